@@ -1,9 +1,9 @@
-//! Compares decode with its limit in one run. The limit is this machine's read bandwidth, divided by the
-//! bytes of weights per token.
+//! Compares the decode rate of a CPU with its upper bound, measured in the same run. The upper bound is the
+//! machine's read bandwidth divided by the bytes of weights that the computation of a token reads.
 //!
-//! Usage: `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`, with models from `cargo xtask
-//! synth-model --preset 1.1b`. Bandwidth and models are measured in turns, so that noise affects all of them.
-//! Prints the raw samples as JSON.
+//! Usage: `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`. `cargo xtask synth-model --preset
+//! 1.1b` makes such a model. The bench measures the bandwidth and the models in turns, so that noise affects
+//! all of them alike. It prints the raw samples as JSON.
 #![allow(clippy::print_stdout)] // prints a report
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt};
@@ -11,11 +11,12 @@ use ragtag_kernels::{Activations, KvType};
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Number of bytes to read when the bandwidth is measured. It is far beyond the size of any cache.
+/// Number of bytes that a measurement of the bandwidth reads. It far exceeds the size of any cache.
 const READ_BYTES: usize = 2 << 30;
-/// Concurrent streams per thread. A single stream does not keep enough cache lines in flight.
+/// Number of streams that each thread reads at the same time. A single stream does not keep enough cache
+/// lines in flight.
 const STREAMS: usize = 8;
-/// Number of tokens per sample.
+/// Number of new tokens per sample.
 const TOKENS: u32 = 12;
 
 struct Subject {
@@ -83,7 +84,8 @@ fn subject(path: &str, threads: u32) -> ragtag::Result<Subject> {
     Ok(Subject { name: model.name().into(), read_bytes, engine, tokens_per_s: Vec::new() })
 }
 
-/// Returns the decode rate of one sequence in tokens per second, without the first token.
+/// Returns the decode rate of one sequence, in tokens per second. Excludes the first new token, because
+/// prefill produces it.
 fn decode(engine: &Engine) -> ragtag::Result<f64> {
     let generation = Generation { max_tokens: TOKENS, ignore_end: true, ..Generation::greedy() };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -99,8 +101,8 @@ fn decode(engine: &Engine) -> ragtag::Result<f64> {
     })
 }
 
-/// Allocates memory on huge pages if available, as the CPU backend does for its buffers. Without huge pages,
-/// the measured bandwidth would be below that of the weights.
+/// Allocates memory on huge pages if they are available, like the CPU backend. On normal pages, the measured
+/// bandwidth would be lower than that with which the backend reads weights.
 fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     let mapped = memmap2::MmapMut::map_anon(bytes)
         .map_err(|e| ragtag::Error::Usage(format!("cannot map {bytes} bytes to measure the bandwidth: {e}")));
@@ -113,8 +115,8 @@ fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     Ok(memory)
 }
 
-/// Returns the bytes per second that all threads read together. Each thread reads its part in interleaved
-/// streams.
+/// Returns the rate at which all threads together read `memory`, in bytes per second. Each thread reads its
+/// part of the memory in [`STREAMS`] interleaved streams.
 fn read_bandwidth(memory: &[u8], threads: usize) -> f64 {
     let start = Instant::now();
     std::thread::scope(|scope| {

@@ -1,10 +1,12 @@
-//! Compares decode and prefill on a device with their limits in one run. The limit of decode is the device's
-//! copy rate (bytes read plus bytes written), divided by the bytes of weights per token. Prefill is reported
-//! as operations on weights per second.
+//! Compares decode on a device with its upper bound, measured in the same run, and measures prefill. The
+//! upper bound of the decode rate is the device's copy rate (bytes read plus bytes written per second)
+//! divided by the bytes of weights that the computation of a token reads. The prefill rate is reported in
+//! operations on weights per second.
 //!
-//! Usage: `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`. A model is PRESET:TYPE or a
-//! GGUF file. PRESET is a preset of `cargo xtask synth-model`; the weights are random and made in memory.
-//! `--help` lists the options. Copies and models are measured in turns. Prints the raw samples as JSON.
+//! Usage: `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`. Each model is PRESET:TYPE or
+//! a GGUF file. PRESET is a preset of `cargo xtask synth-model`. The bench makes such a model in memory with
+//! random weights. `--help` lists the options. The bench measures copies and models in turns, and prints the
+//! raw samples as JSON.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // prints a report
 
 mod support;
@@ -18,7 +20,7 @@ use ragtag_kernels::{Activations, KvType};
 use std::time::Instant;
 use support::{burst, median, model};
 
-/// Size of a copy in bytes. It is far beyond the size of any cache.
+/// Size of a copy in bytes. It far exceeds the size of any cache.
 const COPY_BYTES: u64 = 1 << 30;
 /// Number of copies per sample.
 const COPIES: usize = 16;
@@ -97,8 +99,8 @@ fn main() -> ragtag::Result<()> {
     Ok(())
 }
 
-/// Starts an engine for sequences of up to `context` tokens. Also returns the bytes of weights that each
-/// token reads.
+/// Starts an engine for sequences of up to `context` tokens. Also returns the number of bytes of weights that
+/// the computation of a token reads.
 fn engine(
     arguments: &Arguments,
     name: &str,
@@ -132,7 +134,7 @@ fn engine(
     Ok((engine, segments.iter().map(|s| s.read_bytes).sum()))
 }
 
-/// Measures prefill of single prompts, one after the other.
+/// Measures the prefill rate with one prompt after the other.
 fn prefill(
     arguments: &Arguments,
     name: &str,
@@ -155,14 +157,14 @@ fn prefill(
     Ok(serde_json::json!({ "prompt": arguments.prompt, "chunk": arguments.chunk, "tokens_per_s": rates }))
 }
 
-/// Returns the number of weights in the matrices of the blocks. Each prompt token is multiplied with all of
-/// them.
+/// Returns the number of weights in all blocks. The computation of a prompt token multiplies with each of
+/// them once.
 fn weights(model: &Model) -> u64 {
     let blocks = model.graph().weights().tensors().iter().filter(|tensor| tensor.name.starts_with("blk."));
     blocks.map(|tensor| tensor.shape.iter().product::<u64>()).sum()
 }
 
-/// Measures decode of `sequences` concurrent sequences. Each sequence has `context` tokens in the cache.
+/// Measures the decode rate of `sequences` concurrent sequences with `context` tokens each in the KV cache.
 fn decode(
     arguments: &Arguments,
     name: &str,
@@ -196,12 +198,12 @@ fn decode(
     }))
 }
 
-/// Submits sequences together, each with a prompt of `prompt` tokens.
+/// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.
 fn generate(engine: &Engine, sequences: u32, prompt: u32, tokens: u32) -> ragtag::Result<BurstTimes> {
     burst(engine, &Burst::Generations { prompt, tokens, sequences })
 }
 
-/// Copy rates of the first device's own memory.
+/// Measured rates of copies within the memory of the first device.
 struct Copies {
     copier: Copier,
     samples: Vec<f64>,
@@ -227,14 +229,14 @@ impl Copies {
         best.ok_or_else(|| ragtag::Error::Usage(format!("no device {label}")))
     }
 
-    /// Measures another sample.
+    /// Measures the copy rate once more and adds the sample.
     fn again(&mut self) -> ragtag::Result<()> {
         self.samples.push(self.copier.bytes_per_s()?);
         Ok(())
     }
 }
 
-/// Copier between two buffers of a device.
+/// Copies between two buffers of a device.
 struct Copier {
     label: String,
     device: ragtag_hal::Checked,
@@ -254,7 +256,7 @@ impl Copier {
         Ok(Self { label: label.into(), device, signalled: 0 })
     }
 
-    /// Measures a sample. Returns the bytes read plus the bytes written per second.
+    /// Measures one sample of the copy rate. Returns the bytes read plus the bytes written per second.
     fn bytes_per_s(&mut self) -> ragtag::Result<f64> {
         self.copy(1)?;
         let start = Instant::now();

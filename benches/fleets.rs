@@ -1,24 +1,24 @@
-//! Compares the planner's placement with common placement rules. A seeded rule draws fleets of cards. All
-//! placements are simulated under the same load. Prints Markdown tables.
+//! Compares the planner's placements with placements chosen by simple rules, on randomly drawn fleets of
+//! cards. Simulates all placements under the same load. Prints Markdown tables.
 //!
 //! ```sh
 //! cargo bench --bench fleets                  # the table of docs/fleets.md
 //! cargo bench --bench fleets -- --fleets 5 --first 100
 //! ```
 //!
-//! The rule for fleets: fleet *n* has 2 to 8 cards. A generator with seed *n* draws each card from all cards
-//! of the library except CPUs. There are two tables, which answer two questions.
+//! Fleet *n* has 2 to 8 cards. A generator with seed *n* draws each card from all cards of the card library
+//! except CPUs. The bench prints two tables, which answer two questions.
 //!
-//! In the first table, the user wants to run *a* model that needs more than one card. The generator draws it
-//! from the models below. They fit the fleet with a context of 2048 for 16 sequences, but fit none of its
-//! cards alone. If there is no such model, the largest model that fits the fleet is used. In the second
-//! table, the user wants to run the *largest* model that fits.
+//! For the first table, the user wants to run *a* model that needs more than one card. The generator draws it
+//! from those models below that fit the fleet with a context of 2048 for 16 sequences, but do not fit any of
+//! its cards alone. If there is no such model, the bench uses the largest model that fits the fleet. For the
+//! second table, the user wants to run the *largest* model that fits the fleet.
 //!
-//! Only placements that fit count. The plan is compared with the best rule in two simulations. In the first,
-//! the rules run as in other engines (`Planner::untuned_baseline`). All decoding sequences are in one
-//! micro-batch, or in one per stage, whichever is better. In the second, chunk, micro-batches and credits are
-//! tuned for each rule's placement as for the planner's (`Planner::baseline`). Only the placement then
-//! differs.
+//! The bench ignores placements that do not fit in memory. It compares the plan with the best rule in two
+//! ways. In the first, the rules' placements run with the settings of other engines
+//! (`Planner::untuned_baseline`): all decoding sequences are in one micro-batch, or in one per stage,
+//! whichever is better. In the second, the planner tunes chunk, micro-batches and credits for each rule's
+//! placement as for its own (`Planner::baseline`), so that only the placements differ.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // prints tables, and progress
 
@@ -90,7 +90,7 @@ fn arguments() -> Result<(u64, u64)> {
     Ok((fleets, first))
 }
 
-/// Draws the cards of a fleet. Also returns the generator, for further draws.
+/// Draws the names of a fleet's cards. Also returns the generator, for further draws.
 fn drawn(seed: u64) -> (Vec<&'static str>, SmallRng) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let drawn_from: Vec<_> = cards().iter().filter(|card| card.kind != AdapterKind::Cpu).collect();
@@ -106,11 +106,11 @@ fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
     Ok(planner.sequences(SEQUENCES).context(CONTEXT).workload(REQUEST))
 }
 
-/// Models that fit a fleet.
+/// Models that fit in the memory of a fleet.
 struct Fitting {
-    /// Indices of the models that fit, the largest first.
+    /// Indices of the models that fit the fleet. The largest model comes first.
     models: Range<usize>,
-    /// Index of the largest model that fits one of the cards alone.
+    /// Index of the largest model that fits a single card of the fleet.
     on_one_card: usize,
 }
 
@@ -133,24 +133,24 @@ impl Fitting {
         Ok(Self { models: first.ok_or("no model fits the fleet")?..models.len(), on_one_card })
     }
 
-    /// Returns the models that fit the fleet but none of its cards alone.
+    /// Returns the indices of the models that fit the fleet but do not fit any of its cards alone.
     fn for_several_cards(&self) -> Vec<usize> {
         (self.models.start..self.on_one_card).collect()
     }
 }
 
-/// Name of a rule, and the requests per second that it serves in simulation.
+/// Name of a rule, and the requests per second that its placement serves in the simulation.
 type OfRule = (String, f64);
 
-/// Results for a fleet.
+/// Results for one fleet and model.
 #[derive(Clone)]
 struct Row {
     model: String,
     devices: usize,
     rate: f64,
-    /// Best rule, as other engines run it.
+    /// Best rule if its placement runs with the settings of other engines.
     untuned: Option<OfRule>,
-    /// Best rule, tuned like the planner's placement.
+    /// Best rule if its placement is tuned like the planner's.
     tuned: Option<OfRule>,
 }
 
@@ -173,7 +173,8 @@ impl Row {
         Ok(Self { model: (*name).into(), devices: plan.stages.len(), rate: rate(&plan)?, untuned, tuned })
     }
 
-    /// Returns the simulated requests per second relative to a rule.
+    /// Returns the ratio of the simulated requests per second of the planner's placement to those of a rule's
+    /// placement.
     fn ratio(&self, (_, rate): &OfRule) -> f64 {
         self.rate / rate
     }
@@ -195,7 +196,7 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// Markdown rows, each with its leading cells.
+/// Rows of a Markdown table, each with its leading cells.
 #[derive(Default)]
 struct Table {
     rows: Vec<(String, Row)>,
@@ -234,7 +235,7 @@ fn summary(mut ratios: Vec<f64>) -> String {
     format!("{} fleets with a rule that fits, ratio at least {least:.2}, median {median:.2}", ratios.len())
 }
 
-/// Simulates the plan under the load. Returns the requests per second.
+/// Simulates a plan for a fleet under a load. Returns the requests per second.
 fn simulated(model: &Model, fleet: &Fleet, plan: &Plan, load: &Load) -> Result<f64> {
     let (devices, links) = fleet.facts()?;
     Ok(ragtag::simulate(model, plan, &devices, &links, load)?.requests_per_s)

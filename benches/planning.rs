@@ -1,4 +1,5 @@
-//! Measures planning times from a model header: the 405B shape on sixteen cards of the library.
+//! Measures the time to make a plan from a model header, for a model with the shape of Llama 405B on sixteen
+//! cards of the card library.
 //!
 //! ```sh
 //! cargo bench --bench planning
@@ -13,7 +14,8 @@ use ragtag::{Fleet, Model, Objective, Planner, Workload};
 use shapes::{SHAPES, model};
 use std::time::Instant;
 
-/// Fleets of sixteen cards, with one, four and sixteen kinds of cards.
+/// Fleets of sixteen cards of one, four and sixteen kinds. Each entry has a description and the list of
+/// cards.
 const FLEETS: [(&str, &str); 3] = [
     ("of one kind", "16x-rtx4090"),
     ("of four kinds", "4x-rtx3090+4x-rtx4090+4x-rx7900xtx+4x-l40s"),
@@ -56,7 +58,8 @@ fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
     Ok(Planner::new(model).fleet(fleet)?.context(2048).workload(request))
 }
 
-/// Returns the number of stages, and the median and maximum planning time in milliseconds.
+/// Makes a plan several times. Returns its number of stages, and the median and the maximum planning time in
+/// milliseconds.
 fn timed(planner: &Planner) -> Result<(usize, f64, f64)> {
     let (mut times, mut stages) = (Vec::new(), 0);
     for _ in 0..RUNS {

@@ -1,16 +1,16 @@
-//! Compares predictions with measurements, plan by plan. The plans are placements drawn by a seeded rule, the
-//! planner's placements, and those of common rules. Each plan is predicted and then run on this machine's
-//! devices.
+//! Compares the predictions for many plans with measurements. The plans have placements that a seeded
+//! generator draws, the planner's own placements, and placements chosen by simple rules. The bench predicts
+//! the speed of each plan and then runs the plan on this machine's devices.
 //!
 //! ```sh
 //! cargo bench --bench plans -- --device cuda:0,cuda:1,cpu --plans 20 --json plans.json 7b:f16 --layers 8
 //! cargo bench --bench plans -- --device cpu --cpu-devices 2 --threads 1 --throttle cpu:1=duty:50% 300m:q8_0
 //! ```
 //!
-//! The bench first times the devices and ignores cached profiles. For a drawn plan, the seeded generator
-//! chooses the devices with their number and order, the cuts, the chunk and the number of decode groups. If a
-//! plan does not fit, or is predicted to take longer than `--longest`, the generator draws another. Four
-//! figures are compared per plan, all in tokens per second:
+//! The bench first calibrates the devices and ignores cached profiles. For a drawn plan, the generator
+//! chooses the number of devices, the devices and their order, the cuts, the chunk and the number of decode
+//! groups. If a plan does not fit in memory, or is predicted to take longer than `--longest`, the generator
+//! draws another one. The bench compares four figures per plan, all in tokens per second:
 //!
 //! | figure | measured | predicted |
 //! | --- | --- | --- |
@@ -38,11 +38,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 use support::{burst, median, model};
 
-/// Prefill chunks from which the generator draws, in tokens.
+/// Prefill chunks from which the generator draws one, in tokens.
 const CHUNKS: [u32; 5] = [32, 64, 128, 256, 512];
-/// Maximum number of draws for one plan.
+/// Maximum number of plans that the generator draws until one is accepted.
 const DRAWS: usize = 100;
-/// Relative errors up to which the summary counts predictions.
+/// Maximum relative errors of the predictions that the summary counts as close, one per count.
 const NEAR: [f64; 2] = [0.1, 0.2];
 
 /// Names of the planner's plans.
@@ -124,7 +124,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// State that all plans share.
+/// State that the measurements of all plans share.
 struct Bench<'a> {
     arguments: &'a Arguments,
     model: Model,
@@ -133,12 +133,12 @@ struct Bench<'a> {
     planner: Planner,
 }
 
-/// Placement to run.
+/// A plan to predict and to run.
 struct Candidate {
     name: String,
     plan: Plan,
     predicted: Rates,
-    /// Predicted duration of all measurements of the placement, in seconds.
+    /// Predicted duration of all measurements of the plan, in seconds.
     seconds: f64,
 }
 
@@ -192,7 +192,7 @@ impl<'a> Bench<'a> {
         Ok(Self { arguments, model, devices, calibration, planner })
     }
 
-    /// Returns the planner's plans, the rules' plans, and the drawn plans.
+    /// Returns the plans to compare: the planner's plans, those of the rules, and the drawn plans.
     fn candidates(&self) -> Result<Vec<Candidate>> {
         let latency = self.planner.clone().objective(Objective::Latency).plan()?;
         let chosen = self.planner.plan()?;
@@ -239,7 +239,8 @@ impl<'a> Bench<'a> {
         Ok(Candidate { name, plan, predicted, seconds })
     }
 
-    /// Returns the simulated seconds for `sequences` concurrent sequences with `new_tokens` new tokens each.
+    /// Returns the simulated duration of `sequences` concurrent sequences with `new_tokens` new tokens each,
+    /// in seconds.
     fn simulated_s(&self, plan: &Plan, sequences: u32, new_tokens: u32) -> Result<f64> {
         let load = DrawnLoad {
             requests: sequences,
@@ -252,7 +253,8 @@ impl<'a> Bench<'a> {
         Ok(ragtag::simulate(&self.model, plan, devices, links, &load.draw()?)?.duration_us / 1e6)
     }
 
-    /// Computes the rates from the seconds that the prompts, the load and a single sequence take.
+    /// Computes the rates from the decode rate, and from the seconds that the prompts, the load and a single
+    /// sequence take.
     fn rates(&self, decode: f64, [prefill_s, load_s, alone_s]: [f64; 3]) -> Rates {
         let (sequences, tokens) = (f64::from(self.arguments.sequences), f64::from(self.arguments.tokens));
         Rates {
@@ -263,7 +265,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Draws a plan. Returns `None` if no drawn plan fits and is fast enough.
+    /// Draws plans until one fits in memory and is fast enough. Returns `None` if [`DRAWS`] draws give no
+    /// such plan.
     fn drawn(&self, rng: &mut SmallRng, number: usize, segments: u32) -> Result<Option<Candidate>> {
         let labels = self.planner.labels();
         let context = self.arguments.prompt + self.arguments.tokens;
@@ -297,7 +300,7 @@ impl<'a> Bench<'a> {
         Ok(None)
     }
 
-    /// Measures a candidate and compares it with its prediction.
+    /// Measures a candidate and compares the measured rates with the predicted ones.
     fn row(&self, candidate: &Candidate) -> Row {
         let outcome = match candidate.seconds > self.arguments.longest {
             true => Err(format!("not run: predicted to take {:.0} s", candidate.seconds)),
@@ -340,7 +343,7 @@ impl<'a> Bench<'a> {
         Ok((rates, parts))
     }
 
-    /// Writes the results so far.
+    /// Writes the results so far to the file that `--json` names, if any.
     fn write(&self, rows: &[Row]) -> Result<()> {
         let Some(path) = &self.arguments.json else { return Ok(()) };
         let a = self.arguments;
@@ -366,7 +369,7 @@ impl Candidate {
     }
 }
 
-/// Results of a plan.
+/// Results for one plan.
 #[derive(Serialize)]
 struct Row {
     name: String,
@@ -414,12 +417,12 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// Returns the relative error of a prediction. The error is positive if the prediction is too high.
+/// Returns the relative error of a prediction. It is positive if the prediction is too high.
 fn error(predicted: f64, measured: f64) -> f64 {
     predicted / measured - 1.0
 }
 
-/// Summarises all rows in words.
+/// Summarizes all rows in a few sentences.
 fn summary(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
     let run: Vec<_> = rows.iter().filter_map(|row| Some((row, row.measured?))).collect();
@@ -445,7 +448,8 @@ fn summary(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// Compares the measured rates of the chosen plan with those of the rules.
+/// Compares the measured rate `figure` of the planner's plan `chosen` with that of the rules' plans. `of`
+/// selects this rate.
 fn against_rules(run: &[(&Row, Rates)], chosen: &str, figure: &str, of: fn(&Rates) -> f64) -> Option<String> {
     let own = of(&run.iter().find(|(row, _)| row.is(chosen))?.1);
     let rules = Baseline::ALL.iter().filter_map(|rule| {

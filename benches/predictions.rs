@@ -1,6 +1,6 @@
-//! Compares predicted with measured rates. Each round calibrates two unequal CPU devices, plans for them and
-//! runs the plan. One device is throttled to half of the time. Prints a Markdown table. Fails if a prediction
-//! is off by more than a fifth in every round.
+//! Compares predicted with measured rates. Each round calibrates two CPU devices, plans for them and runs the
+//! plan. One device is throttled so that it works only half of the time. Prints a Markdown table. Fails if
+//! every round has a prediction that is off by more than a fifth.
 //!
 //! ```sh
 //! cargo bench --bench predictions
@@ -18,7 +18,7 @@ use ragtag::{
 };
 use ragtag_synth::{Preset, Shape};
 
-/// Number of sequences, prompt tokens per sequence, and new tokens per sequence.
+/// Load: the number of sequences, and the numbers of prompt tokens and of new tokens per sequence.
 const LOAD: (u32, u32, u32) = (4, 96, 64);
 const ROUNDS: usize = 4;
 /// Maximum error of a prediction, relative to the measurement.
@@ -26,7 +26,7 @@ const MOST_OFF: f64 = 0.2;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Rates of decode and prefill, in tokens per second.
+/// Decode rate and prefill rate, in tokens per second.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
     decode: f64,
@@ -34,7 +34,8 @@ struct Rates {
 }
 
 impl Rates {
-    /// Returns the relative difference of two rates, for decode or prefill, whichever is larger.
+    /// Returns the relative difference between the decode rates or between the prefill rates, whichever is
+    /// larger.
     fn apart(&self, other: &Self) -> f64 {
         let apart = |a: f64, b: f64| (a / b - 1.0).abs();
         apart(self.decode, other.decode).max(apart(self.prefill, other.prefill))
@@ -72,7 +73,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Calibrates, plans and runs once. Returns the predicted and the measured rates.
+/// Calibrates the devices, makes a plan and runs it. Returns the predicted and the measured rates.
 fn round(model: &Model, devices: &Devices) -> Result<(Rates, Rates)> {
     let (sequences, prompt, tokens) = LOAD;
     let folder = tempfile::tempdir()?;

@@ -1,7 +1,7 @@
 //! Generates text on one device and prints it token by token.
 //!
-//! Demonstrates the steps from a model to text (open, probe, plan, start, generate), and streaming of tokens.
-//! The output is a tale that grows word by word, with a line of figures below it.
+//! Demonstrates the steps from a model to text (open, probe, plan, start, generate) and how to stream tokens.
+//! The program prints a tale token by token, and then a line of figures.
 //!
 //! ```sh
 //! cargo run --release --example 01-generate

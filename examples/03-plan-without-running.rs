@@ -1,10 +1,10 @@
 //! Plans for devices that do not exist: a fast card, a slow card and a CPU, described by figures.
 //!
-//! Demonstrates that planning needs facts but no hardware, and that the plan and its reasons follow the
-//! facts. The example reads no weights. The output shows several plans. The whole model is on the fast card
-//! at first. If the memory of this card is too small, the plan is a pipeline. If many sequences share the
-//! devices, the plan has more stages. The last model fits nowhere, and the error names the missing memory of
-//! each device.
+//! Demonstrates that planning needs only facts about devices, and that the plan and its reasons depend on
+//! these facts. The example needs no hardware and reads no weights. The program prints several plans. The
+//! first plan puts the whole model on the fast card. If the memory of this card is too small, the plan is a
+//! pipeline. If many sequences run at the same time, the plan has more stages. In the last case, the model
+//! does not fit, and the error says how much memory each device lacks.
 //!
 //! ```sh
 //! cargo run --release --example 03-plan-without-running
@@ -14,7 +14,8 @@
 
 use ragtag::{BufferLimits, DeviceFacts, Figure, FigureSource, Model, Objective, Planner};
 
-/// Describes an assumed device. The sizes suit the small bundled model; for a large model, read MiB as GiB.
+/// Describes an assumed device. The memory sizes suit the small bundled model. For a large model, read MiB as
+/// GiB.
 fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -> DeviceFacts {
     let figure = |value| Figure { value, source: FigureSource::User };
     DeviceFacts {

@@ -2,9 +2,9 @@
 //! once.
 //!
 //! Demonstrates that sessions are cheap and concurrent. With several sequences in flight, both stages work at
-//! the same time. Sequences that decode together read the weights only once. The output shows that the tokens
-//! per second rise with the number of sequences in flight. On a single core, only the shared reads of weights
-//! help.
+//! the same time. For sequences that decode in the same micro-batch, a stage reads its weights only once. The
+//! output shows that the tokens per second rise with the number of sequences in flight. On a single core,
+//! they rise only because sequences share the reads of weights.
 //!
 //! ```sh
 //! cargo run --release --example 04-many-sequences
@@ -40,7 +40,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Runs all sequences with `in_flight` at a time. Returns the number of new tokens.
+/// Runs all sequences, `in_flight` of them at a time. Returns the total number of new tokens.
 async fn run(session: &Session, in_flight: usize) -> Result<u32, Box<dyn std::error::Error>> {
     let generation = Generation { max_tokens: 100, ignore_end: true, ..Generation::default() };
     let mut workers = JoinSet::new();

@@ -1,10 +1,11 @@
-//! Measures from a run's trace how much two stages overlap.
+//! Measures how much two stages overlap in time, from the trace of a run.
 //!
-//! Demonstrates how to trace an engine and how to read the trace. A single decoding sequence keeps one stage
-//! busy at a time. Sixteen sequences keep both stages busy, and so do the chunks of one long prompt. The
-//! output has a bar for each stage and a bar for both together. Each bar is a share of the time from the
-//! first computation to the last. The bar "both" is empty only for the first run. Its length depends on two
-//! idle cores, because the threads of the stages compete for cores on a busy machine.
+//! Demonstrates how to trace an engine and how to read the trace. A single decoding sequence keeps only one
+//! stage busy at a time. Sixteen sequences keep both stages busy, and so do the chunks of one long prompt.
+//! For each run, the program prints a bar for each stage, and a bar "both" for the time in which both stages
+//! compute. The full width of a bar is the time from the first computation to the last. The bar "both" is
+//! empty only for the first run. It is long only if the machine has two idle cores, because the threads of
+//! the stages otherwise compete for cores.
 //!
 //! ```sh
 //! cargo run --release --example 05-overlap

@@ -1,15 +1,16 @@
 //! Computes the same attention on every device of the machine.
 //!
-//! Demonstrates single operators without a model, and equal results on all devices through all their APIs.
-//! The output has a line per device with its relative error to float64, at most 1e-4, and the operator's time
-//! with inputs on the device. If a device fails to open, its line has the reason.
+//! Demonstrates how to run a single operator without a model, and that the results agree on all devices
+//! through all their APIs. The program prints a line per device. The line shows the relative error against
+//! float64, which is at most 1e-4, and the time of the operator with its inputs in device memory. If a device
+//! cannot be opened, its line shows the reason.
 //!
 //! ```sh
 //! cargo run --release --example 06-attention-everywhere
 //! cargo run --release --example 06-attention-everywhere -- 8 1024 64
 //! ```
 //!
-//! The arguments are the number of heads, the number of positions, and the dimensions of a head.
+//! The arguments are the number of heads, the number of positions, and the dimension of a head.
 
 #![allow(clippy::print_stdout)] // examples print
 
@@ -17,13 +18,14 @@ use ragtag::compute::Attention;
 use ragtag::{DeviceOptions, Devices};
 use std::time::Instant;
 
-/// Returns pseudo-random values: fractional parts of multiples of the golden ratio, centred at zero.
+/// Returns `count` pseudo-random values: scaled fractional parts of multiples of the golden ratio, centered
+/// at zero.
 fn values(count: usize, seed: usize) -> Vec<f32> {
     let fraction = |i: usize| (i as f64 * 0.618_033_988_749_895).fract() as f32 - 0.5;
     (0..count).map(|i| 4.0 * fraction(i * i % 10_007 + seed)).collect()
 }
 
-/// Computes causal attention in f64.
+/// Computes causal attention in float64, as the reference.
 fn reference(q: &[f32], k: &[f32], v: &[f32], positions: usize, dims: usize) -> Vec<f64> {
     let mut out = vec![0.0; q.len()];
     for (i, (out, q)) in out.chunks_mut(dims).zip(q.chunks(dims)).enumerate() {

@@ -1,4 +1,4 @@
-//! Timed bursts of work, for benchmarks.
+//! Timed bursts of sequences, for benchmarks.
 
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Session, TokenStream};
@@ -6,18 +6,19 @@ use ragtag_scheduler::compare::Burst;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-/// Arrival times of a burst's tokens.
+/// Times at which the new tokens of a burst arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BurstTimes {
-    /// Time from submission until the last sequence ended, in seconds.
+    /// Time from the submission of the burst until the end of its last sequence, in seconds.
     pub seconds: f64,
-    /// Arrival times of each sequence's new tokens, in seconds since submission.
+    /// For each sequence, the arrival times of its new tokens, in seconds since the submission of the burst.
     pub tokens_s: Vec<Vec<f64>>,
 }
 
 impl BurstTimes {
-    /// Returns the tokens per second of all sequences together, from the latest first token to the earliest
-    /// last token. Returns `None` if the sequences never all generate at the same time.
+    /// Returns the total tokens per second of all sequences, over the time in which all of them generate.
+    /// This time starts when the last sequence to start has its first token, and ends when the first sequence
+    /// to finish has its last token. Returns `None` if there is no such time.
     pub fn together_tokens_per_s(&self) -> Option<f64> {
         let from = self.tokens_s.iter().filter_map(|one| one.first()).copied().reduce(f64::max)?;
         let to = self.tokens_s.iter().filter_map(|one| one.last()).copied().reduce(f64::min)?;
@@ -26,7 +27,7 @@ impl BurstTimes {
     }
 }
 
-/// A sequence of a burst.
+/// A running sequence of a burst.
 struct Sequence {
     stream: TokenStream,
     times: Vec<f64>,
@@ -34,8 +35,8 @@ struct Sequence {
 }
 
 impl Session {
-    /// Submits all sequences of a burst at once and waits until they end. Uses synthetic prompts and ignores
-    /// the model's end token.
+    /// Submits all sequences of a burst at once and waits until all of them have ended. The prompts are
+    /// synthetic. The sequences continue after the model's end token.
     ///
     /// # Errors
     /// Fails like [`Session::generate`] and its stream. Returns [`Error::Usage`] if a sequence ends before it
@@ -70,7 +71,7 @@ impl Session {
 }
 
 impl Sequence {
-    /// Handles the events that have arrived so far.
+    /// Handles the events of the sequence that have arrived so far.
     fn take(&mut self, context: &mut Context<'_>, started: Instant, wanted: u32) -> Result<()> {
         while let Poll::Ready(event) = self.stream.poll_event(context) {
             match event? {

@@ -17,45 +17,48 @@ use std::ffi::OsString;
 pub struct DeviceOptions {
     /// Device selection: a comma-separated list of `auto`, `gpu`, `cpu`, names and filters.
     pub requested: Option<String>,
-    /// Device selection from the environment. It is used only if `requested` is `None`.
+    /// Device selection from the environment variable `RAGTAG_DEVICES`. It applies only if `requested` is
+    /// `None`.
     pub from_environment: Option<String>,
-    /// Number of CPU devices among which the CPU's cores are divided. 0 means one device.
+    /// Number of CPU devices to create. The CPU's cores are divided among them. 0 means one device.
     pub cpu_devices: u32,
-    /// Number of threads per CPU device. By default, the hardware threads are divided evenly.
+    /// Number of threads per CPU device. By default, the CPU devices divide the hardware threads evenly.
     pub cpu_threads: Option<u32>,
-    /// Child process for probing drivers, which may crash. If `None`, drivers are probed in this process.
+    /// Child process in which drivers are probed, because a driver may crash. If it is `None`, this process
+    /// probes the drivers.
     pub(crate) probe_child: Option<ProbeChild>,
-    /// Program and arguments of a child process for the HIP compiler, which may crash. The program must call
-    /// `ragtag::compile_for_hip`. If the list is empty, sources are compiled in this process.
+    /// Program and arguments of the child process that compiles HIP kernels, because the HIP compiler may
+    /// crash. The program must call `ragtag::compile_for_hip`. If the list is empty, this process compiles
+    /// the kernels.
     pub(crate) hip_compiler: Vec<OsString>,
-    /// Devices and links to throttle, for tests.
+    /// Artificial slow-downs of devices and links, for tests.
     pub(crate) throttles: Vec<ThrottleSpec>,
-    /// Kernels for matmuls with many rows: Ragtag's own kernels, or a library.
+    /// Implementation of matmuls with many rows: Ragtag's own kernels, or a GEMM library.
     pub gemm: GemmChoice,
 }
 
 impl DeviceOptions {
-    /// Creates options with this device selection: a comma-separated list of `auto`, `gpu`, `cpu`, names and
+    /// Creates options that select `devices`: a comma-separated list of `auto`, `gpu`, `cpu`, names and
     /// filters.
     pub fn selecting(devices: impl Into<String>) -> Self {
         Self { requested: Some(devices.into()), ..Self::default() }
     }
 
-    /// Throttles devices and links, for benchmarks.
+    /// Replaces the throttles of devices and links, for benchmarks.
     #[doc(hidden)]
     pub fn throttled(self, throttles: Vec<ThrottleSpec>) -> Self {
         Self { throttles, ..self }
     }
 }
 
-/// Share of a device's free memory that plans may use. The remainder is for drivers and other allocations.
+/// Fraction of a device's free memory that plans may use. The rest remains free for drivers and other
+/// allocations.
 const USABLE_SHARE: f64 = 0.95;
 
-/// Divisor of the number of CPU threads that gives the maximum number of reserved threads (see
-/// [`spare_threads`]).
+/// Reciprocal of the maximum fraction of a CPU device's threads that [`spare_threads`] reserves.
 const SPARED_SHARE: u32 = 8;
 
-/// Detected and selected devices. An engine opens the devices when it starts.
+/// Detected and selected devices. None of them is open. An engine opens its devices when it starts.
 pub struct Devices {
     backends: Backends,
     report: Report,
@@ -76,9 +79,9 @@ impl Devices {
     /// Probes every backend and resolves the selection.
     ///
     /// # Errors
-    /// Returns [`Error::Devices`] or [`Error::DevicesOfEnvironment`] if the selection is malformed or matches
-    /// no device. Returns [`Error::ThrottleSpec`] if a throttled device or link is not selected or cannot be
-    /// throttled.
+    /// Returns [`Error::Devices`] if `requested` is malformed or matches no device, and
+    /// [`Error::DevicesOfEnvironment`] if this holds for the selection from the environment. Returns
+    /// [`Error::ThrottleSpec`] if a throttled device or link is not selected or cannot be throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
@@ -102,25 +105,26 @@ impl Devices {
         Ok(Self { backends, report, choice, plan_options, throttles, limits: Limits::default(), check })
     }
 
-    /// Probes every backend and ignores the selection.
+    /// Probes every backend and returns the report. Ignores the device selection in `options`.
     pub fn survey(options: &DeviceOptions) -> Report {
         backends(options).probe()
     }
 
-    /// Gives devices less memory than they report, for tests.
+    /// Limits the memory of devices below the sizes that they report, for tests.
     #[doc(hidden)]
     pub fn limited_to(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Limits the bytes that devices can bind at once, for tests.
+    /// Limits the size of a buffer binding on the selected devices to `bytes`, for tests.
     #[doc(hidden)]
     pub fn binding_at_most(mut self, bytes: u64) -> Self {
         self.choice.selected.iter_mut().for_each(|adapter| adapter.caps.max_binding_bytes = bytes);
         self
     }
 
-    /// Wraps each device when it is opened, so that tests can inject faults or detect leaks.
+    /// Sets the function that wraps each opened device in a [`Checked`], so that tests can inject faults or
+    /// detect leaks.
     #[doc(hidden)]
     pub fn checked_by(
         mut self,
@@ -170,7 +174,8 @@ impl Devices {
         &self.throttles
     }
 
-    /// Returns the rate to which a link is throttled, if it is throttled.
+    /// Returns the bandwidth to which the link from `a` to `b` is throttled, in bytes per second, or `None`
+    /// if it is not throttled.
     fn link_limit_bytes_per_s(&self, a: &str, b: &str) -> Option<u64> {
         self.throttles.iter().find_map(|throttle| match throttle {
             ThrottleSpec::LinkRate { from, to, bytes_per_s } => {
@@ -180,9 +185,10 @@ impl Devices {
         })
     }
 
-    /// Returns the rates and the free memory of the selected devices, for the planner. Rates come from the
-    /// card library if it lists the device, or otherwise from the API. Other rates are assumed. If a physical
-    /// device is selected through several APIs, its memory is divided among them.
+    /// Returns the rates and the free memory of the selected devices, for the planner. The rates come from
+    /// the card library if it lists the device, and otherwise from the API. Rates that neither of them gives
+    /// are assumed. If a physical device is selected through several APIs, these APIs divide its memory
+    /// evenly.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {
@@ -199,7 +205,7 @@ impl Devices {
         free.reduce(u64::saturating_add)
     }
 
-    /// Opens an adapter of the report for single operators, even if it is not selected.
+    /// Opens an adapter from the probe report for running single operators. The adapter need not be selected.
     ///
     /// # Errors
     /// Returns [`compute::Error::Device`] if the adapter cannot be opened.
@@ -207,22 +213,23 @@ impl Devices {
         Compute::on(self.open_adapter(adapter)?)
     }
 
-    /// Opens an adapter of the report, even if it is not selected.
+    /// Opens an adapter from the probe report. The adapter need not be selected.
     pub(crate) fn open_adapter(&self, adapter: &Adapter) -> ragtag_hal::Result<Checked> {
         let mut opened = self.backends.open(&[(adapter.clone(), DeviceId(0))], &self.limits)?;
         Ok(opened.swap_remove(0))
     }
 
-    /// Opens the adapters with these labels, in this order.
+    /// Opens the selected adapters with the given labels and returns them in the order of `labels`.
     ///
     /// # Errors
-    /// Returns [`Error::Device`] with the device that cannot be opened, or with all devices if each of them
-    /// can be opened alone.
+    /// Returns [`Error::Device`] if a device cannot be opened. The error names this device, or all devices if
+    /// each of them can be opened alone. Returns [`Error::Usage`] if a label is not selected.
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
         self.open_with(labels, |_| None)
     }
 
-    /// Opens the devices of a pipeline's stages, each once. Throttles the links between the stages.
+    /// Opens the devices of a pipeline's stages. `stages` has the device label of each stage. Opens a device
+    /// with several stages only once. Throttles the links between the stages.
     ///
     /// # Errors
     /// Fails like [`open`](Self::open).
@@ -272,11 +279,11 @@ impl Devices {
     }
 }
 
-/// Open devices of a pipeline's stages.
+/// Open devices on which a pipeline's stages run.
 pub(crate) struct StageDevices {
-    /// The devices, each once.
+    /// The devices, without duplicates.
     pub(crate) devices: Vec<(Adapter, Checked)>,
-    /// Index of each stage's device.
+    /// For each stage, the index of its device in `devices`.
     pub(crate) hosts: Vec<usize>,
 }
 
@@ -292,10 +299,10 @@ fn backends(options: &DeviceOptions) -> Backends {
     })
 }
 
-/// Reserves one CPU thread for each device other than the CPU and one for the coordinator, but at most
-/// 1/[`SPARED_SHARE`] of the threads. All threads of a CPU device synchronize after every operator, so a
-/// thread that shares its core delays all other threads. If the user has set the thread count of a device, it
-/// does not change.
+/// Reserves one CPU thread for each device other than a CPU, and one for the coordinator. Several CPU devices
+/// divide the reserved threads among them. A CPU device gives up at most 1/[`SPARED_SHARE`] of its threads.
+/// All threads of a CPU device synchronize after every operator, so a thread that shares its core with
+/// another thread delays all of them. Leaves a device unchanged if the user has set its thread count.
 fn spare_threads(selected: &mut [Adapter], throttles: &[ThrottleSpec]) {
     let is_processor = |adapter: &Adapter| adapter.kind == AdapterKind::Cpu;
     let processors = selected.iter().filter(|adapter| is_processor(adapter)).count();

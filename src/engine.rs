@@ -14,26 +14,28 @@ use ragtag_scheduler::{
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Maximum number of spans in a trace.
+/// Maximum number of spans that an engine records in its trace.
 const TRACE_SPANS: usize = 1 << 20;
 
-/// Callback for loading progress. It receives the loaded bytes and the total bytes of the weights.
+/// Callback for loading progress. It receives the number of weight bytes that are loaded and their total
+/// number.
 pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
 
-/// Options of an engine in addition to its plan.
+/// Options with which an engine is started, in addition to its plan.
 #[derive(Default)]
 #[non_exhaustive]
 pub struct EngineOptions {
-    /// Whether to record the work of every device queue.
+    /// Whether to record a trace of the work on every device queue.
     pub trace: bool,
-    /// Whether to allow requests for logits of every row ([`Session::logits`]). The plan must be made with
-    /// [`Planner::all_logits`](crate::Planner::all_logits).
+    /// Whether to allow [`Session::logits`], which needs the logits of every row. The plan must have been
+    /// made with [`Planner::all_logits`](crate::Planner::all_logits).
     pub all_logits: bool,
     /// Callback for loading progress.
     pub progress: Option<Progress>,
 }
 
-/// [`EngineOptions`] for an engine that may be started more than once.
+/// Engine options that remain usable after a failed start. A start borrows them, whereas it would consume
+/// [`EngineOptions`].
 pub(crate) struct Options {
     trace: bool,
     all_logits: bool,
@@ -49,15 +51,16 @@ impl From<EngineOptions> for Options {
 /// A stage of a running engine.
 #[derive(Clone, Debug)]
 pub struct StageInfo {
-    /// The device.
+    /// Adapter on which the stage runs.
     pub adapter: Adapter,
-    /// The stage's segments.
+    /// Range of segments that the stage runs.
     pub segments: Range<usize>,
-    /// Kernel variants that the programs of the stage use.
+    /// Names of the kernel variants that the stage's programs use.
     pub kernels: Vec<String>,
 }
 
-/// A loaded pipeline. It stops when the engine, all its sessions and all their streams have been dropped.
+/// A running pipeline with its model and plan. The pipeline stops when the engine, all its sessions and all
+/// their streams have been dropped.
 #[derive(Debug)]
 pub struct Engine {
     model: Model,
@@ -67,12 +70,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the plan's devices, then compiles, loads and starts the stages. Never changes the plan, unlike
-    /// [`Engine::start`], which replans if a device is out of memory or cannot be opened.
+    /// Opens the plan's devices, then compiles, loads and starts the stages. Unlike [`Engine::start`], never
+    /// replans if a device is out of memory or cannot be opened.
     ///
     /// # Errors
-    /// Returns [`Error::Device`] if a device cannot be opened, [`Error::Compile`] if a device cannot run its
-    /// segments, and [`Error::Run`] if loading fails. The planner reports invalid plans.
+    /// Returns [`Error::Usage`] if a device of the plan is not selected, [`Error::Device`] if it cannot be
+    /// opened, [`Error::Compile`] if it cannot run its segments, and [`Error::Run`] if loading fails. Does
+    /// not validate the plan. Plans from a [`Planner`](crate::Planner) are valid.
     pub fn start_exact(
         model: &Model,
         devices: &Devices,
@@ -134,24 +138,26 @@ impl Engine {
         &self.stages
     }
 
-    /// Returns the statistics of stages, edges and the token return since the start.
+    /// Returns the statistics of all stages, all edges and the token return since the engine started.
     pub fn stats(&self) -> PipelineStats {
         self.pipeline.stats()
     }
 
-    /// Returns the statistics of each stage since the start. The statistics may lag by a few micro-batches.
+    /// Returns the statistics of each stage since the engine started. The last few micro-batches may be
+    /// missing.
     pub fn stage_reports(&self) -> Vec<StageReport> {
         self.pipeline.stats().stages
     }
 
-    /// Returns the trace of every queue since the start. The trace is empty unless [`EngineOptions::trace`]
-    /// was set.
+    /// Returns the trace of every queue since the engine started. The trace is empty unless
+    /// [`EngineOptions::trace`] was set.
     pub fn trace(&self) -> Trace {
         Trace::new(self.pipeline.trace(), &self.stages)
     }
 
-    /// Stops the pipeline and returns its trace. If sessions still exist, the pipeline keeps running until
-    /// they are dropped. The sequences report errors of a failed pipeline.
+    /// Stops the pipeline and returns its trace. If sessions or streams still exist, the pipeline runs until
+    /// they are dropped. Does not return an error if the pipeline has failed. The streams of its sequences
+    /// return this error.
     pub fn shutdown(self) -> Trace {
         let stages = self.stages;
         let spans = match Arc::try_unwrap(self.pipeline) {
@@ -162,7 +168,7 @@ impl Engine {
     }
 }
 
-/// Returns the settings with which a plan's model is lowered.
+/// Returns the settings for lowering the model of a plan.
 pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
     Lowering {
         activations: plan.activations,
@@ -180,14 +186,14 @@ fn stage_spec(model: &Model, compiled: CompiledStage, device: usize) -> StageSpe
     StageSpec { device, compiled, weights: Box::new(weights) }
 }
 
-/// Source of weights that reads the model's files and packs the weights for the device.
+/// Reads weights from the model's files and packs them into the resident layouts of a device.
 pub(crate) struct FileWeights {
     weights: Arc<Weights>,
     buffers: Vec<WeightBuffer>,
 }
 
 impl FileWeights {
-    /// Creates the source for a stage of a model.
+    /// Creates the source of the weights for a compiled stage of `model`.
     pub(crate) fn new(model: &Model, compiled: &CompiledStage) -> Self {
         Self { weights: Arc::clone(model.graph().weights()), buffers: compiled.weights.clone() }
     }

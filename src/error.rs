@@ -1,11 +1,11 @@
-//! The error type of the public API, with an exit code for each kind of error.
+//! The error type of the public API. Each kind of error has an exit code.
 
 use std::path::PathBuf;
 
-/// Result of Ragtag's public API.
+/// Result type of Ragtag's public API.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of Ragtag's public API. [`Error::exit_code`] returns the command's exit code.
+/// An error of Ragtag's public API. [`Error::exit_code`] returns the exit code with which the command ends.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,12 +17,12 @@ pub enum Error {
     File {
         /// `read` or `write`.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Cause from the operating system.
+        /// The operating system's error.
         cause: std::io::Error,
     },
-    /// A failed write to standard output. A closed pipe is not an error.
+    /// A failed write to standard output. A write to a closed pipe is not an error.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
     /// Failure to save calibration results.
@@ -31,23 +31,23 @@ pub enum Error {
     /// A damaged or unsupported model file.
     #[error("{}", about(name, cause))]
     Model {
-        /// The file, or the bundled model.
+        /// Name of the model's file or directory, or of the bundled model.
         name: String,
-        /// The cause.
+        /// Reason why the model cannot be opened.
         cause: ragtag_graph::ModelError,
     },
     /// A missing, damaged or unsupported tokenizer, or a text that the tokenizer cannot encode.
     #[error("{}", about(name, cause))]
     Tokenizer {
-        /// The file, or the bundled model.
+        /// Name of the model's file or directory, or of the bundled model.
         name: String,
-        /// The cause.
+        /// Reason why the tokenizer cannot be used.
         cause: ragtag_graph::TokenizerError,
     },
-    /// A device selection that is invalid or that matches no device.
+    /// A device selection that is malformed or that matches no device.
     #[error(transparent)]
     Devices(#[from] ragtag_devices::SelectionError),
-    /// A device selection in `RAGTAG_DEVICES` that is invalid or that matches no device.
+    /// A device selection in `RAGTAG_DEVICES` that is malformed or that matches no device.
     #[error("RAGTAG_DEVICES: {0}")]
     DevicesOfEnvironment(ragtag_devices::SelectionError),
     /// A device or link that cannot be throttled as requested.
@@ -56,58 +56,58 @@ pub enum Error {
     /// A placement that is invalid or that does not fit in memory.
     #[error(transparent)]
     Planner(#[from] ragtag_planner::PlanError),
-    /// A malformed split.
+    /// A split that cannot be parsed.
     #[error("--split: {0}")]
     Split(#[from] ragtag_planner::split::SplitError),
-    /// A malformed pin.
+    /// A pin that cannot be parsed.
     #[error("--pin: {0}")]
     Pin(ragtag_planner::split::SplitError),
     /// A placement that uses a device that is present but not selected.
     #[error("{device} is not selected (to select it, use --device {},{device})", selected.join(","))]
     NotSelected {
-        /// The device.
+        /// Label of the device.
         device: String,
-        /// The selected devices.
+        /// Labels of the selected devices.
         selected: Vec<String>,
     },
     /// A plan file that is damaged, or made for another model or other devices.
     #[error("{}: {cause}", path.display())]
     PlanFile {
-        /// The file.
+        /// Path of the plan file.
         path: PathBuf,
-        /// The cause.
+        /// Reason why the plan is invalid.
         cause: Box<ragtag_planner::plan::InvalidPlan>,
     },
-    /// A plan file that requires other device options.
+    /// A plan file that requires devices that the current device options do not select.
     #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
     PlanDevices {
-        /// The file.
+        /// Path of the plan file.
         path: PathBuf,
-        /// Devices of the plan that are not selected.
+        /// Labels of the plan's devices that are not selected.
         missing: Vec<String>,
-        /// Command-line flags that set the required device options.
+        /// Command-line flags that select the plan's devices.
         flags: String,
     },
-    /// A plan file that needs more memory than a device has.
+    /// A plan from a file that needs more memory than a device has.
     #[error(
         "{}: {cause} (a plan from a file is not changed; make a new plan for the free memory, or omit --plan)",
         path.display()
     )]
     PlanMemory {
-        /// The file.
+        /// Path of the plan file.
         path: PathBuf,
-        /// The device's error, with sizes.
+        /// The device's error, which gives the size of the failed allocation.
         cause: Box<ragtag_scheduler::Error>,
     },
     /// An invalid load of requests.
     #[error("invalid load: {0}")]
     Load(#[from] ragtag_scheduler::sim::LoadError),
-    /// A malformed requests file.
+    /// A requests file that cannot be parsed.
     #[error("{}: {cause}", path.display())]
     RequestFile {
-        /// The file.
+        /// Path of the requests file.
         path: PathBuf,
-        /// The cause.
+        /// Reason why the file cannot be parsed.
         cause: ragtag_scheduler::sim::LoadError,
     },
     /// A plan that cannot be simulated.
@@ -119,17 +119,17 @@ pub enum Error {
     /// An invalid fleet.
     #[error("{of}: {cause}")]
     Fleet {
-        /// The fleet file, or the command-line option.
+        /// Origin of the fleet, such as the path of its file or `--fleet`.
         of: String,
-        /// The cause.
+        /// Reason why the fleet is invalid.
         cause: ragtag_planner::InvalidFleet,
     },
     /// Segments that a device cannot run.
     #[error("{device}: {cause}")]
     Compile {
-        /// The device.
+        /// Label of the device.
         device: String,
-        /// The cause.
+        /// Reason why the device cannot run the segments.
         cause: ragtag_graph::CompileError,
     },
     /// A device that cannot be opened.
@@ -138,15 +138,15 @@ pub enum Error {
          --device)"
     )]
     Device {
-        /// The device.
+        /// Label of the device.
         device: String,
         /// The driver's error.
         cause: ragtag_hal::Error,
     },
-    /// A failure of the pipeline, or a refused request.
+    /// A failed pipeline, or a request that the pipeline refused.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
-    /// Failed tests of a self-test.
+    /// A self-test in which tests failed.
     #[error("{failed} of {tests} tests failed")]
     SelfTest {
         /// Number of failed tests.
@@ -154,22 +154,22 @@ pub enum Error {
         /// Number of tests in total.
         tests: usize,
     },
-    /// Violations that `--strict` found.
+    /// A run that `--strict` refused.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict {
-        /// The findings.
+        /// Reasons for the refusal, one per finding.
         findings: Vec<String>,
     },
 }
 
-/// Formats an error. Prepends the model's name, unless the error already names the file.
+/// Formats `cause`. Prepends `name`, unless the message already contains it.
 fn about(name: &str, cause: &impl std::fmt::Display) -> String {
     let cause = cause.to_string();
     if cause.contains(name) { cause } else { format!("{name}: {cause}") }
 }
 
 impl Error {
-    /// Returns the command's exit code for this error.
+    /// Returns the exit code with which the command reports this error.
     pub fn exit_code(&self) -> u8 {
         use ragtag_planner::PlanError;
         match self {

@@ -1,11 +1,11 @@
-//! Reads text files up to a maximum size, because a path may name an endless source such as a device.
+//! Reads text files up to a maximum size, because a path may lead to an endless source, such as a device.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// Maximum size of Ragtag's own JSON files and of fleet files, in bytes. A fleet of 64 devices with all their
-/// links takes a tenth of this size.
+/// Maximum size in bytes of fleet files and of the JSON files that Ragtag writes. The file of a fleet with 64
+/// devices and all their links has a tenth of this size.
 pub(crate) const MOST_JSON_BYTES: u64 = 16 << 20;
 
 /// Reads a text file of at most `most_bytes` bytes.
@@ -16,7 +16,7 @@ pub(crate) fn read_text(path: &Path, most_bytes: u64) -> Result<String> {
     text_of(File::open(path)?, most_bytes)
 }
 
-/// Reads a text of at most `most_bytes` bytes from a source.
+/// Reads UTF-8 text of at most `most_bytes` bytes from `source`.
 ///
 /// # Errors
 /// Fails if the source cannot be read, is too long, or is not UTF-8.

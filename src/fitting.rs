@@ -1,8 +1,8 @@
-//! Starts an engine. Replans if a device has less memory than it reports, or cannot be opened.
+//! Starts an engine, and replans if a device has less memory than it reports or cannot be opened.
 //!
-//! A device may report too much memory because other programs or the driver use a part of it, or because
-//! memory is fragmented. After a failed allocation, Ragtag frees all loaded weights, and the planner makes a
-//! plan for the memory that is available.
+//! A device may have less usable memory than it reports because other programs or the driver use part of it,
+//! or because it is fragmented. After a failed allocation, Ragtag frees everything that it has loaded, and
+//! the planner makes a plan for the memory that is available.
 
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
@@ -13,22 +13,23 @@ use ragtag_planner::plan::Plan;
 use ragtag_scheduler::RefusedMemory;
 use std::collections::HashMap;
 
-/// Number of failed starts on a device after which Ragtag gives up. After the first failure, the next plan
-/// uses the free memory that the device reports. After the second failure, it uses the memory that was
-/// allocated before the failure. After the third failure, it uses less, because the device may need memory
-/// that is not in buffers.
+/// Number of failed allocations on one device after which Ragtag gives up. After the first failure, the next
+/// plan uses the free memory that the device then reports, if this figure is plausible. After each later
+/// failure, it uses slightly less memory than was allocated before the failure.
 const REFUSALS: u32 = 4;
 
 impl Engine {
-    /// Makes a plan with `planner` and starts it. [`Engine::plan`] returns the plan that runs.
+    /// Makes a plan with `planner` and starts an engine that runs it. [`Engine::plan`] returns the plan that
+    /// the engine finally uses.
     ///
-    /// If a device is out of memory, replans for the available memory. The new plan moves segments to other
-    /// devices, uses a smaller chunk or fewer slots, or, as the last resort, shortens the context. Explicit
-    /// settings do not change. If a device cannot be opened, the new plan excludes it.
+    /// If a device is out of memory, makes a new plan for the available memory. The new plan moves segments
+    /// to other devices, uses a smaller chunk or fewer slots, or, as a last resort, has a shorter context. It
+    /// keeps a chunk or a context that the caller has set. If a device cannot be opened, makes a new plan
+    /// without this device.
     ///
     /// # Errors
-    /// Fails like [`Planner::plan`] and [`Engine::start_exact`]. If no smaller plan fits, returns the first
-    /// device error, with sizes.
+    /// Fails like [`Planner::plan`] and [`Engine::start_exact`]. If no smaller plan fits, returns the error
+    /// of the first failed start.
     pub fn start(
         model: &Model,
         devices: &Devices,
@@ -38,8 +39,8 @@ impl Engine {
         Self::start_replanning(model, devices, planner, &planner.plan()?, options, |_, _, _| ())
     }
 
-    /// Starts an engine like [`Engine::start`], with a plan that `planner` has already made. For each new
-    /// plan, `less` receives the error, the updated planner and the new plan.
+    /// Starts an engine like [`Engine::start`], but begins with `plan`, which `planner` has already made.
+    /// Whenever it replans, calls `less` with the error, the updated planner and the new plan.
     ///
     /// # Errors
     /// Fails like [`Engine::start`].
@@ -83,8 +84,9 @@ impl Engine {
     }
 }
 
-/// Returns the memory limit in bytes of the device for the next plan. The limit is always less than the
-/// memory of this plan, so that replanning terminates.
+/// Returns the memory limit in bytes that the next plan must observe on the device with the failed
+/// allocation. The limit is always less than the memory that `plan` uses there, so that replanning
+/// terminates.
 fn most_bytes(refused: &RefusedMemory<'_>, believed: bool, plan: &Plan) -> u64 {
     let stage = plan.stages.iter().find(|stage| stage.device == refused.device);
     let memory = stage.map(|stage| stage.memory_bytes);

@@ -1,4 +1,4 @@
-//! Ragtag runs one language model as a pipeline across the GPUs and CPUs of a machine.
+//! Ragtag runs one language model as a pipeline over the GPUs and CPUs of a machine.
 //!
 //! Open a [`Model`] and probe [`Devices`]. A [`Planner`] assigns the model's segments to devices, and an
 //! [`Engine`] loads the weights and runs the pipeline. A [`Session`] turns prompts into streams of tokens:
@@ -28,8 +28,9 @@
 //! # }
 //! ```
 //!
-//! The lower crates are also usable alone: `ragtag-graph` for model files and operator graphs,
-//! `ragtag-planner` for planning without devices, and `ragtag-hal` for writing a backend.
+//! The crates below this one are also usable alone. `ragtag-graph` reads model files and builds operator
+//! graphs, `ragtag-planner` plans without devices, and `ragtag-hal` defines the traits that a new backend
+//! implements.
 
 mod burst;
 mod calibrate;
@@ -61,7 +62,7 @@ pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
-/// Single operators on any device.
+/// Runs single operators on any device.
 pub use ragtag_compute as compute;
 #[cfg(feature = "cli")]
 pub use selftest::{SELFTEST_VERSION, SelfTest};
@@ -78,7 +79,7 @@ pub use ragtag_planner::{
     Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Family, Figure, FigureSource, Fleet,
     InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, Workload, fleet,
 };
-/// Loads of requests, simulations and their results.
+/// Simulation: loads of requests, specifications and results.
 pub use ragtag_scheduler::sim as simulation;
 pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};

@@ -5,8 +5,8 @@ fn main() -> std::process::ExitCode {
     ragtag::cli::main()
 }
 
-/// Disables Mesa's device-selection layer for Vulkan if `XDG_RUNTIME_DIR` is unset. In that case, the layer
-/// would print an error for each wgpu device, because it finds no Wayland session. Ragtag does not need the
+/// Disables Mesa's device-selection layer for Vulkan if `XDG_RUNTIME_DIR` is unset. Otherwise the layer would
+/// print an error for each wgpu device, because it would find no Wayland session. Ragtag does not need the
 /// layer. Child processes inherit the setting.
 #[expect(clippy::disallowed_methods, reason = "no device thread runs yet")]
 fn silence_device_layer() {

@@ -1,13 +1,14 @@
-//! Memory-mapped files as [`Source`]s. Tensor bytes are read directly from the page cache.
+//! Memory-mapped files as [`Source`]s. Reading a tensor accesses the page cache directly, without a copy.
 //!
-//! This module uses `unsafe`, because a mapping is sound only while no process changes the file.
+//! This module contains `unsafe` code, because a mapping is sound only as long as no process changes the
+//! file.
 
 use ragtag_graph::{Source, SourceError};
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
-/// A mapped file.
+/// A file that is mapped into memory.
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     name: String,
@@ -16,7 +17,7 @@ pub(crate) struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps a file for reading.
+    /// Maps the file at `path` for reading.
     ///
     /// # Errors
     /// Fails if the file cannot be opened, or is a directory.

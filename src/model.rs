@@ -1,4 +1,4 @@
-//! Open models: mapped files, graph, tokenizer and digests.
+//! Opening models. A [`Model`] holds the mapped files, the operator graph, the tokenizer and the digests.
 
 use crate::error::{Error, Result};
 use crate::map::MappedFile;
@@ -16,8 +16,8 @@ pub const BUNDLED_MODEL: &str = "tales-bitnet-tq2_0.gguf";
 #[cfg(feature = "bundled-model")]
 static BUNDLED_BYTES: &[u8] = include_bytes!("../examples/models/tales-bitnet-tq2_0.gguf");
 
-/// A model. Cheap to clone. Opening a model reads only headers. An engine reads the weights when it loads
-/// them.
+/// A model. It is cheap to clone. Opening a model reads only the headers of its files. An engine reads the
+/// weights when it starts.
 #[derive(Clone)]
 pub struct Model {
     inner: Arc<Inner>,
@@ -26,9 +26,10 @@ pub struct Model {
 struct Inner {
     name: String,
     graph: ragtag_graph::Model,
-    /// Files with weights. [`TensorInfo::shard`](ragtag_graph::TensorInfo::shard) is an index into this list.
+    /// Files that contain weights. [`TensorInfo::shard`](ragtag_graph::TensorInfo::shard) is an index into
+    /// this list.
     shards: Vec<Arc<dyn Source>>,
-    /// Files without weights, with their names.
+    /// Names and contents of the files that contain no weights.
     others: Vec<(String, Arc<dyn Source>)>,
     tokenizer: OnceLock<Tokenizer>,
     digest: OnceLock<String>,
@@ -41,8 +42,8 @@ impl std::fmt::Debug for Model {
 }
 
 impl Model {
-    /// Opens a `.gguf` file, or a directory with `config.json` and safetensors files. For a split model,
-    /// `path` may name any part. All parts must be in the same folder.
+    /// Opens a `.gguf` file, or a directory with `config.json` and safetensors files. For a model that is
+    /// split over several `.gguf` files, `path` may name any of them. All of them must be in the same folder.
     ///
     /// # Errors
     /// Returns [`Error::File`] if a file cannot be read, and [`Error::Model`] if the model is invalid or
@@ -81,8 +82,9 @@ impl Model {
     }
 
     /// Opens a model like [`Model::open`], but accepts models without weights: `.gguf` files that end after
-    /// their headers, and directories with only `config.json`. Such a model can be planned but not run. In a
-    /// directory without weights, matrices have the type `matrices`, or by default the type in `config.json`.
+    /// their headers, and directories with only `config.json`. The planner can plan for such a model, but no
+    /// engine can run it. In a directory without weights, `matrices` sets the tensor type of the matrices. By
+    /// default, it is the type in `config.json`.
     ///
     /// # Errors
     /// Fails like [`Model::open`]. Returns [`Error::Usage`] if `matrices` is given for a model with weights.
@@ -123,7 +125,7 @@ impl Model {
         Err(Error::Usage("this build has no bundled model; name a .gguf file".into()))
     }
 
-    /// Opens a model from the bytes of a `.gguf` file.
+    /// Opens a model from the bytes of a `.gguf` file. Errors call the file `name`.
     ///
     /// # Errors
     /// Returns [`Error::Model`] if the model is invalid or unsupported.
@@ -159,12 +161,12 @@ impl Model {
         Self { inner: Arc::new(Inner { name, graph, shards, others, tokenizer, digest }) }
     }
 
-    /// Returns the name of the file or directory, without its path.
+    /// Returns the name of the model's file or directory, without the folder that contains it.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Returns the hyperparameters.
+    /// Returns the hyperparameters from the model's files.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         self.inner.graph.hyperparameters()
     }
@@ -174,21 +176,21 @@ impl Model {
         &self.inner.graph
     }
 
-    /// Returns the total size of all files, in bytes.
+    /// Returns the total size of the model's files, in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.files().map(|source| source.bytes()).sum()
     }
 
-    /// Returns all files. Files with weights come first.
+    /// Returns all files of the model. Files with weights come first.
     fn files(&self) -> impl Iterator<Item = &dyn Source> {
         let others = self.inner.others.iter().map(|(_, source)| source);
         self.inner.shards.iter().chain(others).map(|source| source.as_ref())
     }
 
-    /// Returns the tokenizer. The first call builds it.
+    /// Returns the tokenizer. The first call builds it from the model's files.
     ///
     /// # Errors
-    /// Returns [`Error::Tokenizer`] if the files contain no tokenizer, or an unsupported one.
+    /// Returns [`Error::Tokenizer`] if the files contain no tokenizer, or one that is damaged or unsupported.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         if let Some(tokenizer) = self.inner.tokenizer.get() {
             return Ok(tokenizer);
@@ -201,10 +203,10 @@ impl Model {
         Ok(self.inner.tokenizer.get_or_init(|| tokenizer))
     }
 
-    /// Returns a digest that identifies the model without reading its weights. It covers the headers, the
-    /// sizes of the weights, and the files without weights. Plans contain this digest, so a plan made from a
-    /// header alone is valid for the complete file. [`Model::digest`] returns a digest of the complete
-    /// content.
+    /// Returns a digest that identifies the model. Computing it does not read the weights. The digest covers
+    /// the headers, the sizes of the weights, and the files without weights. Plans contain this digest, so a
+    /// plan for a header alone is also valid for the complete file. [`Model::digest`] returns a digest of the
+    /// complete content.
     ///
     /// # Errors
     /// Returns [`Error::Model`] if a file can no longer be read.
@@ -261,8 +263,8 @@ fn map(path: &Path) -> Result<Arc<dyn Source>> {
     }
 }
 
-/// Maps all existing files of a model directory except shards of weights. Also returns the name of the
-/// directory.
+/// Maps the files of a model directory that exist, except the files with weights. Also returns the name of
+/// the directory.
 fn directory(path: &Path) -> Result<(String, Directory)> {
     // A path such as `..` has no file name.
     let name = match path.file_name() {
@@ -279,7 +281,7 @@ fn directory(path: &Path) -> Result<(String, Directory)> {
     Ok((name, directory))
 }
 
-/// Returns whether a directory has weights, or an index of weight files.
+/// Returns whether a directory contains a file with weights, or an index of such files.
 fn has_weights(path: &Path) -> bool {
     checkpoint::WEIGHTS.iter().any(|file| path.join(file).exists())
 }
@@ -288,7 +290,8 @@ pub(crate) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Returns the files of a split model, given any of its files.
+/// Returns the paths of all files of a split model. `path` is any of these files. If the name is not that of
+/// a split model, returns only `path`.
 pub(crate) fn shard_paths(path: &Path) -> Vec<PathBuf> {
     match ragtag_graph::gguf::shard_names(&file_name(path)) {
         Some(names) => names.into_iter().map(|name| path.with_file_name(name)).collect(),

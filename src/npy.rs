@@ -1,5 +1,5 @@
-//! NumPy's file format, version 1.0, for float32 matrices only. The implementation follows the format
-//! description in NumPy's documentation (`numpy.lib.format`).
+//! Version 1.0 of NumPy's file format, for float32 matrices only. Source: the documentation of
+//! `numpy.lib.format`.
 
 /// Encodes a C-ordered little-endian float32 matrix `[rows, columns]` as a `.npy` file.
 pub fn encode(values: &[f32], columns: usize) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Planning: assigns the segments of a model to devices, without running the model.
+//! Planning. A [`Planner`] assigns the segments of a model to devices without running the model.
 
 mod measured;
 
@@ -17,19 +17,20 @@ use ragtag_planner::{
 };
 use ragtag_transfer::Route;
 
-/// First prefill chunk that the planner tries by default. It is long enough to use the arithmetic of a
-/// device, and short enough that the chunks of one prompt fill a pipeline.
+/// Length in tokens of the first prefill chunk that the planner tries by default. A chunk of this length uses
+/// most of a device's arithmetic throughput, and the chunks of one prompt still fill a pipeline.
 pub const DEFAULT_CHUNK: u32 = 128;
 
-/// Longest prefill chunk that the planner tries by default. The context also limits it.
+/// Length in tokens of the longest prefill chunk that the planner tries by default. A chunk is never longer
+/// than the context.
 pub const MAX_CHUNK: u32 = 4096;
 
-/// Other chunks that the planner tries. Shorter chunks fill a pipeline sooner. Longer chunks use the
-/// arithmetic of devices better.
+/// Lengths in tokens of the other prefill chunks that the planner tries. Shorter chunks fill a pipeline
+/// sooner. Longer chunks use more of a device's arithmetic throughput.
 const OTHER_CHUNKS: [u32; 6] = [64, 256, 512, 1024, 2048, MAX_CHUNK];
 
-/// Number of micro-batches that a stage can hold: one that is being received, one that is being computed and
-/// one that is being sent.
+/// Default number of micro-batches that a stage can hold at a time: one that it receives, one that it
+/// computes and one that it sends.
 pub const SLOTS: u32 = 3;
 
 /// A planner, which makes a [`Plan`] for a model.
@@ -60,16 +61,17 @@ pub struct Planner {
     objective: Objective,
     workload: Workload,
     limits: PlanLimits,
-    /// Whether the chunk was set explicitly.
+    /// Whether the caller has set the chunk with [`Planner::chunk`].
     chunk_given: bool,
-    /// Chunks that the plan allows, instead of the chunks with the best predictions.
+    /// Prefill chunks that the plan allows. If it is `None`, the planner allows the chunks with the best
+    /// predictions.
     chunks: Option<Chunks>,
     constraints: Constraints,
     explained: bool,
     split: Option<Split>,
 }
 
-/// Smallest chunk that is tried when a device is out of memory.
+/// Minimum chunk, in tokens, that the planner tries after a device has run out of memory.
 const SMALLEST_CHUNK: u32 = 16;
 
 impl Planner {
@@ -107,9 +109,9 @@ impl Planner {
         }
     }
 
-    /// Plans for the selected devices, with the memory that is free now. Rates come from datasheets, are
-    /// reported by the API, or are assumed. Predictions from such rates are rough, so call
-    /// [`Planner::calibrated`] as well.
+    /// Plans for the selected devices and for the memory that is free on them now. The devices' rates come
+    /// from datasheets or from the API, or the planner assumes them. Predictions from such rates are rough,
+    /// so call [`Planner::calibrated`] as well.
     pub fn devices(self, devices: &Devices) -> Self {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);
@@ -119,15 +121,15 @@ impl Planner {
         planner
     }
 
-    /// Uses measurements of the planner's devices and of their links. Excludes devices that could not be
-    /// opened. Call [`Planner::devices`] first.
+    /// Replaces the figures of the planner's devices and links with the measurements in `calibration`.
+    /// Excludes devices that the calibration could not open. Call [`Planner::devices`] first.
     pub fn calibrated(mut self, calibration: &Calibration) -> Self {
         self.devices = calibration.apply(self.devices);
         self.links = calibration.links.clone();
         calibration.closed.iter().fold(self, |planner, device| planner.exclude(device))
     }
 
-    /// Plans for devices that are described by figures. The devices need not exist.
+    /// Plans for the devices that `facts` describes. The devices need not exist.
     pub fn device_facts(mut self, facts: Vec<DeviceFacts>) -> Self {
         self.devices = facts;
         self.not_selected.clear();
@@ -139,7 +141,7 @@ impl Planner {
     /// Plans for a fleet of devices and links, which need not exist.
     ///
     /// # Errors
-    /// Returns [`Error::Fleet`], which names the invalid figure, label or link.
+    /// Returns [`Error::Fleet`] if the fleet is invalid. The error names the invalid figure, label or link.
     pub fn fleet(self, fleet: &Fleet) -> Result<Self> {
         let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
         let (devices, links) = facts?;
@@ -151,12 +153,13 @@ impl Planner {
         self.devices.iter().map(|device| device.label.clone()).collect()
     }
 
-    /// Returns the options with which the devices were probed, or `None` for devices described by figures.
+    /// Returns the options with which the devices were probed, or `None` if the devices come from
+    /// [`Planner::device_facts`].
     pub fn device_options(&self) -> Option<&PlanDeviceOptions> {
         self.device_options.as_ref()
     }
 
-    /// Sets the figures of the links between the devices.
+    /// Sets the latency, bandwidth and route of the links between the devices.
     pub fn links(mut self, links: Links) -> Self {
         self.links = links;
         self
@@ -168,19 +171,19 @@ impl Planner {
         self
     }
 
-    /// Sets the request to plan for.
+    /// Sets the prompt length and the number of new tokens of the request to plan for.
     pub fn workload(mut self, workload: Workload) -> Self {
         self.workload = workload;
         self
     }
 
-    /// Sets the longest sequence that must fit, in tokens.
+    /// Sets the maximum length of a sequence that must fit in memory, in tokens.
     pub fn context(mut self, tokens: u32) -> Self {
         self.limits.context = Some(tokens);
         self
     }
 
-    /// Sets the number of concurrent sequences that must fit at full context.
+    /// Sets the number of concurrent sequences that must fit in memory, each at full context.
     pub fn sequences(mut self, sequences: u32) -> Self {
         self.limits.sequences = sequences;
         self.limits.logit_rows = self.limits.logit_rows.max(sequences);
@@ -194,14 +197,15 @@ impl Planner {
         self
     }
 
-    /// Sets the prefill chunks that the plan allows. None may be longer than the chunk of [`Planner::chunk`].
+    /// Sets the prefill chunks that the plan allows. No chunk may be longer than the maximum that
+    /// [`Planner::chunk`] sets.
     pub fn chunks(mut self, chunks: Chunks) -> Self {
         self.chunks = Some(chunks);
         self
     }
 
-    /// Sets the number of micro-batches among which generating sequences are divided. By default, the planner
-    /// chooses this number.
+    /// Sets the number of micro-batches among which the scheduler divides the decoding sequences. By default,
+    /// the planner chooses this number.
     pub fn decode_groups(mut self, groups: u32) -> Self {
         self.limits.decode_groups = Some(groups);
         self
@@ -226,7 +230,7 @@ impl Planner {
         self
     }
 
-    /// Plans for logits of every row, not only of the last row of each sequence.
+    /// Plans for runs that need logits of every row, not only of the last row of each sequence.
     pub fn all_logits(mut self) -> Self {
         self.limits.logit_rows = u32::MAX;
         self
@@ -244,8 +248,8 @@ impl Planner {
         self
     }
 
-    /// Sets the wire type of activations between stages. By default, the planner chooses the type that it
-    /// predicts to be faster. [`Planner::plan`] refuses f16 with exact activations.
+    /// Sets the wire type of activations between stages. By default, the planner chooses the type with the
+    /// shorter predicted time. [`Planner::plan`] returns an error for f16 with exact activations.
     pub fn wire_type(mut self, wire_type: WireType) -> Self {
         self.limits.wire_type = Some(wire_type);
         self
@@ -269,44 +273,45 @@ impl Planner {
         self
     }
 
-    /// Sets the granularity of segments. Half-blocks balance unequal devices better, but planning takes
-    /// longer.
+    /// Sets the granularity of segments. With half-blocks, the planner can balance unequal devices better,
+    /// but planning takes longer.
     pub fn granularity(mut self, granularity: Granularity) -> Self {
         self.granularity = granularity;
         self
     }
 
-    /// Sets the placement. The planner does not search, but still proves that the placement fits.
+    /// Sets the placement. The planner then does not search for one, but still proves that this placement
+    /// fits in memory.
     pub fn split(mut self, split: Split) -> Self {
         self.split = Some(split);
         self
     }
 
-    /// Omits the reasons and the explanation from the plan. They take longer than the search, so omitting
-    /// them saves time when evaluating many fleets.
+    /// Omits the reasons and the explanation from the plan. Computing them takes longer than the search, so
+    /// omitting them saves time if the caller plans for many fleets.
     pub fn unexplained(mut self) -> Self {
         self.explained = false;
         self
     }
 
-    /// Makes the plan. Minimizes the objective over all subsets and orders of the devices, and proves that
-    /// the plan fits in memory.
+    /// Makes the plan. Minimizes the objective over all subsets and orders of the devices and all cuts of the
+    /// model, and proves that the plan fits in memory.
     ///
-    /// For many sequences, the planner also simulates the best few placements and the baselines. It varies
-    /// the chunk, the number of decode groups and the credits, and returns the best result. Each simulation
-    /// takes some tens of milliseconds.
+    /// If the plan serves many sequences, the planner also simulates the best few placements and the
+    /// baselines. It tries several chunks, numbers of decode groups and numbers of credits for each, and
+    /// returns the plan with the best simulated result. Each simulation takes some tens of milliseconds.
     ///
     /// # Errors
-    /// Returns [`Error::Planner`], which names the memory that does not fit, or the invalid figure,
-    /// constraint or part of the split.
+    /// Returns [`Error::Planner`] if no plan fits in memory, or if a figure, a constraint or the split is
+    /// invalid. The error names the missing memory or the invalid item.
     pub fn plan(&self) -> Result<Plan> {
         let plan = self.with_input(|input| Ok(ragtag_planner::plan(input)?))?;
         let chunks = self.chunks.clone().or(plan.chunks);
         Ok(Plan { chunks, device_options: self.device_options.clone(), ..plan })
     }
 
-    /// Makes a plan by a simple rule instead of a search, for comparison. Optimizes only micro-batches and
-    /// credits. Returns `None` if the plan does not fit.
+    /// Makes a plan whose placement follows a simple rule, for comparison with the planner's own placement.
+    /// Optimizes only the micro-batches and the number of credits. Returns `None` if the plan does not fit.
     ///
     /// # Errors
     /// Fails like [`Planner::plan`], except that a plan that does not fit is not an error.
@@ -317,9 +322,9 @@ impl Planner {
     /// Makes a plan with the placement of [`Planner::baseline`] and the fixed settings of common engines.
     /// Returns `None` if the plan does not fit.
     ///
-    /// - Chunks have 512 tokens, or as many as fit.
-    /// - `decode` gives the number of decode groups, at most one per sequence.
-    /// - There is one more micro-batch in flight than there are stages.
+    /// - Prefill chunks have 512 tokens, or as many as fit in memory.
+    /// - `decode` sets the number of decode groups. There is at most one group per sequence.
+    /// - The number of micro-batches in flight is one more than the number of stages.
     ///
     /// # Errors
     /// Fails like [`Planner::baseline`].
@@ -364,7 +369,7 @@ impl Planner {
         })
     }
 
-    /// Refuses placements with a device that is present but not selected.
+    /// Returns an error if the split, a pin or an exclusion names a device that is present but not selected.
     fn check_selected(&self) -> Result<()> {
         let Constraints { pins, excluded, .. } = &self.constraints;
         let parts = self.split.iter().flat_map(|split| split.parts.iter().map(|part| &part.device));
@@ -375,7 +380,7 @@ impl Planner {
         }
     }
 
-    /// Returns the segments of the model, lowered for a context and a chunk.
+    /// Lowers the model for `context` and `chunk`, both in tokens, and returns its segments.
     fn segments(&self, context: u32, chunk: u32) -> Result<Vec<Segment>> {
         let limits = &self.limits;
         let lowering = Lowering {
@@ -394,12 +399,12 @@ impl Planner {
 }
 
 impl Planner {
-    /// Returns the facts about devices and links from which the planner works.
+    /// Returns the facts about devices and links that the planner uses.
     pub fn facts(&self) -> (&[DeviceFacts], &Links) {
         (&self.devices, &self.links)
     }
 
-    /// Limits the memory of a device to `bytes`.
+    /// Limits the memory that plans may use on `device` to `bytes`.
     pub(crate) fn holding_at_most(mut self, device: &str, bytes: u64) -> Self {
         for facts in self.devices.iter_mut().filter(|facts| facts.label == device) {
             facts.memory_bytes = facts.memory_bytes.min(bytes);
@@ -407,8 +412,9 @@ impl Planner {
         self
     }
 
-    /// Makes a plan that needs less memory than `before`. Tries smaller chunks at the same context, then
-    /// fewer slots, and then a shorter context. A chunk or context that was set explicitly does not change.
+    /// Makes a plan that needs less memory than `before`. First tries smaller chunks at the same context,
+    /// then fewer slots, and finally a shorter context. Does not change a chunk or a context that the caller
+    /// has set.
     pub(crate) fn smaller_than(&self, before: &Plan) -> Result<Plan> {
         let halves = std::iter::successors(Some(before.chunk), |chunk| Some(chunk / 2));
         let halves = halves.take_while(|&chunk| chunk == before.chunk || chunk >= SMALLEST_CHUNK);

@@ -1,4 +1,5 @@
-//! Runs the conformance suite on the devices of this machine and collects the results.
+//! Self-tests. A self-test runs the conformance suite on the devices of this machine and collects the
+//! results.
 
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -10,38 +11,39 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Format version of [`SelfTest`] files.
 pub const SELFTEST_VERSION: u32 = 1;
 
-/// Results of a self-test.
+/// Results of a self-test, in the form of its JSON file.
 #[derive(Clone, Debug, Serialize)]
 pub struct SelfTest {
-    /// Format version.
+    /// Format version of the file.
     pub ragtag_selftest: u32,
-    /// Version of Ragtag.
+    /// Version of Ragtag that ran the tests.
     pub ragtag: &'static str,
-    /// Operating system.
+    /// Operating system of the machine.
     pub os: &'static str,
-    /// CPU architecture.
+    /// CPU architecture of the machine.
     pub arch: &'static str,
-    /// Start time, in seconds since 1970.
+    /// Time at which the self-test started, in seconds since 1970.
     pub started_unix_s: u64,
-    /// Pattern of test names, or an empty text for all tests.
+    /// Pattern that selects tests by name. An empty pattern selects all tests.
     pub only: String,
     /// Number of random shapes per kernel, in addition to the fixed shapes.
     pub shapes: u32,
     /// Seed of the first random shape. Each later shape uses the next seed.
     pub seed: u64,
-    /// Report for each device, with every test.
+    /// Report of each device, with the result of every test.
     pub reports: Vec<ragtag_conformance::Report>,
-    /// Backends without devices, each with the reason.
+    /// Backends without a device, each with the reason.
     pub absent: Vec<Absent>,
 }
 
 impl SelfTest {
-    /// Runs the tests whose names match `only` on each of these adapters, with these random kernel shapes. An
-    /// empty `only` matches all tests (see [`Suite::only`]). The adapters should not be in use. Before each
-    /// test, calls `starts` with the adapter and the name of the test.
+    /// Runs the tests whose names match `only` on each adapter in `adapters`. An empty `only` matches all
+    /// tests (see [`Suite::only`]). `shapes` sets the random shapes for the kernel tests. Other work should
+    /// not use the devices during the tests. Calls `starts` with the adapter and the name of each test before
+    /// the test runs.
     ///
     /// # Errors
-    /// Returns [`Error::Usage`] if no test matches. Failed tests are not an error of this function (see
+    /// Returns [`Error::Usage`] if no test matches. Does not return an error if a test fails (see
     /// [`SelfTest::check`]).
     pub fn run(
         devices: &Devices,
@@ -73,7 +75,7 @@ impl SelfTest {
         })
     }
 
-    /// Returns the number of matching tests per adapter.
+    /// Returns the number of tests per adapter whose names match `only`.
     pub fn tests(only: &str) -> usize {
         Suite::new().only(only).names().len()
     }

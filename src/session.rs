@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
-/// Input to continue.
+/// Input of a generation.
 #[derive(Clone, Copy, Debug)]
 pub enum Prompt<'a> {
-    /// Text, to which the tokenizer adds the model's start tokens.
+    /// Text. The tokenizer encodes it and adds the model's start tokens.
     Text(&'a str),
-    /// Token ids, used unchanged.
+    /// Token ids. The session adds no start tokens.
     Tokens(&'a [u32]),
 }
 
@@ -37,14 +37,15 @@ pub struct Generation {
     pub max_tokens: u32,
     /// Sampling settings.
     pub sampling: Sampling,
-    /// Stop strings. The text ends before the first stop string that occurs.
+    /// Stop strings. The generated text ends before the first stop string that occurs in it.
     pub stop: Vec<String>,
-    /// Whether to continue after the model's end token, for measurements.
+    /// Whether to continue after the model's end token. Benchmarks set it so that all runs have the same
+    /// length.
     pub ignore_end: bool,
 }
 
 impl Default for Generation {
-    /// Returns parameters for up to 256 tokens with the default sampling.
+    /// Returns parameters for up to 256 new tokens with the default sampling.
     fn default() -> Self {
         Self { max_tokens: 256, sampling: Sampling::default(), stop: Vec::new(), ignore_end: false }
     }
@@ -57,19 +58,19 @@ impl Generation {
     }
 }
 
-/// Reason why a generation ended.
+/// Reason for the end of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
     /// The model produced an end token.
     End,
-    /// The maximum number of tokens was reached.
+    /// The generation reached the maximum number of new tokens.
     MaxTokens,
     /// The context is full.
     ContextFull,
     /// A stop string appeared.
     Stop,
-    /// The generation was cancelled.
+    /// The user cancelled the generation.
     Cancelled,
 }
 
@@ -121,7 +122,8 @@ impl Summary {
         }
     }
 
-    /// Returns the prompt tokens per second, or 0 if the generation was cancelled before its first token.
+    /// Returns the prefill rate in prompt tokens per second, or 0 if the generation was cancelled before its
+    /// first token.
     pub fn prefill_tokens_per_s(&self) -> f64 {
         if self.reason == Reason::Cancelled && self.new_tokens == 0 {
             return 0.0;
@@ -129,13 +131,13 @@ impl Summary {
         rate(self.prompt_tokens, self.prefill_s)
     }
 
-    /// Returns the new tokens per second, or 0 if there are fewer than two. Excludes the first token, because
-    /// it belongs to prefill.
+    /// Returns the decode rate in new tokens per second, or 0 if there are fewer than two new tokens.
+    /// Excludes the first new token, because prefill produces it.
     pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.new_tokens.saturating_sub(1), self.decode_s)
     }
 
-    /// Returns the summary as JSON. Unknown rates are null.
+    /// Returns the token counts, times and rates as JSON. Unknown rates are null.
     pub fn timings(&self) -> serde_json::Value {
         let known = |rate: f64| (rate > 0.0).then_some(rate);
         json!({
@@ -156,19 +158,21 @@ fn rate(tokens: u32, seconds: f64) -> f64 {
 /// Event of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// New text of a token. Text without an id was held back earlier, because it was part of a character or
-    /// the possible start of a stop string.
+    /// A new token with the text that it completes. The session holds back text that is an incomplete
+    /// character or the possible start of a stop string. If such text remains at the end, the last event of
+    /// this kind carries it without an id.
     Token {
-        /// The token.
+        /// Token id, or `None` for held-back text at the end.
         id: Option<u32>,
-        /// Text that the token completes. It may be empty.
+        /// Text that the token completes. It is empty if the session holds the text back.
         text: String,
     },
     /// The generation has ended.
     Finished(Summary),
 }
 
-/// A session, which turns prompts into streams. Cheap to clone. All sessions of an engine share its pipeline.
+/// A session, which turns prompts into streams of tokens or logits. Sessions are cheap to clone. All sessions
+/// of an engine share its pipeline.
 #[derive(Clone, Debug)]
 pub struct Session {
     model: Model,
@@ -233,8 +237,8 @@ impl Session {
         })
     }
 
-    /// Computes the logits of every position. Returns float32 values `[positions, vocabulary]` in row-major
-    /// order.
+    /// Computes the logits of every position of `ids`. Returns float32 values `[positions, vocabulary]` in
+    /// row-major order.
     ///
     /// # Errors
     /// Returns [`Error::Run`] if the pipeline refuses the ids or fails.
@@ -249,8 +253,8 @@ impl Session {
         LogitStream { replies, running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false } }
     }
 
-    /// Submits a request. The channel holds up to `replies` replies, so that the pipeline never waits for the
-    /// user.
+    /// Submits a request. `replies` is the capacity of the reply channel. It must be at least the number of
+    /// replies, so that the pipeline never waits for the user.
     fn submit(&self, prompt: Vec<u32>, job: Job, replies: usize) -> (SequenceId, mpsc::Receiver<Reply>) {
         let (sender, receiver) = mpsc::channel(replies);
         let reply = Box::new(move |reply| {
@@ -261,7 +265,7 @@ impl Session {
     }
 }
 
-/// Guard of a running sequence. If it is dropped before the end, it cancels the sequence.
+/// Guard of a running sequence. If the guard is dropped before the sequence ends, it cancels the sequence.
 #[derive(Debug)]
 struct Running {
     pipeline: Arc<Pipeline>,
@@ -302,7 +306,7 @@ impl TokenStream {
         self.running.pipeline.cancel(self.running.id);
     }
 
-    /// Waits for the end of the generation and returns the whole text.
+    /// Waits for the end of the generation and returns all generated text.
     ///
     /// # Errors
     /// Fails like [`TokenStream::next_event`].
@@ -316,13 +320,13 @@ impl TokenStream {
         }
     }
 
-    /// Blocks until the end of the generation and returns the whole text.
+    /// Blocks until the end of the generation and returns all generated text.
     ///
     /// # Errors
     /// Fails like [`TokenStream::next_event`].
     ///
     /// # Panics
-    /// Panics in an async runtime. Use [`TokenStream::text`] in async code.
+    /// Panics if it is called within an async runtime. Use [`TokenStream::text`] in async code.
     pub fn blocking_text(mut self) -> Result<String> {
         let mut whole = String::new();
         while let Some(reply) = self.replies.blocking_recv() {
@@ -421,7 +425,8 @@ pub struct LogitStream {
 }
 
 impl LogitStream {
-    /// Waits for all logits. Returns float32 values `[positions, vocabulary]` in row-major order.
+    /// Waits until the logits of all positions have arrived. Returns float32 values `[positions, vocabulary]`
+    /// in row-major order.
     ///
     /// # Errors
     /// Returns [`Error::Run`] if the pipeline refused the ids or failed.

@@ -1,4 +1,4 @@
-//! Simulation of a plan under a load of requests, without running the model.
+//! Simulation of a plan under a load of requests. It does not run the model.
 
 use crate::engine::lowering;
 use crate::error::{Error, Result};
@@ -7,8 +7,8 @@ use ragtag_planner::plan::Plan;
 use ragtag_planner::{DeviceFacts, Links};
 use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
 
-/// Simulates a plan under a load of requests. The real scheduler runs on a virtual clock, with device and
-/// link times from the cost model. The simulation is deterministic.
+/// Simulates a plan under a load of requests. The simulation runs the real scheduler on a virtual clock, and
+/// takes the times of devices and links from the cost model. It is deterministic.
 ///
 /// ```
 /// use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};
@@ -35,7 +35,7 @@ use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
 /// ```
 ///
 /// # Errors
-/// Returns [`Error::Simulation`] if the plan is for another model or other devices, or if a figure is
+/// Returns [`Error::Simulation`] if the plan was made for another model or other devices, or if a figure is
 /// invalid.
 pub fn simulate(
     model: &Model,
@@ -49,7 +49,7 @@ pub fn simulate(
     Ok(SimSummary::new(&spec, report))
 }
 
-/// Builds the specification that [`simulate`] runs, so that a caller can change it before the run.
+/// Builds the specification that [`simulate`] runs. The caller can change it before running it.
 ///
 /// # Errors
 /// Fails like [`simulate`].

@@ -1,19 +1,19 @@
-//! Stop strings. A matcher passes text through and ends the text before the first stop string.
+//! Stop strings. A matcher passes generated text on and ends it before the first stop string.
 
-/// A matcher, which searches a stream of text for stop strings. It holds back text that may be the start of a
-/// stop string.
+/// Searches a stream of text for stop strings. Holds back text at the end of the stream that may be the start
+/// of a stop string.
 #[derive(Debug)]
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
     held: String,
 }
 
-/// Result of pushing a piece of text.
+/// Result of passing a piece of text to a matcher.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Matched {
-    /// Text that cannot be part of a stop string.
+    /// Text that is not part of a stop string.
     Text(String),
-    /// Remaining text before a stop string.
+    /// A stop string occurs. This is the text before it that has not been returned yet.
     Stop(String),
 }
 
@@ -32,12 +32,12 @@ impl StopMatcher {
         Matched::Text(self.held.drain(..clear).collect())
     }
 
-    /// Ends the stream and returns the text that was held back.
+    /// Ends the stream and returns the text that is still held back.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Returns the number of bytes at the end of the text that may be the start of a stop string.
+    /// Returns the number of bytes at the end of the held text that may be the start of a stop string.
     fn longest_start(&self) -> usize {
         let longest = |stop: &String| {
             let ends = stop.char_indices().map(|(at, _)| at).rev();

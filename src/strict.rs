@@ -1,4 +1,4 @@
-//! Detects suspicious weights for `--strict`.
+//! Detects suspicious weights. The option `--strict` refuses models with such weights.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -6,11 +6,11 @@ use ragtag_graph::TensorInfo;
 use ragtag_kernels::blocks::dequantise;
 use rayon::prelude::*;
 
-/// Root mean square above which a tensor is suspicious. With such weights, activations overflow within a few
-/// blocks.
+/// Root mean square of a tensor's weights above which the tensor is suspicious. With such weights,
+/// activations overflow within a few blocks.
 const ABSURD_RMS: f64 = 1e3;
 
-/// Number of quantisation blocks that are decoded at a time, which limits the memory use of the check.
+/// Maximum number of quantization blocks that the check dequantizes at a time. It limits the memory use.
 const BATCH_BLOCKS: usize = 4096;
 
 /// Checks the weights of a model for NaN, infinities, all-zero tensors and implausibly large values. Returns

@@ -1,4 +1,5 @@
-//! Traces of device queues and actors. They are for trace viewers, and for measuring the overlap of stages.
+//! Traces of device queues and actors. Trace viewers show them, and [`overlap`] measures from them how the
+//! stages overlap.
 
 use crate::engine::StageInfo;
 use ragtag_hal::QueueKind;
@@ -7,15 +8,15 @@ use ragtag_scheduler::sim::{SimSpan, SimSpanKind, SimSummary};
 use ragtag_scheduler::{Span, SpanKind, Turn};
 use serde_json::json;
 
-/// Thread number of a device's actor in a trace. The queues of the device have the numbers below it.
+/// Thread number of a device's actor in an exported trace. The device's queues have lower numbers.
 const ACTOR_TRACK: usize = QueueKind::ALL.len();
 
-/// Trace of a run, with one span per submission. All times are on one clock.
+/// Trace of a run, with one span per submission. The times of all devices are on the same clock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     spans: Vec<Span>,
     turns: Vec<Turn>,
-    /// Label of each stage's device.
+    /// For each stage, the label of its device.
     devices: Vec<String>,
 }
 
@@ -30,7 +31,8 @@ impl Trace {
         Self { spans, turns: Vec::new(), devices }
     }
 
-    /// Creates the trace of a simulated plan, on the simulation's clock. The trace has no actor turns.
+    /// Creates the trace of a simulated plan. Its times are on the clock of the simulation. It has no actor
+    /// turns.
     pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
         let span = |span: &SimSpan| {
             let segments = plan.stages.get(span.stage as usize)?.segments.range();
@@ -56,7 +58,7 @@ impl Trace {
         &self.spans
     }
 
-    /// Returns the label of each stage's device.
+    /// Returns the labels of the devices, one per stage.
     pub fn devices(&self) -> &[String] {
         &self.devices
     }
@@ -108,7 +110,7 @@ impl Trace {
     }
 }
 
-/// Returns the name of a span, which contains its segments and its micro-batch.
+/// Returns the name of a span in an exported trace. It contains the span's segments and micro-batch.
 fn span_name(span: &Span) -> String {
     let what = match span.kind {
         SpanKind::Weights => return format!("weights of segments {}", range(span)),
@@ -130,18 +132,19 @@ fn range(span: &Span) -> String {
     }
 }
 
-/// Busy and overlap times of stages, in nanoseconds.
+/// Busy times of the stages of a trace, and the time in which stages overlap, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Time from the start of the first computation to the end of the last computation.
     pub wall_ns: u64,
-    /// Busy time of each stage.
+    /// For each stage, the time during which it computed.
     pub busy_ns: Vec<u64>,
     /// Time during which at least two stages computed.
     pub together_ns: u64,
 }
 
-/// Measures how the stages of a trace overlapped.
+/// Computes from a trace how long each stage computed, and how long at least two stages computed at the same
+/// time.
 pub fn overlap(trace: &Trace) -> Overlap {
     let computing = || trace.spans.iter().filter(|s| s.kind == SpanKind::Compute && s.end_ns > s.start_ns);
     let mut busy_ns = vec![0; trace.devices.len()];

@@ -1,4 +1,4 @@
-//! Common parts of the benchmarks: models, the runtime, medians.
+//! Functions that the benchmarks share. They open models, run bursts and compute medians.
 #![allow(clippy::print_stderr)] // progress
 
 use ragtag::compare::Burst;
@@ -6,8 +6,8 @@ use ragtag::{BurstTimes, Engine, Model};
 use ragtag_synth::{Preset, Shape};
 use std::time::Instant;
 
-/// Opens a GGUF file, or makes a model with random weights in memory. `name` is a path or PRESET:TYPE, such
-/// as `7b:q4_0`. `layers` replaces the number of layers of a model in memory.
+/// Opens a GGUF file, or makes a model with random weights in memory. `name` is the path of the file, or
+/// PRESET:TYPE, such as `7b:q4_0`. `layers` replaces the preset's number of layers.
 pub fn model(name: &str, layers: Option<u32>) -> ragtag::Result<Model> {
     let Some((preset, tensor_type)) = name.split_once(':') else { return Model::open(name) };
     let start = Instant::now();
@@ -21,7 +21,7 @@ pub fn model(name: &str, layers: Option<u32>) -> ragtag::Result<Model> {
     Model::from_bytes(name, bytes)
 }
 
-/// Runs a burst of work.
+/// Runs a burst on an engine and blocks until it ends.
 pub fn burst(engine: &Engine, burst: &Burst) -> ragtag::Result<BurstTimes> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()

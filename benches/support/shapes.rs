@@ -1,10 +1,11 @@
-//! Shapes of dense models, each as a `config.json` without weights. Plans need no weights.
+//! Shapes of dense models. Each shape becomes a directory with a `config.json` and without weights, which
+//! suffices for planning.
 
 use ragtag::{Model, TensorType};
 use std::path::Path;
 
-/// Names and dimensions of the models: layers, width, heads, KV heads, feed-forward width and vocabulary.
-/// Each model is about 1.5 times as large as the next.
+/// Name and dimensions of each model: layers, width, heads, KV heads, feed-forward width and vocabulary. Each
+/// model is about 1.5 times as large as the next one.
 pub const SHAPES: [(&str, [u32; 6]); 13] = [
     ("405B", [126, 16384, 128, 8, 53248, 128_256]),
     ("310B", [118, 15360, 120, 8, 46080, 128_256]),
@@ -21,7 +22,7 @@ pub const SHAPES: [(&str, [u32; 6]); 13] = [
     ("1.5B", [16, 2048, 32, 8, 8192, 128_256]),
 ];
 
-/// Opens the model of a shape in Q4_K. Creates its directory in `folder`.
+/// Creates the directory of a shape in `folder` and opens it as a model with Q4_K matrices.
 pub fn model(folder: &Path, name: &str, shape: [u32; 6]) -> Result<Model, Box<dyn std::error::Error>> {
     let [layers, width, heads, kv_heads, inner, vocabulary] = shape;
     let folder = folder.join(name);

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A wall time budget. It excludes compilation, because compiled programs are cached.
+/// A wall time budget. The time for compilation does not count, because the next run finds the compiled
+/// programs in a cache.
 #[derive(Debug)]
 pub(super) struct Budget {
     start: Instant,
@@ -18,12 +19,12 @@ impl Budget {
         Self { start: Instant::now(), whole, excused: Cell::default() }
     }
 
-    /// Excludes `time` from the elapsed time.
+    /// Excludes `time` from the time that counts towards the budget.
     pub(super) fn excuse(&self, time: Duration) {
         self.excused.set(self.excused.get() + time);
     }
 
-    /// Returns the total time that is excluded from the budget.
+    /// Returns the total time that does not count towards the budget.
     pub(super) fn excused(&self) -> Duration {
         self.excused.get()
     }
@@ -33,21 +34,23 @@ impl Budget {
         self.whole
     }
 
-    /// Returns the time until a share of the budget is used up. Without a limit, the result is practically
-    /// infinite.
+    /// Returns the time until the fraction `share` of the budget is used up. Without a limit, the result is
+    /// practically infinite.
     pub(super) fn left(&self, share: f64) -> Duration {
         let Some(whole) = self.whole else { return Duration::from_secs(1 << 32) };
         (whole.mul_f64(share) + self.excused()).saturating_sub(self.start.elapsed())
     }
 
-    /// Returns the share of the budget that is used up after `part` of the remaining time.
+    /// Returns the fraction of the budget that is used up once the fraction `part` of the remaining time has
+    /// passed.
     pub(super) fn share_after(&self, part: f64) -> f64 {
         let Some(whole) = self.whole.filter(|whole| !whole.is_zero()) else { return 1.0 };
         let left = self.left(1.0).as_secs_f64() / whole.as_secs_f64();
         1.0 - left * (1.0 - part)
     }
 
-    /// Creates a budget of `part` of the time until `share` of this budget is used up.
+    /// Creates a budget that starts now. Its length is the fraction `part` of the time until the fraction
+    /// `share` of this budget is used up.
     pub(super) fn part(&self, share: f64, part: f64) -> Self {
         Self::new(self.whole.map(|_| self.left(share).mul_f64(part)))
     }

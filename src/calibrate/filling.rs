@@ -1,20 +1,20 @@
-//! Synthetic weights for timing. Reading a large model is slow, and the time of a matmul does not depend on
-//! the values.
+//! Synthetic weights for timing. Reading the weights of a large model would be slow, and the time of a matmul
+//! does not depend on their values.
 
 use ragtag_graph::{CompiledStage, WeightBuffer, WeightChunk};
 use ragtag_scheduler::WeightSource;
 
-/// Number of values before they repeat.
+/// Number of synthetic values, after which they repeat.
 const VALUES: usize = 1 << 16;
 
-/// Source of synthetic weights.
+/// Source of synthetic weights for a stage.
 pub(super) struct Filling {
     buffers: Vec<WeightBuffer>,
     bytes: Vec<u8>,
 }
 
 impl Filling {
-    /// Creates weights for a stage.
+    /// Creates synthetic weights for a compiled stage.
     pub(super) fn new(compiled: &CompiledStage) -> Self {
         // The values are f16 numbers of both signs from 1/2 to 1. If they are read as f32, they are small,
         // but their products are still normal numbers, so CPUs do not slow down on denormals. The values

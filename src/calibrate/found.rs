@@ -1,4 +1,5 @@
-//! Cached profiles and links of the devices. Lists the profiles and links that still need timing.
+//! Profiles and links that are known, either from the cache or from this calibration, and lists of those that
+//! are missing.
 
 use super::kept::Kept;
 use super::steps::Steps;
@@ -9,30 +10,32 @@ use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
 use std::sync::Arc;
 
-/// A device with its cached profile.
+/// A device with its profile, if the profile is known.
 pub(super) struct Known {
     pub(super) adapter: Adapter,
     pub(super) identity: ProfileIdentity,
     pub(super) profile: Option<Profile>,
-    /// Whether the profile is present and has everything that this calibration needs.
+    /// Whether the profile is known and contains everything that this calibration needs.
     pub(super) complete: bool,
 }
 
-/// A link between two devices, given by their indices, with its facts if they are known.
+/// A link from one device to another. It has the indices of the devices, and the facts about the link if they
+/// are known.
 pub(super) struct KnownLink {
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) facts: Option<LinkFacts>,
 }
 
-/// All devices, and the links between all ordered pairs of devices.
+/// All devices, and a link for each ordered pair of devices.
 pub(super) struct KnownFacts {
     pub(super) devices: Vec<Known>,
     pub(super) links: Vec<KnownLink>,
 }
 
 impl KnownFacts {
-    /// Reads the cached profiles and links. If `anew` is set, treats all of them as missing.
+    /// Reads the cached profiles and links of `adapters`. If `anew` is set, ignores the cache, so that all of
+    /// them are missing.
     pub(super) fn new(adapters: &[Adapter], steps: &Steps, kept: &Kept, anew: bool) -> Result<Self> {
         let mut devices = Vec::new();
         for adapter in adapters {
@@ -55,8 +58,8 @@ impl KnownFacts {
         Ok(Self { devices, links })
     }
 
-    /// Returns whether nothing needs timing. A quick calibration accepts missing links, because a link is
-    /// about as fast as its reverse.
+    /// Returns whether no device or link needs timing. A quick calibration accepts missing links unless all
+    /// are missing, because a link is about as fast as the link in the opposite direction.
     pub(super) fn is_complete(&self, is_quick: bool) -> bool {
         let missing = self.missing_links().len();
         self.missing_profiles() == 0 && (missing == 0 || (is_quick && missing < self.links.len()))
@@ -67,20 +70,20 @@ impl KnownFacts {
         self.devices.iter().filter(|known| !known.complete).count()
     }
 
-    /// Returns the links that need timing, as pairs of device indices.
+    /// Returns the links that need timing, as pairs of the sender's and the receiver's index.
     pub(super) fn missing_links(&self) -> Vec<(usize, usize)> {
         let missing = self.links.iter().filter(|link| link.facts.is_none());
         missing.map(|link| (link.from, link.to)).collect()
     }
 
-    /// Sets the facts of a link, given the indices of its devices.
+    /// Sets the facts about the link from device `from` to device `to`.
     pub(super) fn set_link(&mut self, (from, to): (usize, usize), facts: LinkFacts) {
         if let Some(link) = self.links.iter_mut().find(|link| (link.from, link.to) == (from, to)) {
             link.facts = Some(facts);
         }
     }
 
-    /// Converts the known profiles and links to a calibration.
+    /// Converts the known profiles and links to a [`Calibration`].
     pub(super) fn into_calibration(self) -> Calibration {
         let labels: Vec<_> = self.devices.iter().map(|known| known.adapter.label()).collect();
         let mut calibration = Calibration::default();

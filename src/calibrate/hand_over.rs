@@ -1,8 +1,9 @@
-//! Timing under load, in calibration pipelines. Measures the hand-over cost of a stage, the token return and
-//! the links.
+//! Measurements in a calibration pipeline, where the devices are busy. They give the hand-over time of a
+//! stage, the time of the token return, and the transfer times of the links.
 //!
-//! Each cost is a difference of times within one run, so that drift between runs cancels out. The result is
-//! the median over several runs, because thread wake-ups are as slow in a real run.
+//! Each overhead is a difference of times within one run, so that drift between runs cancels out. The result
+//! is the median over several runs. It is not the minimum, because thread wake-ups are just as slow in a real
+//! run.
 
 use super::budget::Budget;
 use super::pipeline::{CalibrationPipeline, Seen};
@@ -14,22 +15,23 @@ use ragtag_planner::cost::{Profile, TokenReturn};
 use ragtag_transfer::Route;
 use std::time::{Duration, Instant};
 
-/// Maximum number of new tokens per sequence. The adaptive waits settle within the first few tokens.
+/// Maximum number of new tokens per sequence in a run. The adaptive waits settle within the first few tokens.
 const TOKENS: u32 = 32;
-/// Maximum number of runs with one number of sequences, and the time after which two runs suffice.
+/// Maximum number of timed runs per number of sequences, and the time after which two runs suffice.
 const RUNS: usize = 5;
 const LIMIT: Duration = Duration::from_millis(250);
 
-/// Overheads of a decode step on a device.
+/// Measured overheads of a decode step on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HandOver {
-    /// Overhead of a stage in addition to its measured device time, in microseconds.
+    /// Overhead of a stage in addition to the time that the device computes, in microseconds.
     pub(super) stage_us: f64,
-    /// Cost from the end of the last stage until the coordinator has sent the next micro-batch.
+    /// Time from the end of the last stage until the coordinator has sent the next micro-batch.
     pub(super) token_return: TokenReturn,
 }
 
-/// Times a device. Returns `None` if the device reports no execution times, or implausible ones.
+/// Measures the overheads on the device `label`. Returns `None` if the device reports no execution times, or
+/// implausible ones.
 pub(super) fn measure(
     devices: &Devices,
     steps: &Steps,
@@ -51,8 +53,8 @@ fn tokens(steps: &Steps) -> u32 {
     TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1)
 }
 
-/// Calls `run` once as a warm-up, which records the programs. Then calls it at least once more, and as often
-/// as the time allows. Returns the results of the later calls.
+/// Calls `run` once as a warm-up, which records the programs. Then calls it at least once and up to [`RUNS`]
+/// times, as long as time is left. Returns the results without that of the warm-up.
 fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<Seen>> {
     let start = Instant::now();
     run()?;
@@ -67,7 +69,8 @@ fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<See
 }
 
 impl HandOver {
-    /// Derives the overheads from runs with one sequence and with several, through a single stage.
+    /// Derives the overheads of a single-stage pipeline from runs with one sequence (`alone`) and with
+    /// several sequences (`many`).
     fn of(alone: &[Seen], many: &[Seen]) -> Option<Self> {
         let lost = |seen: &Seen| Some(seen.round_us - seen.stages_us()? - seen.token_return()?.1);
         let stage_us = median(alone.iter().filter_map(lost))?.max(0.0);
@@ -86,8 +89,8 @@ impl HandOver {
     }
 }
 
-/// Times the link from each of these devices to the next one, with the transfers of decode steps and of
-/// chunks. The result is `None` for a link whose devices report no copy times.
+/// Times the link from each device in `stages` to the next one, by transfers of decode steps and of chunks.
+/// The result for a link is `None` if its devices report no copy times, or implausible ones.
 pub(super) fn measure_links(
     devices: &Devices,
     steps: &Steps,
@@ -115,12 +118,12 @@ pub(super) fn measure_links(
     Ok((1..stages.len()).map(|next| link(next - 1)).collect())
 }
 
-/// Returns orders of `count` devices, such that every device directly precedes every other device in some
-/// order.
+/// Returns several orders of `count` devices. For each pair of devices, the first device directly precedes
+/// the second in one of the orders, and follows it directly in another.
 ///
 /// The orders are the rows of a balanced Latin square (E. J. Williams, Experimental designs balanced for the
-/// estimation of residual effects of treatments, 1949). For an odd `count`, they are the rows of the next
-/// larger square without the extra element.
+/// estimation of residual effects of treatments, 1949). For an odd `count`, they are the rows of the square
+/// for `count + 1`, without the additional element.
 pub(super) fn orders(count: usize) -> Vec<Vec<usize>> {
     let even = count.next_multiple_of(2);
     let zigzag = |at: usize| if at.is_multiple_of(2) { at / 2 } else { even - 1 - at / 2 };

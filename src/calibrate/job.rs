@@ -1,4 +1,4 @@
-//! Runs one calibration. Schedules the timing of devices and links, and caches the results.
+//! Runs one calibration: times devices and links in order of importance, and caches the results.
 
 use super::budget::Budget;
 use super::found::{Known, KnownFacts};
@@ -13,11 +13,12 @@ use ragtag_planner::cost::Profile;
 use ragtag_scheduler::SoloDevice;
 use std::time::Duration;
 
-/// Shares of the budget after which the timing of devices, of idle links and of hand-overs ends.
+/// Fractions of the time budget at which calibration stops timing devices, idle links and hand-overs,
+/// respectively.
 const DEVICES_END: f64 = 0.65;
 const LINKS_END: f64 = 0.75;
 const HAND_OVERS_END: f64 = 0.9;
-/// Minimum time that it takes to start a calibration pipeline and to measure with it.
+/// Minimum time that must be left in the budget to start a calibration pipeline and to measure with it.
 const SHORTEST_PIPELINE: Duration = Duration::from_millis(250);
 
 /// State of one calibration.
@@ -29,7 +30,8 @@ pub(super) struct Job<'a> {
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
 
-/// A profile, the warnings about it, and the compilation time.
+/// A measured profile, the warnings about it, and the compilation time that does not count towards the
+/// budget.
 type Timed = (Profile, Vec<String>, Duration);
 
 impl Job<'_> {
@@ -75,7 +77,7 @@ impl Job<'_> {
         Ok(Calibration { timed, warnings, unkept, ..found.into_calibration() })
     }
 
-    /// Times all devices that lack a complete profile. Returns the index and the result of each device.
+    /// Times all devices without a complete profile. Returns the index and the result of each of them.
     fn profiles(&self, known: &[Known], solo: &mut [SoloDevice]) -> Vec<(usize, Result<Timed>)> {
         let missing = |processors: bool| {
             let wanted = move |k: &Known| !k.complete && is_processor(&k.adapter) == processors;
@@ -126,7 +128,7 @@ impl Job<'_> {
         timed(&Timer { steps: self.steps, seconds: self.seconds, budget, tick: self.tick }, known, device)
     }
 
-    /// Adds the points of the previous profile of a device to a new profile.
+    /// Adds the points of the device's previous profile to its new profile.
     fn merged(&self, profile: Profile, known: &Known) -> Profile {
         let mut profile = Profile { measured_unix_s: now_unix_s(), ..profile };
         if let Some(before) = &known.profile {
@@ -135,8 +137,8 @@ impl Job<'_> {
         profile
     }
 
-    /// Caches the new profiles. Devices with the same identity, such as equal parts of a CPU, get the mean of
-    /// their profiles.
+    /// Caches the new profiles. Replaces the profiles of devices with the same identity, such as equal parts
+    /// of a CPU, by their mean.
     fn share_profiles(&self, devices: &mut [Known], timed: &[usize]) {
         for &index in timed {
             let identity = devices[index].identity.clone();
@@ -152,8 +154,8 @@ impl Job<'_> {
         }
     }
 
-    /// Times the missing links between idle devices. Always times at least one link, so that repeated
-    /// calibrations make progress.
+    /// Times the links in `missing` while their devices are idle. Always times at least one link, so that
+    /// repeated calibrations eventually time all links.
     fn links_at_rest(
         &self,
         found: &mut KnownFacts,
@@ -178,7 +180,8 @@ impl Job<'_> {
         }
     }
 
-    /// Times the missing links again while their devices are busy, in a few pipelines that cover all links.
+    /// Times the links in `missing` again while their devices are busy. Runs a few calibration pipelines that
+    /// together contain all links.
     fn links_at_work(
         &self,
         devices: &Devices,
@@ -207,8 +210,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Times and caches the hand-over overheads of a device. Devices with the same identity are timed only
-    /// once.
+    /// Times the hand-over and the token return of a device and caches them in its profile. Times only the
+    /// first of several devices with the same identity.
     fn hand_over(&self, devices: &Devices, known: &mut [Known], index: usize) -> Result<()> {
         let has_time = self.budget.left(HAND_OVERS_END) >= SHORTEST_PIPELINE && self.steps.times_head();
         let identity = known[index].identity.clone();

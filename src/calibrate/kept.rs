@@ -1,10 +1,12 @@
-//! Cache of measurements on disk, with one JSON file per profile and per link. Files are written atomically.
+//! Cache of measurements on disk. Each profile and each link has its own JSON file, which is written
+//! atomically.
 //!
-//! No function of this module returns an error. Unreadable entries count as missing. Failed writes are
-//! skipped, and [`Kept::failure`] returns the first reason. The name of a file is a digest of its key. The
-//! content repeats the key, so that a misplaced file is detected. Entries older than [`MOST_AGE_S`] expire.
+//! No function of this module returns an error. An unreadable file counts as missing. After a failed write,
+//! [`Kept::failure`] returns the reason. The name of a file is a digest of its key. The content repeats the
+//! key, so that a misplaced file is detected. Files older than [`MOST_AGE_S`] expire.
 //!
-//! A calibration holds the folder's lock, because concurrent calibrations would distort each other's timings.
+//! A calibration holds a lock on the folder, because concurrent calibrations would distort each other's
+//! timings.
 
 use crate::files::{MOST_JSON_BYTES, read_text};
 use ragtag_hal::{Adapter, PciAddress};
@@ -18,19 +20,19 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Format version of link files.
+/// Format version of the JSON files of links.
 const LINK_VERSION: u32 = 4;
 /// Age in seconds after which a measurement expires: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
-/// Polling interval while another process holds the lock.
+/// Interval between attempts to take a lock that another process holds.
 const POLL: Duration = Duration::from_millis(50);
 
-/// A measured link.
+/// A measured link, as its JSON file stores it.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeptLink {
     ragtag_link: u32,
-    /// Identities of the two devices.
+    /// Properties of the sending and of the receiving device.
     ends: [LinkEnd; 2],
     /// Time of the measurement, in seconds since 1970.
     measured_unix_s: u64,
@@ -40,28 +42,28 @@ struct KeptLink {
 /// The cache folder.
 pub(super) struct Kept {
     folder: Option<PathBuf>,
-    /// Whether the wait for the calibration of another process has timed out.
+    /// Whether another process still held the lock at the end of the timeout.
     is_taken: bool,
-    /// Reason of the first failed write.
+    /// Reason for the first failed write.
     failure: OnceLock<String>,
 }
 
-/// Exclusive access to the folder until this value is dropped.
+/// Exclusive access to the cache folder. Dropping the lock releases it.
 pub(super) struct Lock {
     _file: Option<File>,
-    /// Whether another process held the lock first. That process may have measured the missing entries.
+    /// Whether this process had to wait for another process, which may have measured the missing entries.
     pub(super) waited: bool,
 }
 
 impl Kept {
-    /// Opens the given folder, or the default folder.
+    /// Creates a cache in `folder`, or in the default folder if `folder` is `None`.
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
         let folder = folder.or_else(|| ragtag_hal::cache::default_folder("profiles"));
         Self { folder, is_taken: false, failure: OnceLock::new() }
     }
 
-    /// Waits up to `timeout` until no other process calibrates. After a timeout, later writes are skipped.
-    /// Does not wait if the folder's lock file cannot be opened or locked.
+    /// Takes the lock. Waits up to `timeout` for another process that holds it. After a timeout, the cache
+    /// skips all writes. Returns without a lock if the lock file cannot be opened or locked.
     pub(super) fn lock(&mut self, timeout: Duration) -> Lock {
         let unlocked = Lock { _file: None, waited: false };
         let Some(folder) = &self.folder else { return unlocked };
@@ -89,12 +91,13 @@ impl Kept {
         }
     }
 
-    /// Returns the reason of the first failed write, or `None` if no write failed.
+    /// Returns the reason for the first failed or skipped write, or `None` if there was none.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Reads the cached profile for this identity.
+    /// Reads the cached profile with the given identity. Returns `None` if there is none, or if it has
+    /// expired or been contradicted.
     pub(super) fn profile(&self, identity: &ProfileIdentity) -> Option<Profile> {
         let path = self.path("profile", identity)?;
         let json = read(&path)?;
@@ -108,12 +111,13 @@ impl Kept {
         }
     }
 
-    /// Writes a profile.
+    /// Writes a profile to the cache.
     pub(super) fn keep_profile(&self, profile: &Profile) {
         self.keep(self.path("profile", &profile.identity), profile);
     }
 
-    /// Reads the cached link between these devices.
+    /// Reads the cached link from one device to another. Returns `None` if there is none or if it has
+    /// expired.
     pub(super) fn link(&self, from: &Adapter, to: &Adapter) -> Option<LinkFacts> {
         let ends = [from, to].map(end);
         let path = self.path("link", &ends)?;
@@ -129,7 +133,7 @@ impl Kept {
         }
     }
 
-    /// Writes a link.
+    /// Writes a link to the cache.
     pub(super) fn keep_link(&self, from: &Adapter, to: &Adapter, facts: &LinkFacts) {
         let ends = [from, to].map(end);
         let path = self.path("link", &ends);
@@ -137,9 +141,9 @@ impl Kept {
         self.keep(path, &KeptLink { ragtag_link: LINK_VERSION, ends, measured_unix_s, facts: facts.clone() });
     }
 
-    /// Marks a cached profile that a run has contradicted, so that it is measured again. Returns whether the
-    /// profile is now marked. If the profile replaced a marked profile, it is not marked until the old mark
-    /// expires, because another measurement would not be better.
+    /// Marks a cached profile that a run has contradicted, so that the next calibration measures it again.
+    /// Returns whether it has marked the profile. If the profile replaced a marked profile, does not mark it
+    /// until the old mark expires, because yet another measurement would not be better.
     pub(super) fn contradict(&self, profile: &Profile) -> bool {
         let Some(path) = self.path("stale", &profile.identity) else { return false };
         let before = mark(&path).filter(|before| !is_old(before.marked_unix_s));
@@ -152,7 +156,7 @@ impl Kept {
         write(&path, &mark).is_ok()
     }
 
-    /// Returns whether a run has contradicted this profile. Marks of earlier profiles do not count.
+    /// Returns whether `profile` is marked. Ignores a mark of an earlier profile with the same identity.
     fn is_contradicted(&self, profile: &Profile) -> bool {
         let mark = self.path("stale", &profile.identity).and_then(|path| mark(&path));
         mark.is_some_and(|mark| mark.measured_unix_s == profile.measured_unix_s)
@@ -178,11 +182,11 @@ impl Kept {
     }
 }
 
-/// Mark of a profile that a run has contradicted.
+/// Mark on a profile that a run has contradicted.
 #[derive(Serialize, Deserialize)]
 struct Mark {
     marked_unix_s: u64,
-    /// Measurement time of the marked profile, which identifies it.
+    /// Time at which the marked profile was measured. It identifies the profile.
     measured_unix_s: u64,
 }
 
@@ -195,12 +199,12 @@ pub(super) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Returns whether a time stamp has expired or lies in the future.
+/// Returns whether a time stamp is more than [`MOST_AGE_S`] in the past or in the future.
 fn is_old(unix_s: u64) -> bool {
     now_unix_s().abs_diff(unix_s) > MOST_AGE_S
 }
 
-/// Properties of a device that affect the speed of its links.
+/// Properties of a device that affect the speed of its links. They are part of a link's key.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinkEnd {
@@ -234,7 +238,8 @@ fn ignored<T>(path: &Path, why: &str) -> Option<T> {
     None
 }
 
-/// Writes a temporary file and renames it, so that readers never see an incomplete file.
+/// Writes `content` as JSON to a temporary file and renames it to `path`, so that readers never see an
+/// incomplete file.
 fn write(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
@@ -254,7 +259,7 @@ pub(super) mod tests {
     use ragtag_kernels::{Activations, KvType};
     use ragtag_planner::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
 
-    /// Returns a profile with this measurement time.
+    /// Returns a profile that was measured at `measured_unix_s`.
     pub(crate) fn profile(measured_unix_s: u64) -> Profile {
         Profile {
             ragtag_profile: PROFILE_VERSION,

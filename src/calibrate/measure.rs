@@ -1,7 +1,7 @@
-//! Times stages with a few segments on a single device, and copies between devices.
+//! Times stages with a few segments on a single device, and transfers between devices.
 //!
-//! The time of a micro-batch on an empty stage is its fixed cost. This cost is subtracted from all other
-//! times, and the difference is divided among the segments of the stage.
+//! A micro-batch takes a fixed time even on an empty stage. The timer subtracts this fixed cost from all
+//! other times and divides the rest among the segments of the stage.
 
 use super::budget::Budget;
 use super::filling::Filling;
@@ -22,36 +22,39 @@ use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Number of repetitions when timing copies and hand-overs.
+/// Number of times that a copy or a hand-over is timed.
 const REPETITIONS: usize = 25;
-/// Number of repetitions when timing thread wake-ups.
+/// Number of times that a thread wake-up is timed.
 const WAKES: usize = 200;
-/// Sizes in bytes of the timed copies.
+/// Sizes of the timed copies, in bytes. Copies of one row of activations are timed as well.
 const COPY_BYTES: [u64; 4] = [4 << 10, 64 << 10, 512 << 10, 2 << 20];
-/// Relative change of the repeated first measurement above which the device has drifted.
+/// Maximum relative change between the first measurement and its repetition at the end. If the change is
+/// larger, the device has drifted.
 const DRIFT: f64 = 0.15;
-/// Duration of the warm-up in a quick calibration. The device's clocks ramp up during the warm-up.
+/// Maximum duration of the warm-up in a quick calibration. The device's clocks ramp up during the warm-up.
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Maximum time per batch in a quick calibration.
+/// Maximum time for the repetitions of one measurement in a quick calibration.
 const MOST_SHARE: Duration = Duration::from_millis(60);
-/// Maximum shares of the remaining time in a quick calibration, for loading blocks, decode, chunks, head and
-/// embedding.
+/// Maximum fractions of the remaining time that a quick calibration spends on loading blocks, on decode, on
+/// chunks, on the head and on the embedding, respectively.
 const LOAD_PART: f64 = 0.2;
 const DECODE_PART: f64 = 0.3;
 const CHUNKS_PART: f64 = 0.6;
 const HEAD_PART: f64 = 0.5;
 const EMBEDDING_PART: f64 = 0.5;
-/// Expected time in microseconds above which a quick calibration times a batch only once, without a burst.
+/// Expected time in microseconds above which a quick calibration runs a batch on its own instead of in a
+/// burst.
 const LONG_US: f64 = 50e3;
 /// Ratio of measured to expected time above which a chunk is timed again.
 const DISTURBED: f64 = 3.0;
-/// Minimum number of runs when timing a batch.
+/// Number of runs of a batch that must fit into the remaining time. Otherwise the batch is not timed.
 const RUNS: f64 = 4.0;
-/// Assumed machine balance in operations per byte. CPUs have a lower balance, and GPUs a higher one.
+/// Assumed machine balance, in arithmetic operations per byte of memory traffic. The balance of CPUs is
+/// lower, and that of GPUs is higher.
 const FLOPS_PER_BYTE: f64 = 50.0;
 
-/// Memory whose sweep evicts the CPU caches. In a run, all blocks execute before the head, so the head never
-/// finds its weights in a cache.
+/// Memory that evicts everything else from the CPU caches when a sweep touches it. In a run, all blocks
+/// execute before the head, so the head never finds its weights in a cache.
 struct Sweep(Vec<u64>);
 
 impl Sweep {
@@ -72,34 +75,34 @@ impl Sweep {
     }
 }
 
-/// Timer of one device.
+/// Times the segments of the model on one device.
 pub(super) struct Timer<'a> {
     pub(super) steps: &'a Steps,
-    /// Approximate total time in seconds if the budget has no limit.
+    /// Approximate total duration of the measurements in seconds, if the budget has no limit.
     pub(super) seconds: f64,
     pub(super) budget: Budget,
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
 
-/// Measured time of a range of segments for a batch.
+/// Measured time of a batch on a range of segments.
 struct Timed {
     batch: SoloBatch,
     stats: Stats,
     segments: Range<usize>,
 }
 
-/// Timings of a window of blocks, with warnings.
+/// Timings of the window of blocks, with warnings for the user.
 #[derive(Default)]
 struct Outcome {
     timed: Vec<Timed>,
-    /// Number of timings that were dropped because they vary too much.
+    /// Number of batches that were dropped because their timings vary too much.
     unsteady: usize,
     warnings: Vec<String>,
 }
 
 impl Timer<'_> {
-    /// Measures a profile, or the part of it that fits into the budget. Also returns warnings. Does not set
-    /// the measurement time of the profile.
+    /// Measures the profile of `device`, or as much of it as the budget allows. Also returns warnings. Leaves
+    /// the profile's measurement time at 0.
     ///
     /// # Errors
     /// Fails if the device fails, or if the timings of the first decode step vary too much.
@@ -140,7 +143,7 @@ impl Timer<'_> {
         self.budget.whole().is_some()
     }
 
-    /// Returns the time budget of one measurement.
+    /// Returns the time that each measurement may take.
     fn share(&self) -> Duration {
         let seconds = match self.budget.whole() {
             Some(whole) => whole.as_secs_f64() / 2.0,
@@ -164,14 +167,15 @@ impl Timer<'_> {
         self.load(device, compiled)
     }
 
-    /// Repeats a measurement until the share `until` of the budget is used up.
+    /// Repeats the measurement `once` for the time of [`Self::share`], but stops when the fraction `until` of
+    /// the budget is used up.
     fn taken(&self, until: f64, once: impl FnMut() -> Result<f64>) -> Result<Stats> {
         let stats = Stats::taken(self.share(), self.budget.left(until), once);
         (self.tick)();
         stats
     }
 
-    /// Times a micro-batch on an empty stage, in microseconds.
+    /// Returns the time of a micro-batch on an empty stage, in microseconds.
     fn stage_us(&self, device: &mut SoloDevice) -> Result<f64> {
         let first = self.steps.window.start.min(self.steps.head());
         let mut compiled = self.steps.compile_decode(first..first + 1, device.adapter())?;
@@ -209,8 +213,8 @@ impl Timer<'_> {
         Ok(Some(KindProfile::new(self.steps.keys[0], samples)))
     }
 
-    /// Times the head and the token return. `together` is the number of CPU devices that are timed at the
-    /// same time.
+    /// Times the head and the token return. `together` is the number of CPU devices that are timed
+    /// concurrently and that share the CPU caches.
     fn head(
         &self,
         device: &mut SoloDevice,
@@ -247,7 +251,7 @@ impl Timer<'_> {
         Ok((Some(KindProfile::new(self.steps.keys[head], samples)), token_return))
     }
 
-    /// Times the token return. Returns `None` if no time is left.
+    /// Times the token return on a stage with the head. Returns `None` if no time is left.
     fn token_return(&self, stage: &mut SoloStage<'_>) -> Result<Option<TokenReturn>> {
         if self.budget.left(1.0).is_zero() {
             return Ok(None);
@@ -273,9 +277,9 @@ impl Timer<'_> {
         Ok(Some(TokenReturn { latency_us: latency_us.max(0.0), row_us }))
     }
 
-    /// Times all kinds of segments between embedding and head. Divides the time of the window in proportion
-    /// to the times of single segments. In a quick calibration, divides it in proportion to the work of the
-    /// segments.
+    /// Times all kinds of segments between embedding and head. Times the window as a whole and divides its
+    /// time among its segments: in proportion to their times alone or, in a quick calibration, to their
+    /// estimated work.
     fn blocks(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<KindProfile>, Vec<String>)> {
         let steps = self.steps;
         if steps.window.is_empty() {
@@ -316,8 +320,9 @@ impl Timer<'_> {
         Ok((steps.kinds.iter().map(kind).collect(), warnings))
     }
 
-    /// Times the first segment of each kind alone, for each batch, if the kind's share of the window's time
-    /// is unknown. Times nothing in a quick calibration.
+    /// For each kind of segment, times each batch on the first segment of the kind alone. Skips a kind that
+    /// fills the whole window, because the window already gives its time. Times nothing in a quick
+    /// calibration.
     fn alone(&self, device: &mut SoloDevice, whole: &[Timed]) -> Result<Vec<(usize, Vec<Stats>)>> {
         let steps = self.steps;
         let mut alone = Vec::new();
@@ -340,7 +345,7 @@ impl Timer<'_> {
         Ok(alone)
     }
 
-    /// Loads a range of blocks for decode steps or for chunks.
+    /// Loads a range of blocks as a stage, for decode steps if `decode` is set and for chunks otherwise.
     fn load_window<'d>(
         &self,
         device: &'d mut SoloDevice,
@@ -354,7 +359,7 @@ impl Timer<'_> {
         self.load(device, compiled)
     }
 
-    /// Times the window of blocks for each decode step and each chunk. Skips chunks that would take too long.
+    /// Times each decode step and each chunk on the window of blocks. Skips chunks that would take too long.
     fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Outcome> {
         let (steps, label) = (self.steps, device.adapter().label());
         let window = self.decode_window(device)?;
@@ -378,8 +383,9 @@ impl Timer<'_> {
         Ok(outcome)
     }
 
-    /// Returns the blocks with which decode is timed. A quick calibration limits their number so that loading
-    /// takes at most a share of the remaining time, which it estimates from the first block.
+    /// Returns the blocks with which decode is timed. A quick calibration loads the first block to estimate
+    /// the loading time, and limits the number of blocks so that loading takes at most the fraction
+    /// [`LOAD_PART`] of the remaining time.
     fn decode_window(&self, device: &mut SoloDevice) -> Result<Range<usize>> {
         let Range { start, end } = self.steps.decode_window(device.adapter());
         if !self.is_quick() || end - start < 2 {
@@ -392,8 +398,8 @@ impl Timer<'_> {
         Ok(start..end.min(start + (most as usize).max(1)))
     }
 
-    /// Keeps the device busy until its clocks have ramped up, in a quick calibration only. Other calibrations
-    /// detect drift and time the batches again.
+    /// In a quick calibration, keeps the device busy until its clocks have ramped up. Other calibrations need
+    /// no warm-up, because they detect drift and time the batches again.
     fn warm_up(&self, stage: &mut SoloStage<'_>, batch: &SoloBatch) -> Result<()> {
         let limit = WARM_UP.min(self.budget.left(1.0) / 8);
         let start = Instant::now();
@@ -403,9 +409,9 @@ impl Timer<'_> {
         Ok(())
     }
 
-    /// Times batches, and drops timings that vary too much. If time allows, times the first batch again at
-    /// the end. If its time has drifted, repeats all timings, because the device may have been slow at the
-    /// start.
+    /// Times the batches with `times`, and drops the batches whose timings vary too much. Unless the
+    /// calibration is quick, times the first batch again at the end. If its time has drifted, repeats all
+    /// timings, because the device may have been slow at the start.
     fn steadily(
         &self,
         stage: &mut SoloStage<'_>,
@@ -429,7 +435,7 @@ impl Timer<'_> {
         Ok(())
     }
 
-    /// Times batches on a stage until the share `until` of the budget is used up. Always times the first
+    /// Times batches on a stage until the fraction `until` of the budget is used up. Always times the first
     /// batch.
     fn batches(
         &self,
@@ -469,7 +475,8 @@ impl Timer<'_> {
         Ok(timed)
     }
 
-    /// Times the first batch again. If its time has drifted, returns the number of blocks and both times.
+    /// Times the first batch again. If its time has drifted, returns the number of blocks and both times in
+    /// microseconds.
     fn drift(&self, stage: &mut SoloStage<'_>, timed: &[Timed]) -> Result<Option<(usize, [f64; 2])>> {
         let Some(Timed { batch, stats: first, segments }) = timed.first() else { return Ok(None) };
         let last = Stats::taken(self.share(), self.budget.left(1.0), || Ok(stage.burst_us(batch)?))?;
@@ -478,14 +485,14 @@ impl Timer<'_> {
     }
 }
 
-/// Estimates the relative time of a segment for a batch.
+/// Estimates the time of a batch on a segment, relative to other segments.
 fn work(key: &SegmentKey, batch: &SoloBatch) -> f64 {
     let work = key.work(&key.point(&micro_batch(batch)));
     (work.bytes * FLOPS_PER_BYTE).max(work.flops)
 }
 
-/// Times copies between a device and host memory. Returns the bytes of each copy and the mean time of both
-/// directions in microseconds.
+/// Times copies between a device and host memory. Returns the size of each copy in bytes, and the mean of its
+/// times in the two directions, in microseconds.
 fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Result<Vec<(u64, f64)>> {
     let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
     let each = left / (COPY_BYTES.len() as u32 + 1);
@@ -496,8 +503,8 @@ fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Resul
     sizes.map(copy).collect()
 }
 
-/// Times the link between two devices, given by their indices. Returns `None` if the timings are implausible
-/// twice.
+/// Times the link between two devices, given by their indices in `devices`. Retries once if the timings are
+/// implausible. Returns `None` if they still are.
 pub(super) fn link(
     devices: &mut [SoloDevice],
     (from, to): (usize, usize),
@@ -517,8 +524,8 @@ pub(super) fn link(
     Ok(None)
 }
 
-/// Times transfers over a link. Returns the bytes of each transfer and its time in microseconds, excluding
-/// the hand-over.
+/// Times transfers over a link. Returns the size of each transfer in bytes, and its time in microseconds
+/// without the hand-over.
 fn crossings(crossing: &mut SoloLink<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
     let idle = (0..REPETITIONS).map(|_| Ok(crossing.hand_over_us()?)).collect::<Result<_>>()?;
     let hand_over_us = undisturbed_us(idle);
@@ -531,7 +538,7 @@ fn crossings(crossing: &mut SoloLink<'_>, row_bytes: u64) -> Result<Vec<(u64, f6
     sizes.map(sample).collect()
 }
 
-/// Measures the time to wake a sleeping thread.
+/// Measures the time to wake a sleeping thread, in microseconds.
 fn wake_us() -> f64 {
     let (there, asked) = mpsc::channel::<()>();
     let (answer, back) = mpsc::channel::<()>();

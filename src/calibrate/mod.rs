@@ -1,9 +1,9 @@
-//! Calibration times the model's segments on each device, with the model's shapes, and the link between each
-//! pair of devices. Results are cached on disk.
+//! Calibration. It times segments with the model's shapes on each device, and the link between each pair of
+//! devices. It caches the results on disk.
 //!
-//! CPU devices are timed concurrently, because they run concurrently in a pipeline and share caches and
-//! memory bandwidth. Every other device is timed alone. Equal parts of a CPU share one profile, which is the
-//! mean of their profiles.
+//! All CPU devices are timed at the same time, because they also work at the same time in a pipeline and
+//! share caches and memory bandwidth. Every other device is timed alone. CPU devices with equally many
+//! threads share one profile, which is the mean of their measured profiles.
 
 mod budget;
 mod filling;
@@ -34,20 +34,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use steps::Steps;
 
-/// Ratio between measured and predicted time that contradicts a profile, and the minimum numbers of decode
-/// steps and chunks for this conclusion.
+/// Ratio between measured and predicted time (or its inverse) above which a run contradicts a profile, and
+/// the minimum numbers of decode steps and of chunks in such a run.
 const CONTRADICTING_FACTOR: f64 = 1.5;
 const CONTRADICTING_STEPS: u64 = 16;
 const CONTRADICTING_CHUNKS: u64 = 8;
 
-/// Wall time limit of an implicit calibration. It leaves a margin to the documented 3 seconds.
+/// Default wall time limit of a calibration. It is slightly shorter than the documented 3 seconds.
 const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 
-/// Timeouts of the wait for another process's calibration, with and without a time limit of this calibration.
+/// Maximum time to wait for another process that is calibrating. The first value applies if this calibration
+/// has a time limit, the second if it has none.
 const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 
-/// Options for calibration.
+/// Options with which [`Calibration::run`] measures.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CalibrationOptions {
@@ -55,16 +56,18 @@ pub struct CalibrationOptions {
     pub activations: Activations,
     /// Element type of the KV cache.
     pub kv: KvType,
-    /// Maximum rows of a prefill micro-batch.
+    /// Maximum number of rows of a prefill micro-batch.
     pub chunk: u32,
-    /// Maximum number of sequences that decode together.
+    /// Maximum number of sequences in one decode step.
     pub sequences: u32,
-    /// Approximate timing budget per device in seconds, if `limit` is `None`.
+    /// Approximate duration of the measurements on each device in seconds. It applies only if `limit` is
+    /// `None`.
     pub seconds: f64,
-    /// Wall time limit for all devices together, excluding kernel compilation. The default is just under 3
-    /// seconds. The most important points are timed first. An incomplete profile is cached and used.
+    /// Wall time limit for the measurements on all devices, excluding kernel compilation. The default is just
+    /// under 3 seconds. Calibration takes the most important measurements first. It caches and uses an
+    /// incomplete profile.
     pub limit: Option<Duration>,
-    /// Whether to ignore cached results and to time everything.
+    /// Whether to ignore cached results and to time all devices and links again.
     pub force: bool,
     /// Cache folder. The default is `profiles` in `RAGTAG_CACHE_DIR`, or `ragtag/profiles` in the user's
     /// cache folder.
@@ -86,32 +89,33 @@ impl Default for CalibrationOptions {
     }
 }
 
-/// Measurements of devices and of the links between them.
+/// Measured profiles of devices and of the links between them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
-    /// Profiles by device label.
+    /// Labels of the devices, each with its profile.
     pub profiles: Vec<(String, Arc<Profile>)>,
-    /// Links between the devices.
+    /// Figures of the links between the devices.
     pub links: Links,
-    /// Devices that this call timed. All other profiles come from the cache.
+    /// Labels of the devices that this calibration has timed. All other profiles come from the cache.
     pub timed: Vec<String>,
-    /// Devices that could not be opened. [`Planner::calibrated`](crate::Planner::calibrated) excludes these
-    /// devices.
+    /// Labels of the devices that could not be opened. [`Planner::calibrated`](crate::Planner::calibrated)
+    /// excludes these devices.
     pub closed: Vec<String>,
-    /// Warnings for the user, for example about devices that cannot be opened or whose times drift.
+    /// Warnings for the user, for example about a device that cannot be opened or whose times drift.
     pub warnings: Vec<String>,
-    /// Reason why some results could not be cached. These results are valid, but the next calibration
-    /// measures them again.
+    /// Reason for which some results could not be cached, if any. These results are valid, but the next
+    /// calibration measures them again.
     pub unkept: Option<String>,
 }
 
 impl Calibration {
-    /// Times the selected devices and links that are not cached. `progress` receives the numbers of finished
-    /// and of all steps. It is not called if everything is cached.
+    /// Times the selected devices and their links, except those with cached results. Calls `progress` with
+    /// the number of finished steps and the total number of steps. Does not call it if all results are
+    /// cached.
     ///
     /// # Errors
-    /// Fails if the model cannot be lowered, or if no device can be opened. A device that cannot be opened or
-    /// timed only causes a warning.
+    /// Fails if the model cannot be lowered, or if no device can be opened. If only some devices cannot be
+    /// opened or timed, returns a warning for each of them instead.
     pub fn run(
         model: &Model,
         devices: &Devices,
@@ -137,7 +141,7 @@ impl Calibration {
         }
     }
 
-    /// Times the devices and links that are not cached.
+    /// Times the devices in `adapters` and their links, except those with cached results.
     fn of(
         adapters: &[Adapter],
         model: &Model,
@@ -176,12 +180,12 @@ impl Calibration {
         Ok(KnownFacts::new(devices.selected(), &steps, &kept, false)?.into_calibration())
     }
 
-    /// Marks the cached profiles that a run contradicts, so that the next calibration times their devices
-    /// again. Returns the labels of these devices.
+    /// Marks the cached profiles that a run contradicts, so that the next calibration times these devices
+    /// again. Returns the labels of the devices.
     ///
-    /// `devices` are the facts behind the comparison. `folder` has the same meaning as in
-    /// [`CalibrationOptions`]. If a profile replaced a marked profile, it is not marked until 30 days after
-    /// the old mark.
+    /// `devices` are the facts from which the predictions in `comparison` were computed. `folder` has the
+    /// same meaning as in [`CalibrationOptions`]. After a profile has been marked, its replacement cannot be
+    /// marked for 30 days.
     pub fn contradict(
         devices: &[DeviceFacts],
         comparison: &Comparison,
@@ -196,12 +200,12 @@ impl Calibration {
         contradicted.map(|device| device.label.clone()).collect()
     }
 
-    /// Returns the profile of a device.
+    /// Returns the profile of the device with the given label, if there is one.
     pub fn profile(&self, label: &str) -> Option<&Arc<Profile>> {
         self.profiles.iter().find(|(own, _)| own == label).map(|(_, profile)| profile)
     }
 
-    /// Adds the measured profiles to device facts.
+    /// Adds the measured profiles to the facts of their devices.
     pub fn apply(&self, facts: Vec<DeviceFacts>) -> Vec<DeviceFacts> {
         let with = |facts: DeviceFacts| match self.profile(&facts.label) {
             Some(profile) => facts.with_profile(Arc::clone(profile)),
@@ -211,8 +215,8 @@ impl Calibration {
     }
 }
 
-/// Returns whether a stage deviated from its prediction by more than [`CONTRADICTING_FACTOR`], over enough
-/// micro-batches.
+/// Returns whether the measured time of a stage differs from its prediction by more than
+/// [`CONTRADICTING_FACTOR`], over enough micro-batches.
 fn is_contradiction(part: &ComparedPart) -> bool {
     let fewest = match part.phase {
         Phase::Decode => CONTRADICTING_STEPS,

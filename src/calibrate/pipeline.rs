@@ -1,10 +1,10 @@
-//! The calibration pipeline: the actors, mailboxes and coordinator of a real pipeline, with one block or the
-//! head on each stage.
+//! The calibration pipeline. It has the actors, mailboxes and coordinator of a real pipeline, but each stage
+//! has only one block or the head.
 //!
-//! The overheads between stages and between steps are realistic only if stages take as long as in a real run.
-//! While a stage takes milliseconds, other threads go to sleep and their cores go idle. Therefore the
-//! dispatches of decode steps are repeated. Chunks have no dispatches, because only their transfers are
-//! measured.
+//! Overheads between stages and between steps are realistic only if a stage takes as long as in a real run.
+//! In a real run, a stage takes milliseconds, while the other threads sleep and their cores are idle. The
+//! calibration pipeline therefore repeats the dispatches of a decode step. It omits the dispatches of chunks,
+//! because it measures only their transfers.
 
 use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
@@ -21,11 +21,11 @@ use ragtag_scheduler::{
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Approximate time of a stage per decode step, in microseconds.
+/// Approximate time that each stage takes for a decode step, in microseconds.
 const BUSY_US: f64 = 1500.0;
 /// Maximum number of repetitions of a decode step's dispatches.
 const MOST_TIMES: f64 = 64.0;
-/// Time after the last token within which all statistics are recorded.
+/// Time to wait after the last token until the pipeline has recorded all statistics.
 const SETTLED: Duration = Duration::from_millis(2);
 
 /// A running calibration pipeline.
@@ -35,8 +35,8 @@ pub(super) struct CalibrationPipeline {
 }
 
 impl CalibrationPipeline {
-    /// Starts a pipeline over these devices. The time of a segment on a device comes from the device's
-    /// profile.
+    /// Starts a pipeline with a stage on each device in `stages`. The profile of a device gives the time of
+    /// its segment, which determines how often the dispatches are repeated.
     pub(super) fn start(devices: &Devices, steps: &Steps, stages: &[(String, &Profile)]) -> Result<Self> {
         let labels: Vec<String> = stages.iter().map(|(label, _)| label.clone()).collect();
         let (mut opened, mut specs, mut logit_row_bytes) = (Vec::new(), Vec::new(), 0);
@@ -62,6 +62,7 @@ impl CalibrationPipeline {
     }
 
     /// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.
+    /// Returns the statistics of the run.
     pub(super) fn run(&self, sequences: u32, prompt: u32, tokens: u32) -> Result<Seen> {
         let before = self.pipeline.stats();
         let (sender, replies) = mpsc::channel();
@@ -106,8 +107,8 @@ impl CalibrationPipeline {
     }
 }
 
-/// Repeats the dispatches of decode steps so that a step takes about [`BUSY_US`]. Removes the dispatches of
-/// chunks.
+/// Repeats the dispatches of a stage's decode step so that the step takes about [`BUSY_US`]. `step_us` is the
+/// time of one repetition. Removes the dispatches of chunks.
 fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
     let times = (BUSY_US / step_us.max(1.0)).ceil().clamp(1.0, MOST_TIMES) as usize;
     for program in &mut compiled.programs {
@@ -129,17 +130,17 @@ impl Sample for FixedChoice {
     }
 }
 
-/// Mean bytes and time of the transfers on an edge.
+/// Mean size and mean time of the transfers on an edge.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MeanTransfer {
     pub(super) bytes: f64,
     pub(super) us: f64,
 }
 
-/// Statistics before and after a run.
+/// Statistics of the pipeline before and after a run.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// Mean time between tokens of the first sequence, in microseconds.
+    /// Mean time between two new tokens of the first sequence, in microseconds.
     pub(super) round_us: f64,
     before: PipelineStats,
     after: PipelineStats,
@@ -147,8 +148,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Returns the time of a decode step on all stages together, in microseconds. Returns `None` if a stage
-    /// was not timed.
+    /// Returns the mean time of a decode step, summed over all stages, in microseconds. Returns `None` if a
+    /// stage has run no decode step.
     pub(super) fn stages_us(&self) -> Option<f64> {
         let stages = self.before.stages.iter().zip(&self.after.stages).map(|(before, after)| {
             let (before, after) = (before.decode, after.decode);
@@ -158,13 +159,15 @@ impl Seen {
         stages.sum()
     }
 
-    /// Returns the mean transfer from a stage to the next one, in decode steps or in chunks.
+    /// Returns the mean transfer from `stage` to the next stage, in decode steps if `decode` is set and in
+    /// chunks otherwise. Returns `None` if there was none.
     pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<MeanTransfer> {
         let of = |report: &EdgeReport| if decode { report.decode } else { report.prefill };
         crossing(of(self.before.edges.get(stage)?), of(self.after.edges.get(stage)?))
     }
 
-    /// Returns the mean token return of a decode step: rows of logits and microseconds.
+    /// Returns the mean token return of a decode step: the number of rows of logits, and the time in
+    /// microseconds.
     pub(super) fn token_return(&self) -> Option<(f64, f64)> {
         let returned = crossing(self.before.token_return.decode, self.after.token_return.decode)?;
         Some((returned.bytes / self.logit_row_bytes as f64, returned.us))
@@ -185,8 +188,8 @@ pub(super) mod tests {
     use super::*;
     use ragtag_scheduler::{Computed, StageReport};
 
-    /// Returns statistics of decode steps with the given times of a round, the stages, the edges and the
-    /// token return.
+    /// Returns the statistics of a run in which the round, each stage, each edge and the token return take
+    /// the given times for every decode step. `rows` is the number of rows of logits.
     pub(crate) fn seen(
         round_us: f64,
         stages_us: &[u64],

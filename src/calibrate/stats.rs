@@ -4,14 +4,14 @@ use crate::error::Result;
 use ragtag_planner::cost::{TimePoint, TimeSample};
 use std::time::{Duration, Instant};
 
-/// Maximum number of repetitions.
+/// Maximum number of repetitions of a measurement.
 const MOST: usize = 200;
-/// Ratio of spread to median above which timings are unusable, and the minimum number of timings for a
-/// meaningful spread.
+/// Ratio of interquartile range to median above which timings vary too much to be usable, and the minimum
+/// number of timings for this check.
 const UNSTEADY: f64 = 0.5;
 const FEWEST: u32 = 5;
 
-/// Median and interquartile range of timings.
+/// Median and interquartile range of repeated timings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stats {
     pub(super) median_us: f64,
@@ -27,9 +27,9 @@ impl Stats {
         Self { median_us: quartile(2), spread_us: quartile(3) - quartile(1), count: times.len() as u32 }
     }
 
-    /// Runs a measurement once as a warm-up, then repeats it for the time `limit`. Repeats it at least three
-    /// times, unless that takes longer than four times `limit`. If `left` does not allow a second run, the
-    /// warm-up counts as a timing.
+    /// Runs the measurement `once` as a warm-up, then repeats it for the time `limit`. Repeats it at least
+    /// three times, unless that takes longer than four times `limit`. Does not run longer than `left`. If
+    /// `left` is too short for a second run, uses the time of the warm-up.
     pub(super) fn taken(
         limit: Duration,
         left: Duration,
@@ -51,8 +51,8 @@ impl Stats {
         }
     }
 
-    /// Repeats a measurement like [`Stats::taken`], but starts over once if the timings vary too much and
-    /// time is left.
+    /// Repeats the measurement `once` like [`Stats::taken`]. If the timings vary too much and time is left,
+    /// does so a second time and uses the new timings, unless there are too few of them.
     pub(super) fn steady(
         limit: Duration,
         left: impl Fn() -> Duration,
@@ -66,7 +66,8 @@ impl Stats {
         Ok(if second.count < FEWEST { first } else { second })
     }
 
-    /// Repeats a measurement `most` times, or as often as `left` allows, but at least once.
+    /// Repeats the measurement `once` up to `most` times as long as the time `left` allows, but at least
+    /// once. Returns all times.
     pub(super) fn times(
         most: usize,
         left: Duration,
@@ -93,8 +94,8 @@ impl Stats {
     }
 }
 
-/// Returns the tenth percentile of hand-over times, which approximates the time on an idle host. A busy host
-/// delays hand-overs, but a profile is used for much longer than the host stays busy.
+/// Returns the tenth percentile of `times`, which approximates the time on an idle host. The host may be busy
+/// during calibration, but the profile is used for much longer than the host stays busy.
 pub(super) fn undisturbed_us(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.get(times.len() / 10).copied().unwrap_or(0.0)
@@ -106,7 +107,8 @@ mod tests {
 
     const NO_LIMIT: Duration = Duration::from_secs(1000);
 
-    /// Returns a measurement that returns these times in order and then repeats the last time.
+    /// Returns a fake measurement, which returns the values of `times` in order and then repeats the last
+    /// one.
     fn giving(times: &[f64]) -> impl FnMut() -> Result<f64> {
         let (mut at, times) = (0, times.to_vec());
         move || {

@@ -1,5 +1,5 @@
-//! The list of measurements: representative segments, and the points at which they are timed. This module
-//! only plans the measurements. `measure` runs them.
+//! The list of measurements: representative segments, and the micro-batches with which calibration times
+//! them. This module only lists the measurements. `measure` runs them.
 
 use super::{CalibrationOptions, is_processor};
 use crate::error::{Error, Result};
@@ -11,33 +11,35 @@ use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, Tim
 use ragtag_scheduler::SoloBatch;
 use std::ops::Range;
 
-/// Numbers of positions at which decode is timed: a short and a long context.
+/// Numbers of cached positions with which decode is timed: a short and a long context.
 const CONTEXTS: [u32; 2] = [32, 512];
-/// Length of the far context, in positions. One decode step of a single sequence and the chunks at the end of
-/// a prompt are timed at this context. The context of the model limits it.
+/// Maximum length of the far context, in positions. Calibration times a decode step of a single sequence in
+/// this context, and the chunks at its end. The model's context and [`MAX_FAR_BYTES`] also limit the length.
 const FAR: u32 = 8192;
-/// Maximum size of the window's KV cache in the far context, in bytes.
+/// Maximum size in bytes of the KV cache that the window's blocks need for the far context.
 const MAX_FAR_BYTES: u64 = 512 << 20;
-/// Maximum number of sequences that are timed together. Times of more sequences are extrapolated.
+/// Maximum number of sequences in a timed decode step. Times for more sequences are extrapolated.
 const MAX_SEQUENCES: u32 = 64;
-/// Smallest chunk that is timed, unless the largest chunk is smaller.
+/// Minimum size in tokens of a timed chunk, unless the largest chunk is smaller.
 const SMALLEST_CHUNK: u32 = 16;
-/// Largest chunk of calibration pipelines and of stages that decode several sequences. The KV cache of every
-/// sequence must hold such a chunk.
+/// Maximum chunk, in tokens, of the stages in calibration pipelines. The KV cache of every sequence must hold
+/// such a chunk.
 const MAX_SHARED_CHUNK: u32 = 1024;
-/// Most important chunk sizes, in order of importance. All other sizes come after these, largest first.
+/// Most important chunk sizes in tokens, in order of importance. Calibration times all other sizes after
+/// these, largest first.
 const WORTH: [u32; 6] = [512, 2048, 4096, 128, 1024, 256];
-/// Maximum rows of the far-context chunk that is timed before the less important chunks.
+/// Maximum number of rows of the far-context chunk that is timed before the less important chunks.
 const FAR_ROWS: u32 = 512;
-/// Expected time in microseconds above which a chunk is not timed. Such a chunk is compute-bound, so its time
-/// can be predicted from shorter chunks.
+/// Maximum expected time of a timed chunk, in microseconds. A longer chunk is compute-bound, so its time can
+/// be predicted from shorter chunks.
 const LONGEST_US: f64 = 400e3;
-/// Total bytes and maximum number of blocks that are timed together. The bytes exceed the last-level caches
-/// of most servers, so that weights do not stay in a cache.
+/// Target size in bytes and maximum number of the blocks that are timed together. The size exceeds the
+/// last-level caches of most servers, so that weights do not stay in a cache.
 const WINDOW: (u64, usize) = (512 << 20, 8);
-/// Total bytes of the blocks that a quick calibration times on a CPU.
+/// Target size in bytes of the blocks whose decode steps a quick calibration times on a CPU.
 const QUICK_WINDOW_BYTES: u64 = 256 << 20;
-/// Maximum size in bytes of an embedding table that is timed. Lookups take almost no time.
+/// Maximum size in bytes of a timed embedding table. A larger table is not timed, because lookups take almost
+/// no time.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
 /// Maximum size in bytes of a head that a quick calibration times.
 const MAX_QUICK_HEAD_BYTES: u64 = 1 << 30;
@@ -47,21 +49,22 @@ const QUICK_SWEEP_BYTES: u64 = 128 << 20;
 /// List of measurements for one model.
 #[derive(Debug)]
 pub(super) struct Steps {
-    /// Lowering of calibration pipelines.
+    /// Lowering for calibration pipelines.
     pub(super) lowering: Lowering,
-    /// Lowering of stages on which decode and the head are timed.
+    /// Lowering for the stages on which decode and the head are timed.
     decode_lowering: Lowering,
-    /// Lowering of stages on which chunks and far-context decode are timed. It has a single sequence.
+    /// Lowering for the stages on which chunks and far-context decode are timed. These stages hold a single
+    /// sequence.
     prefill: Lowering,
     pub(super) keys: Vec<SegmentKey>,
     /// Consecutive blocks that are timed together.
     pub(super) window: Range<usize>,
-    /// First segment of each kind between embedding and head.
+    /// Index of the first segment of each kind between embedding and head.
     pub(super) kinds: Vec<usize>,
     times_embedding: bool,
-    /// Decode steps, in order of importance.
+    /// Decode steps to time, in order of importance.
     pub(super) decode: Vec<SoloBatch>,
-    /// Chunks and decode in the far context, in order of importance.
+    /// Chunks to time, and a decode step in the far context, in order of importance.
     pub(super) chunks: Vec<SoloBatch>,
     /// Row counts with which the head is timed.
     pub(super) head_rows: Vec<u32>,
@@ -155,8 +158,8 @@ impl Steps {
         compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })
     }
 
-    /// Returns the blocks with which decode steps are timed. A quick calibration uses fewer blocks on a CPU,
-    /// whose compute threads also copy the weights.
+    /// Returns the blocks with which decode steps are timed. On a CPU, a quick calibration uses fewer blocks,
+    /// because the CPU's compute threads must also copy the weights.
     pub(super) fn decode_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
         if !self.is_quick || !is_processor(adapter) {
@@ -166,19 +169,20 @@ impl Steps {
         start..end.min(start + QUICK_WINDOW_BYTES.div_ceil(each).max(1) as usize)
     }
 
-    /// Returns the blocks with which chunks are timed. A quick calibration uses only one block on a CPU,
-    /// where even small chunks are compute-bound.
+    /// Returns the blocks with which chunks are timed. On a CPU, a quick calibration uses only one block,
+    /// because even small chunks are compute-bound there.
     pub(super) fn chunk_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
         if self.is_quick && is_processor(adapter) { start..end.min(start + 1) } else { start..end }
     }
 
-    /// Returns whether the head is timed.
+    /// Returns whether calibration times the head. A quick calibration skips a head larger than
+    /// [`MAX_QUICK_HEAD_BYTES`].
     pub(super) fn times_head(&self) -> bool {
         !self.is_quick || self.head_bytes <= MAX_QUICK_HEAD_BYTES
     }
 
-    /// Returns the requested chunk size and number of sequences.
+    /// Returns the largest chunk and the number of sequences for which the profile is made.
     pub(super) fn timed_for(&self) -> TimedFor {
         self.timed_for
     }
@@ -188,7 +192,7 @@ impl Steps {
         if self.times_embedding { &self.embedding_rows } else { &[] }
     }
 
-    /// Returns the segment number of the head.
+    /// Returns the index of the head segment.
     pub(super) fn head(&self) -> usize {
         self.keys.len() - 1
     }
@@ -198,24 +202,26 @@ impl Steps {
         self.window.clone().all(|segment| self.keys[segment] == self.keys[self.window.start])
     }
 
-    /// Returns the number of bytes to sweep to evict the CPU caches: the size of the window, up to a limit.
+    /// Returns the number of bytes that a sweep must touch to evict the CPU caches: the size of the window,
+    /// up to a limit.
     pub(super) fn sweep_bytes(&self) -> usize {
         let most = if self.is_quick { QUICK_SWEEP_BYTES } else { WINDOW.0 };
         self.window_bytes.min(most) as usize
     }
 
-    /// Returns the bytes of a row of logits.
+    /// Returns the size of a row of logits, in bytes.
     pub(super) fn logit_row_bytes(&self) -> u64 {
         u64::from(self.graph.hyperparameters().vocabulary) * 4
     }
 
-    /// Returns the bytes of a row of activations.
+    /// Returns the size of a row of f32 activations, in bytes.
     pub(super) fn row_bytes(&self) -> u64 {
         self.row_bytes
     }
 
-    /// Returns whether a cached profile suffices. For a quick calibration, the profile must be for at least
-    /// the requested sizes. For other calibrations, it must contain every point.
+    /// Returns whether a cached profile makes the measurements unnecessary. A quick calibration accepts a
+    /// profile that was made for at least the requested chunk and number of sequences. Other calibrations
+    /// require a profile that contains every point.
     pub(super) fn is_served_by(&self, profile: &Profile) -> bool {
         if self.is_quick { profile.timed_for.covers(&self.timed_for) } else { self.are_all_in(profile) }
     }
@@ -238,8 +244,8 @@ impl Steps {
             && self.decode.iter().chain(chunks).all(middle)
     }
 
-    /// Returns the time of the window's blocks according to a profile, in microseconds. Ignores blocks that
-    /// are not in the profile.
+    /// Returns the time in microseconds that the window's blocks take for `batch` according to `profile`.
+    /// Ignores blocks that are not in the profile.
     fn window_us(&self, profile: &Profile, batch: &SoloBatch) -> f64 {
         let time = |segment: usize| profile.time(&self.keys[segment], &micro_batch(batch));
         self.window.clone().filter_map(time).map(|time| time.value).sum()
@@ -252,7 +258,8 @@ impl Steps {
         ((singles + 1) * batches + self.embedding_rows().len() + self.head_rows.len() + 1) as u64
     }
 
-    /// Returns the identity of a profile of this model on a device.
+    /// Returns the identity of this model's profile on a device. `together` is the number of devices that are
+    /// timed at the same time.
     pub(super) fn identity(&self, adapter: &Adapter, together: u32) -> Result<ProfileIdentity> {
         Ok(ProfileIdentity {
             // All equal parts of a CPU share one profile.
@@ -268,8 +275,8 @@ impl Steps {
         })
     }
 
-    /// Returns a digest of the kernels' variants and sources, and of Ragtag's version for CPU kernels. The
-    /// digest does not depend on the requested sizes.
+    /// Returns a digest of Ragtag's version, the device's features, and the variants and sources of the
+    /// kernels. The digest does not depend on the requested chunk and number of sequences.
     fn kernels(&self, adapter: &Adapter) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
@@ -305,23 +312,24 @@ impl Steps {
     }
 }
 
-/// Predictor of chunk times from the chunks that were already timed.
+/// Predicts the times of chunks from the chunks that were already timed.
 #[derive(Debug, Default)]
 pub(super) struct ChunkTimes {
-    /// Rows and microseconds of the timed chunks.
+    /// Number of rows and time in microseconds of each timed chunk.
     seen: Vec<(u32, f64)>,
 }
 
 impl ChunkTimes {
-    /// Returns the expected time of a batch in microseconds. The time is scaled by rows from the longest
-    /// timed chunk that has no more rows. It is 0 for decode, and if no such chunk was timed.
+    /// Returns the expected time of `batch` in microseconds. Takes the longest timed chunk that has no more
+    /// rows than `batch`, and scales its time by the number of rows. Returns 0 for decode, or if there is no
+    /// such chunk.
     pub(super) fn expected_us(&self, batch: &SoloBatch) -> f64 {
         let shorter = self.seen.iter().filter(|(rows, _)| *rows <= batch.rows_each && batch.rows_each > 1);
         let longest = shorter.max_by_key(|(rows, _)| *rows);
         longest.map_or(0.0, |&(rows, us)| us * f64::from(batch.rows_each) / f64::from(rows))
     }
 
-    /// Returns whether a batch is short enough to be timed.
+    /// Returns whether the expected time of `batch` is short enough to time it.
     pub(super) fn allows(&self, batch: &SoloBatch) -> bool {
         self.expected_us(batch) <= LONGEST_US
     }
@@ -332,12 +340,13 @@ impl ChunkTimes {
     }
 }
 
-/// Returns the chunk sizes that are timed, in ascending order.
+/// Returns the sizes of the chunks to time, up to `chunk`, in ascending order.
 fn chunks(chunk: u32) -> Vec<u32> {
     buckets(chunk).into_iter().filter(|&rows| rows >= SMALLEST_CHUNK || rows == chunk).collect()
 }
 
-/// Returns decode steps with one sequence, with the maximum number of sequences, and with numbers in between.
+/// Returns the decode steps to time: one for each number of sequences in `rows` and each context. The steps
+/// with one sequence come first, followed by those with most sequences.
 fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
     let mut contexts = CONTEXTS.map(|positions| positions.min(longest)).to_vec();
     contexts.dedup();
@@ -346,8 +355,8 @@ fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
     rows.flat_map(|&rows| contexts.iter().map(move |&at| SoloBatch::decode(rows, at))).collect()
 }
 
-/// Returns chunks at the start of a prompt and at the end of the far context. The shortest chunk comes first,
-/// because its time predicts which chunks take too long.
+/// Returns the chunks to time, at the start of a prompt and at the end of the far context, and a decode step
+/// in the far context. The shortest chunk comes first, because its time predicts which chunks take too long.
 fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
     let rows = chunks(chunk);
     let worth = |rows: &u32| WORTH.iter().position(|worthy| worthy == rows).unwrap_or(WORTH.len());
@@ -369,15 +378,15 @@ fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
     batches
 }
 
-/// Returns the length of the far context, limited by [`MAX_FAR_BYTES`].
+/// Returns the length of the far context in positions, limited by [`FAR`], [`MAX_FAR_BYTES`] and `longest`.
 fn far(window: &[Segment], longest: u32) -> u32 {
     let each: u64 = window.iter().map(|segment| segment.kv_bytes_per_position).sum();
     let most = u32::try_from(MAX_FAR_BYTES / each.max(1)).unwrap_or(u32::MAX);
     longest.min(FAR).min(most)
 }
 
-/// Returns the smallest and largest row counts of each bucket up to `most`, a power of two. Each bucket has
-/// its own program, so times jump between buckets.
+/// Returns the smallest and the largest row count of each bucket up to `most`, which must be a power of two.
+/// Each bucket has its own program, so times jump from one bucket to the next.
 fn ends_of_buckets(most: u32) -> Vec<u32> {
     let buckets = buckets(most);
     let firsts = buckets.iter().take(buckets.len() - 1).map(|rows| rows + 1);
@@ -387,7 +396,7 @@ fn ends_of_buckets(most: u32) -> Vec<u32> {
     ends
 }
 
-/// Converts a batch to the type of the cost model.
+/// Converts a timed batch to the shape that the cost model uses.
 pub(super) fn micro_batch(batch: &SoloBatch) -> BatchShape {
     BatchShape {
         rows: batch.sequences * batch.rows_each,
@@ -409,7 +418,7 @@ fn bytes(segment: &Segment) -> u64 {
     segment.tensors.iter().map(|tensor| tensor.resident_bytes).sum()
 }
 
-/// Returns a digest of all properties of the model that affect the times of its segments.
+/// Returns a digest of the model properties that affect the times of its segments.
 fn shape(model: &Model) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{:?}", model.hyperparameters()).as_bytes());

@@ -8,7 +8,7 @@ use ragtag_planner::Objective;
 use ragtag_scheduler::sim::Lengths;
 use std::path::{Path, PathBuf};
 
-/// Maximum of `--prompt-tokens` and `--new-tokens`.
+/// Maximum value of `--prompt-tokens` and of `--new-tokens`.
 pub(crate) const MOST_TOKENS: u32 = 1 << 24;
 
 /// Runs one language model as a pipeline across the GPUs and CPUs of this machine.
@@ -116,7 +116,8 @@ pub(crate) struct DeviceArgs {
     pub(crate) strict: bool,
 }
 
-/// Parses a number of seconds. An empty environment variable counts as unset.
+/// Parses a probe limit, in seconds. Returns the default for an empty value, because an empty environment
+/// variable counts as unset.
 fn probe_limit(text: &str) -> Result<u64, String> {
     let known =
         if text.is_empty() { Some(ragtag_devices::ProbeChild::LIMIT.as_secs()) } else { text.parse().ok() };
@@ -125,8 +126,8 @@ fn probe_limit(text: &str) -> Result<u64, String> {
         .ok_or("expected a whole number of seconds from 1 to 3600".into())
 }
 
-/// Returns a parser for the environment variable of a flag. The flag itself takes no value. An empty variable
-/// counts as unset.
+/// Returns a parser for the value of `variable`, the environment variable of a flag. The flag itself takes no
+/// value. An empty variable counts as unset.
 fn switch(variable: &'static str) -> impl Fn(&str) -> Result<bool, String> + Clone {
     move |value| match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(true),
@@ -241,7 +242,7 @@ pub(crate) struct RecordArgs {
 }
 
 impl RecordArgs {
-    /// Returns the requested output files.
+    /// Returns the paths of the trace and of the receipt that the user requested.
     pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
         self.trace.iter().chain(&self.receipt)
     }
@@ -272,7 +273,7 @@ impl FleetArgs {
     }
 }
 
-/// Parses a tensor type, ignoring case.
+/// Parses the name of a tensor type. Ignores case.
 fn tensor_type(name: &str) -> Result<TensorType, String> {
     TensorType::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         format!("expected one of {}", TensorType::ALL.map(TensorType::name).join(", ").to_lowercase())

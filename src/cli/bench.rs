@@ -1,5 +1,5 @@
-//! `ragtag bench`: prompt processing (pp) and generation (tg) speed in tokens per second, in the style of
-//! llama-bench.
+//! Implements `ragtag bench`, which measures the speed of prompt processing (pp) and generation (tg) in
+//! tokens per second, like llama-bench.
 
 use super::args::BenchArgs;
 use super::compare;
@@ -18,7 +18,7 @@ use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
 use serde_json::json;
 
-/// A test: its kind and its number of tokens.
+/// Kind of a test, with the number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prompt(u32),
@@ -124,8 +124,8 @@ impl Test {
         }
     }
 
-    /// Returns the numbers of prompt tokens and of new tokens. A prompt test generates one token, which marks
-    /// the end of prefill.
+    /// Returns the number of prompt tokens and the number of new tokens per sequence. A prompt test generates
+    /// one token, because the arrival of this token marks the end of prefill.
     fn shape(self) -> (u32, u32) {
         match self {
             Test::Prompt(n) => (n, 1),
@@ -133,14 +133,14 @@ impl Test {
         }
     }
 
-    /// Returns the number of KV positions of a sequence. The last new token needs no position, because it is
-    /// never fed back.
+    /// Returns the number of KV positions that a sequence of the test needs. The last new token needs no
+    /// position, because it is never an input.
     fn positions(self) -> u32 {
         let (prompt, new) = self.shape();
         prompt.saturating_add(new - 1)
     }
 
-    /// Returns the test as a burst.
+    /// Returns the burst that runs the test with `sequences` sequences.
     fn burst(self, sequences: u32) -> Burst {
         match self {
             Test::Prompt(tokens) => Burst::Prompts { tokens, sequences },
@@ -181,7 +181,7 @@ fn measure(
     })
 }
 
-/// Runs all sequences of a test at once. Returns the seconds until the last sequence ends.
+/// Runs a burst and returns the time until its last sequence ends, in seconds.
 fn once(session: &Session, burst: &Burst) -> Result<f64> {
     Ok(super::block_on(session.burst(burst))?.seconds)
 }

@@ -1,4 +1,4 @@
-//! `ragtag calibrate`, and the calibration that other commands run before planning.
+//! Implements `ragtag calibrate`, and the calibration that other commands run before planning.
 
 use super::args::CalibrateArgs;
 use super::output::{inform, note, print_json, show, table};
@@ -40,8 +40,8 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
 }
 
-/// Returns cached or new measurements of the devices. Returns `None` if calibration is off or fails, or if
-/// the model has no weights.
+/// Returns the calibration for the selected devices, from the cache or from new measurements. Returns `None`
+/// if the user turned calibration off, if it fails, or if the model has no weights.
 pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
     if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
         return None;
@@ -61,7 +61,7 @@ pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_
     Some(calibration)
 }
 
-/// Calibrates with a progress bar. Prints nothing if every measurement is cached.
+/// Calibrates the devices and shows a progress bar. Prints nothing if all results are cached.
 fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Calibration> {
     let bar = OnceLock::new();
     let progress = |done: u64, total: u64| {
@@ -151,7 +151,8 @@ fn as_table(calibration: &Calibration) -> String {
     }
 }
 
-/// Formats the time at the device's peak rates as a percentage of the measured time.
+/// Formats how close a segment comes to the device's peak rates: its shortest possible time as a percentage
+/// of its measured time.
 fn share(roofline: &Roofline, kind: &KindProfile, sample: &TimeSample) -> String {
     let work = kind.key.work(&sample.at);
     let moving_us = work.bytes / roofline.bandwidth_bytes_per_s * 1e6;

@@ -1,5 +1,5 @@
-//! `ragtag cards`: lists the GPUs that fleets can name, with their datasheet figures and the figures that
-//! plans use.
+//! Implements `ragtag cards`, which lists the GPUs that a fleet can name. It prints their datasheet figures
+//! and the figures that the planner uses.
 
 use super::args::CardsArgs;
 use super::output::{print_json, show, table};
@@ -45,7 +45,8 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
     show("- ~ marks derived or assumed figures; --json adds sources and the shares that kernels reach\n")
 }
 
-/// Returns a card with its full source and the figures that the planner uses, as JSON.
+/// Returns the JSON entry of a card: its datasheet figures with their complete source, and the figures that
+/// the planner uses.
 fn as_json(card: &Card) -> Result<Value> {
     let invalid = |cause| Error::Fleet { of: card.name.clone(), cause };
     let (devices, _) = Fleet::from_line(&card.name).and_then(|fleet| fleet.facts()).map_err(invalid)?;

@@ -1,4 +1,5 @@
-//! Comparison of predicted and measured times as a table or a page, and `--replan`.
+//! Prints the comparison of predicted with measured times as a table or an HTML page, and implements
+//! `--replan`.
 
 use super::args::CompareArgs;
 use super::files::write_file;
@@ -14,20 +15,20 @@ use ragtag_planner::wording::{self, Quantity};
 use ragtag_scheduler::compare::Comparison;
 use serde::Serialize;
 
-/// Outcome of `--replan`.
+/// Change of the placement by `--replan`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Change {
-    /// Split of the measured run.
+    /// Split of the run whose times were measured.
     from: String,
     /// Split of the new plan.
     to: String,
-    /// Ratio of the predicted times of the old and the new split, minus 1. The predictions use the
-    /// measurements.
+    /// Predicted time with the old split divided by that with the new split, minus 1. Both predictions use
+    /// the measurements.
     predicted_gain: f64,
 }
 
-/// Plans again from the measurements of a first run. If the new plan is better, restarts the engine with that
-/// plan and updates `placed`. Prints the decision to standard error.
+/// Makes a new plan from the measurements of a first run. If the new plan is better, restarts the engine with
+/// it and updates `placed`. Prints the decision to standard error.
 pub(super) fn replan(
     placed: &mut Placed,
     model: &Model,
@@ -53,8 +54,8 @@ pub(super) fn replan(
     Ok((placed.start(model, options)?, Some(change)))
 }
 
-/// Marks the profiles of devices whose measured speed contradicts them, and prints a note for each. The next
-/// command calibrates these devices again.
+/// Marks the cached profiles that the measured times contradict, and prints a note for each device concerned.
+/// The next command calibrates these devices again.
 pub(super) fn note_contradictions(placed: &Placed, comparison: &Comparison) {
     for device in Calibration::contradict(placed.planner.facts().0, comparison, None) {
         note(&format!(
@@ -63,7 +64,7 @@ pub(super) fn note_contradictions(placed: &Placed, comparison: &Comparison) {
     }
 }
 
-/// Formats the comparison as a table, followed by its findings.
+/// Formats a comparison as a table, followed by its findings.
 pub(super) fn as_table(comparison: &Comparison) -> String {
     let mut table = table(&["part", "micro-batches", ">count", ">predicted", ">measured", ">deviation"]);
     for part in &comparison.parts {
@@ -111,7 +112,7 @@ fn time(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1e3) }
 }
 
-/// Writes the page of `--html`, if the option is given. The engine must have run with a trace.
+/// Writes the HTML page that `--html` requests, if it is set. The engine must have recorded a trace.
 pub(super) fn write_page(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
     let Some(path) = &args.html else { return Ok(()) };
     let mut report = Report::new(engine.plan().clone());

@@ -1,8 +1,9 @@
-//! `ragtag bench --defaults`: compares the speed of the default settings with the best of a few alternatives.
+//! Implements `ragtag bench --defaults`, which compares the speed of the default settings with that of a few
+//! alternatives.
 //!
-//! Each alternative changes one setting and keeps the cache type and the wire type. The default and the
-//! alternative run in turns. Each ratio is the median over the rounds, because a busy machine slows both runs of
-//! a round.
+//! Each alternative changes one setting. The KV cache type and the wire type stay the same. The default and
+//! the alternative run in turns. The reported ratio of their speeds is the median of the ratios of all
+//! rounds, because a busy machine slows both runs of a round.
 
 use super::args::BenchArgs;
 use super::output::{inform, note, print_json, show, table};
@@ -21,23 +22,25 @@ use serde::Serialize;
 use serde_json::json;
 use std::fmt;
 
-/// Prompt lengths of the prefill workloads, in tokens.
+/// Prompt lengths in the prefill workloads, in tokens.
 const PROMPTS: [u32; 3] = [512, 2048, 8192];
-/// Sequence counts of the decode workloads, and the tokens of each sequence.
+/// Numbers of sequences in the decode workloads, and the numbers of prompt tokens and new tokens of each
+/// sequence.
 const SEQUENCES: [u32; 3] = [1, 8, 64];
 const PROMPT_TOKENS: u32 = 16;
 const NEW_TOKENS: u32 = 64;
 /// Maximum number of alternatives per workload.
 const MOST_ALTERNATIVES: usize = 12;
-/// Ratio below which an alternative is measured again, because the best of several noisy figures is biased.
+/// Ratio of default to alternative speed below which the pair is measured again, because the best of several
+/// noisy figures is biased.
 const MEASURED_AGAIN: f64 = 0.98;
-/// Factor of the default's speed over the alternative's. Above it in every workload, an alternative is
+/// Ratio of default to alternative speed. If every workload exceeds it in the first round, the alternative is
 /// measured only once.
 const HOPELESS: f64 = 1.2;
-/// Time in seconds above which a burst is measured only once, unless it is measured again.
+/// Time in seconds above which a burst runs only in the first round, unless the pair is measured again.
 const LONG_S: f64 = 2.0;
 
-/// The setting that differs from the default.
+/// The setting of an alternative that differs from the default.
 #[derive(Clone, Debug, PartialEq)]
 enum Change {
     Chunk(u32),
@@ -69,21 +72,22 @@ struct Cell {
     tokens: u32,
 }
 
-/// Workloads that share one engine.
+/// Workloads that run on the same engine.
 struct Group {
     sequences: u32,
     workload: Workload,
     cells: Vec<Cell>,
 }
 
-/// Speeds of an alternative and of the default with one workload.
+/// Measured speeds of the default and of an alternative with one workload.
 #[derive(Clone, Debug, Serialize)]
 struct Measured {
     change: String,
     plan: String,
     default_tokens_per_s: f64,
     tokens_per_s: f64,
-    /// Ratio of the speeds of the default and the alternative. 1 or more if the default is at least as fast.
+    /// Speed of the default divided by the speed of the alternative. It is at least 1 if the default is not
+    /// slower.
     ratio: f64,
     default_samples_tokens_per_s: Vec<f64>,
     samples_tokens_per_s: Vec<f64>,
@@ -102,25 +106,25 @@ impl Measured {
 struct CellReport {
     cell: String,
     plan: String,
-    /// Lowest ratio over all alternatives.
+    /// Minimum ratio of default to alternative speed over all alternatives.
     ratio: f64,
     alternatives: Vec<Measured>,
-    /// Alternatives that were not measured, each with its reason.
+    /// Alternatives that were not measured, each with the reason.
     left_out: Vec<String>,
 }
 
-/// A plan and its devices: either the default or an alternative.
+/// One side of a comparison: a plan with its devices, either the default or an alternative.
 struct Contender<'a> {
     devices: &'a Devices,
     plan: Plan,
 }
 
-/// Runner of the measurements of a group.
+/// Runs the measurements of a group.
 struct Runner<'a> {
     model: &'a Model,
     group: &'a Group,
     default: Contender<'a>,
-    /// The default's engine, while it is loaded.
+    /// Engine of the default plan, while it is loaded.
     loaded: Option<Engine>,
 }
 
@@ -138,7 +142,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     show(&as_table(&reports))
 }
 
-/// Groups the workloads by engine. Skips workloads that exceed the model's context.
+/// Groups the workloads that can share an engine. Skips workloads that exceed `context`, and adds a line for
+/// each of them to `skipped`.
 fn groups(context: u32, skipped: &mut Vec<String>) -> Vec<Group> {
     let (fitting, longer): (Vec<u32>, Vec<u32>) = PROMPTS.into_iter().partition(|tokens| *tokens <= context);
     skipped.extend(longer.iter().map(|n| format!("skipped pp{n}: the model's context is {context}")));
@@ -175,7 +180,7 @@ impl Group {
         matches!(self.cells[0].burst, Burst::Prompts { .. })
     }
 
-    /// Returns the alternatives to the default settings.
+    /// Returns the changes to the default settings that this group compares with the default.
     fn changes(&self, placed: &Placed) -> Vec<Change> {
         let selected = placed.devices.selected();
         let mut changes: Vec<Change> = Vec::new();
@@ -207,7 +212,7 @@ impl Group {
     }
 }
 
-/// Compares the default with every alternative, for all workloads of a group.
+/// Compares the default with each alternative, on all workloads of a group.
 fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellReport>> {
     let needs = Needs {
         asked: Some(group.sequences),
@@ -251,7 +256,7 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
     Ok(reports)
 }
 
-/// Probes the devices with the change applied.
+/// Probes the devices with the default options except for `change`.
 fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
     let mut devices = args.devices.clone();
     match change {
@@ -266,7 +271,7 @@ fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
     Ok(devices)
 }
 
-/// Returns the planner of an alternative. All other settings are those of the default plan.
+/// Returns the planner for an alternative. All settings except `change` are those of the default plan.
 fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -> Result<Planner> {
     let plan = &placed.plan;
     let planner = placed.planner.clone().wire_type(plan.wire_type);
@@ -298,7 +303,7 @@ fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -
     })
 }
 
-/// Returns whether two plans on the same devices execute identically.
+/// Returns whether two plans for the same devices run in the same way.
 fn runs_alike(a: &Plan, b: &Plan) -> bool {
     let of = |plan: &Plan| {
         (
@@ -318,8 +323,9 @@ impl<'a> Runner<'a> {
         Engine::start_exact(self.model, contender.devices, &contender.plan, EngineOptions::default())
     }
 
-    /// Measures the default and an alternative in turns. Returns tokens per second for each workload. Keeps
-    /// both engines loaded if they fit, and otherwise reloads them for each turn.
+    /// Measures the default and an alternative in turns. Returns the samples of both for each workload, in
+    /// tokens per second. Keeps both engines loaded if they fit into memory together, and otherwise reloads
+    /// them for each turn.
     fn in_turns(
         &mut self,
         other: &Contender<'_>,
@@ -361,7 +367,8 @@ impl<'a> Runner<'a> {
         Ok(turns)
     }
 
-    /// Measures each workload once. Round 0 is a warm-up. Long bursts are measured only in round 1.
+    /// Runs each workload once on `engine` and adds the speeds to `turns`. Round 0 is a warm-up and adds
+    /// nothing. Bursts longer than `long_s` seconds run only in rounds 0 and 1.
     fn take_turn(
         &self,
         engine: &Engine,
@@ -386,7 +393,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Measures the default and one alternative in turns. Returns `None` if both run the same plan.
+    /// Plans and starts one alternative, and measures it and the default in turns. Returns `None` if both run
+    /// the same plan.
     fn against(
         &mut self,
         args: &BenchArgs,
@@ -419,7 +427,8 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// Returns the median over the rounds of default speed over alternative speed.
+/// Returns the median over all rounds of the ratio of default to alternative speed. `own` and `others` are
+/// the speeds of the default and of the alternative, one per round.
 fn ratio(own: &[f64], others: &[f64]) -> f64 {
     median(&own.iter().zip(others).map(|(own, other)| own / other).collect::<Vec<_>>())
 }

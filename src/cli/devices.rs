@@ -1,4 +1,4 @@
-//! `ragtag devices`: lists the devices of this machine and the APIs that expose them.
+//! Implements `ragtag devices`, which lists the devices of this machine and the APIs that expose them.
 
 use super::args::DevicesArgs;
 use super::output::{bytes, print_json, show, table};
@@ -33,8 +33,8 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     if args.devices.strict { super::strict::check_devices(&devices) } else { Ok(()) }
 }
 
-/// Prints a row for each physical device. The figures come from the API that is selected for the device, or
-/// from its best API.
+/// Prints a table with a row for each physical device. The figures come from the API through which the device
+/// is selected, or from its best API if it is not selected.
 fn print_devices(devices: &Devices) -> Result<()> {
     let mut table = table(&["device", "name", "+kind", "+>free", ">total", "+>units", "+driver", "selected"]);
     let selected = devices.labels();

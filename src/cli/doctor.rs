@@ -1,4 +1,5 @@
-//! `ragtag devices --doctor`: prints the requirements of each API, the missing ones, and how to install them.
+//! Implements `ragtag devices --doctor`, which prints what each API requires, what is missing, and how to
+//! install it.
 
 use super::output::{print_json, show, table};
 use crate::devices::DeviceOptions;

@@ -1,4 +1,5 @@
-//! Input and output files of a command. Outputs are checked before the run and written atomically.
+//! Input and output files of a command. A command checks its output paths before a long run, and writes its
+//! outputs atomically.
 
 use crate::error::{Error, Result};
 use crate::files::{read_text, text_of};
@@ -8,11 +9,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf, is_separator};
 
-/// Number of names to try for a temporary file. Other processes may have left files with some of these names.
+/// Number of names to try for a temporary file. Files of earlier processes may already have some of these
+/// names.
 const NAMES: u32 = 100;
 
-/// Fails if an output cannot be written, is also an input, or is named twice. Commands call this function
-/// before a long run, so that no results are lost.
+/// Returns an error if an output cannot be written, is also an input, or occurs twice. Commands call this
+/// function before a long run, so that no results are lost.
 pub(crate) fn check<P: AsRef<Path>>(
     outputs: impl IntoIterator<Item = P>,
     inputs: impl IntoIterator<Item = P>,
@@ -35,7 +37,7 @@ pub(crate) fn check<P: AsRef<Path>>(
     Ok(())
 }
 
-/// Returns the files from which a model may be read, given any of these files or their directory.
+/// Returns the files that a model may consist of. `path` is any of these files, or their directory.
 fn model_files(path: &Path) -> Vec<PathBuf> {
     let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
     let of_model = |path: &PathBuf| {
@@ -50,12 +52,12 @@ pub(crate) fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Returns the path of an input for error messages.
+/// Returns the name by which error messages refer to an input.
 pub(crate) fn input_name(path: &Path) -> &Path {
     if is_standard(path) { Path::new("standard input") } else { path }
 }
 
-/// Reads a text of at most `most_bytes` bytes, from standard input if the path is `-`.
+/// Reads UTF-8 text of at most `most_bytes` bytes from a file, or from standard input if `path` is `-`.
 pub(crate) fn read_input(path: &Path, most_bytes: u64) -> Result<String> {
     let text = match is_standard(path) {
         true => text_of(io::stdin(), most_bytes),
@@ -77,8 +79,8 @@ fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
     |cause| Error::File { action: "write", path: path.into(), cause }
 }
 
-/// Checks that a path can be written, and returns the file to which its links lead. Returns `None` for
-/// devices and pipes, which are written in place.
+/// Checks that a file can be written at `path`. Follows links and returns the path of the file to write.
+/// Returns `None` for devices and pipes, which are written in place.
 fn writable(path: &Path) -> io::Result<Option<PathBuf>> {
     if is_special(path) {
         return Ok(None);
@@ -90,13 +92,13 @@ fn writable(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(target))
 }
 
-/// Returns whether a path leads to a device or a pipe, such as `/dev/stdout`. Such a file is written in place
-/// and never replaced.
+/// Returns whether `path` leads to a device or a pipe, such as `/dev/stdout`. Ragtag writes to such a file in
+/// place and never replaces it.
 fn is_special(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir())
 }
 
-/// Follows all links of a path. The target may be missing.
+/// Follows all links in `path`. The file to which they lead need not exist.
 fn followed(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(cause) if cause.kind() == ErrorKind::NotFound => {}
@@ -109,7 +111,7 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Returns whether a path ends in a separator, `.` or `..`, so that it can only name a folder.
+/// Returns whether `path` ends in a separator, `.` or `..`. Such a path can only refer to a folder.
 fn names_a_folder(path: &Path) -> bool {
     let last = path.as_os_str().as_encoded_bytes().rsplit(|&byte| is_separator(char::from(byte))).next();
     matches!(last, None | Some(b"" | b"." | b".."))
@@ -119,7 +121,8 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses folders and read-only files. A rename would replace a read-only file.
+/// Returns an error if `target` is a folder or a read-only file. Without this check, the rename would replace
+/// a read-only file.
 fn refuse_protected(target: &Path) -> io::Result<()> {
     match target.metadata() {
         Ok(old) if old.is_dir() => Err(ErrorKind::IsADirectory.into()),
@@ -128,8 +131,8 @@ fn refuse_protected(target: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a temporary file in a folder. The file has a short name, which is valid even if the target's name
-/// is close to the limit.
+/// Creates a temporary file in `folder`. Its name is short, so that it is valid even if the name of the final
+/// file has almost the maximum length.
 fn temporary(folder: &Path) -> io::Result<(PathBuf, File)> {
     let create = |number| {
         let path = folder.join(format!(".ragtag-{}-{number}.part", std::process::id()));
@@ -149,7 +152,7 @@ fn replace(target: &Path, content: &[u8]) -> io::Result<()> {
     replaced
 }
 
-/// Writes and syncs a file. Sets the permissions of the target that the file will replace.
+/// Writes `content` to `file` and syncs it. Gives `file` the permissions of `target`, which it will replace.
 fn fill(mut file: File, target: &Path, content: &[u8]) -> io::Result<()> {
     if let Ok(old) = target.metadata() {
         let (old, new) = (old.permissions(), file.metadata()?.permissions());

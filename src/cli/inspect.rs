@@ -1,4 +1,4 @@
-//! `ragtag inspect`: prints the contents of a model file.
+//! Implements `ragtag inspect`, which prints the contents of a model file.
 
 use super::args::InspectArgs;
 use super::output::{bytes, count, print, print_json, show, table};
@@ -96,8 +96,8 @@ fn print_segments(segments: &[Segment]) -> Result<()> {
     show(&format!("{table}\n"))
 }
 
-/// Groups segments of equal cost into rows. At half-block granularity, attention and feed-forward halves form
-/// separate rows.
+/// Groups neighboring segments with equal costs into rows of the table. Returns the segment indices of each
+/// row. At half-block granularity, attention halves and feed-forward halves form separate rows.
 fn rows(segments: &[Segment]) -> Vec<Vec<usize>> {
     let step = match Granularity::of(segments) {
         Granularity::Block => 1,
@@ -119,7 +119,7 @@ fn rows(segments: &[Segment]) -> Vec<Vec<usize>> {
     rows
 }
 
-/// Formats segment numbers: `5`, `1-12`, or `1, 3 … 23`.
+/// Formats the segment numbers of a row: `5`, `1-12`, or `1, 3 … 23`.
 fn numbers(row: &[usize]) -> String {
     match row {
         [first, second] if second - first > 1 => format!("{first}, {second}"),

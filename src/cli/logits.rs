@@ -1,4 +1,5 @@
-//! `ragtag logits`: writes the logits of every position to a NumPy file, for comparison with other engines.
+//! Implements `ragtag logits`, which writes the logits of every position to a NumPy file, for comparison with
+//! other engines.
 
 use super::args::LogitsArgs;
 use super::files::{self, write_file};

@@ -1,4 +1,5 @@
-//! The `ragtag` command. It has one module per subcommand and uses only the public library.
+//! The `ragtag` command. Each subcommand has its own module. The command uses only the public API of the
+//! library.
 
 mod args;
 mod bench;
@@ -36,7 +37,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
-/// Log filter if `RUST_LOG` is not set.
+/// Log filter that applies if `RUST_LOG` is not set.
 const DEFAULT_LOG: &str = "warn";
 
 /// Runs the command line of this process and returns its exit code.
@@ -93,7 +94,7 @@ fn execute(command: &Command) -> Result<()> {
     }
 }
 
-/// Returns the command line without the hidden subcommands, which only Ragtag itself runs.
+/// Returns the description of the command line without the hidden subcommands, which only Ragtag itself runs.
 fn shown() -> clap::Command {
     let commands: Vec<_> =
         Cli::command().get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
@@ -120,7 +121,7 @@ fn open_model(path: Option<&Path>) -> Result<Model> {
     }
 }
 
-/// Opens a model's metadata, which suffices for inspecting the model and for planning.
+/// Opens a model that may lack weights. Such a model suffices for inspecting it and for planning.
 fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model> {
     match (path, described.assume_type) {
         (Some(path), matrices) => Model::open_metadata(path, matrices),
@@ -146,8 +147,9 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
     }
 }
 
-/// Returns this executable as the child process for probing drivers, which may crash. Returns `None` if the
-/// path of the executable is unknown.
+/// Returns the command line of the child process that probes drivers: this executable with `probe`. Drivers
+/// are probed in a child process because they may crash. Returns `None` if the path of the executable is
+/// unknown.
 fn probe_child(limit: Duration) -> Option<ProbeChild> {
     let program = std::env::current_exe().ok()?;
     Some(ProbeChild { program, arguments: vec!["probe".into()], limit })
@@ -167,7 +169,7 @@ fn open_devices(args: &DeviceArgs) -> Result<Devices> {
     Ok(devices)
 }
 
-/// Runs a future to completion on this thread.
+/// Runs `future` to completion on this thread.
 fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,5 +1,5 @@
-//! Output of the command: tables that fit the terminal, JSON, and figures with units. Results go to standard
-//! output. All other text goes to standard error.
+//! Output of the `ragtag` command: tables that fit the terminal, JSON, and figures with units. Results go to
+//! standard output. Everything else goes to standard error.
 
 use crate::error::{Error, Result};
 use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
@@ -8,12 +8,12 @@ use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Writes to standard output. A closed pipe (`| head`) is not an error.
+/// Writes `text` to standard output. A closed pipe (`| head`) is not an error.
 pub(crate) fn print(text: &str) -> Result<()> {
     offer(text).map(|_| ())
 }
 
-/// Writes to standard output. Returns false if the pipe is closed.
+/// Writes `text` to standard output. Returns false if standard output is a closed pipe.
 pub(crate) fn offer(text: &str) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     // Flushes so that every token appears at once. Otherwise output is buffered by line.
@@ -24,38 +24,38 @@ pub(crate) fn offer(text: &str) -> Result<bool> {
     }
 }
 
-/// Writes human-readable text to standard output. Escapes control characters, because names from files and
-/// drivers must not control the terminal.
+/// Writes `text` to standard output for a human reader. Escapes control characters, so that names from files
+/// and drivers cannot control the terminal.
 pub(crate) fn show(text: &str) -> Result<()> {
     print(&escaped(text))
 }
 
-/// Whether `--quiet` was given, so that only errors and warnings go to standard error.
+/// Whether `--quiet` is set. Only errors and warnings then go to standard error.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Turns [`inform`] off if `quiet` is true.
+/// Silences [`inform`] if `quiet` is true.
 pub(crate) fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
 
-/// Returns whether `--quiet` was given.
+/// Returns whether `--quiet` is set.
 pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Writes a line to standard error, unless `--quiet` was given.
+/// Writes `text` and a line break to standard error, unless `--quiet` is set.
 pub(crate) fn inform(text: &str) {
     if !is_quiet() {
         note(text);
     }
 }
 
-/// Writes an error or a warning to standard error.
+/// Writes an error or a warning to standard error, even if `--quiet` is set.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", escaped(text));
 }
 
-/// Escapes control characters except line breaks.
+/// Escapes all control characters in `text` except line breaks.
 fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -80,26 +80,26 @@ pub(crate) fn to_json(value: &impl Serialize) -> String {
     }
 }
 
-/// Whether tables show all their columns in full.
+/// Whether tables show all columns at full width.
 static WIDE: AtomicBool = AtomicBool::new(false);
 
-/// Makes tables show all their columns in full if `wide` is true.
+/// Sets whether tables show all columns at full width.
 pub(crate) fn set_wide(wide: bool) {
     WIDE.store(wide, Ordering::Relaxed);
 }
 
-/// Width of tables if standard output is not a terminal.
+/// Maximum width of tables, in characters, if standard output is not a terminal.
 const WIDTH: u16 = 80;
 
-/// A Markdown table. It fits the width of the terminal, unless `--wide` was given.
+/// A table in Markdown. It fits into the width of the terminal, unless `--wide` is set.
 pub(crate) struct TextTable {
     table: Table,
     /// Whether each column is shown.
     shown: Vec<bool>,
 }
 
-/// Creates a table. A column whose name starts with `+` is shown only with `--wide`. After this mark, a `>`
-/// makes the column right-aligned.
+/// Creates a table with the given column names. A `+` before a name hides the column unless `--wide` is set.
+/// A `>` before a name, or after the `+`, right-aligns the column.
 pub(crate) fn table(columns: &[&str]) -> TextTable {
     let wide = WIDE.load(Ordering::Relaxed);
     let mut table = Table::new();
@@ -133,7 +133,7 @@ pub(crate) fn table(columns: &[&str]) -> TextTable {
 }
 
 impl TextTable {
-    /// Adds a row. It must have a cell for each column, including hidden columns.
+    /// Adds a row. `cells` must have one cell for each column, including hidden columns.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<Cell>>) {
         let cells = cells.into_iter().zip(&self.shown).filter(|(_, shown)| **shown);
         self.table.add_row(cells.map(|(cell, _)| cell));
@@ -146,7 +146,7 @@ impl fmt::Display for TextTable {
     }
 }
 
-/// Formats bytes with a binary unit: `1.50 GiB`.
+/// Formats a number of bytes with a binary unit: `1.50 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
 }

@@ -1,8 +1,8 @@
-//! `ragtag perplexity`: computes the perplexity of a model on a text.
+//! Implements `ragtag perplexity`, which computes the perplexity of a model on a text.
 //!
-//! The text is cut into pieces of `--ctx` tokens, and BOS replaces the first token of each piece. Each token
-//! in the second half of a piece is predicted from all earlier tokens of the piece. The result is the
-//! exponential of the mean negative log-probability of these tokens.
+//! The command cuts the text into pieces of `--ctx` tokens and replaces the first token of each piece by BOS.
+//! The model predicts each token in the second half of a piece from all earlier tokens of the piece. The
+//! perplexity is the exponential of the mean negative log-probability of these tokens.
 
 use super::args::PerplexityArgs;
 use super::files;
@@ -21,7 +21,7 @@ use serde_json::json;
 
 /// Default piece length in tokens.
 const DEFAULT_CONTEXT: u32 = 512;
-/// Maximum size of the text in bytes, about twice the size of the longest text in common use.
+/// Maximum size of the text in bytes. It is about twice the size of the longest text in common use.
 const MOST_BYTES: u64 = 1 << 30;
 
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
@@ -85,7 +85,7 @@ fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Ve
 
 #[derive(Debug, Default)]
 struct Score {
-    /// Sums of the negative log-probabilities and of their squares.
+    /// Sum of the negative log-probabilities of the predicted tokens, and sum of their squares.
     sum: f64,
     squares: f64,
     count: u64,
@@ -102,7 +102,7 @@ impl Score {
         (self.sum / self.count.max(1) as f64).exp()
     }
 
-    /// Returns the standard error of the perplexity, computed from the standard error of the mean
+    /// Returns the standard error of the perplexity. It follows from the standard error of the mean
     /// log-probability.
     fn uncertainty(&self) -> f64 {
         let n = self.count.max(2) as f64;

@@ -1,4 +1,4 @@
-//! Output of `--html`, `--svg` and `--dot`, and the bars below the plan table.
+//! Writes the pictures that `--html`, `--svg` and `--dot` request, and draws the bars below the plan table.
 
 use super::args::PictureArgs;
 use super::files::{self, is_standard, write_file};
@@ -7,20 +7,20 @@ use crate::error::{Error, Result};
 use crate::pictures::{self, BarStyle, Report};
 use std::path::Path;
 
-/// Number of columns if the width of the terminal is unknown.
+/// Assumed number of columns of the terminal if its width is unknown.
 const COLUMNS: usize = 80;
 
 type Draw = fn(&Report) -> String;
 
-/// Requested pictures. Their paths are checked before planning starts.
+/// Pictures that the user requested. Ragtag checks their paths before planning starts.
 #[derive(Debug)]
 pub(super) struct Pictures<'a> {
     wanted: Vec<(&'a Path, Draw)>,
 }
 
 impl<'a> Pictures<'a> {
-    /// Checks the requested outputs. `json` is true if standard output is already in use. `inputs` are the
-    /// files that the command reads.
+    /// Collects the requested pictures and checks that all of them can be written. `json` must be true if
+    /// JSON goes to standard output. `inputs` are the files that the command reads.
     pub(super) fn new(
         args: &'a PictureArgs,
         json: bool,
@@ -40,12 +40,12 @@ impl<'a> Pictures<'a> {
         Ok(Self { wanted })
     }
 
-    /// Returns whether any picture is requested.
+    /// Returns whether the user requested a picture.
     pub(super) fn are_wanted(&self) -> bool {
         !self.wanted.is_empty()
     }
 
-    /// Returns whether a picture goes to standard output. In that case, nothing else may go there.
+    /// Returns whether a picture goes to standard output. The command must then write nothing else there.
     pub(super) fn take_standard_output(&self) -> bool {
         self.wanted.iter().any(|(path, _)| is_standard(path))
     }
@@ -60,14 +60,15 @@ impl<'a> Pictures<'a> {
     }
 }
 
-/// Draws a plan's bars for this terminal.
+/// Draws the bars of a plan in the width and the style of this terminal.
 pub(super) fn bars(report: &Report) -> String {
     let columns = comfy_table::Table::new().width().map_or(COLUMNS, usize::from);
     pictures::bars(report, columns, style(|name| std::env::var(name).ok()))
 }
 
-/// Selects block characters if the locale is UTF-8 and the terminal is neither dumb nor the Linux console.
-/// Output to a file has the same style as on the terminal.
+/// Returns the style of bars. Selects block characters if the locale is UTF-8 and the terminal is neither
+/// dumb nor the Linux console. `variable` returns the value of an environment variable. Output to a file has
+/// the same style as output to the terminal.
 fn style(variable: impl Fn(&str) -> Option<String>) -> BarStyle {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     // The first variable that is set takes precedence (POSIX, "Internationalization Variables").

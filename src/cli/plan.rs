@@ -1,4 +1,4 @@
-//! `ragtag plan`, and device selection and planning for the other commands.
+//! Implements `ragtag plan`, and selects devices and makes plans for the other commands.
 
 use super::args::{DeviceArgs, FleetArgs, PlacementArgs, PlanArgs};
 use super::files::input_name;
@@ -17,8 +17,8 @@ use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::{Path, PathBuf};
 
-/// Creates a planner for the selected devices, with their calibration. Excludes devices that cannot be
-/// opened. If `strict` is set, such a device is an error.
+/// Creates a planner for the selected devices and calibrates it. Excludes devices that cannot be opened, or
+/// returns an error for them if `strict` is set.
 fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: bool) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
     wanted.check(&planner, model)?;
@@ -53,7 +53,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     printed.and(pictures.write(&report))
 }
 
-/// Creates a planner for a fleet, or for the devices of this machine.
+/// Creates a planner for the fleet that the arguments name, or for the devices of this machine if they name
+/// none.
 pub(super) fn for_fleet_or_devices(
     model: &Model,
     fleet: &FleetArgs,
@@ -75,8 +76,8 @@ pub(super) fn for_fleet_or_devices(
     wanted.over(planner, model)
 }
 
-/// Simulates all sequences of a plan at once. Each sequence has two requests of the planned workload. Returns
-/// charts of excerpts.
+/// Simulates a plan with all its sequences at the same time, each with two requests of the planned workload.
+/// Returns the timelines of excerpts from the simulation, or `None` if it fails or there is no excerpt.
 fn simulated(model: &Model, planner: &Planner, plan: &Plan) -> Option<Vec<Gantt>> {
     let prompt = plan.workload.prompt_tokens.clamp(1, (plan.context / 2).max(1));
     let new = plan.workload.generated_tokens.clamp(1, plan.context.saturating_sub(prompt).max(1));
@@ -92,7 +93,7 @@ fn simulated(model: &Model, planner: &Planner, plan: &Plan) -> Option<Vec<Gantt>
     Some(Gantt::simulated(plan, &summary).excerpts()).filter(|charts| !charts.is_empty())
 }
 
-/// Reads a fleet from a `.json` file or a list of cards.
+/// Reads a fleet. `text` is the path of a `.json` file, or a list of cards.
 fn open_fleet(text: &str) -> Result<Fleet> {
     if !text.ends_with(".json") {
         return Fleet::from_line(text).map_err(|cause| Error::Fleet { of: "--fleet".into(), cause });
@@ -102,7 +103,7 @@ fn open_fleet(text: &str) -> Result<Fleet> {
     Fleet::from_json(&json).map_err(|cause| Error::Fleet { of: text.into(), cause })
 }
 
-/// Formats the plan as a table, followed by its reasons.
+/// Formats a plan as a table of its stages, followed by the plan's reasons.
 pub(super) fn as_table(plan: &Plan) -> String {
     let mut table = table(&[
         ">stage",
@@ -156,7 +157,7 @@ pub(super) fn summary(plan: &Plan) -> String {
     format!("plan: {} · context {} · {chunk}", plan.split(), plan.context)
 }
 
-/// Devices and placement of one command.
+/// Devices, planner and plan of a command.
 pub(super) struct Placed {
     pub(super) devices: Devices,
     pub(super) planner: Planner,
@@ -167,8 +168,9 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// Starts the engine. If a device is out of memory or cannot be opened, replaces the plan and prints the
-    /// new plan to standard error. With `--strict` or a plan from a file, such a device is an error.
+    /// Starts an engine with the plan. If a device is out of memory or cannot be opened, replaces the plan
+    /// and prints the new one to standard error. With `--strict` or a plan from a file, returns an error
+    /// instead.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let Self { devices, planner, plan, file, strict } = self;
         if let Some(path) = file {
@@ -197,7 +199,7 @@ impl Placed {
     }
 }
 
-/// Selects devices and checks them if `--strict` is set.
+/// Probes and selects devices. If `--strict` is set, checks them and the model's weights.
 fn open_devices(model: &Model, args: &DeviceArgs) -> Result<Devices> {
     let devices = super::open_devices(args)?;
     if args.strict {
@@ -206,7 +208,7 @@ fn open_devices(model: &Model, args: &DeviceArgs) -> Result<Devices> {
     Ok(devices)
 }
 
-/// Selects devices and makes a plan for them.
+/// Selects devices and makes a plan for them that meets the arguments and `needs`.
 pub(super) fn placed(
     model: &Model,
     device_args: &DeviceArgs,

@@ -1,13 +1,15 @@
-//! Progress bars on standard error. They are hidden with `--quiet`, and if standard error is not a terminal.
+//! Progress bars on standard error. They are hidden if `--quiet` is set or if standard error is not a
+//! terminal.
 
 use super::output::is_quiet;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// Time before a progress bar for prompt processing appears.
+/// Time after which the progress bar for prompt processing appears.
 const QUICK: Duration = Duration::from_millis(500);
 
-/// Creates a bar for loading weights. The returned closure takes the loaded bytes and the total bytes.
+/// Creates a bar for loading weights. Returns a closure that updates it from the number of loaded bytes and
+/// the total number of bytes.
 pub(super) fn loading() -> Box<dyn FnMut(u64, u64) + Send> {
     let bar = bar("loading {bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}");
     Box::new(move |done, total| {
@@ -19,7 +21,7 @@ pub(super) fn loading() -> Box<dyn FnMut(u64, u64) + Send> {
     })
 }
 
-/// Creates a bar that counts steps.
+/// Creates a bar that counts up to `total` steps of the work `what`.
 pub(super) fn steps(what: &'static str, total: u64) -> ProgressBar {
     let bar = bar("{msg} {bar:40} {pos}/{len} {eta}").with_message(what);
     bar.set_length(total);
@@ -32,7 +34,8 @@ fn bar(template: &str) -> ProgressBar {
     ProgressBar::with_draw_target(None, target).with_style(style)
 }
 
-/// A bar for prompt processing. It appears after [`QUICK`] and disappears on drop.
+/// A progress bar for prompt processing. It appears after the time [`QUICK`] and disappears when it is
+/// dropped.
 pub(super) struct Prefill {
     tokens: u64,
     begun: Instant,
@@ -45,7 +48,7 @@ impl Prefill {
         Self { tokens: tokens as u64, begun: Instant::now(), bar: None }
     }
 
-    /// Shows the number of processed tokens.
+    /// Sets the number of prompt tokens that are processed.
     pub(super) fn set(&mut self, done: u64) {
         if self.begun.elapsed() >= QUICK {
             let bar = self.bar.get_or_insert_with(|| steps("prompt", self.tokens));

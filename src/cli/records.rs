@@ -1,4 +1,4 @@
-//! Records of a run: the trace and the receipt.
+//! Writes the records of a run: the trace and the receipt.
 
 use super::args::RecordArgs;
 use super::files::write_file;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::model::Model;
 use serde_json::json;
 
-/// Requested records.
+/// Records that the user requested.
 #[derive(Debug)]
 pub(super) struct Records {
     args: RecordArgs,
@@ -23,7 +23,7 @@ impl Records {
         self.args.trace.is_some()
     }
 
-    /// Shuts the engine down and writes the records.
+    /// Shuts the engine down and writes the requested records.
     pub(super) fn write(&self, model: &Model, devices: &Devices, engine: Engine) -> Result<()> {
         let receipt = match &self.args.receipt {
             Some(path) => Some((path, receipt(model, devices, &engine)?)),
@@ -42,13 +42,14 @@ impl Records {
     }
 }
 
-/// Returns the counts, times and buffer pool statistics of each stage, as JSON.
+/// Returns the device and the statistics of each stage, as JSON. The statistics contain counts, times and the
+/// use of buffer pools.
 pub(super) fn stage_reports(engine: &Engine) -> Vec<serde_json::Value> {
     let reports = engine.stages().iter().zip(engine.stage_reports());
     reports.map(|(stage, report)| json!({ "device": stage.adapter.label(), "report": report })).collect()
 }
 
-/// Builds the receipt.
+/// Builds the receipt of a run as JSON.
 fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_json::Value> {
     let stages: Vec<_> = engine
         .stages()

@@ -1,4 +1,4 @@
-//! `ragtag run`: generates text from a prompt and prints it as it arrives.
+//! Implements `ragtag run`, which generates text from a prompt and prints the text as it arrives.
 
 use super::args::{RunArgs, SamplingArgs};
 use super::compare;
@@ -16,11 +16,12 @@ use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Number of tokens that the warm-up for `--replan` generates.
+/// Number of decode steps in the warm-up for `--replan`.
 const WARM_UP_STEPS: u32 = 16;
-/// Maximum size of a prompt in bytes. Longer prompts exceed every context.
+/// Maximum size of a prompt in bytes. The tokens of a longer prompt would not fit into the context of any
+/// model.
 const MOST_PROMPT_BYTES: u64 = 1 << 26;
-/// Interval at which prompt progress is polled.
+/// Interval between updates of the progress bar for the prompt.
 const PROGRESS_STEP: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &RunArgs) -> Result<()> {
@@ -83,7 +84,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     printed.and(drawn).and(records.write(&model, &placed.devices, engine))
 }
 
-/// Refuses a prompt that is too long before anything is loaded. The error is the same as the pipeline's.
+/// Returns the pipeline's error for a prompt that is too long, so that the command can fail before it loads
+/// the weights.
 fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     if tokens <= context as usize {
         return Ok(());
@@ -91,8 +93,8 @@ fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()))
 }
 
-/// Runs a short generation whose times `--replan` uses. The generation has two chunks, of the same size as
-/// those of a prompt of `tokens` tokens, and [`WARM_UP_STEPS`] decode steps.
+/// Runs a short generation whose measured times `--replan` uses. It has two prefill chunks of the same size
+/// as the chunks of a prompt with `tokens` tokens, and up to [`WARM_UP_STEPS`] decode steps.
 async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     let plan = engine.plan();
     let steps = WARM_UP_STEPS.min(plan.context / 2).max(1);
@@ -106,8 +108,8 @@ async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns the phases of a generation as bursts, with their tokens per second. Omits phases that took no
-/// time.
+/// Returns prefill and decode of a generation as bursts, each with its measured tokens per second. Omits a
+/// phase that took no time.
 fn bursts(summary: &Summary) -> Vec<(Burst, f64)> {
     let (prompt, tokens) = (summary.prompt_tokens, summary.new_tokens);
     let prefill = (Burst::Prompts { tokens: prompt, sequences: 1 }, summary.prefill_tokens_per_s());
@@ -121,8 +123,8 @@ struct Outcome {
     summary: Summary,
 }
 
-/// Generates text. If `shown` is set, prints `echo` and then the text as it arrives. Ctrl-C or a closed
-/// output pipe cancels the sequence but does not end the program.
+/// Generates text. If `shown` is set, prints `echo`, followed by the text as it arrives. Ctrl-C or a closed
+/// output pipe cancels the sequence, but the command still finishes normally.
 async fn generate(
     engine: &Engine,
     echo: &str,
@@ -214,7 +216,8 @@ fn figures(summary: &Summary, seed: u64) -> String {
     format!("{prompt}, {new} ({}), seed {seed}", summary.reason)
 }
 
-/// Formats a count and a rate, such as `5 prompt tokens at 3014.6 tokens/s`. A rate of 0 is shown as a dash.
+/// Formats a number of tokens and a rate, such as `5 prompt tokens at 3014.6 tokens/s`. Prints a dash for a
+/// rate of 0.
 fn rate(tokens: u32, what: &str, tokens_per_s: f64) -> String {
     let plural = if tokens == 1 { "" } else { "s" };
     let speed = if tokens_per_s > 0.0 { format!("{tokens_per_s:.1}") } else { "–".into() };

@@ -1,4 +1,4 @@
-//! `ragtag selftest`: checks that the devices of this machine compute correctly.
+//! Implements `ragtag selftest`, which checks that the devices of this machine compute correctly.
 
 use super::args::SelftestArgs;
 use super::files::{self, write_file};
@@ -12,7 +12,7 @@ use ragtag_devices::Source;
 use ragtag_hal::Adapter;
 use ragtag_kernels::NumericsClass;
 
-/// Maximum number of test names to print for each reason.
+/// Maximum number of test names that the output lists for each reason.
 const NAMES: usize = 3;
 
 pub(super) fn run(args: &SelftestArgs) -> Result<()> {
@@ -42,7 +42,8 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     found.check().and(printed).and(reported)
 }
 
-/// Formats the table, then failures and skips, then unavailable backends.
+/// Formats the results: the table, the failed and skipped tests with their reasons, and the unavailable
+/// backends.
 fn as_text(found: &SelfTest) -> String {
     let mut table =
         table(&["device", "+name", "+driver", ">passed", ">failed", ">skipped", ">exact", ">fast", ">time"]);
@@ -72,7 +73,7 @@ fn as_text(found: &SelfTest) -> String {
     text
 }
 
-/// A test and the reason why it did not pass.
+/// A test that failed or was skipped, with the reason.
 type Reason<'a> = (&'a Outcome, &'a str);
 
 fn failures(report: &Report) -> Vec<Reason<'_>> {
@@ -92,7 +93,7 @@ fn with_reason(test: &Outcome) -> Reason<'_> {
     }
 }
 
-/// Formats one line per reason, with the names of the tests that have this reason.
+/// Formats one line for each reason in `tests`, with the names of the tests that have this reason.
 fn reasons(report: &Report, what: &str, tests: &[Reason<'_>]) -> String {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
     for (test, reason) in tests {
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
     use crate::devices::DeviceOptions;
 
-    /// Returns a report of the CPU device with the given outcomes.
+    /// Returns a self-test of the CPU device with the given test names and verdicts.
     fn found(tests: &[(&str, Verdict)]) -> SelfTest {
         let cpu = DeviceOptions::selecting("cpu");
         let devices = Devices::probe(&cpu).unwrap();

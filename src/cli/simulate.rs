@@ -1,4 +1,4 @@
-//! `ragtag simulate`: runs a plan under a load of requests on a virtual clock.
+//! Implements `ragtag simulate`, which runs a plan under a load of requests on a virtual clock.
 
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
@@ -60,7 +60,7 @@ fn load(args: &SimulateArgs) -> Result<Load> {
     Ok(drawn.draw()?)
 }
 
-/// Maximum size of a requests file in bytes. The largest valid load is far smaller.
+/// Maximum size of a requests file in bytes. The file of the largest valid load is far smaller.
 const MOST_BYTES: u64 = 1 << 28;
 
 fn read(path: &Path) -> Result<Load> {
@@ -69,7 +69,8 @@ fn read(path: &Path) -> Result<Load> {
     Load::from_text(&text).map_err(|cause| Error::RequestFile { path: path.into(), cause })
 }
 
-/// Returns the number of KV positions of the longest request. The last token of a request needs no position.
+/// Returns the number of KV positions that the longest request needs. The last new token of a request needs
+/// no position, because it is never an input.
 fn longest(load: &Load) -> u32 {
     let positions = |request: &SimRequest| match request.want {
         Want::Generate { max_new_tokens, .. } => {
@@ -88,7 +89,7 @@ fn time(us: f64) -> String {
     if us < 1e6 { format!("{:.2} ms", us / 1e3) } else { format!("{:.2} s", us / 1e6) }
 }
 
-/// Returns the figure, or a dash if it has no samples.
+/// Returns `figure`, or a dash if `count`, the number of its samples, is 0.
 fn of(count: u64, figure: String) -> String {
     if count > 0 { figure } else { "–".into() }
 }

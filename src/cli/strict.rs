@@ -1,4 +1,4 @@
-//! Checks of `--strict` before a run.
+//! Checks that `--strict` makes before a run.
 
 use crate::calibrate::Calibration;
 use crate::devices::Devices;
@@ -6,14 +6,15 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_hal::{Adapter, AdapterKind};
 
-/// Refuses software devices in place of GPUs, throttled devices and links, and suspicious weights.
+/// Returns an error if a selected device emulates a GPU in software, if a device or a link is throttled, or
+/// if the model has suspicious weights.
 pub(super) fn check(devices: &Devices, model: &Model) -> Result<()> {
     let mut findings = findings(devices);
     findings.extend(crate::strict::suspicious_weights(model)?);
     refuse(findings)
 }
 
-/// Refuses software devices in place of GPUs, and throttled devices and links.
+/// Returns an error if a selected device emulates a GPU in software, or if a device or a link is throttled.
 pub(super) fn check_devices(devices: &Devices) -> Result<()> {
     refuse(findings(devices))
 }
@@ -24,7 +25,7 @@ fn findings(devices: &Devices) -> Vec<String> {
     software.map(|a| format!("{} ({}) is a software device", a.label(), a.name)).chain(slowed).collect()
 }
 
-/// Refuses a calibration that excludes devices because they could not be opened.
+/// Returns an error if the calibration could not open a device.
 pub(super) fn check_calibration(calibration: &Calibration) -> Result<()> {
     refuse(calibration.closed.iter().map(|device| format!("cannot open {device}")).collect())
 }

@@ -1,4 +1,4 @@
-//! Placement requests. Merges the arguments with the plan file of `--plan`, before any device is probed.
+//! Requested placements. Merges the placement arguments with the plan file of `--plan`.
 
 use super::args::{ActivationsArg, GranularityArg, Kv, MOST_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use super::files::{input_name, read_input};
@@ -13,11 +13,11 @@ use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions, PlanModel};
 use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
 
-/// Maximum number of segments in one pin. No model has more segments. The limit bounds the time that a typo
-/// can cost.
+/// Maximum number of segments in one pin. No model has more segments. The limit bounds the time that Ragtag
+/// wastes on a mistyped range.
 const MOST_PINS: usize = 1 << 16;
 
-/// Default device selection.
+/// Device selection if the user gives none.
 const AUTO: &str = "auto";
 
 impl From<ActivationsArg> for Activations {
@@ -38,7 +38,7 @@ impl From<GranularityArg> for Granularity {
     }
 }
 
-/// Returns the requested KV cache type, or the default for the activations.
+/// Returns the KV cache type that the user requested, or the default for the type of activations.
 pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType {
     match (wanted, activations) {
         (Some(Kv::F32), _) | (None, ActivationsArg::F32) => KvType::F32,
@@ -46,25 +46,26 @@ pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType
     }
 }
 
-/// Requirements of a command on its plan, besides the user's arguments.
+/// Requirements that a command has for its plan, in addition to the user's placement arguments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Number of concurrent sequences in the user's arguments.
+    /// Number of concurrent sequences that the user requested, if any.
     pub(super) asked: Option<u32>,
-    /// Number of concurrent sequences if neither the arguments nor the plan file give it.
+    /// Number of concurrent sequences if neither the arguments nor the plan file sets it.
     pub(super) sequences: u32,
     /// Whether the command needs logits of every row.
     pub(super) all_logits: bool,
-    /// Default context, or `None` for the longest context that fits.
+    /// Context in tokens if the user sets none. `None` means the longest context that fits.
     pub(super) context: Option<u32>,
-    /// Request to plan for, from the user's arguments.
+    /// Request to plan for, as far as the user's arguments describe it.
     pub(super) request: RequestArgs,
-    /// Request to plan for if neither the arguments nor the plan file give it.
+    /// Request to plan for if neither the arguments nor the plan file describes it.
     pub(super) workload: Workload,
 }
 
 impl Needs {
-    /// Creates needs with this default number of concurrent sequences. All other fields have their defaults.
+    /// Creates needs in which `sequences` is the default number of concurrent sequences. All other fields
+    /// have their defaults.
     pub(super) fn of(sequences: u32) -> Self {
         Self {
             asked: None,
@@ -77,7 +78,7 @@ impl Needs {
     }
 }
 
-/// Returns the workload of a request. Limits both token counts to [`MOST_TOKENS`].
+/// Returns a workload with the given token counts, each limited to [`MOST_TOKENS`].
 pub(super) fn workload(prompt_tokens: usize, generated_tokens: u32) -> Workload {
     let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX).min(MOST_TOKENS);
     Workload { prompt_tokens, generated_tokens: generated_tokens.min(MOST_TOKENS) }
@@ -93,10 +94,10 @@ pub(super) struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    /// Parses the plan file, the split and the pins.
+    /// Reads the plan file and parses the split and the pins.
     ///
     /// # Errors
-    /// Fails if the plan file, the split or a pin cannot be parsed.
+    /// Fails if the plan file cannot be read, or if the plan file, the split or a pin cannot be parsed.
     pub(super) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
         let file = args.plan.as_deref().map(|path| read_plan(path).map(|plan| (path, plan))).transpose()?;
         let split = args.split.as_deref().map(str::parse).transpose()?;
@@ -131,7 +132,8 @@ impl<'a> Wanted<'a> {
         self.needs.asked.unwrap_or(usual)
     }
 
-    /// Returns the wire type in the arguments, or `usual`. `None` leaves the choice to the planner.
+    /// Returns the wire type that the arguments request, or `usual` if they request none. `None` lets the
+    /// planner choose.
     fn wire_type(&self, usual: Option<WireType>) -> Option<WireType> {
         match self.args.wire {
             None => usual,
@@ -146,7 +148,7 @@ impl<'a> Wanted<'a> {
         self.args.granularity.map_or(usual, Granularity::from)
     }
 
-    /// Validates the plan file against this model and these devices.
+    /// Checks that the plan file is valid for `model` and for the planner's devices.
     ///
     /// # Errors
     /// Fails if the plan is invalid, or was made for another model or other devices.
@@ -178,7 +180,7 @@ impl<'a> Wanted<'a> {
         })
     }
 
-    /// Applies the placement to a planner.
+    /// Returns `planner` with the requested placement and settings.
     ///
     /// # Errors
     /// Fails like [`Self::check`].
@@ -198,7 +200,7 @@ impl<'a> Wanted<'a> {
         Ok(if self.needs.all_logits { planner.all_logits() } else { planner })
     }
 
-    /// Applies the objective and the request.
+    /// Returns `planner` with the objective and the request to plan for.
     fn aimed(&self, planner: Planner) -> Planner {
         let RequestArgs { objective, prompt_tokens, new_tokens } = self.needs.request;
         let usual = self.plan().map_or(self.needs.workload, |plan| plan.workload);
@@ -249,8 +251,8 @@ impl<'a> Wanted<'a> {
         planner
     }
 
-    /// Applies the plan file. The planner proves the memory again, because less may be free now. All other
-    /// settings are those of the file.
+    /// Returns `planner` with the settings of the plan file. The planner proves again that the plan fits,
+    /// because less memory may be free than when the file was written.
     fn like(&self, plan: &Plan, mut planner: Planner) -> Planner {
         // Exact activations require the wire type f32. The plan's wire type may be for fast activations.
         let usual = if self.activations() == plan.activations { plan.wire_type } else { WireType::F32 };
@@ -280,8 +282,8 @@ fn read_plan(path: &Path) -> Result<Plan> {
     Plan::from_json(&read_input(path, MOST_JSON_BYTES)?).map_err(invalid(path))
 }
 
-/// Returns the flags that select a plan's devices: the options of the plan that differ from the defaults or
-/// from the current options. Returns `None` if there are no such options.
+/// Returns the command-line flags that replace the current device options `own` with the options `needed` of
+/// a plan. Omits options that have the default value in both. Returns `None` if no flag is needed.
 fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> {
     let usual = PlanDeviceOptions { selection: AUTO.into(), cpu_devices: 1, threads: None };
     let mut flags = Vec::new();
@@ -295,7 +297,7 @@ fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> 
     (needed != own && !flags.is_empty()).then(|| flags.join(" "))
 }
 
-/// Quotes a word for a shell. Text from a plan file may contain any characters.
+/// Quotes a word for a shell, because a word from a plan file may contain any characters.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || ":,=-_".contains(c);
     if text.chars().all(plain) { text.into() } else { format!("'{}'", text.replace('\'', r"'\''")) }

@@ -1,4 +1,4 @@
-//! Checks of each API: libraries, kernel drivers, device nodes and environment variables.
+//! Checks the requirements of each API: libraries, kernel drivers, device nodes and environment variables.
 
 use super::machine::{Access, Distribution, Gpu, Icd, Library, Machine, Node, Vendor};
 use super::packages;
@@ -7,7 +7,7 @@ use ragtag_devices::{BackendReport, Report, Status};
 use ragtag_hal::{Adapter, KernelLanguage};
 use std::path::PathBuf;
 
-/// Major version of the oldest supported NVIDIA driver, which belongs to CUDA 12.2.
+/// Major version of the oldest NVIDIA driver that Ragtag supports. It is the driver of CUDA 12.2.
 const NVIDIA_DRIVER: u32 = 535;
 
 const CUDA_VARIABLES: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"];
@@ -31,10 +31,10 @@ const VULKAN_VARIABLES: [&str; 7] = [
     "RAGTAG_VULKAN_MATRICES",
 ];
 
-/// Environment variables of wgpu.
+/// Environment variables that affect wgpu.
 const WGPU_VARIABLES: [&str; 3] = ["WGPU_BACKEND", "WGPU_DEBUG", "WGPU_VALIDATION"];
 
-/// Runs all checks of one API.
+/// Runs all checks of one API and returns their findings.
 pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machine) -> Vec<Finding> {
     if backend.status == Status::NotCompiled {
         let found = Finding::new("build", State::Missing, "not in this build");
@@ -56,15 +56,15 @@ pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machi
     all
 }
 
-/// Returns a note for each variable that is set, because these variables change the behaviour of drivers and
-/// are easily forgotten.
+/// Returns a note for each variable in `names` that is set, because these variables change how drivers behave
+/// and users easily forget them.
 pub(super) fn variables(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     let set = names.iter().filter_map(|name| Some((name, machine.variable(name)?)));
     set.map(|(name, value)| Finding::new("variable", State::Note, format!("{name}={value}"))).collect()
 }
 
-/// Returns notes like [`variables`]. If a value hides all GPUs, such as an empty value or −1, the check
-/// fails.
+/// Returns findings about variables like [`variables`]. If a value hides all GPUs, such as an empty value or
+/// −1, the finding is a failure instead of a note.
 fn visibility(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     let hides_all = |found: &str| {
         let (name, value) = found.split_once('=').unwrap_or_default();
@@ -77,7 +77,7 @@ fn visibility(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     variables(machine, names).into_iter().map(finding).collect()
 }
 
-/// Returns the findings from the probe.
+/// Returns a finding for each device that the probe of a backend found, or the reason why it found none.
 fn devices(backend: &BackendReport, report: &Report) -> Vec<Finding> {
     match &backend.status {
         Status::NotCompiled => Vec::new(),
@@ -95,7 +95,7 @@ fn device(adapter: &Adapter, report: &Report) -> Finding {
     Finding::new("devices", State::Ok, found)
 }
 
-/// Formats the matrix library and the peers of a device.
+/// Formats the GEMM library that a device uses and the devices to which it has peer access.
 fn beyond(adapter: &Adapter) -> String {
     let caps = &adapter.caps;
     let library = caps.gemm.iter().map(|library| format!("matmuls by {} {}", library.name, library.version));
@@ -154,8 +154,8 @@ fn nvidia_module(module: &str, on: Distribution) -> Finding {
     .advise(packages::nvidia_driver(on))
 }
 
-/// Checks that the library and the kernel module have the same version. After an update, the old module may
-/// still be loaded.
+/// Checks that the driver's library and its kernel module have the same version. After a driver update, the
+/// old module is loaded until the next reboot.
 fn mismatch(module: &str, library: &Library) -> Option<Finding> {
     // The library of the Windows driver has no version in its name.
     let differs = library.version.contains('.') && library.version != module;
@@ -177,13 +177,13 @@ fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
     }
 }
 
-/// Returns the library folders of the CUDA toolkit.
+/// Returns the folders in which the libraries of the CUDA toolkit may be.
 fn toolkit(machine: &Machine) -> Vec<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| machine.variable(name));
     homes.chain(["/usr/local/cuda"]).map(|home| PathBuf::from(home).join("lib64")).collect()
 }
 
-/// Checks for a matrix library, which is optional. `--gemm library` uses this library.
+/// Checks whether the GEMM library `name` is present. The library is optional. `--gemm library` uses it.
 fn products(machine: &Machine, name: &str, files: &[&str], elsewhere: &[PathBuf], package: &str) -> Finding {
     match machine.library(files, elsewhere) {
         Some(library) => Finding::new("products", State::Ok, format!("{name}: {}", shown(&library))),
@@ -274,7 +274,7 @@ fn vendors(machine: &Machine) -> Vec<Vendor> {
     [Vendor::Nvidia, Vendor::Amd, Vendor::Intel].into_iter().filter(has).collect()
 }
 
-/// Checks the render node. Drivers of all GPUs except NVIDIA's need this node.
+/// Checks the render nodes of the machine. The drivers of all GPUs except NVIDIA's need such a node.
 fn render_node(machine: &Machine, vendors: &[Vendor]) -> Vec<Finding> {
     if vendors.iter().all(|vendor| *vendor == Vendor::Nvidia) {
         return Vec::new();
@@ -282,18 +282,18 @@ fn render_node(machine: &Machine, vendors: &[Vendor]) -> Vec<Finding> {
     nodes(machine, "/dev/dri", "renderD128", "the GPU's kernel driver creates it; check dmesg")
 }
 
-/// Installed drivers of an API that has a loader (OpenCL or Vulkan).
+/// Installed drivers of an API with a loader (OpenCL or Vulkan), and the functions that assess them.
 struct Drivers {
     api: &'static str,
     found: Vec<Icd>,
-    /// Returns whether a library is a driver for a vendor's GPUs.
+    /// Returns whether the library with the given name is a driver for a vendor's GPUs.
     drives: fn(&str, Vendor) -> bool,
-    /// Returns the command that installs a driver for the vendor's GPUs, or for the CPU if there is no
-    /// vendor.
+    /// Returns the command that installs a driver for a vendor's GPUs, or for the CPU if the vendor is
+    /// `None`.
     advice: fn(Distribution, Option<Vendor>) -> String,
 }
 
-/// Returns findings about installed drivers, and about GPUs without a driver.
+/// Returns a finding for each driver file, and for each vendor whose GPUs have no driver.
 fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding> {
     let Drivers { api, found, drives, advice } = drivers;
     let one = |icd: &Icd| match &icd.library {
@@ -318,7 +318,7 @@ fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding>
     all
 }
 
-/// Returns whether the library with this name is a Vulkan driver for the vendor's GPUs.
+/// Returns whether the library with the file name `library` is a Vulkan driver for the vendor's GPUs.
 fn draws(library: &str, vendor: Vendor) -> bool {
     let own: &[&str] = match vendor {
         Vendor::Nvidia => &["libGLX_nvidia", "libEGL_nvidia", "libvulkan_nouveau"],
@@ -328,7 +328,7 @@ fn draws(library: &str, vendor: Vendor) -> bool {
     own.iter().any(|name| library.contains(name))
 }
 
-/// Returns whether the library with this name is an OpenCL driver for the vendor's GPUs.
+/// Returns whether the library with the file name `library` is an OpenCL driver for the vendor's GPUs.
 fn drives(library: &str, vendor: Vendor) -> bool {
     let mesa = ["Rusticl", "MesaOpenCL"];
     let own: &[&str] = match vendor {
@@ -340,12 +340,12 @@ fn drives(library: &str, vendor: Vendor) -> bool {
         || vendor != Vendor::Nvidia && mesa.iter().any(|name| library.contains(name))
 }
 
-/// Returns whether the machine has a GPU of this vendor.
+/// Returns whether the machine has a GPU of `vendor`. Under WSL, assumes that it has an NVIDIA GPU.
 fn is_wanted(machine: &Machine, vendor: Vendor) -> bool {
     machine.gpus().iter().any(|gpu| gpu.vendor == vendor) || vendor == Vendor::Nvidia && machine.in_windows()
 }
 
-/// Checks that each GPU of a vendor is bound to the expected kernel driver.
+/// Checks that the kernel driver `driver` controls each GPU of `vendor`.
 fn gpus(machine: &Machine, vendor: Vendor, driver: &str, advice: &str) -> Vec<Finding> {
     let own: Vec<Gpu> = machine.gpus().into_iter().filter(|gpu| gpu.vendor == vendor).collect();
     if own.is_empty() && !machine.in_windows() {
@@ -390,7 +390,7 @@ fn library_finding(
     }
 }
 
-/// Formats the path and the version of a library.
+/// Formats the path of a library, and its version if it has one.
 fn shown(library: &Library) -> String {
     match library.version.as_str() {
         "" => library.path.display().to_string(),
@@ -398,7 +398,8 @@ fn shown(library: &Library) -> String {
     }
 }
 
-/// Checks that the user can open the device nodes of one kind.
+/// Checks that the user can open the device nodes in `folder` that are named like `name`. `missing` is the
+/// advice if there is none.
 fn nodes(machine: &Machine, folder: &str, name: &str, missing: &str) -> Vec<Finding> {
     let found = machine.nodes(folder, name);
     if found.is_empty() {

@@ -1,13 +1,13 @@
 //! Properties of a machine that affect drivers: GPUs on the PCI bus, device nodes, libraries and environment
-//! variables. Except for the variables, Linux exposes all of them as files. Tests use a folder as the root of
-//! the machine.
+//! variables. Linux exposes all of them except the variables as files. Tests therefore use a folder as the
+//! root of a fake machine.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// A GPU vendor, identified by its PCI id.
+/// A GPU vendor. Its PCI id identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Nvidia,
@@ -34,14 +34,14 @@ pub(super) struct Gpu {
     pub(super) vendor: Vendor,
     /// PCI address, for example `0000:01:00.0`.
     pub(super) address: String,
-    /// Kernel driver to which the GPU is bound.
+    /// Kernel driver that controls the GPU, if any.
     pub(super) driver: Option<String>,
 }
 
-/// Linux distribution, which determines package names.
+/// Linux distribution. It determines the names of packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Distribution {
-    /// Debian, with its major version.
+    /// Debian, with the major version.
     Debian(u32),
     Ubuntu,
     Fedora,
@@ -58,8 +58,8 @@ pub(super) struct Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Granted,
-    /// Permission denied, with the node's group. `member` tells whether `/etc/group` lists the user in that
-    /// group.
+    /// The user lacks permission. `group` is the node's group. `member` is true if `/etc/group` lists the
+    /// user in that group.
     Denied {
         group: String,
         member: bool,
@@ -67,13 +67,13 @@ pub(super) enum Access {
     Failed(String),
 }
 
-/// A library that the dynamic loader would find.
+/// A shared library on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Library {
     pub(super) path: PathBuf,
-    /// Suffix of the file name after `.so.`, once all links are followed.
+    /// Part of the file name after `.so.`, after following all links. It is empty if there is no such part.
     pub(super) version: String,
-    /// Whether the library is on the loader's search path.
+    /// Whether the library is on the search path of the dynamic loader.
     pub(super) on_path: bool,
 }
 
@@ -94,29 +94,29 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Creates a machine with the files under `root` and these environment variables.
+    /// Creates a machine with the files under `root` and the environment variables `variables`.
     pub(super) fn new(root: PathBuf, variables: BTreeMap<String, String>) -> Self {
         Self { root, variables }
     }
 
-    /// Converts a path on the machine to a path in this file system.
+    /// Converts a path on the machine to the path of the same file in this process's file system.
     fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Converts a path in this file system to a path on the machine.
+    /// Converts a path in this process's file system to the path of the same file on the machine.
     fn own(&self, path: &Path) -> PathBuf {
         path.strip_prefix(&self.root).map_or(path.into(), |rest| Path::new("/").join(rest))
     }
 
-    /// Returns the first line of a file.
+    /// Returns the first line of a file on the machine, or `None` if the file cannot be read or is empty.
     fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.at(path)).ok()?;
         Some(text.lines().next()?.trim().to_string())
     }
 
-    /// Returns the sorted entries of a folder.
+    /// Returns the paths of a folder's entries in sorted order.
     fn list(&self, folder: impl AsRef<Path>) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.at(folder)).into_iter().flatten().filter_map(|entry| entry.ok());
         let mut paths: Vec<_> = entries.map(|entry| self.own(&entry.path())).collect();
@@ -132,12 +132,13 @@ impl Machine {
         self.variables.get(name).map(String::as_str)
     }
 
-    /// Returns the version of a loaded kernel module.
+    /// Returns the version of a kernel module, or `None` if it is not loaded or has no version.
     pub(super) fn module(&self, name: &str) -> Option<String> {
         self.line(Path::new("/sys/module").join(name).join("version"))
     }
 
-    /// Returns whether the machine is WSL, where GPUs have no device nodes of their own.
+    /// Returns whether the machine is the Windows Subsystem for Linux (WSL), where GPUs have no device nodes
+    /// of their own.
     pub(super) fn in_windows(&self) -> bool {
         self.exists("/dev/dxg")
     }
@@ -179,7 +180,7 @@ impl Machine {
         }
     }
 
-    /// Returns the device nodes whose names differ from `example` only in a trailing number.
+    /// Returns the device nodes in `folder` whose names differ from `example` only in the trailing number.
     pub(super) fn nodes(&self, folder: &str, example: &str) -> Vec<Node> {
         let prefix = example.trim_end_matches(|c: char| c.is_ascii_digit());
         let numbered = |path: &PathBuf| {
@@ -216,8 +217,8 @@ impl Machine {
         Access::Denied { group, member }
     }
 
-    /// Returns the first of these libraries that is on the loader's search path. If there is none, returns
-    /// the first that is in `elsewhere`.
+    /// Returns the first library in `names` that is on the search path of the dynamic loader. If there is
+    /// none, returns the first one in the folders `elsewhere`.
     pub(super) fn library(&self, names: &[&str], elsewhere: &[PathBuf]) -> Option<Library> {
         let folders = self.loader_folders();
         let look = |folders: &[PathBuf], on_path| {
@@ -235,7 +236,7 @@ impl Machine {
         Some(Library { path, version, on_path })
     }
 
-    /// Returns the folders of the loader's search path, in order.
+    /// Returns the folders on the search path of the dynamic loader, in order.
     fn loader_folders(&self) -> Vec<PathBuf> {
         let variable = self.variable("LD_LIBRARY_PATH").unwrap_or_default();
         let mut folders: Vec<PathBuf> =
@@ -248,7 +249,8 @@ impl Machine {
         folders
     }
 
-    /// Returns the folders in a configuration file of the loader, including one level of included files.
+    /// Returns the folders that a configuration file of the dynamic loader lists. Follows `include` lines,
+    /// but only one level deep.
     fn configured_folders(&self, file: &str) -> Vec<PathBuf> {
         let text = fs::read_to_string(self.at(file)).unwrap_or_default();
         let mut folders = Vec::new();
@@ -294,8 +296,9 @@ impl Machine {
         files.filter_map(icd).collect()
     }
 
-    /// Returns the drivers that the Vulkan loader would load. The loader reads its environment variables, and
-    /// its search folders if no variable is set. Source: LoaderDriverInterface.md of the Vulkan loader.
+    /// Returns the drivers that the Vulkan loader would load. The loader uses the driver files that its
+    /// environment variables name. If no variable is set, it uses the files in its search folders. Source:
+    /// LoaderDriverInterface.md of the Vulkan loader.
     pub(super) fn vulkan_icds(&self) -> Vec<Icd> {
         let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
         let named = named.iter().find_map(|name| self.variable(name).filter(|value| !value.is_empty()));

@@ -1,8 +1,8 @@
-//! Diagnosis of missing devices. Checks the build, libraries, drivers and permissions for each API, and
-//! suggests fixes.
+//! Diagnosis of missing devices. The doctor checks the build, the libraries, the drivers and the permissions
+//! that each API needs, and suggests fixes.
 //!
-//! The doctor never modifies the system. Each finding is the result of a check. Files are checked only on
-//! Linux. On other systems, the findings come from the probes.
+//! The doctor never modifies the system. It checks files only on Linux. On other systems, its findings come
+//! only from probing the backends.
 
 mod apis;
 mod machine;
@@ -23,21 +23,21 @@ pub enum State {
     Ok,
     /// The finding is not a problem, but may be useful.
     Note,
-    /// Devices may be missing for this reason.
+    /// The finding may be the reason why devices are missing.
     Missing,
 }
 
 /// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Subject of the check: `build`, `GPU`, `library`, `driver`, `node`, `compiler`, `products`, `variable`
-    /// or `devices`.
+    /// Kind of item that was checked: `build`, `GPU`, `library`, `driver`, `node`, `compiler`, `products`,
+    /// `variable` or `devices`.
     pub subject: &'static str,
-    /// Severity.
+    /// Severity of the finding.
     pub state: State,
-    /// Description of the result.
+    /// Description of what the check found.
     pub found: String,
-    /// Suggested fix.
+    /// Suggested fix, if any.
     pub advice: Option<String>,
 }
 
@@ -51,19 +51,20 @@ impl Finding {
     }
 }
 
-/// Findings about one API. The first diagnosis is about `ragtag` itself.
+/// Findings about one API, or about Ragtag itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
-    /// Name of the API, for example `cuda`.
+    /// Name of the API, for example `cuda`, or `ragtag` for Ragtag itself.
     pub api: String,
     /// Findings, in order of relevance.
     pub findings: Vec<Finding>,
 }
 
-/// Environment variables that affect every API.
+/// Environment variables that affect Ragtag with every API.
 const VARIABLES: [&str; 4] = ["RAGTAG_DEVICES", "RAGTAG_STRICT", "RAGTAG_PROBE_LIMIT", "RAGTAG_CACHE_DIR"];
 
-/// Checks the requirements of each API of this build on this machine. Probes devices but does not open them.
+/// Checks whether this machine meets the requirements of each API. Probes devices but does not open them. The
+/// first diagnosis is about Ragtag itself, and each other one is about an API.
 pub fn examine(options: &DeviceOptions) -> Vec<Diagnosis> {
     // Variables whose values are not UTF-8 are skipped, because no check uses them.
     let variables = std::env::vars_os()
@@ -83,7 +84,7 @@ fn diagnose(report: &Report, options: &DeviceOptions, machine: &Machine) -> Vec<
     std::iter::once(ragtag).chain(report.backends.iter().map(of)).collect()
 }
 
-/// Returns the finding about the current device selection.
+/// Returns a finding that shows the current device selection, or the reason why it selects no device.
 fn selection(report: &Report, options: &DeviceOptions) -> Finding {
     let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref());
     match requested.and_then(|requested| requested.choose(report)) {

@@ -1,7 +1,7 @@
-//! Installation commands for drivers and libraries, by distribution.
+//! Commands that install drivers and libraries, for each Linux distribution.
 //!
-//! The package names for Debian 12 and 13 come from Debian's archive. For unknown distributions, the advice
-//! describes the contents of the package.
+//! The package names for Debian 12 and 13 come from Debian's archive. For an unknown distribution, the
+//! functions describe the content of the package instead.
 
 use super::machine::{Distribution, Vendor};
 use Distribution::{Debian, Fedora, Other, Ubuntu};
@@ -16,7 +16,7 @@ pub(super) fn nvidia_driver(on: Distribution) -> String {
     }
 }
 
-/// Returns the command that installs the CUDA library for an installed kernel module.
+/// Returns the command that installs the CUDA library for a kernel module of version `module`.
 pub(super) fn cuda_library(on: Distribution, module: &str) -> String {
     let major = module.split('.').next().unwrap_or_default();
     match on {
@@ -35,7 +35,7 @@ pub(super) fn nvrtc(on: Distribution) -> String {
     }
 }
 
-/// Returns the command that installs cuBLAS, NVIDIA's matrix library.
+/// Returns the command that installs cuBLAS, NVIDIA's GEMM library.
 pub(super) fn cublas(on: Distribution) -> String {
     match on {
         Debian(13..) => "apt install libcublaslt12 (component non-free)".into(),
@@ -43,7 +43,7 @@ pub(super) fn cublas(on: Distribution) -> String {
     }
 }
 
-/// Returns the command that installs rocBLAS, AMD's matrix library.
+/// Returns the command that installs rocBLAS, AMD's GEMM library.
 pub(super) fn rocblas(on: Distribution) -> String {
     match on {
         Debian(13..) => "apt install librocblas0".into(),
@@ -72,8 +72,8 @@ pub(super) fn opencl_loader(on: Distribution) -> String {
     }
 }
 
-/// Returns the command that installs an OpenCL driver for a vendor's GPUs, or for the CPU if there is no
-/// vendor.
+/// Returns the command that installs an OpenCL driver for a vendor's GPUs, or for the CPU if `vendor` is
+/// `None`.
 pub(super) fn opencl_driver(on: Distribution, vendor: Option<Vendor>) -> String {
     match (vendor, on) {
         (Some(Vendor::Nvidia), Debian(_)) => "apt install nvidia-opencl-icd (component non-free)".into(),
@@ -101,8 +101,8 @@ pub(super) fn vulkan_loader(on: Distribution) -> String {
     }
 }
 
-/// Returns the command that installs a Vulkan driver for a vendor's GPUs, or for the CPU if there is no
-/// vendor.
+/// Returns the command that installs a Vulkan driver for a vendor's GPUs, or for the CPU if `vendor` is
+/// `None`.
 pub(super) fn vulkan_driver(on: Distribution, vendor: Option<Vendor>) -> String {
     let mesa = match on {
         Debian(_) | Ubuntu => "apt install mesa-vulkan-drivers",

@@ -1,4 +1,4 @@
-//! Tests of the doctor on fake machines. A fake machine is a folder of files.
+//! Tests the doctor on fake machines. A fake machine is a folder with the files that the doctor reads.
 
 use super::machine::{Access, Distribution, Machine, Node};
 use super::{Diagnosis, Finding, State, apis, diagnose};
@@ -13,7 +13,7 @@ const DEBIAN: &str = "ID=debian\nVERSION_ID=\"12\"\n";
 const UBUNTU: &str = "ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n";
 const FEDORA: &str = "ID=fedora\nVERSION_ID=42\n";
 
-/// A folder with the files of a fake machine.
+/// A fake machine: a folder with its files, and its environment variables.
 struct Fake {
     root: tempfile::TempDir,
     variables: Vec<(&'static str, String)>,
@@ -37,7 +37,7 @@ impl Fake {
         fs::write(self.at(path), text).unwrap();
     }
 
-    /// Creates a library and the link to it.
+    /// Creates an empty library file `name` in `folder`, and a symbolic link `link` to it.
     fn library(&self, folder: &str, name: &str, link: &str) {
         self.file(&format!("{folder}/{name}"), "");
         symlink(name, self.at(&format!("{folder}/{link}"))).unwrap();
@@ -57,7 +57,7 @@ impl Fake {
         Machine::new(self.root.path().into(), variables.collect())
     }
 
-    /// Returns the findings about an API whose library the probe reports as missing.
+    /// Returns the findings about `api` if the probe reports that its library is missing.
     fn findings(&self, api: &str) -> Vec<Finding> {
         let why = Unavailable { tried: vec!["a library".into()], cause: "it is missing".into() };
         self.findings_of(api, Status::Unavailable(why))

@@ -1,26 +1,26 @@
-//! Horizontal bar charts as data, and the drawing of their bars. Positions are shares of the axis, so a chart
-//! can be drawn at any width.
+//! Horizontal bar charts as data, and functions that draw their bars. Positions are fractions of the axis
+//! length, so that a chart can be drawn at any width.
 
 use super::words::rounded;
 use maud::{Markup, html};
 
-/// Rows of bars over one axis.
+/// A chart: rows of bars over a common axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Chart {
     pub title: String,
     pub rows: Vec<Row>,
     pub ticks: Vec<Tick>,
-    /// Legend of the chart: the CSS class and the name of each color.
+    /// Legend of the chart: the CSS class of each color, and its meaning.
     pub legend: Vec<(&'static str, &'static str)>,
 }
 
-/// A labelled row of bars.
+/// A row of bars with a label.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
     pub label: String,
     /// Small text below the label.
     pub note: String,
-    /// Number of lanes in the row.
+    /// Number of lanes in the row. Bars in different lanes are drawn below each other.
     pub lanes: usize,
     pub bars: Vec<Bar>,
 }
@@ -30,10 +30,10 @@ pub(super) struct Row {
 pub(super) struct Bar {
     /// Index of the lane within the row, counted from the top.
     pub lane: usize,
-    /// Start and end of the bar, as shares of the axis.
+    /// Start and end of the bar, as fractions of the axis length.
     pub from: f64,
     pub to: f64,
-    /// CSS class in `palette.css`.
+    /// CSS class of the bar's color in `palette.css`.
     pub class: &'static str,
     /// Text inside the bar. It is shown only if it fits.
     pub label: String,
@@ -44,7 +44,7 @@ pub(super) struct Bar {
 /// A mark on the axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tick {
-    /// Position as a share of the axis.
+    /// Position, as a fraction of the axis length.
     pub at: f64,
     pub label: String,
 }
@@ -52,7 +52,7 @@ pub(super) struct Tick {
 /// Height of a lane in pixels, for rows with one lane and for rows with several lanes.
 const LANE: f64 = 22.0;
 const THIN_LANE: f64 = 13.0;
-/// Upper bound of the average character width of the small font, in pixels.
+/// Upper bound on the average character width of the small font, in pixels.
 pub(super) const CHARACTER: f64 = 6.4;
 
 impl Row {
@@ -65,7 +65,7 @@ impl Row {
         self.lane_height() * self.lanes.max(1) as f64
     }
 
-    /// Returns the text of the row for screen readers.
+    /// Returns the text that screen readers read for the row.
     pub(super) fn spoken(&self) -> String {
         let titles: Vec<_> = self.bars.iter().map(|bar| bar.title.as_str()).take(SPOKEN).collect();
         match titles.as_slice() {
@@ -74,7 +74,7 @@ impl Row {
         }
     }
 
-    /// Draws the grid lines and the bars.
+    /// Draws the grid lines and the bars of the row.
     pub(super) fn draw(&self, ticks: &[Tick], width: Width) -> Markup {
         let height = self.height();
         html! {
@@ -106,7 +106,7 @@ impl Row {
     }
 }
 
-/// Maximum number of bar titles in a row's spoken text.
+/// Maximum number of bar titles in the text that screen readers read for a row.
 const SPOKEN: usize = 24;
 
 /// Draws the tick labels below all rows.
@@ -119,10 +119,10 @@ pub(super) fn draw_axis(ticks: &[Tick], width: Width) -> Markup {
     }
 }
 
-/// Width of the axis.
+/// Width at which an axis is drawn.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Width {
-    /// The available width. The number is the expected minimum in pixels.
+    /// All of the available width. The value is its expected minimum, in pixels.
     Fluid(f64),
     /// A fixed width in pixels.
     Fixed(f64),
@@ -143,7 +143,7 @@ impl Width {
     }
 }
 
-/// Creates three to six ticks at round values from 0 to `end`. `label` formats the values.
+/// Creates three to six ticks at round values from 0 to `end`. `label` formats each value.
 pub(super) fn ticks(end: f64, label: impl Fn(f64) -> String) -> Vec<Tick> {
     if !end.is_finite() || end <= 0.0 {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The charts of a report, as data. Other modules draw them.
+//! Creates the charts of a report as data, which other modules draw.
 
 use super::chart::{Bar, Chart, Row, Tick, ticks};
 use super::gantt::edge_name;
@@ -9,14 +9,15 @@ use ragtag_planner::plan::{Place, Plan, PlanStage, PredictedTimes};
 use ragtag_planner::wording::Quantity;
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase, TOLERANCE};
 
-/// CSS classes of the colors. Stages and micro-batches use them in turn.
+/// CSS classes of the colors for stages and micro-batches. Numbers beyond the last color start again with the
+/// first one.
 const COLOURS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
 
 fn colour(number: usize) -> &'static str {
     COLOURS[number % COLOURS.len()]
 }
 
-/// Creates a chart of the segments on each device, to scale. It also shows the unused devices.
+/// Creates a chart that shows the segments on each device as bars to scale, and the unused devices.
 pub(super) fn stages(plan: &Plan) -> Chart {
     let segments = f64::from(plan.model.segments);
     let stage = |(at, stage): (usize, &PlanStage)| {
@@ -51,7 +52,7 @@ pub(super) fn stages(plan: &Plan) -> Chart {
     }
 }
 
-/// Describes the segments of a stage.
+/// Describes the segments of a stage in words.
 fn contents(plan: &Plan, stage: &PlanStage) -> String {
     let (first, last) = (stage.segments.first(), stage.segments.last());
     if first == last {
@@ -67,7 +68,7 @@ fn segment_ticks(segments: u32) -> Vec<Tick> {
     ticks
 }
 
-/// Creates a chart of the utilization of stages and edges, in decode and in prefill.
+/// Creates a chart of the predicted utilization of stages and edges, in decode and in prefill.
 pub(super) fn work(plan: &Plan) -> Chart {
     let beat = Beat::of(plan);
     let bottleneck = plan.explanation.bottleneck;
@@ -179,7 +180,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
     }
 }
 
-/// Creates ticks at round values of a suitable binary unit.
+/// Creates ticks from 0 to `end` bytes, at round values of a suitable binary unit.
 fn byte_ticks(end: f64) -> Vec<Tick> {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
     let (name, unit) = units
@@ -190,10 +191,11 @@ fn byte_ticks(end: f64) -> Vec<Tick> {
     ticks(end / unit, |value| format!("{value} {name}"))
 }
 
-/// Maximum number of spans in a chart. A chart with more spans would be unreadable and take megabytes.
+/// Maximum number of spans in a chart. A chart with more spans would be unreadable, and its file would have
+/// several megabytes.
 const SPANS: usize = 1500;
 
-/// Creates a chart of a timeline.
+/// Creates a Gantt chart of a timeline.
 pub(super) fn timeline(gantt: &Gantt) -> Chart {
     let mut spans: Vec<_> =
         gantt.spans.iter().filter(|s| s.start_us.is_finite() && s.end_us.is_finite()).collect();
@@ -246,8 +248,8 @@ pub(super) fn timeline(gantt: &Gantt) -> Chart {
     }
 }
 
-/// Creates one chart for decode and one for prefill, with predicted and measured times of the micro-batches
-/// that ran.
+/// Creates a chart for decode and a chart for prefill. They compare the predicted with the measured times of
+/// the micro-batches that ran.
 pub(super) fn compared(comparison: &Comparison) -> [Chart; 2] {
     let of = |phase: Phase| {
         let mut parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == phase).collect();

@@ -1,4 +1,4 @@
-//! A plan as a Graphviz graph: devices, stages and edges.
+//! Draws a plan as a Graphviz graph of devices, stages and edges.
 
 use super::Report;
 use super::load::Beat;
@@ -6,7 +6,7 @@ use super::words::{bytes, percent, rate, route, time};
 use ragtag_planner::plan::{Plan, PlanStage, PredictedTimes};
 use std::fmt::Write;
 
-/// Draws a plan as a graph for `dot -Tsvg`.
+/// Draws the plan of a report as a graph in the language of Graphviz. `dot -Tsvg` converts it to a picture.
 pub fn dot(report: &Report) -> String {
     let report = report.printable();
     let plan = &report.plan;
@@ -70,8 +70,8 @@ fn times(times: PredictedTimes, beat: Beat) -> [String; 2] {
     ]
 }
 
-/// Joins lines into a quoted label. Doubles backslashes, because a backslash starts an escape sequence in
-/// Graphviz.
+/// Joins `lines` into a quoted label. Escapes quotes and backslashes, because a backslash starts an escape
+/// sequence in Graphviz.
 fn quoted(lines: &[impl AsRef<str>]) -> String {
     let lines: Vec<_> =
         lines.iter().map(|line| line.as_ref().replace('\\', "\\\\").replace('"', "\\\"")).collect();

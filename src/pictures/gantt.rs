@@ -1,4 +1,4 @@
-//! Timelines of a pipeline as data for Gantt charts.
+//! Timelines of a pipeline, as data from which other modules draw Gantt charts.
 
 use crate::trace::Trace;
 use ragtag_hal::QueueKind;
@@ -7,21 +7,21 @@ use ragtag_scheduler::sim::SimSummary;
 use ragtag_scheduler::{Span, SpanKind};
 use std::collections::BTreeMap;
 
-/// Number of prefill chunks in an estimated burst or in an excerpt.
+/// Number of prefill chunks that an estimated timeline or an excerpt shows.
 const CHUNKS: usize = 6;
-/// Number of decode steps to show per group of sequences.
+/// Number of decode steps that a timeline shows for each group of sequences.
 const STEPS: usize = 3;
-/// Maximum number of groups of sequences to show.
+/// Maximum number of groups of sequences that a timeline shows.
 const GROUPS: usize = 8;
 
-/// A timeline. It shows when each stage and edge works on each micro-batch.
+/// A timeline. It records when each stage and each edge works on each micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gantt {
     /// Title of the chart.
     pub title: String,
     /// Source of the times.
     pub source: GanttSource,
-    /// Rows, from top to bottom.
+    /// Rows of the chart, from top to bottom.
     pub rows: Vec<GanttRow>,
     /// Spans of all rows, in any order.
     pub spans: Vec<GanttSpan>,
@@ -30,8 +30,8 @@ pub struct Gantt {
 /// Source of a chart's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GanttSource {
-    /// Estimated from a plan's predicted times. The estimate assumes that each stage and edge processes
-    /// micro-batches one by one.
+    /// Estimated from a plan's predicted times. The estimate assumes that each stage and each edge processes
+    /// one micro-batch at a time.
     Estimated,
     /// Simulated by the scheduler on a virtual clock.
     Simulated,
@@ -42,28 +42,30 @@ pub enum GanttSource {
 /// A row of a timeline: a queue of a device, or an edge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GanttRow {
-    /// Label of the device, or of the two ends of an edge.
+    /// Label of the device, or the labels of both ends of an edge. It is `host` for an estimated token
+    /// return.
     pub device: String,
-    /// Part of the device or edge: `compute`, `transfer` …
+    /// Queue of the device, such as `compute`, or activity of the edge, such as `transfer`.
     pub lane: String,
 }
 
-/// A span of work.
+/// A span of time in which a row works on a micro-batch or loads weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GanttSpan {
-    /// Index of the row.
+    /// Index of the span's row in [`Gantt::rows`].
     pub row: usize,
-    /// Kind of work.
+    /// Kind of work in the span.
     pub kind: GanttKind,
-    /// Number of the micro-batch, if any. Several decode steps of one group may have the same number.
+    /// Number of the micro-batch, or `None` if the span belongs to no micro-batch. Several decode steps of a
+    /// group can have the same number.
     pub micro_batch: Option<u64>,
-    /// Start, in microseconds.
+    /// Start time on the timeline, in microseconds.
     pub start_us: f64,
-    /// End, in microseconds.
+    /// End time on the timeline, in microseconds.
     pub end_us: f64,
 }
 
-/// Kind of a span.
+/// Kind of work in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GanttKind {
     /// A stage computes a prefill chunk.
@@ -79,11 +81,12 @@ pub enum GanttKind {
 }
 
 impl Gantt {
-    /// Estimates two timelines from a plan's predicted times: a burst of prefill chunks, and decode steps of
-    /// all groups of sequences.
+    /// Estimates two timelines from a plan's predicted times. The first shows a burst of prefill chunks, the
+    /// second the decode steps of all groups of sequences.
     ///
-    /// The estimate assumes that every stage and edge processes micro-batches one by one, in order of
-    /// arrival, without other delays. It is less precise than a simulation, but needs only the plan.
+    /// The estimate assumes that every stage and every edge processes one micro-batch at a time, in order of
+    /// arrival, and that there are no other delays. It is less precise than a simulation, but needs only the
+    /// plan.
     pub fn estimated(plan: &Plan) -> Vec<Self> {
         let groups = usize::try_from(plan.decode_groups).unwrap_or(GROUPS).clamp(1, GROUPS);
         let mut charts = vec![Estimate::new(plan).prefill(), Estimate::new(plan).decode(groups)];
@@ -91,8 +94,8 @@ impl Gantt {
         charts
     }
 
-    /// Creates the timeline of a run. A computation with more than `decode_rows` rows ([`Plan::decode_rows`])
-    /// counts as prefill.
+    /// Creates the timeline of a run from its trace. A computation with more than `decode_rows` rows counts
+    /// as prefill. The value comes from [`Plan::decode_rows`].
     pub fn of_trace(trace: &Trace, decode_rows: u32) -> Self {
         let mut used = BTreeMap::new();
         for span in trace.spans() {
@@ -128,8 +131,9 @@ impl Gantt {
         Self { title: "The simulation".into(), source: GanttSource::Simulated, ..gantt }
     }
 
-    /// Returns two excerpts of a long timeline that fit on a page. The first shows the first prefill chunks.
-    /// The second shows the consecutive decode steps in which the stages are busiest.
+    /// Returns excerpts of a timeline that is too long for a page. One shows the first prefill chunks. The
+    /// other shows the consecutive decode steps that keep the stages busiest. Omits an excerpt that would be
+    /// empty.
     pub fn excerpts(&self) -> Vec<Self> {
         let prefill = self.computed(GanttKind::Prefill);
         let decode = self.computed(GanttKind::Decode);
@@ -142,7 +146,7 @@ impl Gantt {
         parts.map(|(title, part)| self.only(title, part)).collect()
     }
 
-    /// Returns the micro-batches that have computations of this kind, in order of their first start.
+    /// Returns the micro-batches that have computations of `kind`, in order of their first start.
     fn computed(&self, kind: GanttKind) -> Vec<Computed> {
         let mut known: BTreeMap<u64, Computed> = BTreeMap::new();
         for span in self.spans.iter().filter(|span| span.kind == kind) {
@@ -157,7 +161,8 @@ impl Gantt {
         computed
     }
 
-    /// Returns a timeline with only these micro-batches, renumbered and shifted to time 0.
+    /// Returns a timeline with only the micro-batches in `of`. Numbers them from 0 and shifts the first start
+    /// to time 0.
     fn only(&self, title: &str, of: &[Computed]) -> Self {
         let number = |span: &GanttSpan| of.iter().position(|one| Some(one.id) == span.micro_batch);
         let spans = self.spans.iter().filter_map(|span| Some((number(span)? as u64, span)));
@@ -178,21 +183,21 @@ impl Gantt {
     }
 }
 
-/// Times of a micro-batch over all stages.
+/// Times at which the stages compute a micro-batch.
 #[derive(Clone, Copy, Debug)]
 struct Computed {
     id: u64,
-    /// First start on any stage, in microseconds.
+    /// Start on the first stage that computes the micro-batch, in microseconds.
     start_us: f64,
-    /// Last end on any stage, in microseconds.
+    /// End on the last stage that computes the micro-batch, in microseconds.
     end_us: f64,
     /// Total busy time of all stages, in microseconds.
     busy_us: f64,
 }
 
-/// Returns the index of the first of `count` consecutive micro-batches that keep the stages busiest. If
-/// several windows are about equally dense, returns the window nearest to the middle, because it is typical
-/// of the timeline.
+/// Returns the start index of the `count` consecutive micro-batches that keep the stages busiest. If several
+/// such windows are about equally busy, returns the start of the one nearest to the middle, because it is
+/// typical of the timeline.
 fn densest(all: &[Computed], count: usize) -> usize {
     const SAME: f64 = 0.01;
     let density = |row: &[Computed]| {
@@ -225,11 +230,11 @@ fn kind(span: &Span, decode_rows: u32) -> GanttKind {
     }
 }
 
-/// Estimator of a pipeline whose parts process micro-batches one by one.
+/// Estimates the timeline of a pipeline whose stages and edges each process one micro-batch at a time.
 struct Estimate<'a> {
     plan: &'a Plan,
-    /// Time at which each part becomes free, in microseconds. The parts are stage, edge, stage …, token
-    /// return.
+    /// Time at which each stage and each edge becomes free, in microseconds. The order is that of the
+    /// pipeline: stage, edge, stage and so on, with the token return at the end.
     free_us: Vec<f64>,
     spans: Vec<GanttSpan>,
 }
@@ -247,8 +252,8 @@ impl<'a> Estimate<'a> {
         self.chart(format!("A burst of {CHUNKS} prompt chunks"))
     }
 
-    /// Estimates decode steps, numbered by group. The next step of a group starts when the group's tokens
-    /// have returned.
+    /// Estimates decode steps. Each span has the number of its group. The next step of a group starts when
+    /// the group's tokens have returned to the first stage.
     fn decode(mut self, groups: usize) -> Gantt {
         let mut ready_us = vec![0.0; groups];
         let back = self.free_us.len().saturating_sub(1);
@@ -263,7 +268,8 @@ impl<'a> Estimate<'a> {
         self.chart(format!("{STEPS} decode steps of {groups} {noun} of sequences"))
     }
 
-    /// Passes a micro-batch through all stages and returns the time of its end in microseconds.
+    /// Passes a micro-batch through all stages. Returns the time at which it leaves the last stage, in
+    /// microseconds.
     fn pass(&mut self, number: usize, kind: GanttKind, start_us: f64) -> f64 {
         let plan = self.plan;
         let of = |times: PredictedTimes| match kind {
@@ -280,8 +286,8 @@ impl<'a> Estimate<'a> {
         at_us
     }
 
-    /// Occupies a part from the time when the micro-batch is ready and the part is free. Returns the end
-    /// time.
+    /// Adds a span to `row`. The span starts as soon as the micro-batch is ready and the row is free. Returns
+    /// its end time in microseconds.
     fn occupy(&mut self, row: usize, kind: GanttKind, number: usize, ready_us: f64, takes_us: f64) -> f64 {
         let Some(free_us) = self.free_us.get_mut(row) else { return ready_us };
         let start_us = free_us.max(ready_us);
@@ -309,7 +315,7 @@ impl<'a> Estimate<'a> {
     }
 }
 
-/// Returns the name of an edge.
+/// Returns the name of the edge between two devices, such as `cuda:0 → cpu:0`.
 pub(super) fn edge_name(from: &str, to: &str) -> String {
     format!("{from} → {to}")
 }
@@ -363,8 +369,8 @@ mod tests {
         assert_eq!(shown(1), [(0, Some(0), 0.0, 0.5), (4, Some(0), 1.0, 1.5)]);
     }
 
-    /// Returns an excerpt of `steps` decode steps on two stages. Each step takes 5 µs per stage. The next
-    /// step starts 10 µs later, or 1000 µs later if `sparse` returns true for the step.
+    /// Returns the decode excerpt of a timeline with `steps` decode steps on two stages. Each step takes 5 µs
+    /// per stage. The next step starts 10 µs later, or 1000 µs later if `sparse` returns true for the step.
     fn excerpt(steps: u64, sparse: impl Fn(u64) -> bool) -> Gantt {
         let mut at_ns = 0;
         let mut spans = Vec::new();

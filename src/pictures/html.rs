@@ -1,5 +1,5 @@
-//! A report as a self-contained HTML page, without scripts, fonts or network access. The body is also
-//! well-formed XML, so that tests can parse it.
+//! Draws a report as a self-contained HTML page, which contains no scripts or fonts and loads nothing from
+//! the network. The body is also well-formed XML, so that tests can parse it.
 
 use super::chart::{Chart, Row, Width, draw_axis};
 use super::words::{self, bytes, count, percent, rate, time};
@@ -9,13 +9,13 @@ use ragtag_planner::plan::{Alternative, Explanation, LeftOut, Place, Plan};
 use ragtag_planner::wording::{self, Quantity};
 use ragtag_scheduler::compare::ComparedRate;
 
-/// Chart width on the narrowest phone, in pixels.
+/// Width of a chart on the narrowest supported phone, in pixels.
 const NARROW: f64 = 280.0;
 
-/// Content security policy, which allows only the page's inline style.
+/// Content security policy of the page. It allows only inline styles.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// Renders a report as a page.
+/// Renders a report as an HTML page.
 pub fn html(report: &Report) -> String {
     let report = report.printable();
     let plan = &report.plan;
@@ -79,9 +79,9 @@ fn tile(name: &str, value: &str, unit: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) small { (unit) } } } }
 }
 
-/// Returns the predicted gap between a user's split and the planner's own split, with a description. If the
-/// planner has no better split, returns the maximum gap to the best possible plan. Returns `None` if no bound
-/// is known.
+/// Returns a gap with its description. If the plan uses a user's split and the planner's own split is faster,
+/// this is the predicted gap between them. Otherwise it is the maximum gap to the best possible plan, or
+/// `None` if no bound is known.
 fn gap(plan: &Plan) -> Option<(f64, &'static str)> {
     let Explanation { score_us, bound_us, alternatives, .. } = &plan.explanation;
     let own = alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
@@ -106,7 +106,7 @@ fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Formats the prefill chunk sizes as one number, or as the shortest and the longest size.
+/// Formats the sizes of a plan's prefill chunks: the only size, or the shortest and the longest one.
 fn chunks(plan: &Plan) -> String {
     let chunks = plan.chunks();
     match (chunks.least_rows(), chunks.most_rows()) {
@@ -278,7 +278,7 @@ fn alternatives(report: &Report) -> Markup {
     }
 }
 
-/// Returns the reason why there is no plan with a device.
+/// Returns the reason why the table shows no plan with a device that was left out.
 fn none_with(left: &LeftOut) -> &'static str {
     match left {
         LeftOut { tried: false, .. } => "not searched for",
@@ -287,7 +287,7 @@ fn none_with(left: &LeftOut) -> &'static str {
     }
 }
 
-/// Columns of the plan tables. Columns marked with `>` hold figures.
+/// Columns of the tables of alternatives and baselines. A `>` marks a column of figures.
 const ALTERNATIVES: [&str; 5] = ["Placement", "Description", ">Time", ">Decode", ">Prefill"];
 const BASELINES: [&str; 4] = ["Baseline", "Placement", ">Decode", ">Prefill"];
 
@@ -339,7 +339,7 @@ fn baselines(report: &Report) -> Markup {
     }
 }
 
-/// Formats the predicted and the measured rate. Omits unknown rates.
+/// Formats the predicted and the measured value of the rate that `of` selects. Omits unknown rates.
 fn both(predicted: &Rates, measured: &Rates, of: impl Fn(&Rates) -> Option<f64>) -> Markup {
     let text = match (of(predicted), of(measured)) {
         (Some(predicted), Some(measured)) => {
@@ -381,7 +381,7 @@ fn reasons(plan: &Plan) -> Markup {
     }
 }
 
-/// Draws a chart at the available width.
+/// Draws a chart that fills the available width.
 fn chart(chart: &Chart) -> Markup {
     html! {
         div class="chart" {

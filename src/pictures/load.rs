@@ -1,15 +1,15 @@
-//! Predicted utilization of the parts of a pipeline.
+//! Predicted utilization of stages and edges.
 
 use ragtag_planner::plan::{Plan, PredictedTimes};
 
-/// Utilization of a stage or an edge with a full pipeline, from 0 to 1.
+/// Utilization of a stage or an edge while the pipeline is full, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Load {
     pub decode: f64,
     pub prefill: f64,
 }
 
-/// Interval between micro-batches in microseconds, for decode and prefill.
+/// Interval at which a full pipeline completes micro-batches, in microseconds, for decode and for prefill.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beat {
     decode_us: f64,
@@ -29,7 +29,7 @@ impl Beat {
         }
     }
 
-    /// Returns the utilization of a part that takes `times` for each micro-batch.
+    /// Returns the utilization of a stage or an edge that takes `times` for each micro-batch.
     pub(super) fn load(&self, times: PredictedTimes) -> Load {
         Load {
             decode: share(times.decode_us, self.decode_us),

@@ -22,7 +22,7 @@ pub use terminal::{BarStyle, bars};
 use ragtag_planner::plan::Plan;
 use ragtag_scheduler::compare::Comparison;
 
-/// Data for pictures of a plan or a run.
+/// Data from which pictures of a plan or a run are drawn.
 ///
 /// ```
 /// # fn main() -> ragtag::Result<()> {
@@ -39,24 +39,25 @@ use ragtag_scheduler::compare::Comparison;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// The plan.
+    /// Plan that the pictures show.
     pub plan: Plan,
     /// Timelines of the pipeline: estimated, simulated or measured.
     pub timelines: Vec<Gantt>,
-    /// Predicted and measured times of the micro-batches that ran.
+    /// Comparison of predicted with measured times, if the plan has run.
     pub measured: Option<Comparison>,
     /// Baseline placements for comparison.
     pub baselines: Vec<Baseline>,
 }
 
 impl Report {
-    /// Creates a report on a plan that has not run. The timelines are estimates from the plan's predictions.
+    /// Creates a report on a plan that has not run. Estimates its timelines from the plan's predictions.
     pub fn new(plan: Plan) -> Self {
         let timelines = Gantt::estimated(&plan);
         Self { plan, timelines, measured: None, baselines: Vec::new() }
     }
 
-    /// Returns a copy with control characters removed from all texts, because names come from files.
+    /// Returns a copy in which all control characters are replaced, because names from files may contain
+    /// them.
     fn printable(&self) -> Self {
         let mut report = self.clone();
         for text in report.texts() {
@@ -65,7 +66,7 @@ impl Report {
         report
     }
 
-    /// Returns all texts that may come from files or drivers.
+    /// Returns all strings in the report that may come from files or drivers.
     fn texts(&mut self) -> Vec<&mut String> {
         let Self { plan, timelines, measured, baselines } = self;
         let explanation = &mut plan.explanation;
@@ -97,7 +98,7 @@ impl Report {
     }
 }
 
-/// Speed of a pipeline. Unknown rates are `None`.
+/// Speed of a pipeline. A rate that is unknown is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// Decode speed of all sequences together, in tokens per second.
@@ -113,8 +114,8 @@ pub struct Baseline {
     pub name: String,
     /// Placement in the syntax of `--split`.
     pub split: String,
-    /// Predicted speed.
+    /// Predicted speed of the baseline.
     pub predicted: Rates,
-    /// Measured speed.
+    /// Measured speed of the baseline, if it has run.
     pub measured: Rates,
 }

@@ -1,4 +1,4 @@
-//! The charts of a report as one self-contained SVG file.
+//! Draws the charts of a report as one self-contained SVG file.
 
 use super::chart::{CHARACTER, Chart, Width, draw_axis};
 use super::words::{self, count, rate};
@@ -6,7 +6,8 @@ use super::{Report, charts};
 use maud::{Markup, PreEscaped, html};
 use ragtag_planner::plan::Plan;
 
-/// Dimensions of the sheet, in pixels.
+/// Dimensions of the sheet in pixels: its width, its margins, the columns of labels and of bars, and the gap
+/// between rows.
 const SHEET: f64 = 960.0;
 const MARGIN: f64 = 24.0;
 const LABELS: f64 = 250.0;
@@ -60,7 +61,7 @@ fn heading(plan: &Plan) -> Markup {
     }
 }
 
-/// Draws a chart below its title. Returns the drawing and its height in pixels.
+/// Draws a chart with its title above it. Returns the drawing and its height in pixels.
 fn draw(chart: &Chart) -> (Markup, f64) {
     let mut top = if chart.legend.is_empty() { 28.0 } else { 44.0 };
     let mut rows = Vec::new();
@@ -104,8 +105,8 @@ fn legend(chart: &Chart) -> Markup {
     }
 }
 
-/// Shortens a text to at most `most` characters. Cuts the middle, because similar names usually differ at the
-/// end.
+/// Shortens `text` to at most `most` characters. Removes characters from the middle, because similar names
+/// usually differ at the end.
 fn cut(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {

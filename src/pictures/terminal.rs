@@ -1,5 +1,5 @@
-//! Bars for the terminal: utilization of stages and edges, and memory use of devices. The caller passes the
-//! width and the character set of the terminal.
+//! Draws bars for the terminal, which show the utilization of stages and edges and the memory use of stages.
+//! The caller passes the width and the character set of the terminal.
 
 use super::Report;
 use super::gantt::edge_name;
@@ -7,24 +7,25 @@ use super::load::{Beat, share};
 use super::words::percent;
 use ragtag_planner::plan::{Plan, PredictedTimes};
 
-/// Characters that a terminal can show.
+/// Set of characters from which bars are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarStyle {
     /// Block characters, with a resolution of an eighth of a column.
     Blocks,
-    /// ASCII only.
+    /// ASCII characters only.
     Ascii,
 }
 
-/// Columns of the percentage after a bar, such as ` 100 %`.
+/// Number of columns of the percentage after a bar, such as ` 100 %`.
 const FIGURE: usize = 6;
 /// Minimum and maximum number of columns of a bar.
 const BAR: std::ops::RangeInclusive<usize> = 6..=24;
 const GAP: usize = 2;
 const HEADS: [&str; 3] = ["decode, busy", "prefill, busy", "memory, full"];
 
-/// Draws a line for each stage and edge. A line shows the utilization in decode and in prefill, and the
-/// memory use of a stage. Lines are at most `columns` wide, unless the bars need more space.
+/// Draws one line for each stage and each edge of a plan. A line shows the utilization in decode and in
+/// prefill and, for a stage, the memory use. A line has at most `columns` columns, unless bars of the minimum
+/// width need more.
 pub fn bars(report: &Report, columns: usize, style: BarStyle) -> String {
     let report = report.printable();
     let lines = lines(&report.plan, style);
@@ -52,10 +53,11 @@ pub fn bars(report: &Report, columns: usize, style: BarStyle) -> String {
     text
 }
 
-/// A line of the output: a label and its shares.
+/// A line of the output, before it is drawn.
 struct Line {
     label: String,
-    /// Shares for decode, prefill and memory.
+    /// Fractions for decode, prefill and memory, in this order. A fraction is `None` if the line has no such
+    /// bar.
     shares: [Option<f64>; 3],
 }
 
@@ -84,7 +86,7 @@ impl BarStyle {
         }
     }
 
-    /// Returns a bar that is filled to `share`.
+    /// Returns a bar with the width `columns` in which the fraction `share` is filled.
     fn bar(self, share: f64, columns: usize) -> String {
         const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
         let eighths = (share * columns as f64 * 8.0).round() as usize;
@@ -107,7 +109,7 @@ impl BarStyle {
     }
 }
 
-/// Pads or shortens a text to exactly `columns` characters.
+/// Pads or shortens `text` to exactly `columns` characters.
 fn fitted(text: &str, columns: usize, style: BarStyle) -> String {
     if text.chars().count() <= columns {
         return format!("{text:columns$}");

@@ -1,4 +1,4 @@
-//! Formatting of figures and names.
+//! Formats figures and names for pictures.
 
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::Objective;
@@ -7,7 +7,7 @@ pub(super) use ragtag_planner::wording::count;
 use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
 
-/// Replaces control characters, which must not appear in XML or on a terminal.
+/// Replaces control characters in `text`, because they must not appear in XML or on a terminal.
 pub(super) fn printable(text: &str) -> String {
     // Rust does not count bidirectional controls as control characters, but they can make one name look like
     // another.
@@ -18,7 +18,7 @@ pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if hidden(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// Formats a time given in microseconds.
+/// Formats a time of `us` microseconds with a suitable unit.
 pub(super) fn time(us: f64) -> String {
     match us {
         us if !us.is_finite() => "?".into(),
@@ -32,7 +32,8 @@ pub(super) fn time(us: f64) -> String {
     }
 }
 
-/// Formats a time at an axis tick. The number of decimals varies, because ticks have round values.
+/// Formats the time at a tick of an axis, in microseconds. Prints only as many decimals as the value needs,
+/// because ticks have round values.
 pub(super) fn mark(us: f64) -> String {
     match us {
         0.0 => "0".into(),
@@ -42,12 +43,12 @@ pub(super) fn mark(us: f64) -> String {
     }
 }
 
-/// Removes rounding noise, for example from 0.6000000000000001.
+/// Removes floating-point rounding errors, such as in 0.6000000000000001.
 pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.9e}").parse().unwrap_or(value)
 }
 
-/// Formats bytes with a binary unit.
+/// Formats a number of bytes with a binary unit.
 pub(super) fn bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     match bytes.checked_ilog2().map_or(0, |bits| bits / 10) {
@@ -57,7 +58,7 @@ pub(super) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Formats a share in percent.
+/// Formats a fraction as a percentage.
 pub(super) fn percent(share: f64) -> String {
     match share * 100.0 {
         percent if !percent.is_finite() => "?".into(),
@@ -66,7 +67,7 @@ pub(super) fn percent(share: f64) -> String {
     }
 }
 
-/// Formats tokens per second with three significant digits, without the unit.
+/// Formats a rate in tokens per second with three significant digits and without the unit.
 pub(super) fn rate(per_s: f64) -> String {
     match per_s {
         rate if !rate.is_finite() => "?".into(),
@@ -89,13 +90,13 @@ fn grouped(value: f64) -> String {
     text
 }
 
-/// Formats a deviation from the expected value, such as `+12 %`. Formats large deviations as a factor, such
-/// as `3.2 times slower`.
+/// Formats the relative deviation of a measured value from its prediction, such as `+12 %`. Formats a large
+/// deviation as a factor, such as `3.2 times slower`.
 pub(super) fn deviation(of: Quantity, share: f64) -> String {
     wording::deviation(of, share).replace('-', "−")
 }
 
-/// Joins the labels of devices that are unused for the same reason.
+/// Joins the labels of devices that a plan leaves out for the same reason.
 pub(super) fn labels(alike: &[&LeftOut]) -> String {
     wording::labels(&alike.iter().map(|left| left.device.as_str()).collect::<Vec<_>>())
 }
@@ -123,12 +124,12 @@ pub(super) fn route(route: Route) -> String {
     }
 }
 
-/// Returns the start of a digest, without the name of the algorithm.
+/// Returns the first 12 characters of a digest, without the name of the algorithm.
 pub(super) fn digest(digest: &str) -> String {
     digest.rsplit(':').next().unwrap_or_default().chars().take(12).collect()
 }
 
-/// Returns the transfer routes of a plan, without duplicates.
+/// Returns the transfer routes of a plan in words, without duplicates, or `None` if the plan has no edges.
 pub(super) fn routes(plan: &Plan) -> Option<String> {
     let mut routes: Vec<String> = Vec::new();
     for edge in &plan.edges {
@@ -140,7 +141,7 @@ pub(super) fn routes(plan: &Plan) -> Option<String> {
     (!routes.is_empty()).then(|| routes.join(", or "))
 }
 
-/// Returns a sentence about the idle time of a pipeline.
+/// Returns a sentence about the idle time of a plan's pipeline, or `None` if it has no idle time.
 pub(super) fn idle(plan: &Plan) -> Option<String> {
     let (bubble, idle) = (plan.explanation.prefill_bubble, plan.explanation.decode_idle);
     (bubble > 0.0 || idle > 0.0).then(|| {
@@ -168,7 +169,8 @@ pub(super) fn activations(activations: Activations) -> &'static str {
     }
 }
 
-/// Describes the busiest part of a plan.
+/// Describes the bottleneck of a plan: its place and its share of the work. Returns `None` if the bottleneck
+/// is never busy.
 pub(super) fn bottleneck(plan: &Plan) -> Option<String> {
     let bottleneck = plan.explanation.bottleneck;
     let device = |at: usize| plan.stages.get(at).map(|stage| stage.device.clone());

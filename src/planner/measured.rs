@@ -1,4 +1,4 @@
-//! Comparison of a run with its plan, and replanning from measurements.
+//! Compares a run with the predictions of its plan, and replans from measurements.
 
 use super::{Planner, model_facts};
 use crate::engine::{Engine, lowering};
@@ -8,28 +8,29 @@ use ragtag_planner::Plan;
 use ragtag_scheduler::PipelineStats;
 use ragtag_scheduler::compare::{Alike, Burst, Comparand, Comparison, facts_from, since};
 
-/// Minimum predicted gain that justifies a restart, as a share. The gain must also exceed the uncertainty of
-/// the measurements.
+/// Minimum [`Replanned::gain`] that justifies a restart. The gain must also exceed the uncertainty of the
+/// measurements.
 const WORTHWHILE: f64 = 0.03;
 
-/// Maximum number of corrections of the cost model, and the largest deviation from the measurements at which
-/// the corrections stop.
+/// Maximum number of times that replanning corrects the cost model, and the relative deviation from the
+/// measurements below which it stops correcting.
 const CORRECTIONS: usize = 8;
 const NEAR_ENOUGH: f64 = 0.01;
 
-/// A better plan, made from measurements.
+/// A plan that is predicted to be faster than the current plan, according to measurements of a run.
 #[derive(Clone, Debug)]
 pub struct Replanned {
-    /// Planner that uses the measured facts and ignores the user's split.
+    /// Planner that made the plan. It uses the measured facts and ignores the user's split.
     pub planner: Planner,
-    /// The new plan.
+    /// Plan that the planner made.
     pub plan: Plan,
-    /// Ratio of the predicted times of the old and the new plan, minus 1. Both predictions use the measured
-    /// facts.
+    /// Predicted time of the old plan divided by that of the new plan, minus 1. Both predictions use the
+    /// measured facts.
     pub gain: f64,
 }
 
-/// Inputs of a comparison in addition to the planner.
+/// Inputs of a comparison besides the planner: the plan that ran, its segments, and the statistics of the
+/// run.
 struct Measured {
     plan: Plan,
     segments: Vec<Segment>,
@@ -64,9 +65,10 @@ impl Measured {
 }
 
 impl Planner {
-    /// Compares the predictions of the cost model with all measurements of an engine since its start. Also
-    /// compares the predicted rates of bursts with measured rates, in tokens per second. Ignores the first
-    /// micro-batch of each size on each stage, because it may have waited for compilation.
+    /// Compares the predictions of the cost model with all measurements of an engine since its start. Ignores
+    /// the first micro-batch of each size on each stage, because it may have waited for compilation. `bursts`
+    /// contains bursts with their measured rates in tokens per second. The comparison includes their
+    /// predicted rates.
     ///
     /// # Errors
     /// Returns [`Error::Model`] if the model cannot be lowered for the plan.
@@ -74,8 +76,8 @@ impl Planner {
         self.compare_since(engine, &PipelineStats::default(), bursts)
     }
 
-    /// Compares predictions and measurements like [`Planner::compare`], but only since `before`, which is an
-    /// earlier result of [`Engine::stats`].
+    /// Compares predictions with measurements like [`Planner::compare`], but uses only the measurements after
+    /// `before`, which is an earlier result of [`Engine::stats`].
     ///
     /// # Errors
     /// Fails like [`Planner::compare`].
@@ -94,11 +96,12 @@ impl Planner {
         Ok(comparison)
     }
 
-    /// Plans again from the measurements of an engine. Returns the new plan if its split differs and its
-    /// predicted gain exceeds 3 % and the measurement noise. Ignores the user's split.
+    /// Makes a new plan from the measurements of an engine. Returns this plan if its split differs from that
+    /// of the running plan, and if its predicted gain exceeds both 3 % and the measurement noise. Otherwise
+    /// returns `None`. Ignores the user's split.
     ///
-    /// Equal devices count as equally fast, unless their times differ by far more than the noise over many
-    /// micro-batches.
+    /// The planner assumes that devices of the same kind are equally fast, unless their measured times differ
+    /// by far more than the noise over many micro-batches.
     ///
     /// # Errors
     /// Fails like [`Planner::plan`].
@@ -144,8 +147,8 @@ mod tests {
         planner.device_facts(vec![device("cpu:0"), device("cpu:1")])
     }
 
-    /// Returns statistics of a run with `count` micro-batches per phase. Each stage takes the predicted time
-    /// multiplied by its factor, with a relative spread of `share`.
+    /// Returns statistics of a run with `count` micro-batches per phase. Each stage takes its predicted time
+    /// multiplied by its factor in `factors`, with a relative spread of `share`.
     fn measured(planner: &Planner, factors: [f64; 2], count: u64, share: f64) -> Measured {
         let plan = planner.plan().unwrap();
         let stage = |busy_ns: u64, decode: bool| {
