@@ -2,8 +2,8 @@
 //! `cargo bench -p ragtag-planner --bench planner`.
 //!
 //! Times the solver at one point of the search grid. Prints the median and the maximum time over several
-//! fleets, and the largest gap between a score and its lower bound. `cargo bench --bench planning` times the
-//! making of whole plans.
+//! fleets, and the largest gap between a score and its lower bound. `cargo bench --bench planning` measures
+//! the time to make whole plans.
 
 #![allow(missing_docs)]
 #![allow(dead_code, unreachable_pub)] // the benchmark uses only a part of the solver

@@ -1,5 +1,5 @@
-//! Parses JSON that people write. An error message contains the path in the file, the line and the column. It
-//! is safe to print on a terminal.
+//! Parses JSON that people write. An error message contains the path in the file, the line and the column.
+//! The message is safe to print on a terminal.
 //!
 //! Knows nothing about the content.
 

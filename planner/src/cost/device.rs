@@ -67,9 +67,9 @@ impl Default for BufferLimits {
 
 impl DeviceFacts {
     /// Returns a description with assumed rates. Only the rates of CPUs and software devices depend on
-    /// `threads`. A CPU is assumed to reach 8 GB/s, 16 GFLOP/s exact and 64 GFLOP/s fast per thread, about
-    /// one core of a current server or laptop. The GPU values are typical of a mid-range card, or of an
-    /// integrated GPU with two memory channels.
+    /// `threads`. A CPU is assumed to reach 8 GB/s, 16 GFLOP/s exact and 64 GFLOP/s fast per thread. This is
+    /// about the speed of one core in a current server or laptop. The GPU values are typical of a mid-range
+    /// card, or of an integrated GPU with two memory channels.
     pub fn assumed(
         label: &str,
         kind: AdapterKind,

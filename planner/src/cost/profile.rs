@@ -30,7 +30,8 @@ pub struct Profile {
     /// Largest sizes requested for the calibration. On a slow device, the calibration skips the largest of
     /// them.
     pub timed_for: TimedFor,
-    /// Overhead of a micro-batch on a stage, independent of its number of segments, in microseconds.
+    /// Overhead of a micro-batch on a stage, in microseconds. It does not depend on the stage's number of
+    /// segments.
     pub stage_us: f64,
     /// Extra latency of a lone micro-batch on a stage, in microseconds. 0 if not measured.
     pub hand_over_us: f64,
@@ -295,8 +296,8 @@ impl KindProfile {
         at.decodes() && (at.rows == 1 || self.samples.iter().any(|s| s.at.rows > 1 && s.at.decodes()))
     }
 
-    /// Returns the time at a measured row count and any number of positions. The flag says whether this exact
-    /// point was measured.
+    /// Returns the time for `rows`, a measured row count, at `positions` positions. The flag is true if
+    /// exactly this point was measured.
     fn on_line(&self, decodes: bool, rows: u32, positions: f64) -> Option<(f64, bool)> {
         let line = || self.samples.iter().filter(|s| s.at.rows == rows && s.at.is_like(decodes));
         if let Some(same) = line().find(|s| s.at.positions == positions) {
@@ -321,8 +322,8 @@ impl KindProfile {
         Some(((a.median_us + slope * (positions - a.at.positions)).max(0.0), false))
     }
 
-    /// Returns the microseconds per position for a row count that was measured at only one number of
-    /// positions. Takes the time per row and position from the nearest row count that was measured at two
+    /// Estimates the time per position, in microseconds, for a row count that was measured at only one number
+    /// of positions. Uses the time per row and position of the nearest row count that was measured at two
     /// numbers of positions.
     fn slope_of_others(&self, decodes: bool, rows: u32) -> f64 {
         let line = || self.samples.iter().filter(|s| s.at.is_like(decodes));

@@ -4,8 +4,8 @@
 use super::DeviceFacts;
 use ragtag_graph::WireType;
 
-/// Number of dispatches in a decode step of a block. [`DeviceFacts::launch_us`] is the overhead of all of
-/// them.
+/// Number of dispatches in a decode step of a block. [`DeviceFacts::launch_us`] is the total overhead of
+/// these dispatches.
 const BLOCK_DISPATCHES: f64 = 9.0;
 
 /// Time that a stage takes to convert incoming and outgoing rows, with one small dispatch each. The time is

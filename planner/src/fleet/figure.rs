@@ -87,26 +87,27 @@ pub(super) struct Bounds {
     slips: &'static [(f64, &'static str)],
 }
 
-/// Range of memory in GiB: 64 MiB to 64 TiB.
+/// Range of memory sizes in GiB: 64 MiB to 64 TiB.
 pub(super) const MEMORY_GIB: Bounds = Bounds {
     least: 0.0625,
     most: 65_536.0,
     slips: &[(6.7e7, "that looks like bytes (memory_bytes)"), (65_536.0, "that looks like MiB")],
 };
-/// Range of memory in bytes, equal to [`MEMORY_GIB`].
+/// Range of memory sizes in bytes. It is the same as [`MEMORY_GIB`].
 pub(super) const MEMORY_BYTES: Bounds = Bounds {
     least: 67_108_864.0,
     most: 70_368_744_177_664.0,
     slips: &[(8192.0, "that looks like MiB"), (0.0625, "that looks like GiB (memory_gib)")],
 };
-/// Range of rates in GB/s: from the rate of an old bus to more than any card reaches.
+/// Range of plausible rates in GB/s. The minimum is the rate of an old bus, and the maximum exceeds the rate
+/// of every card.
 pub(super) const GB_PER_S: Bounds = Bounds {
     least: 0.001,
     most: 20_000.0,
     slips: &[(1e8, "that looks like bytes per second"), (20_000.0, "that looks like MB/s")],
 };
-/// Range of arithmetic rates in units of 10¹² operations per second: from 0.1 GFLOP/s to more than any card
-/// reaches.
+/// Range of plausible arithmetic rates, in units of 10¹² operations per second. The minimum is 0.1 GFLOP/s,
+/// and the maximum exceeds the rate of every card.
 pub(super) const T_PER_S: Bounds = Bounds {
     least: 0.0001,
     most: 20_000.0,

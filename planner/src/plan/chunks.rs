@@ -1,8 +1,8 @@
 //! Prefill chunk sizes: the maximum number of rows in a micro-batch that contains prompt rows.
 //!
 //! A long chunk uses the arithmetic units better. A short chunk fills the pipeline sooner and delays
-//! generating sequences less. Stages compile programs for all sizes, so each micro-batch can use another
-//! size.
+//! generating sequences less. Stages compile programs for all sizes, so the size can change from one
+//! micro-batch to the next.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -91,8 +91,8 @@ pub(super) fn placements(
     }
 }
 
-/// Divides the segments among the devices, in order and in proportion to the devices' weights. A device with
-/// less than half a segment gets no run.
+/// Divides the segments among the devices, in order and in proportion to the devices' weights. A device whose
+/// share is less than half a segment gets no run.
 fn in_proportion(segments: usize, devices: &[usize], weight: impl Fn(&usize) -> f64) -> Vec<Run> {
     let total: f64 = devices.iter().map(&weight).sum();
     let (mut runs, mut so_far, mut first) = (Vec::new(), 0.0, 0);

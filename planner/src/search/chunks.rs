@@ -57,9 +57,9 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
 }
 
 /// Returns the rows of the best chunk for a prompt of `tokens` tokens. Considers only chunks up to the first
-/// one that holds the whole prompt. Among equally fast chunks, a GPU gets the longest, because this reads the
-/// weights least often. A CPU gets the shortest, because its rows stay in the caches. An unmeasured chunk
-/// must be clearly faster than all measured chunks.
+/// one that holds the whole prompt. Among equally fast chunks, a GPU gets the longest, because it then reads
+/// the weights least often. A CPU gets the shortest, because the rows of a short chunk stay in its caches. An
+/// unmeasured chunk must be clearly faster than all measured chunks.
 fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
     let input = PlannerInput { workload, ..*grid.input };

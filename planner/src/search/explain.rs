@@ -15,8 +15,8 @@ use rayon::prelude::*;
 
 /// Maximum number of devices for which the planner searches for alternatives.
 const SEARCHED_DEVICES: usize = 12;
-/// Maximum number of devices for which a plan with an unused device may include all other devices. With more
-/// devices, it includes only the devices of the best plan.
+/// Maximum number of devices for which the search for a plan with an unused device considers all other
+/// devices. With more devices, it considers only the unused device and those of the best plan.
 const TRIED_WITH_ALL: usize = 8;
 /// Maximum number of kinds of unused devices for which the planner searches for a plan.
 const LEFT_OUT: usize = 16;
@@ -246,8 +246,8 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     bindings
 }
 
-/// Returns half of `memory_bytes`, rounded down to whole GiB if it is at least 1 GiB, and the description of
-/// this memory increase.
+/// Returns half of `memory_bytes`, rounded down to whole GiB if it is at least 1 GiB, as a memory increase,
+/// and a description of this increase.
 fn increment(memory_bytes: u64) -> (u64, String) {
     const GIB: u64 = 1 << 30;
     match memory_bytes / 2 / GIB {

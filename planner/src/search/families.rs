@@ -21,11 +21,12 @@ const TURNS: usize = 4;
 /// Minimum predicted gain of a placement in which devices have several stages. The cost model does not include
 /// the time until the host learns that an input has arrived and submits its computation.
 const GAIN: f64 = 0.05;
-/// Most devices of a placement that is interleaved, or tried with the feed-forward halves apart.
+/// Maximum number of devices for which the planner tries interleaved placements, or placements with the
+/// feed-forward halves apart.
 const DEVICES: usize = 8;
 
-/// Adds the best placement of these families to the result, and makes it the best if it is predicted to be
-/// faster by more than [`GAIN`].
+/// Adds the best placement of these families to the result. It becomes the best result if its predicted gain
+/// exceeds [`GAIN`].
 pub(super) fn add(grid: &Grid<'_>, found: &mut SearchResult) {
     let input = grid.input;
     let mut placements = feed_forward_apart(input);

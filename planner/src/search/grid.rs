@@ -16,10 +16,10 @@
 //! most [`SOLVED`] points, and computes only a lower bound of the score at the other points.
 //!
 //! The number of credits is not an axis of the grid, because it does not change the predicted times. A
-//! placement has one credit more than its number of groups or of devices, whichever is larger. More credits
-//! do not raise throughput (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests).
-//! With fewer credits, decode steps wait for fewer prefill chunks, but stages may be idle. Only a simulation
-//! can weigh these effects (`trial`).
+//! placement has one credit more than the larger of its numbers of groups and devices. More credits do not
+//! raise throughput (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests). With
+//! fewer credits, decode steps wait for fewer prefill chunks, but stages may be idle. Only a simulation can
+//! weigh these effects (`trial`).
 //!
 //! Knows nothing about the explanation.
 
@@ -39,8 +39,8 @@ const POINTS: usize = 64;
 const GROUPS: usize = 8;
 /// Default prefill chunk length of inference engines, for example llama.cpp's `--ubatch-size`.
 const USUAL_CHUNK: u32 = 512;
-/// Maximum number of grid points that the search solves one after another, each because it is the cheapest
-/// point for an earlier result.
+/// Maximum number of grid points that the search solves one after another. Each of these points is the one at
+/// which a placement found earlier has the lowest predicted time.
 const SOLVED: usize = 4;
 /// Maximum number of solver table cells, summed over all points, for which the search solves every point.
 /// Eight different devices and 80 segments need 170 thousand cells per point.
@@ -49,10 +49,10 @@ const WORK: usize = 12 << 20;
 const BOUNDED: usize = 1 << 13;
 /// Maximum number of placements in [`SearchResult::elsewhere`].
 const ELSEWHERE: usize = 24;
-/// Relative score difference up to which the planner prefers a plan with fewer devices.
+/// Maximum relative loss in score that the planner accepts for a plan with fewer devices.
 pub(super) const FEWER_DEVICES: f64 = 0.01;
-/// Relative score difference up to which scores count as equal. Among equal scores, the plan with the faster
-/// decode wins.
+/// Maximum relative difference between scores that count as equal. Among plans with equal scores, the planner
+/// prefers the one with the faster decode.
 const SAME: f64 = 5e-3;
 
 /// A placement at a point of the grid, with its predictions.

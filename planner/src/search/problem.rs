@@ -61,8 +61,8 @@ pub(super) struct Evaluation {
     pub score_us: f64,
     /// Time per request if prompts and decode steps never overlap, in microseconds.
     pub apart_us: f64,
-    /// Value by which points of the grid are compared. If plans are simulated, this is the larger of
-    /// `score_us` and `apart_us`, and otherwise `score_us`. The score assumes that busy times overlap
+    /// Value by which the search compares grid points. If the planner simulates plans, this is the larger of
+    /// `score_us` and `apart_us`. Otherwise, it is `score_us`. The score assumes that busy times overlap
     /// perfectly, so it favours many small decode micro-batches. `apart_us` is closer to the result of a
     /// simulation.
     pub expected_us: f64,

@@ -40,7 +40,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Formats the time `us` relative to the time `with`, to complete "… is predicted 12.0 % slower".
+/// Describes the time `us` relative to the time `with`, for example `12.0 % slower`.
 fn compared(with: f64, us: f64) -> String {
     wording::speed(us / with)
 }

@@ -24,12 +24,12 @@ const TRIED: Most = Most { trials: 12, tuned: 2 };
 /// and planning should take less than a second.
 const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
 const NEAR: f64 = 0.15;
-/// Tuned placements whose rate is within this fraction of the best are simulated again for longer.
+/// Maximum relative distance from the best rate at which a tuned placement is simulated again for longer.
 const FINAL: f64 = 0.05;
 /// Maximum relative increase in predicted time for which a neighbouring point is still simulated.
 const HOPELESS: f64 = 0.05;
-/// Maximum number of points that are solved after the trials because the best trial is at a point that the
-/// search skipped. No such point is solved if there are more than [`MOST_DEVICES`] devices.
+/// Maximum number of skipped grid points that the planner solves after the trials. It solves a skipped point
+/// if the best trial is at that point, but none if there are more than [`MOST_DEVICES`] devices.
 const MORE_SOLVED: usize = 2;
 const MOST_DEVICES: usize = 12;
 /// Number of requests per sequence in a trial, and in the final trial of a placement. If the number of
@@ -40,7 +40,8 @@ const WORK: u32 = 128;
 
 /// Maximum relative difference between rates that count as equal.
 const SAME: f64 = 1e-3;
-/// Numbers of segments by which a cut between stages is moved to balance prefill and decode.
+/// Numbers of segments by which the planner tries to move a cut between two stages, to balance prefill and
+/// decode.
 const MOVES: [usize; 4] = [8, 4, 2, 1];
 
 /// Limits of one round of trials.
@@ -135,7 +136,8 @@ fn tried<'a>(
     tried.into_par_iter().map(|tried| tuned_further(grid, tried)).collect()
 }
 
-/// Returns the same placement with the grid point and the credits that have the highest rate in simulation.
+/// Returns the placement of `choice` with the grid point and the credits that have the highest rate in
+/// simulation.
 pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
     match requests_per_s(grid, &choice, ROUNDS) {
         Some(rate) => tuned_further(grid, (rate, choice)).1,

@@ -37,7 +37,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Returns the same time for all micro-batches.
+    /// Returns times in which every micro-batch takes `us` microseconds.
     pub fn always(us: f64) -> Self {
         Self { decode_us: us, alone_us: us, chunk_us: us, prompt_end_us: 0.0, full_chunk_us: us }
     }

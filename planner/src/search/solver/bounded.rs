@@ -48,7 +48,7 @@ struct Search<'a> {
     /// interchangeable devices and is used for bounds.
     single: Vec<Vec<usize>>,
     merged: Vec<Vec<usize>>,
-    /// Exits of the kinds in `single`.
+    /// Exit classes of the kinds in `single`.
     exits: Vec<Vec<usize>>,
     orders: Vec<Vec<usize>>,
     solution: Solution,

@@ -8,8 +8,9 @@
 //! stages.
 //!
 //! Computing the smallest time requires the table. The Lagrange multipliers (`lagrangian`) first give a much
-//! cheaper bound. If this bound proves that no placement in a box matters, the search drops the box. It
-//! halves a wide box, unless the score is the maximum of two terms.
+//! cheaper bound. A placement matters if it can still change the result. If the bound proves that no
+//! placement in a box matters, the search drops the box. It halves a wide box, unless the score is the
+//! maximum of two terms.
 //!
 //! The table ignores the true loads of shared buses. If a placement overloads a bus, the search splits the
 //! region by the placement's transfers. The first part excludes the first transfer. The second part keeps the
@@ -37,7 +38,7 @@ const AT_ONCE: usize = 2;
 /// last round.
 const MOST_ROUNDS: usize = 1 << 14;
 
-/// A box counts as wide if `busy` or `chunk` can change the score within the box by more than this fraction.
+/// Minimum fraction by which `busy` or `chunk` can change the score within a box that counts as wide.
 const WIDE: f64 = 0.05;
 
 /// Maximum numbers of subgradient steps: for the first box, for each part of a box, and for the multipliers
@@ -46,7 +47,8 @@ const FIRST_STEPS: usize = 40;
 const STEPS: usize = 2;
 const LOOK_STEPS: usize = 3;
 
-/// Limits on `busy` and `chunk` for the initial placements, as multiples of the lower bounds of these terms.
+/// Limits on `busy` and `chunk` under which the search finds initial placements, as multiples of the lower
+/// bounds of these terms.
 const FIRST_LIMITS: [f64; 4] = [1.05, 1.15, 1.3, 2.0];
 
 /// A box, with bounds for the placements in it.
@@ -63,7 +65,7 @@ struct Region {
     forbidden: Vec<(usize, usize)>,
     /// Pairs (from, to) of devices that must be neighbours in a placement of the region.
     kept: Vec<(usize, usize)>,
-    /// Rules for the upper limits. `None` until `priced` has processed the region.
+    /// Runs and transfers that the upper limits allow. `None` until `priced` has processed the region.
     rules: Option<Arc<Rules>>,
     /// Lagrange multipliers for the sum in the score. They prove bounds without the table.
     prices: Prices,
@@ -276,8 +278,8 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the smallest lower bound of the sum of `time` over all numbers of stages that are still open
-    /// in a region.
+    /// Returns the smallest lower bound of the sum of `time` over all numbers of stages that remain in a
+    /// region.
     fn least(region: &Region) -> f64 {
         region.open.iter().flatten().map(|open| open.least).fold(f64::INFINITY, f64::min)
     }
@@ -350,7 +352,7 @@ impl Search<'_> {
         }
     }
 
-    /// Closes each number of stages for which no placement in the region matters.
+    /// Removes from the region each number of stages for which no placement in the region matters.
     fn close(&self, region: &mut Region) {
         for k in 0..region.open.len() {
             if self.bound(region, k).is_some_and(|bound| bound > self.enough()) {
@@ -482,8 +484,8 @@ impl Region {
         Self { lower, upper, ..self.clone() }
     }
 
-    /// Splits off the part of the region in which the maximum `busy` is less than `busy`. Returns this part
-    /// in two halves, and the rest.
+    /// Splits off the part of the region in which the maximum `busy` is less than `busy`. Returns the two
+    /// halves of this part, and the rest of the region.
     fn parts_by_busy(&self, busy: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let less = (below(busy) > lower.busy).then(|| {
@@ -496,8 +498,8 @@ impl Region {
         (less, self.within(Costs { busy: lower.busy.max(busy), ..lower }, upper))
     }
 
-    /// Splits off the part of the region in which the maximum `chunk` is less than `chunk`. Returns this part
-    /// in two halves, and the rest.
+    /// Splits off the part of the region in which the maximum `chunk` is less than `chunk`. Returns the two
+    /// halves of this part, and the rest of the region.
     fn parts_by_chunk(&self, chunk: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let smaller = (below(chunk) > lower.chunk).then(|| {
@@ -511,8 +513,8 @@ impl Region {
     }
 
     /// Narrows the limits of `busy` and `chunk` to these intervals. Forgets known placements outside the new
-    /// limits. Closes a number of stages if its known placement is at least as good as every placement in the
-    /// region.
+    /// limits. Removes a number of stages if its known placement is at least as good as every placement in
+    /// the region.
     fn confine(&mut self, busy: (f64, f64), chunk: (f64, f64)) {
         let (lower, upper) = (
             Costs { busy: busy.0, chunk: chunk.0, ..self.lower },

@@ -1,7 +1,8 @@
 //! Finds, for each number of stages, the placement with the smallest sum of `time` under limits on the other
 //! terms. Uses dynamic programming over the set of devices, the last device and the number of placed
 //! segments. Devices of the same kind are interchangeable, so each set is stored as a count per kind. Kinds
-//! with equal outgoing transfers form one exit. For each set and exit, only the best last device matters.
+//! with the same outgoing transfer costs form one exit class, called `exit` in the code. For each set and
+//! exit, only the best last device matters.
 //!
 //! For a given kind of the last device and a given end of its run, the allowed first segments form a window.
 //! The window only moves forward as the end grows, so a sliding minimum makes each cell cheap to compute.
@@ -23,8 +24,8 @@ use super::{Instance, Stage, kinds};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Maximum number of table cells. They take half a gigabyte of address space, but less than half of it is
-/// used.
+/// Maximum number of table cells. The table reserves half a gigabyte of address space and uses less than half
+/// of it.
 const MOST_CELLS: usize = 1 << 26;
 
 /// Minimum number of cells for which a separate task is worthwhile.
@@ -41,9 +42,9 @@ pub(super) struct Table<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     sets: Sets,
-    /// Groups of kinds with equal outgoing transfers.
+    /// Exit classes. Each lists the kinds that have the same outgoing transfer costs.
     exits: Vec<Vec<usize>>,
-    /// For each kind: index of its exit.
+    /// For each kind: index of its exit class.
     exit_of: Vec<usize>,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Cells {
     times: Vec<f64>,
 }
 
-/// State of a set and an exit, except for the times.
+/// State of one combination of set and exit. `Cells::times` holds the times.
 #[derive(Clone, Default)]
 struct Slot {
     /// Range of ends whose cells remain.
@@ -93,7 +94,7 @@ struct Scratch {
     queue: Vec<u32>,
 }
 
-/// Inputs for filling the sets of one size.
+/// Inputs for filling the slots of all sets of one size.
 #[derive(Clone, Copy)]
 struct Goal<'a> {
     rules: &'a Rules,

@@ -57,7 +57,8 @@ pub(super) struct Relaxed<'a> {
 #[derive(Clone)]
 pub(super) struct Prices {
     each: Vec<f64>,
-    /// For each kind: the weights with which a member pays its own `busy` and `chunk`. `time` is unused.
+    /// For each kind: the weights of a member's own `busy` and `chunk` in the costs that the member pays.
+    /// `time` is unused.
     shares: Vec<Costs>,
     /// For each kind: the largest earnings that a member can have, at least 0.
     earnings: Vec<f64>,
@@ -222,8 +223,8 @@ impl Prices {
     }
 }
 
-/// Raises negative shares to 0. If the sum over all devices exceeds `weight`, lowers the shares until it is
-/// at most `weight`.
+/// Raises negative shares to 0. If the shares of all devices sum to more than `weight`, lowers them until the
+/// sum is at most `weight`.
 fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&mut Costs) -> &mut f64) {
     // Each round subtracts the same amount from all positive shares.
     for _ in 0..=shares.len() {
@@ -346,9 +347,9 @@ impl<'a> Relaxed<'a> {
         self.settle(offers, prices)
     }
 
-    /// Selects the devices that take part, and computes the bound from their offers. These are the devices
-    /// with the largest earnings, up to the maximum number of stages. Devices with negative earnings take
-    /// part only if they are required.
+    /// Selects the devices whose offers count, and computes the bound from these offers. It selects the
+    /// devices with the largest earnings, up to the maximum number of stages. It selects devices with
+    /// negative earnings only if they are required.
     fn settle(&self, mut offers: Vec<Offer>, prices: &Prices) -> Outcome {
         for (offer, kind) in offers.iter_mut().zip(self.kinds) {
             let must = self.instance.required.contains(&kind[0]);

@@ -33,12 +33,12 @@ use std::ops::{Add, Range, Sub};
 /// the time of a request, and `chunk` is the additional time per prefill chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Costs {
-    /// Enters the score as the maximum over all stages, transfers and shared links. The cost of a shared link
-    /// is the sum over its transfers.
+    /// The score uses the maximum of this cost over all stages, transfers and shared links. The cost of a
+    /// shared link is the sum over its transfers.
     pub busy: f64,
-    /// Enters the score as the sum over all stages and transfers.
+    /// The score uses the sum of this cost over all stages and transfers.
     pub time: f64,
-    /// Enters the score as a maximum, like `busy`.
+    /// The score uses the maximum of this cost, as for `busy`.
     pub chunk: f64,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct LinkCosts {
 }
 
 /// A link that several transfers share. The transfers' costs add up in one term of the score. A link that
-/// counts in both terms is listed twice.
+/// limits both `busy` and `chunk` has two entries.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SharedBus {
     /// Term to which the costs are added.
@@ -187,8 +187,8 @@ pub(crate) struct Placement {
 pub(crate) struct Solution {
     /// At index k: the best placement found with k + 1 stages. If `exact` is set, the best of these
     /// placements is optimal, and the placement that [`Solution::choose`] returns for a share of at most
-    /// [`SHARE`] is optimal among the placements with as many stages. Both statements hold only for scores
-    /// that are at most [`SHARE`] worse than [`Instance::known`].
+    /// [`SHARE`] is optimal among the placements with the same number of stages. Both statements hold only
+    /// for scores that are at most [`SHARE`] worse than [`Instance::known`].
     pub best_by_stages: Vec<Option<Placement>>,
     /// Lower bound of the scores of all placements, capped at [`Instance::known`]. Infinite if no placement
     /// exists and no score is known.
@@ -251,8 +251,8 @@ impl Solution {
         Self { best_by_stages: vec![None; most], bound: f64::INFINITY, exact: true }
     }
 
-    /// Keeps the placement if its score is better than that of the known placement with equally many stages.
-    /// If the scores are equal, the known placement stays.
+    /// Stores the placement if it beats the known placement with the same number of stages. If their scores
+    /// are equal, keeps the known placement.
     fn offer(&mut self, instance: &Instance, stages: &[Stage]) {
         let score = score(instance, stages);
         let best = &mut self.best_by_stages[stages.len() - 1];
@@ -336,7 +336,7 @@ impl Instance {
 }
 
 impl SharedBus {
-    /// Returns the cost that a transfer between this pair of devices adds to the shared link.
+    /// Returns the cost that a transfer between the devices of `pair` adds to the shared link.
     fn load(&self, pair: (usize, usize)) -> f64 {
         self.users.iter().find(|(user, _)| *user == pair).map_or(0.0, |(_, busy)| *busy)
     }

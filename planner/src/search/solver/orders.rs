@@ -6,8 +6,8 @@ use super::rules::{Rules, slide};
 use super::{Instance, Stage};
 
 /// Returns the placement with the smallest time that uses the devices in this order. The indices in `order`
-/// refer to `kinds`, which have one member each. `exits` are the exits of these kinds. Returns `None` if the
-/// rules allow no placement.
+/// refer to `kinds`, which have one member each. `exits` contains the exit classes of these kinds. Returns
+/// `None` if the rules allow no placement.
 pub(super) fn least(
     instance: &Instance,
     kinds: &[Vec<usize>],
@@ -117,8 +117,8 @@ pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize
     orders
 }
 
-/// Reorders devices so that each device is followed by the one with the cheapest transfer from it. If
-/// transfers are equally cheap, the given order decides.
+/// Reorders devices so that each device is followed by the one with the cheapest transfer from it. Among
+/// equally cheap transfers, it chooses the device that comes first in `order`.
 fn nearest_next(instance: &Instance, kinds: &[Vec<usize>], order: &[usize]) -> Vec<usize> {
     let mut left = order.to_vec();
     let mut chain: Vec<usize> = Vec::new();

@@ -28,7 +28,7 @@ pub(super) struct Way {
     pub group: usize,
 }
 
-/// The allowed runs of a kind of device, for stages that follow the transfers of one group.
+/// Allowed runs on one kind of device, for stages whose incoming transfers belong to one group.
 #[derive(PartialEq)]
 pub(super) struct Windows {
     /// For each end: the first segment of the longest allowed run, or the end itself if no run is allowed.

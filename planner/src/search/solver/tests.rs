@@ -372,7 +372,7 @@ fn equal_devices_share_equally() {
     assert_eq!(alone.choose(SHARE).map(|p| (p.stages.clone(), p.score)), Some((vec![(0, 0..80)], 801.0)));
 }
 
-/// Checks that one transfer that differs in one direction suffices.
+/// Checks that two devices are not interchangeable if a single transfer differs in one direction.
 #[test]
 fn devices_with_different_transfers_are_not_interchangeable() {
     assert_eq!(alike(&plain(3, 6, SUM)), [[0, 1, 2]]);
@@ -424,7 +424,7 @@ fn a_device_that_fits_nothing_is_left_out() {
     assert!(solution.choose(SHARE).is_none() && solution.exact && solution.bound.is_infinite());
 }
 
-/// Checks that fleets with too many sets to enumerate still get a tight bound.
+/// Checks that the bound is tight for fleets with too many sets of devices to enumerate.
 #[test]
 fn many_devices_are_bounded_closely() {
     for score in [SUM, BUSY, Score::Mix { chunk_weight: 2.0, busy_weight: 16.0 }] {

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns a world whose four sequences together need 4 KiB of keys and values per position and block. The
-/// buffer of keys and the buffer of values hold half of it each.
+/// key buffer and the value buffer each hold half of these bytes.
 fn world() -> World {
     World::new(model(6, MIB, MIB), vec![device("gpu:0", 1 << 40, 1.0)])
 }
