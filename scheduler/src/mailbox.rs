@@ -3,8 +3,8 @@
 //!
 //! The waking queue and the quiet queue are bounded ([`crate::capacity`]). Credits and ring slots limit the
 //! messages in flight. If a queue is full nevertheless, this is a bug and sending returns an error. The
-//! urgent queue is unbounded but receives few messages: a pipeline stops once, and each stage and each
-//! timeline fails once.
+//! urgent queue is unbounded but receives few messages: a pipeline stops at most once, and each stage and
+//! each timeline fails at most once.
 
 use crate::capacity::Lanes;
 use crate::error::Error;
@@ -108,8 +108,8 @@ impl<M, U> Mailbox<M, U> {
     }
 }
 
-/// Time for which an owner polls before it sleeps. If its CPU core has gone idle, waking the thread costs
-/// both threads tens of microseconds. A step of a small model takes no longer than that.
+/// Time for which the owner of a mailbox polls it before it sleeps. If its CPU core has gone idle, waking the
+/// thread costs both threads tens of microseconds. A step of a small model takes no longer than that.
 pub(crate) const LINGER: Duration = Duration::from_micros(40);
 
 /// Returns a channel that receives a message after `limit`. If `limit` is `None`, it never receives one.

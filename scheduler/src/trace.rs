@@ -232,7 +232,7 @@ impl Label {
     }
 }
 
-/// Transfer records of the edges of a stage.
+/// Transfer records of a stage's incoming and outgoing edges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ends {
     /// The incoming edge.
@@ -270,8 +270,8 @@ impl Recorder {
         self.sizes.values().copied().collect()
     }
 
-    /// Records that a micro-batch's activations or logits are about to leave the stage. `bytes` is their
-    /// size.
+    /// Records that the activations or logits of `batch`, `bytes` bytes in size, are about to leave the
+    /// stage.
     pub(crate) fn leaves(&self, batch: &MicroBatch, bytes: u64) {
         if let Some(edge) = self.ends.outgoing.as_ref().filter(|_| bytes > 0) {
             edge.begin(batch.id, batch.decodes_only(), bytes);

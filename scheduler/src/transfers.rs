@@ -2,8 +2,8 @@
 //! end of an edge records its own observations.
 //!
 //! An edge is busy with a micro-batch from the time its first byte leaves until its last byte arrives. Two
-//! periods do not count: the time before the previous micro-batch has arrived, and the time in which the
-//! micro-batch has no slot on the receiving stage.
+//! periods do not count as busy: the time before the previous micro-batch has arrived, and the time in which
+//! the micro-batch has no slot on the receiving stage.
 //!
 //! This module does not depend on devices or mailboxes, and reads no clock.
 
@@ -77,7 +77,7 @@ struct OpenTransfer {
     admitted_ns: Nanoseconds,
 }
 
-/// Copies that one end of the edge has recorded.
+/// Copies of one transfer that one end of the edge has recorded.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leg {
     bytes: u64,

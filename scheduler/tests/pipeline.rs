@@ -29,7 +29,7 @@ impl Sample for Greedy {
     }
 }
 
-/// Opens one of four CPU devices.
+/// Opens the CPU device at `index` of a CPU that is split into four devices.
 fn open(index: usize, faults: &Faults) -> Checked {
     let backend = CpuBackend::new(CpuConfig { devices: 4, threads: Some(1), ..CpuConfig::default() });
     let adapter = backend.probe().unwrap().swap_remove(index);
@@ -156,7 +156,7 @@ fn settled(pipeline: &Pipeline) -> RunCounts {
     panic!("never settles: {:?}", pipeline.stats());
 }
 
-/// Generates with many sequences at once and checks every token against the reference.
+/// Generates tokens for many sequences at once and checks every token against the reference.
 fn check(setup: &Setup) -> PipelineReport {
     let pipeline = setup.start().unwrap();
     let prompts: Vec<_> = (0..9).map(|i| prompt(1 + i * 5, i)).collect();
@@ -500,7 +500,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     }
 }
 
-/// A weight source that fails in the way that its second field selects.
+/// A weight source that wraps another source and injects a fault. Its second field selects the fault.
 struct Spoilt<S>(S, &'static str);
 
 impl<S: WeightSource> WeightSource for Spoilt<S> {

@@ -3,8 +3,8 @@
 use ragtag_hal::{Point, TimelineId};
 use serde::{Deserialize, Serialize};
 
-/// Allocator of the points of one queue, in submission order. The core of the queue's device owns the only
-/// one.
+/// Allocator of the points of one queue, in submission order. The core of the queue's device owns the queue's
+/// only allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Points {
     timeline: TimelineId,

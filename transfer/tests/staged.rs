@@ -1,7 +1,7 @@
 //! Runs the sender and the receiver of a host-staged transfer against a model of the hardware. The model has
-//! two in-order queues and a ring of bytes, and a random scheduler delivers its messages. It really copies
-//! bytes, so an error produces wrong data. Possible errors are a chunk that is copied too early or twice, or
-//! that is read from an overwritten slot.
+//! two in-order queues and a ring of bytes, and a random scheduler delivers its messages. The test really
+//! copies bytes, so an error produces wrong data. Examples are a chunk that is copied too early or twice, and
+//! a chunk that is read from an overwritten slot.
 
 #![allow(missing_docs)]
 

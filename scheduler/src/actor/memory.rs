@@ -103,7 +103,7 @@ pub(crate) struct StageBuffers {
     /// First program id of the stage.
     first_program: u32,
     recorded: HashSet<ProgramId>,
-    /// Host scratch in which a parameter block is assembled.
+    /// Host buffer in which the stage assembles a parameter block.
     words: Vec<u32>,
 }
 

@@ -9,11 +9,12 @@ use ragtag_planner::plan::Place;
 
 /// Maximum factor by which a value is corrected. The minimum is its reciprocal.
 const LARGEST_FACTOR: f64 = 1e3;
-/// Minimum ratio of the sizes of two transfers from which latency and bandwidth can be determined separately.
+/// Minimum ratio between the sizes of two transfers that lets the correction determine latency and bandwidth
+/// separately.
 const SIZES_APART: f64 = 2.0;
 
-/// Number of standard deviations by which the results of two equal devices must differ so that the devices
-/// are corrected separately.
+/// Minimum difference between the results of two equal devices, in standard deviations, for which each device
+/// gets its own correction.
 const SPREADS: f64 = 3.0;
 /// Minimum relative standard deviation of a time. Smaller measured deviations are not credible.
 const LEAST_SPREAD: f64 = 0.05;

@@ -45,8 +45,8 @@ pub struct Comparand<'a> {
     pub links: &'a Links,
 }
 
-/// Returns the counts and times that a pipeline added between two reports. Fields that comparisons ignore are
-/// cleared.
+/// Returns the increase of a pipeline's counts and times from `before` to `after`. Clears the fields that
+/// comparisons ignore.
 pub fn since(before: &PipelineStats, after: &PipelineStats) -> PipelineStats {
     let mut stats = after.clone();
     for (stage, before) in stats.stages.iter_mut().zip(&before.stages) {
@@ -152,15 +152,15 @@ pub struct Comparison {
     pub parts: Vec<ComparedPart>,
     /// Comparisons of rates of the whole pipeline.
     pub rates: Vec<ComparedRate>,
-    /// Measured minus predicted time of the first decode micro-batches of each size, in microseconds, summed
-    /// over all stages. These times may include compilation, so they affect only `rates`.
+    /// Measured minus predicted time of the first decode micro-batch of each size, in microseconds, summed
+    /// over all sizes and stages. These times may include compilation, so they affect only `rates`.
     pub decode_warm_up_us: f64,
-    /// Measured minus predicted time of the first micro-batches with prompt rows, computed like
-    /// `decode_warm_up_us`.
+    /// The same sum as `decode_warm_up_us`, for micro-batches with prompt rows.
     pub prefill_warm_up_us: f64,
 }
 
-/// Relative standard deviation that is assumed for the time of one micro-batch if the run does not reveal it.
+/// Relative standard deviation that is assumed for the time of one micro-batch if it cannot be computed from
+/// the run.
 const UNKNOWN_SPREAD: f64 = 0.25;
 
 impl Comparison {

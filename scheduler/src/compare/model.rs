@@ -217,8 +217,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Returns the time that a micro-batch takes through all stages and edges, and the time in the slowest of
-    /// them, in microseconds.
+    /// Returns the time that a micro-batch takes to pass through all stages and edges, and the time that it
+    /// spends in the slowest of them, in microseconds.
     fn pass(&self, batch: &BatchShape) -> (f64, f64) {
         if batch.rows == 0 {
             return (0.0, 0.0);
@@ -244,8 +244,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Returns two micro-batches whose row counts are the average, rounded down and up. Their weights make the
-/// weighted mean equal to the average.
+/// Returns two micro-batches whose row counts are the average row count, rounded down and rounded up. Their
+/// weights make the weighted mean equal to the average.
 fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     let count = computed.micro_batches as f64;
     let rows = computed.rows as f64 / count;

@@ -24,7 +24,7 @@ pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<Str
     Some(format!("{}: {said}", subject(part)))
 }
 
-/// Returns the name of a part as explanations use it.
+/// Returns the noun phrase by which explanations refer to a part of the pipeline.
 fn subject(part: &ComparedPart) -> String {
     let phase = part.phase;
     let percent = wording::deviation(Quantity::Time, part.deviation);

@@ -19,8 +19,8 @@ use ragtag_transfer::Points;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Maximum number of computations in the compute queue of a device with several stages. One runs. The second
-/// hides the delay until the host learns that the first has ended.
+/// Maximum number of computations in the compute queue of a device with several stages. One of them runs. The
+/// other hides the delay until the host learns that the first has ended.
 const COMPUTING: usize = 2;
 
 /// Allocators of the points that the queues of a device signal.

@@ -5,10 +5,9 @@
 //! host. If several stages share a device, [`DeviceCore`](super::DeviceCore) decides when each of them
 //! computes.
 //!
-//! A micro-batch can be delayed by a lack of device slots or of ring slots. If no device slot is free, the
-//! chunks of the micro-batch stay in the incoming ring, and the previous stage runs out of ring slots. If no
-//! slot of the outgoing ring is free, the download of the micro-batch waits and its device slot stays
-//! occupied.
+//! A micro-batch waits if no device slot or no ring slot is free. If no device slot is free, the chunks of
+//! the micro-batch stay in the incoming ring, and the previous stage runs out of ring slots. If no slot of
+//! the outgoing ring is free, the download of the micro-batch waits and its device slot stays occupied.
 //!
 //! With three slots, one micro-batch computes while the next one is uploaded and the previous one is
 //! downloaded. A fourth slot hides the delay between the end of a download and the time when the host learns

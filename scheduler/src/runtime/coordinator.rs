@@ -51,7 +51,7 @@ fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
     row.floats().ok_or_else(|| Error::protocol("a row of logits is not aligned to floats"))
 }
 
-/// Replies that the coordinator sends only after the actions for which devices wait.
+/// Replies that the coordinator defers until it has executed the actions for which devices wait.
 #[derive(Default)]
 struct News {
     /// Sequences that have new tokens.
@@ -145,9 +145,10 @@ impl Coordinator {
         }
     }
 
-    /// Arms the progress notice and then checks for messages again. The last stage puts a return into the
-    /// quiet queue before its point passes. If the point has passed here, the return is therefore visible
-    /// too. Otherwise the notice wakes this thread.
+    /// Arms the progress notice and then checks for messages again. The last stage puts the `Return` message
+    /// of a micro-batch into the quiet queue before the point of the micro-batch passes. So if this check
+    /// finds that the point has passed, it also finds the return. Otherwise the notice wakes this thread
+    /// later.
     fn before_sleep(&mut self) -> Option<Incoming> {
         self.notice.arm();
         self.catch_up();

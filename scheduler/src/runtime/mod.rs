@@ -34,8 +34,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Maximum number of requests that the coordinator has not read yet. If it is reached, submitting a request
-/// blocks briefly.
+/// Capacity of the request channel to the coordinator, in messages. If the channel is full, submitting a
+/// request blocks briefly.
 const REQUESTS: usize = 1024;
 
 /// Counts, times and load of a pipeline.

@@ -73,7 +73,8 @@ pub(super) struct RingMemory {
 #[derive(Clone, Debug, Default)]
 struct SlotMemory {
     holder: Option<MicroBatchId>,
-    /// Bytes of the holder's rows. Known only after the micro-batch has started to compute.
+    /// Bytes of the activation rows of the micro-batch in this slot. Known only after its computation has
+    /// started.
     total: u64,
     uploaded: u64,
     computed: bool,

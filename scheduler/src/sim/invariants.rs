@@ -198,9 +198,9 @@ impl<'a> Invariants<'a> {
         Ok(())
     }
 
-    /// Records a new token of `sequence`. A sequence that gets a token goes to the end of the queue.
-    /// Therefore the function checks that no other sequence has received two tokens since this sequence's
-    /// last token.
+    /// Records a new token of `sequence`. Checks that no other sequence has received two tokens since the
+    /// last token of `sequence`. This must hold, because a sequence that gets a token goes to the end of the
+    /// queue.
     fn emit(&mut self, sequence: SequenceId) -> Result<(), String> {
         let progress =
             self.sequences.get_mut(&sequence).ok_or("a token for a sequence that never entered")?;

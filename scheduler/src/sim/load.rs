@@ -232,7 +232,7 @@ fn request(at_s: f64, prompt_tokens: u32, new_tokens: u32) -> SimRequest {
     SimRequest { at_ns: (at_s * 1e9).round() as Nanoseconds, prompt_tokens, want, cancel_ns: None }
 }
 
-/// Total number of tokens in a load.
+/// Total number of prompt and generated tokens in a load.
 #[derive(Default)]
 struct Tokens(u64);
 
@@ -246,7 +246,7 @@ impl Tokens {
     }
 }
 
-/// One request, as a file describes it.
+/// A request in the format of a load file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {

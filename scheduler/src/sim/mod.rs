@@ -98,7 +98,7 @@ pub struct SimReport {
     pub outcomes: BTreeMap<SequenceId, Outcome>,
     /// The first [`SimSpec::max_spans`] submissions, in order of completion.
     pub spans: Vec<SimSpan>,
-    /// Number of submissions that were dropped beyond this limit.
+    /// Number of submissions that are missing in `spans` because the limit was reached.
     pub dropped_spans: u64,
     /// Time of the last event.
     pub makespan_ns: Nanoseconds,

@@ -235,9 +235,9 @@ fn a_shared_slow_link_limits_throughput_sooner() {
     assert_eq!(planned.run(&burst(32, 16, 800)), alone);
 }
 
-/// Shows why the planner's search grid has no axis for credits. A plan has one credit more than its number of
-/// groups or of stages, whichever is larger. With up to four stages, more credits change the throughput
-/// little, and a single credit is too few.
+/// Checks that more credits than a plan has barely change the throughput, and that a single credit is too
+/// few, with up to four stages. Therefore the planner's search grid has no axis for credits. A plan has one
+/// credit more than the larger of its numbers of groups and stages.
 #[test]
 fn more_credits_than_a_plan_has_serve_no_more_requests() {
     let shapes: [&[u32]; 3] = [&[4, 4], &[2, 4, 3], &[1, 5, 2, 2]];

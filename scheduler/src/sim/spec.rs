@@ -255,8 +255,8 @@ fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {
     faults
 }
 
-/// In half of the pipelines, distributes the stages over fewer devices at random. Neighbouring stages stay on
-/// different devices.
+/// For about half of the seeds, distributes the stages randomly over fewer devices. Neighbouring stages stay
+/// on different devices.
 fn share_devices(seed: u64, stages: &mut [SimStage]) {
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x6465_7669);
     if stages.len() < 3 || rng.random_ratio(1, 2) {

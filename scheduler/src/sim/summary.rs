@@ -47,7 +47,7 @@ pub struct SimSummary {
     pub shared_links: Vec<SharedLinkUse>,
     /// Submissions in order of completion, up to the maximum number of spans.
     pub spans: Vec<SimSpan>,
-    /// Number of submissions that were dropped beyond the maximum.
+    /// Number of submissions that are missing in `spans` because the maximum was reached.
     pub dropped_spans: u64,
 }
 
@@ -69,7 +69,7 @@ pub struct Percentiles {
     pub max: f64,
 }
 
-/// Number of items that wait, over the time of the run.
+/// Statistics of the number of waiting items during the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Depth {

@@ -94,8 +94,8 @@ fn shape(batch: &MicroBatch) -> BatchShape {
 pub struct CopyTime {
     /// Fixed time of every copy.
     pub copy_ns: Nanoseconds,
-    /// Additional time of one copy per micro-batch, however many chunks there are. The sender pays it for the
-    /// first copy into the ring, and the receiver for the last copy out of the ring.
+    /// Additional time of one copy per micro-batch, regardless of its number of chunks. It is added to the
+    /// sender's first copy into the ring, and to the receiver's last copy out of the ring.
     pub once_ns: Nanoseconds,
     /// Time per byte.
     pub byte_ns: f64,

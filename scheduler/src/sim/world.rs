@@ -726,9 +726,9 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns the maximum number of events between the entries of two micro-batches. It counts all submissions
-/// for the micro-batches in flight, all requests, and their messages. If more events occur, the run is in an
-/// endless loop.
+/// Returns the maximum number of events between the times at which two consecutive micro-batches enter the
+/// pipeline. It counts all submissions for the micro-batches in flight, all requests, and their messages. If
+/// more events occur, the run is in an endless loop.
 fn most_between_entries(spec: &SimSpec) -> u64 {
     const EVENTS: u64 = 32;
     let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);

@@ -1,5 +1,5 @@
-//! Devices whose submissions complete at once without any work, and stages for them. They make it possible to
-//! measure the scheduling alone.
+//! Devices whose submissions complete at once without any work, and stages for them. Benchmarks use them to
+//! measure the scheduling overhead alone.
 
 #![allow(missing_docs)]
 

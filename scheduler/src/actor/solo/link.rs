@@ -77,9 +77,9 @@ impl<'a> SoloLink<'a> {
     }
 
     /// Returns the time of a transfer of `bytes` bytes, in microseconds. The time starts with an empty
-    /// submission on the first device. An empty submission on the second device waits for the bytes, and the
-    /// time ends when the host learns that it has ended. `bytes` is clamped to the range from 1 to the
-    /// maximum of the link.
+    /// submission on the first device. An empty submission on the second device waits for the bytes. The time
+    /// ends when the host learns that this submission has completed. `bytes` is clamped to the range from 1
+    /// to the maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails.

@@ -26,7 +26,8 @@ use std::time::{Duration, Instant};
 /// Number of micro-batches that are submitted together. The time between their ends is the time that a
 /// micro-batch takes in a busy pipeline.
 const BURST: u32 = 2;
-/// Word that fills caches and activations. It is a small normal number both as f16 and as f32.
+/// 32-bit pattern with which KV caches and activations are filled. It is a small normal number both as two
+/// f16 values and as one f32 value.
 const FILLING: u32 = 0x2c00_2c00;
 
 /// A device whose stages can be timed outside a pipeline.
