@@ -85,9 +85,9 @@ pub struct Plan {
     pub token_return: PredictedTimes,
     /// Predictions for the whole pipeline.
     pub predicted: PredictedRun,
-    /// Explanation of the plan, as data.
+    /// Machine-readable explanation of the plan.
     pub explanation: Explanation,
-    /// Explanation of the plan, as text.
+    /// Explanation of the plan in sentences, for the user.
     pub reasons: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ pub enum Family {
     OneStage,
     /// Every device has several stages. The devices take turns in a fixed order.
     Interleaved,
-    /// One device has the attention halves of all blocks, another the feed-forward halves.
+    /// One device runs the attention halves of all blocks, and another device runs the feed-forward halves.
     FeedForwardApart,
     /// At least one device has several stages, and the placement belongs to no other family.
     SeveralStages,

@@ -132,16 +132,16 @@ pub struct RefusedMemory<'a> {
 const MARGIN: u64 = 32;
 
 impl RefusedMemory<'_> {
-    /// Returns whether the device reports less free memory than was requested. Any other report contradicts
-    /// the failed allocation and is unreliable.
+    /// Returns whether the device reports less free memory than the failed allocation requested. A report of
+    /// more free memory contradicts the failure and is unreliable.
     pub fn is_plausible(&self) -> bool {
         self.free_bytes.is_some_and(|free| free < self.wanted_bytes)
     }
 
     /// Returns the bytes that the stage's buffers may use on retry. If `believed` is true and the device
     /// reported free bytes, these are the held bytes plus the free bytes. Otherwise they are the held bytes
-    /// minus a margin. If all buffers were allocated, another object needs memory. The function then also
-    /// subtracts the requested bytes, but at most half of the result.
+    /// minus a margin. If all buffers were allocated, the failed allocation was for another object. The
+    /// function then also subtracts the requested bytes, but at most half of the result.
     pub fn available_bytes(&self, believed: bool) -> u64 {
         let known = match self.free_bytes.filter(|_| believed) {
             Some(free) => self.held_bytes.saturating_add(free),

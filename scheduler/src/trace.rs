@@ -56,7 +56,7 @@ pub struct Turn {
     pub stage: u32,
     /// Time at which the actor began to handle the message.
     pub start_ns: Nanoseconds,
-    /// Time at which the actor had handled the message.
+    /// Time at which the actor finished handling the message.
     pub end_ns: Nanoseconds,
 }
 

@@ -91,7 +91,8 @@ pub struct LargeBuffer {
     pub limit: u64,
 }
 
-/// Memory that the earlier stages of a device hold. Later stages share its tensors and its scratch memory.
+/// Memory that the earlier stages of a device hold. Later stages of the device use the same tensors and the
+/// same scratch memory.
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     /// Ids of the held tensors.

@@ -33,8 +33,8 @@ pub struct Card {
     pub f16_matrix_tflop_per_s: Option<f64>,
     /// Rate of four-way int8 dot products outside matrix units, in units of 10¹² operations per second.
     /// Kernels use matrix units for f16 only. If the manufacturer gives no rate, it is four times the f32
-    /// rate. It is only twice the f32 rate if half of the f32 lanes (or half of each lane's f32 rate) have
-    /// this instruction.
+    /// rate. It is only twice the f32 rate if half of the f32 lanes execute this instruction, or if every
+    /// lane executes it at half the f32 rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub int8_top_per_s: Option<f64>,
     /// PCI Express link of the card, if it has one.

@@ -18,8 +18,8 @@ const SAME: f64 = 0.04;
 /// microseconds.
 const MOST_DELAY_US: f64 = 100e3;
 
-/// Returns a list that contains the chunk of `choice` for all prompts, and the longest allowed chunk beside
-/// decode.
+/// Returns chunks that do not depend on the prompt length. All prompts use the chunk of `choice`. While other
+/// sequences generate, they use the longest chunk that [`MOST_DELAY_US`] allows.
 pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
 }

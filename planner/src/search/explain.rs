@@ -284,7 +284,7 @@ fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
     (0..input.devices.len()).filter(|&device| is_full(device)).map(what_if).collect()
 }
 
-/// Returns the hypothetical doubling of the speed of the slowest transfer, in both directions.
+/// Returns the hypothetical improvement that doubles the speed of the slowest transfer in both directions.
 fn faster_transfer(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let (input, problem) = (grid.input, grid.problem(best.point));
     let transfers = best.evaluation.transfers.iter().enumerate();
@@ -313,7 +313,8 @@ fn faster_transfer(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     })
 }
 
-/// Returns the hypothetical doubling of a shared link's rate, if the shared link is the bottleneck.
+/// Returns the hypothetical improvement that doubles the rate of a shared link, if this link is the
+/// bottleneck.
 fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let Bottleneck { place: Place::SharedLink, index, .. } = bottleneck(best) else { return None };
     let mut links = grid.input.links.clone();

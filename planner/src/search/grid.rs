@@ -45,7 +45,8 @@ const SOLVED: usize = 4;
 /// Maximum number of solver table cells, summed over all points, for which the search solves every point.
 /// Eight different devices and 80 segments need 170 thousand cells per point.
 const WORK: usize = 12 << 20;
-/// Maximum product of devices and segments for which the search computes lower bounds at unsolved points.
+/// Maximum product of the numbers of devices and segments for which the search computes lower bounds at
+/// unsolved points.
 const BOUNDED: usize = 1 << 13;
 /// Maximum number of placements in [`SearchResult::elsewhere`].
 const ELSEWHERE: usize = 24;

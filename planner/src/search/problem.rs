@@ -226,8 +226,8 @@ impl<'a> Problem<'a> {
             + self.workload_times.times(|batch| wire_type(batch.rows).sum_us())
     }
 
-    /// Returns the part of a stage's costs on a device that does not depend on the segments. Waking up the
-    /// device adds to the latency of a micro-batch but keeps no resource busy.
+    /// Returns the part of a stage's costs on a device that does not depend on the segments. The time to wake
+    /// the device adds to the latency of a micro-batch, but keeps no resource busy.
     fn stage_costs(&self, device: usize) -> Costs {
         let (own, late) = (self.stage_times(device), self.hand_over(device));
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
@@ -383,7 +383,7 @@ pub(super) fn device_times(runs: &[Run], stages: &[Times]) -> Vec<(usize, Times)
     devices
 }
 
-/// Segments grouped by equal costs, so that each group is timed only once.
+/// Groups of segments with equal costs. The time of each group is computed only once.
 struct Kinds<'a> {
     first: Vec<&'a Segment>,
     of: Vec<usize>,

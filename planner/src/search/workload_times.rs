@@ -32,7 +32,7 @@ pub(super) struct Times {
     pub chunk_us: f64,
     /// Additional time at the end of a prompt, for the logits of the last row.
     pub prompt_end_us: f64,
-    /// Time of a chunk of full length that ends a prompt. Plans report this time.
+    /// Time of a full-length chunk that ends a prompt. Plans report this time.
     pub full_chunk_us: f64,
 }
 
@@ -151,8 +151,8 @@ impl WorkloadTimes {
         self.chunks * times.chunk_us + times.prompt_end_us + steps * times.decode_us
     }
 
-    /// Returns the part of a prompt's time that adds up over all stages: the time of its first chunk and of
-    /// its end.
+    /// Returns the part of a prompt's time that adds up over all stages: the time of the first chunk, and the
+    /// additional time at the end of the prompt.
     fn filling_us(&self, times: &Times) -> f64 {
         self.chunks.min(1.0) * times.chunk_us + times.prompt_end_us
     }

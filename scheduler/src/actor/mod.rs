@@ -471,8 +471,7 @@ fn stage_error(stage: u32, label: &str, cause: ragtag_hal::Error) -> Error {
     Error::Stage { stage, device: label.into(), cause }
 }
 
-/// Returns the device on which a failure began. This is the device of the innermost point for which a wait
-/// failed.
+/// Returns the device on which a failure began. This is the device of the point in the innermost failed wait.
 pub(crate) fn culprit(error: &ragtag_hal::Error) -> Option<DeviceId> {
     match error {
         ragtag_hal::Error::Poisoned { point, cause } => Some(culprit(cause).unwrap_or(point.timeline.device)),

@@ -1,5 +1,5 @@
-//! A device that destroys all of its actor's objects when it is dropped. This happens if loading fails
-//! half-way, when the run stops, and if the actor panics.
+//! A device that destroys all of its actor's objects when it is dropped. The device is dropped if loading
+//! fails half-way, when the run stops, or if the actor panics.
 //!
 //! If an allocation fails, this module frees unused objects and retries once. It does not depend on the
 //! purpose of the objects.

@@ -1,6 +1,6 @@
 //! Compares predictions with a run. For the micro-batches that ran, this module computes the times that the
-//! cost model predicts and compares them with the measured times. If they deviate too far, it names the wrong
-//! assumption. It also corrects the device and link facts.
+//! cost model predicts and compares them with the measured times. If the times deviate by more than
+//! [`TOLERANCE`], it names the assumption that is probably wrong. It also corrects the device and link facts.
 //!
 //! The functions are pure: they take plans, facts and reports, and return data. They do not depend on the
 //! search, the execution or the backends.
@@ -186,7 +186,8 @@ impl Comparison {
         Self { parts, rates: Vec::new(), decode_warm_up_us, prefill_warm_up_us }
     }
 
-    /// Adds the comparison of one rate. `burst` describes the workload. The parts must already be compared.
+    /// Adds the comparison of one rate. `burst` describes the workload. Requires the parts that [`Self::new`]
+    /// computes.
     pub fn add_rate(&mut self, of: &Comparand<'_>, burst: &Burst, measured_tokens_per_s: f64) {
         let Some(model) = Model::new(of) else { return };
         let predicted_tokens_per_s = model.tokens_per_s(burst);

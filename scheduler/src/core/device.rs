@@ -4,8 +4,8 @@
 //! follow each other in order. On a device with several stages, a computation that waits for another device
 //! would block the other stages in the compute queue. The core therefore submits a computation only after its
 //! input has arrived. It submits the oldest micro-batch first, because the pipeline needs its result first. A
-//! micro-batch is never ready at two stages at once, so its age alone decides. The core queues a second
-//! computation only if no older micro-batch can still arrive.
+//! micro-batch is never ready at two stages at once, so its age alone determines the order. The core queues a
+//! second computation only if no older micro-batch can still arrive.
 //!
 //! Stages cannot deadlock, even if the pipeline visits a device several times. A queue runs in order, and a
 //! submission waits only for points of earlier submissions. Each stage has its own slots and rings, and the

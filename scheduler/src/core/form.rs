@@ -1,7 +1,7 @@
 //! Forms the next micro-batch.
 //!
-//! Decode rows come first, then prompt rows up to the length of the prefill chunk. This length depends on the
-//! prompts and on whether other sequences generate tokens.
+//! Decode rows come first, then prompt rows up to the length of the prefill chunk. The length of the chunk
+//! depends on the entering prompts and on whether other sequences generate tokens.
 //!
 //! Generating sequences are divided into decode groups to keep all stages busy. The plan's number of groups
 //! limits both the decode rows of a micro-batch and the number of micro-batches with decode rows in flight.

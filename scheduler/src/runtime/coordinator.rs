@@ -79,7 +79,7 @@ pub(super) struct Coordinator {
     pub(super) logits: Logits,
     pub(super) clients: HashMap<SequenceId, Client>,
     pub(super) stats: Arc<Mutex<PipelineStats>>,
-    /// Value of the last stage's download timeline that was last reported to the core.
+    /// Latest value of the last stage's download timeline that the thread has reported to the core.
     pub(super) progress: u64,
     /// Record of the transfers of the token return.
     pub(super) token_return: Transfers,

@@ -175,8 +175,8 @@ impl Pipeline {
         sequence
     }
 
-    /// Cancels a sequence. Its cache blocks become free at once, its results in flight are dropped, and its
-    /// reply sink is notified. Does nothing if the sequence has already ended.
+    /// Cancels a sequence. The coordinator frees its cache blocks at once, drops its results in flight, and
+    /// notifies its reply sink. Does nothing if the sequence has already ended.
     pub fn cancel(&self, sequence: SequenceId) {
         // If the coordinator has ended, the sequence has ended too.
         self.send(RequestMessage::Cancel { sequence });

@@ -83,7 +83,7 @@ pub struct DrawnLoad {
     pub seed: u64,
 }
 
-/// An invalid load.
+/// Reason why a load is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LoadError {
     /// A parameter is invalid.

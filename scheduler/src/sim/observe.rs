@@ -1,5 +1,5 @@
 //! Observations of a simulation: busy times, waiting times and token times. This module only accumulates
-//! values, and does not depend on their use.
+//! values, and does not depend on how they are used.
 
 use crate::core::{Nanoseconds, SequenceId};
 use crate::trace::Computed;

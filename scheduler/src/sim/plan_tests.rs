@@ -1,4 +1,5 @@
-//! Tests of simulated plans: the latency of one sequence, the throughput of many, and completeness.
+//! Tests of simulated plans: the latency of one sequence, the throughput of many sequences, and the
+//! completeness of the output.
 
 use super::*;
 use crate::core::Want;

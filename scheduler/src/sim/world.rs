@@ -465,8 +465,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Starts all submissions that can start after a change on device `changed`. They are on this device, or
-    /// on devices that wait for its points.
+    /// Starts all submissions that can start after a change on device `changed`. These submissions are on
+    /// `changed`, or on devices that wait for its points.
     fn start_around(&mut self, changed: usize) -> Result<(), String> {
         for at in 0..self.around[changed].len() {
             let device = self.around[changed][at];

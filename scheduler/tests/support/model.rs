@@ -141,7 +141,7 @@ impl Model {
         rows
     }
 
-    /// Returns the greedy choice of the next token after each token.
+    /// Returns, for each token, the next token that greedy sampling selects.
     pub fn next_tokens(&self, tokens: &[u32]) -> Vec<u32> {
         self.hashes(tokens).iter().map(|h| (h % u64::from(self.vocabulary)) as u32).collect()
     }

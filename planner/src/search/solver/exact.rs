@@ -7,10 +7,10 @@
 //! For a given kind of the last device and a given end of its run, the allowed first segments form a window.
 //! The window only moves forward as the end grows, so a sliding minimum makes each cell cheap to compute.
 //!
-//! The search drops a cell if no completion meets the limit on time. Two relaxations prove this: one lets
-//! devices be reused, the other gives Lagrangian prices to segments. The search also drops a cell if the
-//! remaining devices cannot hold the remaining segments. For each set and exit, it stores the range of ends
-//! whose cells remain.
+//! The search drops a cell if no completion meets the limit on the sum of `time`. Two relaxations prove this.
+//! The first allows devices to be reused, and the second assigns Lagrangian prices to segments. The search
+//! also drops a cell if the remaining devices cannot hold the remaining segments. For each set and exit, it
+//! stores the range of ends whose cells remain.
 //!
 //! With shared buses, the search also stores, for each set and exit, the smallest possible load of each bus.
 //! It drops a state if one of these loads is too large. The loads are only lower bounds, so the caller must
@@ -54,7 +54,7 @@ pub(super) struct Cells {
     slots: Vec<Slot>,
     /// For each set: whether any of its slots has remaining cells.
     alive: Vec<bool>,
-    /// Smallest sum of `time` of a cell, at `(set * exits + exit) * (segments + 1) + end`.
+    /// For each cell: the smallest sum of `time`, at `(set * exits + exit) * (segments + 1) + end`.
     times: Vec<f64>,
 }
 

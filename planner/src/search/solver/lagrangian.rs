@@ -1,5 +1,5 @@
-//! Lagrangian lower bounds, computed without a table of sets. The multipliers are the prices of segments, and
-//! the shares of devices in the weights of the maximum `busy` and `chunk`.
+//! Lagrangian lower bounds, computed without a table of sets. There are two kinds of multipliers: a price for
+//! each segment, and for each device a share of the weights of the maximum `busy` and `chunk`.
 //!
 //! Every segment has a price that is paid to the device that runs it. Every device takes the run with the
 //! largest earnings (prices minus costs), independently of the other devices. This relaxes the condition that
@@ -12,8 +12,7 @@
 //!
 //! The multipliers are improved by the subgradient method with Polyak's step size. It raises the prices of
 //! segments that no device takes, and lowers the prices of segments that several devices take. It raises the
-//! shares of devices with large terms. The transfer costs of a device are those of the cheapest transfer into
-//! it.
+//! shares of devices with large terms. Each device pays for the cheapest transfer into it.
 //!
 //! Knows nothing about how placements are found.
 
@@ -34,7 +33,7 @@ const HALVINGS: usize = 12;
 /// Number of evaluations in the search for the best scale factor of the prices.
 const EVALUATIONS: usize = 18;
 
-/// Minimum product of kinds and segments for which a second thread is worthwhile.
+/// Minimum product of the numbers of kinds and segments for which a second thread is worthwhile.
 const CELLS_PER_TASK: usize = 1 << 12;
 
 /// Relaxation of the sum in the score, over all placements in a box. The sum includes the maximum `busy` and

@@ -22,7 +22,7 @@ pub(super) struct Values {
 }
 
 impl Values {
-    /// List for a term whose possible values are unknown.
+    /// Places no restriction on the values, for a term whose possible values are unknown.
     pub const ANY: Self = Self { intervals: None };
 
     /// Lists the values of `part`, over all stages and transfers, that lie between the limits.

@@ -37,8 +37,8 @@ fn no_listed_alternative_beats_the_plan() {
     assert!(plans > 150 && chunks.iter().all(|&count| count > 20), "{plans} plans, chunks {chunks:?}");
 }
 
-/// Checks that the search looks beyond its starting points. Here, the choice of chunk matters more than the
-/// difference between the two CPU devices.
+/// Checks that the search looks beyond its starting points. Here, the chunk length affects the score more
+/// than the difference between the two CPU devices does.
 #[test]
 fn a_device_that_is_faster_with_another_chunk_is_found() {
     let with = |label: &str, launch_us: f64, speed: f64| DeviceFacts {
@@ -54,8 +54,8 @@ fn a_device_that_is_faster_with_another_chunk_is_found() {
     assert_eq!((plan.split().to_string().as_str(), plan.chunk), ("0-13=cpu:1", 512));
 }
 
-/// Checks that the search continues at a point that is better for the placements found so far. With many
-/// different devices, it solves only some points.
+/// Checks that the search continues at a point at which the placements found so far have a better score. With
+/// many different devices, it solves only some points.
 #[test]
 fn a_better_chunk_is_found_where_not_every_point_is_solved() {
     let devices = (0..20).map(|at| device(&format!("cpu:{at}"), 30 * MIB, 1.0)).collect();

@@ -73,8 +73,8 @@ fn the_reasons_state_how_much_faster_a_plan_could_be() {
     assert!(reasons.iter().any(|reason| reason == wanted), "{reasons:?}");
 }
 
-/// Checks that each of two equal unused devices gets its own plan. The best plan with one of them uses both.
-/// The plan for the other device exchanges them.
+/// Checks that each of two equal unused devices gets its own plan. The best plan with the first device uses
+/// both devices. The plan for the second device exchanges them.
 #[test]
 fn each_of_two_equal_unused_devices_has_a_plan_of_its_own() {
     let small = |label| device(label, 60 * MIB, 1.0);

@@ -1,7 +1,7 @@
 //! Times a device outside a pipeline. Stages are loaded as in a pipeline, with the same buffers and programs.
 //! They run single micro-batches without a core, a mailbox or neighbours.
 //!
-//! This module does not depend on the use of the timings.
+//! This module does not depend on how the timings are used.
 
 mod link;
 
