@@ -18,8 +18,8 @@ fn tried(world: &World) -> PlannerInput<'_> {
     PlannerInput { trial: Some(trial), ..world.input() }
 }
 
-/// Returns the number of requests per second that a plan serves under the load for which it was made. There
-/// are two requests per concurrent sequence.
+/// Simulates the load for which a plan was made, with two requests per concurrent sequence. Returns the
+/// number of requests served per second.
 fn served(world: &World, plan: &Plan) -> f64 {
     let (prompt, generated) = (world.workload.prompt_tokens, world.workload.generated_tokens);
     let scale = (512.0 / f64::from(prompt + generated)).min(1.0);
@@ -159,8 +159,8 @@ fn trials_respect_the_constraints() {
     assert_eq!(plan(&tried(&world)).expect("it fits").stages.len(), 1);
 }
 
-/// Checks the predicted cost of shared links against simulation. There is one request at a time, for which
-/// the planner runs no trials.
+/// Checks that the predicted cost of shared links agrees with simulation. The load has one request at a time,
+/// so the planner runs no trials.
 #[test]
 fn shared_links_cost_as_much_as_in_simulation() {
     let devices: Vec<_> = (0..4).map(|at| device(&format!("cpu:{at}"), 60 * MIB, 1.0)).collect();

@@ -66,7 +66,7 @@ impl Chunks {
         self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)
     }
 
-    /// Returns the prompt length, in tokens, from which on the chunk no longer changes.
+    /// Returns the prompt length, in tokens, at and above which every prompt gets the same chunk.
     pub fn last_from_tokens(&self) -> u64 {
         self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
     }

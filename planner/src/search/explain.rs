@@ -24,7 +24,7 @@ const LEFT_OUT: usize = 16;
 const ALTERNATIVES: usize = 6;
 /// Maximum number of limits for which the planner evaluates a higher value.
 const BINDINGS: usize = 6;
-/// Minimum relative improvement from a higher limit that is reported.
+/// Minimum relative gain from raising a limit for which the plan reports the limit.
 const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {

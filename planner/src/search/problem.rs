@@ -199,14 +199,14 @@ impl<'a> Problem<'a> {
         terms.flat_map(|term| self.input.links.shared.iter().map(move |shared| bus(term, shared))).collect()
     }
 
-    /// Returns the times for which one transfer occupies a shared link.
+    /// Returns how long one transfer of each kind of micro-batch occupies the link `shared`.
     fn shared_times(&self, shared: &SharedLink) -> Times {
         let rate = shared.bandwidth_bytes_per_s.value;
         self.workload_times
             .times(|batch| transfer_bytes(self.input, self.point, batch.rows) as f64 / rate * 1e6)
     }
 
-    /// Returns, for each shared link, the times for which all transfers of a placement occupy it.
+    /// Returns, for each shared link, how long the transfers of a placement occupy it in total.
     fn shared_by(&self, runs: &[Run]) -> Vec<Times> {
         let label = |run: &Run| self.input.devices[run.device].label.as_str();
         let occupied = |shared: &SharedLink| {

@@ -26,7 +26,7 @@ const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
 const NEAR: f64 = 0.15;
 /// Maximum relative distance from the best rate at which a tuned placement is simulated again for longer.
 const FINAL: f64 = 0.05;
-/// Maximum relative increase in predicted time for which a neighbouring point is still simulated.
+/// Maximum relative increase in predicted time at a neighbouring point that the planner still simulates.
 const HOPELESS: f64 = 0.05;
 /// Maximum number of skipped grid points that the planner solves after the trials. It solves a skipped point
 /// if the best trial is at that point, but none if there are more than [`MOST_DEVICES`] devices.

@@ -145,7 +145,7 @@ impl WorkloadTimes {
         }
     }
 
-    /// Returns the time per request for which a part of the pipeline is busy, in microseconds.
+    /// Returns the time per request during which a part of the pipeline is busy, in microseconds.
     pub fn busy_us(&self, times: &Times) -> f64 {
         let steps = self.generated / f64::from(self.decode_rows);
         self.chunks * times.chunk_us + times.prompt_end_us + steps * times.decode_us
@@ -184,7 +184,7 @@ impl WorkloadTimes {
         Costs { busy: self.busy_us(times), time, chunk: times.chunk_us }
     }
 
-    /// Returns the formula with which the solver computes scores, in microseconds per request.
+    /// Returns the formula that the solver uses to compute scores, in microseconds per request.
     pub fn score(&self) -> Score {
         let chunk_weight = self.following();
         let sequences = f64::from(self.sequences);

@@ -239,8 +239,8 @@ impl<'a> Search<'a> {
         self.solution.choose(0.0)
     }
 
-    /// Returns the devices of a placement in order, followed by the unused devices. The result has at most as
-    /// many devices as a placement may have stages.
+    /// Returns the devices of a placement in order, followed by the unused devices. The length of the result
+    /// is at most the maximum number of stages.
     fn order_of(&self, placement: &Placement) -> Vec<usize> {
         let at = |device: usize| self.single.iter().position(|kind| kind[0] == device);
         let mut order: Vec<usize> = placement.stages.iter().filter_map(|(device, _)| at(*device)).collect();

@@ -234,8 +234,8 @@ impl Search<'_> {
     }
 
     /// Returns, at index k, the largest score with which a placement of k + 1 stages changes the choice. For
-    /// fewer stages than the chosen placement has, this score is [`SHARE`] above the best score. For equally
-    /// many stages, it is the score of the chosen placement. For more stages, it is the best score.
+    /// fewer stages than the chosen placement has, this score is [`SHARE`] above the best score. For the same
+    /// number of stages, it is the score of the chosen placement. For more stages, it is the best score.
     fn wanted(&self) -> Vec<f64> {
         let best = self.best();
         let score = |k: usize| self.solution.best_by_stages[k].as_ref().map_or(f64::INFINITY, |p| p.score);

@@ -484,9 +484,9 @@ impl Smaller<'_> {
         ends
     }
 
-    /// Returns the largest sum of a cell's time and the prices of its remaining segments with which a
-    /// completion can still meet the limit on time. Assumes that the devices outside the set have their
-    /// largest earnings.
+    /// Returns the largest sum of a cell's time and the prices of its remaining segments that still lets a
+    /// completion meet the limit on time. Assumes that the devices outside the set have their largest
+    /// earnings.
     fn most_with_prices(&self, set: usize) -> f64 {
         let kinds = self.kinds.len();
         let counts = &self.sets.counts[set * kinds..(set + 1) * kinds];

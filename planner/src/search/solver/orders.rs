@@ -90,7 +90,7 @@ pub(super) fn least(
 }
 
 /// Returns initial orders of the devices: by speed, by memory, by both, and by nearest neighbour. Each order
-/// contains all required devices, and at most as many devices as a placement may have stages.
+/// contains all required devices. Its length is at most the maximum number of stages.
 pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let costs = |kind: usize| &instance.devices[kinds[kind][0]];
     let slow = |kind: usize| costs(kind).before[instance.segments].time;

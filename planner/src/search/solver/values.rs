@@ -14,8 +14,8 @@ const SAME: f64 = 1e-9;
 /// Maximum number of listed values.
 const MOST: usize = 1 << 16;
 
-/// Intervals in ascending order. They contain all possible values of a term between the limits for which the
-/// list was made.
+/// Intervals in ascending order. They contain all possible values of a term between the limits that
+/// [`Values::new`] received.
 pub(super) struct Values {
     /// `None` if any value is possible.
     intervals: Option<Vec<(f64, f64)>>,
