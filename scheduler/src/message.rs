@@ -33,7 +33,7 @@ pub(crate) enum DeviceUrgent {
 /// Messages from the actors to the coordinator.
 #[derive(Debug)]
 pub(crate) enum RunMessage {
-    /// The last stage will have processed a micro-batch when the point in the message passes.
+    /// Announces that the last stage has processed a micro-batch once the point in the message passes.
     Return(Return),
     /// The last stage's download timeline has advanced.
     Downloaded,

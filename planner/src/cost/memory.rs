@@ -229,7 +229,7 @@ impl RunSizes {
     }
 
     /// Returns the first buffer of a stage that is too large for the device. Ignores weights, because a
-    /// tensor of weights that is too large is split.
+    /// weight tensor that is too large is split.
     pub fn too_large(
         &self,
         run: Range<usize>,

@@ -102,7 +102,8 @@ pub struct TokenReturn {
     pub row_us: f64,
 }
 
-/// Highest measured rates and shortest measured time. Together they bound every segment's time from below.
+/// Highest measured rates and shortest measured time. Together they give a lower bound of the time of every
+/// segment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Roofline {

@@ -28,7 +28,7 @@ pub struct Card {
     /// Rate of f32 arithmetic, in units of 10¹² operations per second.
     pub f32_tflop_per_s: f64,
     /// Rate of dense f16 products in matrix units, in units of 10¹² operations per second. If the
-    /// manufacturer lists a rate for f32 accumulation, it is this rate.
+    /// manufacturer lists a separate rate for f32 accumulation, this field holds that rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f16_matrix_tflop_per_s: Option<f64>,
     /// Rate of four-way int8 dot products outside matrix units, in units of 10¹² operations per second.

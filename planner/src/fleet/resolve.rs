@@ -363,8 +363,8 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     })
 }
 
-/// Returns the fractions of datasheet values that kernels reach through the device's API. If `needed` is set,
-/// some value is a peak, so a missing API is an error.
+/// Returns the fractions of datasheet values that kernels reach through the device's API. `needed` says
+/// whether any value of the device is a peak. If so, a missing API is an error.
 fn shares(path: &str, known: &Known, needed: bool) -> Result<Option<&'static Reached>> {
     let names = || reached().keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     let path = format!("{path}.through");

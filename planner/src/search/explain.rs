@@ -130,8 +130,8 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     all.into_iter().map(|(_, left)| left).collect()
 }
 
-/// Returns the best plan that includes `device`. If there is none, the flag says whether one exists without
-/// the constraints.
+/// Returns the best plan that includes `device`. The flag is true if there is no such plan, but there would
+/// be one without the constraints.
 fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, bool) {
     let with = |instance: &mut Instance| {
         instance.required = vec![device];
@@ -246,8 +246,8 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     bindings
 }
 
-/// Returns half of `memory_bytes`, rounded down to whole GiB if it is at least 1 GiB, as a memory increase,
-/// and a description of this increase.
+/// Returns a hypothetical memory increase and its description. The increase is half of `memory_bytes`,
+/// rounded down to whole GiB if it is at least 1 GiB.
 fn increment(memory_bytes: u64) -> (u64, String) {
     const GIB: u64 = 1 << 30;
     match memory_bytes / 2 / GIB {

@@ -299,9 +299,10 @@ impl<'a> Problem<'a> {
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
     }
 
-    /// Returns the time by which each of `chunks` chunks after the first delays the end of the last chunk, if
-    /// devices have several stages. A device must run all of its stages for every chunk. Before its first
-    /// stage and after its last stage, a chunk is on other devices. No chunk overtakes another.
+    /// Returns the time, in microseconds, by which each of the `chunks` chunks after the first delays the end
+    /// of the last chunk, for placements in which devices have several stages. A device must run all of its
+    /// stages for every chunk. Before its first stage and after its last stage, a chunk is on other devices.
+    /// No chunk overtakes another.
     fn chunk_interval_us(&self, runs: &[Run], stages: &[Times], transfers: &[Times], chunks: f64) -> f64 {
         let slowest_stage_us = stages.iter().map(|times| times.chunk_us).fold(0.0, f64::max);
         if chunks <= 1.0 {
