@@ -73,7 +73,7 @@ struct OpenTransfer {
     bytes: u64,
     left: Leg,
     arrived: Leg,
-    /// Time at which the receiving stage had a slot for the micro-batch.
+    /// Time at which the receiving stage assigned a slot to the micro-batch.
     admitted_ns: Nanoseconds,
 }
 

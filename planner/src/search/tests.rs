@@ -1,5 +1,5 @@
-//! Tests of the planner: optimality compared with an exhaustive search on small random instances, memory, and
-//! messages.
+//! Tests of the planner. They compare its plans with an exhaustive search on small random instances, and
+//! check memory and messages.
 
 mod best;
 mod families;

@@ -74,10 +74,10 @@ impl PipelineOptions {
     }
 }
 
-/// Progress of loading, over all stages.
+/// Progress of loading the weights of all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// Index of the stage that has just progressed.
+    /// Index of the stage for which bytes were submitted last.
     pub stage: u32,
     /// Bytes of weights submitted to the devices so far.
     pub done_bytes: u64,

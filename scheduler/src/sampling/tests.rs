@@ -1,4 +1,5 @@
-//! Tests of the ranges of settings, of the individual filters, and of distributions.
+//! Tests of sampling: the valid ranges of settings, the individual filters, and the distributions of sampled
+//! tokens.
 
 use super::*;
 

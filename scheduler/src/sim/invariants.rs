@@ -21,7 +21,7 @@ struct Progress {
     others: BTreeMap<SequenceId, u32>,
 }
 
-/// Record of the coordinator's actions, against which later actions are checked.
+/// Record of the coordinator's past actions. Later actions are checked against this record.
 #[derive(Debug)]
 pub(super) struct Invariants<'a> {
     shape: &'a RunShape,

@@ -345,7 +345,7 @@ impl<'a> Table<'a> {
         if alive { cells.times[slot * (self.instance.segments + 1) + end] } else { f64::INFINITY }
     }
 
-    /// Assigns each part to a member of its kind. The members of a kind are used in order.
+    /// Assigns each part to a device of the part's kind. Uses the devices of a kind in order.
     fn with_members(&self, parts: Vec<(usize, Range<usize>)>) -> Vec<Stage> {
         let mut used = vec![0; self.kinds.len()];
         let member = |(kind, run): (usize, Range<usize>)| {
