@@ -53,7 +53,7 @@ pub enum Error {
     /// A device or link that cannot be throttled as requested.
     #[error(transparent)]
     ThrottleSpec(#[from] ragtag_devices::ThrottleError),
-    /// A placement that is invalid or that does not fit in memory.
+    /// A placement that is invalid or does not fit in memory.
     #[error(transparent)]
     Planner(#[from] ragtag_planner::PlanError),
     /// A split that cannot be parsed.

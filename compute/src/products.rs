@@ -42,15 +42,15 @@ pub struct Strided {
     pub strides: [usize; 3],
 }
 
-/// Parameters of attention: the positions that a query sees, and the scaling of scores. With m queries and n
-/// keys, query i has position i + n − m.
+/// Parameters of attention: the positions that each query attends to, and the scaling of scores. With m
+/// queries and n keys, query i has position i + n − m.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
-    /// Whether a query sees only its own position and earlier ones.
+    /// Whether a query attends only to its own position and earlier positions.
     pub causal: bool,
-    /// Window size. If it is set, a query sees only positions whose distance is less than this.
+    /// Window size. If it is set, a query attends only to positions closer to its own than this distance.
     pub window: Option<usize>,
-    /// Number of positions at the start that every query sees.
+    /// Number of positions at the start of the sequence that every query attends to.
     pub prefix: usize,
     /// Factor by which scores are multiplied. If it is `None`, the factor is 1 / √d.
     pub scale: Option<f32>,
@@ -76,7 +76,7 @@ impl Weights {
         self.resident.columns()
     }
 
-    /// Returns the tensor type that the values had in file format.
+    /// Returns the tensor type from which the weights were packed.
     pub fn tensor_type(&self) -> TensorType {
         self.resident.tensor_type()
     }
@@ -131,7 +131,7 @@ impl Strided {
 
 impl Compute {
     /// Computes α · op(A) · op(B) for matrices or batches of matrices. The result is f32. If only one of A
-    /// and B is a batch, every product uses the same other matrix.
+    /// and B is a batch, all products share the other matrix.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -331,7 +331,7 @@ impl Compute {
 
     /// Computes attention of queries `[batch, heads, m, d]` over keys and values `[batch, kv heads, n, d]`.
     /// The result is f32 in the shape of the queries. Query heads form equal groups, and the heads of a group
-    /// share a KV head. The result is zero for a query that sees no position.
+    /// share a KV head. A query that attends to no position yields zeros.
     ///
     /// # Errors
     /// Returns an error of the device, or:

@@ -10,7 +10,8 @@ use ragtag_kernels::{ElementType, Kernel, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Sizes of dimensions and the strides of each operand along them, outermost dimension first.
+/// Sizes of the dimensions that a kernel iterates over, and the strides of each operand. The outermost
+/// dimension comes first.
 pub(super) struct Walk<const N: usize> {
     sizes: Vec<usize>,
     strides: [Vec<usize>; N],
@@ -35,7 +36,7 @@ impl<const N: usize> Walk<N> {
         walk
     }
 
-    /// Returns the sizes, followed by the strides of each operand, padded to the number of dimensions that
+    /// Returns the sizes and then the strides of each operand, padded to the number of dimensions that
     /// kernels support. Returns `None` if kernels support fewer dimensions than this walk has.
     pub(super) fn constants(&self) -> Option<Vec<u32>> {
         let missing = RANK.checked_sub(self.sizes.len())?;
@@ -48,7 +49,7 @@ impl<const N: usize> Walk<N> {
     }
 }
 
-/// Returns the strides of contiguous values with these sizes.
+/// Returns the strides of a contiguous tensor with dimensions of these sizes.
 pub(super) fn contiguous(sizes: &[usize]) -> Vec<usize> {
     let mut strides = vec![1_usize; sizes.len()];
     for i in (1..sizes.len()).rev() {

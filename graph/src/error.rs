@@ -104,7 +104,7 @@ pub enum FormatError {
         /// The duplicate name.
         tensor: String,
     },
-    /// The type of a GGUF tensor has no kernels.
+    /// Ragtag has no kernels for the type of a GGUF tensor.
     #[error(
         "{file}: tensor {tensor} has type {found}, which is not supported; supported are {}",
         supported_types()
@@ -255,7 +255,7 @@ fn supported_types() -> String {
     TensorType::ALL.map(TensorType::name).join(", ")
 }
 
-/// Text from a file, which messages show escaped and truncated to 80 characters.
+/// Text from a file. Messages show it escaped and truncated to 80 characters.
 pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {
