@@ -21,7 +21,7 @@ const TRACE_SPANS: usize = 1 << 20;
 /// number.
 pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
 
-/// Options with which an engine is started, in addition to its plan.
+/// Options for starting an engine, in addition to its plan.
 #[derive(Default)]
 #[non_exhaustive]
 pub struct EngineOptions {
@@ -143,8 +143,8 @@ impl Engine {
         self.pipeline.stats()
     }
 
-    /// Returns the statistics of each stage since the engine started. The last few micro-batches may be
-    /// missing.
+    /// Returns the statistics of each stage since the engine started. They may not yet include the last few
+    /// micro-batches.
     pub fn stage_reports(&self) -> Vec<StageReport> {
         self.pipeline.stats().stages
     }
@@ -156,8 +156,7 @@ impl Engine {
     }
 
     /// Stops the pipeline and returns its trace. If sessions or streams still exist, the pipeline runs until
-    /// they are dropped. Does not return an error if the pipeline has failed. The streams of its sequences
-    /// return this error.
+    /// they are dropped. Does not return an error if the pipeline has failed. The streams of its sequences return this error.
     pub fn shutdown(self) -> Trace {
         let stages = self.stages;
         let spans = match Arc::try_unwrap(self.pipeline) {

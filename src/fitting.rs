@@ -14,8 +14,8 @@ use ragtag_scheduler::RefusedMemory;
 use std::collections::HashMap;
 
 /// Number of failed allocations on one device after which Ragtag gives up. After the first failure, the next
-/// plan uses the free memory that the device then reports, if this figure is plausible. After each later
-/// failure, it uses slightly less memory than was allocated before the failure.
+/// plan uses the free memory that the device then reports, if this value is plausible. After each later
+/// failure, the next plan uses slightly less memory than Ragtag had allocated before the failure.
 const REFUSALS: u32 = 4;
 
 impl Engine {

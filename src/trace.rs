@@ -31,8 +31,8 @@ impl Trace {
         Self { spans, turns: Vec::new(), devices }
     }
 
-    /// Creates the trace of a simulated plan. Its times are on the clock of the simulation. It has no actor
-    /// turns.
+    /// Creates the trace of a simulated plan. Its times are those of the simulation's clock. It contains no
+    /// actor turns.
     pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
         let span = |span: &SimSpan| {
             let segments = plan.stages.get(span.stage as usize)?.segments.range();

@@ -10,11 +10,11 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
 
-/// Alignment, in columns, of each product within a joint tensor. Every API can bind an output with this
-/// alignment. NVIDIA's OpenCL has the strictest requirement: 512 bytes.
+/// Alignment, in columns, of each product within a joint tensor. With this alignment, every API can bind a
+/// product's output. NVIDIA's OpenCL has the strictest requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
-/// Source of the builder's tensor descriptions.
+/// Source from which the builder takes the descriptions of tensors.
 enum Tensors<'a> {
     /// The model's files, in which each tensor must have the expected shape.
     Weights(&'a Weights),

@@ -7,7 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// A GPU vendor. Its PCI id identifies it.
+/// A GPU vendor, identified by its PCI vendor id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Nvidia,

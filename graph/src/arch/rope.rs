@@ -38,10 +38,10 @@ pub struct Rope {
 pub struct Llama3Scaling {
     /// Number by which low frequencies are divided.
     pub factor: f32,
-    /// Low frequencies complete fewer turns than this within the original context.
+    /// Number of turns within the original context below which a frequency counts as low.
     pub low_frequency_factor: f32,
-    /// High frequencies complete more turns than this within the original context. Must be greater than
-    /// `low_frequency_factor`.
+    /// Number of turns within the original context above which a frequency counts as high. Must be greater
+    /// than `low_frequency_factor`.
     pub high_frequency_factor: f32,
     /// Maximum sequence length before scaling, in tokens.
     pub original_context: u32,

@@ -1,5 +1,5 @@
 //! Converts text without special tokens to token ids. Splits the text into words, and merges adjacent pieces
-//! of each word.
+//! within each word.
 
 use crate::error::TokenizerError;
 use fancy_regex::Regex;
