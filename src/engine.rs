@@ -156,7 +156,8 @@ impl Engine {
     }
 
     /// Stops the pipeline and returns its trace. If sessions or streams still exist, the pipeline runs until
-    /// they are dropped. Does not return an error if the pipeline has failed. The streams of its sequences return this error.
+    /// they are dropped. Does not return an error if the pipeline has failed. The streams of its sequences
+    /// return this error.
     pub fn shutdown(self) -> Trace {
         let stages = self.stages;
         let spans = match Arc::try_unwrap(self.pipeline) {
