@@ -186,7 +186,7 @@ fn stage_spec(model: &Model, compiled: CompiledStage, device: usize) -> StageSpe
     StageSpec { device, compiled, weights: Box::new(weights) }
 }
 
-/// Reads weights from the model's files and packs them into the resident layouts of a device.
+/// Weight source that reads the model's files and packs the weights into the resident layouts of a device.
 pub(crate) struct FileWeights {
     weights: Arc<Weights>,
     buffers: Vec<WeightBuffer>,

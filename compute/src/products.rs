@@ -134,7 +134,7 @@ impl Compute {
     /// and B is a batch, all products share the other matrix.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Shapes`] if the columns of op(A) do not match the rows of op(B), or if the batches differ.
     /// - [`Error::Rank`] if a tensor is not a matrix.
     /// - [`Error::Argument`] if the types differ or a factor is not finite.
@@ -220,7 +220,7 @@ impl Compute {
     /// omits its term, even if an operand contains NaN.
     ///
     /// # Errors
-    /// Returns an error of the device, or [`Error::Argument`] in these cases:
+    /// Returns a device error, or [`Error::Argument`] in these cases:
     /// - A matrix exceeds its tensor.
     /// - Rows of C overlap.
     /// - The types of A and B differ.
@@ -257,7 +257,7 @@ impl Compute {
     /// Packs `[rows, columns]` weights from file format into the layout of the device's matrix products.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Blocks`] if a row does not consist of whole blocks, or if its length is not a multiple of
     ///   32.
     /// - [`Error::Length`] if the number of bytes does not match the shape.
@@ -334,7 +334,7 @@ impl Compute {
     /// share a KV head. A query that attends to no position yields zeros.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Rank`] or [`Error::Shapes`] if the operator does not accept the shapes.
     /// - [`Error::Factor`] if the scale or the cap is not finite and positive.
     /// - [`Error::Argument`] if the window is empty or the types differ.

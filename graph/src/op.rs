@@ -224,7 +224,7 @@ impl Operator {
     }
 }
 
-/// Number of rows of a tensor, as a property of the micro-batch.
+/// Rows of a tensor: one per token of the micro-batch, or one per token that needs logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {

@@ -75,7 +75,7 @@ impl Sweep {
     }
 }
 
-/// Times the segments of the model on one device.
+/// Timer for the segments of the model on one device.
 pub(super) struct Timer<'a> {
     pub(super) steps: &'a Steps,
     /// Approximate total duration of the measurements in seconds, if the budget has no limit.

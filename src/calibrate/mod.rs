@@ -64,8 +64,8 @@ pub struct CalibrationOptions {
     /// `None`.
     pub seconds: f64,
     /// Wall time limit for the measurements on all devices, excluding kernel compilation. The default is just
-    /// under 3 seconds. Calibration takes the most important measurements first. It caches and uses an
-    /// incomplete profile.
+    /// under 3 seconds. Calibration takes the most important measurements first. If the time runs out, it
+    /// caches and uses incomplete profiles.
     pub limit: Option<Duration>,
     /// Whether to ignore cached results and to time all devices and links again.
     pub force: bool,

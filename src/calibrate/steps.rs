@@ -313,7 +313,7 @@ impl Steps {
     }
 }
 
-/// Predicts the times of chunks from the chunks that were already timed.
+/// Predictor of chunk times, based on the chunks that were already timed.
 #[derive(Debug, Default)]
 pub(super) struct ChunkTimes {
     /// Number of rows and time in microseconds of each timed chunk.

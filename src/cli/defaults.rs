@@ -119,7 +119,7 @@ struct Contender<'a> {
     plan: Plan,
 }
 
-/// Runs the measurements of a group.
+/// Runner for the measurements of one group of workloads.
 struct Runner<'a> {
     model: &'a Model,
     group: &'a Group,

@@ -17,12 +17,12 @@ pub enum RopePairing {
 /// Parameters of rotary position embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rope {
-    /// Number of dimensions per head that rotate.
+    /// Number of dimensions per head that RoPE rotates.
     pub dimensions: u32,
-    /// Dimensions that rotate together. This depends on the order of the query and key projections in the
-    /// file.
+    /// Pairing of the dimensions that rotate together. It depends on the order of the query and key
+    /// projections in the file.
     pub pairing: RopePairing,
-    /// Base of the frequencies.
+    /// Base from which the rotation frequencies are computed.
     pub base: f32,
     /// Number by which positions are divided (linear scaling).
     pub scale: f32,

@@ -57,7 +57,7 @@ impl Cut {
     }
 }
 
-/// Splits text into words, and merges the pieces of each word.
+/// Encoder that splits text into words and merges the pieces of each word.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
     /// Cuts for the first part of a text, or `None` if the text is not split.
