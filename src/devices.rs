@@ -222,10 +222,9 @@ impl Devices {
 
     /// Opens the selected adapters with the given labels and returns them in the order of `labels`.
     ///
-    /// Returns [`Error::Device`] if a device cannot be opened. The error names this device. If each device
-    /// can be opened alone but not together, it names all of them. Returns [`Error::Usage`] if a label is not
-    /// selected.
-    /// each of them can be opened alone. Returns [`Error::Usage`] if a label is not selected.
+    /// # Errors
+    /// Returns [`Error::Device`] if a device cannot be opened. The error names this device, or all devices if
+    /// each device can be opened on its own. Returns [`Error::Usage`] if a label is not selected.
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
         self.open_with(labels, |_| None)
     }

@@ -84,9 +84,8 @@ impl Engine {
     }
 }
 
-/// Returns the memory limit in bytes that the next plan must observe on the device with the failed
-/// allocation. The limit is always less than the memory that `plan` uses there, so that replanning
-/// terminates.
+/// Returns the memory limit in bytes that the next plan must observe on the device whose allocation failed.
+/// The limit is always less than the memory that `plan` uses on this device, so that replanning terminates.
 fn most_bytes(refused: &RefusedMemory<'_>, believed: bool, plan: &Plan) -> u64 {
     let stage = plan.stages.iter().find(|stage| stage.device == refused.device);
     let memory = stage.map(|stage| stage.memory_bytes);

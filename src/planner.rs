@@ -121,8 +121,8 @@ impl Planner {
         planner
     }
 
-    /// Replaces the assumed rates of devices and links with the measurements in `calibration`. Excludes
-    /// devices that the calibration could not open. Call [`Planner::devices`] first.
+    /// Replaces the rates of devices and links with the measurements in `calibration`. Excludes devices that
+    /// the calibration could not open. Call [`Planner::devices`] first.
     pub fn calibrated(mut self, calibration: &Calibration) -> Self {
         self.devices = calibration.apply(self.devices);
         self.links = calibration.links.clone();

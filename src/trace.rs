@@ -1,5 +1,5 @@
-//! Traces of device queues and actors. Trace viewers show them, and [`overlap`] measures from them how the
-//! stages overlap.
+//! Traces of device queues and actors. Trace viewers show them, and [`overlap`] computes how long the stages
+//! work at the same time.
 
 use crate::engine::StageInfo;
 use ragtag_hal::QueueKind;
@@ -143,8 +143,8 @@ pub struct Overlap {
     pub together_ns: u64,
 }
 
-/// Computes from a trace how long each stage computed, and how long at least two stages computed at the same
-/// time.
+/// Returns the time for which each stage computed, and the time for which at least two stages computed
+/// concurrently.
 pub fn overlap(trace: &Trace) -> Overlap {
     let computing = || trace.spans.iter().filter(|s| s.kind == SpanKind::Compute && s.end_ns > s.start_ns);
     let mut busy_ns = vec![0; trace.devices.len()];

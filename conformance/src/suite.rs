@@ -23,7 +23,7 @@ pub(crate) struct Test {
 /// Device id of the device under test.
 const DEVICE: DeviceId = DeviceId(0);
 
-/// Random shapes with which kernels are tested, in addition to the listed shapes.
+/// Random shapes for kernel tests, in addition to the listed shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
     /// Number of random shapes per variant.

@@ -123,7 +123,7 @@ enum Fault {
     MissingGroups,
     /// Submissions ignore the points that they wait for.
     IgnoredWaits,
-    /// Re-recording a program does not change its first recording.
+    /// Re-recording a program has no effect.
     StalePrograms,
     /// Commands run in reverse order.
     ReversedCommands,

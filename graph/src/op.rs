@@ -245,8 +245,7 @@ pub struct Node {
     pub rows: Rows,
     /// Elements per row of the output.
     pub width: u32,
-    /// Position in program order. If a pass inserts a node, its first number equals that of the preceding
-    /// node.
+    /// Position in program order. A node that a pass inserts has the same first number as the preceding node.
     pub order: (u32, u32),
 }
 

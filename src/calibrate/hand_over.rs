@@ -1,9 +1,9 @@
 //! Measures the hand-over time of a stage, the time of the token return, and the transfer times of the links
 //! in a calibration pipeline, whose devices are busy.
 //!
-//! Each overhead is a difference of times within one run, so that drift between runs cancels out. The result
-//! is the median over several runs. It is not the minimum, because thread wake-ups are just as slow in a real
-//! run.
+//! Each overhead is a difference between times of the same run, so that drift between runs cancels out. The
+//! result is the median over several runs. It is not the minimum, because thread wake-ups are just as slow in
+//! a real run.
 
 use super::budget::Budget;
 use super::pipeline::{CalibrationPipeline, Seen};

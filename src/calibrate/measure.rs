@@ -49,8 +49,8 @@ const LONG_US: f64 = 50e3;
 const DISTURBED: f64 = 3.0;
 /// Number of runs of a batch that must fit into the remaining time. Otherwise the batch is not timed.
 const RUNS: f64 = 4.0;
-/// Assumed machine balance, in arithmetic operations per byte of memory traffic. The balance of CPUs is
-/// lower, and that of GPUs is higher.
+/// Assumed machine balance, in arithmetic operations per byte of memory traffic. CPUs have a lower balance,
+/// and GPUs have a higher one.
 const FLOPS_PER_BYTE: f64 = 50.0;
 
 /// Memory that evicts everything else from the CPU caches when a sweep touches it. In a run, all blocks
@@ -383,9 +383,9 @@ impl Timer<'_> {
         Ok(outcome)
     }
 
-    /// Returns the blocks with which decode is timed. A quick calibration loads the first block to estimate
-    /// the loading time, and limits the number of blocks so that loading takes at most the fraction
-    /// [`LOAD_PART`] of the remaining time.
+    /// Returns the blocks on which decode is timed. A quick calibration loads the first block to estimate the
+    /// loading time. It limits the number of blocks so that loading takes at most the fraction [`LOAD_PART`]
+    /// of the remaining time.
     fn decode_window(&self, device: &mut SoloDevice) -> Result<Range<usize>> {
         let Range { start, end } = self.steps.decode_window(device.adapter());
         if !self.is_quick() || end - start < 2 {

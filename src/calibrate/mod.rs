@@ -48,7 +48,7 @@ const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 
-/// Options with which [`Calibration::run`] measures.
+/// Options for [`Calibration::run`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CalibrationOptions {
@@ -103,8 +103,8 @@ pub struct Calibration {
     pub closed: Vec<String>,
     /// Warnings for the user, for example about a device that cannot be opened or whose times drift.
     pub warnings: Vec<String>,
-    /// Reason for which some results could not be cached, if any. These results are valid, but the next
-    /// calibration measures them again.
+    /// Reason why some results could not be cached, if any. These results are valid, but the next calibration
+    /// measures them again.
     pub unkept: Option<String>,
 }
 

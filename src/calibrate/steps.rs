@@ -11,7 +11,7 @@ use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, Tim
 use ragtag_scheduler::SoloBatch;
 use std::ops::Range;
 
-/// Numbers of cached positions with which decode is timed: a short and a long context.
+/// Context lengths at which decode is timed, in cached positions: a short and a long context.
 const CONTEXTS: [u32; 2] = [32, 512];
 /// Maximum length of the far context, in positions. In the far context, calibration times a decode step of a
 /// single sequence, and chunks at the end of the context. The model's context and [`MAX_FAR_BYTES`] also
@@ -67,9 +67,9 @@ pub(super) struct Steps {
     pub(super) decode: Vec<SoloBatch>,
     /// Chunks to time, and a decode step in the far context, in order of importance.
     pub(super) chunks: Vec<SoloBatch>,
-    /// Row counts with which the head is timed.
+    /// Row counts at which the head is timed.
     pub(super) head_rows: Vec<u32>,
-    /// Row counts with which the embedding is timed.
+    /// Row counts at which the embedding is timed.
     embedding_rows: Vec<u32>,
     timed_for: TimedFor,
     row_bytes: u64,
@@ -159,7 +159,7 @@ impl Steps {
         compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })
     }
 
-    /// Returns the blocks with which decode steps are timed. On a CPU, a quick calibration uses fewer blocks,
+    /// Returns the blocks on which decode steps are timed. On a CPU, a quick calibration uses fewer blocks,
     /// because the CPU's compute threads must also copy the weights.
     pub(super) fn decode_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
@@ -170,7 +170,7 @@ impl Steps {
         start..end.min(start + QUICK_WINDOW_BYTES.div_ceil(each).max(1) as usize)
     }
 
-    /// Returns the blocks with which chunks are timed. On a CPU, a quick calibration uses only one block,
+    /// Returns the blocks on which chunks are timed. On a CPU, a quick calibration uses only one block,
     /// because even small chunks are compute-bound there.
     pub(super) fn chunk_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
@@ -188,7 +188,7 @@ impl Steps {
         self.timed_for
     }
 
-    /// Returns the row counts with which the embedding is timed, or an empty slice if it is not timed.
+    /// Returns the row counts at which the embedding is timed, or an empty slice if it is not timed.
     pub(super) fn embedding_rows(&self) -> &[u32] {
         if self.times_embedding { &self.embedding_rows } else { &[] }
     }

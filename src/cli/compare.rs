@@ -22,8 +22,8 @@ pub(super) struct Change {
     from: String,
     /// Split of the new plan.
     to: String,
-    /// Predicted time with the old split divided by that with the new split, minus 1. Both predictions use
-    /// the measurements.
+    /// Ratio of the predicted time with the old split to the predicted time with the new split, minus 1. Both
+    /// predictions use the measurements.
     predicted_gain: f64,
 }
 

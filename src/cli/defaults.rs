@@ -1,5 +1,5 @@
-//! Implements `ragtag bench --defaults`, which compares the speed of the default settings with that of a few
-//! alternatives.
+//! Implements `ragtag bench --defaults`, which compares the speed of the default settings with the speed of a
+//! few alternatives.
 //!
 //! Each alternative changes one setting. The KV cache type and the wire type stay the same. The default and
 //! the alternative run in turns. The reported ratio of their speeds is the median of the ratios of all
@@ -271,7 +271,7 @@ fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
     Ok(devices)
 }
 
-/// Returns the planner for an alternative. All settings except `change` are those of the default plan.
+/// Returns the planner for an alternative. It keeps all settings of the default plan except `change`.
 fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -> Result<Planner> {
     let plan = &placed.plan;
     let planner = placed.planner.clone().wire_type(plan.wire_type);

@@ -177,7 +177,7 @@ fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
     }
 }
 
-/// Returns the folders in which the libraries of the CUDA toolkit may be.
+/// Returns the folders that may contain the libraries of the CUDA toolkit.
 fn toolkit(machine: &Machine) -> Vec<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| machine.variable(name));
     homes.chain(["/usr/local/cuda"]).map(|home| PathBuf::from(home).join("lib64")).collect()

@@ -233,8 +233,8 @@ fn kind(span: &Span, decode_rows: u32) -> GanttKind {
 /// Estimates the timeline of a pipeline whose stages and edges each process one micro-batch at a time.
 struct Estimate<'a> {
     plan: &'a Plan,
-    /// Time at which each stage and each edge becomes free, in microseconds. The order is that of the
-    /// pipeline: stage, edge, stage and so on, with the token return at the end.
+    /// Time at which each stage and each edge becomes free, in microseconds. The entries are in pipeline
+    /// order: stage, edge, stage and so on, with the token return at the end.
     free_us: Vec<f64>,
     spans: Vec<GanttSpan>,
 }

@@ -24,8 +24,8 @@ pub struct Replanned {
     pub planner: Planner,
     /// Plan that the planner made.
     pub plan: Plan,
-    /// Predicted time of the old plan divided by that of the new plan, minus 1. Both predictions use the
-    /// measured facts.
+    /// Ratio of the old plan's predicted time to the new plan's predicted time, minus 1. Both predictions use
+    /// the measured facts.
     pub gain: f64,
 }
 

@@ -145,8 +145,8 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the number by which positions are divided: the factor of linear RoPE scaling, or 1 without
-/// scaling. Rejects other types of scaling.
+/// Returns the divisor of the positions: the factor of linear RoPE scaling, or 1 without scaling. Rejects
+/// other types of scaling.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,

@@ -24,7 +24,7 @@ pub struct Rope {
     pub pairing: RopePairing,
     /// Base from which the rotation frequencies are computed.
     pub base: f32,
-    /// Number by which positions are divided (linear scaling).
+    /// Divisor of the positions, for linear scaling.
     pub scale: f32,
     /// Parameters of frequency-dependent scaling as in Llama 3.1, if the model uses it.
     pub llama3: Option<Llama3Scaling>,
@@ -36,7 +36,7 @@ pub struct Rope {
 /// for frequencies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Llama3Scaling {
-    /// Number by which low frequencies are divided.
+    /// Divisor of low frequencies.
     pub factor: f32,
     /// Number of turns within the original context below which a frequency counts as low.
     pub low_frequency_factor: f32,
