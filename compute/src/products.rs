@@ -290,8 +290,8 @@ impl Compute {
     /// `x` to 8 bits if the weights have integer quants.
     ///
     /// # Errors
-    /// Returns [`Error::Shapes`] if the rows of `x` do not match the columns of the weights, or an error of
-    /// the device.
+    /// Returns [`Error::Shapes`] if the rows of `x` do not match the columns of the weights, or a device
+    /// error.
     pub fn matmul_quantised<'a>(
         &self,
         weights: &Weights,
