@@ -28,9 +28,9 @@
 //! # }
 //! ```
 //!
-//! The crates below this one are also usable alone. `ragtag-graph` reads model files and builds operator
-//! graphs, `ragtag-planner` plans without devices, and `ragtag-hal` defines the traits that a new backend
-//! implements.
+//! The crates that this crate builds on can also be used on their own. `ragtag-graph` reads model files and
+//! builds operator graphs, `ragtag-planner` plans without devices, and `ragtag-hal` defines the traits that a
+//! new backend implements.
 
 mod burst;
 mod calibrate;

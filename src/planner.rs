@@ -109,9 +109,9 @@ impl Planner {
         }
     }
 
-    /// Plans for the selected devices and for the memory that is free on them now. The devices' rates come
-    /// from datasheets or from the API, or the planner assumes them. Predictions from such rates are rough,
-    /// so call [`Planner::calibrated`] as well.
+    /// Plans for the selected devices and their currently free memory. The devices' rates come from
+    /// datasheets or from the API, or the planner assumes them. Predictions from such rates are rough, so
+    /// call [`Planner::calibrated`] as well.
     pub fn devices(self, devices: &Devices) -> Self {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);
@@ -217,7 +217,7 @@ impl Planner {
         self
     }
 
-    /// Sets the number of micro-batches that a stage can hold, instead of [`SLOTS`].
+    /// Sets the number of micro-batches that a stage can hold. The default is [`SLOTS`].
     pub fn slots(mut self, slots: u32) -> Self {
         self.limits.slots = slots;
         self

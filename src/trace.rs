@@ -132,7 +132,7 @@ fn range(span: &Span) -> String {
     }
 }
 
-/// Busy times of the stages of a trace, and the time in which stages overlap, in nanoseconds.
+/// Busy time of each stage in a trace, and time for which stages overlap, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Time from the start of the first computation to the end of the last computation.

@@ -117,9 +117,9 @@ impl<'a> Builder<'a> {
         self.joint_matmul(x, &[(weight, width)], &[])
     }
 
-    /// Adds the products of `x` with the named weights, side by side in one tensor. Each weight comes with
-    /// the number of columns that its product has. Adjacent weights of the same type are stacked into one
-    /// product.
+    /// Adds the products of `x` with the weights in `weights`, side by side in one tensor. Each entry of
+    /// `weights` is the name of a weight tensor and the number of columns of its product. Adjacent weights of
+    /// the same type are stacked into one product.
     ///
     /// Each product must start at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a
     /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so an earlier

@@ -1,6 +1,6 @@
 //! Typed errors for model files. Each error names the file and the item that Ragtag could not read.
 //!
-//! Text from a file is escaped and truncated by `Quoted`, because messages may be printed to a terminal.
+//! `Quoted` escapes and truncates text from a file, because messages may be printed to a terminal.
 
 use ragtag_kernels::TensorType;
 use std::fmt::{self, Write};

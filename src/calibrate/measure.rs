@@ -345,7 +345,8 @@ impl Timer<'_> {
         Ok(alone)
     }
 
-    /// Loads a range of blocks as a stage, for decode steps if `decode` is set and for chunks otherwise.
+    /// Loads a range of blocks as a stage. The stage runs decode steps if `decode` is set, and chunks
+    /// otherwise.
     fn load_window<'d>(
         &self,
         device: &'d mut SoloDevice,

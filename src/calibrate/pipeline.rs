@@ -160,7 +160,7 @@ impl Seen {
     }
 
     /// Returns the mean transfer from `stage` to the next stage, in decode steps if `decode` is set and in
-    /// chunks otherwise. Returns `None` if there was none.
+    /// chunks otherwise. Returns `None` if there was no such transfer.
     pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<MeanTransfer> {
         let of = |report: &EdgeReport| if decode { report.decode } else { report.prefill };
         crossing(of(self.before.edges.get(stage)?), of(self.after.edges.get(stage)?))

@@ -112,7 +112,7 @@ fn time(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1e3) }
 }
 
-/// Writes the HTML page that `--html` requests, if it is set. The engine must have recorded a trace.
+/// Writes the HTML page of a comparison if `--html` is set. The engine must have recorded a trace.
 pub(super) fn write_page(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
     let Some(path) = &args.html else { return Ok(()) };
     let mut report = Report::new(engine.plan().clone());

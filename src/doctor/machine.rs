@@ -1,5 +1,5 @@
 //! Properties of a machine that affect drivers: GPUs on the PCI bus, device nodes, libraries and environment
-//! variables. Linux exposes all of them except the variables as files. Tests therefore use a folder as the
+//! variables. Linux exposes all of them as files, except the variables. Tests therefore use a folder as the
 //! root of a fake machine.
 
 use std::collections::BTreeMap;

@@ -278,7 +278,7 @@ fn alternatives(report: &Report) -> Markup {
     }
 }
 
-/// Returns the reason why the table shows no plan with a device that was left out.
+/// Returns the reason why the table shows no plan that includes the left-out device `left`.
 fn none_with(left: &LeftOut) -> &'static str {
     match left {
         LeftOut { tried: false, .. } => "not searched for",

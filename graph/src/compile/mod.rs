@@ -176,8 +176,8 @@ fn most_splits(lowering: &Lowering) -> u32 {
     partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
 }
 
-/// The two programs that can need the most scratch on any device. The first is for the largest micro-batch.
-/// The second is for the largest micro-batch whose attention may be split.
+/// The two programs that can need the most scratch memory on any device. The first is for the largest
+/// micro-batch. The second is for the largest micro-batch whose attention may be split.
 pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
 
 impl Largest {
@@ -347,7 +347,7 @@ pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     u64::from(rows) * form.row_bytes(node.width as usize) as u64
 }
 
-/// Returns the maximum number of rows in a tensor whose row count is `rows`.
+/// Returns the maximum number of rows that `rows` stands for in the bucket that `params` describes.
 fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
     match rows {
         Rows::Tokens => params.rows,

@@ -239,7 +239,8 @@ mod tests {
         assert!(message.contains("reads the input of add after it was overwritten"), "{message}");
     }
 
-    /// Finds by brute force the lowest offset at which `bytes` overlap no live tensor.
+    /// Finds, by brute force, the lowest offset at which an allocation of `bytes` bytes overlaps no live
+    /// tensor.
     fn lowest_gap(live: &[Live], bytes: u64) -> u64 {
         let fits =
             |start: &u64| live.iter().all(|l| l.offset + l.bytes <= *start || *start + bytes <= l.offset);
