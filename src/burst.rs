@@ -17,8 +17,8 @@ pub struct BurstTimes {
 
 impl BurstTimes {
     /// Returns the total tokens per second of all sequences, over the time in which all of them generate.
-    /// This time starts when the last sequence to start has its first token, and ends when the first sequence
-    /// to finish has its last token. Returns `None` if there is no such time.
+    /// This period starts when the last sequence to start receives its first token. It ends when the first
+    /// sequence to finish receives its last token. Returns `None` if there is no such period.
     pub fn together_tokens_per_s(&self) -> Option<f64> {
         let from = self.tokens_s.iter().filter_map(|one| one.first()).copied().reduce(f64::max)?;
         let to = self.tokens_s.iter().filter_map(|one| one.last()).copied().reduce(f64::min)?;

@@ -33,7 +33,7 @@ pub struct DeviceOptions {
     pub(crate) hip_compiler: Vec<OsString>,
     /// Artificial slow-downs of devices and links, for tests.
     pub(crate) throttles: Vec<ThrottleSpec>,
-    /// Implementation of matmuls with many rows: Ragtag's own kernels, or a GEMM library.
+    /// Kernels for matmuls with many rows: Ragtag's own kernels, or those of a GEMM library.
     pub gemm: GemmChoice,
 }
 
@@ -79,9 +79,10 @@ impl Devices {
     /// Probes every backend and resolves the selection.
     ///
     /// # Errors
-    /// Returns [`Error::Devices`] if `requested` is malformed or matches no device, and
-    /// [`Error::DevicesOfEnvironment`] if this holds for the selection from the environment. Returns
-    /// [`Error::ThrottleSpec`] if a throttled device or link is not selected or cannot be throttled.
+    /// Returns [`Error::Devices`] if `requested` is malformed or matches no device. Returns
+    /// [`Error::DevicesOfEnvironment`] if the selection from the environment is malformed or matches no
+    /// device. Returns [`Error::ThrottleSpec`] if a throttled device or link is not selected or cannot be
+    /// throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
@@ -223,7 +224,7 @@ impl Devices {
     ///
     /// # Errors
     /// Returns [`Error::Device`] if a device cannot be opened. The error names this device, or all devices if
-    /// each of them can be opened alone. Returns [`Error::Usage`] if a label is not selected.
+    /// each device can be opened on its own. Returns [`Error::Usage`] if a label is not selected.
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
         self.open_with(labels, |_| None)
     }

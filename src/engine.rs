@@ -21,7 +21,7 @@ const TRACE_SPANS: usize = 1 << 20;
 /// number.
 pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
 
-/// Options with which an engine is started, in addition to its plan.
+/// Options for starting an engine, in addition to its plan.
 #[derive(Default)]
 #[non_exhaustive]
 pub struct EngineOptions {
@@ -143,8 +143,8 @@ impl Engine {
         self.pipeline.stats()
     }
 
-    /// Returns the statistics of each stage since the engine started. The last few micro-batches may be
-    /// missing.
+    /// Returns the statistics of each stage since the engine started. They may not yet include the last few
+    /// micro-batches.
     pub fn stage_reports(&self) -> Vec<StageReport> {
         self.pipeline.stats().stages
     }
@@ -186,7 +186,7 @@ fn stage_spec(model: &Model, compiled: CompiledStage, device: usize) -> StageSpe
     StageSpec { device, compiled, weights: Box::new(weights) }
 }
 
-/// Reads weights from the model's files and packs them into the resident layouts of a device.
+/// Weight source that reads the model's files and packs the weights into the resident layouts of a device.
 pub(crate) struct FileWeights {
     weights: Arc<Weights>,
     buffers: Vec<WeightBuffer>,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Result type of Ragtag's public API.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of Ragtag's public API. [`Error::exit_code`] returns the exit code with which the command ends.
+/// An error of Ragtag's public API. [`Error::exit_code`] returns the exit code of the command.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -53,7 +53,7 @@ pub enum Error {
     /// A device or link that cannot be throttled as requested.
     #[error(transparent)]
     ThrottleSpec(#[from] ragtag_devices::ThrottleError),
-    /// A placement that is invalid or that does not fit in memory.
+    /// A placement that is invalid or does not fit in memory.
     #[error(transparent)]
     Planner(#[from] ragtag_planner::PlanError),
     /// A split that cannot be parsed.
@@ -169,7 +169,7 @@ fn about(name: &str, cause: &impl std::fmt::Display) -> String {
 }
 
 impl Error {
-    /// Returns the exit code with which the command reports this error.
+    /// Returns the exit code of the command if it fails with this error.
     pub fn exit_code(&self) -> u8 {
         use ragtag_planner::PlanError;
         match self {

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// Maximum size in bytes of fleet files and of the JSON files that Ragtag writes. The file of a fleet with 64
-/// devices and all their links has a tenth of this size.
+/// Maximum size in bytes of fleet files and of the JSON files that Ragtag writes. A file that describes 64
+/// devices and all their links takes a tenth of this size.
 pub(crate) const MOST_JSON_BYTES: u64 = 16 << 20;
 
 /// Reads a text file of at most `most_bytes` bytes.

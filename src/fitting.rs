@@ -14,8 +14,8 @@ use ragtag_scheduler::RefusedMemory;
 use std::collections::HashMap;
 
 /// Number of failed allocations on one device after which Ragtag gives up. After the first failure, the next
-/// plan uses the free memory that the device then reports, if this figure is plausible. After each later
-/// failure, it uses slightly less memory than was allocated before the failure.
+/// plan uses the free memory that the device then reports, if this value is plausible. After each later
+/// failure, the next plan uses slightly less memory than Ragtag had allocated before the failure.
 const REFUSALS: u32 = 4;
 
 impl Engine {
@@ -84,9 +84,8 @@ impl Engine {
     }
 }
 
-/// Returns the memory limit in bytes that the next plan must observe on the device with the failed
-/// allocation. The limit is always less than the memory that `plan` uses there, so that replanning
-/// terminates.
+/// Returns the memory limit in bytes that the next plan must observe on the device whose allocation failed.
+/// The limit is always less than the memory that `plan` uses on this device, so that replanning terminates.
 fn most_bytes(refused: &RefusedMemory<'_>, believed: bool, plan: &Plan) -> u64 {
     let stage = plan.stages.iter().find(|stage| stage.device == refused.device);
     let memory = stage.map(|stage| stage.memory_bytes);

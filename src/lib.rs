@@ -28,9 +28,9 @@
 //! # }
 //! ```
 //!
-//! The crates below this one are also usable alone. `ragtag-graph` reads model files and builds operator
-//! graphs, `ragtag-planner` plans without devices, and `ragtag-hal` defines the traits that a new backend
-//! implements.
+//! The crates that this crate builds on can also be used on their own. `ragtag-graph` reads model files and
+//! builds operator graphs, `ragtag-planner` plans without devices, and `ragtag-hal` defines the traits that a
+//! new backend implements.
 
 mod burst;
 mod calibrate;
@@ -79,7 +79,7 @@ pub use ragtag_planner::{
     Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Family, Figure, FigureSource, Fleet,
     InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, Workload, fleet,
 };
-/// Simulation: loads of requests, specifications and results.
+/// Types for simulations: loads of requests, specifications and results.
 pub use ragtag_scheduler::sim as simulation;
 pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};

@@ -290,8 +290,8 @@ pub(crate) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Returns the paths of all files of a split model. `path` is any of these files. If the name is not that of
-/// a split model, returns only `path`.
+/// Returns the paths of all files of a split model. `path` is any of these files. If `path` is not named like
+/// a file of a split model, returns only `path`.
 pub(crate) fn shard_paths(path: &Path) -> Vec<PathBuf> {
     match ragtag_graph::gguf::shard_names(&file_name(path)) {
         Some(names) => names.into_iter().map(|name| path.with_file_name(name)).collect(),

@@ -29,8 +29,8 @@ pub const MAX_CHUNK: u32 = 4096;
 /// sooner. Longer chunks use more of a device's arithmetic throughput.
 const OTHER_CHUNKS: [u32; 6] = [64, 256, 512, 1024, 2048, MAX_CHUNK];
 
-/// Default number of micro-batches that a stage can hold at a time: one that it receives, one that it
-/// computes and one that it sends.
+/// Default number of micro-batches that a stage can hold at a time: one that it is receiving, one that it is
+/// computing and one that it is sending.
 pub const SLOTS: u32 = 3;
 
 /// A planner, which makes a [`Plan`] for a model.
@@ -61,9 +61,9 @@ pub struct Planner {
     objective: Objective,
     workload: Workload,
     limits: PlanLimits,
-    /// Whether the caller has set the chunk with [`Planner::chunk`].
+    /// Whether the caller has set the maximum prefill chunk with [`Planner::chunk`].
     chunk_given: bool,
-    /// Prefill chunks that the plan allows. If it is `None`, the planner allows the chunks with the best
+    /// Prefill chunks that the plan allows. `None` lets the planner choose the chunks with the best
     /// predictions.
     chunks: Option<Chunks>,
     constraints: Constraints,
@@ -109,9 +109,9 @@ impl Planner {
         }
     }
 
-    /// Plans for the selected devices and for the memory that is free on them now. The devices' rates come
-    /// from datasheets or from the API, or the planner assumes them. Predictions from such rates are rough,
-    /// so call [`Planner::calibrated`] as well.
+    /// Plans for the selected devices and their currently free memory. The devices' rates come from
+    /// datasheets or from the API, or the planner assumes them. Predictions from such rates are rough, so
+    /// call [`Planner::calibrated`] as well.
     pub fn devices(self, devices: &Devices) -> Self {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);
@@ -121,8 +121,8 @@ impl Planner {
         planner
     }
 
-    /// Replaces the figures of the planner's devices and links with the measurements in `calibration`.
-    /// Excludes devices that the calibration could not open. Call [`Planner::devices`] first.
+    /// Replaces the rates of devices and links with the measurements in `calibration`. Excludes devices that
+    /// the calibration could not open. Call [`Planner::devices`] first.
     pub fn calibrated(mut self, calibration: &Calibration) -> Self {
         self.devices = calibration.apply(self.devices);
         self.links = calibration.links.clone();
@@ -138,7 +138,7 @@ impl Planner {
         self
     }
 
-    /// Plans for a fleet of devices and links, which need not exist.
+    /// Plans for the devices and links in `fleet`, which need not exist.
     ///
     /// # Errors
     /// Returns [`Error::Fleet`] if the fleet is invalid. The error names the invalid figure, label or link.
@@ -217,7 +217,7 @@ impl Planner {
         self
     }
 
-    /// Sets the number of micro-batches that a stage can hold, instead of [`SLOTS`].
+    /// Sets the number of micro-batches that a stage can hold. The default is [`SLOTS`].
     pub fn slots(mut self, slots: u32) -> Self {
         self.limits.slots = slots;
         self
@@ -288,18 +288,19 @@ impl Planner {
     }
 
     /// Omits the reasons and the explanation from the plan. Computing them takes longer than the search, so
-    /// omitting them saves time if the caller plans for many fleets.
+    /// this option saves time for callers that plan for many fleets.
     pub fn unexplained(mut self) -> Self {
         self.explained = false;
         self
     }
 
-    /// Makes the plan. Minimizes the objective over all subsets and orders of the devices and all cuts of the
-    /// model, and proves that the plan fits in memory.
+    /// Makes the plan. Searches all subsets and orders of the devices, and all ways to divide the model into
+    /// stages, for the plan with the lowest objective. Proves that this plan fits in memory.
     ///
     /// If the plan serves many sequences, the planner also simulates the best few placements and the
-    /// baselines. It tries several chunks, numbers of decode groups and numbers of credits for each, and
-    /// returns the plan with the best simulated result. Each simulation takes some tens of milliseconds.
+    /// baselines. For each placement, it tries several chunks, numbers of decode groups and numbers of
+    /// credits. It returns the plan with the best simulated result. Each simulation takes some tens of
+    /// milliseconds.
     ///
     /// # Errors
     /// Returns [`Error::Planner`] if no plan fits in memory, or if a figure, a constraint or the split is
@@ -380,7 +381,8 @@ impl Planner {
         }
     }
 
-    /// Lowers the model for `context` and `chunk`, both in tokens, and returns its segments.
+    /// Lowers the model for a context of `context` tokens and chunks of up to `chunk` tokens. Returns its
+    /// segments.
     fn segments(&self, context: u32, chunk: u32) -> Result<Vec<Segment>> {
         let limits = &self.limits;
         let lowering = Lowering {
@@ -399,7 +401,7 @@ impl Planner {
 }
 
 impl Planner {
-    /// Returns the facts about devices and links that the planner uses.
+    /// Returns the descriptions of devices and links from which the planner predicts times.
     pub fn facts(&self) -> (&[DeviceFacts], &Links) {
         (&self.devices, &self.links)
     }

@@ -39,8 +39,8 @@ pub struct Generation {
     pub sampling: Sampling,
     /// Stop strings. The generated text ends before the first stop string that occurs in it.
     pub stop: Vec<String>,
-    /// Whether to continue after the model's end token. Benchmarks set it so that all runs have the same
-    /// length.
+    /// Whether to continue after the model's end token. Benchmarks set this flag so that all runs have the
+    /// same length.
     pub ignore_end: bool,
 }
 

@@ -1,19 +1,19 @@
-//! Stop strings. A matcher passes generated text on and ends it before the first stop string.
+//! Stop strings. A matcher forwards generated text and ends it before the first stop string.
 
-/// Searches a stream of text for stop strings. Holds back text at the end of the stream that may be the start
-/// of a stop string.
+/// Matcher that searches a stream of text for stop strings. It holds back text at the end of the stream that
+/// may be the start of a stop string.
 #[derive(Debug)]
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
     held: String,
 }
 
-/// Result of passing a piece of text to a matcher.
+/// Result of pushing a piece of text into a matcher.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Matched {
     /// Text that is not part of a stop string.
     Text(String),
-    /// A stop string occurs. This is the text before it that has not been returned yet.
+    /// A stop string occurs. The value is the text before it that has not been returned yet.
     Stop(String),
 }
 

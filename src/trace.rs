@@ -1,5 +1,5 @@
-//! Traces of device queues and actors. Trace viewers show them, and [`overlap`] measures from them how the
-//! stages overlap.
+//! Traces of device queues and actors. Trace viewers show them, and [`overlap`] computes how long the stages
+//! work at the same time.
 
 use crate::engine::StageInfo;
 use ragtag_hal::QueueKind;
@@ -31,8 +31,8 @@ impl Trace {
         Self { spans, turns: Vec::new(), devices }
     }
 
-    /// Creates the trace of a simulated plan. Its times are on the clock of the simulation. It has no actor
-    /// turns.
+    /// Creates the trace of a simulated plan. Its times are those of the simulation's clock. It contains no
+    /// actor turns.
     pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
         let span = |span: &SimSpan| {
             let segments = plan.stages.get(span.stage as usize)?.segments.range();
@@ -132,7 +132,7 @@ fn range(span: &Span) -> String {
     }
 }
 
-/// Busy times of the stages of a trace, and the time in which stages overlap, in nanoseconds.
+/// Busy time of each stage in a trace, and time for which stages overlap, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Time from the start of the first computation to the end of the last computation.
@@ -143,8 +143,8 @@ pub struct Overlap {
     pub together_ns: u64,
 }
 
-/// Computes from a trace how long each stage computed, and how long at least two stages computed at the same
-/// time.
+/// Returns the time for which each stage computed, and the time for which at least two stages computed
+/// concurrently.
 pub fn overlap(trace: &Trace) -> Overlap {
     let computing = || trace.spans.iter().filter(|s| s.kind == SpanKind::Compute && s.end_ns > s.start_ns);
     let mut busy_ns = vec![0; trace.devices.len()];

@@ -33,7 +33,7 @@ impl Compute {
     /// `[out channels, channels / groups, kernel height, kernel width]`. The result is f32.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Rank`] or [`Error::Shapes`] if the operator does not accept the shapes.
     /// - [`Error::Argument`] if a stride, a dilation or the number of groups is zero, or if the inputs have
     ///   different types.

@@ -35,7 +35,8 @@ enum Left {
     Region(RegionId),
 }
 
-/// Buffer on a device. It is destroyed after its last use when this value is dropped.
+/// Buffer on a device. If this value is dropped, the device destroys the buffer once no submitted work uses
+/// it.
 pub(super) struct Memory {
     shared: Arc<Shared>,
     range: BufferRange,
@@ -309,7 +310,7 @@ mod tests {
         }
     }
 
-    /// A task that ends when it is woken, and then drops the value that it holds.
+    /// Task that completes when it is woken, and then drops the value that it holds.
     struct Last<T> {
         held: Mutex<Option<T>>,
         over: mpsc::Sender<()>,

@@ -154,7 +154,7 @@ impl Compute {
         self.shared.tensor(shape, Type::Elements(ElementType::F32))
     }
 
-    /// Returns `result` as a pending result. It is ready when all work submitted before this call has ended.
+    /// Wraps `result` in a [`Pending`] that becomes ready when all work submitted before this call has ended.
     fn pending<T>(&self, result: T) -> Pending<T> {
         Pending::queued_at(&self.shared, self.shared.signalled(), result)
     }

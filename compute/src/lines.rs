@@ -13,7 +13,7 @@ impl Compute {
     /// only a few long lines, the reduction needs two kernel launches.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Axis`] if the axis does not exist.
     /// - [`Error::EmptyAxis`] for the maximum, minimum or mean of an empty axis. (The sum of an empty axis is
     ///   zero.)
@@ -70,7 +70,7 @@ impl Compute {
     /// that contains NaN or +∞ becomes NaN.
     ///
     /// # Errors
-    /// Returns [`Error::Axis`] if the axis does not exist, or an error of the device.
+    /// Returns [`Error::Axis`] if the axis does not exist, or a device error.
     pub fn softmax<'a>(&self, x: impl Into<Input<'a>>, axis: usize) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("softmax", x)?;
         let [outer, size, inner] = around("softmax", &x.shape, axis)?.map(word);
@@ -86,7 +86,7 @@ impl Compute {
     /// weight. ε is added to the mean square.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Shapes`] if the number of weights is not the number of columns.
     /// - [`Error::Factor`] if ε is not finite and positive.
     pub fn rms_norm<'a, 'b>(
@@ -111,7 +111,7 @@ impl Compute {
     /// each column by its weight and adds its bias. ε is added to the variance.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Shapes`] if the number of weights or biases is not the number of columns.
     /// - [`Error::Factor`] if ε is not finite and positive.
     pub fn layer_norm<'a, 'b, 'c>(
@@ -138,7 +138,7 @@ impl Compute {
     /// are equal, the first position counts. NaN is smaller than every number.
     ///
     /// # Errors
-    /// Returns [`Error::EmptyAxis`] if rows have no values, or an error of the device.
+    /// Returns [`Error::EmptyAxis`] if rows have no values, or a device error.
     pub fn arg_max<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let x = self.f32s("arg_max", x)?;
         let (sizes, width) = x.shape.rows();
@@ -165,7 +165,7 @@ impl Compute {
     ///
     /// # Errors
     /// Returns [`Error::Argument`] if `k` is zero, greater than 64, or greater than the length of a row.
-    /// Returns an error of the device if the device fails.
+    /// Returns a device error if the device fails.
     pub fn top_k<'a>(&self, x: impl Into<Input<'a>>, k: usize) -> Result<Pending<(Tensor, Tensor)>> {
         let x = self.f32s("top_k", x)?;
         let (sizes, width) = x.shape.rows();

@@ -42,15 +42,15 @@ pub struct Strided {
     pub strides: [usize; 3],
 }
 
-/// Parameters of attention: the positions that a query sees, and the scaling of scores. With m queries and n
-/// keys, query i has position i + n − m.
+/// Parameters of attention: the positions that each query attends to, and the scaling of scores. With m
+/// queries and n keys, query i has position i + n − m.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
-    /// Whether a query sees only its own position and earlier ones.
+    /// Whether a query attends only to its own position and earlier positions.
     pub causal: bool,
-    /// Window size. If it is set, a query sees only positions whose distance is less than this.
+    /// Window size. If it is set, a query attends only to positions closer to its own than this distance.
     pub window: Option<usize>,
-    /// Number of positions at the start that every query sees.
+    /// Number of positions at the start of the sequence that every query attends to.
     pub prefix: usize,
     /// Factor by which scores are multiplied. If it is `None`, the factor is 1 / √d.
     pub scale: Option<f32>,
@@ -76,7 +76,7 @@ impl Weights {
         self.resident.columns()
     }
 
-    /// Returns the tensor type that the values had in file format.
+    /// Returns the tensor type from which the weights were packed.
     pub fn tensor_type(&self) -> TensorType {
         self.resident.tensor_type()
     }
@@ -131,10 +131,10 @@ impl Strided {
 
 impl Compute {
     /// Computes α · op(A) · op(B) for matrices or batches of matrices. The result is f32. If only one of A
-    /// and B is a batch, every product uses the same other matrix.
+    /// and B is a batch, all products share the other matrix.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Shapes`] if the columns of op(A) do not match the rows of op(B), or if the batches differ.
     /// - [`Error::Rank`] if a tensor is not a matrix.
     /// - [`Error::Argument`] if the types differ or a factor is not finite.
@@ -220,7 +220,7 @@ impl Compute {
     /// omits its term, even if an operand contains NaN.
     ///
     /// # Errors
-    /// Returns an error of the device, or [`Error::Argument`] in these cases:
+    /// Returns a device error, or [`Error::Argument`] in these cases:
     /// - A matrix exceeds its tensor.
     /// - Rows of C overlap.
     /// - The types of A and B differ.
@@ -257,7 +257,7 @@ impl Compute {
     /// Packs `[rows, columns]` weights from file format into the layout of the device's matrix products.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Blocks`] if a row does not consist of whole blocks, or if its length is not a multiple of
     ///   32.
     /// - [`Error::Length`] if the number of bytes does not match the shape.
@@ -290,8 +290,8 @@ impl Compute {
     /// `x` to 8 bits if the weights have integer quants.
     ///
     /// # Errors
-    /// Returns [`Error::Shapes`] if the rows of `x` do not match the columns of the weights, or an error of
-    /// the device.
+    /// Returns [`Error::Shapes`] if the rows of `x` do not match the columns of the weights, or a device
+    /// error.
     pub fn matmul_quantised<'a>(
         &self,
         weights: &Weights,
@@ -331,10 +331,10 @@ impl Compute {
 
     /// Computes attention of queries `[batch, heads, m, d]` over keys and values `[batch, kv heads, n, d]`.
     /// The result is f32 in the shape of the queries. Query heads form equal groups, and the heads of a group
-    /// share a KV head. The result is zero for a query that sees no position.
+    /// share a KV head. A query that attends to no position yields zeros.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Rank`] or [`Error::Shapes`] if the operator does not accept the shapes.
     /// - [`Error::Factor`] if the scale or the cap is not finite and positive.
     /// - [`Error::Argument`] if the window is empty or the types differ.

@@ -10,7 +10,8 @@ use ragtag_kernels::{ElementType, Kernel, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Sizes of dimensions and the strides of each operand along them, outermost dimension first.
+/// Sizes of the dimensions that a kernel iterates over, and the strides of each operand. The outermost
+/// dimension comes first.
 pub(super) struct Walk<const N: usize> {
     sizes: Vec<usize>,
     strides: [Vec<usize>; N],
@@ -35,7 +36,7 @@ impl<const N: usize> Walk<N> {
         walk
     }
 
-    /// Returns the sizes, followed by the strides of each operand, padded to the number of dimensions that
+    /// Returns the sizes and then the strides of each operand, padded to the number of dimensions that
     /// kernels support. Returns `None` if kernels support fewer dimensions than this walk has.
     pub(super) fn constants(&self) -> Option<Vec<u32>> {
         let missing = RANK.checked_sub(self.sizes.len())?;
@@ -48,7 +49,7 @@ impl<const N: usize> Walk<N> {
     }
 }
 
-/// Returns the strides of contiguous values with these sizes.
+/// Returns the strides of a contiguous tensor with dimensions of these sizes.
 pub(super) fn contiguous(sizes: &[usize]) -> Vec<usize> {
     let mut strides = vec![1_usize; sizes.len()];
     for i in (1..sizes.len()).rev() {
@@ -67,7 +68,7 @@ impl Compute {
     /// Uploads f32 values to a new tensor.
     ///
     /// # Errors
-    /// Returns [`Error::Length`] if the number of values does not match the shape, or an error of the device.
+    /// Returns [`Error::Length`] if the number of values does not match the shape, or a device error.
     pub fn upload(&self, shape: impl Into<Shape>, values: &[f32]) -> Result<Tensor> {
         let kind = Type::Elements(ElementType::F32);
         self.upload_as(shape.into(), kind, values.len(), |out| bytes_of(values, |v| v.to_le_bytes(), out))
@@ -85,7 +86,7 @@ impl Compute {
     /// Uploads blocks in file format to a new tensor. The last dimension must consist of whole blocks.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Type`] if the type has no blocks.
     /// - [`Error::Blocks`] if a row does not consist of whole blocks.
     /// - [`Error::Length`] if the number of bytes does not match the shape.
@@ -141,7 +142,7 @@ impl Compute {
     /// blocks.
     ///
     /// # Errors
-    /// Returns [`Error::Type`] for a tensor of indices, or an error of the device.
+    /// Returns [`Error::Type`] for a tensor of indices, or a device error.
     pub fn read<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Vec<f32>>> {
         let x = self.given("read", x)?;
         let x = match x.kind {
@@ -157,7 +158,7 @@ impl Compute {
     /// Downloads a tensor of indices.
     ///
     /// # Errors
-    /// Returns [`Error::Type`] for tensors of other types, or an error of the device.
+    /// Returns [`Error::Type`] for tensors of other types, or a device error.
     pub fn read_indices<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Vec<u32>>> {
         let x = self.indices("read", x)?;
         self.download(x.memory.as_ref(), |bytes| {
@@ -211,7 +212,7 @@ impl Compute {
     /// of `to` become infinite, and NaN is preserved.
     ///
     /// # Errors
-    /// Returns [`Error::Type`] for indices and blocks, or an error of the device.
+    /// Returns [`Error::Type`] for indices and blocks, or a device error.
     pub fn cast<'a>(&self, x: impl Into<Input<'a>>, to: ElementType) -> Result<Pending<Tensor>> {
         let (x, from) = self.elements("cast", x)?;
         let sizes = x.shape.sizes().to_vec();
@@ -221,7 +222,7 @@ impl Compute {
     /// Permutes the dimensions of `x`. Dimension i of the result is dimension `order[i]` of `x`.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Argument`] if `order` does not contain every dimension exactly once.
     /// - [`Error::Rank`] if more than six dimensions remain after contiguous dimensions are merged.
     pub fn transpose<'a>(&self, x: impl Into<Input<'a>>, order: &[usize]) -> Result<Pending<Tensor>> {
@@ -241,7 +242,7 @@ impl Compute {
     /// Returns the part of a tensor that lies in a range of positions along an axis.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Axis`] if the axis does not exist.
     /// - [`Error::Argument`] if a position is outside the axis.
     pub fn slice<'a>(
@@ -285,7 +286,7 @@ impl Compute {
     /// Quantizes values to blocks in file format. The last dimension must consist of whole blocks.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Type`] if the type has no blocks.
     /// - [`Error::Blocks`] if a row does not consist of whole blocks.
     pub fn quantise<'a>(&self, x: impl Into<Input<'a>>, tensor_type: TensorType) -> Result<Pending<Tensor>> {
@@ -298,7 +299,7 @@ impl Compute {
     /// Dequantizes the blocks of a tensor to f32.
     ///
     /// # Errors
-    /// Returns [`Error::Type`] if the tensor has no blocks, or an error of the device.
+    /// Returns [`Error::Type`] if the tensor has no blocks, or a device error.
     pub fn dequantise<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let x = self.given("dequantise", x)?;
         let Type::Blocks(tensor_type) = x.kind else {

@@ -117,7 +117,7 @@ impl Type {
 pub struct Tensor {
     pub(super) shape: Shape,
     pub(super) kind: Type,
-    /// Device memory that holds the values. `None` for an empty tensor.
+    /// Device memory that holds the values, or `None` for an empty tensor.
     pub(super) memory: Option<Arc<Memory>>,
 }
 

@@ -24,14 +24,14 @@ pub enum Pairing {
 pub struct Rope {
     /// Base of the rotation angles. Pair i rotates by base^(−2i / dimensions) radians per position.
     pub base: f32,
-    /// Number of values at the start of each head that rotate. If it is `None`, all values rotate.
+    /// Number of values at the start of each head that RoPE rotates. `None` rotates all values.
     pub dimensions: Option<usize>,
     /// Pairing of the values.
     pub pairing: Pairing,
 }
 
 impl Default for Rope {
-    /// Returns parameters with base 10,000. All values rotate, paired by halves.
+    /// Returns parameters with base 10,000 that rotate all values, paired by halves.
     fn default() -> Self {
         Self { base: 10_000.0, dimensions: None, pairing: Pairing::Halves }
     }
@@ -41,7 +41,7 @@ impl Compute {
     /// Applies `function` to each value. The result has the type of the input.
     ///
     /// # Errors
-    /// Returns [`Error::Type`] for indices and blocks, or an error of the device.
+    /// Returns [`Error::Type`] for indices and blocks, or a device error.
     pub fn unary<'a>(&self, function: Function, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("unary", x)?;
         let out = self.shared.tensor(&x.shape, x.kind)?;
@@ -56,7 +56,7 @@ impl Compute {
     /// are aligned at their last dimensions. Missing dimensions and dimensions of size one are broadcast.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Shapes`] if the shapes cannot be broadcast.
     /// - [`Error::Rank`] if more than six dimensions remain after contiguous dimensions are merged.
     /// - [`Error::Argument`] if the types differ.
@@ -86,7 +86,7 @@ impl Compute {
     /// table.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Index`] if an index among host values is out of range. The host cannot check indices in a
     ///   tensor, so the device returns zeros for rows that do not exist.
     /// - [`Error::Rank`] if the table has no dimensions.
@@ -122,7 +122,7 @@ impl Compute {
     /// input. Each row is rotated by the angle for its position.
     ///
     /// # Errors
-    /// Returns an error of the device, or:
+    /// Returns a device error, or:
     /// - [`Error::Shapes`] if the number of positions is not the number of rows.
     /// - [`Error::Rank`] if the input does not have three dimensions.
     /// - [`Error::Factor`] if the base is not finite and positive.

@@ -15,7 +15,7 @@ const WAIT_LIMIT: Duration = Duration::from_secs(600);
 /// Result of a step of a test. The error is a message.
 pub(crate) type Attempt<T> = Result<T, String>;
 
-/// Extension of results that adds to an error the action that failed.
+/// Extension trait that adds the failed action to the error of a result.
 pub(crate) trait Context<T> {
     fn context(self, what: &str) -> Attempt<T>;
 }
@@ -158,8 +158,8 @@ impl Bench {
         Ok((id, region))
     }
 
-    /// Returns the staging region, with at least `bytes` bytes and at least one byte. Only the next copy may
-    /// use it.
+    /// Returns the staging region, with at least `bytes` bytes and at least one byte. The region is valid
+    /// only for the next copy.
     fn staging(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
         const LEAST: usize = 64 << 10;
         if let Some((id, _)) = self.staging.take_if(|(_, region)| region.bytes() < bytes) {

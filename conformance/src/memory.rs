@@ -15,8 +15,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "memory/out-of-memory", run: out_of_memory, destroys: true },
 ];
 
-/// Checks that uploaded data is downloaded unchanged. Tests sizes below and above every page size and staging
-/// size.
+/// Checks that downloads return the uploaded data unchanged. Tests sizes below and above every page size and
+/// staging size.
 fn round_trip(bench: &mut Bench) -> Outcomes {
     for (seed, bytes) in [1, 3, 64, 4095, 4096, 100_003, (1 << 20) + 7].into_iter().enumerate() {
         let data = pattern(bytes, seed as u64);

@@ -114,7 +114,7 @@ fn timings(bench: &mut Bench) -> Outcomes {
     }
 }
 
-/// Creates a timeline of another device and imports it into the device.
+/// Creates a timeline of another device and imports it into the device under test.
 fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Arc<Timeline>> {
     let foreign = Timeline::new(TimelineId { device: FOREIGN_DEVICE, queue });
     bench.device().import_timeline(Arc::clone(&foreign)).context("importing a timeline")?;

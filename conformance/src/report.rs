@@ -10,11 +10,10 @@ use serde::{Deserialize, Serialize};
 pub enum Verdict {
     /// The device behaves correctly.
     Passed {
-        /// Maximum of ‖out − reference‖ / ‖reference‖ over all cases. `None` for tests without kernels.
+        /// Maximum of ‖out − reference‖ / ‖reference‖ over all cases, or `None` for a test without kernels.
         relative_error: Option<f64>,
     },
-    /// The device lacks a feature. It reports this itself, or a known failure ([`crate::KnownFailure`]) says
-    /// so.
+    /// The device lacks a feature, according to the device itself or to a [`crate::KnownFailure`].
     Skipped {
         /// Description of the missing feature.
         reason: String,
@@ -44,11 +43,11 @@ pub struct Outcome {
     /// Verdict of the test.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// Numerics class of the kernel. `None` for tests without kernels.
+    /// Numerics class of the kernel, or `None` for a test without kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<NumericsClass>,
-    /// Duration of the test in microseconds. It includes the time to open the device if the test needed a new
-    /// one.
+    /// Duration of the test in microseconds. It includes the time to open the device if the test needed a
+    /// newly opened device.
     pub duration_us: u64,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Test {
 /// Device id of the device under test.
 const DEVICE: DeviceId = DeviceId(0);
 
-/// Random shapes with which kernels are tested, in addition to the listed shapes.
+/// Random shapes for kernel tests, in addition to the listed shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
     /// Number of random shapes per variant.
@@ -55,8 +55,8 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// Selects listed shapes for the variant at position `place` of the part. Neighbouring variants get
-    /// different shapes. At the next turn, each variant gets other shapes.
+    /// Selects every `one_in`th listed shape for the variant at position `place` of the part. Neighbouring
+    /// variants start at different shapes. In the next turn, each variant tests other shapes.
     fn at(place: usize, turn: usize, one_in: usize) -> Self {
         let one_in = one_in.max(1);
         Self { first: (place % one_in + turn % one_in) % one_in, one_in }
@@ -111,10 +111,10 @@ impl<'a> Suite<'a> {
     }
 
     /// Limits the suite to one part of the kernel variants and, for each variant, to one in `listed_one_in`
-    /// of its listed shapes (0 counts as 1). Tests without kernels all run. `seed` rotates the parts and
-    /// selects the random shapes, so devices that share the suite exchange parts when the seed changes. Over
-    /// `part.of` · `listed_one_in` consecutive seeds, each device tests every listed shape of every variant
-    /// once.
+    /// of its listed shapes (0 counts as 1). All tests without kernels still run. `seed` rotates the parts
+    /// and selects the random shapes, so devices that share the suite exchange parts when the seed changes.
+    /// Over `part.of` · `listed_one_in` consecutive seeds, each device tests every listed shape of every
+    /// variant once.
     pub fn by_turns(self, part: Part, listed_one_in: usize, seed: u64) -> Self {
         let of = part.of.max(1);
         let (index, turn) = (seed % of as u64, seed / of as u64 % listed_one_in.max(1) as u64);
@@ -178,7 +178,7 @@ pub fn run_all(backends: &Backends, suite: Suite<'_>) -> Summary {
     Summary { reports, absent: found.backends.iter().filter_map(absent).collect() }
 }
 
-/// Returns the reason why a backend has no adapter, if it has none.
+/// Returns `backend` with the reason why it has no adapter, or `None` if it has an adapter.
 pub fn absent(backend: &BackendReport) -> Option<Absent> {
     let cause = match &backend.status {
         Status::NotCompiled => "not compiled into this build".into(),
@@ -232,7 +232,7 @@ impl Entry {
     }
 }
 
-/// Runs the tests, and opens devices as needed.
+/// Test runner, which opens devices as needed.
 struct Stand<F> {
     open: F,
     bench: Option<Bench>,

@@ -12,8 +12,8 @@ use ragtag_hal::{
 use ragtag_kernels::NumericsClass;
 use std::sync::Arc;
 
-/// Runs the suite on `cpu:0`. `above` wraps the device in another one. There are no known failures. Tests of
-/// features that the processor lacks are skipped.
+/// Runs the suite on `cpu:0` without known failures. `above` wraps each opened device in another device.
+/// Tests of features that the processor lacks are skipped.
 fn report(
     threads: u32,
     features: Option<Features>,
@@ -52,7 +52,7 @@ fn assert_passes(report: &Report) {
     assert!(report.tests.iter().any(|test| test.duration_us > 0));
 }
 
-/// Returns whether tests whose names end in `variant` ran, and all of them passed.
+/// Returns whether at least one test has a name that ends in `variant`, and all such tests passed.
 fn tried(report: &Report, variant: &str) -> bool {
     let mut tests = report.tests.iter().filter(|test| test.name.ends_with(variant)).peekable();
     tests.peek().is_some() && tests.all(|test| matches!(test.verdict, Verdict::Passed { .. }))
@@ -123,7 +123,7 @@ enum Fault {
     MissingGroups,
     /// Submissions ignore the points that they wait for.
     IgnoredWaits,
-    /// A program keeps its first recording.
+    /// Re-recording a program has no effect.
     StalePrograms,
     /// Commands run in reverse order.
     ReversedCommands,
@@ -131,7 +131,7 @@ enum Fault {
     EndlessMemory,
 }
 
-/// A correct device that behaves as if it had a fault.
+/// Wrapper that makes a correct device behave as if it had a fault.
 struct Faulty {
     inner: Box<dyn Device>,
     fault: Fault,
@@ -275,8 +275,7 @@ fn finds_missing_memory() {
     finds(Fault::EndlessMemory, &["memory/out-of-memory"]);
 }
 
-/// Known failures of an adapter whose copies omit their last byte: the memory tests that fail for this
-/// reason.
+/// List of known failures for an adapter whose copies omit their last byte.
 const SHORT_COPIES: [KnownFailure; 1] =
     [KnownFailure { tests: "memory/copy", reason: "copies omit their last byte" }];
 

@@ -49,8 +49,8 @@ fn matrix_units(test: &str, architecture: &str, names: &str) {
     });
 }
 
-/// Checks products that rocBLAS computes. The stand-in provides the library. The test covers the path from
-/// the adapter that names the library to the entry of a module.
+/// Checks products that rocBLAS computes. The stand-in provides the library. The test covers the probing of
+/// the library, its selection by `GemmChoice`, and the launch of its kernels.
 #[test]
 fn products_by_a_library() {
     let (variable, folder) = rocblas_kernels();

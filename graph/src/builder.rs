@@ -10,11 +10,11 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
 
-/// Alignment, in columns, of each product within a joint tensor. Every API can bind an output with this
-/// alignment. NVIDIA's OpenCL has the strictest requirement: 512 bytes.
+/// Alignment, in columns, of each product within a joint tensor. With this alignment, every API can bind a
+/// product's output. NVIDIA's OpenCL has the strictest requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
-/// Source of the builder's tensor descriptions.
+/// Source from which the builder takes the descriptions of tensors.
 enum Tensors<'a> {
     /// The model's files, in which each tensor must have the expected shape.
     Weights(&'a Weights),
@@ -117,9 +117,9 @@ impl<'a> Builder<'a> {
         self.joint_matmul(x, &[(weight, width)], &[])
     }
 
-    /// Adds the products of `x` with the named weights, side by side in one tensor. Each weight comes with
-    /// the number of columns that its product has. Adjacent weights of the same type are stacked into one
-    /// product.
+    /// Adds the products of `x` with the weights in `weights`, side by side in one tensor. Each entry of
+    /// `weights` is the name of a weight tensor and the number of columns of its product. Adjacent weights of
+    /// the same type are stacked into one product.
     ///
     /// Each product must start at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a
     /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so an earlier

@@ -1,6 +1,6 @@
 //! Typed errors for model files. Each error names the file and the item that Ragtag could not read.
 //!
-//! Text from a file is escaped and truncated by `Quoted`, because messages may be printed to a terminal.
+//! `Quoted` escapes and truncates text from a file, because messages may be printed to a terminal.
 
 use ragtag_kernels::TensorType;
 use std::fmt::{self, Write};
@@ -104,7 +104,7 @@ pub enum FormatError {
         /// The duplicate name.
         tensor: String,
     },
-    /// The type of a GGUF tensor has no kernels.
+    /// Ragtag has no kernels for the type of a GGUF tensor.
     #[error(
         "{file}: tensor {tensor} has type {found}, which is not supported; supported are {}",
         supported_types()
@@ -255,7 +255,7 @@ fn supported_types() -> String {
     TensorType::ALL.map(TensorType::name).join(", ")
 }
 
-/// Text from a file, which messages show escaped and truncated to 80 characters.
+/// Text from a file. Messages show it escaped and truncated to 80 characters.
 pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {

@@ -44,8 +44,8 @@ pub enum ModelError {
         /// Name of the tensor.
         name: String,
     },
-    /// The architecture does not use a tensor of the file. Running the model without this tensor would give
-    /// wrong results.
+    /// The file contains a tensor that the architecture does not use. Running the model without this tensor
+    /// would give wrong results.
     #[error(
         "tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong"
     )]
@@ -123,7 +123,7 @@ pub struct Model {
     hyperparameters: Hyperparameters,
     description: Description,
     weights: Arc<Weights>,
-    /// Operator graph with the segment numbers of half-block granularity.
+    /// Operator graph in which segments are numbered at half-block granularity.
     graph: Arc<OperatorGraph>,
     granularity: Granularity,
 }
@@ -192,7 +192,7 @@ impl Model {
     /// Builds the tokenizer from the model's metadata or directory.
     ///
     /// # Errors
-    /// Fails if the model has no tokenizer, or an unsupported or invalid one.
+    /// Fails if the model has no tokenizer, or if its tokenizer is unsupported or invalid.
     pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
         match &self.description {
             Description::Metadata(metadata) => Tokenizer::from_metadata(metadata),
@@ -218,8 +218,8 @@ impl Model {
         &self.weights
     }
 
-    /// Returns the operator graph for devices without matrix units. Products with quantised weights take
-    /// activations of type `activations`. All other products take f32.
+    /// Returns the operator graph for devices without matrix units. Products with quantised weights use
+    /// activations of type `activations`. All other products use f32 activations.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
         self.lowered(None, |t, _| basic_form(t, activations))
     }
@@ -292,8 +292,8 @@ pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
     ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
 }
 
-/// Returns the activation type of a product on a device without matrix units. `wanted` is the user's choice
-/// for products with quantised weights.
+/// Returns the activation type of a product on a device without matrix units. `wanted` is the type that the
+/// user chose for products with quantised weights.
 pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     if is_quantised(tensor_type) { wanted } else { Activations::F32 }
 }

@@ -70,7 +70,7 @@ pub enum Operator {
         output: Activations,
     },
     /// Quantised weights, dequantized to an f16 matrix for one product. The operator has no input. The number
-    /// of rows does not depend on the micro-batch.
+    /// of rows is that of the weights, not of the micro-batch.
     Widen {
         /// Weights to dequantize.
         weights: Stack,
@@ -98,10 +98,10 @@ pub enum Operator {
         /// half.
         gated: bool,
     },
-    /// Bias vectors side by side, repeated in every row. Joint products are added to them. The operator has
-    /// no input.
+    /// Bias vectors, side by side in every row of the output. The joint products are added to this output.
+    /// The operator has no input.
     Bias {
-        /// Names of the bias tensors.
+        /// Names of the bias tensors, in the order of their columns.
         weights: Vec<String>,
     },
     /// RMS norm of each query head and each key head, multiplied by one weight per dimension. Overwrites the
@@ -185,8 +185,8 @@ impl Operator {
         }
     }
 
-    /// Returns a copy of the operator without tensor names and with layer number 0. Corresponding operators
-    /// of identical blocks have equal copies.
+    /// Returns a copy of the operator without tensor names and with layer number 0. Identical blocks yield
+    /// equal copies of their corresponding operators.
     pub(crate) fn nameless(&self) -> Self {
         let mut nameless = self.clone();
         match &mut nameless {
@@ -224,7 +224,7 @@ impl Operator {
     }
 }
 
-/// Row count of a tensor, which depends on the micro-batch.
+/// Rows of a tensor: one per token of the micro-batch, or one per token that needs logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {
@@ -245,7 +245,7 @@ pub struct Node {
     pub rows: Rows,
     /// Elements per row of the output.
     pub width: u32,
-    /// Position in program order. A node that a pass inserts has the same first number as the node before it.
+    /// Position in program order. A node that a pass inserts has the same first number as the preceding node.
     pub order: (u32, u32),
 }
 
@@ -283,7 +283,7 @@ impl OperatorGraph {
         self.graph.remove_node(index);
     }
 
-    /// Applies `segment` to the segment number of every node.
+    /// Replaces the segment number of every node with the result of `segment` for that number.
     pub(crate) fn renumber(&mut self, segment: impl Fn(usize) -> usize) {
         self.graph.node_weights_mut().for_each(|node| node.segment = segment(node.segment));
     }

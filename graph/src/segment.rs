@@ -55,8 +55,8 @@ pub struct Segment {
     /// Scratch bytes for the largest micro-batch on a device that uses f16 activations and dequantized
     /// weights.
     pub wide_scratch_bytes: u64,
-    /// Size in bytes of the largest tensor in the largest micro-batch. A kernel binds this tensor as one
-    /// range.
+    /// Size in bytes of the largest tensor in the largest micro-batch. A kernel must be able to bind this
+    /// tensor as one range.
     pub tensor_bytes: u64,
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
     Ok(segments)
 }
 
-/// Inputs for computing costs: the operator graph, and the programs that can need the most scratch.
+/// Inputs for computing costs: the operator graph, and the programs that can need the most scratch memory.
 struct Measure<'a> {
     model: &'a Model,
     lowering: &'a Lowering,

@@ -2,7 +2,7 @@
 //! that share a type.
 //!
 //! If several products have the same input, stacking their weights lets a single launch compute all of them.
-//! On a device, a stack is one matrix. Packing reads each tensor directly from its location in the model's
+//! A device stores a stack as one matrix. Packing reads each tensor directly from its location in the model's
 //! files.
 
 use crate::model::ModelError;
@@ -115,7 +115,8 @@ impl StackedMatrix {
         (0..groups).step_by(step).map(part).collect()
     }
 
-    /// Writes the row groups `groups` of this part to `out`, which must be exactly as long as these groups.
+    /// Writes the row groups `groups` of this part to `out`, whose length must be exactly that of these
+    /// groups.
     ///
     /// # Errors
     /// Fails if the files can no longer be read.
@@ -166,8 +167,8 @@ impl StackedMatrix {
         Ok(parts)
     }
 
-    /// Returns the end of the longest run of row groups that starts at `group` and lies entirely in `part`.
-    /// The run does not extend beyond `end`.
+    /// Returns the end of the longest run of row groups that starts at `group` and contains only rows of
+    /// `part`. The run does not extend beyond `end`.
     fn groups_within(&self, part: &Part<'_>, group: usize, end: usize) -> usize {
         let whole = match part.rows.end == self.whole.rows() {
             true => self.whole.groups(),

@@ -41,16 +41,15 @@ impl Budget {
         (whole.mul_f64(share) + self.excused()).saturating_sub(self.start.elapsed())
     }
 
-    /// Returns the fraction of the budget that is used up once the fraction `part` of the remaining time has
-    /// passed.
+    /// Returns the fraction of the budget that will be used up once the fraction `part` of the remaining time
+    /// has passed.
     pub(super) fn share_after(&self, part: f64) -> f64 {
         let Some(whole) = self.whole.filter(|whole| !whole.is_zero()) else { return 1.0 };
         let left = self.left(1.0).as_secs_f64() / whole.as_secs_f64();
         1.0 - left * (1.0 - part)
     }
 
-    /// Creates a budget that starts now. Its length is the fraction `part` of the time until the fraction
-    /// `share` of this budget is used up.
+    /// Creates a budget that starts now. Its length is the fraction `part` of [`Self::left`] for `share`.
     pub(super) fn part(&self, share: f64, part: f64) -> Self {
         Self::new(self.whole.map(|_| self.left(share).mul_f64(part)))
     }

@@ -4,7 +4,7 @@
 use ragtag_graph::{CompiledStage, WeightBuffer, WeightChunk};
 use ragtag_scheduler::WeightSource;
 
-/// Number of synthetic values, after which they repeat.
+/// Number of generated values. Larger weight buffers repeat them.
 const VALUES: usize = 1 << 16;
 
 /// Source of synthetic weights for a stage.

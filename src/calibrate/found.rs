@@ -1,5 +1,5 @@
-//! Profiles and links that are known, either from the cache or from this calibration, and lists of those that
-//! are missing.
+//! Profiles and links that are known from the cache or from this calibration, and lists of those that are
+//! still missing.
 
 use super::kept::Kept;
 use super::steps::Steps;
@@ -34,8 +34,8 @@ pub(super) struct KnownFacts {
 }
 
 impl KnownFacts {
-    /// Reads the cached profiles and links of `adapters`. If `anew` is set, ignores the cache, so that all of
-    /// them are missing.
+    /// Reads the cached profiles and links of `adapters`. If `anew` is set, ignores the cache and treats all
+    /// profiles and links as missing.
     pub(super) fn new(adapters: &[Adapter], steps: &Steps, kept: &Kept, anew: bool) -> Result<Self> {
         let mut devices = Vec::new();
         for adapter in adapters {

@@ -1,9 +1,9 @@
-//! Measurements in a calibration pipeline, where the devices are busy. They give the hand-over time of a
-//! stage, the time of the token return, and the transfer times of the links.
+//! Measures the hand-over time of a stage, the time of the token return, and the transfer times of the links
+//! in a calibration pipeline, whose devices are busy.
 //!
-//! Each overhead is a difference of times within one run, so that drift between runs cancels out. The result
-//! is the median over several runs. It is not the minimum, because thread wake-ups are just as slow in a real
-//! run.
+//! Each overhead is a difference between times of the same run, so that drift between runs cancels out. The
+//! result is the median over several runs. It is not the minimum, because thread wake-ups are just as slow in
+//! a real run.
 
 use super::budget::Budget;
 use super::pipeline::{CalibrationPipeline, Seen};
@@ -24,14 +24,14 @@ const LIMIT: Duration = Duration::from_millis(250);
 /// Measured overheads of a decode step on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HandOver {
-    /// Overhead of a stage in addition to the time that the device computes, in microseconds.
+    /// Overhead of a stage beyond the execution time on its device, in microseconds.
     pub(super) stage_us: f64,
     /// Time from the end of the last stage until the coordinator has sent the next micro-batch.
     pub(super) token_return: TokenReturn,
 }
 
 /// Measures the overheads on the device `label`. Returns `None` if the device reports no execution times, or
-/// implausible ones.
+/// if its execution times are implausible.
 pub(super) fn measure(
     devices: &Devices,
     steps: &Steps,
@@ -54,7 +54,7 @@ fn tokens(steps: &Steps) -> u32 {
 }
 
 /// Calls `run` once as a warm-up, which records the programs. Then calls it at least once and up to [`RUNS`]
-/// times, as long as time is left. Returns the results without that of the warm-up.
+/// times, as long as time is left. Discards the result of the warm-up and returns the other results.
 fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<Seen>> {
     let start = Instant::now();
     run()?;
@@ -89,8 +89,8 @@ impl HandOver {
     }
 }
 
-/// Times the link from each device in `stages` to the next one, by transfers of decode steps and of chunks.
-/// The result for a link is `None` if its devices report no copy times, or implausible ones.
+/// Times the transfers of decode steps and of chunks from each device in `stages` to the next device. The
+/// result for a link is `None` if its devices report no copy times, or if these times are implausible.
 pub(super) fn measure_links(
     devices: &Devices,
     steps: &Steps,

@@ -128,7 +128,7 @@ impl Job<'_> {
         timed(&Timer { steps: self.steps, seconds: self.seconds, budget, tick: self.tick }, known, device)
     }
 
-    /// Adds the points of the device's previous profile to its new profile.
+    /// Returns the new profile of a device, extended by samples from the device's previous profile.
     fn merged(&self, profile: Profile, known: &Known) -> Profile {
         let mut profile = Profile { measured_unix_s: now_unix_s(), ..profile };
         if let Some(before) = &known.profile {

@@ -1,9 +1,9 @@
 //! Cache of measurements on disk. Each profile and each link has its own JSON file, which is written
 //! atomically.
 //!
-//! No function of this module returns an error. An unreadable file counts as missing. After a failed write,
-//! [`Kept::failure`] returns the reason. The name of a file is a digest of its key. The content repeats the
-//! key, so that a misplaced file is detected. Files older than [`MOST_AGE_S`] expire.
+//! No function of this module returns an error. The cache treats an unreadable file as missing. After a
+//! failed write, [`Kept::failure`] returns the reason. The name of a file is a digest of its key. The content
+//! repeats the key, so that Ragtag can detect a misplaced file. Files older than [`MOST_AGE_S`] expire.
 //!
 //! A calibration holds a lock on the folder, because concurrent calibrations would distort each other's
 //! timings.
@@ -32,7 +32,7 @@ const POLL: Duration = Duration::from_millis(50);
 #[serde(deny_unknown_fields)]
 struct KeptLink {
     ragtag_link: u32,
-    /// Properties of the sending and of the receiving device.
+    /// Properties of the link's sending and receiving devices, in this order.
     ends: [LinkEnd; 2],
     /// Time of the measurement, in seconds since 1970.
     measured_unix_s: u64,
@@ -142,8 +142,8 @@ impl Kept {
     }
 
     /// Marks a cached profile that a run has contradicted, so that the next calibration measures it again.
-    /// Returns whether it has marked the profile. If the profile replaced a marked profile, does not mark it
-    /// until the old mark expires, because yet another measurement would not be better.
+    /// Returns whether it has marked the profile. If the profile itself replaced a marked profile, it cannot
+    /// be marked until the old mark expires, because another measurement would hardly be better.
     pub(super) fn contradict(&self, profile: &Profile) -> bool {
         let Some(path) = self.path("stale", &profile.identity) else { return false };
         let before = mark(&path).filter(|before| !is_old(before.marked_unix_s));
@@ -204,7 +204,7 @@ fn is_old(unix_s: u64) -> bool {
     now_unix_s().abs_diff(unix_s) > MOST_AGE_S
 }
 
-/// Properties of a device that affect the speed of its links. They are part of a link's key.
+/// Properties of a device that affect the speed of its links. They are part of the key of each link.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinkEnd {

@@ -1,7 +1,7 @@
 //! Times stages with a few segments on a single device, and transfers between devices.
 //!
-//! A micro-batch takes a fixed time even on an empty stage. The timer subtracts this fixed cost from all
-//! other times and divides the rest among the segments of the stage.
+//! Even an empty stage takes a fixed time per micro-batch. The timer subtracts this fixed cost from all other
+//! times and divides the rest among the segments of the stage.
 
 use super::budget::Budget;
 use super::filling::Filling;
@@ -28,12 +28,12 @@ const REPETITIONS: usize = 25;
 const WAKES: usize = 200;
 /// Sizes of the timed copies, in bytes. Copies of one row of activations are timed as well.
 const COPY_BYTES: [u64; 4] = [4 << 10, 64 << 10, 512 << 10, 2 << 20];
-/// Maximum relative change between the first measurement and its repetition at the end. If the change is
-/// larger, the device has drifted.
+/// Maximum relative difference between a measurement at the start and its repetition at the end. A larger
+/// difference means that the device has drifted.
 const DRIFT: f64 = 0.15;
 /// Maximum duration of the warm-up in a quick calibration. The device's clocks ramp up during the warm-up.
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Maximum time for the repetitions of one measurement in a quick calibration.
+/// Maximum total time of all repetitions of one measurement in a quick calibration.
 const MOST_SHARE: Duration = Duration::from_millis(60);
 /// Maximum fractions of the remaining time that a quick calibration spends on loading blocks, on decode, on
 /// chunks, on the head and on the embedding, respectively.
@@ -49,8 +49,8 @@ const LONG_US: f64 = 50e3;
 const DISTURBED: f64 = 3.0;
 /// Number of runs of a batch that must fit into the remaining time. Otherwise the batch is not timed.
 const RUNS: f64 = 4.0;
-/// Assumed machine balance, in arithmetic operations per byte of memory traffic. The balance of CPUs is
-/// lower, and that of GPUs is higher.
+/// Assumed machine balance, in arithmetic operations per byte of memory traffic. CPUs have a lower balance,
+/// and GPUs have a higher one.
 const FLOPS_PER_BYTE: f64 = 50.0;
 
 /// Memory that evicts everything else from the CPU caches when a sweep touches it. In a run, all blocks
@@ -75,7 +75,7 @@ impl Sweep {
     }
 }
 
-/// Times the segments of the model on one device.
+/// Timer for the segments of the model on one device.
 pub(super) struct Timer<'a> {
     pub(super) steps: &'a Steps,
     /// Approximate total duration of the measurements in seconds, if the budget has no limit.
@@ -84,14 +84,14 @@ pub(super) struct Timer<'a> {
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
 
-/// Measured time of a batch on a range of segments.
+/// Measured time of one micro-batch on a range of segments.
 struct Timed {
     batch: SoloBatch,
     stats: Stats,
     segments: Range<usize>,
 }
 
-/// Timings of the window of blocks, with warnings for the user.
+/// Timings of the blocks that are timed together, with warnings for the user.
 #[derive(Default)]
 struct Outcome {
     timed: Vec<Timed>,
@@ -101,8 +101,8 @@ struct Outcome {
 }
 
 impl Timer<'_> {
-    /// Measures the profile of `device`, or as much of it as the budget allows. Also returns warnings. Leaves
-    /// the profile's measurement time at 0.
+    /// Measures the profile of `device`, or the part of it that fits in the budget. Also returns warnings.
+    /// Leaves the profile's measurement time at 0.
     ///
     /// # Errors
     /// Fails if the device fails, or if the timings of the first decode step vary too much.
@@ -167,8 +167,8 @@ impl Timer<'_> {
         self.load(device, compiled)
     }
 
-    /// Repeats the measurement `once` for the time of [`Self::share`], but stops when the fraction `until` of
-    /// the budget is used up.
+    /// Repeats the measurement `once` until the time of [`Self::share`] has passed. Stops earlier if the
+    /// fraction `until` of the budget is used up.
     fn taken(&self, until: f64, once: impl FnMut() -> Result<f64>) -> Result<Stats> {
         let stats = Stats::taken(self.share(), self.budget.left(until), once);
         (self.tick)();
@@ -214,7 +214,7 @@ impl Timer<'_> {
     }
 
     /// Times the head and the token return. `together` is the number of CPU devices that are timed
-    /// concurrently and that share the CPU caches.
+    /// concurrently and share the CPU caches.
     fn head(
         &self,
         device: &mut SoloDevice,
@@ -277,9 +277,9 @@ impl Timer<'_> {
         Ok(Some(TokenReturn { latency_us: latency_us.max(0.0), row_us }))
     }
 
-    /// Times all kinds of segments between embedding and head. Times the window as a whole and divides its
-    /// time among its segments: in proportion to their times alone or, in a quick calibration, to their
-    /// estimated work.
+    /// Times all kinds of segments between embedding and head. Times the blocks of the window together, and
+    /// divides the total among them. The shares are proportional to the blocks' separately measured times, or
+    /// to their estimated work in a quick calibration.
     fn blocks(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<KindProfile>, Vec<String>)> {
         let steps = self.steps;
         if steps.window.is_empty() {
@@ -320,9 +320,9 @@ impl Timer<'_> {
         Ok((steps.kinds.iter().map(kind).collect(), warnings))
     }
 
-    /// For each kind of segment, times each batch on the first segment of the kind alone. Skips a kind that
-    /// fills the whole window, because the window already gives its time. Times nothing in a quick
-    /// calibration.
+    /// For each kind of segment, times each batch on the first segment of this kind alone. Skips a kind if
+    /// all blocks of the window have this kind, because the timing of the window then suffices. Times nothing
+    /// in a quick calibration.
     fn alone(&self, device: &mut SoloDevice, whole: &[Timed]) -> Result<Vec<(usize, Vec<Stats>)>> {
         let steps = self.steps;
         let mut alone = Vec::new();
@@ -345,7 +345,8 @@ impl Timer<'_> {
         Ok(alone)
     }
 
-    /// Loads a range of blocks as a stage, for decode steps if `decode` is set and for chunks otherwise.
+    /// Loads a range of blocks as a stage. The stage runs decode steps if `decode` is set, and chunks
+    /// otherwise.
     fn load_window<'d>(
         &self,
         device: &'d mut SoloDevice,
@@ -383,9 +384,9 @@ impl Timer<'_> {
         Ok(outcome)
     }
 
-    /// Returns the blocks with which decode is timed. A quick calibration loads the first block to estimate
-    /// the loading time, and limits the number of blocks so that loading takes at most the fraction
-    /// [`LOAD_PART`] of the remaining time.
+    /// Returns the blocks on which decode is timed. A quick calibration loads the first block to estimate the
+    /// loading time. It limits the number of blocks so that loading takes at most the fraction [`LOAD_PART`]
+    /// of the remaining time.
     fn decode_window(&self, device: &mut SoloDevice) -> Result<Range<usize>> {
         let Range { start, end } = self.steps.decode_window(device.adapter());
         if !self.is_quick() || end - start < 2 {
@@ -485,14 +486,15 @@ impl Timer<'_> {
     }
 }
 
-/// Estimates the time of a batch on a segment, relative to other segments.
+/// Estimates the time of a batch on a segment. Only the ratios between the estimates of different segments
+/// are meaningful.
 fn work(key: &SegmentKey, batch: &SoloBatch) -> f64 {
     let work = key.work(&key.point(&micro_batch(batch)));
     (work.bytes * FLOPS_PER_BYTE).max(work.flops)
 }
 
-/// Times copies between a device and host memory. Returns the size of each copy in bytes, and the mean of its
-/// times in the two directions, in microseconds.
+/// Times copies between a device and host memory. Returns the size of each copy in bytes, and its time in
+/// microseconds, averaged over both directions.
 fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Result<Vec<(u64, f64)>> {
     let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
     let each = left / (COPY_BYTES.len() as u32 + 1);
@@ -524,8 +526,8 @@ pub(super) fn link(
     Ok(None)
 }
 
-/// Times transfers over a link. Returns the size of each transfer in bytes, and its time in microseconds
-/// without the hand-over.
+/// Times transfers over a link. Returns the size of each transfer in bytes, and its time in microseconds,
+/// excluding the hand-over.
 fn crossings(crossing: &mut SoloLink<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
     let idle = (0..REPETITIONS).map(|_| Ok(crossing.hand_over_us()?)).collect::<Result<_>>()?;
     let hand_over_us = undisturbed_us(idle);

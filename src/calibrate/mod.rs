@@ -34,8 +34,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use steps::Steps;
 
-/// Ratio between measured and predicted time (or its inverse) above which a run contradicts a profile, and
-/// the minimum numbers of decode steps and of chunks in such a run.
+/// Ratio between measured and predicted time (in either direction) above which a run contradicts a profile,
+/// and the minimum numbers of decode steps and of chunks that such a run must have.
 const CONTRADICTING_FACTOR: f64 = 1.5;
 const CONTRADICTING_STEPS: u64 = 16;
 const CONTRADICTING_CHUNKS: u64 = 8;
@@ -48,7 +48,7 @@ const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 
-/// Options with which [`Calibration::run`] measures.
+/// Options for [`Calibration::run`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CalibrationOptions {
@@ -64,8 +64,8 @@ pub struct CalibrationOptions {
     /// `None`.
     pub seconds: f64,
     /// Wall time limit for the measurements on all devices, excluding kernel compilation. The default is just
-    /// under 3 seconds. Calibration takes the most important measurements first. It caches and uses an
-    /// incomplete profile.
+    /// under 3 seconds. Calibration takes the most important measurements first. If the time runs out, it
+    /// caches and uses incomplete profiles.
     pub limit: Option<Duration>,
     /// Whether to ignore cached results and to time all devices and links again.
     pub force: bool,
@@ -103,8 +103,8 @@ pub struct Calibration {
     pub closed: Vec<String>,
     /// Warnings for the user, for example about a device that cannot be opened or whose times drift.
     pub warnings: Vec<String>,
-    /// Reason for which some results could not be cached, if any. These results are valid, but the next
-    /// calibration measures them again.
+    /// Reason why some results could not be cached, if any. These results are valid, but the next calibration
+    /// measures them again.
     pub unkept: Option<String>,
 }
 
@@ -183,9 +183,9 @@ impl Calibration {
     /// Marks the cached profiles that a run contradicts, so that the next calibration times these devices
     /// again. Returns the labels of the devices.
     ///
-    /// `devices` are the facts from which the predictions in `comparison` were computed. `folder` has the
-    /// same meaning as in [`CalibrationOptions`]. After a profile has been marked, its replacement cannot be
-    /// marked for 30 days.
+    /// `devices` are the device descriptions from which the predictions in `comparison` were computed.
+    /// `folder` has the same meaning as in [`CalibrationOptions`]. After a profile has been marked, its
+    /// replacement cannot be marked for 30 days.
     pub fn contradict(
         devices: &[DeviceFacts],
         comparison: &Comparison,
@@ -205,7 +205,7 @@ impl Calibration {
         self.profiles.iter().find(|(own, _)| own == label).map(|(_, profile)| profile)
     }
 
-    /// Adds the measured profiles to the facts of their devices.
+    /// Adds the measured profiles to the descriptions of their devices.
     pub fn apply(&self, facts: Vec<DeviceFacts>) -> Vec<DeviceFacts> {
         let with = |facts: DeviceFacts| match self.profile(&facts.label) {
             Some(profile) => facts.with_profile(Arc::clone(profile)),

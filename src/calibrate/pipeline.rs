@@ -1,10 +1,10 @@
 //! The calibration pipeline. It has the actors, mailboxes and coordinator of a real pipeline, but each stage
 //! has only one block or the head.
 //!
-//! Overheads between stages and between steps are realistic only if a stage takes as long as in a real run.
-//! In a real run, a stage takes milliseconds, while the other threads sleep and their cores are idle. The
+//! Overheads between stages and between steps are realistic only if each stage takes as long as in a real
+//! run. There, a stage takes milliseconds, while the other threads sleep and their cores are idle. The
 //! calibration pipeline therefore repeats the dispatches of a decode step. It omits the dispatches of chunks,
-//! because it measures only their transfers.
+//! because it measures only the transfers of chunks.
 
 use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
@@ -25,7 +25,7 @@ use std::time::Duration;
 const BUSY_US: f64 = 1500.0;
 /// Maximum number of repetitions of a decode step's dispatches.
 const MOST_TIMES: f64 = 64.0;
-/// Time to wait after the last token until the pipeline has recorded all statistics.
+/// Time to wait after the last token, in which the pipeline records the remaining statistics.
 const SETTLED: Duration = Duration::from_millis(2);
 
 /// A running calibration pipeline.
@@ -160,7 +160,7 @@ impl Seen {
     }
 
     /// Returns the mean transfer from `stage` to the next stage, in decode steps if `decode` is set and in
-    /// chunks otherwise. Returns `None` if there was none.
+    /// chunks otherwise. Returns `None` if there was no such transfer.
     pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<MeanTransfer> {
         let of = |report: &EdgeReport| if decode { report.decode } else { report.prefill };
         crossing(of(self.before.edges.get(stage)?), of(self.after.edges.get(stage)?))

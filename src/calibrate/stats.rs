@@ -52,7 +52,7 @@ impl Stats {
     }
 
     /// Repeats the measurement `once` like [`Stats::taken`]. If the timings vary too much and time is left,
-    /// does so a second time and uses the new timings, unless there are too few of them.
+    /// times it again and uses the new timings, unless there are too few of them.
     pub(super) fn steady(
         limit: Duration,
         left: impl Fn() -> Duration,

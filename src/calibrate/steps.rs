@@ -1,5 +1,5 @@
-//! The list of measurements: representative segments, and the micro-batches with which calibration times
-//! them. This module only lists the measurements. `measure` runs them.
+//! List of measurements: the representative segments to time, and the micro-batches to time them with. This
+//! module only lists the measurements. `measure` runs them.
 
 use super::{CalibrationOptions, is_processor};
 use crate::error::{Error, Result};
@@ -11,12 +11,13 @@ use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, Tim
 use ragtag_scheduler::SoloBatch;
 use std::ops::Range;
 
-/// Numbers of cached positions with which decode is timed: a short and a long context.
+/// Context lengths at which decode is timed, in cached positions: a short and a long context.
 const CONTEXTS: [u32; 2] = [32, 512];
-/// Maximum length of the far context, in positions. Calibration times a decode step of a single sequence in
-/// this context, and the chunks at its end. The model's context and [`MAX_FAR_BYTES`] also limit the length.
+/// Maximum length of the far context, in positions. In the far context, calibration times a decode step of a
+/// single sequence, and chunks at the end of the context. The model's context and [`MAX_FAR_BYTES`] also
+/// limit the length.
 const FAR: u32 = 8192;
-/// Maximum size in bytes of the KV cache that the window's blocks need for the far context.
+/// Maximum size in bytes of the far context's KV cache for all timed blocks.
 const MAX_FAR_BYTES: u64 = 512 << 20;
 /// Maximum number of sequences in a timed decode step. Times for more sequences are extrapolated.
 const MAX_SEQUENCES: u32 = 64;
@@ -25,16 +26,16 @@ const SMALLEST_CHUNK: u32 = 16;
 /// Maximum chunk, in tokens, of the stages in calibration pipelines. The KV cache of every sequence must hold
 /// such a chunk.
 const MAX_SHARED_CHUNK: u32 = 1024;
-/// Most important chunk sizes in tokens, in order of importance. Calibration times all other sizes after
-/// these, largest first.
+/// Chunk sizes in tokens that calibration times first, most important size first. It times all other sizes
+/// after these, largest first.
 const WORTH: [u32; 6] = [512, 2048, 4096, 128, 1024, 256];
 /// Maximum number of rows of the far-context chunk that is timed before the less important chunks.
 const FAR_ROWS: u32 = 512;
 /// Maximum expected time of a timed chunk, in microseconds. A longer chunk is compute-bound, so its time can
 /// be predicted from shorter chunks.
 const LONGEST_US: f64 = 400e3;
-/// Target size in bytes and maximum number of the blocks that are timed together. The size exceeds the
-/// last-level caches of most servers, so that weights do not stay in a cache.
+/// Target total size in bytes, and maximum number, of the blocks that are timed together. The size exceeds
+/// the last-level caches of most servers, so that weights do not stay in a cache.
 const WINDOW: (u64, usize) = (512 << 20, 8);
 /// Target size in bytes of the blocks whose decode steps a quick calibration times on a CPU.
 const QUICK_WINDOW_BYTES: u64 = 256 << 20;
@@ -66,9 +67,9 @@ pub(super) struct Steps {
     pub(super) decode: Vec<SoloBatch>,
     /// Chunks to time, and a decode step in the far context, in order of importance.
     pub(super) chunks: Vec<SoloBatch>,
-    /// Row counts with which the head is timed.
+    /// Row counts at which the head is timed.
     pub(super) head_rows: Vec<u32>,
-    /// Row counts with which the embedding is timed.
+    /// Row counts at which the embedding is timed.
     embedding_rows: Vec<u32>,
     timed_for: TimedFor,
     row_bytes: u64,
@@ -158,7 +159,7 @@ impl Steps {
         compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })
     }
 
-    /// Returns the blocks with which decode steps are timed. On a CPU, a quick calibration uses fewer blocks,
+    /// Returns the blocks on which decode steps are timed. On a CPU, a quick calibration uses fewer blocks,
     /// because the CPU's compute threads must also copy the weights.
     pub(super) fn decode_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
@@ -169,7 +170,7 @@ impl Steps {
         start..end.min(start + QUICK_WINDOW_BYTES.div_ceil(each).max(1) as usize)
     }
 
-    /// Returns the blocks with which chunks are timed. On a CPU, a quick calibration uses only one block,
+    /// Returns the blocks on which chunks are timed. On a CPU, a quick calibration uses only one block,
     /// because even small chunks are compute-bound there.
     pub(super) fn chunk_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
@@ -182,12 +183,12 @@ impl Steps {
         !self.is_quick || self.head_bytes <= MAX_QUICK_HEAD_BYTES
     }
 
-    /// Returns the largest chunk and the number of sequences for which the profile is made.
+    /// Returns the largest chunk and the number of sequences that the profile must cover.
     pub(super) fn timed_for(&self) -> TimedFor {
         self.timed_for
     }
 
-    /// Returns the row counts with which the embedding is timed, or an empty slice if it is not timed.
+    /// Returns the row counts at which the embedding is timed, or an empty slice if it is not timed.
     pub(super) fn embedding_rows(&self) -> &[u32] {
         if self.times_embedding { &self.embedding_rows } else { &[] }
     }
@@ -221,7 +222,7 @@ impl Steps {
 
     /// Returns whether a cached profile makes the measurements unnecessary. A quick calibration accepts a
     /// profile that was made for at least the requested chunk and number of sequences. Other calibrations
-    /// require a profile that contains every point.
+    /// require a profile with a sample for every measurement in this list.
     pub(super) fn is_served_by(&self, profile: &Profile) -> bool {
         if self.is_quick { profile.timed_for.covers(&self.timed_for) } else { self.are_all_in(profile) }
     }
@@ -258,8 +259,8 @@ impl Steps {
         ((singles + 1) * batches + self.embedding_rows().len() + self.head_rows.len() + 1) as u64
     }
 
-    /// Returns the identity of this model's profile on a device. `together` is the number of devices that are
-    /// timed at the same time.
+    /// Returns the identity under which this model's profile on a device is cached. `together` is the number
+    /// of devices that are timed at the same time.
     pub(super) fn identity(&self, adapter: &Adapter, together: u32) -> Result<ProfileIdentity> {
         Ok(ProfileIdentity {
             // All equal parts of a CPU share one profile.
@@ -312,7 +313,7 @@ impl Steps {
     }
 }
 
-/// Predicts the times of chunks from the chunks that were already timed.
+/// Predictor of chunk times, based on the chunks that were already timed.
 #[derive(Debug, Default)]
 pub(super) struct ChunkTimes {
     /// Number of rows and time in microseconds of each timed chunk.
@@ -329,7 +330,7 @@ impl ChunkTimes {
         longest.map_or(0.0, |&(rows, us)| us * f64::from(batch.rows_each) / f64::from(rows))
     }
 
-    /// Returns whether the expected time of `batch` is short enough to time it.
+    /// Returns whether `batch` is expected to be short enough to be timed.
     pub(super) fn allows(&self, batch: &SoloBatch) -> bool {
         self.expected_us(batch) <= LONGEST_US
     }
@@ -340,7 +341,7 @@ impl ChunkTimes {
     }
 }
 
-/// Returns the sizes of the chunks to time, up to `chunk`, in ascending order.
+/// Returns the chunk sizes to time, up to `chunk`, in ascending order.
 fn chunks(chunk: u32) -> Vec<u32> {
     buckets(chunk).into_iter().filter(|&rows| rows >= SMALLEST_CHUNK || rows == chunk).collect()
 }
@@ -406,7 +407,8 @@ pub(super) fn micro_batch(batch: &SoloBatch) -> BatchShape {
     }
 }
 
-/// Returns the blocks that are timed together: the first blocks of the model, up to the limits of [`WINDOW`].
+/// Returns the blocks that are timed together: as many of the model's first blocks as the limits of
+/// [`WINDOW`] allow.
 fn window(segments: &[Segment]) -> Range<usize> {
     let most = segments.len().saturating_sub(2);
     let first = segments.get(1).map_or(1, bytes).max(1);

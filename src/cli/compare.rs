@@ -22,8 +22,8 @@ pub(super) struct Change {
     from: String,
     /// Split of the new plan.
     to: String,
-    /// Predicted time with the old split divided by that with the new split, minus 1. Both predictions use
-    /// the measurements.
+    /// Ratio of the predicted time with the old split to the predicted time with the new split, minus 1. Both
+    /// predictions use the measurements.
     predicted_gain: f64,
 }
 
@@ -112,7 +112,7 @@ fn time(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1e3) }
 }
 
-/// Writes the HTML page that `--html` requests, if it is set. The engine must have recorded a trace.
+/// Writes the HTML page of a comparison if `--html` is set. The engine must have recorded a trace.
 pub(super) fn write_page(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
     let Some(path) = &args.html else { return Ok(()) };
     let mut report = Report::new(engine.plan().clone());

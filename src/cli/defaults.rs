@@ -1,5 +1,5 @@
-//! Implements `ragtag bench --defaults`, which compares the speed of the default settings with that of a few
-//! alternatives.
+//! Implements `ragtag bench --defaults`, which compares the speed of the default settings with the speed of a
+//! few alternatives.
 //!
 //! Each alternative changes one setting. The KV cache type and the wire type stay the same. The default and
 //! the alternative run in turns. The reported ratio of their speeds is the median of the ratios of all
@@ -31,11 +31,11 @@ const PROMPT_TOKENS: u32 = 16;
 const NEW_TOKENS: u32 = 64;
 /// Maximum number of alternatives per workload.
 const MOST_ALTERNATIVES: usize = 12;
-/// Ratio of default to alternative speed below which the pair is measured again, because the best of several
-/// noisy figures is biased.
+/// Ratio of default to alternative speed below which Ragtag measures the pair again. The smallest of several
+/// noisy ratios is biased.
 const MEASURED_AGAIN: f64 = 0.98;
-/// Ratio of default to alternative speed. If every workload exceeds it in the first round, the alternative is
-/// measured only once.
+/// Ratio of default to alternative speed. An alternative is measured only once if all workloads exceed this
+/// ratio in the first round.
 const HOPELESS: f64 = 1.2;
 /// Time in seconds above which a burst runs only in the first round, unless the pair is measured again.
 const LONG_S: f64 = 2.0;
@@ -119,7 +119,7 @@ struct Contender<'a> {
     plan: Plan,
 }
 
-/// Runs the measurements of a group.
+/// Runner for the measurements of one group of workloads.
 struct Runner<'a> {
     model: &'a Model,
     group: &'a Group,
@@ -143,7 +143,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
 }
 
 /// Groups the workloads that can share an engine. Skips workloads that exceed `context`, and adds a line for
-/// each of them to `skipped`.
+/// each skipped workload to `skipped`.
 fn groups(context: u32, skipped: &mut Vec<String>) -> Vec<Group> {
     let (fitting, longer): (Vec<u32>, Vec<u32>) = PROMPTS.into_iter().partition(|tokens| *tokens <= context);
     skipped.extend(longer.iter().map(|n| format!("skipped pp{n}: the model's context is {context}")));
@@ -271,7 +271,7 @@ fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
     Ok(devices)
 }
 
-/// Returns the planner for an alternative. All settings except `change` are those of the default plan.
+/// Returns the planner for an alternative. It keeps all settings of the default plan except `change`.
 fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -> Result<Planner> {
     let plan = &placed.plan;
     let planner = placed.planner.clone().wire_type(plan.wire_type);
@@ -324,8 +324,8 @@ impl<'a> Runner<'a> {
     }
 
     /// Measures the default and an alternative in turns. Returns the samples of both for each workload, in
-    /// tokens per second. Keeps both engines loaded if they fit into memory together, and otherwise reloads
-    /// them for each turn.
+    /// tokens per second. Keeps both engines loaded if they fit into memory together. Otherwise reloads an
+    /// engine for each turn.
     fn in_turns(
         &mut self,
         other: &Contender<'_>,
@@ -393,8 +393,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Plans and starts one alternative, and measures it and the default in turns. Returns `None` if both run
-    /// the same plan.
+    /// Plans and starts one alternative. Measures the alternative and the default in turns. Returns `None` if
+    /// both have the same plan.
     fn against(
         &mut self,
         args: &BenchArgs,

@@ -92,13 +92,13 @@ fn writable(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(target))
 }
 
-/// Returns whether `path` leads to a device or a pipe, such as `/dev/stdout`. Ragtag writes to such a file in
-/// place and never replaces it.
+/// Returns whether `path` refers to a device or a pipe, such as `/dev/stdout`. Ragtag writes to such a file
+/// in place and never replaces it.
 fn is_special(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir())
 }
 
-/// Follows all links in `path`. The file to which they lead need not exist.
+/// Follows all links in `path`. The target file need not exist.
 fn followed(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(cause) if cause.kind() == ErrorKind::NotFound => {}

@@ -45,7 +45,8 @@ impl<'a> Pictures<'a> {
         !self.wanted.is_empty()
     }
 
-    /// Returns whether a picture goes to standard output. The command must then write nothing else there.
+    /// Returns whether a picture goes to standard output. If it does, the command must write nothing else to
+    /// standard output.
     pub(super) fn take_standard_output(&self) -> bool {
         self.wanted.iter().any(|(path, _)| is_standard(path))
     }

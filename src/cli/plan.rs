@@ -1,4 +1,4 @@
-//! Implements `ragtag plan`, and selects devices and makes plans for the other commands.
+//! Implements `ragtag plan`. Also selects devices and makes plans for the other commands.
 
 use super::args::{DeviceArgs, FleetArgs, PlacementArgs, PlanArgs};
 use super::files::input_name;
@@ -76,8 +76,9 @@ pub(super) fn for_fleet_or_devices(
     wanted.over(planner, model)
 }
 
-/// Simulates a plan with all its sequences at the same time, each with two requests of the planned workload.
-/// Returns the timelines of excerpts from the simulation, or `None` if it fails or there is no excerpt.
+/// Simulates a plan in which all sequences run concurrently, each with two requests of the planned workload.
+/// Returns timelines of excerpts from the simulation, or `None` if the simulation fails or there is no
+/// excerpt.
 fn simulated(model: &Model, planner: &Planner, plan: &Plan) -> Option<Vec<Gantt>> {
     let prompt = plan.workload.prompt_tokens.clamp(1, (plan.context / 2).max(1));
     let new = plan.workload.generated_tokens.clamp(1, plan.context.saturating_sub(prompt).max(1));

@@ -108,8 +108,8 @@ async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns prefill and decode of a generation as bursts, each with its measured tokens per second. Omits a
-/// phase that took no time.
+/// Returns the prefill and the decode phase of a generation as bursts, each with its measured tokens per
+/// second. Omits a phase that took no time.
 fn bursts(summary: &Summary) -> Vec<(Burst, f64)> {
     let (prompt, tokens) = (summary.prompt_tokens, summary.new_tokens);
     let prefill = (Burst::Prompts { tokens: prompt, sequences: 1 }, summary.prefill_tokens_per_s());

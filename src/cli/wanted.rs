@@ -46,10 +46,10 @@ pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType
     }
 }
 
-/// Requirements that a command has for its plan, in addition to the user's placement arguments.
+/// Requirements that a command sets for its plan, in addition to the user's placement arguments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Number of concurrent sequences that the user requested, if any.
+    /// Number of concurrent sequences that the user requested, or `None` for the default.
     pub(super) asked: Option<u32>,
     /// Number of concurrent sequences if neither the arguments nor the plan file sets it.
     pub(super) sequences: u32,
@@ -57,9 +57,9 @@ pub(super) struct Needs {
     pub(super) all_logits: bool,
     /// Context in tokens if the user sets none. `None` means the longest context that fits.
     pub(super) context: Option<u32>,
-    /// Request to plan for, as far as the user's arguments describe it.
+    /// Parts of the planned request that the user's arguments describe.
     pub(super) request: RequestArgs,
-    /// Request to plan for if neither the arguments nor the plan file describes it.
+    /// Request to plan for if neither the arguments nor the plan file describes one.
     pub(super) workload: Workload,
 }
 
@@ -200,7 +200,7 @@ impl<'a> Wanted<'a> {
         Ok(if self.needs.all_logits { planner.all_logits() } else { planner })
     }
 
-    /// Returns `planner` with the objective and the request to plan for.
+    /// Returns `planner` with the requested objective and the request to plan for.
     fn aimed(&self, planner: Planner) -> Planner {
         let RequestArgs { objective, prompt_tokens, new_tokens } = self.needs.request;
         let usual = self.plan().map_or(self.needs.workload, |plan| plan.workload);
@@ -282,8 +282,8 @@ fn read_plan(path: &Path) -> Result<Plan> {
     Plan::from_json(&read_input(path, MOST_JSON_BYTES)?).map_err(invalid(path))
 }
 
-/// Returns the command-line flags that replace the current device options `own` with the options `needed` of
-/// a plan. Omits options that have the default value in both. Returns `None` if no flag is needed.
+/// Returns the command-line flags that change the current device options `own` to the options `needed`, which
+/// a plan requires. Omits options that have the default value in both. Returns `None` if no flag is needed.
 fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> {
     let usual = PlanDeviceOptions { selection: AUTO.into(), cpu_devices: 1, threads: None };
     let mut flags = Vec::new();

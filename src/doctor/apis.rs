@@ -56,8 +56,8 @@ pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machi
     all
 }
 
-/// Returns a note for each variable in `names` that is set, because these variables change how drivers behave
-/// and users easily forget them.
+/// Returns a note for each variable in `names` that is set. These variables change how drivers behave, and
+/// users easily forget them.
 pub(super) fn variables(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     let set = names.iter().filter_map(|name| Some((name, machine.variable(name)?)));
     set.map(|(name, value)| Finding::new("variable", State::Note, format!("{name}={value}"))).collect()
@@ -95,7 +95,7 @@ fn device(adapter: &Adapter, report: &Report) -> Finding {
     Finding::new("devices", State::Ok, found)
 }
 
-/// Formats the GEMM library that a device uses and the devices to which it has peer access.
+/// Formats the GEMM library of a device, and the devices that it can access as a peer.
 fn beyond(adapter: &Adapter) -> String {
     let caps = &adapter.caps;
     let library = caps.gemm.iter().map(|library| format!("matmuls by {} {}", library.name, library.version));
@@ -177,7 +177,7 @@ fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
     }
 }
 
-/// Returns the folders in which the libraries of the CUDA toolkit may be.
+/// Returns the folders that may contain the libraries of the CUDA toolkit.
 fn toolkit(machine: &Machine) -> Vec<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| machine.variable(name));
     homes.chain(["/usr/local/cuda"]).map(|home| PathBuf::from(home).join("lib64")).collect()
@@ -398,8 +398,8 @@ fn shown(library: &Library) -> String {
     }
 }
 
-/// Checks that the user can open the device nodes in `folder` that are named like `name`. `missing` is the
-/// advice if there is none.
+/// Checks that the user can open the device nodes in `folder` whose names differ from `name` only in the
+/// number. `missing` is the advice if there is no such node.
 fn nodes(machine: &Machine, folder: &str, name: &str, missing: &str) -> Vec<Finding> {
     let found = machine.nodes(folder, name);
     if found.is_empty() {

@@ -1,5 +1,5 @@
 //! Properties of a machine that affect drivers: GPUs on the PCI bus, device nodes, libraries and environment
-//! variables. Linux exposes all of them except the variables as files. Tests therefore use a folder as the
+//! variables. Linux exposes all of them as files, except the variables. Tests therefore use a folder as the
 //! root of a fake machine.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// A GPU vendor. Its PCI id identifies it.
+/// A GPU vendor, identified by its PCI vendor id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Nvidia,

@@ -64,7 +64,7 @@ pub struct Diagnosis {
 const VARIABLES: [&str; 4] = ["RAGTAG_DEVICES", "RAGTAG_STRICT", "RAGTAG_PROBE_LIMIT", "RAGTAG_CACHE_DIR"];
 
 /// Checks whether this machine meets the requirements of each API. Probes devices but does not open them. The
-/// first diagnosis is about Ragtag itself, and each other one is about an API.
+/// first diagnosis is about Ragtag itself. Each of the others is about one API.
 pub fn examine(options: &DeviceOptions) -> Vec<Diagnosis> {
     // Variables whose values are not UTF-8 are skipped, because no check uses them.
     let variables = std::env::vars_os()

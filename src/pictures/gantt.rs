@@ -95,7 +95,7 @@ impl Gantt {
     }
 
     /// Creates the timeline of a run from its trace. A computation with more than `decode_rows` rows counts
-    /// as prefill. The value comes from [`Plan::decode_rows`].
+    /// as prefill. Pass the value of [`Plan::decode_rows`].
     pub fn of_trace(trace: &Trace, decode_rows: u32) -> Self {
         let mut used = BTreeMap::new();
         for span in trace.spans() {
@@ -131,9 +131,9 @@ impl Gantt {
         Self { title: "The simulation".into(), source: GanttSource::Simulated, ..gantt }
     }
 
-    /// Returns excerpts of a timeline that is too long for a page. One shows the first prefill chunks. The
-    /// other shows the consecutive decode steps that keep the stages busiest. Omits an excerpt that would be
-    /// empty.
+    /// Returns excerpts of a timeline that is too long for a page. One excerpt shows the first prefill
+    /// chunks. The other shows the consecutive decode steps that keep the stages busiest. Omits an excerpt
+    /// that would be empty.
     pub fn excerpts(&self) -> Vec<Self> {
         let prefill = self.computed(GanttKind::Prefill);
         let decode = self.computed(GanttKind::Decode);
@@ -161,8 +161,8 @@ impl Gantt {
         computed
     }
 
-    /// Returns a timeline with only the micro-batches in `of`. Numbers them from 0 and shifts the first start
-    /// to time 0.
+    /// Returns a timeline with only the micro-batches in `of`. Renumbers the micro-batches from 0 and shifts
+    /// their first start to time 0.
     fn only(&self, title: &str, of: &[Computed]) -> Self {
         let number = |span: &GanttSpan| of.iter().position(|one| Some(one.id) == span.micro_batch);
         let spans = self.spans.iter().filter_map(|span| Some((number(span)? as u64, span)));
@@ -233,8 +233,8 @@ fn kind(span: &Span, decode_rows: u32) -> GanttKind {
 /// Estimates the timeline of a pipeline whose stages and edges each process one micro-batch at a time.
 struct Estimate<'a> {
     plan: &'a Plan,
-    /// Time at which each stage and each edge becomes free, in microseconds. The order is that of the
-    /// pipeline: stage, edge, stage and so on, with the token return at the end.
+    /// Time at which each stage and each edge becomes free, in microseconds. The entries are in pipeline
+    /// order: stage, edge, stage and so on, with the token return at the end.
     free_us: Vec<f64>,
     spans: Vec<GanttSpan>,
 }

@@ -79,9 +79,9 @@ fn tile(name: &str, value: &str, unit: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) small { (unit) } } } }
 }
 
-/// Returns a gap with its description. If the plan uses a user's split and the planner's own split is faster,
-/// this is the predicted gap between them. Otherwise it is the maximum gap to the best possible plan, or
-/// `None` if no bound is known.
+/// Returns the relative gap between the plan and a better plan, with a description. If the plan uses a user's
+/// split and the planner's own split is faster, this is the predicted gap to the planner's split. Otherwise
+/// it is the maximum gap to the best possible plan, or `None` if no bound is known.
 fn gap(plan: &Plan) -> Option<(f64, &'static str)> {
     let Explanation { score_us, bound_us, alternatives, .. } = &plan.explanation;
     let own = alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
@@ -278,7 +278,7 @@ fn alternatives(report: &Report) -> Markup {
     }
 }
 
-/// Returns the reason why the table shows no plan with a device that was left out.
+/// Returns the reason why the table shows no plan that includes the left-out device `left`.
 fn none_with(left: &LeftOut) -> &'static str {
     match left {
         LeftOut { tried: false, .. } => "not searched for",

@@ -6,8 +6,8 @@ use super::{Report, charts};
 use maud::{Markup, PreEscaped, html};
 use ragtag_planner::plan::Plan;
 
-/// Dimensions of the sheet in pixels: its width, its margins, the columns of labels and of bars, and the gap
-/// between rows.
+/// Dimensions of the sheet in pixels: its width, its margins, the widths of the label column and the bar
+/// column, and the gap between rows.
 const SHEET: f64 = 960.0;
 const MARGIN: f64 = 24.0;
 const LABELS: f64 = 250.0;

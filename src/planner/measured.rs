@@ -8,24 +8,24 @@ use ragtag_planner::Plan;
 use ragtag_scheduler::PipelineStats;
 use ragtag_scheduler::compare::{Alike, Burst, Comparand, Comparison, facts_from, since};
 
-/// Minimum [`Replanned::gain`] that justifies a restart. The gain must also exceed the uncertainty of the
-/// measurements.
+/// Minimum [`Replanned::gain`] that justifies restarting the engine. The gain must also exceed the
+/// uncertainty of the measurements.
 const WORTHWHILE: f64 = 0.03;
 
-/// Maximum number of times that replanning corrects the cost model, and the relative deviation from the
-/// measurements below which it stops correcting.
+/// Maximum number of corrections that replanning makes to the cost model, and the relative deviation from the
+/// measurements below which it stops.
 const CORRECTIONS: usize = 8;
 const NEAR_ENOUGH: f64 = 0.01;
 
-/// A plan that is predicted to be faster than the current plan, according to measurements of a run.
+/// A plan that, according to measurements of a run, should be faster than the plan that ran.
 #[derive(Clone, Debug)]
 pub struct Replanned {
     /// Planner that made the plan. It uses the measured facts and ignores the user's split.
     pub planner: Planner,
     /// Plan that the planner made.
     pub plan: Plan,
-    /// Predicted time of the old plan divided by that of the new plan, minus 1. Both predictions use the
-    /// measured facts.
+    /// Ratio of the old plan's predicted time to the new plan's predicted time, minus 1. Both predictions use
+    /// the measured facts.
     pub gain: f64,
 }
 
@@ -147,8 +147,8 @@ mod tests {
         planner.device_facts(vec![device("cpu:0"), device("cpu:1")])
     }
 
-    /// Returns statistics of a run with `count` micro-batches per phase. Each stage takes its predicted time
-    /// multiplied by its factor in `factors`, with a relative spread of `share`.
+    /// Returns statistics of a run with `count` micro-batches per phase. The time of each stage is its
+    /// predicted time multiplied by its factor in `factors`, with a relative spread of `share`.
     fn measured(planner: &Planner, factors: [f64; 2], count: u64, share: f64) -> Measured {
         let plan = planner.plan().unwrap();
         let stage = |busy_ns: u64, decode: bool| {

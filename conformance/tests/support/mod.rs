@@ -8,9 +8,9 @@ use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 /// Step between the listed shapes to test on devices that compile shaders for the CPU.
 pub const SOME: usize = 3;
 
-/// Maximum number of skipped tests, by backend and by prefix of the driver's name. Only tests of kernels in
-/// the driver's own language count. The numbers apply to the whole suite. If a driver exceeds its maximum, it
-/// has lost a feature.
+/// Maximum number of skipped tests in the whole suite, by backend and by prefix of the driver's name. Only
+/// tests of kernels in the driver's own language count. If a driver exceeds its maximum, it has lost a
+/// feature.
 const SKIPS: [(&str, &str, usize); 8] = [
     ("opencl", "Portable Computing Language", 0),
     ("opencl", "Intel(R) OpenCL", 0),
@@ -53,11 +53,11 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// device, records a skip that names `missing`. Software devices run in parallel, because each of their
 /// drivers compiles on a single core.
 ///
-/// Drivers that compile for the CPU would take too long for all variants of all kernels, so similar devices
-/// share the variants. Devices of one driver are similar, and so are the devices of all APIs that run shaders
-/// on the CPU. Vulkan devices test one half of the variants, and wgpu devices the other half. Shaders also
-/// run slowly on the CPU, so only some shapes are tested. `RAGTAG_TEST_SEED` rotates the selection. If
-/// `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
+/// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
+/// devices share the variants. The devices of one driver are similar. So are all devices that run shaders on
+/// the CPU, regardless of their API. Vulkan devices test one half of the variants, and wgpu devices the other
+/// half. Shaders also run slowly on the CPU, so only some shapes are tested. `RAGTAG_TEST_SEED` rotates the
+/// selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
     let backends = Backends::new(&Config::default());
@@ -97,8 +97,8 @@ pub fn repeat() -> String {
     format!("RAGTAG_TEST_SEED={seed} cargo test -p ragtag-conformance --test {file} -- {test}")
 }
 
-/// Returns the part of the suite that the CPU-emulated device `one` runs. `all` lists such devices of its
-/// backend.
+/// Returns the part of the suite that the CPU-emulated device `one` runs. `all` lists the CPU-emulated
+/// devices of the same backend.
 fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     let seed = test_support::seed();
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {

@@ -93,8 +93,8 @@ impl Hyperparameters {
         Ok(found)
     }
 
-    /// Checks that the hyperparameters are consistent. Error messages name the file's keys for the KV head
-    /// count, the number of rotating dimensions and the head size, which the caller passes in this order.
+    /// Checks that the hyperparameters are consistent. The argument contains the file's keys for the KV head
+    /// count, the number of rotating dimensions and the head size. Error messages name these keys.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -145,8 +145,8 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the number by which positions are divided: the factor of linear RoPE scaling, or 1 without
-/// scaling. Rejects other types of scaling.
+/// Returns the divisor of the positions: the factor of linear RoPE scaling, or 1 without scaling. Rejects
+/// other types of scaling.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,

@@ -81,8 +81,8 @@ impl Architecture {
         builder.finish()
     }
 
-    /// Returns the tensors that a model with these hyperparameters has. If `is_tied` is true, the embedding
-    /// also serves as the projection to logits. Matrices have the type `matrices`, and vectors have the type
+    /// Returns the tensors of a model with these hyperparameters. If `is_tied` is true, the embedding also
+    /// serves as the projection to logits. Matrices have the type `matrices`, and vectors have the type
     /// `vectors`.
     pub(crate) fn describe(
         &self,

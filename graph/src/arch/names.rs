@@ -27,8 +27,8 @@ pub(super) const COMMON: &[Names] = &[
     ("blk.N.ffn_down.weight", "model.layers.N.mlp.down_proj.weight"),
 ];
 
-/// Name of a layer's RoPE frequencies. Old checkpoints contain them, although the hyperparameters determine
-/// them.
+/// Name of a layer's RoPE frequencies. Old checkpoints contain them, although they follow from the
+/// hyperparameters.
 const DERIVED: &str = "model.layers.N.self_attn.rotary_emb.inv_freq";
 
 /// Returns whether the hyperparameters determine the tensor that checkpoints call `name`.

@@ -17,14 +17,14 @@ pub enum RopePairing {
 /// Parameters of rotary position embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rope {
-    /// Number of dimensions per head that rotate.
+    /// Number of dimensions per head that RoPE rotates.
     pub dimensions: u32,
-    /// Dimensions that rotate together. This depends on the order of the query and key projections in the
-    /// file.
+    /// Pairing of the dimensions that rotate together. It depends on the order of the query and key
+    /// projections in the file.
     pub pairing: RopePairing,
-    /// Base of the frequencies.
+    /// Base from which the rotation frequencies are computed.
     pub base: f32,
-    /// Number by which positions are divided (linear scaling).
+    /// Divisor of the positions, for linear scaling.
     pub scale: f32,
     /// Parameters of frequency-dependent scaling as in Llama 3.1, if the model uses it.
     pub llama3: Option<Llama3Scaling>,
@@ -36,12 +36,12 @@ pub struct Rope {
 /// for frequencies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Llama3Scaling {
-    /// Number by which low frequencies are divided.
+    /// Divisor of low frequencies.
     pub factor: f32,
-    /// Low frequencies complete fewer turns than this within the original context.
+    /// Number of turns within the original context below which a frequency counts as low.
     pub low_frequency_factor: f32,
-    /// High frequencies complete more turns than this within the original context. Must be greater than
-    /// `low_frequency_factor`.
+    /// Number of turns within the original context above which a frequency counts as high. Must be greater
+    /// than `low_frequency_factor`.
     pub high_frequency_factor: f32,
     /// Maximum sequence length before scaling, in tokens.
     pub original_context: u32,

@@ -1,7 +1,8 @@
 //! Reads the hyperparameters from `config.json`, where they have Hugging Face's names.
 //!
-//! The fields for the head size, the number of KV heads and the RoPE scaling are optional. Their defaults are
-//! those of the `transformers` library. All other fields that determine the shapes of weights are required.
+//! The fields for the head size, the number of KV heads and the RoPE scaling are optional. They default to
+//! the values that the `transformers` library uses. All other fields that determine the shapes of weights are
+//! required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
 use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing, in_range, positive};

@@ -16,7 +16,7 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// Creates a model of width 32 with two query heads, one KV head, one block and 8 tokens.
+    /// Creates a model of width 32 with two query heads, one KV head, one block and a vocabulary of 8 tokens.
     pub(super) fn new() -> Self {
         let config = json!({
             "architectures": ["LlamaForCausalLM"],

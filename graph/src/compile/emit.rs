@@ -16,7 +16,7 @@ use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_kernels::{ElementType, Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
-/// Place, offset of the first byte, and number of bytes of a binding.
+/// Place of a binding, with the offset of its first byte and its number of bytes.
 type Argument = (Place, u64, u64);
 
 /// Rows of a weight matrix that one binding covers.

@@ -1,5 +1,5 @@
 //! Compiles contiguous segments for a device. Selects kernel variants by the device's capabilities, assigns a
-//! place to every tensor, and emits the dispatches for each bucket.
+//! place in memory to every tensor, and emits the dispatches for each bucket.
 //!
 //! The capacities of the buckets are the powers of two below the prefill chunk, and the prefill chunk itself.
 //! A micro-batch runs in the smallest bucket that holds its rows. Kernels read the actual number of rows from
@@ -165,19 +165,19 @@ fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
 }
 
 /// Returns the number of parts into which attention is split over the cached positions. The number does not
-/// depend on the rows of a micro-batch, because it affects the rounding of results. Each compute unit gets at
-/// most one work group per row, because a second wave of groups would double the time.
+/// depend on the rows of a micro-batch, because it affects the rounding of results. It limits each compute
+/// unit to one work group per row. A second wave of work groups would double the time.
 fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
     (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
 }
 
-/// Returns the maximum number of splits such that no split is empty at the full context.
+/// Returns the largest number of splits for which no split is empty at the full context.
 fn most_splits(lowering: &Lowering) -> u32 {
     partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
 }
 
-/// The two programs that can need the most scratch on any device. The first is for the largest micro-batch.
-/// The second is for the largest micro-batch whose attention may be split.
+/// The two programs that can need the most scratch memory on any device. The first is for the largest
+/// micro-batch. The second is for the largest micro-batch whose attention may be split.
 pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
 
 impl Largest {
@@ -231,7 +231,7 @@ fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {
 }
 
 /// Returns the weight buffers that the segments need, without duplicates. `kept` returns the resident layout
-/// for a weight type.
+/// for a given weight type.
 pub(crate) fn weight_buffers(
     model: &Model,
     graph: &OperatorGraph,
@@ -347,7 +347,7 @@ pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     u64::from(rows) * form.row_bytes(node.width as usize) as u64
 }
 
-/// Returns the maximum number of rows in a tensor whose row count is `rows`.
+/// Returns the maximum number of rows that `rows` stands for in the bucket that `params` describes.
 fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
     match rows {
         Rows::Tokens => params.rows,

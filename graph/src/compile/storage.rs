@@ -15,7 +15,7 @@ use std::ops::Range;
 /// API. NVIDIA's OpenCL has the strictest requirement.
 const ALIGNMENT_BYTES: u64 = 512;
 
-/// Place of each node's output, with the offset of its first byte.
+/// Place of each node's output, including the offset of its first byte in the buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Storage {
     places: BTreeMap<NodeIndex, (Place, u64)>,
@@ -94,8 +94,8 @@ fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex)
     Err(ModelError::Unsupported { what })
 }
 
-/// Returns the position in program order after which a node's bytes are free. This is the last position at
-/// which a node reads these bytes, either as the output of `node` or as the output of a node that reuses
+/// Returns the position in program order after which a node's bytes are free. This is the position of the
+/// last node that reads these bytes, either as the output of `node` or as the output of a node that reuses
 /// them.
 fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeIndex, usize>) -> usize {
     let readers = graph.consumers(node).into_iter().map(|(reader, _)| {
@@ -239,7 +239,8 @@ mod tests {
         assert!(message.contains("reads the input of add after it was overwritten"), "{message}");
     }
 
-    /// Finds by brute force the lowest offset at which `bytes` overlap no live tensor.
+    /// Finds, by brute force, the lowest offset at which an allocation of `bytes` bytes overlaps no live
+    /// tensor.
     fn lowest_gap(live: &[Live], bytes: u64) -> u64 {
         let fits =
             |start: &u64| live.iter().all(|l| l.offset + l.bytes <= *start || *start + bytes <= l.offset);

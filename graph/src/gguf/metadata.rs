@@ -73,8 +73,8 @@ impl Metadata {
         Ok(self.get::<Array<'a>>(key)?.list())
     }
 
-    /// Returns all keys with their values, sorted by key. Returns an error instead of a value that can no
-    /// longer be read because the file has changed.
+    /// Returns all keys with their values, sorted by key. If a value can no longer be read because the file
+    /// has changed, returns an error in its place.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Result<Value<'_>, FormatError>)> {
         self.entries.iter().map(|(key, entry)| (key.as_str(), self.read(key, entry)))
     }

@@ -200,7 +200,8 @@ fn reports_a_shrunk_file_wherever_it_is_read() {
     assert!(model.metadata.iter().all(|(_, value)| value.is_err()));
 }
 
-/// Builds a file without `general.alignment`. Opening the file would read the value of this key and fail.
+/// Builds a file without `general.alignment`. With this key, opening the file through [`Shrunk`] would fail,
+/// because the reader would read its value.
 fn every_no_alignment() -> Vec<u8> {
     let mut w = Writer::new();
     w.put("u8", 1u8);

@@ -42,8 +42,8 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     })
 }
 
-/// Returns the id of each token text that merges can use. If several tokens have the same text, the first
-/// one's id is returned.
+/// Returns the id of each token text that merges can use. If several tokens have the same text, returns the
+/// id of the first one.
 fn normal(tokens: &[Token<'_>]) -> HashMap<String, u32> {
     let mut ids = HashMap::new();
     for (id, token) in (0u32..).zip(tokens).filter(|(_, token)| token.kind == Kind::Normal) {

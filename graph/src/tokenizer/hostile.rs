@@ -493,7 +493,7 @@ fn expressions_are_bounded() {
     assert!(error.contains("backtracking"), "{error}");
 }
 
-/// Checks that encoding fails for a run of whitespace that exceeds the engine's limit of one million
+/// Checks that encoding fails for a run of whitespace that exceeds the regex engine's limit of one million
 /// characters. The words after the run must not be dropped silently.
 #[test]
 fn a_text_beyond_the_limits_of_an_expression_is_an_error() {

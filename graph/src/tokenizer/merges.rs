@@ -20,7 +20,7 @@ pub(super) const LONGEST_TOKEN_BYTES: usize = 512;
 const MOST_MERGES_PER_TOKEN: usize = 32;
 
 /// Returns the id of each token text that merges can use. Only [`Kind::Normal`] tokens take part in merges.
-/// If several of them have the same text, the first one's id is returned.
+/// If several tokens have the same text, returns the id of the first one.
 pub(super) fn ids_by_text<'a>(tokens: &[Token<'a>]) -> HashMap<&'a str, u32> {
     let mut ids = HashMap::new();
     for (id, token) in (0u32..).zip(tokens) {

@@ -69,7 +69,7 @@ impl Tokenizer {
     /// Builds the tokenizer from the metadata of a GGUF file.
     ///
     /// # Errors
-    /// Fails if the file has no vocabulary, or an unsupported or invalid vocabulary.
+    /// Fails if the file has no vocabulary, or if its vocabulary is unsupported or invalid.
     pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         match metadata.get::<&str>("tokenizer.ggml.model")? {
             "llama" => sentencepiece::from_metadata(metadata),
@@ -87,7 +87,7 @@ impl Tokenizer {
     /// `generation_config.json` and `config.json`.
     ///
     /// # Errors
-    /// Fails if the directory has no tokenizer, or an unsupported or invalid one.
+    /// Fails if the directory has no tokenizer, or if its tokenizer is unsupported or invalid.
     pub fn from_directory(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
         directory::open(directory)
     }

@@ -32,7 +32,8 @@ pub(super) enum Part<'a> {
     Token(u32),
 }
 
-/// Splits texts at special tokens, either at all of them or only at those that are not control tokens.
+/// Finder that splits texts at special tokens. It searches for all special tokens, or only for those that are
+/// not control tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Finder {
     plain: Set,

@@ -1,5 +1,5 @@
 //! Converts text without special tokens to token ids. Splits the text into words, and merges adjacent pieces
-//! of each word.
+//! within each word.
 
 use crate::error::TokenizerError;
 use fancy_regex::Regex;
@@ -57,7 +57,7 @@ impl Cut {
     }
 }
 
-/// Splits text into words, and merges the pieces of each word.
+/// Encoder that splits text into words and merges the pieces of each word.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
     /// Cuts for the first part of a text, or `None` if the text is not split.
