@@ -35,15 +35,15 @@ pub enum SelectionError {
         "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"
     )]
     Syntax {
-        /// Invalid part.
+        /// Item that is not a device term.
         item: String,
-        /// Whole text.
+        /// Complete selection that contains the item.
         text: String,
     },
     /// A filter has an invalid value.
     #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB or 8GiB")]
     FilterSyntax {
-        /// Filter.
+        /// Item that is not a filter.
         item: String,
     },
     /// Unknown backend.
@@ -213,7 +213,7 @@ pub enum Source {
     Flag,
     /// The environment variable `RAGTAG_DEVICES`.
     Environment,
-    /// The default, without flag and variable.
+    /// The default, used if neither the flag nor the variable is set.
     Default,
 }
 

@@ -137,13 +137,13 @@ pub struct EntryAbi {
 /// Code of a module.
 #[derive(Clone, Debug)]
 pub enum ModuleSource {
-    /// Functions in this process, one for each entry.
+    /// CPU kernels: functions in this process, one for each entry.
     Host(Vec<HostFn>),
     /// Source texts for the driver or its compiler, one for each entry.
     Text {
         /// The language: OpenCL C, CUDA C++, PTX, HIP C++ or WGSL.
         language: KernelLanguage,
-        /// The entries' texts and functions.
+        /// Source text and function of each entry.
         entries: Vec<TextEntry>,
     },
     /// Kernel source for some entries, and a library's matrix products for the other entries. The device's
