@@ -8,11 +8,10 @@
 //! ```
 //!
 //! `auto` selects every GPU, or every CPU device if there is no GPU. A list that contains only filters
-//! implies `auto`. A software GPU is selected only by name. The name of a backend stands for the names of all
-//! its devices. The words `auto`, `gpu` and `cpu` select each physical device once. If another item of the
-//! list names an API of the device, the device is opened through that API, otherwise through the preferred
-//! API. A device is selected twice only if two of its APIs are named. This module knows no backend by name
-//! except `cpu`.
+//! implies `auto`. A software GPU is selected only by name. A backend's name selects all its devices. The
+//! words `auto`, `gpu` and `cpu` select each physical device once. If another item of the list names an API
+//! of the device, Ragtag opens the device through that API, otherwise through the preferred API. A device is
+//! selected twice only if the list names two of its APIs. This module knows no backend by name except `cpu`.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -49,7 +48,7 @@ pub enum SelectionError {
     /// Unknown backend.
     #[error("unknown backend {name:?}; there are {}", known.join(", "))]
     UnknownBackend {
-        /// Name.
+        /// Name that the user gave.
         name: String,
         /// Names of all backends.
         known: Vec<String>,
@@ -227,8 +226,8 @@ pub struct Requested {
 }
 
 impl Requested {
-    /// Returns the selection of the flag. Without a flag, returns the selection of `RAGTAG_DEVICES`, or
-    /// `auto` if the variable is not set or empty.
+    /// Parses the selection in `flag`. Without a flag, parses `environment`, the value of `RAGTAG_DEVICES`.
+    /// If that is missing or empty too, returns the selection `auto`.
     ///
     /// # Errors
     /// Returns an error if the value that takes effect is invalid.

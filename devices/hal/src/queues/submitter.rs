@@ -233,7 +233,7 @@ impl<Q: DriverQueue> Submitter<Q> {
         Ok(submitter)
     }
 
-    /// Returns the driver queue of a queue kind.
+    /// Returns the driver queue that executes the work of `queue`.
     pub fn tracked(&self, queue: QueueKind) -> &TrackedQueue<Q> {
         &self.shared.queues[queue.index()]
     }
