@@ -85,7 +85,8 @@ fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
     }
 }
 
-/// Compiles sources and returns their kernels with entry indices.
+/// Compiles the sources of `entries` and returns one kernel for each entry. Entries with equal sources share
+/// a module.
 fn kernels<D: Driver>(
     driver: &D,
     adapter: &Adapter,

@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Returns the names of the libraries that work with a driver for CUDA `driver_version`, newest first. Each
+/// Returns the file names of the libraries to try with a driver for CUDA `driver_version`, newest first. Each
 /// name contains a major version of CUDA. A driver also supports libraries of earlier versions.
 fn names(driver_version: i32) -> &'static [&'static str] {
     match driver_version / 1000 {
