@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | `text.rs` | the test kernel in each language of GPUs |
+//! | `text.rs` | the test kernel in each GPU language |
 //! | `suite.rs` | the tests that every backend must pass |
 //! | `probes.rs` | probing in a child process |
 //! | `stray.rs` | a kernel that writes to an invalid address |

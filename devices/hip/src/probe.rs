@@ -98,7 +98,7 @@ fn gemm(api: &'static Api, architecture: &Architecture) -> Option<GemmLibrary> {
     })
 }
 
-/// Returns the names and values of the set variables that hide devices. Returns `None` if none is set.
+/// Returns `NAME=VALUE` for each environment variable that hides devices. Returns `None` if none is set.
 fn environment(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let set = VISIBILITY.iter().filter_map(|name| Some(format!("{name}={}", variable(name)?)));
     let set: Vec<_> = set.collect();

@@ -45,7 +45,8 @@ pub(super) enum Due {
     Carried(u64),
 }
 
-/// Known times of the first pending event of a timeline.
+/// Known times of the first pending event of a timeline: the start and end of its work, and the time to
+/// report it.
 #[derive(Default)]
 struct First {
     begun: Option<Instant>,

@@ -1,9 +1,9 @@
 //! One in-order driver queue with its outstanding work, and the completion thread that advances its timeline.
 //!
 //! The completion thread handles submissions in order. For each submission, it first waits for the points of
-//! other queues, and only then for the submission's last event, because some drivers would spin until those
-//! points pass. The thread parks, but spins around the times at which it expects points and events
-//! ([`Anticipation`]).
+//! other queues, and only then for the submission's last event. If it waited for the event at once, some
+//! drivers would spin until those points pass. The thread parks, but spins around the times at which it
+//! expects points and events ([`Anticipation`]).
 //!
 //! # Leases of a submission
 //! Points order all work, and leases of host regions verify this order. A submission that can start at once
