@@ -56,13 +56,13 @@ pub enum SelectionError {
     /// The backend is not in this build.
     #[error("backend {name:?} is not compiled into this build")]
     NotCompiled {
-        /// Name.
+        /// Name of the backend.
         name: String,
     },
     /// The backend's library or driver is missing.
     #[error("{label} cannot be used: {cause}")]
     Unavailable {
-        /// Device or backend.
+        /// Label of the device, or name of the backend.
         label: String,
         /// Error of the backend's probe.
         cause: String,
@@ -70,31 +70,31 @@ pub enum SelectionError {
     /// The backend has no such device.
     #[error("no device {label}; there are {}", list(existing))]
     NoSuchDevice {
-        /// Device.
+        /// Label of the missing device.
         label: String,
-        /// Existing devices.
+        /// Labels of the devices that exist.
         existing: Vec<String>,
     },
     /// The backend has no devices.
     #[error("{name} shows no device; there are {}", list(existing))]
     NoDeviceOf {
-        /// Backend.
+        /// Name of the backend.
         name: String,
-        /// Existing devices.
+        /// Labels of the devices that exist.
         existing: Vec<String>,
     },
     /// A GPU was requested, but the machine has none.
     #[error("no GPU found; there are {}", list(found))]
     NoGpu {
-        /// Existing devices.
+        /// Labels of the devices that exist.
         found: Vec<String>,
     },
     /// No device matches the selection.
     #[error("no device fits {requested:?}; there are {}", list(found))]
     Nothing {
-        /// Selection.
+        /// Selection as the user wrote it.
         requested: String,
-        /// Existing devices.
+        /// Labels of the devices that exist.
         found: Vec<String>,
     },
 }
@@ -359,7 +359,7 @@ fn labels(report: &Report) -> Vec<String> {
     report.adapters().map(Adapter::label).collect()
 }
 
-/// Returns the physical devices whose preferred adapter satisfies a predicate.
+/// Returns the physical devices whose preferred adapter satisfies `is`.
 fn of_kind(report: &Report, is: fn(&Adapter) -> bool) -> Vec<Device<'_>> {
     let best = |physical: &crate::table::Physical| report.adapter(physical.adapters.first()?);
     let devices = report.devices.iter().enumerate().filter_map(|(at, physical)| Some((at, best(physical)?)));

@@ -66,9 +66,9 @@ pub enum ThrottleError {
     /// The device is not selected.
     #[error("throttle {throttle}: {device} is not among the selected devices ({})", selected.join(", "))]
     NotSelected {
-        /// Throttle.
+        /// Throttle that names the device.
         throttle: ThrottleSpec,
-        /// Device.
+        /// Label of the device.
         device: String,
         /// Labels of the selected devices.
         selected: Vec<String>,
@@ -76,7 +76,7 @@ pub enum ThrottleError {
     /// The device does not support the throttle.
     #[error("throttle {throttle}: only {only} devices support it")]
     NotSlowable {
-        /// Throttle.
+        /// Throttle that the device does not support.
         throttle: ThrottleSpec,
         /// Devices that support it.
         only: &'static str,
