@@ -90,18 +90,18 @@ pub struct GemmLibrary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GemmChoice {
-    /// Kernels for the device's matrix units if there are any, otherwise the library.
+    /// Kernels for the device's matrix units if there are any, otherwise the library if it is installed.
     #[default]
     Auto,
     /// Always kernels.
     Own,
-    /// The library.
+    /// The library, if it is installed.
     Library,
 }
 
 impl GemmChoice {
-    /// Returns the library `found` with [`GemmLibrary::preferred`] set, or `None` if the choice does not
-    /// allow a library.
+    /// Returns `found` with [`GemmLibrary::preferred`] set according to this choice. Returns `None` if the
+    /// choice does not allow a library.
     pub fn of(self, found: Option<GemmLibrary>) -> Option<GemmLibrary> {
         let preferred = self == GemmChoice::Library;
         found.filter(|_| self != GemmChoice::Own).map(|library| GemmLibrary { preferred, ..library })
