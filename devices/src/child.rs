@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Prefix of the answer. It is needed because drivers also print to standard output.
 const MARK: &str = "ragtag-probe ";
-/// Polling interval for the exit of a silent child.
+/// Interval at which the parent checks whether a child without an answer has exited.
 const STEP: Duration = Duration::from_millis(5);
 /// Time limit for the remaining output of a child that has exited.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -188,7 +188,8 @@ mod tests {
     use crate::table::{Backends, Probed, Row, Status};
     use ragtag_hal::AdapterKind;
 
-    /// Returns the result of a child that runs a shell script; `$0` is the backend's name.
+    /// Returns the probe result of a child that runs the shell script `script`, in which `$0` is the
+    /// backend's name.
     fn ask(script: &str, limit: Duration) -> Result<Vec<Adapter>, Unavailable> {
         let arguments = ["-c", script].map(OsString::from).into();
         ProbeChild { program: "/bin/sh".into(), arguments, limit }.ask("fake").unwrap().wait()

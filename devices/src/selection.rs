@@ -8,11 +8,10 @@
 //! ```
 //!
 //! `auto` selects every GPU, or every CPU device if there is no GPU. A list that contains only filters
-//! implies `auto`. A software GPU is selected only by name. The name of a backend stands for the names of all
-//! its devices. The words `auto`, `gpu` and `cpu` select each physical device once. If another item of the
-//! list names an API of the device, the device is opened through that API, otherwise through the preferred
-//! API. A device is selected twice only if two of its APIs are named. This module knows no backend by name
-//! except `cpu`.
+//! implies `auto`. A software GPU is selected only by name. A backend's name selects all its devices. The
+//! words `auto`, `gpu` and `cpu` select each physical device once. If another item of the list names an API
+//! of the device, Ragtag opens the device through that API, otherwise through the preferred API. A device is
+//! selected twice only if the list names two of its APIs. This module knows no backend by name except `cpu`.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -35,21 +34,21 @@ pub enum SelectionError {
         "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"
     )]
     Syntax {
-        /// Invalid part.
+        /// Item that is not a device term.
         item: String,
-        /// Whole text.
+        /// Complete selection that contains the item.
         text: String,
     },
     /// A filter has an invalid value.
     #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB or 8GiB")]
     FilterSyntax {
-        /// Filter.
+        /// Item that is not a filter.
         item: String,
     },
     /// Unknown backend.
     #[error("unknown backend {name:?}; there are {}", known.join(", "))]
     UnknownBackend {
-        /// Name.
+        /// Name that the user gave.
         name: String,
         /// Names of all backends.
         known: Vec<String>,
@@ -57,13 +56,13 @@ pub enum SelectionError {
     /// The backend is not in this build.
     #[error("backend {name:?} is not compiled into this build")]
     NotCompiled {
-        /// Name.
+        /// Name of the backend.
         name: String,
     },
     /// The backend's library or driver is missing.
     #[error("{label} cannot be used: {cause}")]
     Unavailable {
-        /// Device or backend.
+        /// Label of the device, or name of the backend.
         label: String,
         /// Error of the backend's probe.
         cause: String,
@@ -71,31 +70,31 @@ pub enum SelectionError {
     /// The backend has no such device.
     #[error("no device {label}; there are {}", list(existing))]
     NoSuchDevice {
-        /// Device.
+        /// Label of the missing device.
         label: String,
-        /// Existing devices.
+        /// Labels of the devices that exist.
         existing: Vec<String>,
     },
     /// The backend has no devices.
     #[error("{name} shows no device; there are {}", list(existing))]
     NoDeviceOf {
-        /// Backend.
+        /// Name of the backend.
         name: String,
-        /// Existing devices.
+        /// Labels of the devices that exist.
         existing: Vec<String>,
     },
     /// A GPU was requested, but the machine has none.
     #[error("no GPU found; there are {}", list(found))]
     NoGpu {
-        /// Existing devices.
+        /// Labels of the devices that exist.
         found: Vec<String>,
     },
     /// No device matches the selection.
     #[error("no device fits {requested:?}; there are {}", list(found))]
     Nothing {
-        /// Selection.
+        /// Selection as the user wrote it.
         requested: String,
-        /// Existing devices.
+        /// Labels of the devices that exist.
         found: Vec<String>,
     },
 }
@@ -213,7 +212,7 @@ pub enum Source {
     Flag,
     /// The environment variable `RAGTAG_DEVICES`.
     Environment,
-    /// The default, without flag and variable.
+    /// The default, used if neither the flag nor the variable is set.
     Default,
 }
 
@@ -227,8 +226,8 @@ pub struct Requested {
 }
 
 impl Requested {
-    /// Returns the selection of the flag. Without a flag, returns the selection of `RAGTAG_DEVICES`, or
-    /// `auto` if the variable is not set or empty.
+    /// Parses the selection in `flag`. Without a flag, parses `environment`, the value of `RAGTAG_DEVICES`.
+    /// If that is missing or empty too, returns the selection `auto`.
     ///
     /// # Errors
     /// Returns an error if the value that takes effect is invalid.
@@ -360,7 +359,7 @@ fn labels(report: &Report) -> Vec<String> {
     report.adapters().map(Adapter::label).collect()
 }
 
-/// Returns the physical devices whose preferred adapter satisfies a predicate.
+/// Returns the physical devices whose preferred adapter satisfies `is`.
 fn of_kind(report: &Report, is: fn(&Adapter) -> bool) -> Vec<Device<'_>> {
     let best = |physical: &crate::table::Physical| report.adapter(physical.adapters.first()?);
     let devices = report.devices.iter().enumerate().filter_map(|(at, physical)| Some((at, best(physical)?)));

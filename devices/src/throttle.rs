@@ -6,7 +6,7 @@
 //! rate     = number ( "B/s" | "kB/s" | "MB/s" | "GB/s" )
 //! ```
 //!
-//! Parses throttles and checks them against the selected devices. This module knows nothing about the
+//! This module parses throttles and checks them against the selected devices. It knows nothing about the
 //! implementation of throttles.
 
 use ragtag_hal::Label;
@@ -32,7 +32,7 @@ pub enum ThrottleSpec {
         /// Number of multiprocessors, at least 1.
         count: u32,
     },
-    /// Duty cycle: the device computes for a share of the time and rests in between.
+    /// Duty cycle: the device computes for this share of the time and idles for the rest.
     Duty {
         /// Label of the device.
         device: Label,
@@ -53,12 +53,12 @@ pub enum ThrottleSpec {
 /// An invalid throttle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ThrottleError {
-    /// The text is not a throttle.
+    /// The text is not a valid throttle.
     #[error(
         "invalid throttle {text:?}: {cause} (expected cpu:0=threads:1, cuda:0=sms:64, cpu:0=duty:50% or link:cpu:0->cpu:1=1GB/s)"
     )]
     Syntax {
-        /// Text.
+        /// Text as the user wrote it.
         text: String,
         /// Cause of the error.
         cause: String,
@@ -66,9 +66,9 @@ pub enum ThrottleError {
     /// The device is not selected.
     #[error("throttle {throttle}: {device} is not among the selected devices ({})", selected.join(", "))]
     NotSelected {
-        /// Throttle.
+        /// Throttle that names the device.
         throttle: ThrottleSpec,
-        /// Device.
+        /// Label of the device.
         device: String,
         /// Labels of the selected devices.
         selected: Vec<String>,
@@ -76,7 +76,7 @@ pub enum ThrottleError {
     /// The device does not support the throttle.
     #[error("throttle {throttle}: only {only} devices support it")]
     NotSlowable {
-        /// Throttle.
+        /// Throttle that the device does not support.
         throttle: ThrottleSpec,
         /// Devices that support it.
         only: &'static str,

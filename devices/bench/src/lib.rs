@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | `text.rs` | the test kernel in each language of GPUs |
+//! | `text.rs` | the test kernel in each GPU language |
 //! | `suite.rs` | the tests that every backend must pass |
 //! | `probes.rs` | probing in a child process |
 //! | `stray.rs` | a kernel that writes to an invalid address |
@@ -40,7 +40,7 @@ pub(crate) const GROUP: u32 = 64;
 /// Returns `adapters`, unless the list is empty.
 ///
 /// # Errors
-/// If the list is empty, returns the reason for which the test is skipped.
+/// If the list is empty, returns the reason to skip the test.
 pub fn some(adapters: Vec<Adapter>) -> Result<Vec<Adapter>, String> {
     if adapters.is_empty() { Err("the driver has no device".into()) } else { Ok(adapters) }
 }

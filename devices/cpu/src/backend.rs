@@ -108,8 +108,8 @@ impl Backend for CpuBackend {
         Ok(self.adapters())
     }
 
-    /// Opens devices. A device starts as many threads as its adapter states, which may be fewer than the
-    /// probe reported.
+    /// Opens devices. A device starts as many threads as its adapter states. The caller may have lowered this
+    /// number since the probe.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let present = self.adapters();
         let open = |(wanted, id): &(Adapter, DeviceId)| {

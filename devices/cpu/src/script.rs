@@ -49,7 +49,8 @@ pub(crate) fn name(step: &Step) -> &'static str {
     }
 }
 
-/// Returns the number of pieces into which threads may divide a step.
+/// Returns the number of pieces into which threads may divide a step: the number of work groups of a launch,
+/// otherwise 1.
 pub(crate) fn pieces(step: &Step) -> u32 {
     match step {
         Step::Launch(launch) => launch.code.groups,

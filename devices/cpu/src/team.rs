@@ -1,10 +1,11 @@
 //! The threads of a device that share the work of a script.
 //!
-//! There is no fork and join per kernel, and no thread waits for another thread to wake up. Every thread
-//! walks through all steps. It takes chunks of a step's pieces from a shared counter until no piece is left.
-//! Then it waits until all pieces of the step are done, and continues with the next step. A thread that
-//! starts late finds the counters exhausted and catches up in nanoseconds. A preempted thread delays the
-//! other threads only by the chunk that it holds.
+//! There is no fork and join per kernel, and no thread waits for another thread to wake up. A launch is
+//! divided into pieces, one per work group, and any other step is a single piece. Every thread walks through
+//! all steps. In each step, it takes chunks of pieces from a shared counter until no piece is left. Then it
+//! waits until all pieces of the step are done, and continues with the next step. A thread that starts late
+//! finds the counters exhausted and catches up in nanoseconds. A preempted thread delays the other threads
+//! only by the chunk that it holds.
 //!
 //! This module knows nothing about queues, points or timelines.
 
@@ -20,7 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-/// Number of chunks of a step per thread. Several chunks balance threads of unequal speed.
+/// Number of chunks per thread into which the pieces of a step are divided. Several chunks balance threads of
+/// unequal speed.
 const CHUNKS_PER_THREAD: u32 = 4;
 /// Number of iterations for which a waiting thread spins before it yields. They take a few microseconds.
 const SPINS: u32 = 128;
@@ -62,7 +64,7 @@ impl Run {
         }
     }
 
-    /// Takes and runs chunks of a step until no piece is left.
+    /// Takes and runs chunks of a step until all pieces are taken or a step has failed.
     fn share(&self, step: &Step, progress: &Progress) -> Result<()> {
         let pieces = u64::from(pieces(step));
         let chunk = match self.threads {

@@ -115,7 +115,7 @@ impl Ordered {
         Ok(Self { pool: Pool::new(context)?, stream: Stream::new(context)? })
     }
 
-    /// Releases all unused memory to the device.
+    /// Waits until all frees have taken effect, then returns the pool's unused memory to the device.
     fn settle(&self) -> Result<()> {
         self.stream.finish()?;
         self.pool.trim()

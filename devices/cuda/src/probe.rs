@@ -32,7 +32,7 @@ pub(crate) struct Native {
 /// Settings common to all adapters of a backend.
 pub(crate) struct Common<'a> {
     pub(crate) backend: &'static str,
-    /// Returns true if NVRTC compiles for a compute capability.
+    /// Function that returns true if NVRTC compiles for a compute capability.
     pub(crate) compiles: &'a dyn Fn((i32, i32)) -> bool,
 }
 

@@ -61,7 +61,7 @@ fn cuda_c_runs_if_its_compiler_is_installed_and_is_cached() {
     }
 }
 
-/// Runs a chain of dependent launches, first as a graph and then as single commands.
+/// Checks the result of a chain of dependent launches, first as a graph and then as single commands.
 fn chain(bench: &mut Bench, module: u32, launches: u32) {
     let commands = |turns: std::ops::Range<u32>| -> Vec<Command> {
         turns.map(|turn| scale_of(module, all(turn % 2), all((turn + 1) % 2), 3)).collect()

@@ -86,7 +86,7 @@ pub enum HeapKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemorySource {
-    /// The API through which the adapter is seen.
+    /// The API that reports the adapter.
     Api,
     /// The operating system.
     System,
@@ -257,8 +257,8 @@ impl<T> Found<T> {
         found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
     }
 
-    /// Finds each adapter of `wanted` in `present`, and calls `open` with the device found, the adapter and
-    /// the ID that is given with the adapter.
+    /// Finds each adapter of `wanted` in `present`, and calls `open` with the device found, the adapter, and
+    /// the ID that is paired with the adapter.
     ///
     /// # Errors
     /// Returns the errors of [`find`](Self::find) and the errors of `open`.
@@ -294,8 +294,8 @@ pub trait Backend: Send + Sync {
     /// Returns [`Unavailable`], which names the missing library or driver.
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable>;
 
-    /// Opens each adapter and assigns it the ID that is given with it. Devices that are opened in one call
-    /// can share a driver context. The IDs of a device's timelines contain the ID of the device.
+    /// Opens each adapter in `adapters` and assigns it the ID that it is paired with. Devices that are opened
+    /// in one call can share a driver context. The IDs of a device's timelines contain the ID of the device.
     ///
     /// # Errors
     /// Returns an error if an adapter no longer exists or a driver call fails.

@@ -140,7 +140,7 @@ pub struct Shelf {
 type Place = Arc<Mutex<Option<Arc<[u8]>>>>;
 
 impl Shelf {
-    /// Returns a shelf over a cache folder. Without a folder, binaries stay in memory only.
+    /// Returns a shelf that also stores binaries in `folder`. Without a folder, binaries stay in memory only.
     pub fn new(folder: Option<Folder>) -> Self {
         Self { folder, ..Self::default() }
     }
@@ -180,13 +180,13 @@ pub struct Programs<P> {
 type Slot<P> = Arc<Mutex<Option<P>>>;
 
 impl<P: Clone> Programs<P> {
-    /// Returns an empty table over a shelf.
+    /// Returns an empty table that takes binaries from `shelf`.
     pub fn new(shelf: Arc<Shelf>) -> Self {
         Self { shelf, slots: Mutex::default() }
     }
 
-    /// Returns the program of a key on a device. If the table does not contain the program, `load` creates it
-    /// from a cached binary. If there is no binary or `load` fails, `compile` creates it.
+    /// Returns the program with this key for a device. If the table does not contain the program, `load`
+    /// creates it from a cached binary. If there is no binary or `load` fails, `compile` creates it.
     ///
     /// # Errors
     /// Returns the error of `compile`.

@@ -32,7 +32,7 @@ pub struct BufferRange {
 /// of the dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The range.
+    /// Range of the buffer to bind.
     pub range: BufferRange,
     /// Access of the kernel to the range. It must match the entry's ABI.
     pub access: Access,
@@ -41,7 +41,7 @@ pub struct Binding {
 /// One launch of a kernel over a grid of work groups.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dispatch {
-    /// The module.
+    /// Module that contains the kernel.
     pub module: ModuleId,
     /// Entry of the module: an index into [`Module::entries`].
     pub entry: u32,
@@ -71,12 +71,12 @@ pub enum Command {
     Fill {
         /// Destination.
         to: BufferRange,
-        /// The word.
+        /// Word that the command writes repeatedly.
         word: u32,
     },
     /// A copy from a registered host region (compute or upload queue).
     Upload {
-        /// The region.
+        /// Region to copy from.
         region: RegionId,
         /// First byte in the region.
         offset: u64,
@@ -87,7 +87,7 @@ pub enum Command {
     Download {
         /// Source.
         from: BufferRange,
-        /// The region.
+        /// Region to copy into.
         region: RegionId,
         /// First byte in the region.
         offset: u64,
@@ -106,9 +106,9 @@ pub enum Work {
 /// Work for a queue, with the points that it waits for and signals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Submission {
-    /// The queue.
+    /// Queue that executes the work.
     pub queue: QueueKind,
-    /// The work.
+    /// Work to execute.
     pub work: Work,
     /// Points that must pass before the work starts. A point of another device needs an imported timeline. A
     /// point of this device needs an earlier submission that signals it, because APIs cannot wait for later
@@ -137,13 +137,13 @@ pub struct EntryAbi {
 /// Code of a module.
 #[derive(Clone, Debug)]
 pub enum ModuleSource {
-    /// Functions in this process, one for each entry.
+    /// CPU kernels: functions in this process, one for each entry.
     Host(Vec<HostFn>),
     /// Source texts for the driver or its compiler, one for each entry.
     Text {
         /// The language: OpenCL C, CUDA C++, PTX, HIP C++ or WGSL.
         language: KernelLanguage,
-        /// The entries' texts and functions.
+        /// Source text and function of each entry.
         entries: Vec<TextEntry>,
     },
     /// Kernel source for some entries, and a library's matrix products for the other entries. The device's
@@ -151,14 +151,14 @@ pub enum ModuleSource {
     Linked {
         /// Language of the source texts, or `None` if all entries are products.
         language: Option<KernelLanguage>,
-        /// The entries.
+        /// Kernels and products, in the order of [`Module::entries`].
         entries: Vec<LinkedEntry>,
     },
     /// A SPIR-V binary that has one function for each entry.
     SpirV {
         /// SPIR-V words in little-endian order.
         binary: Arc<[u8]>,
-        /// The functions.
+        /// Functions of the binary, in the order of [`Module::entries`].
         functions: Vec<DeviceFunction>,
     },
 }
@@ -186,7 +186,7 @@ pub struct DeviceFunction {
 pub struct TextEntry {
     /// Complete source text. Entries with equal texts share one program.
     pub text: Arc<str>,
-    /// The function.
+    /// Function in the source text.
     pub function: DeviceFunction,
 }
 
@@ -207,6 +207,6 @@ pub struct Module {
     pub name: String,
     /// Entries. A dispatch selects an entry by its index.
     pub entries: Vec<&'static EntryAbi>,
-    /// The code.
+    /// Code of the entries.
     pub source: ModuleSource,
 }

@@ -94,7 +94,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the errors of [`Device::create_module`](crate::Device::create_module).
     fn entries(&self, module: &Module) -> Result<Vec<Self::Entry>>;
 
-    /// Binds spans and constants to an entry. The caller has checked their numbers against the entry's ABI.
+    /// Binds spans and constants to an entry. The caller has checked that their numbers match the entry's
+    /// ABI.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.

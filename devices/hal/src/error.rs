@@ -37,7 +37,7 @@ pub enum Error {
     /// The owner has closed the device. The results of outstanding work are no longer reported.
     #[error("device closed: {cause}")]
     Closed {
-        /// Reason.
+        /// Reason why the device was closed.
         cause: String,
     },
     /// A kernel did not compile.

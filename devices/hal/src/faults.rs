@@ -132,8 +132,8 @@ impl Faulty {
         self.mirror.as_ref().filter(|mirror| mirror.has_queues())
     }
 
-    /// Returns when to report a submission as completed. With a duty cycle, makes a compute submission wait
-    /// for the previous compute submission and its rest.
+    /// Returns the time at which to report a submission as completed. With a duty cycle, makes a compute
+    /// submission wait until the previous compute submission and the rest period after it have ended.
     fn due(&mut self, submission: &mut Submission) -> Due {
         let (queue, signal) = (submission.queue, submission.signal);
         if queue != QueueKind::Compute || self.throttle.duty_percent.is_none() {
@@ -322,7 +322,7 @@ impl Device for Faulty {
         self.inner.submit(submission)
     }
 
-    /// Appends timings. The time of a throttled compute submission includes its rest.
+    /// Appends timings. The time of a throttled compute submission includes the rest period after it.
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {
         let start = timings.len();
         self.inner.take_timings(timings);
@@ -336,7 +336,7 @@ impl Device for Faulty {
     }
 }
 
-/// Returns the number of bytes that commands copy to the host.
+/// Returns the number of bytes that `commands` download to the host.
 fn downloaded(commands: &[Command]) -> u64 {
     let bytes = |command: &Command| match command {
         Command::Download { from, .. } => from.bytes,

@@ -8,8 +8,8 @@
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// Alignment of the rows of x and W in values. It equals 16 bytes, which libraries require for the use of
-/// matrix units.
+/// Required alignment of the rows of x and W, in f16 values. It equals 16 bytes, which libraries require for
+/// the use of matrix units.
 pub const GEMM_PITCH_VALUES: u32 = 8;
 
 /// y = x · Wᵀ, or y += x · Wᵀ.
@@ -86,22 +86,22 @@ pub struct GemmLibrary {
     pub preferred: bool,
 }
 
-/// Choice between kernels and a product library for products of many rows.
+/// Choice between Ragtag's kernels and a product library for products of many rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GemmChoice {
-    /// Kernels for the device's matrix units if there are any, otherwise the library.
+    /// Kernels for the device's matrix units if there are any, otherwise the library if it is installed.
     #[default]
     Auto,
     /// Always kernels.
     Own,
-    /// The library.
+    /// The library, if it is installed.
     Library,
 }
 
 impl GemmChoice {
-    /// Returns the library `found` with [`GemmLibrary::preferred`] set, or `None` if the choice does not
-    /// allow a library.
+    /// Returns `found` with [`GemmLibrary::preferred`] set according to this choice. Returns `None` if the
+    /// choice does not allow a library.
     pub fn of(self, found: Option<GemmLibrary>) -> Option<GemmLibrary> {
         let preferred = self == GemmChoice::Library;
         found.filter(|_| self != GemmChoice::Own).map(|library| GemmLibrary { preferred, ..library })

@@ -15,8 +15,8 @@ use std::time::Duration;
 const SMALLEST_BYTES: u64 = 256;
 /// Maximum distance between size classes.
 const LARGEST_STEP_BYTES: u64 = 64 << 10;
-/// Number of size classes per power of two, for sizes at which this keeps the distance between classes within
-/// [`LARGEST_STEP_BYTES`].
+/// Number of size classes per power of two. For large sizes there are more classes, [`LARGEST_STEP_BYTES`]
+/// apart.
 const STEPS: u64 = 8;
 
 /// Returns the size class of a buffer of `bytes` bytes. The smallest class has 256 bytes. Up to 512 KiB there

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// Throttle of a device. The default does not throttle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
-    /// Duty cycle of the compute queue in percent: 1 to 100. The queue rests after each submission.
+    /// Duty cycle of the compute queue in percent: 1 to 100. After each submission, the queue idles for a
+    /// rest period.
     pub duty_percent: Option<u32>,
     /// Bandwidth of the link over which downloads reach other devices, in bytes per second, at least 1. The
     /// device itself does not wait for the link.
@@ -37,8 +38,8 @@ impl Throttle {
 #[derive(Debug)]
 pub(crate) struct Pace {
     throttle: Throttle,
-    /// Outstanding rest in nanoseconds. It is negative if the queue has rested too long, because threads may
-    /// sleep longer than requested.
+    /// Rest periods that are still due, in nanoseconds. The value is negative if the queue has rested too
+    /// long, because threads may sleep longer than requested.
     due_ns: i64,
     /// Time at which the link becomes free.
     free: Option<Instant>,
@@ -49,7 +50,7 @@ impl Pace {
         Self { throttle, due_ns: 0, free: None }
     }
 
-    /// Returns how long the queue must rest after work of duration `worked`.
+    /// Returns the duration for which the queue must rest after work that took `worked`.
     pub(crate) fn rest(&mut self, worked: Duration) -> Duration {
         let percent = i64::from(self.throttle.duty_percent.unwrap_or(100).clamp(1, 100));
         let worked_ns = i64::try_from(worked.as_nanos()).unwrap_or(i64::MAX).min(i64::MAX / 100);
@@ -57,13 +58,13 @@ impl Pace {
         Duration::from_nanos(u64::try_from(self.due_ns).unwrap_or(0))
     }
 
-    /// Records a completed rest.
+    /// Records that the queue has rested for `rest`.
     pub(crate) fn rested(&mut self, rest: Duration) {
         self.due_ns = self.due_ns.saturating_sub(i64::try_from(rest.as_nanos()).unwrap_or(i64::MAX));
     }
 
-    /// Returns the time at which the link has carried `bytes` bytes that are ready now. The link carries one
-    /// transfer at a time. Returns `None` if the time is not representable.
+    /// Returns the time at which the link has transferred `bytes` bytes that are ready now. The link carries
+    /// one transfer at a time. Returns `None` if the time is not representable.
     pub(crate) fn passed(&mut self, now: Instant, bytes: u64) -> Option<Instant> {
         let rate = self.throttle.link_bytes_per_s.unwrap_or(u64::MAX).max(1);
         let start = self.free.map_or(now, |free| free.max(now));

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 
-/// Marker before an answer in the child's output.
+/// Marker that precedes an answer in the child's output.
 const MARK: &[u8] = b"\nragtag: compiled\n";
 /// Maximum size of a request, in bytes.
 const MAX_REQUEST_BYTES: u64 = 64 << 20;
@@ -19,7 +19,7 @@ const MAX_LAST_WORDS: usize = 2000;
 
 /// A source to compile, with its compiler library and options.
 pub(crate) struct Request<'a> {
-    /// Name with which the compiler library was loaded.
+    /// Name under which the compiler library was loaded.
     pub(crate) library: &'a str,
     pub(crate) options: &'a [String],
     pub(crate) text: &'a str,
@@ -89,7 +89,7 @@ fn answer(said: &[u8]) -> Option<Result<Code>> {
     })
 }
 
-/// Describes a child that ended without an answer.
+/// Returns a message about a child that ended without an answer.
 fn no_answer(output: &Output) -> String {
     let words = String::from_utf8_lossy(&output.stderr);
     let words = words.trim();

@@ -98,7 +98,7 @@ fn gemm(api: &'static Api, architecture: &Architecture) -> Option<GemmLibrary> {
     })
 }
 
-/// Returns the variables that hide devices with their values. Returns `None` if none is set.
+/// Returns `NAME=VALUE` for each environment variable that hides devices. Returns `None` if none is set.
 fn environment(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let set = VISIBILITY.iter().filter_map(|name| Some(format!("{name}={}", variable(name)?)));
     let set: Vec<_> = set.collect();

@@ -33,7 +33,7 @@ impl Context {
         Ok(Self { platform, devices, programs, pins: Mutex::default(), api })
     }
 
-    /// Returns true if the context contains all of these devices, which belong to one platform.
+    /// Returns true if the context contains all devices in `found`. These devices belong to one platform.
     pub(crate) fn serves(&self, found: &[&Found]) -> bool {
         let has = |one: &&Found| self.devices.iter().any(|device| device.id() == one.device.id());
         found.iter().all(|one| one.platform == self.platform && has(one))

@@ -87,7 +87,8 @@ pub(crate) struct Native {
     pub(crate) free: FreeMemory,
 }
 
-/// Returns the devices of all platforms without duplicates, in the order of the OpenCL library.
+/// Returns the devices of all platforms without duplicates, in the order in which the OpenCL library lists
+/// them.
 ///
 /// # Errors
 /// Returns [`Unavailable`] if there is no library or no driver.
@@ -359,8 +360,8 @@ pub(crate) fn heap(device: &Device, free: FreeMemory) -> Option<Memory> {
     })
 }
 
-/// Returns the free memory that AMD's extension reports. The extension reports KiB, and its first value is
-/// the total.
+/// Returns the free memory that AMD's extension reports. The extension reports sizes in KiB, and the first is
+/// the total of all free blocks.
 fn amd_free_bytes(device: &Device) -> Option<u64> {
     let figures = device.get_data(CL_DEVICE_GLOBAL_FREE_MEMORY_AMD).ok()?;
     let kib = u64::from_ne_bytes(*figures.first_chunk()?);

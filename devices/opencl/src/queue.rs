@@ -10,7 +10,7 @@
 //!   failed event.
 //!
 //! User events would also bring no gain. NVIDIA's driver starts to launch the commands of a waiting queue
-//! only when the event is completed. Launching them then takes as long as enqueueing them at that time.
+//! only when the event is completed. Enqueueing the commands at that time takes just as long.
 //!
 //! This module does not depend on IDs or points.
 

@@ -17,8 +17,8 @@ pub(crate) struct Recorded {
     pub(crate) buffer: CommandBuffer,
 }
 
-/// Records each run of two or more steps that do not access host regions. A run that the driver refuses is
-/// left out.
+/// Records each sequence of two or more steps that do not access host regions. Omits a sequence if the driver
+/// refuses to record it.
 pub(crate) fn recorded(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Vec<Recorded> {
     let stays = |step: &Step| matches!(step, Step::Launch(_) | Step::Copy { .. } | Step::Fill { .. });
     let mut all = Vec::new();

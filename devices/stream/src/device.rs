@@ -68,7 +68,7 @@ impl<D: Driver> driver::Driver for Streams<D> {
     type Region = Option<Arc<Pin<D>>>;
     type Entry = Code<D>;
     type Launch = Bound<D>;
-    /// A graph of all steps.
+    /// A graph of all steps, or `None` if the queue enqueues the steps one by one.
     type Recording = Option<D::Graph>;
     type Queue = Queue<D>;
 

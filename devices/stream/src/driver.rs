@@ -1,4 +1,4 @@
-//! Calls of a stream-ordered GPU API on one opened device.
+//! The calls that Ragtag makes to a stream-ordered GPU API on one opened device.
 //!
 //! # Contract of an implementation
 //! - Every method may be called from any thread. It first makes its device current on that thread.
@@ -13,7 +13,7 @@ use ragtag_hal::{DeviceFunction, Gemm, KernelLanguage, Result};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Device memory of an adapter.
+/// Total and free device memory of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heap {
     /// Size in bytes.
@@ -83,7 +83,7 @@ pub struct Operands {
 pub trait Driver: Send + Sync + Sized + 'static {
     /// An in-order queue of the device, without implicit synchronisation with other streams.
     type Stream: Send + Sync;
-    /// An event with timing. Threads that wait for it sleep.
+    /// An event that records the time at which it passes. Threads that wait for it sleep.
     type Event: Send + Sync;
     /// A loaded module.
     type Module: Send + Sync;
@@ -102,14 +102,14 @@ pub trait Driver: Send + Sync + Sized + 'static {
     fn heap(&self) -> Result<Heap>;
 
     /// Allocates device memory, aligned to 256 bytes, and returns its address. The memory is committed when
-    /// the call returns. With stream-ordered pools, the call waits for no other work on the device.
+    /// the call returns. With stream-ordered pools, the call does not wait for other work on the device.
     ///
     /// # Errors
     /// Returns [`Error::OutOfMemory`](ragtag_hal::Error::OutOfMemory). The caller sets the field `free` of
     /// this error.
     fn allocate(&self, bytes: u64) -> Result<u64>;
 
-    /// Frees device memory. With stream-ordered pools, the call waits for no work on the device.
+    /// Frees device memory. With stream-ordered pools, the call does not wait for work on the device.
     ///
     /// # Safety
     /// `address` comes from [`Driver::allocate`], and no unfinished work on the device uses the memory.
@@ -231,29 +231,29 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error.
     unsafe fn launch(&self, stream: &Self::Stream, launch: &Launch<'_, Self>) -> Result<()>;
 
-    /// Initialises the matrix product library and its workspace. The device calls it for each module with
-    /// products, before the first [`Driver::gemm`]. Calls come from one thread at a time and never during a
-    /// capture.
+    /// Initialises the matrix product library and its workspace. The device calls this method for each module
+    /// that contains products, before the first [`Driver::gemm`]. Calls come from one thread at a time and
+    /// never during a capture.
     ///
     /// # Errors
     /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the library is not installed.
     /// Returns the library's error if it cannot be initialised.
     fn ready_gemm(&self) -> Result<()>;
 
-    /// Enqueues or captures a product that the library computes.
+    /// Enqueues a matrix product that the library computes. During a capture, adds the product to the graph.
     ///
     /// # Safety
     /// The library is initialised, and the product is sound ([`Gemm::is_sound`]). The matrices start at the
     /// given addresses and stay valid until the product has ended. The addresses of x and W are multiples of
-    /// 16 bytes. All products of a device run on one stream, because they share a workspace. Graphs with
-    /// products are played on that stream.
+    /// 16 bytes. All products of a device run on one stream, because they share a workspace. Graphs that
+    /// contain products run on that stream as well.
     ///
     /// # Errors
     /// Returns the library's error.
     unsafe fn gemm(&self, stream: &Self::Stream, product: &Gemm, operands: Operands) -> Result<()>;
 
-    /// Starts a capture: work that the calling thread enqueues on the stream is recorded and not run. Other
-    /// threads are not affected.
+    /// Starts a capture. Until the capture ends, the driver records the work that the calling thread enqueues
+    /// on the stream, and does not run it. Other threads are not affected.
     ///
     /// # Errors
     /// Returns the driver's error, for example if the driver has no graphs.
@@ -266,7 +266,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error if it cannot make a graph from the captured work.
     fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph>;
 
-    /// Enqueues a graph.
+    /// Enqueues one run of a graph.
     ///
     /// # Safety
     /// The requirements of each captured call apply. The previous launch of the graph has ended.
@@ -275,14 +275,14 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error.
     unsafe fn play(&self, stream: &Self::Stream, graph: &Self::Graph) -> Result<()>;
 
-    /// Compiles and loads a source. The adapter's capabilities list its language. Compilation may take
-    /// seconds. Several threads may call this concurrently.
+    /// Compiles `text` and loads the result as a module. `language` is one of the languages in the adapter's
+    /// capabilities. Compilation may take seconds. Several threads may call this method concurrently.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the compiler's log.
     fn load(&self, language: KernelLanguage, text: &str) -> Result<Self::Module>;
 
-    /// Returns a function of a module and sets its dynamic local memory for launches.
+    /// Looks up a function in a module and sets the amount of dynamic local memory for its launches.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) if the module has no function of that name.

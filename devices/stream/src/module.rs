@@ -60,8 +60,8 @@ fn refused<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Error {
     Error::Unsupported { what: format!("module {} on {} ({})", module.name, adapter.label(), driver.api()) }
 }
 
-/// Language of the sources, the sources, and the products. Each source and each product is paired with the
-/// index of its entry.
+/// Parts of a module: the language of its sources, the sources, and the products. Each source and each
+/// product is paired with the index of its entry.
 type Parts<'a> = (Option<KernelLanguage>, Vec<(usize, &'a TextEntry)>, Vec<(usize, GemmEntry)>);
 
 /// Splits the entries of a module into sources and products. Returns `None` for modules of CPU functions and
@@ -85,7 +85,8 @@ fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
     }
 }
 
-/// Compiles sources and returns their kernels with entry indices.
+/// Compiles the sources of `entries` and returns one kernel for each entry. Entries with equal sources share
+/// a module.
 fn kernels<D: Driver>(
     driver: &D,
     adapter: &Adapter,

@@ -207,7 +207,7 @@ fn a_duty_cycle_delays_all_waiters() {
     bench.close();
 }
 
-/// Checks that closing the device interrupts a long rest.
+/// Checks that a device closes at once, even during a long rest period of its duty cycle.
 #[test]
 fn a_resting_device_closes_at_once() {
     let throttle = Throttle { duty_percent: Some(1), ..Throttle::default() };

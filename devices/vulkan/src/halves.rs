@@ -49,13 +49,13 @@ pub(crate) fn keep(words: Vec<u32>) -> Vec<u32> {
 /// Types and values that the pass needs, by ID.
 #[derive(Default)]
 struct Facts {
-    /// ID of the type of a vector of two words.
+    /// Type ID of a vector of two words.
     two_words: Option<u32>,
-    /// IDs of the types of vectors of two and four f16 values.
+    /// Type IDs of the vectors of two and of four f16 values.
     halves: Vec<u32>,
-    /// Source word of each unpacked vector of two f32 values.
+    /// Word that each vector of two f32 values was unpacked from, by the ID of the vector.
     unpacked: HashMap<u32, u32>,
-    /// Source words of each unpacked vector of four f32 values.
+    /// Words that each vector of four f32 values was unpacked from, by the ID of the vector.
     pairs: HashMap<u32, [u32; 2]>,
 }
 

@@ -24,7 +24,8 @@ pub(crate) struct MemoryTypes {
 impl MemoryTypes {
     /// Selects the memory types of a device. If `direct` is true and the entire device memory is
     /// host-visible, buffers are placed in host-visible memory. Devices that use host memory and devices with
-    /// a resizable BAR meet this condition. A BAR of only 256 MiB does not, and is left to the driver.
+    /// a resizable BAR meet this condition. A device with a BAR of only 256 MiB does not, and Ragtag leaves
+    /// that BAR to the driver.
     pub(crate) fn of(memory: &vk::PhysicalDeviceMemoryProperties, direct: bool) -> Self {
         let types = &memory.memory_types[..memory.memory_type_count as usize];
         let size = |one: &vk::MemoryType| memory.memory_heaps[one.heap_index as usize].size;

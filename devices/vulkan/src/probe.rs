@@ -16,8 +16,8 @@ const ODD: QueueFlags = QueueFlags::from_raw(
         | QueueFlags::VIDEO_ENCODE_KHR.as_raw()
         | QueueFlags::OPTICAL_FLOW_NV.as_raw(),
 );
-/// Assumed number of compute units if the device does not report it, first for discrete GPUs, then for other
-/// devices.
+/// Assumed number of compute units of a device that does not report it: the first value is for discrete GPUs,
+/// the second for other devices.
 const UNITS: [u32; 2] = [48, 16];
 
 /// Queue family and index of a queue.
@@ -183,8 +183,8 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
 }
 
 /// Selects the three queues. Compute prefers a family without graphics. Copies prefer a dedicated transfer
-/// family, which has its own engines. If there is none, they use further queues of the compute family, or the
-/// same queue.
+/// family, which has its own engines. If there is none, they use further queues of the compute family. If a
+/// family has too few queues, several of Ragtag's queues share one.
 fn places(families: &[Family]) -> Option<[QueuePlace; 3]> {
     let does = |family: &&Family, flags| family.flags.contains(flags) && family.queues > 0;
     let computes = || families.iter().filter(|family| does(family, QueueFlags::COMPUTE));

@@ -14,7 +14,7 @@ use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, Module
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Number of constant words that hold the position of the first group.
+/// Number of push constant words that hold the position of a launch's first work group.
 const PLACE_WORDS: usize = 3;
 /// Size of a word in bytes.
 const WORD_BYTES: usize = 4;

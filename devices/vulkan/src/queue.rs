@@ -95,7 +95,7 @@ impl CopyInThread {
         Ok(Self { inbox: Some(inbox), semaphore, settled, value: 0, thread })
     }
 
-    /// Enqueues a copy-in for the thread, which runs until the queue is dropped.
+    /// Sends a copy-in to the thread. The thread runs until the queue is dropped.
     fn send(&mut self, copy_in: CopyIn) {
         self.value = copy_in.value;
         let _ = self.inbox.as_ref().map(|inbox| inbox.send(copy_in));

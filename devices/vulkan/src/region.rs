@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Minimum alignment of regions, and granularity of their mapping, in bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// A buffer over a host region, or its staging buffer.
+/// A buffer over the memory of a host region, or the region's staging buffer.
 pub(crate) struct Mapping {
     /// Imported memory or staging buffer. Field order: it is dropped before the region, whose memory it may
     /// use.

@@ -21,7 +21,7 @@ use ragtag_hal::{Error, Feature, Features, Result};
 /// Version of the translator in cache keys. Change it when this file or naga changes.
 pub(crate) const VERSION: &str = "naga 30, 3";
 
-/// Target of a translation.
+/// Vulkan version and device features for which a source is translated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpirVTarget {
     /// Major and minor version of Vulkan, such as (1, 2).

@@ -210,7 +210,7 @@ struct Descent {
 }
 
 impl Descent {
-    /// Starts to map the chunk, which completes when the submission has ended.
+    /// Starts to map the chunk. The mapping completes when the submission has ended.
     fn start(self) -> Readback {
         let (tell, mapped) = bounded(1);
         // The receiver may have been dropped.
@@ -227,7 +227,7 @@ struct Draft {
     stamps: Option<Arc<Stamps>>,
     encoder: Option<CommandEncoder>,
     begun: Option<Begun>,
-    /// Compute pass of the latest consecutive launches.
+    /// Open compute pass, which contains the latest consecutive launches.
     pass: Option<ComputePass<'static>>,
     up: Vec<Chunk>,
     down: Vec<Descent>,

@@ -10,14 +10,14 @@
 //! | `backend.rs` | probe and open |
 //! | `probe.rs` | adapters and their properties |
 //! | `vulkan.rs` | properties that Vulkan reports and wgpu does not |
-//! | `gpu.rs` | wgpu's device: its errors as results, its loss, waiting |
+//! | `gpu.rs` | wgpu's device: errors as results, device loss, waits |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
 //! | `memory.rs`, `belt.rs` | buffer memory, and staging chunks |
 //! | `program.rs` | compiled programs, cached in memory and on disk |
 //! | `script.rs`, `tools.rs` | launches, and commands implemented as kernels |
 //! | `encoder.rs` | the thread that encodes and submits |
 //! | `stamps.rs` | conversion of the device's clock to the host's |
-//! | `queue.rs` | that thread as `ragtag-hal`'s queues use it |
+//! | `queue.rs` | the three queues over that thread, as `ragtag-hal` uses them |
 //!
 //! This crate does not depend on operators, kernels or models.
 

@@ -18,7 +18,7 @@ use wgpu::{
     ShaderRuntimeChecks, ShaderSource, ShaderStages,
 };
 
-/// Number of words before the constants. They hold the position of the first group of a launch.
+/// Number of words before the constants. They hold the position of a launch's first work group.
 pub(crate) const FIRST_GROUP_WORDS: usize = 3;
 /// Size of an empty pipeline cache in bytes: a header of wgpu (64) and a header of Vulkan (32).
 const EMPTY_CACHE_BYTES: usize = 96;

@@ -41,7 +41,8 @@ pub(crate) enum Progress {
 
 /// A submitted part of a script.
 pub(crate) struct Piece {
-    /// Submission that ends the piece. It is `None` if nothing was ever submitted.
+    /// Last submission of the encoder, which ends the piece. It is `None` if the encoder has submitted
+    /// nothing yet.
     pub(crate) index: Option<SubmissionIndex>,
     pub(crate) readbacks: Vec<Readback>,
     pub(crate) stamps: Option<Reading>,
@@ -71,7 +72,7 @@ impl Readback {
     }
 }
 
-/// End of a script, for which the completion thread waits.
+/// Completion event of a script, for which the completion thread waits.
 pub(crate) struct Event {
     progress: Receiver<Progress>,
     fate: Arc<Fate>,

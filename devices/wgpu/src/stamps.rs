@@ -120,7 +120,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// Starts to map the timestamps, which completes when the submission has ended.
+    /// Starts to map the timestamps. The mapping completes when the submission has ended.
     pub(crate) fn start(self) -> Reading {
         let (tell, mapped) = bounded(1);
         self.slot.buffer.slice(..).map_async(MapMode::Read, move |result| {
@@ -139,7 +139,7 @@ pub(crate) struct Reading {
 
 impl Reading {
     /// Waits for the mapping and returns the timestamps in ticks. Returns `None` if the mapping failed. The
-    /// slot is then not used again.
+    /// slot is not used again after a failure.
     pub(crate) fn ticks(self) -> Option<(u64, u64)> {
         self.mapped.recv().ok().filter(|is| *is)?;
         let Ended { stamps, slot } = self.ended;

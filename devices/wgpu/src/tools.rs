@@ -92,8 +92,8 @@ fn entry(place: &Mutex<Option<Entry>>, on: &Wgpu, text: &str, abi: &'static Entr
     Ok(place.insert(on.programs.get(&on.gpu, &on.found, text, &function, abi)?).clone())
 }
 
-/// Returns the maximum number of bytes per launch. It is below the binding limit, because a binding must
-/// start at an aligned offset before the span.
+/// Returns the maximum number of bytes per launch. It is below the binding limit, because a binding starts at
+/// an aligned offset, which can lie before the start of the span.
 fn piece_bytes(found: &Found) -> u64 {
     let caps = &found.adapter.caps;
     let most = caps.max_binding_bytes.saturating_sub(2 * caps.binding_alignment_bytes);

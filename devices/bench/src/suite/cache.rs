@@ -13,7 +13,7 @@ pub trait Cached: Subject {
     /// Returns the counters of the backend's cache.
     fn counters(&self) -> CacheCounters;
 
-    /// Returns a new backend over a cache folder, as a later process would create it.
+    /// Returns a new backend that uses the cache folder `folder`, like the backend of a later process.
     fn anew(&self, folder: Option<&Path>) -> Box<dyn Cached>;
 }
 
@@ -27,7 +27,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).map(|files| files.map(|file| file.unwrap().path()).collect()).unwrap_or_default()
 }
 
-/// Returns a module with three entries in two programs.
+/// Returns a module with three entries. The first and the third entry share a program.
 fn two_programs(adapter: &Adapter) -> Module {
     let language = |language: &&KernelLanguage| scale_text(**language).is_some();
     let language = *adapter.caps.languages.iter().find(language).unwrap();

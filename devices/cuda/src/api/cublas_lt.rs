@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Returns the names of the libraries that work with a driver for CUDA `driver_version`, newest first. Each
+/// Returns the file names of the libraries to try with a driver for CUDA `driver_version`, newest first. Each
 /// name contains a major version of CUDA. A driver also supports libraries of earlier versions.
 fn names(driver_version: i32) -> &'static [&'static str] {
     match driver_version / 1000 {
@@ -134,7 +134,7 @@ impl CublasLt {
         Err(Error::Api { call, code: code.into() })
     }
 
-    /// Describes a column-major matrix.
+    /// Creates the library's description of a column-major matrix.
     fn layout(&self, value_type: c_int, rows: u32, columns: u32, pitch: u32) -> Result<Object> {
         let (rows, columns, pitch) = (rows.into(), columns.into(), pitch.into());
         let mut raw = null_mut();
@@ -143,7 +143,7 @@ impl CublasLt {
         Ok(Object { raw, destroy: self.functions.cublasLtMatrixLayoutDestroy })
     }
 
-    /// Describes the product: the first factor is transposed, and sums use f32.
+    /// Creates the library's description of the product: the first factor is transposed, and sums use f32.
     fn operation(&self) -> Result<Object> {
         let (sums, scale) = (value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F);
         let mut raw = null_mut();
@@ -166,7 +166,8 @@ impl CublasLt {
         Ok(operation)
     }
 
-    /// Describes the constraints on an algorithm: workspace size and alignment of the matrices.
+    /// Creates the library's description of the constraints on an algorithm: workspace size and alignment of
+    /// the matrices.
     fn preference(&self, workspace_bytes: usize, y_alignment: u32) -> Result<Object> {
         let mut raw = null_mut();
         // SAFETY: the call writes one handle.

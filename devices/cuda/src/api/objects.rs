@@ -121,7 +121,7 @@ macro_rules! object {
 }
 
 object! {
-    /// An event with timing. Threads that wait for it sleep.
+    /// An event that records the time at which it passes. Threads that wait for it sleep.
     Event(CUevent), cuEventDestroy_v2
 }
 object! {
@@ -285,7 +285,7 @@ impl Function {
 }
 
 impl Pool {
-    /// Allocates memory in stream order: it is usable after all earlier work on the stream.
+    /// Allocates memory in stream order: the memory is usable when all earlier work on the stream has ended.
     pub(crate) fn allocate(&self, stream: &Stream, bytes: usize) -> Result<u64> {
         let mut address = 0;
         // SAFETY: the call writes one address.
@@ -296,7 +296,7 @@ impl Pool {
         Ok(address)
     }
 
-    /// Releases unused memory to the device.
+    /// Returns the pool's unused memory to the device.
     pub(crate) fn trim(&self) -> Result<()> {
         // SAFETY: the pool is alive.
         unsafe { enter!(self.context, cuMemPoolTrimTo(self.raw(), 0)) }

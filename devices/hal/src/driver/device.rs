@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// Time limit for outstanding work when a device closes. It is longer than any submission takes.
 const CLOSING_LIMIT: Duration = Duration::from_secs(60);
 
-/// An opened device over a driver.
+/// An opened device that runs its work through a backend's driver.
 pub struct DriverDevice<D: Driver> {
     id: DeviceId,
     adapter: Adapter,
@@ -166,8 +166,8 @@ impl<D: Driver> DriverDevice<D> {
         Ok(Launch { code, spans, abi })
     }
 
-    /// Returns the wait for a point. Returns `None` for a point of the same queue, because a queue executes
-    /// in order.
+    /// Returns the wait that `queue` needs before work that depends on `point`. Returns `None` for a point of
+    /// the same queue, because a queue executes in order.
     fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
         let Point { timeline: TimelineId { device, queue: other }, value } = point;
         let timeline = match device == self.id {

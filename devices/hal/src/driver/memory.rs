@@ -23,8 +23,8 @@ impl<D: Driver> DeviceMemory<D> {
         Ok(Self { pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes), driver, limit_bytes })
     }
 
-    /// Returns the current size and free bytes of the heap within the limit. Cached allocations count as
-    /// free.
+    /// Returns the current size and free bytes of the heap, both reduced to the user's limit. Cached
+    /// allocations count as free.
     pub(super) fn heap(&self) -> Result<Memory> {
         let heap = self.driver.heap()?;
         let cached = self.pool.stats().cached_bytes;

@@ -26,7 +26,7 @@ impl<B> Clone for Span<B> {
 }
 
 impl<B: Allocation> Span<B> {
-    /// Returns `bytes` bytes from `offset`, or `None` if the buffer is too short.
+    /// Returns the span of `bytes` bytes that starts at `offset`, or `None` if the buffer is too short.
     pub fn new(buffer: &Arc<B>, offset: u64, bytes: u64) -> Option<Self> {
         let fits = offset.checked_add(bytes)? <= buffer.bytes();
         fits.then(|| Self { buffer: Arc::clone(buffer), offset, bytes })
@@ -82,7 +82,7 @@ impl<R> Clone for HostSpan<R> {
 }
 
 impl<R> HostSpan<R> {
-    /// Returns `bytes` bytes from `offset`, or `None` if the region is too short.
+    /// Returns the span of `bytes` bytes that starts at `offset`, or `None` if the region is too short.
     pub fn new(registered: &Arc<Registered<R>>, offset: u64, bytes: u64) -> Option<Self> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(usize::try_from(bytes).ok()?)?;
@@ -90,7 +90,7 @@ impl<R> HostSpan<R> {
         fits.then(|| Self { registered: Arc::clone(registered), range: start..end })
     }
 
-    /// The region.
+    /// Returns the registered region.
     pub fn registered(&self) -> &Arc<Registered<R>> {
         &self.registered
     }

@@ -197,7 +197,7 @@ fn closing_waits_for_work_and_frees_everything() {
     assert_eq!(free.load(Ordering::Relaxed), TOTAL_BYTES);
 }
 
-/// Checks that closing a device gives up on a driver that hangs, and leaks only its memory and threads.
+/// Checks that closing a device stops waiting for a driver that hangs, and leaks only its memory and threads.
 #[test]
 fn a_driver_that_never_finishes_is_left_behind() {
     let mut bench = Bench::new(true);

@@ -33,19 +33,20 @@ pub(super) enum News {
     Loss,
 }
 
-/// Time at which the mirror reports finished work.
+/// Time at which the mirror reports that work is done.
 #[derive(Debug)]
 pub(super) enum Due {
     /// The given delay after the end of the work.
     After(Duration),
-    /// The end of the rest that the duty cycle requires after the work. The work started at the given
-    /// instant. If there is none, it started when all of the given points had passed.
+    /// The end of the rest period that the duty cycle requires after the work. The work started at the given
+    /// instant. Without an instant, it started when all of the given points had passed.
     Rested(Option<Instant>, Vec<(Arc<Timeline>, u64)>),
-    /// Time at which the link has carried this number of bytes.
+    /// The time at which the throttled link has transferred this number of bytes.
     Carried(u64),
 }
 
-/// Known times of the first pending event of a timeline.
+/// Known times of the first pending event of a timeline: the start and end of its work, and the time to
+/// report it.
 #[derive(Default)]
 struct First {
     begun: Option<Instant>,
@@ -307,7 +308,7 @@ mod tests {
 
     const DEVICE: DeviceId = DeviceId(3);
 
-    /// Returns the shared state of a mirror without a device.
+    /// Returns the state of a mirror that has no device.
     fn shared() -> Arc<Shared> {
         Shared::new(|queue| Timeline::new(TimelineId { device: DEVICE, queue }), DEVICE, 0..LINK)
     }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 /// Bytes of a region that a script reads or writes.
 #[derive(Debug)]
 pub struct Claim {
-    /// Region.
+    /// Region that contains the bytes.
     pub region: Arc<HostRegion>,
-    /// Range of bytes.
+    /// Range of bytes in the region.
     pub range: Range<usize>,
     /// Whether the bytes are written.
     pub writes: bool,

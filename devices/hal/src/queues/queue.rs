@@ -1,9 +1,9 @@
 //! One in-order driver queue with its outstanding work, and the completion thread that advances its timeline.
 //!
 //! The completion thread handles submissions in order. For each submission, it first waits for the points of
-//! other queues, and only then for the submission's last event, because some drivers would spin until those
-//! points pass. The thread parks, but spins around the times at which it expects points and events
-//! ([`Anticipation`]).
+//! other queues, and only then for the submission's last event. If it waited for the event at once, some
+//! drivers would spin until those points pass. The thread parks, but spins around the times at which it
+//! expects points and events ([`Anticipation`]).
 //!
 //! # Leases of a submission
 //! Points order all work, and leases of host regions verify this order. A submission that can start at once
@@ -181,9 +181,9 @@ impl Common {
 pub struct After<E> {
     /// Event, or `None` if the driver has no event for the point.
     pub event: Option<Arc<E>>,
-    /// Timeline.
+    /// Timeline of the predecessor.
     pub timeline: Arc<Timeline>,
-    /// Value on the timeline.
+    /// Value on the timeline that the predecessor signals.
     pub value: u64,
 }
 
@@ -329,7 +329,8 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         self.completion.ends_before(deadline)
     }
 
-    /// Fails a submission and all later submissions, after the outstanding work has ended.
+    /// Fails a submission and all later submissions. Reports the failure only after the outstanding work has
+    /// ended.
     pub fn fail_in_turn(&self, order: &mut Order<Q>, error: Error) {
         order.failed = Some(error.clone());
         send(order, Flight::Failed(error));
@@ -411,9 +412,8 @@ impl Waits {
         Self { start: anticipation(), end: anticipation() }
     }
 
-    /// Waits for the point of `after`. If the point belongs to the same device, the wait ends as long as the
-    /// driver works. If it belongs to another device, there is no event for it, and the wait also ends when
-    /// this device closes.
+    /// Waits for the point of `after`. A point of the same device always passes or fails, unless the driver
+    /// hangs. A point of another device has no event here, so that wait also ends when this device closes.
     ///
     /// # Errors
     /// Returns an error if the timeline of the point fails or the device closes.
@@ -451,7 +451,7 @@ impl Waits {
     }
 }
 
-/// Part of a queue that its completion thread uses.
+/// Part of a queue's state that the completion thread uses.
 struct Completion<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,

@@ -25,7 +25,7 @@ use std::time::Instant;
 
 /// An awaited point.
 pub struct Wait {
-    /// Timeline.
+    /// Timeline of the point.
     pub timeline: Arc<Timeline>,
     /// Value on the timeline.
     pub value: u64,
@@ -41,7 +41,7 @@ impl Wait {
 
 /// A submission with resolved IDs.
 pub struct Task<D: Driver> {
-    /// Work.
+    /// Script to execute.
     pub script: Arc<Script<D>>,
     /// Awaited points.
     pub waits: Vec<Wait>,
@@ -233,7 +233,7 @@ impl<Q: DriverQueue> Submitter<Q> {
         Ok(submitter)
     }
 
-    /// Returns the driver queue of a queue kind.
+    /// Returns the driver queue that executes the work of `queue`.
     pub fn tracked(&self, queue: QueueKind) -> &TrackedQueue<Q> {
         &self.shared.queues[queue.index()]
     }

@@ -12,7 +12,7 @@ pub(crate) type Code = Vec<u8>;
 /// The loaded compiler.
 pub(crate) struct Compiler {
     functions: CompilerFunctions,
-    /// Name with which the library was loaded.
+    /// Name under which the library was loaded.
     pub(crate) library: String,
 }
 
@@ -25,7 +25,7 @@ impl Compiler {
         Self::first_of(&compiler_names(runtime, version))
     }
 
-    /// Loads the first of these libraries that contains a compiler.
+    /// Loads the first library in `names` that contains a compiler.
     ///
     /// # Errors
     /// Returns the names that were tried.

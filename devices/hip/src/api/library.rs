@@ -60,8 +60,8 @@ impl fmt::Display for Version {
 /// Loads the first library in the list that can be loaded. Returns the library and its name.
 ///
 /// # Errors
-/// Returns the names that were tried. If a library exists but cannot be loaded, the error includes the
-/// loader's message.
+/// Returns the names of the libraries that were tried. If a library exists but cannot be loaded, the error
+/// includes the loader's message.
 fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
     let mut not = NotLoaded { tried: Vec::new(), broken: None };
     for place in places(names, &["ROCM_PATH"], ROCM, "lib") {
@@ -91,8 +91,8 @@ pub(crate) struct NotLoaded {
     pub(crate) broken: Option<String>,
 }
 
-/// Returns true unless the loader's message says that this file is missing. On Linux, such a message starts
-/// with the name of the missing file.
+/// Returns true unless `said`, the loader's message, says that the file `name` is missing. On Linux, such a
+/// message starts with the name of the missing file.
 fn is_broken(said: &str, name: &str) -> bool {
     cfg!(target_os = "linux") && !said.starts_with(&format!("{name}: cannot open shared object file"))
 }
@@ -102,14 +102,14 @@ pub(crate) struct Runtime {
     pub(crate) functions: Functions,
     /// Whether the runtime can import memory of other APIs.
     pub(crate) imports_memory: bool,
-    /// Name with which the library was loaded.
+    /// Name under which the library was loaded.
     pub(crate) name: String,
 }
 
 /// Loads the HIP runtime.
 ///
 /// # Errors
-/// Returns the names that were tried and a description of the cause.
+/// Returns the library names that were tried and a description of the cause.
 pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     let (library, name) = load(RUNTIME).map_err(|not| {
         let cause = match &not.broken {
@@ -126,8 +126,8 @@ pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     Ok(Runtime { functions, imports_memory, name })
 }
 
-/// Returns the names of rocBLAS for a version of the runtime. rocBLAS links to a runtime of its own version,
-/// so another version would load a second runtime.
+/// Returns the rocBLAS library names to try with a HIP runtime of `version`. rocBLAS links to a runtime of
+/// its own version, so a rocBLAS of another version would load a second runtime.
 fn blas_names(version: Version) -> &'static [&'static str] {
     match version.major {
         _ if cfg!(windows) => &["rocblas.dll"],
@@ -151,7 +151,7 @@ pub(crate) fn blas(version: Version) -> Option<(BlasFunctions, String)> {
 /// The loaded hiprtc.
 pub(crate) struct CompilerLibrary {
     pub(crate) functions: CompilerFunctions,
-    /// Name with which the library was loaded.
+    /// Name under which the library was loaded.
     pub(crate) name: String,
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn compiler_names(runtime: &str, version: Version) -> Vec<String> {
         .collect()
 }
 
-/// Loads the first of these libraries that contains a compiler.
+/// Loads the first library in `names` that contains a compiler.
 ///
 /// # Errors
 /// Returns the names that were tried.

@@ -25,7 +25,7 @@ const PROPERTIES_WORDS: usize = 1024;
 /// The loaded and initialised HIP runtime.
 pub(crate) struct Api {
     pub(crate) functions: Functions,
-    /// Name with which the library was loaded.
+    /// Name under which the library was loaded.
     pub(crate) library: String,
     pub(crate) version: Version,
     /// Number of visible devices.
@@ -46,7 +46,7 @@ pub(crate) fn api() -> std::result::Result<&'static Api, Unavailable> {
 /// Returns the compiler for the runtime, loaded on first use.
 ///
 /// # Errors
-/// Returns the names that were tried.
+/// Returns the library names that were tried.
 pub(crate) fn compiler(api: &'static Api) -> std::result::Result<&'static Compiler, Vec<String>> {
     static COMPILER: OnceLock<std::result::Result<Compiler, Vec<String>>> = OnceLock::new();
     COMPILER.get_or_init(|| Compiler::beside(&api.library, api.version)).as_ref().map_err(Clone::clone)

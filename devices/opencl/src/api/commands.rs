@@ -14,7 +14,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 handle! {
-    /// An in-order queue with profiling.
+    /// An in-order queue with profiling enabled.
     Queue(cl_command_queue), clReleaseCommandQueue
 }
 

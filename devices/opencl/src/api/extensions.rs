@@ -14,7 +14,7 @@ use ragtag_hal::Result;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-/// Returns the address of an extension function. The extension's specification defines its type.
+/// Returns the address of an extension function. The extension's specification defines the function's type.
 fn address(platform: cl_platform_id, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the platform is valid, and the name ends with zero.
     let address =
@@ -47,8 +47,8 @@ pub(crate) struct CommandBuffers {
 }
 
 impl CommandBuffers {
-    /// Looks up the functions. The device must have version 1.0 or later, because earlier versions have other
-    /// signatures.
+    /// Looks up the functions. The device must support version 1.0 or later of the extension, because the
+    /// functions have other signatures in earlier versions.
     pub(crate) fn of(platform: cl_platform_id) -> Option<Self> {
         Some(Self {
             create: function!(platform, c"clCreateCommandBufferKHR", clCreateCommandBufferKHR_fn),

@@ -52,7 +52,7 @@ macro_rules! handle {
 }
 pub(super) use handle;
 
-/// Queries a property of an object whose value is a plain number.
+/// Queries a numeric property of an object.
 macro_rules! ask {
     ($question:ident($($of:expr),+), $answer:ty) => {{
         let mut value = <$answer>::default();

@@ -51,8 +51,8 @@ impl Instance {
         "libvulkan.so.1"
     };
 
-    /// Loads the Vulkan loader and creates an instance, with or without the validation layer as `validation`
-    /// requires.
+    /// Loads the Vulkan loader and creates an instance. `validation` decides whether the instance uses the
+    /// validation layer.
     ///
     /// # Errors
     /// Returns a message that names the missing loader, driver or validation layer.

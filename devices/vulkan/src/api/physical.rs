@@ -35,7 +35,7 @@ pub(crate) struct Facts {
     pub(crate) max_allocation_bytes: u64,
     pub(crate) memory: vk::PhysicalDeviceMemoryProperties,
     pub(crate) families: Vec<Family>,
-    /// Required alignment of an imported host pointer. It is `None` if the device cannot import.
+    /// Required alignment of an imported host pointer. It is `None` if the device cannot import host memory.
     pub(crate) import_alignment_bytes: Option<u64>,
     pub(crate) memory_budget: bool,
     pub(crate) timeline_semaphores: bool,

@@ -54,7 +54,7 @@ pub(crate) struct Pipeline {
 
 impl Pipeline {
     /// Creates a pipeline for one entry point. It has `bindings` storage buffers in set 0 and `push_bytes`
-    /// bytes of push constants. `full_sub_groups` requires that all sub-groups are full.
+    /// bytes of push constants. If `full_sub_groups` is true, all its sub-groups are full.
     ///
     /// # Errors
     /// Returns [`Error::Compile`] if the driver rejects the code.
