@@ -21,8 +21,8 @@ pub enum Content {
     /// Copied f32 values. Where the value is `None`, the check accepts any value.
     SomeSame(Vec<Option<f64>>),
     /// Values of an operator's type, padded to 32-bit words. The launch writes all of them. For 16-bit types,
-    /// the error is the distance in excess of that of the nearest representable value. Infinities and NaN
-    /// must match.
+    /// the error is the amount by which a result is further from the expected value than the nearest
+    /// representable value. Infinities and NaN must match.
     Elements {
         /// Type of the values.
         element: ElementType,
@@ -217,8 +217,8 @@ fn rounding(element: ElementType, values: &[f64], after: &[u8]) -> Result<f64, S
 /// correctly. One 6-bit scale affects 32 values.
 const TIES: f64 = 0.01;
 
-/// Returns the amount by which the relative distance between `blocks` and `values` exceeds that of the
-/// reference's blocks, beyond the tolerance for ties.
+/// Compares the relative error of `blocks` for `values` with that of the reference's blocks. Returns the
+/// amount by which it is larger, beyond the tolerance for ties.
 fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64, String> {
     let bytes = values.len() / tensor_type.block_values() * tensor_type.block_bytes();
     let Some((blocks, padding)) = blocks.split_at_checked(bytes) else {
@@ -322,7 +322,8 @@ impl Distance {
     }
 }
 
-/// Returns the first `written` values, and `None` for the others, which must be unchanged.
+/// Returns the first `written` values. Replaces all later values by `None`, because the launch must not
+/// change them.
 pub(crate) fn untouched_after(values: Vec<f64>, written: usize) -> Vec<Option<f64>> {
     values.into_iter().enumerate().map(|(i, v)| (i < written).then_some(v)).collect()
 }
@@ -375,7 +376,7 @@ impl Build {
         self.poison(bytes as usize).expect(binding, Content::Elements { element, values }).done()
     }
 
-    /// Adds an output binding of poisoned rows of activations. The launch writes the rows in use.
+    /// Adds an output binding of poisoned rows of activations. The launch writes only the rows in use.
     pub fn expect_rows(
         self,
         binding: usize,
@@ -433,7 +434,8 @@ mod tests {
         assert!(check(0.0).is_err());
     }
 
-    /// Returns whether an exact check accepts the words `after`. The last of them must be unchanged.
+    /// Returns whether the check of `content` accepts a binding whose words are 7 before the launch and
+    /// `after` after it.
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()

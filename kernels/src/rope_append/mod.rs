@@ -98,7 +98,7 @@ pub(crate) fn stored(kv_type: KvType, value: f64) -> f64 {
     }
 }
 
-/// Returns inverse frequencies for test cases, for base 10,000.
+/// Returns the inverse frequencies of test cases, with a RoPE base of 10,000.
 pub(crate) fn frequencies(rope_dims: usize) -> Vec<f32> {
     (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect()
 }
@@ -113,7 +113,7 @@ pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pa
     }
 }
 
-/// Numbers of heads and dimensions of a case.
+/// Head counts and dimensions of a case.
 #[derive(Clone, Copy)]
 struct Heads {
     heads: usize,
@@ -256,8 +256,8 @@ fn case(
     build.expect(4, expected(kv_type, cached)).done()
 }
 
-/// Returns the contents of a cache before a launch: NaN as poison, except zeros where the launch must write
-/// NaN.
+/// Returns the contents of a cache before a launch. Values are NaN as poison. Where the launch must write
+/// NaN, they are zero instead.
 fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
     let byte = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0 } else { 0xff };
     expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()
