@@ -257,7 +257,6 @@ const SPECIAL: usize = STEP;
 /// Builds a case in which the products q·k are infinite or NaN, except at position [`SPECIAL`]. The value
 /// vector of that position starts with `special`. Each expected output is zero, NaN, or the value vector of
 /// one position.
-/// zero, or NaN.
 fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     let Shape { mask, d, .. } = shape;
     let rows_of = |firsts: Vec<f32>, rest: f32| {

@@ -62,7 +62,7 @@ pub fn out_size(size: u32, padding: u32, kernel: u32, stride: u32, dilation: u32
     steps.map_or(0, |steps| u32::try_from(steps + 1).unwrap_or(u32::MAX))
 }
 
-/// The constants of a launch, by name.
+/// Constants of a launch, by name.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub batch: u32,
@@ -108,9 +108,9 @@ impl Sizes {
         [self.batch, self.out_channels, self.out[0], self.out[1]].contains(&0)
     }
 
-    /// Returns images × channel groups, tiles of out channels, and tiles of pixels. Returns `None` if there
-    /// are too many tiles, if the number of groups does not divide both numbers of channels, or if a
-    /// coordinate is too large.
+    /// Returns the number of images × channel groups, the number of tiles of out channels, and the number of
+    /// tiles of pixels. Returns `None` if there are too many tiles, if the number of groups does not divide
+    /// both numbers of channels, or if a coordinate is too large.
     fn tiles(&self) -> Option<[u32; 3]> {
         let divides = |channels: u32| channels.checked_rem(self.groups) == Some(0);
         let below = |x: &u64| *x <= i32::MAX as u64;

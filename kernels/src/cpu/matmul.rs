@@ -57,13 +57,13 @@ impl Output<'_> {
     }
 }
 
-/// Distance in bytes by which the code prefetches weights. Software prefetching helps because hardware
-/// prefetchers do not cross page boundaries.
+/// Distance in bytes between the weights that a task reads and the weights that it prefetches. Software
+/// prefetching helps because hardware prefetchers do not cross page boundaries.
 const AHEAD_BYTES: usize = 2048;
 
 /// Prefetches the weights [`AHEAD_BYTES`] after a block. The groups of a matrix are adjacent, so these
-/// weights may belong to a later group. At the end of the matrix, the code prefetches a few lines that it
-/// never reads.
+/// weights may belong to a later group. At the end of the matrix, the function prefetches a few cache lines
+/// that no task reads.
 #[inline(always)]
 fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     for line in W::bytes(group, block).as_chunks::<64>().0 {
@@ -71,7 +71,7 @@ fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     }
 }
 
-/// Weights of a launch. A task opens its row groups one by one.
+/// Weights of a launch. A task reads its row groups one by one.
 struct Tasks<'a> {
     weights: &'a [u8],
     n: usize,
@@ -79,7 +79,7 @@ struct Tasks<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    /// Opens row group `group` for reading.
+    /// Splits the bytes of row group `group` into the sections of its type.
     #[inline(always)]
     fn open<W: Format>(&self, group: usize) -> W::Group<'a> {
         let bytes = group_bytes(W::TYPE, self.k);
@@ -341,7 +341,7 @@ unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
     }
 }
 
-/// Adds the product of one block of weights and one row of x to a total.
+/// Adds the product of one block of weights and the block of a row of x to `total`, and returns the result.
 #[inline(always)]
 fn fast_block<S: Isa, W: Quantised>(
     s: S,

@@ -19,9 +19,9 @@
 //! not a multiple of four bytes. If the last block ends within a word, the rest of the word is zero. The
 //! sources for GPUs consist of a shared part and a part for each type in `types`.
 //!
-//! [`crate::blocks`] defines the formats. The blocks that a kernel encodes may differ from those of
-//! [`quantise`](crate::blocks::quantise()). Apart from ties, their relative error may exceed the error of
-//! those blocks by at most 1e-4.
+//! [`crate::blocks`] defines the formats. A kernel may encode other blocks than
+//! [`quantise`](crate::blocks::quantise()) does. Apart from ties, the relative error of these blocks may
+//! exceed that of the reference's blocks by at most 1e-4.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::blocks::{TensorType, dequantise};
@@ -76,7 +76,8 @@ pub static ENCODE_ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the number of bytes in the blocks, in whole words, and the number of bytes in the values.
+/// Returns the number of bytes in the blocks, rounded up to whole words, and the number of bytes in the
+/// values.
 fn sizes(constants: &[u32]) -> [u64; 2] {
     let [id, blocks] = *constants else { return [IMPOSSIBLE; 2] };
     let Some(tensor_type) = type_of(id) else { return [IMPOSSIBLE; 2] };
