@@ -57,7 +57,7 @@ pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize
     (0..count).map(bits).collect()
 }
 
-/// Returns sizes or strides, padded in front with `front` to [`RANK`] dimensions.
+/// Returns `values` (sizes or strides), extended to [`RANK`] dimensions with leading values of `front`.
 pub(crate) fn padded(values: &[u32], front: u32) -> impl Iterator<Item = usize> {
     let missing = RANK - values.len();
     std::iter::repeat_n(front, missing).chain(values.iter().copied()).map(|v| v as usize)
