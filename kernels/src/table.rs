@@ -201,8 +201,8 @@ pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant
     first.or_else(|| variants().iter().find(|v| fits(v) && v.runs_on(caps)))
 }
 
-/// Like [`select`], but returns `None` below the variant's minimum number of rows, where an alternative
-/// sequence of kernels is better.
+/// Like [`select`], but returns `None` if `rows` is below the variant's minimum number of rows. In this case,
+/// programs should use an alternative sequence of kernels.
 pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
 }
@@ -212,7 +212,7 @@ pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Vari
 ///
 /// For a `wanted` type of f32, the result is f32. For int8, the result is the fastest type that the device
 /// supports: f16 if its matrix units are faster for `rows` rows, otherwise int8 for weights with integer
-/// quants, and f32 for the rest. For f16, the result is f16 if any variant supports it, even a slow one. With
+/// quants, and f32 for other weights. For f16, the result is f16 if any variant supports it, even a slow one. With
 /// f16 activations, weights with integer quants are first dequantized to f16.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;

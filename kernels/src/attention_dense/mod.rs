@@ -98,8 +98,8 @@ fn groups(constants: &[u32]) -> Option<u32> {
     tiles.checked_mul(kv_heads)?.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns sequences × kv heads × query tiles as one number of work groups in the first dimension, which has
-/// the largest limit on every device.
+/// Returns a grid of sequences × kv heads × query tiles. All of its work groups are in the first dimension,
+/// which has the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants).unwrap_or(u32::MAX), 1, 1]
 }

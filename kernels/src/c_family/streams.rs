@@ -47,7 +47,7 @@ struct Ring {
     columns: u32,
 }
 
-/// Fills the rings with the bulk copy engine. The rings take so much shared memory that a multiprocessor
+/// Method that uses the bulk copy engine. The rings take so much shared memory that a multiprocessor
 /// holds only one work group of a product. If two fitted, overlapping launches would distribute the work
 /// groups unevenly, with two on one multiprocessor and none on another.
 static BULK: Ring = Ring {
@@ -58,7 +58,7 @@ static BULK: Ring = Ring {
     columns: 512,
 };
 
-/// Fills the rings with asynchronous copies by the work items. The rings take little shared memory.
+/// Method that uses asynchronous copies by the work items. The rings take little shared memory.
 static ASYNC: Ring = Ring {
     requires: &[Feature::Sm80],
     source: include_str!("ring_async.cu"),

@@ -6,7 +6,8 @@ use crate::kernel::{Activations, ElementType, Kernel};
 use crate::{half_rows, quantize};
 use half::{bf16, f16};
 
-/// Expected contents of a binding after a launch. A value of `None` must be unchanged.
+/// Expected contents of a binding after a launch. Where a value is `None`, the launch must not change the
+/// binding.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// f32 values. NaN matches NaN.
@@ -278,7 +279,8 @@ fn error_of_values<const N: usize>(
     Ok(distance.relative())
 }
 
-/// Checks that all words have their expected values. A word of `None` must be unchanged.
+/// Checks that all words have their expected values. Where the expected value is `None`, the word must be
+/// unchanged.
 fn all_words<T: std::fmt::Debug>(
     expected: &[Option<T>],
     before: &[u8],

@@ -145,8 +145,8 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns the number of tiles as the first dimension of the grid, which has the largest limit on every
-/// device.
+/// Returns a grid with one work group per tile. All work groups are in the first dimension, which has the
+/// largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let Some(sizes) = Sizes::new(constants) else { return [0; 3] };
     let groups = match sizes.tiles() {

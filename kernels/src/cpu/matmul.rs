@@ -1,9 +1,9 @@
 //! Matrix products.
 //!
-//! A group computes [`matmul::TASK_ROWS`] rows of weights for all tokens. Both kernels process a tile of
-//! tokens in blocks of 32 columns. They unpack the weights of a block once and multiply them with every token
-//! of the tile. They compute the sum of each block in registers and add it to the token's total. The order of
-//! summation does not depend on the number of tokens.
+//! A group computes [`matmul::TASK_ROWS`] columns of y for all rows of x. The kernels for f32 and int8
+//! activations process a tile of rows in blocks of 32 columns of x. They unpack the weights of a block once
+//! and multiply them by every row of the tile. They compute the sum of each block in registers and add it to
+//! the row's total. The order of summation does not depend on the number of rows.
 
 use super::formats::{Format, Of, Quantised, Quants};
 use super::isa::Isa;

@@ -89,13 +89,13 @@ fn sizes(constants: &[u32]) -> [u64; 2] {
     [bytes.next_multiple_of(4), words(&[blocks, values])]
 }
 
-/// Returns the grid for one work item per value.
+/// Returns a grid with one work item per value.
 pub(crate) fn decode_grid(constants: &[u32]) -> [u32; 3] {
     let values = type_of(constants[0]).map_or(1, TensorType::block_values);
     elements::grid(constants[1].saturating_mul(values as u32))
 }
 
-/// Returns the grid for one work item per two blocks. In every type, two blocks are a whole number of words.
+/// Returns a grid with one work item per two blocks. In every type, two blocks are a whole number of words.
 pub(crate) fn encode_grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(constants[1].div_ceil(2))
 }

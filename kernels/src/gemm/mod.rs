@@ -78,8 +78,8 @@ fn groups(m: u32, n: u32, batch: u32) -> Option<u32> {
     tiles.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns matrices × row tiles × column tiles as one number of work groups in the first dimension, which has
-/// the largest limit on every device.
+/// Returns a grid of matrices × row tiles × column tiles. All of its work groups are in the first dimension,
+/// which has the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants[0], constants[1], constants[8]).unwrap_or(u32::MAX), 1, 1]
 }

@@ -111,7 +111,7 @@ pub(crate) fn strips(outer: u32, inner: u32) -> u32 {
     outer.saturating_mul(inner.div_ceil(columns(inner)))
 }
 
-/// Returns the number of strips in the first dimension, and the number of parts of the axis in the last.
+/// Returns a grid with the strips in the first dimension, and the parts of the axis in the last.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, _, outer, axis, inner, part, _] = *constants else { return [0; 3] };
     [strips(outer, inner), 1, axis.div_ceil(part.max(1))]

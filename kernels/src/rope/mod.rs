@@ -41,7 +41,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the grid for one work item per output word.
+/// Returns a grid with one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[1..4]);
     elements::grid(count.div_ceil(in_a_word(constants[0]).unwrap_or(1).into()) as u32)

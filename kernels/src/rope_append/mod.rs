@@ -84,8 +84,8 @@ pub fn cache_bytes(kv_type: KvType, cache_blocks: u32, kv_heads: u32, head_dim: 
     product(&[cache_blocks, kv_heads, head_dim]).saturating_mul(BLOCK_TOKENS as u64 * kv_type.bytes())
 }
 
-/// Returns one work group per kv head. Each head has its own part of the cache, so work groups write disjoint
-/// memory even if the tables are invalid.
+/// Returns a grid with one work group per kv head. Each head has its own part of the cache, so work groups
+/// write disjoint memory even if the block tables are invalid.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
 }

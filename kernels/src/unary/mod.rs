@@ -119,7 +119,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the grid for one work item per output word.
+/// Returns a grid with one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, kind, count] = *constants else { return [0; 3] };
     elements::grid(count.div_ceil(in_a_word(kind).unwrap_or(1)))

@@ -20,7 +20,8 @@ const TILE: u32 = 64;
 
 const EMBED_ITEMS: u32 = 256;
 const TILED_ITEMS: u32 = 128;
-/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks of columns.
+/// Work items per group: 16 for each block of 32 columns. A group has [`widen::GROUP_COLUMNS`] / 32 = 16
+/// blocks.
 const WIDEN_ITEMS: u32 = 256;
 /// For row-major products with `m` rows of x, returns the number of work items per group, and the number of
 /// outstanding vector loads per weight row. These values were the fastest on an H200. A launch has many
@@ -235,17 +236,17 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// Returns one work group per group of 16 weight rows.
+/// Returns a grid with one work group per group of 16 weight rows.
 fn blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns one work group per 16 gate rows and the corresponding 16 up rows.
+/// Returns a grid with one work group per 16 gate rows and the corresponding 16 up rows.
 fn gated_blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(2 * GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns one work group per [`ROWS_LINES`] weight rows.
+/// Returns a grid with one work group per [`ROWS_LINES`] weight rows.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(ROWS_LINES), 1, 1] }
 }
