@@ -212,8 +212,8 @@ pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Vari
 ///
 /// For a `wanted` type of f32, the result is f32. For int8, the result is the fastest type that the device
 /// supports: f16 if its matrix units are faster for `rows` rows, otherwise int8 for weights with integer
-/// quants, and f32 for other weights. For f16, the result is f16 if any variant supports it, even a slow one. With
-/// f16 activations, weights with integer quants are first dequantized to f16.
+/// quants, and f32 for other weights. For f16, the result is f16 if any variant supports it, even a slow one.
+/// Before a product with f16 activations, the program dequantizes weights with integer quants to f16.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;
     let offers = |kernel| match wanted {

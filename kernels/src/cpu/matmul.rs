@@ -16,7 +16,7 @@ use crate::quantize::{row_bytes, scales_offset, sums_offset};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Number of tokens that share unpacked weights. Their totals fit into the L1 cache.
+/// Number of rows of x that share unpacked weights. Their totals fit into the L1 cache.
 const TILE: usize = 32;
 
 /// Number of groups of 16 weight rows per task.
@@ -33,7 +33,7 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Writes the sums of `R` row groups for the token in row `row`.
+    /// Writes the sums of `R` row groups for row `row` of x.
     ///
     /// # Safety
     /// The requirements of [`HostCall::write`] apply: the task must own these columns.
