@@ -237,8 +237,8 @@ impl Kernel {
         matches!(self, Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) | Kernel::AppendAttention(_))
     }
 
-    /// Returns the numerics class of the kernel's variants. The class describes the error that the kernel itself
-    /// adds. A kernel that writes an f16 KV cache is fast, because it rounds keys and values.
+    /// Returns the numerics class of the kernel's variants. The class describes the error that the kernel
+    /// itself adds. A kernel that writes an f16 KV cache is fast, because it rounds keys and values.
     pub fn class(self) -> NumericsClass {
         match self {
             Kernel::RmsNorm(activations)

@@ -94,8 +94,8 @@ impl Scene {
         self.seen[row]
     }
 
-    /// Computes the result of `row` and `head` over `positions`. Computes all scores first, instead
-    /// of streaming over them.
+    /// Computes the result of `row` and `head` over `positions`. Computes all scores first, instead of
+    /// streaming over them.
     pub fn softmax(&self, row: usize, head: usize, positions: Range<usize>) -> Softmax {
         let q = &self.q[row * self.stride + head * self.head_dim..][..self.head_dim];
         let sequence = self.params.row_sequences[row] as usize;

@@ -436,8 +436,8 @@ mod tests {
         assert!(check(0.0).is_err());
     }
 
-    /// Returns whether the check of `content` accepts a binding whose words are 7 before the launch and
-    /// `after` after it.
+    /// Returns whether the check of `content` accepts a binding whose three words are 7 before the
+    /// launch and equal `after` after it.
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()

@@ -106,7 +106,7 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
     }
 }
 
-/// A number of work groups that exceeds the limit of some devices for one dimension of a launch.
+/// Number of work groups that exceeds the limit of some devices for one dimension of a launch.
 pub(crate) const MANY: usize = 65_537;
 
 /// Row capacity and used rows of a case for a kernel that processes rows.

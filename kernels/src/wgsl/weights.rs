@@ -315,8 +315,8 @@ fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     program(items, &texts.concat())
 }
 
-/// Returns the source that reads x for form `form`. It is empty for the fused forms, because their own
-/// sources read x.
+/// Returns the source with which products of form `form` read x. It is empty for the fused forms, because
+/// their own sources read x.
 const fn four_of(form: u8) -> &'static str {
     if form == PLAIN { include_str!("../matmul/plain_rows.wgsl") } else { "" }
 }
