@@ -54,8 +54,8 @@ fn features() -> Features {
     found.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect()
 }
 
-/// Returns the capabilities of this CPU. If the environment variable `ISA` is set, only the feature that it
-/// names is kept (`avx2`), or none (`none`).
+/// Returns the capabilities of this CPU. The environment variable `ISA` limits them: with `avx2`, only this
+/// feature is kept, and with `none`, no feature is kept.
 fn caps() -> Caps {
     let mut caps = Caps {
         languages: [KernelLanguage::Host].into(),
@@ -104,7 +104,7 @@ fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Measures a rate `count` times. Returns the median and the best result.
+/// Calls `rate` `count` times. Returns the median and the best of the rates.
 fn repeat(count: usize, mut rate: impl FnMut() -> f64) -> (f64, f64) {
     let mut rates: Vec<f64> = (0..count).map(|_| rate()).collect();
     rates.sort_by(f64::total_cmp);
@@ -183,7 +183,7 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
     Model { launches, bytes: at, values }
 }
 
-/// Packs a matrix from one half of the memory into the other.
+/// Packs a matrix from one half of the memory into the other. Returns the rate in GB/s, in bytes of the file.
 fn pack(tensor_type: TensorType, memory: &mut [u8]) -> f64 {
     let layout = Resident::new(tensor_type, Layout::Rows16, 5632, 2048).expect("whole blocks");
     let (file, resident) = memory.split_at_mut(WORKING_SET_BYTES / 2);

@@ -33,7 +33,7 @@ pub const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"]
 /// Maximum size of a program's PTX, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// A program in compressed PTX.
+/// The compressed PTX of a program for one architecture.
 #[derive(Clone, Copy, Debug)]
 pub struct Artefact {
     /// Target architecture, for example `61` or `90a`.
@@ -45,7 +45,7 @@ pub struct Artefact {
     compressed: &'static [u8],
 }
 
-/// Defines a row of the index.
+/// Defines a row of the index, and includes the compressed PTX that the row describes.
 macro_rules! ptx {
     ($architecture:literal, $program:literal, $digest:literal) => {
         $crate::artefacts::Artefact {
@@ -74,7 +74,7 @@ impl Artefact {
     }
 }
 
-/// Returns all programs whose PTX was built.
+/// Returns the PTX of all programs that were built ahead of time.
 pub fn artefacts() -> &'static [Artefact] {
     index::ALL
 }
@@ -99,8 +99,7 @@ pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str>
     ARCHITECTURES.iter().map(|(name, _)| *name).enumerate().filter(is_built).map(|(_, name)| name)
 }
 
-/// Returns the best PTX of source `text` for a device with `features`: the PTX for the newest architecture
-/// that the device accepts.
+/// Returns the PTX of source `text` for the newest architecture that a device with `features` accepts.
 pub(crate) fn find(text: &str, features: &Features) -> Option<&'static Artefact> {
     let digest = digest(text);
     let of_text = || artefacts().iter().filter(|artefact| artefact.digest == digest);

@@ -8,8 +8,8 @@ use crate::abi::{IMPOSSIBLE, product};
 use crate::kernel::ElementType;
 use half::{bf16, f16};
 
-/// Maximum number of dimensions of a strided traversal. If a tensor has fewer, dimensions of size 1 are added
-/// in front.
+/// Maximum number of dimensions of a strided traversal. Tensors with fewer dimensions get leading dimensions
+/// of size 1.
 pub const RANK: usize = 6;
 
 /// Number of work items per group. Each work item writes one word.
@@ -56,8 +56,8 @@ pub(crate) fn span(sizes: &[u32], strides: &[u32]) -> u64 {
     steps.fold(1, u64::saturating_add)
 }
 
-/// Returns the index of the element at step `i` of a strided traversal. `i` must be below the product of the
-/// sizes.
+/// Returns the index of the element that a strided traversal reads at step `i`. `i` must be below the product
+/// of the sizes.
 #[inline(always)]
 pub(crate) fn place(mut i: usize, sizes: &[u32], strides: &[u32]) -> usize {
     // Fast path: most traversals have one dimension, and many steps of other traversals stay within the last

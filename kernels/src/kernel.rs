@@ -202,8 +202,8 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Returns all kernels that have variants. [`crate::matmul::takes`] lists the pairs of weight and
-    /// activation types for which products exist.
+    /// Returns all kernels that have variants. They include a product for each pair of weight and activation
+    /// types that [`crate::matmul::takes`] accepts.
     pub fn all() -> Vec<Kernel> {
         let mut all = vec![Kernel::Gather, Kernel::Add, Kernel::HeadNorm];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
@@ -237,8 +237,8 @@ impl Kernel {
         matches!(self, Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) | Kernel::AppendAttention(_))
     }
 
-    /// Returns the numerics class of the kernel's variants. It describes the error for given inputs. A kernel
-    /// that writes an f16 KV cache is fast, because it rounds keys and values.
+    /// Returns the numerics class of the kernel's variants. The class describes the error that the kernel
+    /// itself adds. A kernel that writes an f16 KV cache is fast, because it rounds keys and values.
     pub fn class(self) -> NumericsClass {
         match self {
             Kernel::RmsNorm(activations)

@@ -1,6 +1,6 @@
 //! Kernels for LLM inference. Each kernel has a binary interface, a reference in plain Rust, a numerics
-//! class, and sources. A table lists the variants of each kernel, from which Ragtag selects one by the
-//! capabilities of a device.
+//! class, and sources. A table lists the variants of each kernel. Ragtag selects a variant by the
+//! capabilities of the device.
 //!
 //! This crate does not depend on models, plans or backends. It performs no I/O and starts no threads.
 

@@ -1,4 +1,5 @@
-//! Variants that compute products with the GEMM library in a device's capabilities.
+//! Variants that compute products with a GEMM library. [`Caps::gemm`](ragtag_hal::Caps::gemm) names the
+//! library of a device.
 //!
 //! | needs | product |
 //! | --- | --- |
@@ -18,8 +19,8 @@ use crate::matmul;
 use crate::table::{Code, Grid, Variant};
 use ragtag_hal::{Gemm, GemmEntry};
 
-/// Minimum number of rows of x for which a library is faster, in spite of the cost of the call and of the
-/// padding rows.
+/// Minimum number of rows of x for which a library is faster than kernels, even with the cost of the call and
+/// of the padding rows.
 const MIN_ROWS: u32 = 512;
 
 /// Returns all library variants.

@@ -132,8 +132,9 @@ impl Variant {
         Case { tolerance: self.bound(), ..case }
     }
 
-    /// Returns whether a device with `caps` accepts the code. The device must accept its language, or PTX
-    /// built from its CUDA C++, or have a GEMM library for a library product.
+    /// Returns whether a device with `caps` accepts the code. A device accepts a source text if it accepts
+    /// its language, or PTX that was built from it. A device accepts a library product if it has a GEMM
+    /// library.
     pub fn is_taken_by(&self, caps: &Caps) -> bool {
         match self.language() {
             Some(language) => caps.languages.contains(&language) || self.ptx(caps).is_some(),
@@ -141,8 +142,8 @@ impl Variant {
         }
     }
 
-    /// Returns the best PTX of the variant for a device with `caps`. Returns `None` if the device does not
-    /// accept PTX, or if no PTX was built for it.
+    /// Returns the PTX of the variant that is best for a device with `caps`. Returns `None` if the device
+    /// does not accept PTX, or if no PTX for it was built.
     fn ptx(&self, caps: &Caps) -> Option<&'static Artefact> {
         match self.code {
             Code::Text(text)
@@ -178,7 +179,7 @@ impl Variant {
     }
 }
 
-/// Number of rows that no launch reaches.
+/// Number of rows that exceeds the capacity of every launch.
 pub const NEVER: u32 = u32::MAX;
 
 /// Returns all variants of this build, best first.
@@ -200,8 +201,8 @@ pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant
     first.or_else(|| variants().iter().find(|v| fits(v) && v.runs_on(caps)))
 }
 
-/// Like [`select`], but returns `None` below the variant's minimum number of rows, where an alternative
-/// sequence of kernels is better.
+/// Like [`select`], but returns `None` if `rows` is below the variant's minimum number of rows. In this case,
+/// programs should use an alternative sequence of kernels.
 pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
 }
@@ -211,8 +212,8 @@ pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Vari
 ///
 /// For a `wanted` type of f32, the result is f32. For int8, the result is the fastest type that the device
 /// supports: f16 if its matrix units are faster for `rows` rows, otherwise int8 for weights with integer
-/// quants, and f32 for the rest. For f16, the result is f16 if any variant supports it, even a slow one. With
-/// f16 activations, weights with integer quants are first dequantized to f16.
+/// quants, and f32 for other weights. For f16, the result is f16 if any variant supports it, even a slow one.
+/// Before a product with f16 activations, the program dequantizes weights with integer quants to f16.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;
     let offers = |kernel| match wanted {
@@ -242,9 +243,10 @@ pub fn has_f16_products(caps: &Caps) -> bool {
     rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
 }
 
-/// Returns the code of a module for a device with `caps`. Its entries are `variants`, which must run on the
-/// device. Returns `None` if the variants are in several languages. Replaces CUDA C++ by PTX if all of its
-/// PTX was built ahead of time. Links library products to either kind of code.
+/// Returns the code of a module for a device with `caps`. The entries of the module are `variants`, which
+/// must run on the device. Returns `None` if the variants are in several languages. If all CUDA C++ texts of
+/// the module were built to PTX ahead of time, returns the PTX instead. Links library products with either
+/// kind of code.
 pub fn module_source<'a>(
     variants: impl IntoIterator<Item = &'a Variant>,
     caps: &Caps,
@@ -280,7 +282,7 @@ pub fn module_source<'a>(
 }
 
 /// Merges text entries and library entries in the order of the variants. `products` pairs each library entry
-/// with its position.
+/// with its position in this order.
 fn in_order(texts: Vec<TextEntry>, products: Vec<(usize, GemmEntry)>) -> Vec<LinkedEntry> {
     let mut entries: Vec<_> = texts.into_iter().map(LinkedEntry::Text).collect();
     // Inserts in ascending order, so that all earlier entries are in place.
@@ -324,8 +326,8 @@ mod tests {
         }
     }
 
-    /// Returns the capabilities of a device that accepts `language`, with the minimum work-group size and
-    /// local memory that kernels in this language require.
+    /// Returns the capabilities of a device that accepts `language`. The two limits are the smallest that
+    /// kernels in this language require.
     fn gpu(language: KernelLanguage, max_work_group_items: u32, local_memory_bytes: u64) -> Caps {
         Caps { languages: [language].into(), max_work_group_items, local_memory_bytes, ..caps(&[]) }
     }
@@ -386,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Returns a library that was found on the device. `preferred` sets whether the device prefers it.
+    /// Returns a GEMM library of a device. `preferred` sets whether the device prefers it to kernels.
     fn library(preferred: bool) -> Option<GemmLibrary> {
         Some(GemmLibrary { name: "a library".into(), version: "1".into(), workspace_bytes: 0, preferred })
     }
@@ -464,7 +466,7 @@ mod tests {
         }
     }
 
-    /// Requirements of the WGSL kernels that use matrix units.
+    /// Features that the WGSL kernels for matrix units require.
     const MATRICES_IN_WGSL: [Feature; 3] = [Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups];
 
     #[test]

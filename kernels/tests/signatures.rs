@@ -32,8 +32,8 @@ fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     programs
 }
 
-/// Returns an error if a program has a defect. It is also a defect if no variant launches a kernel of the
-/// program.
+/// Returns an error if the source of a program has a defect, or if it defines a kernel that no variant
+/// launches.
 fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
     let functions: BTreeSet<_> = launches.iter().map(|launch| launch.function).collect();
     let kernels = validate_kernel_source(source, functions.len()).map_err(|e| e.to_string())?;

@@ -11,8 +11,8 @@ use naga::{Module, ResourceBinding, ShaderStage};
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, Text, Variant, variants};
 
-/// Returns the WGSL texts that do not use matrices. Metal's matrices have 8 × 8 values, and Direct3D has
-/// none.
+/// Returns the variants with WGSL texts that do not use cooperative matrices. Metal's matrices have 8 × 8
+/// values, and Direct3D has none.
 fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     variants().iter().filter_map(|variant| match variant.code {
         Code::Text(text) if text.language == KernelLanguage::Wgsl => {

@@ -134,8 +134,8 @@ impl Macros {
 }
 
 impl Macro {
-    /// Returns the body with its parameters replaced by `arguments`. The caller discards a result of more
-    /// than `limit` tokens.
+    /// Returns the body with its parameters replaced by `arguments`. A result of more than `limit` tokens may
+    /// be incomplete, because the caller discards it.
     fn substitute(&self, arguments: &[Argument], limit: usize) -> Vec<Token> {
         let body = &self.body;
         let is_join = |at: usize| body.get(at).is_some_and(|token| token.is("##"));
@@ -223,8 +223,8 @@ fn read_arguments(input: &mut Input, taken: &mut Vec<Token>) -> Option<Vec<Vec<T
     }
 }
 
-/// Tokens that remain to be read: a stack of the source's own tokens, and above them the results of active
-/// expansions.
+/// Tokens that remain to be read. The source's own tokens are at the bottom of a stack, and the results of
+/// active expansions are above them.
 #[derive(Default)]
 struct Input {
     frames: Vec<Frame>,

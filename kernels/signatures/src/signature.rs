@@ -87,7 +87,8 @@ const KEYWORDS: [&str; 3] = ["__kernel", "kernel", CPP_KEYWORD];
 /// "C"`.
 const CPP_KEYWORD: &str = "__global__";
 
-/// Returns the signature of `declaration`, which precedes a body. Returns `None` if it is not a kernel.
+/// Returns the signature of the kernel in `declaration`, the tokens before a function body. Returns `None` if
+/// the function is not a kernel.
 fn signature(declaration: &[Token]) -> Option<KernelSignature> {
     let (declaration, attributes) = without_attributes(declaration);
     let keyword = declaration.iter().position(|t| KEYWORDS.iter().any(|keyword| t.is(keyword)))?;
@@ -123,8 +124,8 @@ fn closing(tokens: &[Token], open: usize) -> Option<usize> {
     None
 }
 
-/// Splits `tokens` into `__attribute__((…))` and `__launch_bounds__(…)` attributes and all other tokens.
-/// Returns the other tokens first.
+/// Separates the `__attribute__((…))` and `__launch_bounds__(…)` attributes from all other tokens. Returns
+/// the other tokens, then the attributes.
 fn without_attributes(mut tokens: &[Token]) -> (Vec<Token>, Vec<Token>) {
     let (mut others, mut attributes) = (Vec::new(), Vec::new());
     while let Some((first, rest)) = tokens.split_first() {
@@ -220,7 +221,7 @@ fn address_space(token: &Token) -> Option<AddressSpace> {
     }
 }
 
-/// Returns the words in `tokens` that are not qualifiers. They form a type, a name, or both.
+/// Returns the words in `tokens` that are not qualifiers. They form a type, a parameter name, or both.
 fn nouns(tokens: &[Token]) -> Vec<&Token> {
     let qualifiers = ["const", "volatile", "restrict", "read_only", "write_only", "read_write"];
     let is_qualifier =
@@ -228,7 +229,7 @@ fn nouns(tokens: &[Token]) -> Vec<&Token> {
     tokens.iter().filter(|t| t.is_word() && !is_qualifier(t)).collect()
 }
 
-/// Returns whether the last word of `specifiers` is a name rather than part of a type.
+/// Returns whether the last word of `specifiers` is a parameter name rather than part of a type.
 fn ends_with_name(specifiers: &[Token]) -> bool {
     let words: Vec<&str> = nouns(specifiers).into_iter().map(|t| &*t.text).collect();
     match words[..] {

@@ -1,4 +1,4 @@
-//! Detects defects of kernel sources that compilers accept.
+//! Detects defects in kernel sources that compilers do not report.
 
 use crate::preprocessor::preprocess;
 use crate::signature::{KernelSignature, signatures};
@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// A defect of a kernel source.
+/// A defect in a kernel source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ValidationError {

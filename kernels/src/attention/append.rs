@@ -10,6 +10,7 @@
 //! | 3 | value cache, read and written |
 //! | 4 | [partials](super::partial), written |
 //! | 5 | inverse frequencies: f32 `[rope dimensions / 2]` |
+//!
 //! The constants are those of [partial](super::partial), and then the rope dimensions and the pairing of
 //! [RoPE and KV append](crate::rope_append). There is at most one row. [`takes`] defines the supported head
 //! dimensions.
@@ -17,7 +18,7 @@
 //! Each group rotates the queries that share its kv head. The group whose split contains the last position
 //! also appends the new key and value. It first reads all other positions of the split. Then it rounds the
 //! key and the value to the type of the cache and writes them. If the sequence, position or block of the row
-//! is invalid, nothing is appended.
+//! is invalid, the kernel appends nothing.
 
 use super::partial::{expected, partials_bytes};
 use super::{LONG, random_scene, scene};
@@ -105,8 +106,8 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
     case(random, kv_type, position, heads, (rope_dims, pairing), splits, 1.0)
 }
 
-/// Builds a case for a row at `position`. If `position` is `None`, the row's cache blocks do not exist. The
-/// key and value are `times` as large as the queries.
+/// Builds a case for a row at `position`. If `position` is `None`, the row's cache blocks do not exist. Keys
+/// and values have `times` times the magnitude of the queries.
 fn case(
     random: &mut Random,
     kv_type: KvType,

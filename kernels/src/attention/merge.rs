@@ -87,8 +87,8 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Builds a case in which one split of the first head is NaN, so that the output of this head is NaN. The
-/// second head has only one split, and its output is the mean of that split.
+/// Builds a case in which the partial result of one split of the first head is NaN, so that the output of
+/// this head is NaN. The second head has only one nonempty split, and its output is the mean of that split.
 fn not_finite(activations: Activations, expected: Vec<Option<f64>>) -> Case {
     let runs = [[1.0, 2.0], [f32::NAN; 2], [0.0; 2], [3.0, 1.0]];
     let means = [0.5, f32::NAN, f32::NAN, 2.0].map(|mean| [mean; BLOCK]);

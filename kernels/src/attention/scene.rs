@@ -36,15 +36,15 @@ impl Cache {
     }
 }
 
-/// Numbers of positions in the longest cases. Beyond 256, 1,024 and 4,096 positions, kernels execute more
-/// steps or other code paths.
+/// Numbers of positions in the longest cases. Kernels execute more steps or other code paths if there are
+/// more than 256, 1,024 and 4,096 positions.
 pub(super) const LONG: [u32; 3] = [300, 1100, 5000];
 
 /// Keys and values of one kv head, each `[positions][head dimension]`.
 type KeysValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
-/// Largest query values. Each row uses the next of them in turn. With them, most softmax weights are similar,
-/// all are similar, or all but a few are negligible, respectively.
+/// Largest magnitudes of query values. The rows of a scene use them in turn. They make most softmax weights
+/// similar, all softmax weights similar, and all but a few softmax weights negligible, respectively.
 const LARGEST: [f32; 3] = [2.0, 1e-3, 40.0];
 
 /// Inputs of an attention case.
@@ -62,13 +62,13 @@ pub(super) struct Scene {
     q: Vec<f32>,
     keys: Cache,
     values: Cache,
-    /// Keys and values by sequence and kv head.
+    /// Keys and values, indexed by sequence, then by kv head.
     kv: Vec<Vec<KeysValues>>,
     /// Number of positions to which each used row attends, or `None` for an invalid row.
     seen: Vec<Option<usize>>,
 }
 
-/// Inputs of a row before RoPE and KV append, and the expected contents of the cache after them.
+/// Inputs of RoPE and KV append for one row, and the expected contents of the cache after them.
 pub(super) struct Fresh {
     pub qkv: Vec<f32>,
     pub frequencies: Vec<f32>,
@@ -76,7 +76,7 @@ pub(super) struct Fresh {
     pub values: Vec<Option<f64>>,
 }
 
-/// Expected result of attention over a range of positions.
+/// Expected result of attention for one head over a range of positions.
 pub(super) struct Softmax {
     pub largest: f64,
     pub sum: f64,
@@ -94,7 +94,8 @@ impl Scene {
         self.seen[row]
     }
 
-    /// Computes the softmax over all scores at once, instead of streaming over them.
+    /// Computes the result of `row` and `head` over `positions`. Computes all scores first, instead of
+    /// streaming over them.
     pub fn softmax(&self, row: usize, head: usize, positions: Range<usize>) -> Softmax {
         let q = &self.q[row * self.stride + head * self.head_dim..][..self.head_dim];
         let sequence = self.params.row_sequences[row] as usize;
@@ -129,7 +130,8 @@ impl Scene {
     }
 
     /// Replaces the first row by one that needs RoPE and KV append. Its key and value belong to the last
-    /// position of the row, and their cache slot is still empty. They are `times` as large as the queries.
+    /// position of the row, and their cache slot is still empty. Both have `times` times the magnitude of the
+    /// queries.
     pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
         let (heads, kv_heads, head_dim, kv_type) =
             (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);

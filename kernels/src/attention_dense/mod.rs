@@ -87,7 +87,7 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
 }
 
 /// Returns the number of work groups. Returns `None` if the number of heads is not a multiple of the number
-/// of kv heads, or if a launch cannot have this many work groups.
+/// of kv heads, or if the number of work groups exceeds the limit of a launch.
 fn groups(constants: &[u32]) -> Option<u32> {
     let [batch, heads, kv_heads, m, _, d, ..] = *constants else { return None };
     if [batch, heads, m, d].contains(&0) {
@@ -98,8 +98,8 @@ fn groups(constants: &[u32]) -> Option<u32> {
     tiles.checked_mul(kv_heads)?.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns sequences × kv heads × query tiles as one number of work groups in the first dimension, which has
-/// the largest limit on every device.
+/// Returns a grid of sequences × kv heads × query tiles. All of its work groups are in the first dimension,
+/// which has the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants).unwrap_or(u32::MAX), 1, 1]
 }
@@ -116,7 +116,7 @@ pub(crate) struct Mask {
 }
 
 impl Mask {
-    /// Returns the positions to which `row` attends, without those in the prefix.
+    /// Returns the positions that the causal mask and the window allow for `row`, regardless of the prefix.
     #[inline(always)]
     pub fn span(&self, row: usize) -> Range<usize> {
         // A window beyond the maximum number of positions has no effect.
@@ -255,8 +255,8 @@ const EDGE_MASK: Mask = causal(5, SPECIAL + 4, 0, 0);
 const SPECIAL: usize = STEP;
 
 /// Builds a case in which the products q·k are infinite or NaN, except at position [`SPECIAL`]. The value
-/// vector of that position starts with `special`. Each expected result equals the values of one position,
-/// zero, or NaN.
+/// vector of that position starts with `special`. Each expected output is zero, NaN, or the value vector of
+/// one position.
 fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     let Shape { mask, d, .. } = shape;
     let rows_of = |firsts: Vec<f32>, rest: f32| {

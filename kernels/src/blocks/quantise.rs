@@ -46,8 +46,8 @@ pub(crate) fn rounded(x: f32) -> f32 {
     (x.abs() + 0.5).floor().copysign(x)
 }
 
-/// Returns the quants of a block, from 0 to `most`, as the block stores them. `quant` computes a quant from
-/// the index and the value.
+/// Returns the quants of a block, clamped to 0 … `most`, as the block stores them. `quant` computes the quant
+/// of a value from the value's index and the value itself.
 pub(crate) fn quants<const N: usize>(
     values: &[f32],
     most: f32,
@@ -85,8 +85,9 @@ pub(crate) fn pack_fives(quants: &[u8; 32], out: &mut [u8]) {
     pack_nibbles(quants, low);
 }
 
-/// Returns the best scale for quants from `least` to `most`, where quant zero represents `minimum`. For each
-/// of `inverses`, a candidate for the inverse scale, the function rounds the quants and fits a scale to them.
+/// Returns the best scale for quants from `least` to `most`, where quant zero represents `minimum`. Each of
+/// `inverses` is a candidate for 1 / scale. For each candidate, the function rounds the quants and fits a
+/// scale to them.
 fn search(values: &[f32], minimum: f32, [least, most]: [f32; 2], inverses: impl Iterator<Item = f32>) -> f32 {
     let mut best = (f32::INFINITY, 0.0);
     for inverse in inverses {

@@ -1,7 +1,7 @@
 //! Kernels for decode steps on NVIDIA's devices, in CUDA C++ only. They compute all operations of a step with
 //! few rows, except products. Latency rather than throughput limits these kernels, so they issue all loads at
-//! once and sum over the lanes of a warp. They wait for the previous launch only before they read data that a
-//! launch writes.
+//! once and sum over the lanes of a warp. With programmatic dependent launch, a kernel may start before the
+//! previous launch ends. It waits for that launch only before it reads data that another launch writes.
 
 use super::streams::products;
 use super::{HALF_ROWS, Items, program};

@@ -31,8 +31,8 @@ const MIN_ROWS: u32 = 9;
 /// Maximum number of rows of x for the few-row products.
 const FEW: u32 = 64;
 
-/// Rows of weights and rows of x that a group of a few-row product computes: `WEIGHT_ROWS` and `TOKENS` in
-/// the source.
+/// Tile of y that one group of a few-row product computes, in rows of weights and rows of x: `WEIGHT_ROWS`
+/// and `TOKENS` in the source.
 const FEW_TILE: (u32, u32) = (32, 32);
 
 /// Bytes of one row of a tile in local memory.
@@ -65,7 +65,8 @@ macro_rules! composer {
 }
 
 /// Returns a product that uses `wgmma`. The last four parameters are the number of consumer warpgroups, the
-/// number of columns per tile, the number of pipeline stages, and the number of groups that share a tile.
+/// number of columns per tile, the number of pipeline stages, and the number of groups that compute one tile
+/// together.
 macro_rules! wgmma {
     ($tensor_type:expr, $name:literal, $max_rows:expr, $consumers:literal, $columns:literal, $stages:literal, $split:literal) => {{
         let bytes = $stages * ((64 * $consumers + $columns) * TILE_ROW + 16) + ALIGNMENT;
@@ -137,18 +138,19 @@ fn text(compose: Compose, function: &'static str, items: u32, dynamic_local_byte
     Text { language: KernelLanguage::CudaC, compose, function, work_group, local_bytes, dynamic_local_bytes }
 }
 
-/// Returns the number of square tiles of y with `side` rows. Neighbouring groups read the same weights.
+/// Returns a grid with one group per tile of `side` × `side` values of y. Neighbouring groups read the same
+/// weights.
 fn tiles(constants: &[u32], side: u32) -> [u32; 3] {
     [constants[0].div_ceil(side), constants[2].div_ceil(side), 1]
 }
 
-/// Returns the number of tiles of weight rows × the number of tiles of rows of x.
+/// Returns a grid of tiles of weight rows × tiles of rows of x.
 fn few_grid(constants: &[u32]) -> [u32; 3] {
     [constants[2].div_ceil(FEW_TILE.0), constants[0].div_ceil(FEW_TILE.1), 1]
 }
 
-/// Returns one cluster of `split` groups for each tile. If `split` is 1, returns at most one group per
-/// multiprocessor, and each group loops over tiles.
+/// Returns a grid with one cluster of `split` groups per tile. If `split` is 1, the grid has at most one
+/// group per multiprocessor, and each group loops over tiles.
 fn wgmma_grid(constants: &[u32], (rows, columns): (u32, u32), split: u32, multiprocessors: u32) -> [u32; 3] {
     let tiles = constants[0].div_ceil(rows).saturating_mul(constants[2].div_ceil(columns));
     [if split > 1 { tiles.saturating_mul(split) } else { tiles.min(multiprocessors) }, 1, 1]
@@ -176,8 +178,8 @@ pub(super) fn attention() -> [Variant; 2] {
     [variant("cuda-sm90a-wgmma", &[Feature::Sm90a], wgmma), variant("cuda-sm80-mma", &[Feature::Sm80], mma)]
 }
 
-/// Returns kv heads × row tiles. A group processes up to 128 queries of one kv head. For few rows, the tiles
-/// are smaller, so that there are enough groups.
+/// Returns a grid of kv heads × row tiles. A group processes up to 128 queries of one kv head. If there are
+/// few rows, tiles have fewer rows, so that there are enough groups to fill a device.
 fn attention_grid(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
@@ -224,8 +226,8 @@ fn wgmma_source(tensor_type: TensorType, consumers: u32, columns: u32, stages: u
     source(tensor_type, &[WARPGROUPS, &figures, &product, include_str!("../matmul/wgmma.cu")])
 }
 
-/// Represents each query and each softmax weight as the sum of two f16 values. With this precision, attention
-/// is in the exact class.
+/// Definition with which the attention kernel represents each query and each softmax weight as the sum of two
+/// f16 values. This precision puts attention in the exact class.
 const PARTS: &str = "#define PARTS 2\n";
 const FLASH: &str = include_str!("../attention/flash.cu");
 const FLASH_MMA: &str = include_str!("../attention/flash_mma.cu");
@@ -254,7 +256,7 @@ fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
     program(KernelLanguage::CudaC, ITEMS, &parts)
 }
 
-/// Place from which `wgmma` reads its left factor.
+/// Memory from which `wgmma` reads its left factor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Memory,

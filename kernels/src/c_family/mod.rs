@@ -41,7 +41,7 @@ pub(crate) fn variants() -> Vec<Variant> {
 struct Items(u32);
 
 impl Items {
-    /// Returns the macro definition of this number, which the sources read.
+    /// Returns the definition of the macro from which the sources read the number of work items.
     fn define(self) -> String {
         format!("#define ITEMS {}\n", self.0)
     }
@@ -73,8 +73,8 @@ struct Names {
     hip: &'static str,
 }
 
-/// Returns the names of a variant from their common ending: `names!("-tiled")` gives `opencl-tiled` and so
-/// on.
+/// Returns the names of a variant in each language, with a common ending. For example, `names!("-tiled")`
+/// gives `opencl-tiled`, `cuda-tiled` and `hip-tiled`.
 macro_rules! names {
     ($way:literal) => {
         $crate::c_family::Names {
@@ -105,7 +105,8 @@ struct Function {
 impl Function {
     /// Returns one variant per language. OpenCL devices store weights in `Rows16`. The row-major sources
     /// nevertheless have variants in OpenCL C, so that tests can run them on any OpenCL driver. In CUDA C++
-    /// and HIP C++, there are only variants for the layout that the language uses.
+    /// and HIP C++, there are only variants for the layout in which devices with these languages store the
+    /// weights.
     fn variants(self) -> impl Iterator<Item = Variant> {
         let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
         let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));

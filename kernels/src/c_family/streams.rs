@@ -1,5 +1,5 @@
-//! Products with few rows of x, in CUDA C++ only. Memory bandwidth limits them, so a product takes as long as
-//! the device needs to load its weights.
+//! Products with few rows of x, in CUDA C++ only. Memory bandwidth limits their speed, so a product takes as
+//! long as the device needs to load its weights.
 //!
 //! Each warp streams weights through a ring in shared memory. The rings are deep enough to keep memory busy
 //! while small kernels run between two products. With programmatic dependent launch, a product may start
@@ -24,7 +24,7 @@ const PLAIN_ROWS: u32 = 4;
 /// Number of rows of plain weights in a chunk: `SET` in their sources.
 const SET_ROWS: u32 = 4;
 
-/// Number of columns that are whole blocks in every tensor type.
+/// Number of columns that is a multiple of the block size of every tensor type.
 const WHOLE_COLUMNS: u32 = 256;
 
 /// Maximum number of groups of 16 weight rows per work group, in products for few rows of x: `MOST_GROUPS` in
@@ -47,7 +47,7 @@ struct Ring {
     columns: u32,
 }
 
-/// Fills the rings with the bulk copy engine. The rings take so much shared memory that a multiprocessor
+/// Method that uses the bulk copy engine. The rings take so much shared memory that a multiprocessor
 /// holds only one work group of a product. If two fitted, overlapping launches would distribute the work
 /// groups unevenly, with two on one multiprocessor and none on another.
 static BULK: Ring = Ring {
@@ -58,7 +58,7 @@ static BULK: Ring = Ring {
     columns: 512,
 };
 
-/// Fills the rings with asynchronous copies by the work items. The rings take little shared memory.
+/// Method that uses asynchronous copies by the work items. The rings take little shared memory.
 static ASYNC: Ring = Ring {
     requires: &[Feature::Sm80],
     source: include_str!("ring_async.cu"),
@@ -158,7 +158,8 @@ fn function(
 }
 
 /// Returns the number of work groups. Each work group gets the same number of groups of 16 weight rows, at
-/// most `MOST`. All work groups run at once on `multiprocessors`, or in as few rounds as this maximum allows.
+/// most `MOST`. If possible, all work groups run at once on `multiprocessors` multiprocessors. Otherwise,
+/// they run in as few rounds as `MOST` allows.
 fn grid<const MOST: u32>(constants: &[u32], multiprocessors: u32) -> [u32; 3] {
     let groups = constants[2].div_ceil(GROUP_ROWS as u32);
     if constants[0] == 0 || groups == 0 {
@@ -174,7 +175,7 @@ impl Ring {
     }
 }
 
-/// Size of the chunks of weights in a warp's ring, and their number.
+/// Size and number of the weight chunks in a warp's ring.
 struct Chunks {
     columns: u32,
     /// Bytes per chunk.
@@ -206,7 +207,7 @@ impl Chunks {
     }
 }
 
-/// Returns the number of bytes that each section of a row group has for [`WHOLE_COLUMNS`] columns.
+/// Returns, for each section of a row group, the number of bytes that hold [`WHOLE_COLUMNS`] columns.
 fn section_bytes(tensor_type: TensorType) -> Vec<u32> {
     let bytes = sections(tensor_type).iter().map(|s| WHOLE_COLUMNS as usize / s.columns * s.bytes);
     bytes.map(|bytes| bytes as u32).collect()

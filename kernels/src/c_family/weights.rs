@@ -14,13 +14,14 @@ use std::sync::Arc;
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: Items = Items(256);
-/// Work items per group for plain weights and one row of x. Plain weights have many bytes per value, and
-/// hiding the latency of their loads needs many work items. Devices with smaller groups or less local memory
-/// use the variant for four rows.
+/// Work items per group for plain weights and one row of x. Plain weights have many bytes per value, so their
+/// loads need many work items to hide the latency. Devices that support only smaller groups, or have less
+/// local memory, use the variant for four rows.
 const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
-/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks of columns.
+/// Work items per group: 16 for each block of 32 columns. A group has [`widen::GROUP_COLUMNS`] / 32 = 16
+/// blocks.
 const WIDEN_ITEMS: Items = Items(256);
 
 /// Number of work items that share a row of weights: `SHARING` in the source of the row-major products.
@@ -169,12 +170,12 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// Returns one work group per group of 16 weight rows.
+/// Returns a grid with one work group per group of 16 weight rows.
 fn gemv_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns one work group per `GEMV_ITEMS / SHARING` weight rows.
+/// Returns a grid with one work group per `GEMV_ITEMS / SHARING` weight rows.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GEMV_ITEMS.0 / SHARING), 1, 1] }
 }

@@ -6,7 +6,8 @@ use crate::kernel::{Activations, ElementType, Kernel};
 use crate::{half_rows, quantize};
 use half::{bf16, f16};
 
-/// Expected contents of a binding after a launch. A value of `None` must be unchanged.
+/// Expected contents of a binding after a launch. Where a value is `None`, the launch must not change the
+/// binding.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// f32 values. NaN matches NaN.
@@ -21,8 +22,8 @@ pub enum Content {
     /// Copied f32 values. Where the value is `None`, the check accepts any value.
     SomeSame(Vec<Option<f64>>),
     /// Values of an operator's type, padded to 32-bit words. The launch writes all of them. For 16-bit types,
-    /// the error is the distance in excess of that of the nearest representable value. Infinities and NaN
-    /// must match.
+    /// the error is the amount by which a result is further from the expected value than the nearest
+    /// representable value. Infinities and NaN must match.
     Elements {
         /// Type of the values.
         element: ElementType,
@@ -217,8 +218,8 @@ fn rounding(element: ElementType, values: &[f64], after: &[u8]) -> Result<f64, S
 /// correctly. One 6-bit scale affects 32 values.
 const TIES: f64 = 0.01;
 
-/// Returns the amount by which the relative distance between `blocks` and `values` exceeds that of the
-/// reference's blocks, beyond the tolerance for ties.
+/// Compares the relative error of `blocks` for `values` with that of the reference's blocks. Returns the
+/// amount by which it is larger, beyond the tolerance for ties.
 fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64, String> {
     let bytes = values.len() / tensor_type.block_values() * tensor_type.block_bytes();
     let Some((blocks, padding)) = blocks.split_at_checked(bytes) else {
@@ -278,7 +279,8 @@ fn error_of_values<const N: usize>(
     Ok(distance.relative())
 }
 
-/// Checks that all words have their expected values. A word of `None` must be unchanged.
+/// Checks that all words have their expected values. Where the expected value is `None`, the word must be
+/// unchanged.
 fn all_words<T: std::fmt::Debug>(
     expected: &[Option<T>],
     before: &[u8],
@@ -322,7 +324,8 @@ impl Distance {
     }
 }
 
-/// Returns the first `written` values, and `None` for the others, which must be unchanged.
+/// Returns the first `written` values. Replaces all later values by `None`, because the launch must not
+/// change them.
 pub(crate) fn untouched_after(values: Vec<f64>, written: usize) -> Vec<Option<f64>> {
     values.into_iter().enumerate().map(|(i, v)| (i < written).then_some(v)).collect()
 }
@@ -375,7 +378,7 @@ impl Build {
         self.poison(bytes as usize).expect(binding, Content::Elements { element, values }).done()
     }
 
-    /// Adds an output binding of poisoned rows of activations. The launch writes the rows in use.
+    /// Adds an output binding of poisoned rows of activations. The launch writes only the rows in use.
     pub fn expect_rows(
         self,
         binding: usize,
@@ -433,7 +436,8 @@ mod tests {
         assert!(check(0.0).is_err());
     }
 
-    /// Returns whether an exact check accepts the words `after`. The last of them must be unchanged.
+    /// Returns whether the check of `content` accepts a binding whose three words are 7 before the
+    /// launch and equal `after` after it.
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()

@@ -1,4 +1,5 @@
-//! Conformance cases: seeded random inputs for every kernel, with the results of the kernel's reference.
+//! Conformance cases: seeded random inputs for every kernel, with the results that the kernel's reference
+//! computes.
 //!
 //! This module does not depend on devices. The caller copies a case's bindings to the device, launches the
 //! kernel, copies the bindings back, and calls [`Case::check`].
@@ -105,7 +106,7 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
     }
 }
 
-/// Number of work groups that exceeds the limit of some launch dimensions on some devices.
+/// Number of work groups that exceeds the limit of some devices for one dimension of a launch.
 pub(crate) const MANY: usize = 65_537;
 
 /// Row capacity and used rows of a case for a kernel that processes rows.
@@ -120,8 +121,8 @@ const fn rows(capacity: usize, rows: usize, count_word: u32) -> RowShape {
     RowShape { capacity, rows, count_word }
 }
 
-/// Shapes with one row, no row, full and partial capacities, and both count words. In some of them, the
-/// parameters claim more rows than the capacity.
+/// Shapes with one row, no row, full and partial capacities, and either count word. In some of them, the row
+/// count in the parameters exceeds the capacity.
 pub(crate) const ROW_SHAPES: [RowShape; 6] = [
     rows(1, 1, ROWS),
     rows(2, 2, LOGIT_ROWS),
@@ -145,8 +146,8 @@ impl RowShape {
         format!("{} of {} rows (word {}) × {width}", self.rows, self.capacity, self.count_word)
     }
 
-    /// Returns the header of the parameter block. If all rows are in use, the header claims one row more than
-    /// the capacity.
+    /// Returns the header of the parameter block. If all rows are in use, the row count in the header is the
+    /// capacity plus one.
     pub fn header(&self) -> [u32; 4] {
         let mut words = [99; 4];
         words[self.count_word as usize] =

@@ -60,8 +60,8 @@ impl Random {
         out
     }
 
-    /// Returns random file blocks with arbitrary quants, and with scales of the size that they have in
-    /// models.
+    /// Returns random file blocks. Their quants are arbitrary, and their scales have magnitudes that are
+    /// typical of models.
     pub fn blocks(&mut self, tensor_type: TensorType, values: usize) -> Vec<u8> {
         let mut out = vec![0; values / tensor_type.block_values() * tensor_type.block_bytes()];
         if tensor_type.block_values() == 1 {

@@ -62,7 +62,7 @@ pub fn out_size(size: u32, padding: u32, kernel: u32, stride: u32, dilation: u32
     steps.map_or(0, |steps| u32::try_from(steps + 1).unwrap_or(u32::MAX))
 }
 
-/// The constants of a launch, by name.
+/// Constants of a launch, by name.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub batch: u32,
@@ -108,9 +108,9 @@ impl Sizes {
         [self.batch, self.out_channels, self.out[0], self.out[1]].contains(&0)
     }
 
-    /// Returns images × channel groups, tiles of out channels, and tiles of pixels. Returns `None` if there
-    /// are too many tiles, if the number of groups does not divide both numbers of channels, or if a
-    /// coordinate is too large.
+    /// Returns the number of images × channel groups, the number of tiles of out channels, and the number of
+    /// tiles of pixels. Returns `None` if there are too many tiles, if the number of groups does not divide
+    /// both numbers of channels, or if a coordinate is too large.
     fn tiles(&self) -> Option<[u32; 3]> {
         let divides = |channels: u32| channels.checked_rem(self.groups) == Some(0);
         let below = |x: &u64| *x <= i32::MAX as u64;
@@ -145,8 +145,8 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns the number of tiles as the first dimension of the grid, which has the largest limit on every
-/// device.
+/// Returns a grid with one work group per tile. All work groups are in the first dimension, which has the
+/// largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let Some(sizes) = Sizes::new(constants) else { return [0; 3] };
     let groups = match sizes.tiles() {

@@ -36,7 +36,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the grid for one work item per output word.
+/// Returns a grid with one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[3..3 + RANK]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
@@ -57,7 +57,7 @@ pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize
     (0..count).map(bits).collect()
 }
 
-/// Returns sizes or strides, padded in front with `front` to [`RANK`] dimensions.
+/// Returns `values` (sizes or strides), extended to [`RANK`] dimensions with leading values of `front`.
 pub(crate) fn padded(values: &[u32], front: u32) -> impl Iterator<Item = usize> {
     let missing = RANK - values.len();
     std::iter::repeat_n(front, missing).chain(values.iter().copied()).map(|v| v as usize)

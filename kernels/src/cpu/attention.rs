@@ -19,10 +19,10 @@ use std::ops::Range;
 /// Number of cache blocks per step.
 const STEP_BLOCKS: usize = STEP_TOKENS / BLOCK_TOKENS;
 
-/// Maximum number of heads of one kv head that traverse the cache together.
+/// Maximum number of query heads that share a kv head and traverse the cache together.
 const TILE_HEADS: usize = 8;
 
-/// Maximum number of queries whose softmax state is in memory at once.
+/// Maximum number of queries that a group processes at once. Memory holds the softmax state of each of them.
 const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
 
 /// Causal attention.
@@ -77,7 +77,7 @@ impl<E: Stored> HostKernel for Attention<E> {
     }
 }
 
-/// One kv head of a launch, with the launch's inputs.
+/// One kv head of a launch, together with the inputs of the launch.
 struct Head<'a> {
     call: &'a HostCall<'a>,
     lists: Lists<'a>,
@@ -119,8 +119,8 @@ struct State<S: Isa> {
 }
 
 impl<'a> Head<'a> {
-    /// Returns the block table of a row, or `None` if the row is invalid: if it attends to a position without
-    /// a valid block.
+    /// Returns the block table of a row, or `None` if the row is invalid. A row is invalid if its sequence
+    /// does not exist, or if it attends to a position without a valid block.
     #[inline(always)]
     fn table(&self, row: usize) -> Option<&'a [u32]> {
         let table = self.lists.table(self.lists.sequence(row))?;
@@ -175,7 +175,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes `queries`, all of one sequence, over all positions to which any of them attends.
+    /// Computes the outputs of `queries`, which all belong to one sequence, over all positions to which any
+    /// of them attends.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
@@ -213,7 +214,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes `N` queries over the positions of one step.
+    /// Adds the positions of one step to the results of `N` queries.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.

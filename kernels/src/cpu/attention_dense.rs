@@ -71,7 +71,7 @@ impl<'a, E> Rows<'a, E> {
     }
 }
 
-/// Everything that the queries of one head share: mask, score parameters, keys and values.
+/// Inputs that the queries of one head share: mask, score parameters, keys and values.
 struct Seen<'a, E> {
     mask: Mask,
     scale: f32,

@@ -1,4 +1,4 @@
-//! Reads the values of general operators as f32.
+//! Element types of the general operators, with conversions of their values to f32.
 
 use super::isa::Isa;
 use crate::kernel::ElementType;

@@ -58,14 +58,14 @@ pub(crate) struct Quants<S: Isa> {
     pub minimum: S::F,
 }
 
-/// Quants in the form with biases: value = scale · quant + bias.
+/// Quants with scales and biases: value = scale · quant + bias.
 #[derive(Clone, Copy)]
 pub(crate) struct Biased<S: Isa> {
     quants: Quants<S>,
     biases: [S::F; 2],
 }
 
-/// Returns the first `N` sections of a group.
+/// Splits a group into sections and returns the first `N` of them.
 #[inline(always)]
 pub(crate) fn split<const N: usize>(tensor_type: TensorType, group: &[u8], columns: usize) -> [&[u8]; N] {
     let mut rest = group;

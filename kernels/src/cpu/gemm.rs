@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Number of rows and of columns of a tile.
 pub(super) const TILE: usize = TILE_WORDS as usize;
 
-/// Number of rows of the second matrix that are gathered at once.
+/// Number of rows of the second matrix that the kernel gathers at once.
 const DEPTH: usize = 64;
 
 /// Sums of a tile, `[row][column]`.

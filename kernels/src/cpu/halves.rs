@@ -1,5 +1,5 @@
-//! Kernels for f16 activations: conversion to them, products of them, and dequantization of the weights for
-//! these products.
+//! Kernels for f16 activations. They convert values to f16 activations, multiply weights by them, and
+//! dequantize weights to f16 for these products.
 //!
 //! On CPUs, f16 activations are no faster than the alternatives. These kernels run only if the user requests
 //! f16, or if a test compares them with another device.

@@ -17,7 +17,7 @@ pub(crate) trait Isa: Copy + 'static {
     const FEATURES: &'static [Feature];
     /// Offset that the caller must subtract from each weight in sums of [`Isa::dot_wide`].
     const WIDE_OFFSET: i32;
-    /// Whether there are enough registers for tiles of 8 × 2 vectors.
+    /// Whether the processor has enough registers for tiles of 8 × 2 vectors.
     const LARGE_TILES: bool;
 
     /// 16 lanes of f32.
@@ -75,8 +75,8 @@ pub(crate) trait Isa: Copy + 'static {
     fn largest(self, v: Self::F) -> f32;
     /// Returns the largest absolute value in `a` and `b`, or NaN if any lane is NaN.
     fn largest_abs(self, a: Self::F, b: Self::F) -> f32;
-    /// Rounds to 8-bit integers and returns them with their sum. The caller must ensure that each rounded
-    /// value fits into 8 bits.
+    /// Rounds each lane to an 8-bit integer, and returns these integers and their sum. The caller must ensure
+    /// that each rounded value fits into 8 bits.
     fn to_i8(self, v: Self::F) -> ([i8; 16], i32);
 
     /// Sets all lanes to `x`.

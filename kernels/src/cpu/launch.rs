@@ -1,4 +1,5 @@
-//! Code that CPU kernels share: row counts, lists of the parameter block, and output rows.
+//! Code that CPU kernels share: access to row counts, to the lists of the parameter block, and to output
+//! rows.
 
 use crate::params::ParamsShape;
 use ragtag_hal::HostCall;

@@ -30,9 +30,9 @@ struct Part {
     /// Number of values of the part along the axis.
     axis: usize,
     inner: usize,
-    /// Index of the first value of the first column.
+    /// Index in x of the first value of the first column.
     start: usize,
-    /// Index of the first column in `[outer, parts, inner]`.
+    /// Index in `[outer, parts, inner]` of the result of the first column.
     line: usize,
     columns: usize,
 }
@@ -57,13 +57,14 @@ impl Part {
         }
     }
 
-    /// For each position along the axis, returns the range of the values of all columns.
+    /// Returns the index range of the values of all columns, for each position along the axis.
     #[inline(always)]
     fn rows(&self) -> impl Iterator<Item = Range<usize>> + use<'_> {
         (0..self.axis).map(|i| self.start + i * self.inner..self.start + i * self.inner + self.columns)
     }
 
-    /// Folds the values of each column with `step`, starting from `first`.
+    /// Folds the values of each column with `step`, starting from `first`. `step` receives the column's
+    /// index, the result so far, and the next value.
     #[inline(always)]
     fn fold<E: Element>(&self, x: &[E], first: f64, step: impl Fn(usize, f64, f32) -> f64) -> [f64; MOST] {
         let mut out = [first; MOST];

@@ -1,9 +1,9 @@
 //! Matrix products.
 //!
-//! A group computes [`matmul::TASK_ROWS`] rows of weights for all tokens. Both kernels process a tile of
-//! tokens in blocks of 32 columns. They unpack the weights of a block once and multiply them with every token
-//! of the tile. They compute the sum of each block in registers and add it to the token's total. The order of
-//! summation does not depend on the number of tokens.
+//! A group computes [`matmul::TASK_ROWS`] columns of y for all rows of x. The kernels for f32 and int8
+//! activations process a tile of rows in blocks of 32 columns of x. They unpack the weights of a block once
+//! and multiply them by every row of the tile. They compute the sum of each block in registers and add it to
+//! the row's total. The order of summation does not depend on the number of rows.
 
 use super::formats::{Format, Of, Quantised, Quants};
 use super::isa::Isa;
@@ -16,7 +16,7 @@ use crate::quantize::{row_bytes, scales_offset, sums_offset};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Number of tokens that share unpacked weights. Their totals fit into the L1 cache.
+/// Number of rows of x that share unpacked weights. Their totals fit into the L1 cache.
 const TILE: usize = 32;
 
 /// Number of groups of 16 weight rows per task.
@@ -33,7 +33,7 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Writes the sums of `R` row groups for the token in row `row`.
+    /// Writes the sums of `R` row groups for row `row` of x.
     ///
     /// # Safety
     /// The requirements of [`HostCall::write`] apply: the task must own these columns.
@@ -57,13 +57,13 @@ impl Output<'_> {
     }
 }
 
-/// Distance in bytes by which the code prefetches weights. Software prefetching helps because hardware
-/// prefetchers do not cross page boundaries.
+/// Distance in bytes between the weights that a task reads and the weights that it prefetches. Software
+/// prefetching helps because hardware prefetchers do not cross page boundaries.
 const AHEAD_BYTES: usize = 2048;
 
 /// Prefetches the weights [`AHEAD_BYTES`] after a block. The groups of a matrix are adjacent, so these
-/// weights may belong to a later group. At the end of the matrix, the code prefetches a few lines that it
-/// never reads.
+/// weights may belong to a later group. At the end of the matrix, the function prefetches a few cache lines
+/// that no task reads.
 #[inline(always)]
 fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     for line in W::bytes(group, block).as_chunks::<64>().0 {
@@ -71,7 +71,7 @@ fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     }
 }
 
-/// Weights of a launch. A task opens its row groups one by one.
+/// Weights of a launch. A task reads its row groups one by one.
 struct Tasks<'a> {
     weights: &'a [u8],
     n: usize,
@@ -79,7 +79,7 @@ struct Tasks<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    /// Opens row group `group` for reading.
+    /// Splits the bytes of row group `group` into the sections of its type.
     #[inline(always)]
     fn open<W: Format>(&self, group: usize) -> W::Group<'a> {
         let bytes = group_bytes(W::TYPE, self.k);
@@ -341,7 +341,7 @@ unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
     }
 }
 
-/// Adds the product of one block of weights and one row of x to a total.
+/// Adds the product of one block of weights and the block of a row of x to `total`, and returns the result.
 #[inline(always)]
 fn fast_block<S: Isa, W: Quantised>(
     s: S,

@@ -4,9 +4,9 @@
 //! This module contains all unsafe code of the crate: the intrinsics, and the access to the bindings of a
 //! launch.
 //!
-//! The unit tests of the crate only inspect tables. They are compiled with only the portable kernels, because
-//! the other instruction sets dominate the compile time. `tests/cpu.rs` tests the kernels for all instruction
-//! sets.
+//! The unit tests of the crate only inspect the table of variants. They are compiled with only the portable
+//! kernels, because the other instruction sets dominate the compile time. `tests/cpu.rs` tests the kernels
+//! for all instruction sets.
 
 #![allow(clippy::needless_range_loop)] // Loops over lanes and tiles index several arrays.
 
@@ -131,22 +131,22 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, file_blocks::EncodeBlocks>());
 }
 
-/// Adds the kernels that every tensor type has.
+/// Adds the kernels for `W` that every tensor type has.
 pub(crate) fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Embed<W>>());
     out.push(variant::<S, matmul::Exact<W>>());
 }
 
-/// Adds the kernels for a tensor type with integer quants.
+/// Adds all kernels for `W`, a tensor type with integer quants.
 pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     plain::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());
     out.push(variant::<S, halves::Widen<W>>());
 }
 
-/// Returns the minimum number of rows for variants of `kernel`. Programs never dequantize weights to f16 for
-/// CPUs, because CPUs have no matrix units. They never split attention on CPUs, because a few groups keep all
-/// cores busy.
+/// Returns the minimum number of rows for which programs prefer variants of `kernel`. Programs never
+/// dequantize weights to f16 for CPUs, because CPUs have no matrix units. They never split attention on CPUs,
+/// because a few groups keep all cores busy.
 fn min_rows(kernel: Kernel) -> u32 {
     match kernel {
         Kernel::Widen(_)

@@ -36,7 +36,7 @@ fn sin_cos(angle: f64) -> (f32, f32) {
     if quarter & 2 == 0 { (s as f32, c as f32) } else { (-s as f32, -c as f32) }
 }
 
-/// Sines and cosines of the angles at one position.
+/// Sines and cosines of the rotation angles at one position.
 struct Turns<'a> {
     frequencies: &'a [f32],
     sines: Vec<f32>,

@@ -1,5 +1,6 @@
-//! Split attention. On CPUs, a single launch is faster, because they run too few threads to need splits.
-//! These plain kernels exist only as a comparison for other devices.
+//! Split attention. Programs never select these kernels on CPUs, because CPUs run too few threads to need
+//! splits, and a single launch is faster. They are plain implementations with which tests compare other
+//! devices.
 
 use super::HostKernel;
 use super::halves::write_row;
@@ -108,7 +109,7 @@ impl<E: Stored> HostKernel for Partial<E> {
     }
 }
 
-/// The partial results of a launch's splits.
+/// Partial results of all splits in a launch.
 struct Runs<'a> {
     means: &'a [f32],
     sums: &'a [[f32; 2]],

@@ -19,9 +19,9 @@
 //! not a multiple of four bytes. If the last block ends within a word, the rest of the word is zero. The
 //! sources for GPUs consist of a shared part and a part for each type in `types`.
 //!
-//! [`crate::blocks`] defines the formats. The blocks that a kernel encodes may differ from those of
-//! [`quantise`](crate::blocks::quantise()). Apart from ties, their relative error may exceed the error of
-//! those blocks by at most 1e-4.
+//! [`crate::blocks`] defines the formats. The blocks that a kernel encodes may differ from those of the
+//! reference, [`quantise`](crate::blocks::quantise()). Apart from ties, their relative error may exceed
+//! that of the reference's blocks by at most 1e-4.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::blocks::{TensorType, dequantise};
@@ -76,7 +76,8 @@ pub static ENCODE_ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the number of bytes in the blocks, in whole words, and the number of bytes in the values.
+/// Returns the number of bytes in the blocks, rounded up to whole words, and the number of bytes in the
+/// values.
 fn sizes(constants: &[u32]) -> [u64; 2] {
     let [id, blocks] = *constants else { return [IMPOSSIBLE; 2] };
     let Some(tensor_type) = type_of(id) else { return [IMPOSSIBLE; 2] };
@@ -88,13 +89,13 @@ fn sizes(constants: &[u32]) -> [u64; 2] {
     [bytes.next_multiple_of(4), words(&[blocks, values])]
 }
 
-/// Returns the grid for one work item per value.
+/// Returns a grid with one work item per value.
 pub(crate) fn decode_grid(constants: &[u32]) -> [u32; 3] {
     let values = type_of(constants[0]).map_or(1, TensorType::block_values);
     elements::grid(constants[1].saturating_mul(values as u32))
 }
 
-/// Returns the grid for one work item per two blocks. In every type, two blocks are a whole number of words.
+/// Returns a grid with one work item per two blocks. In every type, two blocks are a whole number of words.
 pub(crate) fn encode_grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(constants[1].div_ceil(2))
 }

@@ -31,7 +31,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the grid for one work item per output word.
+/// Returns a grid with one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&[constants[2], constants[4]]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)

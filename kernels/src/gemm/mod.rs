@@ -72,15 +72,14 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns the number of tiles of C, or `None` if it exceeds the number of work groups that a launch can
-/// have.
+/// Returns the number of tiles of C, or `None` if it exceeds the maximum number of work groups in a launch.
 fn groups(m: u32, n: u32, batch: u32) -> Option<u32> {
     let tiles = m.div_ceil(TILE).checked_mul(n.div_ceil(TILE))?;
     tiles.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns matrices × row tiles × column tiles as one number of work groups in the first dimension, which has
-/// the largest limit on every device.
+/// Returns a grid of matrices × row tiles × column tiles. All of its work groups are in the first dimension,
+/// which has the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants[0], constants[1], constants[8]).unwrap_or(u32::MAX), 1, 1]
 }
@@ -94,7 +93,7 @@ struct Shape {
     batch: usize,
     row_gaps: [usize; 3],
     matrix_gaps: [usize; 3],
-    /// Whether all products of the batch share A, and whether they share B.
+    /// Whether all products of the batch use the same A, and whether they use the same B.
     shared: [bool; 2],
     factors: [f32; 2],
 }

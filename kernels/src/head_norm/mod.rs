@@ -31,7 +31,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns a grid of rows × heads that are normalised.
+/// Returns a grid of rows × heads. The heads are the query heads and the key heads.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_add(constants[3]), 1]
 }

@@ -17,8 +17,8 @@
 //! in column order. The group is padded to 64 bytes. Each module in `types` lists the sections of its type.
 //! In these lists, "16 × x" means one x per row.
 //!
-//! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as integer dot products need it.
-//! Quants are unsigned bytes. Each block of 32 columns has eight quads:
+//! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*). Integer dot products need the weights
+//! in this order. Quants are unsigned bytes. Each block of 32 columns has eight quads:
 //!
 //! - 4-bit vector j holds quad j in its low nibbles and quad j + 4 in its high nibbles.
 //! - A vector of fifth bits holds quad j in bit j of each byte.
@@ -65,7 +65,7 @@ pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
 }
 
 /// Returns the layout that kernels in `language` read for `tensor_type`. Types without blocks are row-major
-/// if devices that accept the language may have matrix units.
+/// in each language whose devices may have matrix units.
 pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> Layout {
     match language {
         KernelLanguage::CudaC | KernelLanguage::Ptx | KernelLanguage::HipC | KernelLanguage::Wgsl
@@ -96,7 +96,7 @@ pub enum LayoutError {
         /// Type of the weights.
         tensor_type: TensorType,
     },
-    /// The size of the matrix in bytes may exceed 63 bits.
+    /// The matrix may have more than 2⁶³ − 1 bytes.
     #[error("{rows} × {columns} values of {tensor_type} are too many")]
     TooLarge {
         /// Type of the weights.
@@ -119,7 +119,7 @@ pub enum LayoutError {
     /// A slice has the wrong length.
     #[error("{what}: {got} bytes instead of {wanted}")]
     Bytes {
-        /// Name of the slice, for the message.
+        /// Name of the slice in the error message.
         what: &'static str,
         /// Actual length, in bytes.
         got: usize,
@@ -128,14 +128,14 @@ pub enum LayoutError {
     },
 }
 
-/// A section of a group. It has `bytes` bytes for every `columns` columns.
+/// A section of a group. For every `columns` columns, the section has `bytes` bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Section {
     pub columns: usize,
     pub bytes: usize,
 }
 
-/// Creates a section with `bytes` bytes for every `columns` columns.
+/// Creates a section that has `bytes` bytes for every `columns` columns.
 pub(crate) const fn section(columns: usize, bytes: usize) -> Section {
     Section { columns, bytes }
 }
@@ -155,8 +155,8 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Creates the layout for a matrix of `rows` × `columns` values. In the file, the values of a row are
-    /// contiguous.
+    /// Creates the layout for a matrix of `rows` × `columns` values. The file must store the values of each
+    /// row contiguously.
     ///
     /// # Errors
     /// Returns [`LayoutError::Blocks`] if `layout` does not support the type, [`LayoutError::Columns`] if the

@@ -21,13 +21,13 @@ pub(super) fn pad_rows(layout: &Resident, source: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Returns the number of columns that are moved together: one file block, or several if blocks are short.
+/// Returns the number of columns that form a unit: one file block, or several if blocks are short.
 fn unit_columns(tensor_type: TensorType) -> usize {
     tensor_type.block_values().max(super::COLUMN_BLOCK)
 }
 
-/// Packs the groups of `out`, unit by unit. For each unit, it packs all 16 rows of a group, so it reads 16
-/// streams and writes to few cache lines.
+/// Packs the groups of `out`, one unit of columns at a time. For each unit, the function packs all 16 rows of
+/// a group. It therefore reads 16 streams and writes to few cache lines.
 pub(crate) fn pack_with(
     layout: &Resident,
     source: &[u8],

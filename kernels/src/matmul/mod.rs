@@ -19,8 +19,8 @@
 //! - f32: weights are dequantized to f32 in registers (class *exact*).
 //! - int8: integer dot products, block by block (class *fast*).
 //! - f16: products of f16 or bf16 values, summed in f32, on matrix units where available (class *fast*). For
-//!   bf16 weights, the matrix units of AMD's devices, and of NVIDIA's devices from compute capability 8.0 on,
-//!   convert f16 activations to bf16.
+//!   bf16 weights, the kernels for matrix units of AMD's devices, and of NVIDIA's devices from compute
+//!   capability 8.0 on, convert f16 activations to bf16.
 //!
 //! Some types have no kernels for some activations: see [`takes`]. Callers choose the activation type with
 //! [`activations_for`](crate::activations_for). Each variant has a fixed order of summation, usually by
@@ -41,8 +41,8 @@ use ragtag_hal::{Access, EntryAbi};
 /// Number of weight rows per group. Each weight row is a column of y.
 pub const TASK_ROWS: u32 = 32;
 
-/// Returns whether there are products of `tensor_type` weights with `activations`. Every type supports f32,
-/// types with integer quants support int8, and types of two bytes support f16.
+/// Returns whether there are products of `tensor_type` weights with `activations`. Every type supports f32.
+/// Types with integer quants support int8, and types with two bytes per value support f16.
 pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
     match activations {
         Activations::F32 => true,
@@ -103,7 +103,7 @@ fn extents(
     out.copy_from_slice(&[HEADER_BYTES, weights, x, strided(rows, stride, n)]);
 }
 
-/// Returns one group for each [`TASK_ROWS`] rows of weights.
+/// Returns a grid with one group per [`TASK_ROWS`] rows of weights.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[2].div_ceil(TASK_ROWS), 1, 1]
 }
@@ -149,8 +149,8 @@ pub(crate) fn random_case(
     case(random, (tensor_type, layout, activations), shape, (n, k), accumulate)
 }
 
-/// Returns cases for products that ignore the parameters and compute all rows of the capacity. They have
-/// row-major f16 weights, f16 activations, and some odd numbers of rows and columns.
+/// Returns cases for products that do not read the parameter block and therefore compute all rows of the
+/// capacity. The cases have row-major f16 weights, f16 activations, and some odd numbers of rows and columns.
 pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let shapes = [

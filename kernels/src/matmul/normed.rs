@@ -28,8 +28,8 @@ use ragtag_hal::{Access, EntryAbi};
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::Read];
 
-/// Returns whether a matrix of type `tensor_type` with `n` rows can consist of gate rows and up rows. The two
-/// halves must not share a group of interleaved rows.
+/// Returns whether the `n` rows of a matrix of type `tensor_type` can be split into gate rows and up rows.
+/// The two halves must have the same size, and must not share a group of interleaved rows.
 pub fn has_gates(tensor_type: TensorType, n: u32) -> bool {
     let alike = if tensor_type.block_values() > 1 { 2 * GROUP_ROWS as u32 } else { 2 };
     n.is_multiple_of(alike)

@@ -96,7 +96,7 @@ pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
 /// Decodes a row of int8 activations to its values.
 ///
 /// # Errors
-/// Returns a message that identifies a sum that does not match its quants.
+/// Returns a message that identifies the first sum that does not match its quants.
 pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     let word = |at: usize| [row[at], row[at + 1], row[at + 2], row[at + 3]];
     for (i, quants) in row[..width].chunks_exact(16).enumerate() {
@@ -141,8 +141,8 @@ fn not_finite() -> Case {
     case.expect(2, Content::SomeSame(expected)).done()
 }
 
-/// Returns the expected words of a row of int8 activations. Only the words of the scales have a value, so the
-/// case checks only the scales.
+/// Returns the expected words of a row of int8 activations. Only the words that hold scales have an expected
+/// value, so the case checks only the scales.
 pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
     let width = scales.len() * BLOCK;
     let mut row = vec![None; row_bytes(width) / 4];

@@ -93,11 +93,11 @@ const MOST_PARTS: u32 = 65_535;
 /// Number of work groups that keep a device busy.
 const ENOUGH: u32 = 512;
 
-/// Minimum number of values of a part for each work item that shares a column.
+/// Minimum number of values in a part, per work item that shares a column.
 const LEAST: u32 = 32;
 
-/// Returns the best part size, which is at most `axis`. It yields enough work groups to keep a device busy,
-/// but parts are never too short for their work items.
+/// Returns the best part size, which is at most `axis`. The parts yield enough work groups to keep a device
+/// busy, unless parts of this size would be too short for their work items.
 pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     let groups = outer.saturating_mul(inner.div_ceil(columns(inner))).max(1);
     let least = ITEMS / columns(inner) * LEAST;
@@ -111,7 +111,7 @@ pub(crate) fn strips(outer: u32, inner: u32) -> u32 {
     outer.saturating_mul(inner.div_ceil(columns(inner)))
 }
 
-/// Returns the number of strips in the first dimension, and the number of parts of the axis in the last.
+/// Returns a grid with the strips in the first dimension, and the parts of the axis in the last.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, _, outer, axis, inner, part, _] = *constants else { return [0; 3] };
     [strips(outer, inner), 1, axis.div_ceil(part.max(1))]
@@ -199,7 +199,7 @@ fn case(
 }
 
 /// Returns a case of lines that contain NaN and infinities. The length of the lines is a power of two,
-/// because some devices do not round f32 quotients correctly.
+/// because some devices do not correctly round f32 quotients by other lengths.
 fn edges(random: &mut Random, reduction: Reduction) -> Case {
     let shape = [2, 32, 4];
     let mut x = vec![-1.0; shape.iter().product()];

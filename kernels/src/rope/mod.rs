@@ -15,9 +15,9 @@
 //! of values 2i and 2i + 1. With [`HALVES`], it consists of values i and i + rope dimensions / 2. The number
 //! of rope dimensions is even and at most the head dimension. The other dimensions are copied.
 //!
-//! Turns and angles are integers, in units of 2^−64 of a full turn and without whole turns. Angles are
-//! therefore as exact at large positions as at small ones, and the same on every device. The kernels compute
-//! sines and cosines with their own series, because the languages guarantee little accuracy.
+//! Turns and angles are integers, in units of 2^−64 of a full turn, modulo a full turn. Angles are therefore
+//! as exact at large positions as at small ones, and the same on every device. The kernels compute sines and
+//! cosines with their own series, because the languages guarantee little accuracy.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Random, Stored};
@@ -41,7 +41,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the grid for one work item per output word.
+/// Returns a grid with one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[1..4]);
     elements::grid(count.div_ceil(in_a_word(constants[0]).unwrap_or(1).into()) as u32)
@@ -55,7 +55,7 @@ pub fn turn(frequency: f64) -> [u32; 2] {
     [fixed as u32, (fixed >> 32) as u32]
 }
 
-/// Returns the angle position × turn in units of 2^−32 of a full turn, without its lower bits.
+/// Returns the angle position × turn modulo a full turn, truncated to units of 2^−32 of a full turn.
 #[inline(always)]
 pub(crate) fn angle(position: u32, [low, high]: [u32; 2]) -> u32 {
     let carried = (u64::from(position) * u64::from(low)) >> 32;

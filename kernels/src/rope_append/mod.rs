@@ -84,8 +84,8 @@ pub fn cache_bytes(kv_type: KvType, cache_blocks: u32, kv_heads: u32, head_dim: 
     product(&[cache_blocks, kv_heads, head_dim]).saturating_mul(BLOCK_TOKENS as u64 * kv_type.bytes())
 }
 
-/// Returns one work group per kv head. Each head has its own part of the cache, so work groups write disjoint
-/// memory even if the tables are invalid.
+/// Returns a grid with one work group per kv head. Each head has its own part of the cache, so work groups
+/// write disjoint memory even if the block tables are invalid.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
 }
@@ -98,7 +98,7 @@ pub(crate) fn stored(kv_type: KvType, value: f64) -> f64 {
     }
 }
 
-/// Returns inverse frequencies for test cases, for base 10,000.
+/// Returns the inverse frequencies of test cases, with a RoPE base of 10,000.
 pub(crate) fn frequencies(rope_dims: usize) -> Vec<f32> {
     (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect()
 }
@@ -113,7 +113,7 @@ pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pa
     }
 }
 
-/// Numbers of heads and dimensions of a case.
+/// Head counts and dimensions of a case.
 #[derive(Clone, Copy)]
 struct Heads {
     heads: usize,
@@ -256,8 +256,8 @@ fn case(
     build.expect(4, expected(kv_type, cached)).done()
 }
 
-/// Returns the contents of a cache before a launch: NaN as poison, except zeros where the launch must write
-/// NaN.
+/// Returns the contents of a cache before a launch. Values are NaN as poison. Where the launch must write
+/// NaN, they are zero instead.
 fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
     let byte = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0 } else { 0xff };
     expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()

@@ -29,7 +29,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the number of column strips, as in [`crate::reduce`].
+/// Returns a grid of column strips, as in [`crate::reduce`].
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, outer, axis, inner] = *constants else { return [0; 3] };
     if axis == 0 { [0; 3] } else { [strips(outer, inner), 1, 1] }

@@ -10,8 +10,8 @@
 //! The constants are the rows, the index of the row-count word, the width, and k. k is 1 to [`MOST`], and at
 //! most the width. A launch has one group per row.
 //!
-//! Values are in descending order, as defined by [`arg_max`](crate::arg_max): of equal values, the first
-//! comes first, and NaN comes after every number.
+//! Values are in descending order, as defined by [`arg_max`](crate::arg_max): among equal values, the one at
+//! the lowest position comes first, and NaN comes after every number.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};

@@ -1,7 +1,8 @@
 //! Table of tensor types: one folder and one row per type.
 //!
 //! A folder contains all code for one type: its format in files, its resident layout, and its readers for the
-//! CPU, the C family and WGSL. The rest of the crate iterates over the table or reads a row of it.
+//! CPU, the C family and WGSL. The rest of the crate iterates over the rows of the table, or uses the row of
+//! one type.
 //!
 //! Sources of the formats: the GGUF specification and the type table of ggml (`ggml_type`).
 
@@ -80,7 +81,7 @@ pub(crate) struct Row {
     pub encode_wgsl: &'static str,
 }
 
-/// Defines [`TensorType`], and the macro `each_type!`, which passes the names of all types to another macro.
+/// Defines [`TensorType`], and the macro `each_type!`, which passes the names of all types to a given macro.
 macro_rules! table {
     ($d:tt; $($(#[doc = $doc:literal])* $name:ident $module:ident;)*) => {
         /// Storage format of a weight tensor in a file.
@@ -108,7 +109,7 @@ macro_rules! table {
         }
         pub(crate) use each_type;
 
-        /// Readers of the types for the CPU.
+        /// Readers of weights for the CPU, one module per type.
         pub(crate) mod cpu {
             $(pub(crate) use super::$module::$name;)*
         }
@@ -186,8 +187,8 @@ impl TensorType {
         self.row().scales
     }
 
-    /// Returns the number of bytes in `values` values, or `None` if they do not fill whole blocks or the size
-    /// overflows.
+    /// Returns the number of bytes that `values` values occupy. Returns `None` if `values` is not a whole
+    /// number of blocks, or if the number of bytes overflows.
     pub fn bytes(self, values: u64) -> Option<u64> {
         let block = self.block_values() as u64;
         if !values.is_multiple_of(block) {

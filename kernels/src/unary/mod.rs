@@ -119,7 +119,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the grid for one work item per output word.
+/// Returns a grid with one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, kind, count] = *constants else { return [0; 3] };
     elements::grid(count.div_ceil(in_a_word(kind).unwrap_or(1)))
@@ -158,8 +158,8 @@ fn case(random: &mut Random, function: Function, element: ElementType, count: us
     case_of(function, element, &x, format!("{function:?} of {count} {element} up to {size}"))
 }
 
-/// Returns a case whose arguments are within `size` of `middle`. The function's values all have a similar
-/// size, so that no large value hides the relative error of another.
+/// Returns a case whose arguments are within `size` of `middle`. All results have a similar magnitude, so
+/// that no large result hides the relative error of a small one.
 fn small_values(random: &mut Random, (function, middle, size): (Function, f32, f32)) -> Case {
     let x: Vec<f32> = random.floats(300, size).into_iter().map(|x| middle + x).collect();
     case_of(function, ElementType::F32, &x, format!("{function:?} up to {size} from {middle}"))

@@ -110,7 +110,8 @@ fn append_attention_functions() -> [Function; 2] {
     ]
 }
 
-/// Composes the text of the fused attention. Makes the cache writable and adds two constants.
+/// Composes the text of single-row attention that is fused with RoPE and KV append. Makes the cache writable,
+/// and adds the constants of RoPE to those of split attention.
 fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
     let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n";
@@ -120,7 +121,7 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     program(ITEMS, &parts.concat())
 }
 
-/// Composes the text of the merge kernel. Unrolls the loop over the splits that the kernel combines at once.
+/// Composes the text of the merge kernel. Unrolls the loop over the splits of a batch.
 fn merge_text(rows: &str) -> Arc<str> {
     program(ITEMS, &[rows, &repeat(MERGE, &[("$s", MERGE_BATCH)])])
 }

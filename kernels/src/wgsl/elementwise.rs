@@ -85,8 +85,8 @@ fn text(parts: &[&str]) -> Arc<str> {
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// Composes the text of a kernel that processes file blocks. `of_type` returns the part of the text for one
-/// type.
+/// Composes the text of a kernel that processes file blocks. `of_type` returns the part of the text that
+/// handles one tensor type.
 fn blocks(part: &str, of_type: fn(&Row) -> &'static str) -> Arc<str> {
     let shared = [include_str!("../file_blocks/formats.wgsl"), part].map(file_blocks::repeat);
     let types: Vec<&str> = file_blocks::types().map(|t| of_type(t.row())).collect();

@@ -2,7 +2,7 @@
 //! 16 f16 values, with f32 sums. BF16 weights are converted to f16.
 //!
 //! The sub-group size affects only the speed. If sub-groups have 32 work items, each of them computes one
-//! slice of its group's tile.
+//! slice of the tile of its group.
 
 use super::weights::PRODUCT;
 use super::{program, repeat};
@@ -26,14 +26,14 @@ const FEW: u32 = 128;
 /// matrix units.
 const SUB_GROUP: u32 = 32;
 
-/// Division of a group's tile into slices and squares.
+/// Division of a group's tile into slices, and of slices into squares.
 #[derive(Clone, Copy)]
 struct Tile {
     /// Number of slices along x and along the weights. Each sub-group computes one slice.
     slices: [u32; 2],
     /// Number of squares of 16 × 16 values per slice, along x and along the weights.
     lines: [u32; 2],
-    /// Number of columns that local memory holds at once. It divides 64.
+    /// Number of columns of x and of weights that local memory holds at once. It divides 64.
     k_step: u32,
 }
 

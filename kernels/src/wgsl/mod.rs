@@ -74,7 +74,7 @@ const HALF_ROWS: &str =
 /// Source of the function `in_half_range`, for f16 values that are not rows of activations.
 const HALF_RANGE: &str = include_str!("../half_rows/half_range.wgsl");
 
-/// One kernel in its own text. Its entry point is named `function`.
+/// One kernel with its own source text. Its entry point is named `function`.
 #[derive(Clone, Copy)]
 struct Function {
     kernel: Kernel,
@@ -115,8 +115,8 @@ impl Function {
     }
 }
 
-/// Returns a kernel without weights that supports any device and any number of rows. The caller sets its
-/// text.
+/// Returns a kernel that reads no weights and supports any device and any number of rows. The caller sets its
+/// source text.
 fn function(
     kernel: Kernel,
     abi: &'static EntryAbi,

@@ -12,8 +12,8 @@ const ITEMS: u32 = 256;
 /// Work items of a group that normalises one head.
 const HEAD_ITEMS: u32 = 128;
 
-/// Work items per group for kernels that exchange values within sub-groups. This exchange allows more work
-/// items per row.
+/// Work items per group for kernels that reduce values within sub-groups. This method allows more work items
+/// per row.
 const SUB_GROUP_ITEMS: u32 = 1024;
 
 /// Returns the variants of a kernel, one for each method of reducing values across a group, best first.

@@ -1,8 +1,8 @@
 //! Kernels that read weights: embedding, products and dequantization, each for every tensor type.
 //!
 //! Each tensor type defines a few functions, which the shared files in `weights/` call. Types without blocks
-//! use the row-major layout, and the other types use groups of 16 rows. In products with few rows of x, one
-//! file multiplies columns and another combines the sums of work items.
+//! use the row-major layout, and the other types use groups of 16 rows. For products with few rows of x, one
+//! source file multiplies columns, and another combines the sums of the work items.
 
 use super::{Function, bare_program, program, repeat};
 use crate::blocks::TensorType;
@@ -20,11 +20,12 @@ const TILE: u32 = 64;
 
 const EMBED_ITEMS: u32 = 256;
 const TILED_ITEMS: u32 = 128;
-/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks of columns.
+/// Work items per group: 16 for each block of 32 columns. A group has [`widen::GROUP_COLUMNS`] / 32 = 16
+/// blocks.
 const WIDEN_ITEMS: u32 = 256;
-/// Returns the work items per group and the number of outstanding vector loads per weight row, for row-major
-/// products with `m` rows of x. These values were the fastest on an H200. A launch has many groups, and each
-/// does little work.
+/// For row-major products with `m` rows of x, returns the number of work items per group, and the number of
+/// outstanding vector loads per weight row. These values were the fastest on an H200. A launch has many
+/// groups, each with little work.
 const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
     match (m, form) {
         (1, GATED) => (128, 8),
@@ -93,7 +94,8 @@ fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> 
 }
 
 /// Returns the products with a fused norm, with and without a gate. Quantized weights use f32 activations
-/// only for exact results. Their products therefore have no 8-row variants, which sum in a different order.
+/// only for exact results. Products of quantized weights have no 8-row variants, because these sum in a
+/// different order.
 fn normed_products(tensor_type: TensorType) -> Vec<Function> {
     let layout = layout(tensor_type);
     let function = |kernel, gated| Function {
@@ -234,23 +236,23 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// Returns one work group per group of 16 weight rows.
+/// Returns a grid with one work group per group of 16 weight rows.
 fn blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns one work group per 16 gate rows and the corresponding 16 up rows.
+/// Returns a grid with one work group per 16 gate rows and the corresponding 16 up rows.
 fn gated_blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(2 * GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns one work group per [`ROWS_LINES`] weight rows.
+/// Returns a grid with one work group per [`ROWS_LINES`] weight rows.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(ROWS_LINES), 1, 1] }
 }
 
-/// Returns the number of work items of a product of quantized weights with `m` rows of x. The sums use 16
-/// bytes of local memory per work item and row of x, at most 16 KiB in total.
+/// Returns the number of work items of a product of quantized weights with `m` rows of x. For each work item
+/// and row of x, the sums use 16 bytes of local memory, at most 16 KiB in total.
 const fn block_items(m: u32) -> u32 {
     if m > 4 { 128 } else { 256 }
 }
@@ -313,7 +315,8 @@ fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     program(items, &texts.concat())
 }
 
-/// Returns the source that reads x in the plain form. The fused forms have their own sources that read x.
+/// Returns the source with which products of form `form` read x. It is empty for the fused forms, because
+/// their own sources read x.
 const fn four_of(form: u8) -> &'static str {
     if form == PLAIN { include_str!("../matmul/plain_rows.wgsl") } else { "" }
 }
