@@ -124,7 +124,7 @@ const AREAS: [Area; 9] = [
     },
 ];
 
-/// Source files that contain code only for CPUs that other CI machines have.
+/// Source files to exclude, because their code runs only on other CI machines.
 const ELSEWHERE: [&str; 2] = ["kernels/src/cpu/neon.rs", "kernels/src/cpu/avx512.rs"];
 
 /// Environment variables that reduce the time per mutant. They disable debug information, enable incremental

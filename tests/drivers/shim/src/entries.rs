@@ -123,8 +123,7 @@ fn value_of(facts: &Facts, wanted: i32) -> Result<i32> {
     })
 }
 
-/// Loaded module with the functions that callers have looked up in it. The functions are dropped before the
-/// module.
+/// Loaded module with the functions that callers have looked up in it. Drops the functions before the module.
 struct Loaded<E: Engine> {
     functions: Mutex<Vec<Box<E::Function>>>,
     module: E::Module,
@@ -137,7 +136,7 @@ struct Program {
     code: Vec<u8>,
 }
 
-/// Defines exported functions. Converts the result that a function's body returns to an error code.
+/// Defines exported functions. Each function converts the result of its body to an error code.
 macro_rules! entries {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(

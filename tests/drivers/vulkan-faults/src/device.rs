@@ -79,8 +79,8 @@ impl Device {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loses the device after all its submitted work has ended. Other threads keep waiting for that work.
-    /// They report the loss at their next call that fails on a lost device.
+    /// Loses the device after all its submitted work has ended. Other threads that wait for this work keep
+    /// waiting. They get the loss from their next call that reports lost devices.
     fn lose(&self, _queues: &MutexGuard<'_, ()>) -> vk::Result {
         // SAFETY: the device is alive, and the guard excludes other uses of its queues.
         let idle = unsafe { self.next.device_wait_idle() };
@@ -94,7 +94,7 @@ impl Device {
         if self.fails(Call::Submit) { self.lose(&queues) } else { self.ask(call) }
     }
 
-    /// Forwards a call that waits for work but names no queue.
+    /// Forwards a call that waits for work without a queue as its argument.
     pub fn wait(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.fails(Call::Wait) { self.lose(&self.queues()) } else { self.ask(call) }
     }
