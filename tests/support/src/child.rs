@@ -57,8 +57,8 @@ impl Child {
     /// Runs the test, prints its output, and returns the output.
     ///
     /// # Panics
-    /// Panics if the test fails, or if the binary has no test of this name. A renamed test must not pass
-    /// silently.
+    /// Panics if the test fails, or if the binary has no test of this name, so that a wrong name does not
+    /// pass silently.
     #[track_caller]
     pub fn passes(mut self) -> Output {
         let output = self.command.output().expect("a test starts its own binary");
