@@ -1,4 +1,4 @@
-//! Functions that the benchmarks share. They open models, run bursts and compute medians.
+//! Helpers for the benchmarks: opening models, running bursts and computing medians.
 #![allow(clippy::print_stderr)] // progress
 
 use ragtag::compare::Burst;

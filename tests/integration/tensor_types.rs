@@ -1,4 +1,4 @@
-//! Compares models in every quantised tensor type with the same weights in F32.
+//! Compares models in every quantised tensor type with models that contain the same weights in F32.
 
 use crate::support::{self, Setup, relative_error};
 use half::f16;
@@ -24,7 +24,7 @@ fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) 
     bytes
 }
 
-/// Returns two models with the shape of `like` and equal weights. One model has matrices of type
+/// Returns two models with equal weights and the shape of the model `like`. One model has matrices of type
 /// `tensor_type`, the other has matrices in F32.
 fn pair(like: &Model, tensor_type: TensorType) -> [Model; 2] {
     let mut random = StdRng::seed_from_u64(tensor_type.gguf_id().into());

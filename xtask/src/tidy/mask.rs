@@ -80,8 +80,8 @@ fn string_end(chars: &[char], mut at: usize) -> usize {
     chars.len()
 }
 
-/// Returns the end of the raw string whose first `#` or quote is at `at`. Returns `None` for a raw identifier
-/// or another name.
+/// Returns the end of the raw string whose first `#` or quote is at `at`. Returns `None` if no raw string
+/// starts there, for example in a raw identifier.
 fn raw_end(chars: &[char], at: usize) -> Option<usize> {
     let quote = find(chars, at, |c| c != '#');
     if chars.get(quote) != Some(&'"') {

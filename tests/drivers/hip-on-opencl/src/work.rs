@@ -1,4 +1,4 @@
-//! Defines units of work for a queue. A graph stores units of work so that they can be submitted repeatedly.
+//! Defines units of work for a queue. A graph stores such units for repeated submission.
 
 use crate::engine::unknown;
 use crate::program::Kernel;
