@@ -38,14 +38,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 use support::{burst, median, model};
 
-/// Prefill chunks from which the generator draws one, in tokens.
+/// Chunk sizes in tokens. The generator draws one of them per plan.
 const CHUNKS: [u32; 5] = [32, 64, 128, 256, 512];
 /// Maximum number of random plans that the generator draws before it gives up.
 const DRAWS: usize = 100;
 /// Relative-error bounds. For each bound, the summary counts the predictions within it.
 const NEAR: [f64; 2] = [0.1, 0.2];
 
-/// Names of the planner's plans.
+/// Name of the planner's plan for throughput.
 const THROUGHPUT: &str = "chosen for throughput";
 const LATENCY: &str = "chosen for latency";
 

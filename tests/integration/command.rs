@@ -1,5 +1,5 @@
-//! Tests the command as users run it: its output streams, its files, and whether its figures match those of
-//! the library.
+//! Tests the command as users run it: its output streams, its output files, and whether its figures match the
+//! library's.
 
 mod defaults;
 mod page;
@@ -20,7 +20,7 @@ const LLAMA: &str = "tales-q8_0";
 const START: &str = "requested=auto detected=[cpu:0, cpu:1] selected=[cpu:0, cpu:1]";
 /// Arguments that select two devices with one thread each.
 const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
-/// Arguments that place a stage on each device.
+/// Arguments that place one stage on each of the two devices.
 const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
 
 struct Done {

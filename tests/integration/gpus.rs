@@ -16,7 +16,7 @@ use std::time::Instant;
 use test_support::Child;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
-/// One model per architecture.
+/// Test models, one per architecture.
 const ARCHITECTURES: [&str; 2] = [BITNET, "tales-q8_0"];
 /// Number of segments: the embedding, twelve blocks and the head.
 const SEGMENTS: u32 = 14;
@@ -207,8 +207,8 @@ fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     }
 }
 
-/// Checks that up to `most` tokens after a golden prompt equal the golden tokens wherever the margin is large
-/// enough. Returns the number of compared tokens.
+/// Checks up to `most` tokens after a golden prompt. At each step, the most likely token must equal the
+/// golden token if the golden margin is at least [`MARGIN`]. Returns the number of compared tokens.
 fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> usize {
     let case = &golden(BITNET).cases[0];
     let greedy = &case.greedy_ids[..most.min(case.greedy_ids.len())];

@@ -1,5 +1,5 @@
 //! Tests models through HIP, on a stand-in for AMD's driver that runs on OpenCL devices. Covers golden
-//! logits, a pipeline with the CPU, and the command, which compiles in a separate process.
+//! logits, a pipeline with the CPU, and the command, which compiles kernels in a separate process.
 //!
 //! Without an OpenCL device the tests record a skip. `RAGTAG_TEST_OPENCL_ADAPTERS` sets the required number
 //! of devices.

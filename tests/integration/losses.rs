@@ -1,5 +1,5 @@
-//! Tests pipelines that lose a device during a run, through Vulkan and through wgpu. A layer over Vulkan's
-//! drivers causes the loss.
+//! Tests pipelines that lose a Vulkan or wgpu device during a run. A layer over Vulkan's drivers causes the
+//! loss.
 //!
 //! Without a Vulkan device the tests record a skip. `RAGTAG_TEST_VULKAN_ADAPTERS` sets the required number of
 //! devices.

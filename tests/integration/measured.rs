@@ -6,7 +6,7 @@ use ragtag_planner::Split;
 use ragtag_planner::wording::{Quantity, deviation};
 use serde_json::Value;
 
-/// Arguments that select two devices with one thread each.
+/// Arguments that select two CPU devices with one thread each.
 const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
 
 struct Done {

@@ -86,7 +86,7 @@ pub fn feed_forward_apart(first: &str, second: &str, halves: u32) -> String {
     format!("0-1={first}") + &(2..halves).map(half).collect::<String>()
 }
 
-/// Options of an engine in tests.
+/// Options of an engine that a test starts.
 #[derive(Clone)]
 pub struct Setup<'a> {
     /// Device selection, as for `--device`.
@@ -191,7 +191,8 @@ pub async fn listen(mut stream: TokenStream) -> ragtag::Result<Said> {
     }
 }
 
-/// Returns parameters that generate exactly `max_tokens` tokens greedily and ignore the end token.
+/// Returns generation parameters for exactly `max_tokens` greedy tokens; generation continues after an end
+/// token.
 pub fn greedy(max_tokens: u32) -> Generation {
     Generation { max_tokens, ignore_end: true, ..Generation::greedy() }
 }
@@ -201,7 +202,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Returns the command in a clean environment.
+/// Returns the `ragtag` command with a clean environment.
 pub fn ragtag() -> assert_cmd::Command {
     sheltered(assert_cmd::Command::cargo_bin("ragtag").unwrap())
 }
@@ -227,8 +228,8 @@ pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command
 }
 
-/// Runs the command with the Vulkan drivers in `drivers`, or with the system's drivers if `drivers` is
-/// `None`. Returns its exit code, standard output and standard error.
+/// Runs `ragtag` with the Vulkan drivers in `drivers`, or with the system's drivers if `drivers` is `None`.
+/// Returns its exit code, standard output and standard error.
 pub fn run_with_vulkan(
     drivers: Option<&OsStr>,
     prepare: impl FnOnce(&mut assert_cmd::Command),

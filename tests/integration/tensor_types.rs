@@ -9,8 +9,8 @@ use ragtag_kernels::{Activations, NumericsClass, TensorType};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// Returns `values` random weights as quantised blocks. The scales give the weights mean zero and a realistic
-/// magnitude.
+/// Returns `values` random weights as quantised blocks. Their scales are chosen so that the weights have mean
+/// zero and a realistic magnitude.
 fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) -> Vec<u8> {
     let mut bytes = vec![0; tensor_type.bytes(values).unwrap() as usize];
     random.fill_bytes(&mut bytes);

@@ -1,4 +1,4 @@
-//! Blanks out comments and literals in Rust source, so that the rules about code see only code.
+//! Replaces comments and literals in Rust source with spaces, so that rules about code see only code.
 //!
 //! The lexer recognises only comments, strings and character literals.
 

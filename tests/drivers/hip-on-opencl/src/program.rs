@@ -151,7 +151,7 @@ impl Module {
 /// Kernel function with the positions of its address parameters.
 #[derive(Clone)]
 pub(crate) struct Kernel {
-    /// The kernel object. A launch locks it until all arguments are set and the kernel is enqueued.
+    /// OpenCL kernel object. A launch locks it until it has set all arguments and enqueued the kernel.
     kernel: Arc<Mutex<kernel::Kernel>>,
     /// Whether each parameter is an address, in order.
     addresses: Arc<[bool]>,

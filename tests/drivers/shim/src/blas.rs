@@ -24,8 +24,8 @@ pub(crate) struct Blas<E: Engine> {
 
 /// Arguments of a product of column-major matrices.
 pub(crate) struct Product {
-    /// Codes of, in this order: the transpositions of A and B, the types of A, B, C, D and the sums, and the
-    /// algorithm.
+    /// rocBLAS codes, in this order: the transpositions of A and B, the types of A, B, C, D and the
+    /// accumulator, and the algorithm.
     pub(crate) kinds: [i32; 8],
     /// Sizes m, n and k of the product.
     pub(crate) sizes: [i32; 3],

@@ -24,11 +24,11 @@ const VERSION: i32 = 60_000_000;
 const COMPILATION: i32 = 6;
 
 thread_local! {
-    /// Number of the calling thread's current device among the visible devices.
+    /// Index of the calling thread's current device in the list of visible devices.
     static CURRENT: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Converts the number of a visible device to the engine's number for this device.
+/// Converts `device`, an index in the list of visible devices, to the engine's index of the device.
 fn physical<E: Engine>(engine: &E, device: i32) -> Result<usize> {
     let shown = visible(engine.devices().len());
     usize::try_from(device).ok().and_then(|device| shown.get(device).copied()).ok_or(INVALID_DEVICE)
@@ -39,7 +39,7 @@ fn facts<E: Engine>(device: i32) -> Result<&'static Facts> {
     engine.devices().get(physical(engine, device)?).ok_or(INVALID_DEVICE)
 }
 
-/// Returns the engine, and the engine's number for the current device.
+/// Returns the engine, and the engine's index of the current device.
 fn current<E: Engine>() -> Result<(&'static E, usize)> {
     let engine = E::engine()?;
     Ok((engine, physical(engine, CURRENT.get())?))

@@ -21,7 +21,7 @@ mod settings;
 pub use code::Signature;
 pub use settings::ARCHITECTURE;
 
-/// Types and constants in the signatures of the exported functions.
+/// Types and constants that the signatures of the exported functions use.
 pub use ragtag_hip::symbols;
 
 use std::ffi::{CStr, c_void};
@@ -117,7 +117,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// Enqueues a copy. `kind` is a `hipMemcpyKind`.
     fn copy(&self, stream: &Self::Stream, to: Handle, from: *const u8, bytes: usize, kind: i32)
     -> Result<()>;
-    /// Enqueues a fill with 32-bit words.
+    /// Enqueues a fill of `words` 32-bit words with the value `word`.
     fn fill(&self, stream: &Self::Stream, to: Handle, word: u32, words: usize) -> Result<()>;
     /// Compiles the source `text` for the devices in `devices`, regardless of the architecture that they
     /// report. Returns the kernel signatures and the code.

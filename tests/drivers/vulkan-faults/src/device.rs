@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Suffix of functions that were extensions before Vulkan 1.1, 1.2 or 1.3 included them.
+/// Suffix in the extension names of functions that later became part of Vulkan 1.1, 1.2 or 1.3.
 const EXTENSION: &str = "KHR";
 
 /// Open device.
@@ -55,7 +55,7 @@ impl Device {
         devices().get(&key).map(Arc::clone)
     }
 
-    /// Removes a device from the list of open devices, because the program closes the device.
+    /// Removes a device from the list of open devices when the program closes it.
     ///
     /// # Safety
     /// As for [`of`](Self::of).
