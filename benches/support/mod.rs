@@ -21,7 +21,7 @@ pub fn model(name: &str, layers: Option<u32>) -> ragtag::Result<Model> {
     Model::from_bytes(name, bytes)
 }
 
-/// Runs a burst on an engine and blocks until it ends.
+/// Runs a burst of sequences on an engine and blocks until all have ended.
 pub fn burst(engine: &Engine, burst: &Burst) -> ragtag::Result<BurstTimes> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()

@@ -95,12 +95,12 @@ fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str>
     support::half_of_models(others + adapter.index)
 }
 
-/// Returns the API in a device label.
+/// Returns the API name in a device label such as `vulkan:0`.
 fn api(label: &str) -> &str {
     label.split(':').next().unwrap_or_default()
 }
 
-/// Returns whether the device with this label runs shaders.
+/// Returns whether the API in `label` uses shaders: Vulkan or wgpu.
 fn runs_shaders(label: &str) -> bool {
     ["vulkan", "wgpu"].contains(&api(label))
 }
@@ -449,7 +449,8 @@ fn resident_bytes() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Returns the number of free bytes in a device's own memory, if the API reports it.
+/// Returns the number of free bytes in the device memory of the device `label`, if the API reports the
+/// number.
 fn free_bytes(label: &str) -> Option<u64> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let memory = *devices.report().adapters().find(|adapter| adapter.label() == label)?.memory.first()?;

@@ -19,7 +19,7 @@ use std::process::{Command as Process, Stdio};
 
 /// Model name that contains special characters of every output format.
 const HOSTILE: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{0}\u{1b}[2J\u{202e}{}<!--";
-/// [`HOSTILE`] as the drawings display it.
+/// Form of [`HOSTILE`] that the drawings display.
 const SHOWN: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{fffd}\u{fffd}[2J\u{fffd}{}<!--";
 /// Element ids of the sections of a page.
 const SECTIONS: [&str; 6] = ["stages", "links", "memory", "timeline", "alternatives", "reasons"];

@@ -55,7 +55,7 @@ fn simulated(model: &Model, plan: &Plan, load: &Load, measured: &Trace) -> Trace
     Trace::simulated(plan, &SimSummary::new(&spec, report))
 }
 
-/// Sets the times of each stage to the medians of its measured spans.
+/// Sets the times of each stage in `spec` to the medians of the stage's measured spans.
 fn take_times(spec: &mut SimSpec, measured: &Trace) {
     for (stage, simulated) in (0..).zip(&mut spec.stages) {
         let median = |kind: SpanKind, rows: Option<u32>| {

@@ -207,7 +207,8 @@ pub fn ragtag() -> assert_cmd::Command {
     sheltered(assert_cmd::Command::cargo_bin("ragtag").unwrap())
 }
 
-/// Returns a command that runs a shell script. In the script, `"$0" "$@"` runs Ragtag with these arguments.
+/// Returns a command that runs the shell script `script`. In the script, `"$0" "$@"` runs Ragtag with
+/// `arguments`.
 pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
     let mut command = sheltered(assert_cmd::Command::new("sh"));
     command.args(["-c", script, env!("CARGO_BIN_EXE_ragtag")]).args(arguments);

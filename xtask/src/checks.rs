@@ -18,7 +18,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Runs cargo with these arguments and environment variables.
+    /// Runs cargo with `arguments` and `variables` as a step, and records its duration.
     pub(crate) fn cargo(
         &mut self,
         root: &Path,

@@ -12,7 +12,7 @@ use std::path::Path;
 const REPORTS: &str = "docs/reports";
 /// Page with the table, relative to the root.
 const PAGE: &str = "docs/support.md";
-/// Version of the report format that this task reads.
+/// Version of the report format that this task can read.
 const VERSION: u32 = 1;
 
 /// All planned backends, in order of preference. A backend exists if `devices/` contains a crate in a folder

@@ -52,7 +52,7 @@ pub(super) fn verdict(what: &str, tried: usize, failures: &[(String, String)]) -
     if failures.is_empty() { Ok(()) } else { Err(format!("{what}: {} of {tried} failed", failures.len())) }
 }
 
-/// Runs a compiler. Returns its output if it succeeds. Otherwise returns its output as the error.
+/// Runs a compiler. If it succeeds, returns its output. If it fails, returns its output as the error.
 pub(super) fn run(command: &mut Command) -> Result<String, String> {
     let text = |output: &Output| {
         [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()

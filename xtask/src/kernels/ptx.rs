@@ -36,7 +36,7 @@ fn index(programs: &[(&Program, &str)]) -> Index {
     programs.iter().map(row).collect()
 }
 
-/// Returns the index of the committed PTX that is compiled into this binary.
+/// Returns the index of the committed PTX, which is compiled into this binary.
 fn committed() -> Index {
     artefacts().iter().map(|a| ((a.architecture.into(), a.program.into()), a.digest.into())).collect()
 }
