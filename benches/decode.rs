@@ -1,9 +1,9 @@
-//! Compares the decode rate of a CPU with its upper bound, measured in the same run. The upper bound is the
+//! Compares the decode rate of a CPU with an upper bound that the same run measures. The upper bound is the
 //! machine's read bandwidth divided by the bytes of weights that the computation of a token reads.
 //!
 //! Usage: `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`. `cargo xtask synth-model --preset
-//! 1.1b` makes such a model. The bench measures the bandwidth and the models in turns, so that noise affects
-//! all of them alike. It prints the raw samples as JSON.
+//! 1.1b` makes such a model. The bench alternates between the bandwidth and the models, so that noise affects
+//! all measurements alike. It prints the raw samples as JSON.
 #![allow(clippy::print_stdout)] // prints a report
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt};
@@ -11,7 +11,7 @@ use ragtag_kernels::{Activations, KvType};
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Number of bytes that a measurement of the bandwidth reads. It far exceeds the size of any cache.
+/// Number of bytes to read per bandwidth measurement. It far exceeds the size of any cache.
 const READ_BYTES: usize = 2 << 30;
 /// Number of streams that each thread reads at the same time. A single stream does not keep enough cache
 /// lines in flight.
@@ -102,7 +102,7 @@ fn decode(engine: &Engine) -> ragtag::Result<f64> {
 }
 
 /// Allocates memory on huge pages if they are available, like the CPU backend. On normal pages, the measured
-/// bandwidth would be lower than that with which the backend reads weights.
+/// bandwidth would be lower than the backend's bandwidth for weights.
 fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     let mapped = memmap2::MmapMut::map_anon(bytes)
         .map_err(|e| ragtag::Error::Usage(format!("cannot map {bytes} bytes to measure the bandwidth: {e}")));

@@ -1,12 +1,12 @@
-//! Compares decode on a device with its upper bound, measured in the same run, and measures prefill. The
-//! upper bound of the decode rate is the device's copy rate (bytes read plus bytes written per second)
-//! divided by the bytes of weights that the computation of a token reads. The prefill rate is reported in
-//! operations on weights per second.
+//! Compares the decode rate of a device with an upper bound that the same run measures, and measures the
+//! prefill rate. The upper bound of the decode rate is the device's copy rate (bytes read plus bytes written
+//! per second) divided by the bytes of weights that the computation of a token reads. The bench reports
+//! prefill in operations on weights per second.
 //!
 //! Usage: `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`. Each model is PRESET:TYPE or
 //! a GGUF file. PRESET is a preset of `cargo xtask synth-model`. The bench makes such a model in memory with
-//! random weights. `--help` lists the options. The bench measures copies and models in turns, and prints the
-//! raw samples as JSON.
+//! random weights. `--help` lists the options. The bench alternates between measuring copies and models, and
+//! prints the raw samples as JSON.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // prints a report
 
 mod support;
@@ -157,8 +157,8 @@ fn prefill(
     Ok(serde_json::json!({ "prompt": arguments.prompt, "chunk": arguments.chunk, "tokens_per_s": rates }))
 }
 
-/// Returns the number of weights in all blocks. The computation of a prompt token multiplies with each of
-/// them once.
+/// Returns the number of weights in all blocks. Processing one prompt token multiplies by each of these
+/// weights once.
 fn weights(model: &Model) -> u64 {
     let blocks = model.graph().weights().tensors().iter().filter(|tensor| tensor.name.starts_with("blk."));
     blocks.map(|tensor| tensor.shape.iter().product::<u64>()).sum()
@@ -203,7 +203,7 @@ fn generate(engine: &Engine, sequences: u32, prompt: u32, tokens: u32) -> ragtag
     burst(engine, &Burst::Generations { prompt, tokens, sequences })
 }
 
-/// Measured rates of copies within the memory of the first device.
+/// Measured copy rates within the memory of the first device.
 struct Copies {
     copier: Copier,
     samples: Vec<f64>,

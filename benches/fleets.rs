@@ -7,18 +7,18 @@
 //! ```
 //!
 //! Fleet *n* has 2 to 8 cards. A generator with seed *n* draws each card from all cards of the card library
-//! except CPUs. The bench prints two tables, which answer two questions.
+//! except CPUs. The bench prints two tables, one for each way of choosing the model.
 //!
-//! For the first table, the user wants to run *a* model that needs more than one card. The generator draws it
-//! from those models below that fit the fleet with a context of 2048 for 16 sequences, but do not fit any of
-//! its cards alone. If there is no such model, the bench uses the largest model that fits the fleet. For the
-//! second table, the user wants to run the *largest* model that fits the fleet.
+//! The first table uses a model that needs more than one card. The generator draws it from the models that
+//! fit the fleet with a context of 2048 for 16 sequences, but do not fit any single card of the fleet. If
+//! there is no such model, the bench uses the largest model that fits the fleet. The second table uses the
+//! *largest* model that fits the fleet.
 //!
 //! The bench ignores placements that do not fit in memory. It compares the plan with the best rule in two
 //! ways. In the first, the rules' placements run with the settings of other engines
 //! (`Planner::untuned_baseline`): all decoding sequences are in one micro-batch, or in one per stage,
-//! whichever is better. In the second, the planner tunes chunk, micro-batches and credits for each rule's
-//! placement as for its own (`Planner::baseline`), so that only the placements differ.
+//! whichever is better. In the second, the planner tunes the chunk, micro-batches and credits for each rule's
+//! placement in the same way as for its own (`Planner::baseline`), so that only the placements differ.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // prints tables, and progress
 
@@ -108,9 +108,10 @@ fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
 
 /// Models that fit in the memory of a fleet.
 struct Fitting {
-    /// Indices of the models that fit the fleet. The largest model comes first.
+    /// Indices of the models that fit the fleet, in the list of all models. The largest model comes first.
     models: Range<usize>,
-    /// Index of the largest model that fits a single card of the fleet.
+    /// Index of the largest model that fits a single card of the fleet, or the number of all models if none
+    /// does.
     on_one_card: usize,
 }
 
@@ -139,7 +140,7 @@ impl Fitting {
     }
 }
 
-/// Name of a rule, and the requests per second that its placement serves in the simulation.
+/// Name of a rule, and its placement's simulated requests per second.
 type OfRule = (String, f64);
 
 /// Results for one fleet and model.
@@ -148,9 +149,9 @@ struct Row {
     model: String,
     devices: usize,
     rate: f64,
-    /// Best rule if its placement runs with the settings of other engines.
+    /// Best rule when the rules' placements run with the settings of other engines.
     untuned: Option<OfRule>,
-    /// Best rule if its placement is tuned like the planner's.
+    /// Best rule when the planner tunes the rules' placements like its own.
     tuned: Option<OfRule>,
 }
 

@@ -1,5 +1,5 @@
-//! Measures the time to make a plan from a model header, for a model with the shape of Llama 405B on sixteen
-//! cards of the card library.
+//! Measures the time to plan a model with the shape of Llama 405B on sixteen cards from the card library. The
+//! planner reads only the model's header.
 //!
 //! ```sh
 //! cargo bench --bench planning
@@ -58,8 +58,8 @@ fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
     Ok(Planner::new(model).fleet(fleet)?.context(2048).workload(request))
 }
 
-/// Makes a plan several times. Returns its number of stages, and the median and the maximum planning time in
-/// milliseconds.
+/// Repeats the planning several times. Returns the plan's number of stages, and the median and the maximum
+/// planning time in milliseconds.
 fn timed(planner: &Planner) -> Result<(usize, f64, f64)> {
     let (mut times, mut stages) = (Vec::new(), 0);
     for _ in 0..RUNS {

@@ -1,6 +1,6 @@
-//! Compares the predictions for many plans with measurements. The plans have placements that a seeded
-//! generator draws, the planner's own placements, and placements chosen by simple rules. The bench predicts
-//! the speed of each plan and then runs the plan on this machine's devices.
+//! Compares the predictions for many plans with measurements. The placements come from a seeded random
+//! generator, from the planner, and from simple rules. The bench predicts the speed of each plan and then
+//! runs the plan on this machine's devices.
 //!
 //! ```sh
 //! cargo bench --bench plans -- --device cuda:0,cuda:1,cpu --plans 20 --json plans.json 7b:f16 --layers 8
@@ -38,14 +38,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 use support::{burst, median, model};
 
-/// Prefill chunks from which the generator draws one, in tokens.
+/// Chunk sizes in tokens. The generator draws one of them per plan.
 const CHUNKS: [u32; 5] = [32, 64, 128, 256, 512];
-/// Maximum number of plans that the generator draws until one is accepted.
+/// Maximum number of random plans that the generator draws before it gives up.
 const DRAWS: usize = 100;
-/// Maximum relative errors of the predictions that the summary counts as close, one per count.
+/// Relative-error bounds. For each bound, the summary counts the predictions within it.
 const NEAR: [f64; 2] = [0.1, 0.2];
 
-/// Names of the planner's plans.
+/// Name of the planner's plan for throughput.
 const THROUGHPUT: &str = "chosen for throughput";
 const LATENCY: &str = "chosen for latency";
 
@@ -124,7 +124,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// State that the measurements of all plans share.
+/// State for predicting and measuring all plans.
 struct Bench<'a> {
     arguments: &'a Arguments,
     model: Model,
@@ -192,7 +192,8 @@ impl<'a> Bench<'a> {
         Ok(Self { arguments, model, devices, calibration, planner })
     }
 
-    /// Returns the plans to compare: the planner's plans, those of the rules, and the drawn plans.
+    /// Returns the plans to compare: the planner's plans, the plans with rule-based placements, and the
+    /// random plans.
     fn candidates(&self) -> Result<Vec<Candidate>> {
         let latency = self.planner.clone().objective(Objective::Latency).plan()?;
         let chosen = self.planner.plan()?;
@@ -239,8 +240,8 @@ impl<'a> Bench<'a> {
         Ok(Candidate { name, plan, predicted, seconds })
     }
 
-    /// Returns the simulated duration of `sequences` concurrent sequences with `new_tokens` new tokens each,
-    /// in seconds.
+    /// Simulates `sequences` concurrent sequences with `new_tokens` new tokens each. Returns the duration in
+    /// seconds.
     fn simulated_s(&self, plan: &Plan, sequences: u32, new_tokens: u32) -> Result<f64> {
         let load = DrawnLoad {
             requests: sequences,
@@ -253,8 +254,8 @@ impl<'a> Bench<'a> {
         Ok(ragtag::simulate(&self.model, plan, devices, links, &load.draw()?)?.duration_us / 1e6)
     }
 
-    /// Computes the rates from the decode rate, and from the seconds that the prompts, the load and a single
-    /// sequence take.
+    /// Returns the rates, given the decode rate and the durations in seconds of all prompts, of the whole
+    /// load and of a single sequence.
     fn rates(&self, decode: f64, [prefill_s, load_s, alone_s]: [f64; 3]) -> Rates {
         let (sequences, tokens) = (f64::from(self.arguments.sequences), f64::from(self.arguments.tokens));
         Rates {
@@ -265,8 +266,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Draws plans until one fits in memory and is fast enough. Returns `None` if [`DRAWS`] draws give no
-    /// such plan.
+    /// Draws plans until one fits in memory and is fast enough. Returns `None` after [`DRAWS`] unsuccessful
+    /// draws.
     fn drawn(&self, rng: &mut SmallRng, number: usize, segments: u32) -> Result<Option<Candidate>> {
         let labels = self.planner.labels();
         let context = self.arguments.prompt + self.arguments.tokens;
@@ -422,7 +423,8 @@ fn error(predicted: f64, measured: f64) -> f64 {
     predicted / measured - 1.0
 }
 
-/// Summarizes all rows in a few sentences.
+/// Returns the summary: the prediction errors per figure, and comparisons of the planner's plans with the
+/// rules.
 fn summary(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
     let run: Vec<_> = rows.iter().filter_map(|row| Some((row, row.measured?))).collect();
@@ -448,8 +450,8 @@ fn summary(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// Compares the measured rate `figure` of the planner's plan `chosen` with that of the rules' plans. `of`
-/// selects this rate.
+/// Compares the measured rates of the planner's plan named `chosen` with those of the rules' plans. `of`
+/// selects the rate to compare, and `figure` names it in the output.
 fn against_rules(run: &[(&Row, Rates)], chosen: &str, figure: &str, of: fn(&Rates) -> f64) -> Option<String> {
     let own = of(&run.iter().find(|(row, _)| row.is(chosen))?.1);
     let rules = Baseline::ALL.iter().filter_map(|rule| {

@@ -1,6 +1,6 @@
 //! Compares predicted with measured rates. Each round calibrates two CPU devices, plans for them and runs the
-//! plan. One device is throttled so that it works only half of the time. Prints a Markdown table. Fails if
-//! every round has a prediction that is off by more than a fifth.
+//! plan. One of the two devices is throttled so that it works only half of the time. Prints a Markdown table.
+//! Fails if every round has a prediction that is off by more than a fifth.
 //!
 //! ```sh
 //! cargo bench --bench predictions
@@ -21,7 +21,7 @@ use ragtag_synth::{Preset, Shape};
 /// Load: the number of sequences, and the numbers of prompt tokens and of new tokens per sequence.
 const LOAD: (u32, u32, u32) = (4, 96, 64);
 const ROUNDS: usize = 4;
-/// Maximum error of a prediction, relative to the measurement.
+/// Maximum difference between prediction and measurement, relative to the measurement.
 const MOST_OFF: f64 = 0.2;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

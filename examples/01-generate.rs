@@ -1,7 +1,8 @@
 //! Generates text on one device and prints it token by token.
 //!
 //! Demonstrates the steps from a model to text (open, probe, plan, start, generate) and how to stream tokens.
-//! The program prints a tale token by token, and then a line of figures.
+//! The program prints a tale token by token, and then a line with the number of tokens, the speed and the
+//! reason for the end.
 //!
 //! ```sh
 //! cargo run --release --example 01-generate

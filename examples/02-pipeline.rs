@@ -1,9 +1,10 @@
 //! Runs one model on two devices. The first device holds the first layers, and the second device holds the
 //! rest.
 //!
-//! Demonstrates how to split the CPU into two devices, what a plan contains, and that the text does not
-//! depend on the cut between the stages. The program prints the two stages with their segments and memory,
-//! and the planner's reasons. It then prints a tale, and the same tale from a pipeline with another cut.
+//! Demonstrates how to split the CPU into two devices, and shows the content of a plan. The generated text
+//! does not depend on the cut between the stages. The program prints the two stages with their segments and
+//! memory, and the planner's reasons. It then prints a tale, and the same tale from a pipeline with another
+//! cut.
 //!
 //! ```sh
 //! cargo run --release --example 02-pipeline

@@ -1,8 +1,8 @@
-//! Plans for devices that do not exist: a fast card, a slow card and a CPU, described by figures.
+//! Plans for assumed devices: a fast card, a slow card and a CPU, each described by a few figures.
 //!
-//! Demonstrates that planning needs only facts about devices, and that the plan and its reasons depend on
-//! these facts. The example needs no hardware and reads no weights. The program prints several plans. The
-//! first plan puts the whole model on the fast card. If the memory of this card is too small, the plan is a
+//! Demonstrates that the planner needs only figures of the devices, and that the plan and its reasons change
+//! with them. The example needs no hardware and reads no weights. The program prints several plans. The first
+//! plan puts the whole model on the fast card. If the memory of this card is too small, the plan is a
 //! pipeline. If many sequences run at the same time, the plan has more stages. In the last case, the model
 //! does not fit, and the error says how much memory each device lacks.
 //!
@@ -14,8 +14,8 @@
 
 use ragtag::{BufferLimits, DeviceFacts, Figure, FigureSource, Model, Objective, Planner};
 
-/// Describes an assumed device. The memory sizes suit the small bundled model. For a large model, read MiB as
-/// GiB.
+/// Describes an assumed device. The memory sizes suit the small bundled model. For a large model, use GiB in
+/// place of MiB.
 fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -> DeviceFacts {
     let figure = |value| Figure { value, source: FigureSource::User };
     DeviceFacts {

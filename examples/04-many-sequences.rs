@@ -1,10 +1,10 @@
-//! Sends sixteen prompts through a pipeline of two stages: one after the other, four at a time, and all at
-//! once.
+//! Sends sixteen prompts through a two-stage pipeline, first one at a time, then four at a time, and then all
+//! at once.
 //!
 //! Demonstrates that sessions are cheap and concurrent. With several sequences in flight, both stages work at
 //! the same time. For sequences that decode in the same micro-batch, a stage reads its weights only once. The
-//! output shows that the tokens per second rise with the number of sequences in flight. On a single core,
-//! they rise only because sequences share the reads of weights.
+//! output shows that the tokens per second rise with the number of sequences in flight. On a single core, the
+//! stages cannot overlap, so the gain comes only from shared reads of weights.
 //!
 //! ```sh
 //! cargo run --release --example 04-many-sequences

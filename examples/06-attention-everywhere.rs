@@ -1,9 +1,9 @@
 //! Computes the same attention on every device of the machine.
 //!
-//! Demonstrates how to run a single operator without a model, and that the results agree on all devices
-//! through all their APIs. The program prints a line per device. The line shows the relative error against
-//! float64, which is at most 1e-4, and the time of the operator with its inputs in device memory. If a device
-//! cannot be opened, its line shows the reason.
+//! Demonstrates how to run a single operator without a model. Shows that the results agree on all devices and
+//! through all of their APIs. The program prints one line per device and API. The line shows the relative
+//! error against float64, which is at most 1e-4. It also shows the operator's run time with inputs that are
+//! already in device memory. If a device cannot be opened, its line shows the reason.
 //!
 //! ```sh
 //! cargo run --release --example 06-attention-everywhere

@@ -1,4 +1,4 @@
-//! Functions that the benchmarks share. They open models, run bursts and compute medians.
+//! Helpers for the benchmarks: opening models, running bursts and computing medians.
 #![allow(clippy::print_stderr)] // progress
 
 use ragtag::compare::Burst;
@@ -21,7 +21,7 @@ pub fn model(name: &str, layers: Option<u32>) -> ragtag::Result<Model> {
     Model::from_bytes(name, bytes)
 }
 
-/// Runs a burst on an engine and blocks until it ends.
+/// Runs a burst of sequences on an engine and blocks until all have ended.
 pub fn burst(engine: &Engine, burst: &Burst) -> ragtag::Result<BurstTimes> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()

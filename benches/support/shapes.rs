@@ -1,5 +1,5 @@
-//! Shapes of dense models. Each shape becomes a directory with a `config.json` and without weights, which
-//! suffices for planning.
+//! Shapes of dense models for planning. Each model directory contains a `config.json` but no weights, because
+//! the planner does not read weights.
 
 use ragtag::{Model, TensorType};
 use std::path::Path;

@@ -50,8 +50,8 @@ impl CorruptModels {
         text(&path).to_string()
     }
 
-    /// Writes a copy of the model in which `with` overwrites the bytes from `at` on. Returns the path of the
-    /// copy.
+    /// Writes a copy of model `name` in which `with` overwrites the bytes from position `at` on. Returns the
+    /// path of the copy.
     fn patched(&self, name: &str, at: usize, with: &[u8]) -> String {
         let mut bytes = self.sound.clone();
         patch(&mut bytes, at, with);
@@ -63,8 +63,9 @@ impl CorruptModels {
     }
 }
 
-/// Checks that Ragtag refuses a model file with a false count, and returns the message. On Linux, the address
-/// space is limited, so that the process aborts if it allocates memory for a false count.
+/// Checks that Ragtag refuses a model file whose header contains a count that is far too large. Returns the
+/// message. On Linux, the test limits the address space, so that the process aborts if it allocates memory
+/// for this count.
 fn refused_in_little_memory(path: &str) -> String {
     let mut command = if cfg!(target_os = "linux") {
         let mut shell = assert_cmd::Command::new("sh");

@@ -1,5 +1,5 @@
 //! Tests devices whose maximum binding size is smaller than a weight matrix. Ragtag stores such a matrix in
-//! parts, and the logits have identical bits.
+//! several parts, and the logits must be bit-identical to those with the whole matrix.
 
 use crate::support::{MODELS, Setup, block_on, devices, engine_on, golden, model_path, within};
 use ragtag::Model;

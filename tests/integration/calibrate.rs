@@ -165,8 +165,8 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
     });
 }
 
-/// Checks a profile that its time limit cut short. The planner must be able to plan with it, and it must be
-/// cached and reused. A later calibration without a limit must complete it.
+/// Checks a profile whose calibration reached the time limit. The planner must be able to plan with it, and
+/// it must be cached and reused. A later calibration without a limit must complete it.
 #[test]
 fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     within(120, || {
@@ -203,8 +203,8 @@ fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     });
 }
 
-/// Replaces `file` by an endless file and runs `test`. Checks that `test` rewrites the file. Does nothing on
-/// systems without endless files.
+/// Replaces `file` by a link to an endless file and runs `test`. Checks that `test` replaces the link by a
+/// regular file. Does nothing on systems without endless files.
 fn without_end(file: &Path, test: impl FnOnce()) {
     #[cfg(unix)]
     {

@@ -1,5 +1,5 @@
-//! Tests model directories through the command line. Every command accepts a directory, a plan identifies the
-//! model by all files of the directory, and commands report errors in the files.
+//! Tests model directories through the command line. Every command must accept a directory and report errors
+//! in its files, and a plan must identify the model by all files of the directory.
 
 use crate::support::{self, ragtag, text};
 use ragtag::Model;

@@ -1,5 +1,5 @@
-//! Tests devices that are detected but fail to open. The other devices do the work, and Ragtag reports the
-//! failure.
+//! Tests devices that are detected but fail to open. Ragtag must report the failure and run on the other
+//! devices.
 
 use crate::support::{
     Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
@@ -18,7 +18,7 @@ fn model() -> Model {
     Model::open(model_path(MODEL)).unwrap()
 }
 
-/// Returns the error of a driver that has no memory for a context.
+/// Returns the error from a driver without enough memory for a context.
 fn full() -> DeviceError {
     DeviceError::OutOfMemory { wanted: 1 << 20, free: Some(0) }
 }
@@ -36,8 +36,8 @@ fn planner(model: &Model, found: &Devices) -> Planner {
     planner.context(256).chunk(32)
 }
 
-/// Starts an engine, which plans again if a device fails to open. Returns the plan that finally runs, and the
-/// device that the error of each abandoned plan names.
+/// Starts an engine, which replans if a device fails to open. Returns the plan that finally runs, and for
+/// each abandoned plan the device that its error names.
 fn started(model: &Model, found: &Devices, planner: &Planner) -> ragtag::Result<(Plan, Vec<String>)> {
     let plan = planner.plan().unwrap();
     assert_eq!(plan.stages.len(), 2, "{}", plan.split());
@@ -94,8 +94,8 @@ fn without_another_plan_the_error_names_the_device() {
     });
 }
 
-/// Checks that the error names all devices if they open only one at a time, because any of them may be at
-/// fault.
+/// Checks devices that open only one at a time. The error must name all of them, because any of them may be
+/// the cause.
 #[test]
 fn devices_that_open_only_one_at_a_time_are_all_named() {
     within(120, || {

@@ -1,5 +1,5 @@
-//! Tests the command as users run it: its output streams, its files, and whether its figures match those of
-//! the library.
+//! Tests the command as users run it: its output streams, its output files, and whether its figures match the
+//! library's.
 
 mod defaults;
 mod page;
@@ -20,7 +20,7 @@ const LLAMA: &str = "tales-q8_0";
 const START: &str = "requested=auto detected=[cpu:0, cpu:1] selected=[cpu:0, cpu:1]";
 /// Arguments that select two devices with one thread each.
 const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
-/// Arguments that place a stage on each device.
+/// Arguments that place one stage on each of the two devices.
 const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
 
 struct Done {
@@ -63,7 +63,7 @@ fn numbers(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-/// Returns a plan without the parts that change from run to run. These are free memory, and the reasons that
+/// Returns `plan` without the values that change from run to run: the free memory, and the reasons, which
 /// mention it.
 fn lasting(plan: &Value) -> Value {
     let mut plan = plan.clone();
@@ -575,9 +575,9 @@ fn a_receipt_records_what_ran() {
     }
 }
 
-/// Checks that the command writes into existing pipes, such as `/dev/stdout`, and into the targets of links.
-/// It must not replace a pipe or a link by a file. The test writes to no device file, because a defect would
-/// delete the device file of this machine.
+/// Checks that the command writes into an existing pipe, such as `/dev/stdout`, and into the target of a
+/// link. It must not replace the pipe or the link by a file. The test writes to no device file, because a
+/// defect could delete a device file of this machine.
 #[cfg(unix)]
 #[test]
 fn records_go_into_pipes_and_through_links() {

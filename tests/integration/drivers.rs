@@ -1,4 +1,4 @@
-//! Tests drivers that crash or hang during a probe. The command reports them and continues with the other
+//! Tests drivers that crash or hang during a probe. The command must report them and continue with the other
 //! drivers.
 //!
 //! The tests build the drivers with the system's C compiler. Without a compiler they record a skip.
@@ -31,8 +31,8 @@ const DRIVERS: [Driver; 2] = [
     },
 ];
 
-/// Builds a library with one function, `driver.entry`, that has this body. Without a compiler, records a skip
-/// and returns `None`.
+/// Builds a library with the single function `driver.entry`, whose C body is `body`. Without a compiler,
+/// records a skip and returns `None`.
 fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     let source = folder.join("driver.c");
     let code = format!(
@@ -53,8 +53,8 @@ fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     Some(())
 }
 
-/// Runs `ragtag devices` with a driver that has this body, and checks that the backend is unavailable.
-/// Returns the reported cause and the duration of the command, or `None` after a skip.
+/// Runs `ragtag devices` with a driver whose function has the C body `body`. Checks that the backend is
+/// unavailable. Returns the reported cause and the duration of the command, or `None` after a skip.
 fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration)> {
     let compiled = Backends::new(&Config::default()).compiled(driver.backend);
     if !compiled {

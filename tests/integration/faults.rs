@@ -12,13 +12,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const MODEL: &str = "tales-bitnet-tq2_0";
-/// Split with the embedding and most blocks on the first device, one block on the second, and the rest on the
-/// third.
+/// Split over three devices. The first has the embedding and six blocks, the second one block, and the third
+/// five blocks and the head.
 const THREE: &str = "0-6=cpu:0,7=cpu:1,8-13=cpu:2";
 /// Duration of a slow copy.
 const SLOW_COPY: Duration = Duration::from_secs(1);
-/// Maximum number of an actor's turns that may take as long as a slow copy, because the machine may stall. If
-/// an actor blocks on copies, at least four of its turns take this long, one per micro-batch.
+/// Maximum number of turns of an actor that may take as long as a slow copy. The test allows this number
+/// because the machine may stall. If an actor blocked on copies, at least four turns would take this long,
+/// one per micro-batch.
 const STALLED_TURNS: usize = 1;
 
 fn model() -> Model {
@@ -29,7 +30,7 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 3, split: Some(THREE), all_logits: false, ..Setup::default() }
 }
 
-/// Observer that records the leaks and the loss of an engine's devices.
+/// Observer that records leaks and losses of an engine's devices.
 #[derive(Clone, Default)]
 struct Watch {
     leaks: Arc<Mutex<Vec<LeakWatch>>>,
@@ -255,7 +256,7 @@ fn a_loss_reported_by_a_call_appears_once_with_the_call() {
     });
 }
 
-/// Checks that delayed and reordered queues change the timing but no result.
+/// Checks that delays and reordering between queues change no token.
 #[test]
 fn delayed_and_reordered_queues_change_no_token() {
     within(120, || {

@@ -1,4 +1,4 @@
-//! Tests plans for absent devices, and for models without weights.
+//! Tests plans for fleets of absent devices, and for model files that contain no weights.
 
 use crate::support::{self, model_bytes, model_path, ragtag, text};
 use ragtag::{Fleet, Model, Plan, Planner, TensorType};
@@ -194,7 +194,8 @@ fn lists_cards_with_sources_and_planning_figures() {
 
 // ---- descriptions -------------------------------------------------------------------------------------------------
 
-/// Writes the file of the bundled model without the data of its tensors. Returns the path.
+/// Writes the bundled model's header, without tensor data, to a file in `folder`. Returns the path of the
+/// file.
 fn header_of_the_bundled_model(folder: &Path) -> std::path::PathBuf {
     let bytes = model_bytes("tales-bitnet-tq2_0");
     let whole = Model::bundled().unwrap();
@@ -282,8 +283,8 @@ fn a_config_gets_the_plan_of_its_checkpoint() {
     refused(&["plan", path], MODEL, &["config.json"]);
 }
 
-/// Checks that the planner plans for the header of a model with rotary factors. The factors are tensor data,
-/// which a header does not contain.
+/// Checks that the planner can plan from the header alone if the model has rotary factors. These factors are
+/// tensor data, so the header does not contain them.
 #[test]
 fn plans_for_a_header_with_rotary_factors() {
     let mut writer = Writer::new();

@@ -6,8 +6,8 @@ mod fuzz;
 use fuzz::{gguf, plan, safetensors, tokenizer};
 use std::path::Path;
 
-/// Runs a fuzz target on all its seeds. Checks that each seed is valid, because the target's first checks
-/// would reject any other seed.
+/// Runs a fuzz target on all its seeds. Checks that each seed is valid, because an invalid seed would not get
+/// past the target's first checks.
 fn replay(target: &str, run: impl Fn(&[u8]) -> bool) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
     let mut seeds = 0;

@@ -27,8 +27,8 @@ fn fast_logits_are_within_2e_2() {
     check_logits(Activations::Int8, NumericsClass::Fast);
 }
 
-/// Checks the arithmetic of devices with matrix units: f16 activations, and quantised weights dequantised to
-/// f16.
+/// Checks logits with the arithmetic of devices with matrix units: f16 activations, and weights dequantised
+/// to f16.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2() {
     check_logits(Activations::F16, NumericsClass::Fast);
@@ -128,7 +128,7 @@ fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
     assert_eq!(json["tokens"], 16 * 127);
 }
 
-/// Checks the perplexity of each model against the value on the models' web page. Another engine computed
+/// Checks the perplexity of each model against the value published with the model. Another engine computed
 /// these values with int8 activations.
 #[test]
 fn fast_perplexity_is_within_a_percent() {

@@ -1,5 +1,5 @@
-//! Tests models on every adapter except those of the CPU backend, alone and in pipelines with devices of
-//! other APIs.
+//! Tests models on every adapter except the CPU backend's. Each adapter runs a model alone, and also in a
+//! pipeline with devices of other APIs.
 //!
 //! The tests use all available adapters. If there is no adapter, they record a skip.
 //! `RAGTAG_TEST_OPENCL_ADAPTERS` sets the required number of OpenCL adapters, because continuous integration
@@ -16,16 +16,16 @@ use std::time::Instant;
 use test_support::Child;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
-/// One model per architecture.
+/// Test models, one per architecture.
 const ARCHITECTURES: [&str; 2] = [BITNET, "tales-q8_0"];
 /// Number of segments: the embedding, twelve blocks and the head.
 const SEGMENTS: u32 = 14;
-/// Arguments of [`check_logits`] for a whole prompt, in chunks of 32 rows.
+/// Token limit and chunk size for [`check_logits`]: no limit, and chunks of 32 rows.
 const WHOLE: (usize, u32) = (usize::MAX, 32);
-/// Number of prompt tokens to process in chunks of one row, or in a chunk of three rows and a last chunk of
-/// one row.
+/// Number of prompt tokens in tests of small chunks. These process the prompt as four chunks of one row, or
+/// as a chunk of three rows and a chunk of one row.
 const FEW_ROWS: usize = 4;
-/// Minimum difference between the two largest logits at which the models' page promises equal tokens.
+/// Minimum gap between the two largest logits for which docs/numerics.md promises the golden token.
 const MARGIN: f64 = 0.005;
 
 /// Returns all adapters except those of the CPU backend. Records a skip for each backend without adapters.
@@ -60,16 +60,15 @@ fn hardware_first() -> Vec<Adapter> {
     all
 }
 
-/// Returns the first and the last adapter of each driver. Tests need not try identical adapters in every
-/// combination.
+/// Returns the labels of each driver's first and last adapters, so that tests need not combine all identical
+/// adapters.
 fn drivers() -> Vec<[String; 2]> {
     let all = adapters();
     let twins = all.chunk_by(|a, b| (&a.backend, &a.driver) == (&b.backend, &b.driver));
     twins.map(|twins| [twins[0].label(), twins[twins.len() - 1].label()]).collect()
 }
 
-/// Returns all adapters, but only one of several identical adapters that run shaders on the CPU. Such
-/// adapters are slow.
+/// Returns all adapters except duplicates of adapters that run shaders on the CPU, because these are slow.
 fn distinct() -> Vec<Adapter> {
     let mut all = hardware_first();
     let same =
@@ -78,7 +77,7 @@ fn distinct() -> Vec<Adapter> {
     all
 }
 
-/// Returns the adapters from [`distinct`], but only the first of those without a shader cache.
+/// Returns the adapters from [`distinct`], but at most one adapter without a shader cache.
 fn distinct_and_quick() -> Vec<Adapter> {
     let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
     all.extend(slowest.into_iter().next());
@@ -86,8 +85,8 @@ fn distinct_and_quick() -> Vec<Adapter> {
 }
 
 /// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU
-/// gets half of the models. The chosen half alternates between the numerics classes, between Vulkan and wgpu,
-/// and between identical adapters.
+/// gets half of the models. The other numerics class, the other of Vulkan and wgpu, and the next identical
+/// adapter get the other half.
 fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
     if adapter.kind != AdapterKind::Software {
         return MODELS.to_vec();
@@ -96,17 +95,17 @@ fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str>
     support::half_of_models(others + adapter.index)
 }
 
-/// Returns the API in a device label.
+/// Returns the API name in a device label such as `vulkan:0`.
 fn api(label: &str) -> &str {
     label.split(':').next().unwrap_or_default()
 }
 
-/// Returns whether the device with this label runs shaders.
+/// Returns whether the API in `label` uses shaders: Vulkan or wgpu.
 fn runs_shaders(label: &str) -> bool {
     ["vulkan", "wgpu"].contains(&api(label))
 }
 
-/// Returns the labels of the adapters that run shaders on the CPU.
+/// Returns the labels of those `adapters` that run shaders on the CPU.
 fn slow(adapters: &[Adapter]) -> Vec<String> {
     let slow = adapters.iter().filter(|a| a.kind == AdapterKind::Software && runs_shaders(&a.label()));
     slow.map(Adapter::label).collect()
@@ -147,8 +146,8 @@ fn exact_logits_are_within_1e_4_on_every_adapter() {
     });
 }
 
-/// Checks chunks of eight rows and a last chunk of one row. Adapters without a shader cache are left out,
-/// because they take seconds per model and compile the same shaders as the others.
+/// Checks prompts in chunks of eight rows and a last chunk of one row. Skips adapters without a shader cache,
+/// because they take seconds per model and compile the same shaders as other adapters.
 #[test]
 fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
     within(600, || {
@@ -170,8 +169,9 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
     });
 }
 
-/// Checks wide micro-batches with f16 activations, the arithmetic of devices with matrix units. No OpenCL
-/// device offers it. Adapters that compile shaders for the CPU get one model per architecture.
+/// Checks wide micro-batches with f16 activations, the arithmetic of devices with matrix units. OpenCL
+/// devices do not support f16 activations. Adapters that run shaders on the CPU get one model per
+/// architecture.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     let all = distinct_and_quick();
@@ -190,8 +190,8 @@ fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
 }
 
 /// Checks chunks of one row and of three rows, which have separate shader programs. Adapters on the CPU load
-/// these programs slowly. Therefore only the first adapter runs all of them, and each adapter gets one model
-/// per architecture.
+/// these programs slowly. Therefore only the first adapter runs all combinations of chunk size and numerics
+/// class, and each adapter gets one model per architecture.
 #[test]
 fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     let adapters = distinct_and_quick().into_iter().filter(|adapter| runs_shaders(&adapter.label()));
@@ -207,8 +207,8 @@ fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     }
 }
 
-/// Checks that up to `most` tokens after a golden prompt equal the golden tokens wherever the margin is large
-/// enough. Returns the number of compared tokens.
+/// Checks up to `most` tokens after a golden prompt. At each step, the most likely token must equal the
+/// golden token if the golden margin is at least [`MARGIN`]. Returns the number of compared tokens.
 fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> usize {
     let case = &golden(BITNET).cases[0];
     let greedy = &case.greedy_ids[..most.min(case.greedy_ids.len())];
@@ -229,11 +229,11 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
     compared
 }
 
-/// Returns the cuts to test between two devices. These are every third cut, rotated by pair and seed. Shaders
-/// on the CPU are slow. If a device of the pair runs them, only one order of a pair with different APIs gets
-/// a cut, and a pair with equal APIs gets none. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. If
-/// the variable is a list of APIs, it selects all cuts for the pairs whose first stage is on one of these
-/// APIs, and no cuts for other pairs.
+/// Returns the cuts to test between two devices. By default, these are every third cut; the first cut depends
+/// on the pair and the seed. A pair with a device in `slow` gets at most one cut: none if both devices have
+/// the same API, and otherwise one cut in only one of the two orders. `RAGTAG_TEST_ALL_CUTS=1` selects all
+/// cuts for every pair. If the variable is a list of APIs, it selects all cuts for the pairs whose first
+/// stage is on one of these APIs, and no cuts for other pairs.
 fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
     if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
         let is_wanted =
@@ -320,8 +320,8 @@ fn the_f16_wire_type_between_apis_is_within_2e_2() {
     });
 }
 
-/// Checks pipelines over the CPU and one adapter of each API. One device has the feed-forward halves of all
-/// blocks, and the other has the rest. The roles alternate from API to API.
+/// Checks pipelines over the CPU and one adapter of each API. One device has all feed-forward halves, and the
+/// other has the remaining segments. The two devices swap roles from one API to the next.
 #[test]
 fn attention_and_feed_forward_halves_apart_give_the_golden_tokens() {
     within(900, || {
@@ -449,7 +449,8 @@ fn resident_bytes() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Returns the number of free bytes in a device's own memory, if the API reports it.
+/// Returns the number of free bytes in the device memory of the device `label`, if the API reports the
+/// number.
 fn free_bytes(label: &str) -> Option<u64> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let memory = *devices.report().adapters().find(|adapter| adapter.label() == label)?.memory.first()?;

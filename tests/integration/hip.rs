@@ -1,5 +1,5 @@
 //! Tests models through HIP, on a stand-in for AMD's driver that runs on OpenCL devices. Covers golden
-//! logits, a pipeline with the CPU, and the command, which compiles in a separate process.
+//! logits, a pipeline with the CPU, and the command, which compiles kernels in a separate process.
 //!
 //! Without an OpenCL device the tests record a skip. `RAGTAG_TEST_OPENCL_ADAPTERS` sets the required number
 //! of devices.
@@ -12,10 +12,11 @@ use ragtag_kernels::{Activations, NumericsClass};
 use test_drivers::{hip_on_opencl, library_path, rocblas_kernels, with_hip_on_opencl};
 
 const BITNET: &str = "tales-bitnet-tq2_0";
-/// Environment variable that limits HIP to one device. The conformance suite tests all devices.
+/// Environment variable that limits HIP to one device. One is enough here, because the conformance suite
+/// tests all devices.
 const ONE: &[(&str, &str)] = &[("HIP_VISIBLE_DEVICES", "0")];
 
-/// Returns whether the stand-in has a device. Otherwise records a skip.
+/// Returns whether the stand-in has a device. If it has none, records a skip.
 fn present() -> bool {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let found = devices.report().adapter("hip:0").is_some();
@@ -75,10 +76,10 @@ fn a_pipeline_with_the_cpu_gives_the_tokens_of_one_device() {
     });
 }
 
-/// Checks a prompt that is long enough for matrix products of the library, with quantised weights that are
-/// dequantised for the library. The stand-in computes these products itself. The test therefore checks that
-/// the right products reach the library, from the plan to the recorded graph. By default the plan uses the
-/// library, because the reported architecture has no matrix units.
+/// Checks a prompt that is long enough for products in the GEMM library, with weights that Ragtag dequantises
+/// for the library. The stand-in's own kernel computes these products. The test therefore only checks that
+/// the right products reach the library, from the plan to the recorded graph. The plan uses the library by
+/// default, because the reported architecture has no matrix units.
 #[test]
 fn a_long_prompt_uses_the_matrix_library() {
     let (variable, folder) = rocblas_kernels();

@@ -1,5 +1,5 @@
-//! Tests pipelines that lose a device during a run, through Vulkan and through wgpu. A layer over Vulkan's
-//! drivers causes the loss.
+//! Tests pipelines that lose a Vulkan or wgpu device during a run. A layer over Vulkan's drivers causes the
+//! loss.
 //!
 //! Without a Vulkan device the tests record a skip. `RAGTAG_TEST_VULKAN_ADAPTERS` sets the required number of
 //! devices.
@@ -14,7 +14,7 @@ use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 const MODEL: &str = "tales-bitnet-tq2_0";
 /// Number of tokens to generate in a run without a loss.
 const TOKENS: u32 = 8;
-/// Number of tokens to receive before the device is lost.
+/// Number of tokens to receive before the test requests the loss of the device.
 const BEFORE: usize = 5;
 
 fn model() -> Model {
@@ -39,8 +39,8 @@ fn tokens(engine: &Engine) -> Vec<u32> {
     block_on(listen(stream)).unwrap().ids
 }
 
-/// Generates tokens, and loses device `number` after [`BEFORE`] tokens. Returns all received tokens and the
-/// error of the run.
+/// Generates tokens, and makes the layer lose device `number` after [`BEFORE`] tokens. Returns all received
+/// tokens and the error of the run.
 fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Vec<u32>, Error) {
     let prompt = &golden(MODEL).cases[0].prompt_ids;
     let mut stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
@@ -57,8 +57,8 @@ fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Ve
     }
 }
 
-/// Checks a run that loses one of two devices. Each device has a stage, and a CPU stage is between them.
-/// Afterwards the other device must still work.
+/// Checks a run that loses one of two devices. Each device runs a stage, with a CPU stage between the two.
+/// After the loss, the other device must still work.
 fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize, at: LostAt) {
     let model = model();
     let (wanted, split) = (format!("{first},{last},cpu:0"), format!("0-4={first},5-8=cpu:0,9-13={last}"));

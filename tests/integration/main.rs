@@ -1,5 +1,5 @@
-//! End-to-end tests of Ragtag: golden outputs, equal results for all cuts and micro-batches, the command, and
-//! bad input.
+//! End-to-end tests of Ragtag: golden outputs, identical results for all cuts and micro-batches, the command
+//! line, and bad input.
 
 // Skips must be visible, and measured errors are useful in the log.
 #![allow(clippy::print_stdout, clippy::print_stderr)]

@@ -1,4 +1,4 @@
-//! Tests comparisons of predictions with measurements, replanning from measurements, and throttled devices
+//! Tests comparisons of predicted with measured times, replanning with measured times, and throttled devices
 //! and links.
 
 use crate::support::{ragtag, read_json, text};
@@ -6,7 +6,7 @@ use ragtag_planner::Split;
 use ragtag_planner::wording::{Quantity, deviation};
 use serde_json::Value;
 
-/// Arguments that select two devices with one thread each.
+/// Arguments that select two CPU devices with one thread each.
 const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
 
 struct Done {
@@ -179,8 +179,8 @@ fn reports_invalid_throttles() {
     assert!(refused.code == 2 && refused.err.contains("duplicate throttle"), "{}", refused.err);
 }
 
-/// Checks that a device that is idle for 88 % of the time is slower than planned and gets fewer segments.
-/// With such a strong throttle, other load on this machine cannot hide the effect.
+/// Checks that replanning gives fewer segments to a device that a throttle keeps idle for 88 % of the time.
+/// The throttle is this strong so that other load on the machine cannot hide its effect.
 #[test]
 fn replanning_moves_segments_away_from_a_slow_device() {
     let slow = ["--throttle", "cpu:1=duty:12%", "--replan"];

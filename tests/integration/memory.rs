@@ -1,5 +1,5 @@
-//! Tests devices with less memory than they reported. Ragtag first frees caches, then tries a smaller plan,
-//! and finally reports the requested and the available sizes. The process continues, and tokens do not
+//! Tests devices that have less memory than they reported. Ragtag first frees caches, then tries a smaller
+//! plan, and finally reports the requested and the available sizes. The process continues, and tokens do not
 //! change.
 
 use crate::support::{
@@ -24,8 +24,8 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 2, split: Some("0-6=cpu:0,7-13=cpu:1"), ..Setup::default() }
 }
 
-/// Returns a planner with a fixed split and fixed types. Its workload has no prompt tokens, so that it keeps
-/// the default prefill chunk.
+/// Returns a planner with a fixed split, f32 activations and an f32 KV cache. Its workload has no prompt
+/// tokens, so that it keeps the default prefill chunk.
 fn planner(model: &Model, found: &Devices) -> Planner {
     Planner::new(model)
         .devices(found)
@@ -40,7 +40,7 @@ fn holding(bytes: u64) -> Devices {
     devices(&setup()).limited_to(Limits { memory_bytes: Some(bytes), ..Limits::default() })
 }
 
-/// Starts an engine, which plans again if a device refuses memory, and checks its tokens. Returns the plan
+/// Starts an engine that replans if a device refuses memory, and checks the engine's tokens. Returns the plan
 /// that finally runs, the number of abandoned plans, and the first error.
 fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, String) {
     let plan = planner.plan().unwrap();
@@ -63,7 +63,7 @@ fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, St
     (engine.plan().clone(), tried, first)
 }
 
-/// Returns the largest device memory of a stage, in bytes.
+/// Returns the device memory of the stage that needs the most, in bytes.
 fn largest(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.total - stage.memory_bytes.staging).max().unwrap()
 }
@@ -94,8 +94,8 @@ fn a_little_missing_memory_shrinks_the_chunk_and_more_shrinks_the_context() {
     });
 }
 
-/// Returns the largest sum of scratch and slots of a stage, in bytes. The planner can reduce these without
-/// shortening the context.
+/// Returns the scratch and slots of the stage that needs the most of them, in bytes. The planner can reduce
+/// both without shortening the context.
 fn largest_but_kv(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.scratch + stage.memory_bytes.slots).max().unwrap()
 }
@@ -327,8 +327,8 @@ fn refused_staging_shrinks_and_changes_no_token() {
     });
 }
 
-/// Checks the eviction of recorded programs. Programs are recorded on first use. If a device has no memory
-/// for another program, Ragtag must evict idle programs.
+/// Checks that no token changes if a device has memory for only a few recorded programs, so that Ragtag
+/// evicts idle ones. With no memory for any program, the run must end with an error.
 #[test]
 fn evicting_programs_during_a_run_changes_no_token() {
     within(120, || {

@@ -19,7 +19,7 @@ use std::process::{Command as Process, Stdio};
 
 /// Model name that contains special characters of every output format.
 const HOSTILE: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{0}\u{1b}[2J\u{202e}{}<!--";
-/// [`HOSTILE`] as the drawings display it.
+/// Form of [`HOSTILE`] that the drawings display.
 const SHOWN: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{fffd}\u{fffd}[2J\u{fffd}{}<!--";
 /// Element ids of the sections of a page.
 const SECTIONS: [&str; 6] = ["stages", "links", "memory", "timeline", "alternatives", "reasons"];
@@ -32,7 +32,7 @@ fn times(decode_us: f64, prefill_us: f64) -> PredictedTimes {
     PredictedTimes { decode_us, prefill_us }
 }
 
-/// Returns a plan of `stages` equal stages over 82 segments. Its explanation contains every optional part.
+/// Returns a plan with `stages` equal stages over 82 segments. Its explanation contains all optional parts.
 fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
     let cut = |at: u32| at * 82 / stages;
     let stage = |at: u32| PlanStage {
@@ -144,7 +144,8 @@ fn planned(devices: u32) -> Plan {
     Planner::new(&model).device_facts((0..devices).map(facts).collect()).sequences(2).plan().unwrap()
 }
 
-/// Returns measurements of a run whose micro-batches differ from those of the plan's request.
+/// Returns a comparison of predicted with measured times for a run whose micro-batches differ from those of
+/// the plan's request.
 fn measured(stages: usize) -> Comparison {
     let part = |place, index: usize, phase, predicted_us: f64, measured_us: f64| ComparedPart {
         place,
@@ -556,8 +557,8 @@ fn graphviz_draws_the_graph() {
     }
 }
 
-/// Script that checks pages in frames as wide as a phone or a laptop. It reports missing sections, content
-/// that overflows the frame, text that is wider than its bar, and axis marks that overlap.
+/// Script that checks the pages in frames with the width of a phone or a laptop. It reports missing sections,
+/// content that overflows its frame, text wider than its bar, and overlapping axis marks.
 const QUESTIONS: &str = r#"
 addEventListener('load', () => {
   const found = [];

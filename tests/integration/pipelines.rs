@@ -1,5 +1,5 @@
-//! Tests that pipelines of every shape give the same results, and that a sequence frees its resources however
-//! it ends.
+//! Tests that all pipelines give the same results, whatever their cuts, devices and micro-batches. Tests that
+//! a sequence frees its resources in every kind of ending.
 
 use crate::support::{
     self, Said, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
@@ -52,7 +52,7 @@ fn say(session: &Session, prompt: &[u32], generation: &Generation) -> ragtag::Re
     block_on(listen(session.generate(Prompt::Tokens(prompt), generation)?))
 }
 
-/// Returns the setup for engines that generate text. They need only the logits of the last row.
+/// Returns the setup for engines that only generate text, and so need only the logits of each last row.
 fn generating<'a>() -> Setup<'a> {
     Setup { all_logits: false, ..Setup::default() }
 }
@@ -80,8 +80,8 @@ fn check_every_cut(name: &'static str, activations: Activations) {
     });
 }
 
-/// Checks each of the twelve cuts between the two halves of a block. The logits must have the bits of one
-/// device.
+/// Checks each of the twelve cuts between the two halves of a block. The logits must be bit-identical to
+/// those of a single device.
 fn check_cuts_within_blocks(name: &'static str, activations: Activations) {
     within(120, move || {
         let (model, ids) = (open(name), ids(name, 8));
@@ -180,8 +180,8 @@ fn devices_with_several_stages_give_the_bits_of_one() {
     });
 }
 
-/// Returns a model in which the embedding of `token` has an outlier. Some models have such outliers in their
-/// residual streams.
+/// Returns a model in which the embedding of `token` contains the outlier `value`. Some real models have such
+/// outliers in their residual streams.
 fn with_an_outlier(token: usize, value: f32) -> Model {
     let mut bytes = support::model_bytes(LLAMA);
     let table = support::tensor_data(&bytes, "token_embd.weight");
@@ -263,7 +263,7 @@ fn every_chunk_length_agrees_within_the_fast_class() {
 }
 
 /// Checks sequences of random lengths that arrive together. They share micro-batches of random sizes, but
-/// must have the logits of sequences that run alone.
+/// each must have the same logits as when it runs alone.
 #[test]
 fn concurrent_sequences_have_the_logits_of_single_ones() {
     within(120, || {
@@ -638,7 +638,7 @@ struct Copy {
     plan: ragtag::Plan,
 }
 
-/// Copies a model and plans for the copy. Tests may truncate the copied file.
+/// Copies a model file and makes a plan for the copy, so that a test can truncate the file.
 fn copy() -> Copy {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.gguf");

@@ -25,13 +25,14 @@ fn setup(sequences: u32) -> Setup<'static> {
     }
 }
 
-/// Returns a load of `requests` equal requests that arrive together.
+/// Returns a load of `requests` identical requests that all arrive at the start.
 fn load(requests: u32, prompt: u32, new: u32) -> Load {
     let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 1 }.draw().unwrap()
 }
 
-/// Runs `requests` equal requests on an engine. Returns the plan and the trace of the run.
+/// Runs `requests` identical requests on an engine at the same time. Returns the plan and the trace of the
+/// run.
 fn run(model: &Model, requests: u32, prompt: u32, new: u32) -> (Plan, Trace) {
     let engine = support::engine(model, &setup(requests));
     let session = engine.session();
@@ -54,7 +55,7 @@ fn simulated(model: &Model, plan: &Plan, load: &Load, measured: &Trace) -> Trace
     Trace::simulated(plan, &SimSummary::new(&spec, report))
 }
 
-/// Sets the times of each stage to the medians of its measured spans.
+/// Sets the times of each stage in `spec` to the medians of the stage's measured spans.
 fn take_times(spec: &mut SimSpec, measured: &Trace) {
     for (stage, simulated) in (0..).zip(&mut spec.stages) {
         let median = |kind: SpanKind, rows: Option<u32>| {
@@ -83,7 +84,7 @@ fn batch_event(span: &Span) -> BatchEvent {
     (span.stage, span.kind, span.micro_batch.expect("not a weight transfer").0, rows)
 }
 
-/// Returns the spans in the order of their starts, without the loading of weights.
+/// Returns the spans of `trace` in the order of their starts, except spans that load weights.
 fn by_start(trace: &Trace) -> Vec<&Span> {
     let mut spans: Vec<_> = trace.spans().iter().filter(|s| s.kind != SpanKind::Weights).collect();
     spans.sort_by_key(|s| (s.start_ns, s.end_ns));
@@ -160,8 +161,8 @@ fn a_simulation_has_the_event_order_of_its_run() {
 }
 
 /// Checks a run of several sequences and its simulation. Timing decides which sequences share a micro-batch.
-/// Both traces must be causal, all stages must process the same micro-batches, and the total number of rows
-/// must be exact.
+/// Both traces must be causal, all stages must process the same micro-batches, and each trace must contain
+/// all rows of all requests.
 #[test]
 fn a_simulation_of_several_sequences_has_the_rows_of_its_run() {
     within(120, || {
@@ -187,7 +188,7 @@ fn a_simulation_of_several_sequences_has_the_rows_of_its_run() {
 
 const PLACED: [&str; 6] = ["--cpu-devices", "2", "--threads", "1", "--split", "0-6=cpu:0,7-13=cpu:1"];
 
-/// Runs `ragtag simulate`. Returns its exit code, standard output and standard error.
+/// Runs `ragtag simulate` with `arguments`. Returns its exit code, standard output and standard error.
 fn command(arguments: &[&str]) -> (i32, String, String) {
     let output = ragtag().arg("simulate").args(PLACED).args(arguments).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();

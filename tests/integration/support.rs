@@ -13,8 +13,8 @@ pub use test_support::model as model_path;
 /// Names of the four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
 
-/// Returns two of the four models. Adding one to `turn` or to `RAGTAG_TEST_SEED` selects the other two
-/// models. If `RAGTAG_TEST_ALL` is set, returns all four.
+/// Returns two of the four models. An increment of `turn` or of `RAGTAG_TEST_SEED` selects the other two. If
+/// `RAGTAG_TEST_ALL` is set, returns all four.
 pub fn half_of_models(turn: u32) -> Vec<&'static str> {
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
         return MODELS.to_vec();
@@ -35,7 +35,7 @@ pub struct Golden {
     pub cases: Vec<GoldenCase>,
 }
 
-/// Prompt with its greedy continuation.
+/// Golden prompt with its greedy continuation.
 pub struct GoldenCase {
     pub prompt: String,
     pub prompt_ids: Vec<u32>,
@@ -62,8 +62,8 @@ pub fn golden(name: &str) -> Golden {
     }
 }
 
-/// Returns ‖out − reference‖ / ‖reference‖ in float64. If any value is NaN, the result is NaN, which passes
-/// no bound.
+/// Returns ‖out − reference‖ / ‖reference‖ in float64. If any value is NaN, returns NaN, so that comparisons
+/// with a bound fail.
 pub fn relative_error(out: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(out.len(), reference.len());
     let square = |x: f64| x * x;
@@ -86,7 +86,7 @@ pub fn feed_forward_apart(first: &str, second: &str, halves: u32) -> String {
     format!("0-1={first}") + &(2..halves).map(half).collect::<String>()
 }
 
-/// Options of an engine in tests.
+/// Options of an engine that a test starts.
 #[derive(Clone)]
 pub struct Setup<'a> {
     /// Device selection, as for `--device`.
@@ -170,7 +170,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     Engine::start_exact(model, devices, &plan, options)
 }
 
-/// Content of all events of a token stream.
+/// All token ids, the whole text and the summary from a token stream.
 #[derive(Debug)]
 pub struct Said {
     pub ids: Vec<u32>,
@@ -191,7 +191,8 @@ pub async fn listen(mut stream: TokenStream) -> ragtag::Result<Said> {
     }
 }
 
-/// Returns parameters that generate exactly `max_tokens` tokens greedily and ignore the end token.
+/// Returns generation parameters for exactly `max_tokens` greedy tokens; generation continues after an end
+/// token.
 pub fn greedy(max_tokens: u32) -> Generation {
     Generation { max_tokens, ignore_end: true, ..Generation::greedy() }
 }
@@ -201,19 +202,20 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Returns the command in a clean environment.
+/// Returns the `ragtag` command with a clean environment.
 pub fn ragtag() -> assert_cmd::Command {
     sheltered(assert_cmd::Command::cargo_bin("ragtag").unwrap())
 }
 
-/// Returns a command that runs a shell script. In the script, `"$0" "$@"` runs Ragtag with these arguments.
+/// Returns a command that runs the shell script `script`. In the script, `"$0" "$@"` runs Ragtag with
+/// `arguments`.
 pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
     let mut command = sheltered(assert_cmd::Command::new("sh"));
     command.args(["-c", script, env!("CARGO_BIN_EXE_ragtag")]).args(arguments);
     command
 }
 
-/// Gives a program a clean environment. Commands that the program starts inherit it.
+/// Gives `command` a clean environment, which its child processes inherit.
 pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
     // The folder names no OpenCL driver and no GPU of any API, because these tests assume a fixed set of
@@ -227,8 +229,8 @@ pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command
 }
 
-/// Runs the command with the Vulkan drivers in `drivers`, or with the system's drivers if `drivers` is
-/// `None`. Returns its exit code, standard output and standard error.
+/// Runs `ragtag` with the Vulkan drivers in `drivers`, or with the system's drivers if `drivers` is `None`.
+/// Returns its exit code, standard output and standard error.
 pub fn run_with_vulkan(
     drivers: Option<&OsStr>,
     prepare: impl FnOnce(&mut assert_cmd::Command),
@@ -275,13 +277,14 @@ pub fn model_bytes(name: &str) -> Vec<u8> {
     std::fs::read(model_path(name)).unwrap()
 }
 
-/// Returns the byte position of a metadata value in a model file. It follows the type of the value.
+/// Returns the byte position of the metadata value for `key` in a model file. The value follows its 4-byte
+/// type.
 pub fn metadata_value(bytes: &[u8], key: &str) -> usize {
     after_string(bytes, key) + 4
 }
 
-/// Returns the byte position after a tensor's name in a model file. The number of dimensions, the extents,
-/// the type and the offset of the tensor follow there.
+/// Returns the byte position of a tensor's description in a model file, after the tensor's name. The
+/// description consists of the number of dimensions, the extents, the type and the offset.
 pub fn tensor_info(bytes: &[u8], tensor: &str) -> usize {
     after_string(bytes, tensor)
 }
@@ -316,7 +319,8 @@ pub const CHECKPOINTS: [&str; 3] = ["tiny-hf", "tiny-qwen2", "tiny-qwen3"];
 
 /// A model directory with golden logits.
 pub struct Checkpoint {
-    /// The model from its directory. If the directory contains `model.gguf`, also the model from this file.
+    /// The model opened from its directory. If the directory contains `model.gguf`, a second model opened
+    /// from this file.
     pub models: Vec<Model>,
     pub ids: Vec<u32>,
     /// Logits that `transformers` computed for all `ids`.

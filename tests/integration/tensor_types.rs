@@ -1,4 +1,4 @@
-//! Compares models in every quantised tensor type with the same weights in F32.
+//! Compares models in every quantised tensor type with models that contain the same weights in F32.
 
 use crate::support::{self, Setup, relative_error};
 use half::f16;
@@ -9,8 +9,8 @@ use ragtag_kernels::{Activations, NumericsClass, TensorType};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// Returns `values` random weights as quantised blocks. The scales give the weights mean zero and a realistic
-/// magnitude.
+/// Returns `values` random weights as quantised blocks. Their scales are chosen so that the weights have mean
+/// zero and a realistic magnitude.
 fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) -> Vec<u8> {
     let mut bytes = vec![0; tensor_type.bytes(values).unwrap() as usize];
     random.fill_bytes(&mut bytes);
@@ -24,7 +24,7 @@ fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) 
     bytes
 }
 
-/// Returns two models with the shape of `like` and equal weights. One model has matrices of type
+/// Returns two models with equal weights and the shape of the model `like`. One model has matrices of type
 /// `tensor_type`, the other has matrices in F32.
 fn pair(like: &Model, tensor_type: TensorType) -> [Model; 2] {
     let mut random = StdRng::seed_from_u64(tensor_type.gguf_id().into());

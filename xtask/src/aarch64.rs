@@ -10,7 +10,7 @@ use std::process::Command;
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const QEMU: &str = "qemu-aarch64";
-/// Environment variables for cargo.
+/// Environment variables that set cargo's linker and runner for AArch64.
 const VARIABLES: [(&str, &str); 2] = [
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER),
     // LD_LIBRARY_PATH names libraries of the host machine, which QEMU cannot run.

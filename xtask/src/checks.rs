@@ -1,7 +1,7 @@
-//! Runs the checks of `cargo xtask test` and `cargo xtask ci` in order, and the tests last. The first failed
-//! check ends the run. A failed test does not stop the other tests.
+//! Runs the checks of `cargo xtask test` and `cargo xtask ci` in order, and the tests last. The run ends at
+//! the first failed check, but a failed test does not stop the other tests.
 //!
-//! Checks no rules about source text; `tidy` checks those.
+//! Rules about source text are in the module `tidy`.
 
 use crate::run_tests::{self, TestArgs};
 use crate::{aarch64, packages, support, tidy};
@@ -18,7 +18,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Runs cargo with these arguments and environment variables.
+    /// Runs cargo with `arguments` and `variables` as a step, and records its duration.
     pub(crate) fn cargo(
         &mut self,
         root: &Path,
@@ -56,7 +56,7 @@ impl Done {
     }
 }
 
-/// Backends that must compile without the others.
+/// Backends. The crates must compile with each of them alone.
 const BACKENDS: [&str; 6] = ["cpu", "cuda", "hip", "opencl", "vulkan", "wgpu"];
 
 /// Runs the checks that the README describes. The workspace's tests run last, so that their output ends the

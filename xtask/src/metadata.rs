@@ -1,6 +1,6 @@
 //! Reads the output of `cargo metadata` for the workspace.
 //!
-//! Checks no rules; other modules check the metadata.
+//! Other modules check rules about the metadata.
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};

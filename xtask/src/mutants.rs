@@ -1,7 +1,8 @@
-//! Runs seeded samples of the mutants that cargo-mutants generates. Checks that the tests nearest to an area
-//! fail on each mutant.
+//! Runs seeded samples of the mutants that cargo-mutants generates. Checks that the tests of an area detect
+//! each mutant.
 //!
-//! If no test fails on a mutant, the task fails, unless docs/mutants.md lists the mutant with a reason.
+//! A mutant survives if no test fails on it. The task fails if a mutant survives that docs/mutants.md does
+//! not accept with a reason.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -23,7 +24,7 @@ pub struct Args {
     sample: usize,
 }
 
-/// Area of the code, with the tests nearest to it.
+/// Area of the code, with the tests that should detect its mutants.
 struct Area {
     name: &'static str,
     /// Globs that match the area's source files.
@@ -32,15 +33,16 @@ struct Area {
     package: &'static str,
     /// Cargo arguments that select test targets of the package.
     targets: &'static [&'static str],
-    /// Test arguments that select among the tests of these targets.
+    /// Arguments of the test binaries that select which tests run.
     filter: &'static [&'static str],
-    /// Optimisation level of the package. It is 0, unless the tests of the unoptimised package take longer
-    /// than its optimisation.
+    /// Optimisation level of the package. It is 0, unless an optimised build saves more test time than it
+    /// costs in compile time.
     level: u8,
 }
 
 const LIB: &[&str] = &["--lib"];
-/// Filter that skips tests of tokenizers and tests with random damage. These take most of the time.
+/// Filter that skips the tokenizer tests and the tests of randomly damaged files. These take most of the test
+/// time.
 const WITHOUT_TEXTS: &[&str] = &["--skip", "tokenizer::", "--skip", "hostile::any_change"];
 /// Filter that skips the slow tests of models.
 const WITHOUT_MODELS: &[&str] = &["--skip", "checkpoint::", "--skip", "compile::", "--skip", "segment::"];
@@ -122,7 +124,7 @@ const AREAS: [Area; 9] = [
     },
 ];
 
-/// Source files with code that runs only on other machines of continuous integration.
+/// Source files to exclude, because their code runs only on other CI machines.
 const ELSEWHERE: [&str; 2] = ["kernels/src/cpu/neon.rs", "kernels/src/cpu/avx512.rs"];
 
 /// Environment variables that reduce the time per mutant. They disable debug information, enable incremental
@@ -231,7 +233,7 @@ fn list(tree: &Path, area: &Area) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&stdout).lines().map(str::to_owned).collect())
 }
 
-/// Returns all mutants in the order of a hash of the seed and the mutant's name.
+/// Returns all mutants, sorted by a hash of the seed and the mutant's name.
 fn shuffled(all: &[String], seed: u64) -> Vec<&str> {
     let rank = |mutant: &&str| {
         let mut hasher = DefaultHasher::new();
@@ -243,8 +245,8 @@ fn shuffled(all: &[String], seed: u64) -> Vec<&str> {
     order
 }
 
-/// Builds and tests each mutant of an area, except those in `left_out`. Keeps the build files for the next
-/// run.
+/// Builds and tests each mutant of an area, except those in `left_out`. Keeps the build directory for the
+/// next run.
 fn try_out(root: &Path, tree: &Path, area: &Area, left_out: &[&str], results: &Path) -> Result<(), String> {
     // cargo-mutants skips the mutants in this file. Name patterns cannot exclude mutants that delete fields.
     let output = results.join("mutants.out");
@@ -290,8 +292,8 @@ fn without_position(mutant: &str) -> String {
     }
 }
 
-/// Parses the accepted mutants of `page`, each with its reason. Their lines have the form "- `mutant`:
-/// reason".
+/// Parses the accepted mutants in `page`. Returns the reason for each mutant. A line has the form "-
+/// `mutant`: reason".
 fn accepted(page: &str) -> Result<BTreeMap<&str, &str>, String> {
     let entry = |line| {
         let (mutant, reason): (&str, &str) =

@@ -1,7 +1,7 @@
 //! Implements `cargo xtask nightly`, which runs all checks that take too long for each commit. If a part
 //! fails, the remaining parts still run.
 //!
-//! Knows nothing about what the parts do. Each part is a shell command.
+//! Each part is a shell command, and this module knows only its exit status.
 
 use crate::mutants;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub(crate) struct Args {
 /// `ci`.
 struct Part {
     command: String,
-    /// Shell command that fails if a tool of the part is missing.
+    /// Shell command that fails if a tool that the part needs is missing.
     needs: &'static str,
 }
 

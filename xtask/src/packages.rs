@@ -1,7 +1,7 @@
 //! Checks the packages of the published crates. Packages each crate, checks its size, and builds the examples
 //! outside the workspace with these packages alone.
 //!
-//! Knows no package by name; cargo's metadata lists them.
+//! Contains no package names; cargo's metadata lists the packages.
 
 use crate::checks::Done;
 use crate::metadata::{self, Package};
@@ -16,7 +16,7 @@ const PACKAGE_BYTES: u64 = 10 << 20;
 /// Example to run, its arguments for a small problem size, and text that its output must contain.
 const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "16"], "cpu:0 ");
 
-/// Crates to build without optimisation, because their optimisation takes longer than the example runs.
+/// Crates to build without optimisation, because optimising them takes longer than running the example.
 const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-scheduler"];
 
 /// Packages the published crates, and builds the examples with them.
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     outcome
 }
 
-/// Unpacks the packages into `folder`, next to each other.
+/// Unpacks each package into its own subfolder of `folder`.
 fn unpack(packages: &[&Package], files: &Path, folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     for package in packages {
@@ -60,8 +60,8 @@ fn unpack(packages: &[&Package], files: &Path, folder: &Path) -> Result<(), Stri
     Ok(())
 }
 
-/// Writes a program outside the workspace. It consists of the examples, and a manifest with the packages and
-/// the workspace's profiles. Equal profiles let the program reuse compiled dependencies.
+/// Writes a program outside the workspace. It consists of the examples and a manifest. The manifest depends
+/// on the packages, and repeats the workspace's profiles so that cargo can reuse compiled dependencies.
 fn program(root: &Path, packages: &[&Package], folder: &Path) -> Result<(), String> {
     let read = |file: &str| fs::read_to_string(root.join(file)).map_err(|e| format!("{file}: {e}"));
     let write =

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const SKIPS: &str = "target/skips.txt";
 /// Number of tests in the report's list of the slowest tests.
 const SLOWEST: usize = 10;
-/// Steps that take less time than this share one line of the report.
+/// Minimum duration of a step with its own line in the report. Shorter steps share one line.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Options for skipped tests.
@@ -60,8 +60,8 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
     verdict(&run, status, allowed)
 }
 
-/// Prints notes on allowed skips that did not happen. Returns failed tests and other skips in one error
-/// message.
+/// Prints notes on allowed skips that did not happen. If tests failed or the list does not allow a skip,
+/// returns one error that names them all.
 fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Result<(), String> {
     let mut errors = Vec::new();
     if !status.success() {
@@ -76,7 +76,7 @@ fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Re
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
 
-/// Formats the first `count` times, one per line, and the sum of the remaining times.
+/// Formats the first `count` entries of `times`, one per line, and the sum of the remaining ones.
 fn table(times: &[(Duration, String)], count: usize) -> String {
     let (first, others) = times.split_at(count.min(times.len()));
     let line = |time: Duration, name: &str| format!("{:8.1} s  {name}\n", time.as_secs_f64());
@@ -88,7 +88,7 @@ fn table(times: &[(Duration, String)], count: usize) -> String {
     text
 }
 
-/// Returns the number of threads that libtest starts.
+/// Returns the number of threads on which libtest runs tests.
 fn threads() -> usize {
     let set = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse().ok());
     set.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
@@ -101,7 +101,8 @@ fn cargo_test(root: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Compiles the tests. Maps the file name of each test binary to its package and target in `names`.
+/// Compiles the tests. Adds the package and target of each test binary to `names`, under the binary's file
+/// name.
 fn build(root: &Path, names: &mut BTreeMap<String, String>) -> Result<(), String> {
     let arguments = ["--no-run", "--message-format=json-render-diagnostics"];
     let output = cargo_test(root, &arguments).stderr(Stdio::inherit()).output().map_err(|e| e.to_string())?;

@@ -1,5 +1,5 @@
 //! Writes `docs/schemas`, the JSON Schemas of fleets and plans, from the Rust types. A test of
-//! `ragtag-planner` fails if the schemas are stale.
+//! `ragtag-planner` fails if the schemas are out of date.
 //!
 //! Knows nothing about the content of a schema.
 

@@ -53,7 +53,7 @@ pub(crate) fn sum(skips: &[Skip]) -> String {
     text
 }
 
-/// Formats the skips as a list of allowed skips.
+/// Formats `skips` as a file that allows them.
 pub(crate) fn list(skips: &[Skip]) -> String {
     lines(skips).into_iter().map(|line| line + "\n").collect()
 }
@@ -66,8 +66,8 @@ fn lines(skips: &[Skip]) -> Vec<String> {
     by_missing(skips).into_iter().flat_map(line).collect()
 }
 
-/// Compares the skips with the list of allowed skips in `file`. Returns a note for each listed skip that did
-/// not happen.
+/// Compares the skips with the list of allowed skips in `file`. Returns a note for each skip in the list that
+/// did not happen.
 ///
 /// # Errors
 /// Returns an error with the lines to add if the list does not allow all skips.

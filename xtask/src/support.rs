@@ -1,7 +1,7 @@
 //! Writes the support table of the documentation from committed summaries of `ragtag selftest` reports. The
 //! table says whether each backend has run on a device, only compiles, or does not exist yet.
 //!
-//! Knows nothing about individual tests; it only counts them.
+//! Knows nothing about individual tests. It only adds up their results.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use std::path::Path;
 const REPORTS: &str = "docs/reports";
 /// Page with the table, relative to the root.
 const PAGE: &str = "docs/support.md";
-/// Version of the report format that this task reads.
+/// Version of the report format that this task can read.
 const VERSION: u32 = 1;
 
-/// All planned backends, in order of preference. A backend exists if `devices/` has a folder of the same name
-/// with a crate.
+/// All planned backends, in order of preference. A backend exists if `devices/` contains a crate in a folder
+/// of the same name.
 const BACKENDS: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];
 
 const HEAD: &str = "\
@@ -66,11 +66,11 @@ struct Device {
 struct Summary {
     adapter: Adapter,
     passed: usize,
-    /// Maps each failed test to its reason.
+    /// Reason of each failure, by the name of the failed test.
     failed: BTreeMap<String, String>,
-    /// Maps each reason to the number of tests that were skipped for it.
+    /// Number of skipped tests for each reason.
     skipped: BTreeMap<String, usize>,
-    /// Maps each numerics class to the largest relative error of its kernels.
+    /// Largest relative error of the kernels in each numerics class.
     relative_errors: BTreeMap<String, f64>,
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<(), String> {
     }
 }
 
-/// Reads all summaries in a folder. Returns them with their names, sorted by name.
+/// Reads all summaries in a folder. Returns each summary with its name, sorted by name.
 fn read(folder: &Path) -> Result<Vec<(String, Report)>, String> {
     let about = |e: &dyn std::fmt::Display| format!("{REPORTS}: {e}");
     let mut reports = Vec::new();

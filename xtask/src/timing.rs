@@ -1,7 +1,9 @@
-//! Parses the output of `cargo test` into failed tests and the times of test binaries and tests.
+//! Parses the output of `cargo test`. Finds the failed tests, and the durations of test binaries and of
+//! single tests.
 //!
 //! On a stable toolchain, libtest reports no times. It starts tests in the order of their names, one per
-//! thread. Each start time therefore follows from the end times. This module starts no process.
+//! thread. A test therefore starts when an earlier test frees its thread, so the end times determine all
+//! start times. This module starts no process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -23,14 +25,14 @@ pub(crate) struct Run {
     pub binaries: Vec<Binary>,
     /// Failed tests, each with its binary and name.
     pub failed: Vec<String>,
-    /// Cargo options that rerun each failed binary, such as `-p ragtag --lib`. If a binary crashes, it
-    /// reports no failed test, but appears here.
+    /// For each failed binary, the cargo options that rerun it, such as `-p ragtag --lib`. Includes binaries
+    /// that crashed before they reported a failed test.
     pub failed_binaries: Vec<String>,
 }
 
 impl Run {
-    /// Processes a line that cargo printed at `now`, relative to the start of the run. `names` maps the file
-    /// name of a test binary to the name to report.
+    /// Processes `line`, which cargo printed at the time `now` after the start of the run. `names` maps the
+    /// file name of a test binary to the name to report.
     pub(crate) fn line(&mut self, line: &str, now: Duration, names: &BTreeMap<String, String>) {
         if let Some(binary) = self.binaries.last_mut() {
             binary.end = now;
@@ -94,7 +96,7 @@ fn started(line: &str) -> Option<&str> {
     path.rsplit(['/', '\\']).next()
 }
 
-/// Returns the name and the result of the test whose end `line` reports.
+/// If `line` reports the end of a test, returns the name and the result of the test.
 fn ended(line: &str) -> Option<(&str, &str)> {
     let (test, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     Some((test.trim_end_matches(" - should panic"), result))

@@ -1,11 +1,12 @@
-//! Tests `ragtag bench --defaults`, which compares a run without flags with runs that each use other flags.
+//! Tests `ragtag bench --defaults`, which compares a run with the default settings with runs that each change
+//! one setting.
 
 use super::done;
 use crate::support::{ragtag, text};
 use ragtag_kernels::TensorType;
 use ragtag_synth::{Preset, Shape};
 
-/// Returns a model with a context that holds only the shortest prompt of the benchmark.
+/// Returns a model whose context is long enough for only the shortest prompt of the benchmark.
 fn model() -> Vec<u8> {
     let shape = Shape { tensor_type: TensorType::Q8_0, context: 600, layers: 1, ..Preset::Tiny.shape() };
     ragtag_synth::in_memory(&shape, 1).unwrap()

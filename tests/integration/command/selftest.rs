@@ -73,8 +73,8 @@ fn selftest_runs_kernels_on_the_selected_devices() {
     assert!(named.err.contains("testing cpu:1"), "{}", named.err);
 }
 
-/// Checks that opening a wgpu device prints no complaint. Mesa's device-selection layer looks for a Wayland
-/// session and complains if none exists.
+/// Checks that no warning is printed when Ragtag opens a wgpu device. Mesa's device-selection layer prints a
+/// warning if it finds no Wayland session.
 #[test]
 fn a_wgpu_device_opens_without_complaints_about_a_session() {
     let arguments = ["selftest", "--only", "memory/", "--device", "wgpu:0"];

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 /// Environment variable with the name of the test, set in the process that [`Child`] starts.
 const INSIDE: &str = "RAGTAG_TEST_INSIDE";
 
-/// Test of the running binary, to be run in a separate process.
+/// Test of the current binary that runs in a separate process.
 #[derive(Debug)]
 pub struct Child {
     test: String,
@@ -25,7 +25,7 @@ pub fn child(test: &str) -> Child {
 }
 
 impl Child {
-    /// Returns whether the current process was started to run this test.
+    /// Returns whether a [`Child`] started the current process to run `test`.
     pub fn inside(test: &str) -> bool {
         std::env::var(INSIDE).is_ok_and(|inside| inside == test)
     }
@@ -57,8 +57,8 @@ impl Child {
     /// Runs the test, prints its output, and returns the output.
     ///
     /// # Panics
-    /// Panics if the test fails, or if the binary has no test of this name. A renamed test must not pass
-    /// silently.
+    /// Panics if the test fails, or if the binary has no test of this name, so that a wrong name does not
+    /// pass silently.
     #[track_caller]
     pub fn passes(mut self) -> Output {
         let output = self.command.output().expect("a test starts its own binary");

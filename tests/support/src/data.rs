@@ -1,4 +1,5 @@
-//! Finds golden data: small real models, and the outputs of an independent implementation for these models.
+//! Locates golden data: small trained models, and the outputs of an independent implementation for these
+//! models.
 
 use std::path::{Path, PathBuf};
 

@@ -21,7 +21,8 @@ pub struct Skip {
     pub why: String,
 }
 
-/// Records that the current test, or a part of it, cannot run: `skip!("OpenCL driver", "{error}")`.
+/// Records that the current test, or a part of it, cannot run. For example: `skip!("OpenCL driver",
+/// "{error}")`.
 #[macro_export]
 macro_rules! skip {
     ($missing:expr, $($why:tt)+) => {
@@ -29,7 +30,7 @@ macro_rules! skip {
     };
 }
 
-/// Returns the requirement that is missing if a backend has no device. On Linux, wgpu runs on Vulkan's
+/// Returns the requirement to report as missing if `backend` has no device. On Linux, wgpu runs on Vulkan's
 /// drivers.
 ///
 /// # Panics

@@ -1,6 +1,6 @@
 //! Compiles kernels for AMD GPUs with clang, the compiler inside hiprtc. Needs neither ROCm nor a GPU. Calls
-//! into ROCm's device library stay unresolved. The check therefore proves that the sources compile, but not
-//! that they link.
+//! into ROCm's device library stay unresolved. This step therefore proves that the sources compile, but not
+//! that the code links.
 
 use super::jobs::{self, Share};
 use super::programs::{Program, in_language};
@@ -10,7 +10,7 @@ use std::process::Command;
 
 const CLANG: &str = "clang-19";
 
-/// One GPU per family, with the kernel features of the GPU. The families are Vega, CDNA 1 to 3 with their
+/// One GPU architecture per family, with its kernel features. The families are Vega, CDNA 1 to 3 with their
 /// different matrix instructions, and RDNA 2 to 4.
 const GPUS: [(&str, &[Feature]); 7] = [
     ("gfx906", &[Feature::Wave64]),
@@ -38,7 +38,7 @@ const OPTIONS: &[&str] = &[
     if cfg!(windows) { "NUL" } else { "/dev/null" },
 ];
 
-/// Compiles a share of the HIP sources that are in `folder`.
+/// Compiles a share of the HIP C++ sources in `folder`, each for all GPUs in [`GPUS`] that can run it.
 pub(super) fn compile(programs: &[&Program], share: Share, folder: &Path) -> Result<(), String> {
     if let Some(why) = jobs::missing(CLANG) {
         println!("SKIPPED AMD's GPUs: {CLANG} does not start: {why}");

@@ -10,7 +10,7 @@ use std::time::Instant;
 /// Selects every `one_in`-th job of a list.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
-    /// Distance between two selected jobs in the list.
+    /// Distance in the list between two consecutive selected jobs.
     pub one_in: NonZeroUsize,
     /// Index of the first selected job, modulo `one_in`. Any `one_in` consecutive seeds select all jobs.
     pub seed: usize,
@@ -23,7 +23,8 @@ impl Share {
     }
 }
 
-/// Runs the jobs in parallel and reports progress on stderr. Returns the results in the order of the jobs.
+/// Runs `work` on each job in parallel and reports progress on stderr. Returns the results in the order of
+/// the jobs.
 pub(super) fn each<J: Sync, R: Send>(what: &str, jobs: &[J], work: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let (start, done) = (Instant::now(), AtomicUsize::new(0));
     let step = jobs.len().div_ceil(5).max(1);
@@ -51,7 +52,7 @@ pub(super) fn verdict(what: &str, tried: usize, failures: &[(String, String)]) -
     if failures.is_empty() { Ok(()) } else { Err(format!("{what}: {} of {tried} failed", failures.len())) }
 }
 
-/// Runs a compiler. Returns its output if it succeeds. Otherwise returns its output as the error.
+/// Runs a compiler. If it succeeds, returns its output. If it fails, returns its output as the error.
 pub(super) fn run(command: &mut Command) -> Result<String, String> {
     let text = |output: &Output| {
         [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
@@ -63,7 +64,7 @@ pub(super) fn run(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// Returns the error if `program` does not start.
+/// Starts `program` to find out whether it is installed. Returns the error if it does not start.
 pub(super) fn missing(program: &str) -> Option<io::Error> {
     Command::new(program).arg("--version").output().err()
 }

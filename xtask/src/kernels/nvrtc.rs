@@ -1,6 +1,6 @@
 //! Loads NVRTC, NVIDIA's library that compiles CUDA C++ to PTX. It needs neither a driver nor a GPU.
 //!
-//! Knows nothing about kernels or artefacts.
+//! Knows nothing about kernels or the committed PTX.
 
 use libloading::{Library, Symbol};
 use std::ffi::{CString, c_char, c_int, c_void};

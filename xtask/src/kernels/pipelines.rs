@@ -1,4 +1,4 @@
-//! Compiles WGSL to machine code with Vulkan drivers. Some drivers can also compile for GPUs that are absent.
+//! Compiles WGSL to machine code with Vulkan drivers. Some drivers can also compile for absent GPUs.
 
 use super::jobs;
 use ragtag_hal::{KernelLanguage, Module};

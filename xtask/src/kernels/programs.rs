@@ -1,4 +1,4 @@
-//! Collects the programs of the variant table. A program is a distinct source in one language.
+//! Collects the programs from the table of kernel variants. A program is a distinct source in one language.
 
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, artefacts, variants};
@@ -13,8 +13,7 @@ pub(super) struct Program {
     pub text: Arc<str>,
     /// Name of a function that one of the program's variants launches. A WGSL program has only one function.
     pub function: &'static str,
-    /// Required features of each variant that uses the program. Variants with the same features share an
-    /// entry.
+    /// Sets of required features. Each variant that uses the program requires one of these sets.
     requires: BTreeSet<&'static [Feature]>,
 }
 
@@ -66,7 +65,7 @@ pub(super) fn all() -> Vec<Program> {
     programs
 }
 
-/// Returns the programs in a language.
+/// Returns those `programs` that are written in `language`.
 pub(super) fn in_language<'a>(programs: &[&'a Program], language: KernelLanguage) -> Vec<&'a Program> {
     programs.iter().copied().filter(|program| program.language == language).collect()
 }

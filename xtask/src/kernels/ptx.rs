@@ -23,7 +23,7 @@ fn file(root: &Path, architecture: &str, program: &str) -> PathBuf {
     folder(root).join(architecture).join(format!("{program}.ptx.gz"))
 }
 
-/// Returns each CUDA program once per architecture for which its PTX is committed.
+/// Returns all pairs of a CUDA program and an architecture that need committed PTX.
 fn wanted<'a>(programs: &[&'a Program]) -> Vec<(&'a Program, &'static str)> {
     let programs = in_language(programs, KernelLanguage::CudaC);
     programs.into_iter().flat_map(|p| p.architectures().into_iter().map(move |a| (p, a))).collect()
@@ -36,12 +36,12 @@ fn index(programs: &[(&Program, &str)]) -> Index {
     programs.iter().map(row).collect()
 }
 
-/// Returns the index of the committed PTX that is compiled into this binary.
+/// Returns the index of the committed PTX, which is compiled into this binary.
 fn committed() -> Index {
     artefacts().iter().map(|a| ((a.architecture.into(), a.program.into()), a.digest.into())).collect()
 }
 
-/// Builds the PTX of all programs with `only` in their names. Keeps the PTX of the other programs if their
+/// Builds the PTX of all programs whose names contain `only`. Keeps the PTX of the other programs if their
 /// sources are unchanged. Deletes files that belong to no program.
 pub(super) fn build(root: &Path, programs: &[Program], only: &str, nvrtc: &Nvrtc) -> Result<(), String> {
     let programs: Vec<&Program> = programs.iter().collect();
@@ -140,7 +140,8 @@ pub(super) fn check(root: &Path, programs: &[Program]) -> Result<(), String> {
     Err(format!("PTX is stale: `cargo xtask kernels --nvrtc DIR` builds it\n  {}", wrong.join("\n  ")))
 }
 
-/// Compares the deterministic parts of a share of the committed PTX with NVRTC's current output.
+/// Compiles a share of the programs with NVRTC. Checks that the deterministic lines of the output equal those
+/// of the committed PTX.
 pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc, share: Share) -> Result<(), String> {
     let jobs = share.of(wanted(programs));
     let results = jobs::each("PTX compared", &jobs, |(program, architecture)| {
@@ -165,7 +166,7 @@ fn interface(ptx: &str) -> Vec<&str> {
     ptx.lines().map(str::trim).filter(|line| starts.iter().any(|start| line.starts_with(start))).collect()
 }
 
-/// Reads the committed PTX of `programs`. Returns an architecture, a program and the PTX for each file.
+/// Reads the committed PTX of `programs`. Returns the architecture, the program and the PTX of each file.
 pub(super) fn read<'a>(
     root: &Path,
     programs: &[&'a Program],

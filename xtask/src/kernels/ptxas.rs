@@ -1,5 +1,5 @@
-//! Assembles PTX with ptxas, NVIDIA's assembler, as the driver would. Reports the registers, spills and
-//! shared memory of each kernel.
+//! Assembles PTX with ptxas, NVIDIA's assembler. The driver does the same when it loads PTX. Reports the
+//! registers, spills and shared memory of each kernel.
 
 use super::jobs::{self, Share};
 use super::programs::Program;
@@ -8,7 +8,8 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// Resources of a kernel entry: registers per work item, spilled bytes, and bytes of declared shared memory.
+/// Resources that a kernel entry uses: registers per work item, spilled bytes, and bytes of declared shared
+/// memory.
 #[derive(Debug, Default, PartialEq)]
 struct Usage {
     entry: String,

@@ -9,16 +9,16 @@ use std::process::Command;
 
 /// Program name of the validator.
 const VALIDATOR: &str = "spirv-val";
-/// Supported Vulkan versions, each with its name in spirv-val.
+/// Vulkan versions that Ragtag supports, each with its `--target-env` name in spirv-val.
 const VERSIONS: [((u32, u32), &str); 2] = [((1, 2), "vulkan1.2"), ((1, 3), "vulkan1.3")];
 /// All optional kernel features that a Vulkan device may have.
 const FEATURES: [Feature; 4] =
     [Feature::Fp16, Feature::SubGroups, Feature::IntegerDot, Feature::CooperativeMatrix];
-/// First release of spirv-val that supports cooperative matrices, as year and number.
+/// First SPIRV-Tools release whose spirv-val supports cooperative matrices, as year and number.
 const MATRICES_SINCE: (u32, u32) = (2023, 4);
 
-/// Translates each source for the features that each of its variants requires, and for all features together.
-/// Writes the modules to `folder` and validates them.
+/// Translates each WGSL program once per feature set that a variant requires, and once for all features
+/// together. Writes the SPIR-V modules to `folder` and validates them.
 pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), String> {
     let programs = in_language(programs, KernelLanguage::Wgsl);
     if let Some(why) = jobs::missing(VALIDATOR) {
@@ -52,11 +52,11 @@ pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), Strin
     jobs::verdict(VALIDATOR, wanted.len(), &failures)
 }
 
-/// Module to validate: the program, the features of the device, and the Vulkan version with its name.
+/// Module to validate: the program, the device features, and the Vulkan version with its name in spirv-val.
 type Wanted<'a> = (&'a Program, Features, ((u32, u32), &'static str));
 
-/// Returns the feature sets to validate a program with. These are the requirements of each variant, and all
-/// features together.
+/// Returns the feature sets with which to validate a program: the set that each variant requires, and the set
+/// of all features.
 fn feature_sets(program: &Program) -> Vec<Features> {
     let all: Features = FEATURES.into();
     let mut sets: Vec<Features> =

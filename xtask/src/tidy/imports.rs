@@ -1,5 +1,5 @@
 //! Checks the dependencies between the crates of the workspace. The lists in this file define the
-//! architecture. Each new dependency is a decision, to be recorded here and in ARCHITECTURE.md.
+//! architecture. A new dependency is a design decision; record it here and in ARCHITECTURE.md.
 
 use super::Violation;
 
@@ -8,7 +8,7 @@ use super::Violation;
 pub(super) struct Edge {
     pub from: String,
     pub to: String,
-    /// Whether only tests have the dependency.
+    /// Whether only the crate's tests use the dependency.
     pub tests_only: bool,
 }
 
@@ -87,7 +87,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Crate that the tests of every crate may use.
+/// Name of the crate that the tests of every crate may import.
 const FOR_ALL_TESTS: &str = "test-support";
 
 /// Additional crates that the tests of a crate may import.

@@ -1,5 +1,5 @@
-//! Checks rules about manifests (Cargo.toml). Crates must inherit the workspace's lints, every dependency
-//! must have a reason, and every published package must describe itself.
+//! Checks rules about manifests (Cargo.toml). Crates must inherit the workspace's lints, a comment must
+//! justify every dependency, and every published package must have the keys that describe it.
 //!
 //! Reads manifests line by line as text. The module `imports` uses the output of `cargo metadata` instead.
 
@@ -52,9 +52,9 @@ fn published(manifest: &Source) -> Option<Violation> {
     (!has("publish") && !missing.is_empty()).then(|| Violation::new(&manifest.path, 0, what))
 }
 
-/// Checks that every dependency has a comment above it that gives the reason. Crates of the workspace are
-/// exempt, because the import rule covers them. Dependencies that a manifest inherits from
-/// `[workspace.dependencies]` are also exempt, because that section gives the reason.
+/// Checks that the line above every dependency is a comment that gives the reason for the dependency. Crates
+/// of the workspace are exempt, because the import rule covers them. Dependencies that a manifest inherits
+/// from `[workspace.dependencies]` are also exempt, because that section gives the reason.
 fn reasons(manifest: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut within = false;

@@ -1,4 +1,4 @@
-//! Blanks out comments and literals in Rust source, so that the rules about code see only code.
+//! Replaces comments and literals in Rust source with spaces, so that rules about code see only code.
 //!
 //! The lexer recognises only comments, strings and character literals.
 
@@ -80,8 +80,8 @@ fn string_end(chars: &[char], mut at: usize) -> usize {
     chars.len()
 }
 
-/// Returns the end of the raw string whose first `#` or quote is at `at`. Returns `None` for a raw identifier
-/// or another name.
+/// Returns the end of the raw string whose first `#` or quote is at `at`. Returns `None` if no raw string
+/// starts there, for example in a raw identifier.
 fn raw_end(chars: &[char], at: usize) -> Option<usize> {
     let quote = find(chars, at, |c| c != '#');
     if chars.get(quote) != Some(&'"') {

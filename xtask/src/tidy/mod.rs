@@ -1,7 +1,7 @@
 //! Checks the project's own rules about its source tree, which neither the compiler nor clippy checks.
 //!
-//! Each rule is a pure function that takes texts and returns violations, and it has its own tests. This
-//! module reads the tree and runs the rules.
+//! Each rule is a pure function from texts to violations, with its own tests. This module reads the tree and
+//! runs the rules.
 
 mod imports;
 mod manifests;

@@ -1,5 +1,5 @@
-//! Finds a few patterns of convoluted English in all texts. Each file has an allowance for the number of
-//! matches, which may only shrink.
+//! Finds a few patterns of convoluted English in all texts. Each file has an allowance, which is its maximum
+//! number of matches. Allowances may only shrink.
 //!
 //! The committed file [`ALLOWANCE`] lists the allowances. It has one row `count<TAB>path` per file, sorted by
 //! path.
@@ -20,7 +20,8 @@ const KINDS: [&str; 6] = [".rs", ".md", ".toml", ".wgsl", ".cl", ".cu"];
 const OPENINGS: [&str; 5] = ["What", "Who", "Which", "How", "Where"];
 const OPENING_RULE: &str = "open a doc comment with a noun phrase or a third-person verb";
 
-/// Phrases to avoid, in lower case, each with the advice to print. Phrases match in any case, as whole words.
+/// Phrases to avoid, in lower case, each with advice to print on a match. Phrases match in any case, as whole
+/// words.
 const PHRASES: [(&str, &str); 5] = [
     ("so many", "name the number or the unit"),
     ("of which", "split the sentence in two"),

@@ -1,5 +1,5 @@
-//! Checks rules about source files: the header of a module, the length of a file, places that may contain
-//! `unsafe`, banned words, and impure calls in the pure parts.
+//! Checks rules about source files: module headers, file lengths, places that may contain `unsafe`, banned
+//! words, and impure calls in pure code.
 
 use super::mask::{code, is_word};
 use super::{Source, Violation};
@@ -95,7 +95,7 @@ const IMPURE: &[&str] = &[
     "Timing::now_ns",
 ];
 
-/// Text that no source may contain, each with the alternative to suggest.
+/// Strings that no source may contain, each with an alternative to suggest.
 const BANNED: &[(&str, &str)] = &[
     ("todo!", "write it, or say in an error that it is unsupported"),
     ("unimplemented!", "write it, or say in an error that it is unsupported"),
@@ -103,7 +103,7 @@ const BANNED: &[(&str, &str)] = &[
     ("#[ignore", "a test runs, or skips visibly with the reason"),
 ];
 
-/// Prefixes of absolute paths that exist on one machine only. Each prefix is written in two parts, because
+/// Prefixes of absolute paths that exist on one machine only. Each prefix is split into two strings, because
 /// the rule also checks this file.
 const MACHINE_PATHS: &[&str] = &[
     concat!("/ho", "me/"),
@@ -184,9 +184,9 @@ fn unsafe_code(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Returns whether `code` declares an `unsafe fn`, possibly with a masked ABI string. Function declarations
-/// and function types only state a requirement, and clippy checks that public ones document it. Blocks and
-/// impls need a comment on why the requirement is met.
+/// Returns whether `code` declares an `unsafe fn`, possibly with a masked ABI string. An `unsafe fn` or a
+/// function type only states a requirement, and clippy checks that public functions document it. In contrast,
+/// `unsafe` blocks and impls need a comment that says why the requirement is met.
 fn is_function(code: &str) -> bool {
     let rest = code.trim_start_matches("unsafe").trim_start();
     let rest = rest.strip_prefix("extern").unwrap_or(rest).trim_start();
@@ -228,7 +228,7 @@ fn impure(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Finds paths that exist on one machine only. Checks all texts of the tree.
+/// Finds paths that exist on one machine only, in any text file of the tree.
 pub(super) fn machine_paths(source: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (number, line) in (1..).zip(source.text.lines()) {
@@ -258,7 +258,7 @@ mod tests {
 
     const NONE: [usize; 0] = [];
 
-    /// Checks `text` as a file that may contain `unsafe`, and returns the lines with violations.
+    /// Checks `text` as the content of a file that may contain `unsafe`. Returns the lines with violations.
     fn lines(text: &str) -> Vec<usize> {
         at("src/map.rs", text).into_iter().map(|(line, _)| line).collect()
     }

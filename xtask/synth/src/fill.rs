@@ -1,9 +1,8 @@
 //! Generates random blocks of every tensor type, with mean zero and a given standard deviation.
 //!
-//! Floating-point values are uniform. Quants are random bits, and the mean scale follows from the standard
-//! deviation of these quants. The scales of a tensor differ a little from block to block, so that tests
-//! detect kernels that apply the scale of another block. The block layouts are those of ggml (`block_q8_0`
-//! and so on).
+//! Floating-point values are uniform. Quants are random bits. Their standard deviation determines the mean
+//! scale. The scales of a tensor differ a little from block to block, so that tests detect kernels that apply
+//! the scale of another block. The block layouts are those of ggml (`block_q8_0` and so on).
 
 use half::{bf16, f16};
 use ragtag_kernels::TensorType;
@@ -52,10 +51,10 @@ fn mix(mut word: u64) -> u64 {
 
 /// Base-2 logarithm of the number of values in a table of floating-point values.
 const TABLE_BITS: u32 = 12;
-/// Number of different scales in a tensor.
+/// Number of distinct scales in a tensor.
 const SIZES: usize = 16;
 
-/// Prepared method of filling a tensor.
+/// Method of filling a tensor, with precomputed tables.
 pub enum Fill {
     /// Ones in F32.
     Ones,

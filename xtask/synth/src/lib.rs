@@ -1,5 +1,5 @@
-//! Creates GGUF files with random weights, in any shape and tensor type, for benchmarks and tests. `cargo
-//! xtask synth-model` writes files, and benchmarks create models in memory.
+//! Creates GGUF model files with random weights for benchmarks and tests, in any model shape and tensor type.
+//! `cargo xtask synth-model` writes files, and benchmarks create models in memory.
 //!
 //! The weights are scaled so that activations stay finite through any number of layers. The vocabulary can
 //! tokenise text. The same arguments always give the same bytes. Memory use is bounded for any model size.
@@ -21,7 +21,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Approximate number of bytes that are generated and written at a time.
+/// Approximate number of bytes to generate and write at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Options of `xtask synth-model`. Defaults come from the preset.
@@ -98,7 +98,7 @@ impl Args {
 /// Writes the model file and prints a summary.
 ///
 /// # Errors
-/// Returns an error that describes an impossible shape, or the reason why the file cannot be written.
+/// Returns an error if the shape is invalid or the file cannot be written.
 pub fn run(args: &Args) -> Result<(), String> {
     let start = Instant::now();
     let shape = args.shape();
@@ -135,7 +135,7 @@ pub fn in_memory(shape: &Shape, seed: u64) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
-/// Returns the header of a model file. A header is a file that ends before its weights.
+/// Returns the header of a model file: all bytes before the weights.
 ///
 /// # Errors
 /// Returns an error that describes an impossible shape.

@@ -197,7 +197,7 @@ fn norm(name: String, width: u64) -> Tensor {
     Tensor { name, tensor_type, shape: vec![width], bytes: width * 4, values_like: Values::Ones }
 }
 
-/// Returns a matrix whose random values preserve the scale of normalised activations, up to the factor
+/// Returns a matrix of random values whose product with normalised activations has a standard deviation of
 /// `gain`.
 fn matrix(
     name: String,

@@ -7,7 +7,8 @@ use ragtag_graph::gguf::Writer;
 
 const SPECIALS: [&str; 3] = ["<unk>", "<s>", "</s>"];
 const BYTES: u32 = 256;
-/// Minimum size of a vocabulary. It holds the special tokens, the bytes and one character.
+/// Minimum size of a vocabulary. A vocabulary of this size holds only the special tokens, the bytes and one
+/// character.
 pub const LEAST: u32 = SPECIALS.len() as u32 + BYTES + 1;
 
 const UNKNOWN: i32 = 2;
@@ -39,8 +40,8 @@ pub fn describe(header: &mut Writer, size: u32) {
     header.put("tokenizer.ggml.add_eos_token", false);
 }
 
-/// Yields `▁` and the printable ASCII characters, and then endlessly all words of two, three and more
-/// letters.
+/// Yields `▁`, the printable ASCII characters, and then all words of two letters, three letters and so on
+/// without end.
 fn texts() -> impl Iterator<Item = String> {
     let characters = std::iter::once('▁').chain((0x21..0x7fu8).map(char::from));
     let letters = || std::iter::once('▁').chain('a'..='z');

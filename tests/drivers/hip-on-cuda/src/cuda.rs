@@ -1,5 +1,5 @@
-//! Loads the functions of CUDA's driver API and of NVRTC that implement HIP. Their signatures are those of
-//! the CUDA 12.2 headers.
+//! Loads the functions of CUDA's driver API and of NVRTC that the stand-in calls. Their signatures are those
+//! of the CUDA 12.2 headers.
 
 use hip_shim::symbols::Handle;
 use hip_shim::symbols::code::NOT_FOUND;

@@ -6,7 +6,8 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Compiler options. As in HIP, the compiler emits a fused multiply-add only where the source requests one.
+/// Compiler options. They make NVRTC emit a fused multiply-add only where the source requests one, as HIP's
+/// compiler does.
 const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
 fn compiler() -> Result<&'static Nvrtc, String> {

@@ -25,7 +25,7 @@ const ALIGNMENT: usize = 256;
 pub(crate) struct Place {
     pub(crate) device: Device,
     pub(crate) context: Context,
-    /// Allocations in use. Maps the aligned address of each allocation to its unaligned start address and its
+    /// Live allocations. Maps the aligned address that the caller has to the unaligned start address and the
     /// size in bytes.
     blocks: Mutex<HashMap<usize, (usize, usize)>>,
 }
@@ -36,7 +36,7 @@ pub(crate) struct OpenCl {
     facts: Vec<Facts>,
 }
 
-/// OpenCL queue with the work that the current capture has recorded.
+/// OpenCL queue, and the work that the current capture has recorded.
 pub(crate) struct Stream {
     pub(crate) queue: CommandQueue,
     capture: Mutex<Option<Vec<Work>>>,
@@ -85,7 +85,7 @@ impl OpenCl {
         if places.is_empty() { Err(NO_DEVICE) } else { Ok(Self { places, facts }) }
     }
 
-    /// Enqueues `work` on the stream. During a capture, records `work` instead.
+    /// Enqueues `work` on the stream, or records it if a capture is in progress.
     fn give(&self, stream: &Stream, work: Work) -> Result<()> {
         if let Some(captured) = lock(&stream.capture).as_mut() {
             captured.push(work);
@@ -275,7 +275,7 @@ impl Engine for OpenCl {
     }
 }
 
-/// Retains an event and returns another reference to it.
+/// Increments the reference count of `event` and returns the new reference.
 fn kept(event: &Event) -> Result<Event> {
     // SAFETY: the event is valid; dropping the returned value releases the reference.
     unsafe { opencl3::event::retain_event(event.get()) }.map_err(|_| UNKNOWN)?;

@@ -2,9 +2,9 @@
 //! devices, addresses are plain pointers.
 //!
 //! A HIP C++ kernel consists of HIP's prelude and the source that all C-like languages share. This crate
-//! replaces HIP's prelude with the prelude of OpenCL C. Functions written from AMD's ISA documents emulate
-//! AMD's matrix instructions. The tests therefore cover memory, queues, programs and kernel sources, but not
-//! AMD's compilers. The crate knows nothing about the backend that calls it.
+//! replaces HIP's prelude with the prelude of OpenCL C. Its functions, written from AMD's ISA documents,
+//! emulate AMD's matrix instructions. The tests therefore cover memory, queues, programs and kernel sources,
+//! but not AMD's compilers. The crate knows nothing about the backend that calls it.
 
 mod engine;
 mod program;

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 
 /// Prelude of OpenCL C. It replaces everything in a source up to [`END`].
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl");
-/// Definition of `logf`, which OpenCL C lacks. It expands to a function, because kernels redefine `log` and
-/// some drivers define `log` as a macro. A macro that expands to `log` would therefore fail.
+/// Definition of `logf`, which OpenCL C lacks. The definition uses a function instead of a macro that expands
+/// to `log`, because kernels redefine `log` and some drivers define it as a macro.
 const LOGARITHM: &str = "static inline float logarithm(float x) { return log(x); }\n#define logf logarithm";
 /// Emulation of AMD's matrix instructions.
 const MATRIX_UNITS: &str = include_str!("matrix_units.cl");
@@ -31,8 +31,8 @@ fn options(device: &Device) -> String {
     format!("{OPTIONS}{}", if half { " -DRT_FP16" } else { "" })
 }
 
-/// Returns the compiler option that defines the architecture macro of AMD's compilers for the architecture in
-/// `options`. Covers only the macros that sources test after the prelude.
+/// Returns a compiler option that defines the same architecture macro as AMD's compilers for the architecture
+/// in `options`. Covers only the macros that sources test after the prelude.
 fn generation(options: &[String]) -> &'static str {
     let is_rdna3 = options.iter().any(|option| option.starts_with("--offload-arch=gfx11"));
     if is_rdna3 { " -D__GFX11__=1" } else { "" }
@@ -48,8 +48,8 @@ fn translated(text: &str) -> std::result::Result<String, String> {
     Ok(format!("{PRELUDE}\n{LOGARITHM}\n{MATRIX_UNITS}\n{}", &text[at + END.len()..]))
 }
 
-/// Compiles the source `text` with HIP's options for each device in `devices`. Each of these devices can load
-/// the code object.
+/// Compiles the source `text` with the HIP compiler options in `options`. The returned code object contains
+/// binaries for all `devices`.
 ///
 /// # Errors
 /// Returns the compiler's log, or an error if the source has no prelude to replace.
@@ -148,12 +148,12 @@ impl Module {
     }
 }
 
-/// Kernel function that knows which of its parameters are addresses.
+/// Kernel function with the positions of its address parameters.
 #[derive(Clone)]
 pub(crate) struct Kernel {
-    /// The kernel object. A launch locks it until all arguments are set and the kernel is enqueued.
+    /// OpenCL kernel object. A launch locks it until it has set all arguments and enqueued the kernel.
     kernel: Arc<Mutex<kernel::Kernel>>,
-    /// For each parameter, whether it is an address.
+    /// Whether each parameter is an address, in order.
     addresses: Arc<[bool]>,
     device: DeviceId,
 }
@@ -164,7 +164,7 @@ impl Kernel {
         Ok(i32::try_from(items).unwrap_or(i32::MAX))
     }
 
-    /// Reads the arguments of a launch through `pointers`.
+    /// Reads the arguments of a launch from the values to which `pointers` points.
     ///
     /// # Safety
     /// There must be one pointer per parameter, and each must point to a value of the parameter's type.

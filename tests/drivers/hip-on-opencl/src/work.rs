@@ -1,4 +1,4 @@
-//! Defines units of work for a queue. A graph stores units of work so that they can be submitted repeatedly.
+//! Defines units of work for a queue. A graph stores such units for repeated submission.
 
 use crate::engine::unknown;
 use crate::program::Kernel;
@@ -6,7 +6,7 @@ use hip_shim::{Result, Shape};
 use opencl3::command_queue::CommandQueue;
 use opencl3::types::CL_NON_BLOCKING;
 
-/// Kernel argument of a launch.
+/// Argument of a kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Argument {
     /// Memory address.

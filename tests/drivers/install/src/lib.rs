@@ -1,10 +1,10 @@
 //! Runs tests in separate processes with a stand-in for AMD's driver, or with a layer over Vulkan's drivers.
 //!
 //! The loader reads its search path when a process starts, and loads each library once per process. A test
-//! therefore starts its own binary again. For AMD's driver, the search path begins with a folder that
-//! contains the stand-in under the driver's name. For Vulkan, environment variables name the layer
-//! ([`with_vulkan_faults`]). This crate depends on the stand-in and the layer, so that cargo builds them with
-//! the tests.
+//! therefore starts its own binary again with a changed environment. For AMD's driver, the loader's search
+//! path begins with a folder that contains the stand-in under the driver's name. For Vulkan, environment
+//! variables name the layer ([`with_vulkan_faults`]). This crate depends on the crates of the stand-in and
+//! the layer, so that cargo builds both with the tests.
 //!
 //! Used only by tests. Knows nothing about the tested code.
 
@@ -22,8 +22,8 @@ use test_support::Child;
 
 /// Package of the stand-in that runs on OpenCL devices.
 pub const HIP_ON_OPENCL: &str = "hip-on-opencl";
-/// File names for the links to the stand-in. The backend tries these names first, so that the stand-in takes
-/// precedence over an installed driver. The version of rocBLAS matches the HIP version of the stand-in.
+/// Names of the links to the stand-in. The backend tries these file names first, so that it finds the
+/// stand-in before an installed driver. The version of rocBLAS matches the HIP version of the stand-in.
 const NAMES: [&str; 3] = ["libamdhip64.so.7", "libhiprtc.so.7", "librocblas.so.4"];
 
 /// Runs `body` in a separate process with HIP on OpenCL and the environment variables in `variables`. `test`
@@ -40,8 +40,8 @@ pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnO
     in_own_process(test, variables, prepare, body);
 }
 
-/// Runs `body` if this process was started for `test`. Otherwise starts a process for `test`, with the
-/// environment variables in `variables` and those that `prepare` returns.
+/// Runs `body` if this process was started for `test`. Otherwise starts such a process. Its environment
+/// contains `variables` and the variables that `prepare` returns.
 #[track_caller]
 fn in_own_process(
     test: &str,
@@ -62,7 +62,7 @@ fn in_own_process(
     child.envs(prepared).envs(variables.iter().copied()).passes();
 }
 
-/// Returns the folder in which the names of AMD's libraries link to the stand-in for OpenCL.
+/// Returns the folder with links from the names of AMD's libraries to the stand-in that runs on OpenCL.
 ///
 /// # Panics
 /// Panics if the folder cannot be created.
@@ -101,7 +101,7 @@ fn library(package: &str) -> PathBuf {
     library
 }
 
-/// Returns the folder for the links or the manifest of a package. Creates the folder if necessary.
+/// Returns the folder for a stand-in's links or the layer's manifest. Creates the folder if necessary.
 fn folder(package: &str) -> PathBuf {
     let exe = env::current_exe().expect("a program knows its file");
     let folder = exe.with_file_name("drivers").join(package);

@@ -1,7 +1,7 @@
-//! Runs tests in separate processes in which Vulkan devices are lost or refuse memory on request.
+//! Runs tests in separate processes in which a test can make Vulkan devices get lost or refuse memory.
 //!
-//! The process loads a layer between Vulkan's loader and the drivers. The test opens the same library and
-//! controls the layer through it.
+//! Vulkan's loader puts a layer between itself and the drivers. The test opens the layer's library and
+//! controls the layer through its functions.
 
 use crate::{folder, in_own_process, library};
 use libloading::{Library, Symbol};
@@ -79,7 +79,8 @@ impl VulkanFaults {
         Self(unsafe { Library::new(library(PACKAGE)) }.expect("the layer is built"))
     }
 
-    /// Returns the number of devices that this process has opened so far. The next device gets this number.
+    /// Returns the number of devices that this process has opened so far, which is also the number of the
+    /// next device.
     pub fn opened(&self) -> u32 {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {

@@ -1,5 +1,5 @@
-//! Implements the only rocBLAS matrix product that Ragtag calls. The product is a kernel in the C-like
-//! language that all preludes support.
+//! Implements the only rocBLAS matrix product that Ragtag calls. A kernel in the common C-like language
+//! computes the product, so that each engine can compile it.
 
 use crate::settings::visible;
 use crate::symbols::Handle;
@@ -24,10 +24,10 @@ pub(crate) struct Blas<E: Engine> {
 
 /// Arguments of a product of column-major matrices.
 pub(crate) struct Product {
-    /// Codes of, in this order: the transpositions of A and B, the types of A, B, C, D and the sums, and the
-    /// algorithm.
+    /// rocBLAS codes, in this order: the transpositions of A and B, the types of A, B, C, D and the
+    /// accumulator, and the algorithm.
     pub(crate) kinds: [i32; 8],
-    /// Sizes m, n and k.
+    /// Sizes m, n and k of the product.
     pub(crate) sizes: [i32; 3],
     /// Leading dimensions of A, B, C, D.
     pub(crate) pitches: [i32; 4],

@@ -1,4 +1,5 @@
-//! Encodes and decodes code objects, which hold their length, the kernel signatures and the engine's code.
+//! Encodes and decodes code objects. A code object contains its length, the kernel signatures and the code
+//! that the engine compiled.
 
 use crate::Result;
 use crate::symbols::code::INVALID_IMAGE;
@@ -13,11 +14,12 @@ const MAX_BYTES: u64 = 1 << 30;
 pub struct Signature {
     /// Name of the function.
     pub name: String,
-    /// For each parameter, whether it is an address. Other parameters are 32-bit values.
+    /// Whether each parameter is an address, in order. Other parameters are 32-bit values.
     pub addresses: Vec<bool>,
 }
 
-/// Encodes a code object as magic bytes, the length of the rest, and then each part with its length in front.
+/// Encodes a code object: the magic bytes, the length of the rest, and then each part with its own length in
+/// front.
 pub(crate) fn encoded(signatures: &[Signature], code: &[u8]) -> Vec<u8> {
     let kinds =
         |one: &Signature| -> Vec<u8> { one.addresses.iter().map(|&address| u8::from(address)).collect() };
@@ -28,11 +30,11 @@ pub(crate) fn encoded(signatures: &[Signature], code: &[u8]) -> Vec<u8> {
     [&MARK[..], &(body.len() as u64).to_le_bytes(), &body].concat()
 }
 
-/// Returns the code object at an address, without its header.
+/// Returns the code object at address `image`, without its header.
 ///
 /// # Safety
-/// Sixteen bytes must be readable at the address. If they are a header, the length that it states must be
-/// readable as well.
+/// Sixteen bytes must be readable at `image`. If they are a header, the number of bytes that it states must
+/// be readable as well.
 ///
 /// # Errors
 /// Returns an error if the bytes are not a code object.

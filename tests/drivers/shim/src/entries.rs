@@ -24,11 +24,11 @@ const VERSION: i32 = 60_000_000;
 const COMPILATION: i32 = 6;
 
 thread_local! {
-    /// Number of the calling thread's current device among the visible devices.
+    /// Index of the calling thread's current device in the list of visible devices.
     static CURRENT: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Converts the number of a visible device to the engine's number for this device.
+/// Converts `device`, an index in the list of visible devices, to the engine's index of the device.
 fn physical<E: Engine>(engine: &E, device: i32) -> Result<usize> {
     let shown = visible(engine.devices().len());
     usize::try_from(device).ok().and_then(|device| shown.get(device).copied()).ok_or(INVALID_DEVICE)
@@ -39,7 +39,7 @@ fn facts<E: Engine>(device: i32) -> Result<&'static Facts> {
     engine.devices().get(physical(engine, device)?).ok_or(INVALID_DEVICE)
 }
 
-/// Returns the engine, and the engine's number for the current device.
+/// Returns the engine, and the engine's index of the current device.
 fn current<E: Engine>() -> Result<(&'static E, usize)> {
     let engine = E::engine()?;
     Ok((engine, physical(engine, CURRENT.get())?))
@@ -123,8 +123,7 @@ fn value_of(facts: &Facts, wanted: i32) -> Result<i32> {
     })
 }
 
-/// Loaded module with the functions that callers have looked up in it. The functions are dropped before the
-/// module.
+/// Loaded module with the functions that callers have looked up in it. Drops the functions before the module.
 struct Loaded<E: Engine> {
     functions: Mutex<Vec<Box<E::Function>>>,
     module: E::Module,
@@ -137,7 +136,7 @@ struct Program {
     code: Vec<u8>,
 }
 
-/// Defines exported functions. Converts the result that a function's body returns to an error code.
+/// Defines exported functions. Each function converts the result of its body to an error code.
 macro_rules! entries {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(

@@ -2,7 +2,7 @@
 //! device properties. An engine supplies memory, streams, events and a compiler.
 //!
 //! A stand-in is a library that declares `type Engine = …;` and passes the list of functions to [`export!`].
-//! If this crate lacks a function of the list or declares other parameters, the stand-in does not compile.
+//! The stand-in does not compile if this crate lacks a listed function or declares it with other parameters.
 //! Environment variables set the reported properties:
 //!
 //! | variable | meaning |
@@ -21,7 +21,7 @@ mod settings;
 pub use code::Signature;
 pub use settings::ARCHITECTURE;
 
-/// Types and constants in the signatures of the exported functions.
+/// Types and constants that the signatures of the exported functions use.
 pub use ragtag_hip::symbols;
 
 use std::ffi::{CStr, c_void};
@@ -69,7 +69,7 @@ pub struct Shape {
 /// # Safety
 /// Callers must meet HIP's requirements for addresses and arguments.
 pub trait Engine: Sized + Send + Sync + 'static {
-    /// A queue of one device.
+    /// Stream of one device.
     type Stream: Send + Sync;
     /// An event.
     type Event: Send + Sync;
@@ -77,7 +77,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     type Module: Send + Sync;
     /// A kernel function.
     type Function: Send + Sync;
-    /// Work captured from a stream.
+    /// Graph of the work captured from a stream.
     type Graph: Send + Sync;
 
     /// Returns the engine of this process. The first call creates the engine.
@@ -90,9 +90,9 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn allocate(&self, device: usize, bytes: usize) -> Result<Handle>;
     /// Frees memory after all submitted work has ended.
     fn free(&self, device: usize, address: Handle) -> Result<()>;
-    /// Allocates memory in stream order.
+    /// Allocates memory in stream order, like `hipMallocAsync`.
     fn allocate_on(&self, stream: &Self::Stream, bytes: usize) -> Result<Handle>;
-    /// Frees memory in stream order.
+    /// Frees memory in stream order, like `hipFreeAsync`.
     fn free_on(&self, stream: &Self::Stream, address: Handle) -> Result<()>;
     /// Pins host memory.
     fn pin(&self, device: usize, pointer: *mut c_void, bytes: usize) -> Result<()>;
@@ -117,7 +117,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// Enqueues a copy. `kind` is a `hipMemcpyKind`.
     fn copy(&self, stream: &Self::Stream, to: Handle, from: *const u8, bytes: usize, kind: i32)
     -> Result<()>;
-    /// Enqueues a fill with 32-bit words.
+    /// Enqueues a fill of `words` 32-bit words with the value `word`.
     fn fill(&self, stream: &Self::Stream, to: Handle, word: u32, words: usize) -> Result<()>;
     /// Compiles the source `text` for the devices in `devices`, regardless of the architecture that they
     /// report. Returns the kernel signatures and the code.
@@ -134,7 +134,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn load(&self, device: usize, signatures: Vec<Signature>, code: &[u8]) -> Result<Self::Module>;
     /// Looks up a function of a module by its name.
     fn function(&self, module: &Self::Module, name: &CStr) -> Result<Self::Function>;
-    /// Returns the maximum number of work items per group with which `function` can be launched.
+    /// Returns the maximum group size, in work items, for launches of `function`.
     fn max_items(&self, function: &Self::Function) -> Result<i32>;
     /// Enqueues a kernel launch. `arguments` points to an array with one pointer per kernel argument.
     fn launch(
@@ -144,7 +144,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
         shape: &Shape,
         arguments: *const Handle,
     ) -> Result<()>;
-    /// Starts to capture the work that is enqueued on a stream.
+    /// Starts a capture, which records the work that callers enqueue on a stream.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
     /// Ends the capture of a stream and returns the captured work.
     fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph>;

@@ -21,7 +21,8 @@ pub(crate) fn aborts() -> bool {
     env::var_os("RAGTAG_FAKE_ABORT").is_some()
 }
 
-/// Returns the indices of the visible devices, in order. `devices` is the number of all devices.
+/// Returns the indices of the visible devices in the order of `HIP_VISIBLE_DEVICES`. `devices` is the total
+/// number of devices.
 pub(crate) fn visible(devices: usize) -> Vec<usize> {
     let Ok(list) = env::var("HIP_VISIBLE_DEVICES") else { return (0..devices).collect() };
     // As in HIP, the list ends at the first invalid entry.

@@ -1,9 +1,9 @@
 //! Declares the interface between Vulkan's loader and its layers. The structures are those of `vk_layer.h`
 //! from Vulkan-Headers.
 //!
-//! The first word behind a handle points to a dispatch table. A layer identifies devices and instances by
-//! this pointer. The loader uses one table for a device and all its queues, and one table for an instance and
-//! all its physical devices.
+//! The first word of the object behind a handle is a pointer to a dispatch table. A layer identifies devices
+//! and instances by this pointer. The loader uses one table for a device and all its queues, and one table
+//! for an instance and all its physical devices.
 
 use ash::vk;
 use std::ffi::c_void;
@@ -40,7 +40,7 @@ pub struct DeviceLink {
     pub get_device_proc_addr: vk::PFN_vkGetDeviceProcAddr,
 }
 
-/// Structure that the loader adds to the structure chain of a creation call.
+/// Structure that the loader adds to the `pNext` chain of `vkCreateInstance` or `vkCreateDevice`.
 #[repr(C)]
 struct Info<L> {
     kind: vk::StructureType,
@@ -53,7 +53,7 @@ struct Info<L> {
 /// Value of [`Info::function`] if the last field is a link of a layer chain.
 const LINK: u32 = 0;
 
-/// Removes the first link from the layer chain in a creation call's structures, and returns this link.
+/// Removes the first link from the layer chain that a creation call receives, and returns this link.
 ///
 /// # Safety
 /// `next` must start a chain of Vulkan structures. The links in structures of type `kind` must have type `L`.

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Environment variable that limits the total size of each device's allocations, in bytes. It is for
-/// processes that no test controls.
+/// Environment variable that limits the total size of each device's allocations, in bytes. Use it for
+/// processes in which no test controls the layer.
 const LIMIT: &str = "RAGTAG_VULKAN_FAULTS_LIMIT_BYTES";
 /// Environment variable. If it is set, every device fails to open with an out-of-memory error.
 const CLOSED: &str = "RAGTAG_VULKAN_FAULTS_CLOSED";
@@ -29,7 +29,7 @@ impl Call {
 /// Settings and state of a device.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// Kind of call that loses the device, and the number of such calls that succeed before.
+    /// Kind of call that loses the device, and the number of such calls that succeed before the loss.
     lost_after: Option<(Call, u64)>,
     lost: bool,
     /// Limit for the total size of all allocations, in bytes.
@@ -40,7 +40,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Counts a call and returns whether it loses the device. Returns true at most once per setting.
+    /// Counts a call and returns whether it loses the device. After one call to `faults_lose`, returns true
+    /// at most once.
     pub fn loses(&mut self, call: Call) -> bool {
         match &mut self.lost_after {
             Some((at, 0)) if *at == call => {
@@ -123,7 +124,8 @@ pub fn with<T>(device: u32, look: impl FnOnce(&mut Record) -> T) -> T {
     look(records().records.entry(device).or_default())
 }
 
-/// Returns the number of devices that this process has opened so far. The next device gets this number.
+/// Returns the number of devices that this process has opened so far, which is also the number of the next
+/// device.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_opened() -> u32 {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Suffix of functions that were extensions before Vulkan 1.1, 1.2 or 1.3 included them.
+/// Suffix in the extension names of functions that later became part of Vulkan 1.1, 1.2 or 1.3.
 const EXTENSION: &str = "KHR";
 
 /// Open device.
@@ -55,7 +55,7 @@ impl Device {
         devices().get(&key).map(Arc::clone)
     }
 
-    /// Removes a device from the list of open devices, because the program closes the device.
+    /// Removes a device from the list of open devices when the program closes it.
     ///
     /// # Safety
     /// As for [`of`](Self::of).
@@ -79,8 +79,8 @@ impl Device {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loses the device after all its submitted work has ended. Other threads keep waiting for that work.
-    /// They report the loss at their next call that fails on a lost device.
+    /// Loses the device after all its submitted work has ended. Other threads that wait for this work keep
+    /// waiting. They get the loss from their next call that reports lost devices.
     fn lose(&self, _queues: &MutexGuard<'_, ()>) -> vk::Result {
         // SAFETY: the device is alive, and the guard excludes other uses of its queues.
         let idle = unsafe { self.next.device_wait_idle() };
@@ -94,7 +94,7 @@ impl Device {
         if self.fails(Call::Submit) { self.lose(&queues) } else { self.ask(call) }
     }
 
-    /// Forwards a call that waits for work but names no queue.
+    /// Forwards a call that waits for work without a queue as its argument.
     pub fn wait(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.fails(Call::Wait) { self.lose(&self.queues()) } else { self.ask(call) }
     }
