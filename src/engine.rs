@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Maximum number of spans that an engine records in its trace.
 const TRACE_SPANS: usize = 1 << 20;
 
-/// Callback for loading progress. It receives the number of weight bytes that are loaded and their total
-/// number.
+/// Callback for loading progress. It receives the number of weight bytes loaded so far and the total number
+/// to load.
 pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
 
 /// Options for starting an engine, in addition to its plan.

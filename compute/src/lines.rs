@@ -184,7 +184,7 @@ impl Compute {
         Ok(self.pending((values, indices)))
     }
 
-    /// Returns a parameter block that contains the number of rows, for kernels that models also use.
+    /// Returns a parameter block that contains the row count, for kernels that compiled models share.
     pub(super) fn counts(&self, rows: usize) -> Result<Tensor> {
         let counts = self.shared.tensor([4], Type::Indices)?;
         if let Some(memory) = &counts.memory {

@@ -10,8 +10,9 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
 
-/// Alignment, in columns, of each product within a joint tensor. With this alignment, every API can bind a
-/// product's output. NVIDIA's OpenCL has the strictest requirement: 512 bytes.
+/// Alignment, in columns, of the output of each product in a tensor that holds several outputs side by side.
+/// With this alignment, every API can bind each output separately. NVIDIA's OpenCL has the strictest
+/// requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
 /// Source from which the builder takes the descriptions of tensors.

@@ -98,8 +98,8 @@ pub enum Operator {
         /// half.
         gated: bool,
     },
-    /// Bias vectors, side by side in every row of the output. The joint products are added to this output.
-    /// The operator has no input.
+    /// Bias vectors, concatenated in every row of the output. The joint matmul then adds its products to this
+    /// output. The operator has no input.
     Bias {
         /// Names of the bias tensors, in the order of their columns.
         weights: Vec<String>,

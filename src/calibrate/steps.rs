@@ -23,8 +23,8 @@ const MAX_FAR_BYTES: u64 = 512 << 20;
 const MAX_SEQUENCES: u32 = 64;
 /// Minimum size in tokens of a timed chunk, unless the largest chunk is smaller.
 const SMALLEST_CHUNK: u32 = 16;
-/// Maximum chunk, in tokens, of the stages in calibration pipelines. The KV cache of every sequence must hold
-/// such a chunk.
+/// Maximum prefill chunk, in tokens, of the stages in calibration pipelines. The KV cache of every sequence
+/// must have room for a chunk of this size.
 const MAX_SHARED_CHUNK: u32 = 1024;
 /// Chunk sizes in tokens that calibration times first, most important size first. It times all other sizes
 /// after these, largest first.

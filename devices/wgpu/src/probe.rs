@@ -151,8 +151,8 @@ pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory
 }
 
 /// Returns the features that Ragtag can use and the adapter supports. Cooperative matrices are excluded. They
-/// require the Vulkan memory model, in which barriers must make local memory visible, and the SPIR-V of wgpu
-/// 30 has no such barriers.
+/// require the Vulkan memory model, in which barriers must explicitly make workgroup memory visible. The
+/// SPIR-V that wgpu 30 generates has no such barriers.
 pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
     use wgpu::Features;
     let wanted = Features::IMMEDIATES

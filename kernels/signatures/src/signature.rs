@@ -49,8 +49,8 @@ pub struct KernelSignature {
 }
 
 /// Returns the kernels that `source` defines, in their order. Skips parts that it cannot parse, and never
-/// fails. If macros expand to hundreds of thousands of tokens, it leaves the last macros unexpanded.
-/// [`crate::validate_kernel_source`] reports such a source.
+/// fails. Stops expanding macros after hundreds of thousands of tokens and leaves the remaining macros
+/// unexpanded. [`crate::validate_kernel_source`] reports such a source.
 pub fn parse_kernel_signatures(source: &str) -> Vec<KernelSignature> {
     signatures(&preprocess(source).tokens)
 }
@@ -83,8 +83,8 @@ pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
 
 /// Keywords that mark a function as a kernel.
 const KEYWORDS: [&str; 3] = ["__kernel", "kernel", CPP_KEYWORD];
-/// Keyword of kernels in CUDA C++ and HIP C++. The host finds such a kernel by its name only if it is `extern
-/// "C"`.
+/// Keyword that marks a kernel in CUDA C++ and HIP C++. The host can look up a kernel by its source name only
+/// if it is declared `extern "C"`.
 const CPP_KEYWORD: &str = "__global__";
 
 /// Returns the signature of the kernel in `declaration`, the tokens before a function body. Returns `None` if

@@ -6,8 +6,8 @@ use crate::kernel::{Activations, ElementType, Kernel};
 use crate::{half_rows, quantize};
 use half::{bf16, f16};
 
-/// Expected contents of a binding after a launch. Where a value is `None`, the launch must not change the
-/// binding.
+/// Expected contents of a binding after a launch. Where a value is `None`, the launch must leave that part of
+/// the binding unchanged.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// f32 values. NaN matches NaN.

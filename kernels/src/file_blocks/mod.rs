@@ -40,9 +40,9 @@ pub(crate) fn type_of(id: u32) -> Option<TensorType> {
     TensorType::from_gguf_id(id).filter(|tensor_type| tensor_type.block_values() > 1)
 }
 
-/// Repeats each line of `text` that contains `$id` for every type. In each copy, replaces `$id` by the number
-/// of the type, `$name` by its name in lower case, `$values` by the number of values per block, and `$bytes`
-/// by the number of bytes per block.
+/// For every type, emits a copy of each line of `text` that contains `$id`. Replaces `$id` with the type's
+/// number, `$name` with its lower-case name, `$values` with its values per block, and `$bytes` with its bytes
+/// per block.
 pub(crate) fn repeat(text: &str) -> String {
     let line_of = |line: &str, t: TensorType| {
         line.replace("$values", &t.block_values().to_string())

@@ -9,7 +9,7 @@ use ragtag_hal::Feature;
 /// Number of work items per group that every device supports.
 const ITEMS: u32 = 256;
 
-/// Work items of a group that normalises one head.
+/// Number of work items in a group that normalises one head.
 const HEAD_ITEMS: u32 = 128;
 
 /// Work items per group for kernels that reduce values within sub-groups. This method allows more work items

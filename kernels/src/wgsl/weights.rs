@@ -23,9 +23,9 @@ const TILED_ITEMS: u32 = 128;
 /// Work items per group: 16 for each block of 32 columns. A group has [`widen::GROUP_COLUMNS`] / 32 = 16
 /// blocks.
 const WIDEN_ITEMS: u32 = 256;
-/// For row-major products with `m` rows of x, returns the number of work items per group, and the number of
-/// outstanding vector loads per weight row. These values were the fastest on an H200. A launch has many
-/// groups, each with little work.
+/// Returns the number of work items per group and the number of outstanding vector loads per weight row, for
+/// products of row-major weights with `m` activation rows. These values were the fastest on an H200. A launch
+/// has many groups, each with little work.
 const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
     match (m, form) {
         (1, GATED) => (128, 8),

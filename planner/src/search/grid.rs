@@ -39,8 +39,8 @@ const POINTS: usize = 64;
 const GROUPS: usize = 8;
 /// Default prefill chunk length of inference engines, for example llama.cpp's `--ubatch-size`.
 const USUAL_CHUNK: u32 = 512;
-/// Maximum number of grid points that the search solves one after another. Each of these points is the one at
-/// which a placement found earlier has the lowest predicted time.
+/// Maximum number of grid points that the search solves one after another. For each placement found so far,
+/// the search next solves the point where that placement's predicted time is lowest.
 const SOLVED: usize = 4;
 /// Maximum number of solver table cells, summed over all points, for which the search solves every point.
 /// Eight different devices and 80 segments need 170 thousand cells per point.

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::process::{Command, Output};
 
-/// Environment variable with the name of the test, set in the process that [`Child`] starts.
+/// Environment variable that holds the test's name. [`Child`] sets it in the process that it starts.
 const INSIDE: &str = "RAGTAG_TEST_INSIDE";
 
 /// Test of the current binary that runs in a separate process.

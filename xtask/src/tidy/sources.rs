@@ -228,7 +228,7 @@ fn impure(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Finds paths that exist on one machine only, in any text file of the tree.
+/// Finds machine-specific paths in the text files of the tree.
 pub(super) fn machine_paths(source: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (number, line) in (1..).zip(source.text.lines()) {
