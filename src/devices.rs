@@ -9,6 +9,7 @@ use ragtag_hal::{
 };
 use ragtag_planner::plan::PlanDeviceOptions;
 use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, fleet};
+use ragtag_transfer::Route;
 use std::ffi::OsString;
 
 /// Options for probing and selecting devices.
@@ -49,6 +50,13 @@ impl DeviceOptions {
     pub fn throttled(self, throttles: Vec<ThrottleSpec>) -> Self {
         Self { throttles, ..self }
     }
+}
+
+/// Returns the route from one device to another, unless a plan names other routes. CPU devices write straight
+/// into each other's memory.
+pub(crate) fn usual_route(from: &Adapter, to: &Adapter) -> Route {
+    let in_process = |adapter: &Adapter| adapter.kind == AdapterKind::Cpu;
+    if in_process(from) && in_process(to) { Route::Peer } else { Route::HOST_STAGED }
 }
 
 /// Fraction of a device's free memory that plans may use. The rest remains free for drivers and other

@@ -5,7 +5,7 @@ mod measured;
 pub use measured::Replanned;
 
 use crate::calibrate::Calibration;
-use crate::devices::Devices;
+use crate::devices::{Devices, usual_route};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_graph::{Granularity, Lowering, Segment, WireType};
@@ -15,7 +15,7 @@ use ragtag_planner::{
     Baseline, Chunks, Constraints, DeviceFacts, EngineDecode, Fleet, LinkFacts, Links, ModelFacts, Objective,
     Pin, Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
 };
-use ragtag_transfer::Route;
+use ragtag_transfer::Routes;
 
 /// Length in tokens of the first prefill chunk that the planner tries by default. A chunk of this length uses
 /// most of a device's arithmetic throughput, and the chunks of one prompt still fill a pipeline.
@@ -118,6 +118,14 @@ impl Planner {
         planner.not_selected = detected.filter(|label| !devices.labels().contains(label)).collect();
         planner.device_options = Some(devices.plan_options().clone());
         planner.host_memory_bytes = devices.host_memory_bytes();
+        for (from, to) in
+            devices.selected().iter().flat_map(|from| devices.selected().iter().map(move |to| (from, to)))
+        {
+            let routes = Routes::from(usual_route(from, to));
+            if from.label() != to.label() && routes != planner.links.other.routes {
+                planner = planner.routes(&from.label(), &to.label(), routes);
+            }
+        }
         planner
     }
 
@@ -223,9 +231,9 @@ impl Planner {
         self
     }
 
-    /// Sets the transfer route from one device to another.
-    pub fn route(mut self, from: &str, to: &str, route: Route) -> Self {
-        let facts = LinkFacts { route, ..self.links.between(from, to).clone() };
+    /// Sets the transfer routes from one device to another.
+    pub fn routes(mut self, from: &str, to: &str, routes: Routes) -> Self {
+        let facts = LinkFacts { routes, ..self.links.between(from, to).clone() };
         self.links.known.insert(0, (from.into(), to.into(), facts));
         self
     }

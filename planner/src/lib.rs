@@ -21,8 +21,8 @@ pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{
     Alternative, BindingLimit, Bottleneck, Chunks, Explanation, Family, FigureCount, HostMemory, InvalidPlan,
-    LeftOut, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanStage, PredictedRun,
-    PredictedTimes, StageMemory,
+    LeftOut, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanPaths, PlanStage,
+    PredictedRun, PredictedTimes, StageMemory,
 };
 pub use search::{
     Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,

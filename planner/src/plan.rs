@@ -4,6 +4,7 @@
 //! Knows nothing about the search or the execution.
 
 mod chunks;
+mod upgrade;
 
 use crate::cost::FigureSource;
 use crate::objective::{Objective, Workload};
@@ -11,13 +12,13 @@ use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_transfer::Route;
+use ragtag_transfer::Routes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Format version that this build reads and writes.
-pub const PLAN_VERSION: u32 = 2;
+/// Format version that this build writes. It also reads version 2.
+pub const PLAN_VERSION: u32 = 3;
 
 /// Maximum value of `decode_groups`, `credits` and `slots` in a valid plan.
 const MOST_MICRO_BATCHES: u32 = 1 << 16;
@@ -67,7 +68,7 @@ pub struct Plan {
     #[schemars(schema_with = "crate::schemas::activations")]
     pub activations: Activations,
     /// Wire type of activations between stages. If absent, f32.
-    #[serde(default, rename = "boundary")]
+    #[serde(default)]
     #[schemars(schema_with = "crate::schemas::wire_type")]
     pub wire_type: WireType,
     /// Family of the placement. If absent, one stage per device.
@@ -78,8 +79,10 @@ pub struct Plan {
     /// Host memory that the pipeline needs. If absent, zero.
     #[serde(default)]
     pub host_memory_bytes: HostMemory,
-    /// Edges between neighbouring stages. There is one edge fewer than there are stages.
+    /// Edges between stages.
     pub edges: Vec<PlanEdge>,
+    /// Stages that micro-batches pass through.
+    pub paths: PlanPaths,
     /// Predicted times of the token return: copying logits to the host, and sending the next tokens to the
     /// first stage.
     pub token_return: PredictedTimes,
@@ -103,9 +106,9 @@ impl Plan {
         logit_rows(self.sequences, self.decode_groups, self.chunk)
     }
 
-    /// Returns the route of each edge.
-    pub fn routes(&self) -> Vec<Route> {
-        self.edges.iter().map(|edge| edge.route).collect()
+    /// Returns the routes of each edge.
+    pub fn routes(&self) -> Vec<Routes> {
+        self.edges.iter().map(|edge| edge.routes.clone()).collect()
     }
 }
 
@@ -151,13 +154,44 @@ pub struct PlanDeviceOptions {
     pub threads: Option<u32>,
 }
 
-/// The edge from one stage to the next.
+/// Stages that micro-batches pass through, as indices of stages in order. This build requires that every
+/// micro-batch passes through all stages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanPaths {
+    /// Stages of micro-batches that contain prompt rows.
+    pub prefill: Vec<u32>,
+    /// Stages of micro-batches that contain only decode rows.
+    pub decode: Vec<u32>,
+}
+
+impl PlanEdge {
+    /// Returns the edges between `routes.len() + 1` stages, in order. Edge `n` leaves stage `n`.
+    pub fn between(routes: impl IntoIterator<Item = (Routes, PredictedTimes)>) -> Vec<Self> {
+        let edge = |(from, (routes, predicted))| Self { from, to: from + 1, routes, predicted };
+        (0..).zip(routes).map(edge).collect()
+    }
+}
+
+impl PlanPaths {
+    /// Returns the paths through all of `stages` stages.
+    pub fn through(stages: usize) -> Self {
+        let all: Vec<_> = (0..stages as u32).collect();
+        Self { prefill: all.clone(), decode: all }
+    }
+}
+
+/// An edge from one stage to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanEdge {
-    /// Route that the activations take.
-    #[schemars(schema_with = "crate::schemas::route")]
-    pub route: Route,
+    /// Index of the stage that sends.
+    pub from: u32,
+    /// Index of the stage that receives. This build requires `from + 1`.
+    pub to: u32,
+    /// Routes of the activations. A transfer takes the first route that allows its size.
+    #[schemars(schema_with = "crate::schemas::routes")]
+    pub routes: Routes,
     /// Times that the cost model predicts for the edge.
     pub predicted: PredictedTimes,
 }
@@ -420,7 +454,7 @@ pub enum InvalidPlan {
         cause: String,
     },
     /// The plan has another format version.
-    #[error("the plan has version {found}, but this build reads version {PLAN_VERSION}")]
+    #[error("the plan has version {found}, but this build reads versions 2 and {PLAN_VERSION}")]
     Version {
         /// Version of the plan.
         found: u32,
@@ -462,11 +496,17 @@ pub enum InvalidPlan {
     /// The stages do not cover all segments, or they name unknown devices.
     #[error("the plan's stages: {0}")]
     Stages(#[from] PartitionError),
-    /// The number of routes does not match the number of stages.
-    #[error("the plan has {routes} routes for {stages} stages; it needs one between each stage and the next")]
-    Routes {
-        /// Number of routes.
-        routes: usize,
+    /// The edges do not lead from each stage to the next.
+    #[error("the plan has {stages} stages; its edges must lead from each stage to the next, in order")]
+    Edges {
+        /// Number of stages.
+        stages: usize,
+    },
+    /// A path does not pass through all stages in order.
+    #[error("the plan's paths.{phase} must list all {stages} stages in order")]
+    Path {
+        /// `prefill` or `decode`.
+        phase: &'static str,
         /// Number of stages.
         stages: usize,
     },
@@ -476,13 +516,13 @@ pub enum InvalidPlan {
         /// Wire type of the plan.
         wire_type: WireType,
     },
-    /// The route of an edge cannot connect two stages.
-    #[error("the plan's edges[{edge}].route: {what}")]
-    Route {
+    /// The routes of an edge are unusable.
+    #[error("the plan's edges[{edge}].routes: {what}")]
+    Routes {
         /// Index of the edge.
         edge: usize,
         /// Problem, as quoted in the error message.
-        what: &'static str,
+        what: String,
     },
     /// The list of prefill chunks is invalid.
     #[error("the plan's chunks: {0}")]
@@ -511,12 +551,16 @@ impl Plan {
         struct Head {
             ragtag_plan: u32,
         }
-        if let Ok(Head { ragtag_plan: found }) = crate::json::parse(json)
-            && found != PLAN_VERSION
-        {
-            return Err(InvalidPlan::Version { found });
+        let not_a_plan = |cause| InvalidPlan::NotAPlan { cause };
+        match crate::json::parse(json) {
+            Ok(Head { ragtag_plan: upgrade::FROM }) => {
+                let plan = upgrade::upgraded(json).and_then(|json| crate::json::parse(&json));
+                let says = |cause| format!("{cause} of its version {PLAN_VERSION}");
+                plan.map_err(|cause| not_a_plan(says(cause)))
+            }
+            Ok(Head { ragtag_plan: found }) if found != PLAN_VERSION => Err(InvalidPlan::Version { found }),
+            _ => crate::json::parse(json).map_err(not_a_plan),
         }
-        crate::json::parse(json).map_err(|cause| InvalidPlan::NotAPlan { cause })
     }
 
     /// Returns the plan as indented JSON with a final newline.
@@ -560,13 +604,30 @@ impl Plan {
         }
         let parts: Vec<_> = self.stages.iter().map(|s| (s.segments, s.device.as_str())).collect();
         check_partition(&parts, model.segments, devices)?;
-        if self.edges.len() + 1 != self.stages.len() {
-            return Err(InvalidPlan::Routes { routes: self.edges.len(), stages: self.stages.len() });
-        }
+        self.validate_edges()?;
         if self.activations == Activations::F32 && self.wire_type != WireType::F32 {
             return Err(InvalidPlan::WireType { wire_type: self.wire_type });
         }
         self.validate_figures()
+    }
+
+    fn validate_edges(&self) -> Result<(), InvalidPlan> {
+        let stages = self.stages.len();
+        let leads = |(from, edge): (u32, &PlanEdge)| (edge.from, edge.to) == (from, from + 1);
+        if self.edges.len() + 1 != stages || !(0..).zip(&self.edges).all(leads) {
+            return Err(InvalidPlan::Edges { stages });
+        }
+        let all = PlanPaths::through(stages);
+        for (phase, path) in [("prefill", &self.paths.prefill), ("decode", &self.paths.decode)] {
+            if *path != all.prefill {
+                return Err(InvalidPlan::Path { phase, stages });
+            }
+        }
+        let check = |(edge, of): (usize, &PlanEdge)| match of.routes.check() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(InvalidPlan::Routes { edge, what: error.to_string() }),
+        };
+        self.edges.iter().enumerate().try_for_each(check)
     }
 
     /// Returns the number of rows of a decode micro-batch, derived from the number of groups.
@@ -618,27 +679,14 @@ impl Plan {
                 wanted: "it must be at most the plan's chunk",
             });
         }
-        let wrong = self.edges.iter().enumerate().find_map(|(edge, e)| Some((edge, unusable(e.route)?)));
-        if let Some((edge, what)) = wrong {
-            return Err(InvalidPlan::Route { edge, what });
-        }
         Ok(())
-    }
-}
-
-/// Returns the reason why `route` cannot connect two stages, or `None` if it can.
-fn unusable(route: Route) -> Option<&'static str> {
-    match route {
-        Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => None,
-        Route::HostStaged { .. } => Some("a ring needs chunk_bytes and depth of at least 1"),
-        Route::SameDevice => Some("neighbouring stages are on different devices"),
-        Route::Peer | Route::Import => Some("this build supports only host-staged routes between devices"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ragtag_transfer::Route;
 
     fn model() -> PlanModel {
         let granularity = Granularity::Block;
@@ -687,10 +735,11 @@ mod tests {
             family: Family::OneStage,
             stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
             host_memory_bytes: HostMemory { total: 7, available: Some(1 << 40), ..HostMemory::default() },
-            edges: vec![PlanEdge {
-                route: Route::HostStaged { chunk_bytes: 65536, depth: 4 },
-                predicted: PredictedTimes { decode_us: 21.5, prefill_us: 40.0 },
-            }],
+            edges: PlanEdge::between([(
+                Route::HostStaged { chunk_bytes: 65536, depth: 4 }.into(),
+                PredictedTimes { decode_us: 21.5, prefill_us: 40.0 },
+            )]),
+            paths: PlanPaths::through(2),
             token_return: PredictedTimes { decode_us: 20.0, prefill_us: 20.0 },
             predicted: PredictedRun {
                 decode_tokens_per_s: 123.4,
@@ -709,7 +758,7 @@ mod tests {
     #[test]
     fn json_round_trips() {
         let json = plan().to_json();
-        assert!(json.contains("\"ragtag_plan\": 2"), "{json}");
+        assert!(json.contains("\"ragtag_plan\": 3"), "{json}");
         assert_eq!(Plan::from_json(&json), Ok(plan()));
     }
 
@@ -723,6 +772,8 @@ mod tests {
             ("\"weights\"", "\"extra\": 1, \"weights\""),
             ("\"chunk_bytes\"", "\"extra\": 1, \"chunk_bytes\""),
             ("\"device\"", "\"extra\": 1, \"device\""),
+            ("\"prefill\"", "\"extra\": 1, \"prefill\""),
+            ("\"from\"", "\"extra\": 1, \"from\""),
         ] {
             let changed = json.replacen(place, with, 1);
             assert_ne!(changed, json, "{place}");
@@ -736,16 +787,18 @@ mod tests {
 
     #[test]
     fn a_newer_version_is_named_even_with_new_fields() {
-        let json = plan().to_json().replacen("\"ragtag_plan\": 2", "\"ragtag_plan\": 7, \"novelty\": {}", 1);
+        let json = plan().to_json().replacen("\"ragtag_plan\": 3", "\"ragtag_plan\": 7, \"novelty\": {}", 1);
         assert_eq!(Plan::from_json(&json), Err(InvalidPlan::Version { found: 7 }));
         let mut newer = plan();
-        newer.ragtag_plan = 3;
-        assert_eq!(newer.validate(&model(), &DEVICES), Err(InvalidPlan::Version { found: 3 }));
+        newer.ragtag_plan = 4;
+        assert_eq!(newer.validate(&model(), &DEVICES), Err(InvalidPlan::Version { found: 4 }));
     }
 
     #[test]
     fn invalid_plans_are_refused() {
-        for json in ["", "{}", "[]", "GGUF", "{\"ragtag_plan\": -1}", "{\"ragtag_plan\": 2}"] {
+        for json in
+            ["", "{}", "[]", "GGUF", "{\"ragtag_plan\": -1}", "{\"ragtag_plan\": 2}", "{\"ragtag_plan\": 3}"]
+        {
             assert!(matches!(Plan::from_json(json), Err(InvalidPlan::NotAPlan { .. })), "{json}");
         }
         let pretty = plan().to_json();
@@ -799,7 +852,7 @@ mod tests {
         assert!(with(&|p| p.stages[1].device = "cpu:0".into()).contains("0-5 and 6-13 are both on cpu:0"));
         assert!(with(&|p| p.stages.swap(0, 1)).contains("in the order of the segments"));
         assert!(with(&|p| p.stages.clear()).contains("no segment is placed"));
-        assert!(with(&|p| p.edges.clear()).contains("0 routes for 2 stages"));
+        assert!(with(&|p| p.edges.clear()).contains("its edges must lead from each stage"));
         assert!(with(&|p| p.context = 0).contains("context is 0"));
         assert!(with(&|p| p.chunks = Some(Chunks::fixed(129))).contains("longest of chunks is 129"));
         let none = Chunks { by_prompt: Vec::new(), beside_decode: 1 };
@@ -807,8 +860,10 @@ mod tests {
         assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
         let exact = with(&|p| (p.wire_type, p.activations) = (WireType::F16, Activations::F32));
         assert!(exact.contains("wire type is f16, but exact activations"), "{exact}");
+        assert!(with(&|p| p.edges[0].to = 0).contains("its edges must lead from each stage"));
+        assert!(with(&|p| p.paths.decode = vec![1, 0]).contains("paths.decode must list all 2 stages"));
         let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
-        assert!(with(&|p| p.edges[0].route = ring).contains("a ring needs"));
+        assert!(with(&|p| p.edges[0].routes = ring.into()).contains("edges[0].routes: a ring needs"));
     }
 
     #[test]
@@ -837,13 +892,13 @@ mod tests {
         let mut narrow = plan();
         narrow.wire_type = WireType::F16;
         let json = narrow.to_json();
-        let field = "  \"boundary\": \"f16\",\n";
+        let field = "  \"wire_type\": \"f16\",\n";
         assert!(json.contains(field), "{json}");
         assert_eq!(Plan::from_json(&json), Ok(narrow));
         assert_eq!(Plan::from_json(&json.replacen(field, "", 1)), Ok(plan()));
         let error =
-            Plan::from_json(&json.replacen(field, "  \"boundary\": \"f8\",\n", 1)).expect_err("unknown");
-        assert!(error.to_string().contains("boundary"), "{error}");
+            Plan::from_json(&json.replacen(field, "  \"wire_type\": \"f8\",\n", 1)).expect_err("unknown");
+        assert!(error.to_string().contains("wire_type"), "{error}");
     }
 
     #[test]

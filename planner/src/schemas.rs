@@ -47,11 +47,32 @@ pub(crate) fn activations(_: &mut SchemaGenerator) -> Schema {
     one_of(&Activations::ALL)
 }
 
+/// Returns the schema of [`Routes`](ragtag_transfer::Routes).
+pub(crate) fn routes(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "properties": {
+                "up_to_bytes": {
+                    "description": "Maximum size of a transfer over this route. Absent on the last route.",
+                    "type": "integer",
+                    "minimum": 0,
+                },
+                "route": route(generator),
+            },
+            "required": ["route"],
+            "additionalProperties": false,
+        },
+    })
+}
+
 /// Returns the schema of [`Route`](ragtag_transfer::Route): a route name, or an object with the ring size.
-pub(crate) fn route(_: &mut SchemaGenerator) -> Schema {
+fn route(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "anyOf": [
-            { "enum": ["same-device", "peer", "import"] },
+            { "enum": ["peer", "import"] },
             {
                 "type": "object",
                 "properties": {
@@ -93,7 +114,7 @@ mod tests {
         let (names, ring) =
             (&schema.as_value()["anyOf"][0]["enum"], &schema.as_value()["anyOf"][1]["properties"]);
         let written = |route: Route| serde_json::to_value(route).unwrap();
-        for route in [Route::SameDevice, Route::Peer, Route::Import] {
+        for route in [Route::Peer, Route::Import] {
             assert!(names.as_array().unwrap().contains(&written(route)));
         }
         let staged = written(Route::HOST_STAGED);

@@ -3,6 +3,7 @@
 //! ends the run.
 
 use ragtag_hal::QueueKind;
+use ragtag_transfer::Routes;
 
 /// Capacities of a mailbox's two bounded queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,16 +15,22 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Returns the capacities of a device's mailbox. `stages` gives the depths of the incoming and outgoing
-    /// ring of each stage. For each stage, the waking queue holds one hand-off per micro-batch in flight, one
-    /// chunk per slot of the incoming ring, and one pending notice from the outgoing ring. It also holds one
-    /// pending progress notice for each queue of the device. The quiet queue holds one returned slot per slot
-    /// of the outgoing rings.
-    pub fn of_device(credits: u32, stages: impl IntoIterator<Item = (u32, u32)>) -> Self {
+    /// Returns the capacities of a device's mailbox. `stages` gives the incoming and the outgoing routes of
+    /// each stage. `slots` is the maximum number of slots of a stage. For each stage, the waking queue holds
+    /// one hand-off and one message about a whole transfer per micro-batch in flight, one message per place of
+    /// the incoming rings, and one notice of a quiet message. It also holds one pending progress notice for
+    /// each queue of the device. The quiet queue holds one message per place of the outgoing rings, per slot
+    /// of the next stage and per micro-batch in flight.
+    pub fn of_device<'a>(
+        credits: u32,
+        slots: u32,
+        stages: impl IntoIterator<Item = (Option<&'a Routes>, Option<&'a Routes>)>,
+    ) -> Self {
+        let places = |routes: Option<&Routes>| routes.map_or(0, Routes::places) as usize;
         let mut lanes = Self { waking: QueueKind::ALL.len(), quiet: 0 };
-        for (incoming_depth, outgoing_depth) in stages {
-            lanes.waking += credits as usize + incoming_depth as usize + 1;
-            lanes.quiet += outgoing_depth as usize;
+        for (incoming, outgoing) in stages {
+            lanes.waking += 2 * credits as usize + places(incoming) + 1;
+            lanes.quiet += places(outgoing) + slots as usize + credits as usize;
         }
         lanes
     }

@@ -3,8 +3,8 @@
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::{
-    Explanation, HostMemory, Objective, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
-    PredictedTimes, Split, SplitPart, StageMemory, Workload,
+    Explanation, HostMemory, Objective, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage,
+    PredictedRun, PredictedTimes, Split, SplitPart, StageMemory, Workload,
 };
 use ragtag_transfer::Route;
 
@@ -40,7 +40,8 @@ pub(crate) fn plan(split: &str) -> Plan {
         kv: KvType::F16,
         activations: Activations::Int8,
         wire_type: WireType::F32,
-        edges: vec![PlanEdge { route: Route::HOST_STAGED, predicted }; stages.len() - 1],
+        edges: PlanEdge::between((1..stages.len()).map(|_| (Route::HOST_STAGED.into(), predicted))),
+        paths: PlanPaths::through(stages.len()),
         family: ragtag_planner::plan::Family::OneStage,
         stages,
         host_memory_bytes: HostMemory::default(),

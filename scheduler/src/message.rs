@@ -17,8 +17,8 @@ pub(crate) enum DeviceMessage {
     },
     /// A timeline for which the core waits has advanced.
     Progress,
-    /// The next stage has returned a slot of an outgoing ring. The slot itself is in the quiet queue.
-    RingSlot,
+    /// A next stage has put a message for which the device waits into the quiet queue.
+    Quiet,
 }
 
 /// Urgent messages to a device's actor.

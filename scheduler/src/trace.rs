@@ -203,8 +203,10 @@ pub(crate) struct Label {
     pub(crate) work: Computed,
     /// Whether all rows of the micro-batch are decode steps.
     pub(crate) decode: bool,
-    /// Number of copied bytes.
+    /// Number of copied bytes. 0 if the other end of the edge copies.
     pub(crate) bytes: u64,
+    /// Whether the copy reads a slot of the previous stage, so that only this stage can record the transfer.
+    pub(crate) reads: bool,
 }
 
 impl Label {
@@ -219,16 +221,22 @@ impl Label {
         busy_us2: 0,
     };
 
-    pub(crate) const WEIGHTS: Label =
-        Label { kind: SpanKind::Weights, micro_batch: None, work: Self::NONE, decode: false, bytes: 0 };
+    pub(crate) const WEIGHTS: Label = Label {
+        kind: SpanKind::Weights,
+        micro_batch: None,
+        work: Self::NONE,
+        decode: false,
+        bytes: 0,
+        reads: false,
+    };
 
     pub(crate) fn of(kind: SpanKind, batch: &MicroBatch, bytes: u64) -> Self {
         let (micro_batch, decode) = (Some(batch.id), batch.decodes_only());
-        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes }
+        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes, reads: false }
     }
 
-    pub(crate) fn copy(kind: SpanKind, micro_batch: MicroBatchId, bytes: u64) -> Self {
-        Self { kind, micro_batch: Some(micro_batch), bytes, ..Self::WEIGHTS }
+    pub(crate) fn copy(kind: SpanKind, micro_batch: MicroBatchId, bytes: u64, reads: bool) -> Self {
+        Self { kind, micro_batch: Some(micro_batch), bytes, reads, ..Self::WEIGHTS }
     }
 }
 
@@ -336,7 +344,16 @@ impl Recorder {
     fn crossed(&self, label: &Label, start_ns: Nanoseconds, end_ns: Nanoseconds) {
         let Some(id) = label.micro_batch else { return };
         match (&self.ends.incoming, &self.ends.outgoing) {
-            (Some(edge), _) if label.kind == SpanKind::Upload => edge.arrived(id, label.bytes, end_ns),
+            // The previous stage's device copies.
+            (Some(edge), _) if label.kind == SpanKind::Upload && label.bytes == 0 => {
+                edge.arrived_whole(id, end_ns);
+            }
+            (Some(edge), _) if label.kind == SpanKind::Upload => {
+                if label.reads {
+                    edge.left(id, label.bytes, start_ns, end_ns);
+                }
+                edge.arrived(id, label.bytes, end_ns);
+            }
             (_, Some(edge)) if label.kind != SpanKind::Upload => edge.left(id, label.bytes, start_ns, end_ns),
             _ => {}
         }
@@ -358,7 +375,7 @@ mod tests {
         let work = Computed { micro_batches: 1, rows: 2, sequences: 1, positions: 9, ..Computed::default() };
         for value in 1..=4 {
             let (micro_batch, decode) = (Some(MicroBatchId(value * 10)), value == 4);
-            let label = Label { kind: SpanKind::Compute, micro_batch, decode, work, bytes: 0 };
+            let label = Label { kind: SpanKind::Compute, micro_batch, decode, work, bytes: 0, reads: false };
             recorder.submitted(timeline.at(value), label);
         }
         // The device reports no timing for the second submission.

@@ -12,7 +12,7 @@ use ragtag_hal::{
 };
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes, SizedRoute};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use support::Model;
@@ -57,7 +57,7 @@ impl Setup {
         let model = Model::default();
         let mut options = PipelineOptions::new(stages, 128, model.kv_blocks, 12);
         // Each micro-batch has several chunks, and no chunk is a whole number of rows.
-        options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }; stages - 1];
+        options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }.into(); stages - 1];
         let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
         Self { model, devices, hosts: hosts.into(), options }
     }
@@ -198,7 +198,7 @@ fn devices_with_several_stages_generate_equal_tokens() {
     for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (4, 6, 2)] {
         let mut setup = Setup::on(&[0, 1, 0, 1]);
         (setup.options.slots, setup.options.credits) = (slots, credits);
-        setup.options.routes = vec![Route::HostStaged { chunk_bytes: 37, depth }; 3];
+        setup.options.routes = vec![Route::HostStaged { chunk_bytes: 37, depth }.into(); 3];
         setup.devices.iter_mut().for_each(|d| d.random_delay_us = 100);
         check(&setup);
     }
@@ -229,8 +229,36 @@ fn tight_slots_credits_and_rings_do_not_change_tokens() {
     for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (2, 4, 3), (4, 6, 1)] {
         let mut setup = Setup::new(3);
         (setup.options.slots, setup.options.credits) = (slots, credits);
-        setup.options.routes = vec![Route::HostStaged { chunk_bytes: 37, depth }; 2];
+        setup.options.routes = vec![Route::HostStaged { chunk_bytes: 37, depth }.into(); 2];
         check(&setup);
+    }
+}
+
+/// Returns lists of routes in which transfers take every route, and change it with their size.
+fn mixed_routes() -> Vec<Routes> {
+    let staged = |chunk_bytes| Route::HostStaged { chunk_bytes, depth: 1 };
+    let sized = |up_to_bytes, route| SizedRoute { up_to_bytes, route };
+    let by_size = |small, large| Routes(vec![sized(Some(600), small), sized(None, large)]);
+    vec![
+        Route::Peer.into(),
+        Route::Import.into(),
+        by_size(staged(37), staged(100)),
+        by_size(Route::Peer, Route::Import),
+        by_size(Route::Import, staged(100)),
+        by_size(staged(37), Route::Peer),
+    ]
+}
+
+#[test]
+fn routes_do_not_change_tokens() {
+    for routes in mixed_routes() {
+        for (hosts, slots, credits) in [(&[0, 1, 2][..], 1, 6), (&[0, 1, 0, 1], 4, 6)] {
+            let mut setup = Setup::on(hosts);
+            (setup.options.slots, setup.options.credits) = (slots, credits);
+            setup.options.routes.fill(routes.clone());
+            setup.devices.iter_mut().for_each(|d| d.random_delay_us = 100);
+            check(&setup);
+        }
     }
 }
 
@@ -245,19 +273,24 @@ fn slow_devices_do_not_change_tokens() {
 /// with threads that are going to sleep.
 #[test]
 fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
-    for (hosts, sequences, slots, times) in [
-        (&[0][..], 1, 4, 12),
-        (&[0, 1], 1, 1, 2),
-        (&[0, 1], 5, 2, 1),
-        (&[0, 1, 2], 8, 1, 1),
-        (&[0, 1, 0], 1, 1, 1),
-        (&[0, 1, 0, 1, 2, 0], 8, 2, 1),
+    // A chunk holds less than a micro-batch's rows, so places of the ring run out too.
+    let ring = Route::HostStaged { chunk_bytes: 5000, depth: 1 };
+    for (hosts, sequences, slots, times, route) in [
+        (&[0][..], 1, 4, 12, ring),
+        (&[0, 1], 1, 1, 2, ring),
+        (&[0, 1], 5, 2, 1, ring),
+        (&[0, 1], 1, 1, 1, Route::Peer),
+        (&[0, 1], 5, 2, 1, Route::Import),
+        (&[0, 1, 2], 8, 1, 1, ring),
+        (&[0, 1, 0], 1, 1, 1, ring),
+        (&[0, 1, 0], 3, 1, 1, Route::Import),
+        (&[0, 1, 0, 1, 2, 0], 8, 2, 1, ring),
+        (&[0, 1, 0, 1, 2, 0], 8, 2, 1, Route::Peer),
     ] {
         let specs = support::null::pipeline(hosts);
         let mut options = PipelineOptions::new(hosts.len(), 4096, 2048, 16);
         options.slots = slots;
-        // A chunk holds less than a micro-batch's rows, so ring slots run out too.
-        options.routes.fill(Route::HostStaged { chunk_bytes: 5000, depth: 1 });
+        options.routes.fill(route.into());
         let pipeline = Pipeline::start(specs, &options, |_| {}).unwrap();
         let job = || Job::Generate {
             max_new_tokens: 3000,
@@ -598,12 +631,10 @@ fn stages_that_do_not_fit_together_are_refused() {
     };
     let said = |what: String, part: &str| assert!(what.contains(part), "{what}");
     said(refused(&|_, specs| specs.stages.clear()), "no stages");
-    said(refused(&|setup, _| setup.options.routes.clear()), "0 routes between 2 stages");
-    said(refused(&|setup, _| setup.options.routes = vec![Route::Peer]), "not available");
-    said(refused(&|setup, _| setup.options.routes = vec![Route::SameDevice]), "one device");
+    said(refused(&|setup, _| setup.options.routes.clear()), "routes for 0 edges between 2 stages");
     said(
-        refused(&|setup, _| setup.options.routes = vec![Route::HostStaged { chunk_bytes: 1, depth: 0 }]),
-        "not available",
+        refused(&|setup, _| setup.options.routes = vec![Routes(Vec::new())]),
+        "routes of edge 0: the up_to_bytes of the routes must ascend",
     );
     said(refused(&|setup, _| setup.options.context = 129), "block tables hold only 128");
     said(refused(&|setup, _| setup.options.slots = 0), "no slots");

@@ -12,7 +12,6 @@ use crate::devices::Devices;
 use crate::error::Result;
 use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, TokenReturn};
-use ragtag_transfer::Route;
 use std::time::{Duration, Instant};
 
 /// Maximum number of new tokens per sequence in a run. The adaptive waits settle within the first few tokens.
@@ -113,7 +112,7 @@ pub(super) fn measure_links(
             Some((bytes.round() as u64, median(crossings().map(|crossing| crossing.us))?))
         };
         let samples: Vec<_> = all.map(sample).collect::<Option<_>>()?;
-        Some(LinkFacts::fitted(Route::HOST_STAGED, &samples)).filter(LinkFacts::is_plausible)
+        Some(LinkFacts::fitted(pipeline.routes[stage].clone(), &samples)).filter(LinkFacts::is_plausible)
     };
     Ok((1..stages.len()).map(|next| link(next - 1)).collect())
 }

@@ -8,11 +8,11 @@
 //! A calibration holds a lock on the folder, because concurrent calibrations would distort each other's
 //! timings.
 
+use crate::devices::usual_route;
 use crate::files::{MOST_JSON_BYTES, read_text};
 use ragtag_hal::{Adapter, PciAddress};
 use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
-use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Format version of the JSON files of links.
-const LINK_VERSION: u32 = 4;
+const LINK_VERSION: u32 = 5;
 /// Age in seconds after which a measurement expires: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval between attempts to take a lock that another process holds.
@@ -125,8 +125,10 @@ impl Kept {
         match serde_json::from_str::<KeptLink>(&json) {
             Ok(link) if link.ragtag_link != LINK_VERSION => ignored(&path, "it has another format version"),
             Ok(link) if link.ends != ends => ignored(&path, "it has another key"),
-            // The figures depend on the ring's chunk size and depth.
-            Ok(link) if link.facts.route != Route::HOST_STAGED => ignored(&path, "it is for another route"),
+            // The figures depend on the route and its ring.
+            Ok(link) if link.facts.routes != usual_route(from, to).into() => {
+                ignored(&path, "it is for another route")
+            }
             Ok(link) if !link.facts.is_plausible() => ignored(&path, "invalid figures"),
             Ok(link) => (!is_old(link.measured_unix_s)).then_some(link.facts),
             Err(error) => ignored(&path, &error.to_string()),

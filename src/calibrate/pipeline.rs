@@ -8,16 +8,17 @@
 
 use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
-use crate::devices::Devices;
+use crate::devices::{Devices, usual_route};
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
-use ragtag_hal::{Device, Timing};
+use ragtag_hal::{Adapter, Device, Timing};
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{
     Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request,
     Sampler, Sampling, SoloBatch, StageSpec,
 };
+use ragtag_transfer::Routes;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ const SETTLED: Duration = Duration::from_millis(2);
 pub(super) struct CalibrationPipeline {
     pipeline: Pipeline,
     logit_row_bytes: u64,
+    /// Routes of each edge.
+    pub(super) routes: Vec<Routes>,
 }
 
 impl CalibrationPipeline {
@@ -57,8 +60,12 @@ impl CalibrationPipeline {
         let mut options =
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         options.decode_groups = 1;
+        let adapters: Vec<_> = opened.iter().map(|device| device.adapter().clone()).collect();
+        let route = |pair: &[Adapter]| Routes::from(usual_route(&pair[0], &pair[1]));
+        options.routes = adapters.windows(2).map(route).collect();
+        let routes = options.routes.clone();
         let spec = PipelineSpec { devices: opened, stages: specs };
-        Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes })
+        Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes, routes })
     }
 
     /// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.

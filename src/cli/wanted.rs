@@ -264,8 +264,8 @@ impl<'a> Wanted<'a> {
             planner = planner.decode_groups(plan.decode_groups).credits(plan.credits);
         }
         let ends = plan.stages.windows(2).map(|pair| (&pair[0].device, &pair[1].device));
-        for ((from, to), route) in ends.zip(plan.routes()) {
-            planner = planner.route(from, to, route);
+        for ((from, to), routes) in ends.zip(plan.routes()) {
+            planner = planner.routes(from, to, routes);
         }
         if self.args.chunk.is_none() {
             planner = planner.chunks(plan.chunks());

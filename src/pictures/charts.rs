@@ -3,7 +3,7 @@
 use super::chart::{Bar, Chart, Row, Tick, ticks};
 use super::gantt::edge_name;
 use super::load::{Beat, Load, share};
-use super::words::{bytes, count, deviation, labels, mark, percent, route, time};
+use super::words::{bytes, count, deviation, edge_routes, labels, mark, percent, time};
 use super::{Gantt, GanttKind, GanttSource};
 use ragtag_planner::plan::{Place, Plan, PlanStage, PredictedTimes};
 use ragtag_planner::wording::Quantity;
@@ -81,7 +81,7 @@ pub(super) fn work(plan: &Plan) -> Chart {
         rows.push(busy(label, "computing", stage.predicted, beat, is(Place::Stage, at)));
         if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
             let label = edge_name(&stage.device, &next.device);
-            rows.push(busy(label, &route(edge.route), edge.predicted, beat, is(Place::Edge, at)));
+            rows.push(busy(label, &edge_routes(edge), edge.predicted, beat, is(Place::Edge, at)));
         }
     }
     if plan.token_return.decode_us > 0.0 {

@@ -2,7 +2,7 @@
 
 use super::Report;
 use super::load::Beat;
-use super::words::{bytes, percent, rate, route, time};
+use super::words::{bytes, edge_routes, percent, rate, time};
 use ragtag_planner::plan::{Plan, PlanStage, PredictedTimes};
 use std::fmt::Write;
 
@@ -30,7 +30,7 @@ pub fn dot(report: &Report) -> String {
         let _ = writeln!(text, "  subgraph cluster_{at} {{ label={title}; stage_{at} [label={node}]; }}");
     }
     for (at, edge) in plan.edges.iter().enumerate().take(plan.stages.len().saturating_sub(1)) {
-        let mut lines = vec![route(edge.route)];
+        let mut lines = vec![edge_routes(edge)];
         lines.extend(times(edge.predicted, beat));
         let _ = writeln!(text, "  stage_{at} -> stage_{} [label={}];", at + 1, quoted(&lines));
     }

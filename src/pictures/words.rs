@@ -2,7 +2,7 @@
 
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::Objective;
-use ragtag_planner::plan::{LeftOut, Place, Plan};
+use ragtag_planner::plan::{LeftOut, Place, Plan, PlanEdge};
 pub(super) use ragtag_planner::wording::count;
 use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
@@ -113,15 +113,19 @@ pub(super) fn objective(objective: Objective) -> String {
     }
 }
 
-pub(super) fn route(route: Route) -> String {
+fn route(route: Route) -> String {
     match route {
-        Route::SameDevice => "within the device".into(),
-        Route::Peer => "from device to device".into(),
-        Route::Import => "through imported memory".into(),
+        Route::Peer => "straight into the next device's memory".into(),
+        Route::Import => "straight from the previous device's memory".into(),
         Route::HostStaged { chunk_bytes, depth } => {
             format!("through host memory ({depth} pieces of {})", bytes(chunk_bytes))
         }
     }
+}
+
+/// Returns the routes of an edge in words.
+pub(super) fn edge_routes(edge: &PlanEdge) -> String {
+    edge.routes.iter().map(route).collect::<Vec<_>>().join(" or ")
 }
 
 /// Returns the first 12 characters of a digest, without the name of the algorithm.
@@ -132,8 +136,7 @@ pub(super) fn digest(digest: &str) -> String {
 /// Returns the transfer routes of a plan in words, without duplicates, or `None` if the plan has no edges.
 pub(super) fn routes(plan: &Plan) -> Option<String> {
     let mut routes: Vec<String> = Vec::new();
-    for edge in &plan.edges {
-        let name = route(edge.route);
+    for name in plan.edges.iter().flat_map(|edge| edge.routes.iter()).map(route) {
         if !routes.contains(&name) {
             routes.push(name);
         }

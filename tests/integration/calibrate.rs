@@ -58,7 +58,7 @@ fn assert_same(one: &Calibration, other: &Calibration) {
         }
     }
     for ((from, to, a), (other_from, other_to, b)) in one.links.known.iter().zip(&other.links.known) {
-        assert_eq!((from, to, a.route), (other_from, other_to, b.route));
+        assert_eq!((from, to, &a.routes), (other_from, other_to, &b.routes));
         near(a.latency_us.value, b.latency_us.value);
         near(a.bandwidth_bytes_per_s.value, b.bandwidth_bytes_per_s.value);
     }
@@ -132,15 +132,17 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
         };
         let of_ring = |chunk_bytes: u64, depth: u32| {
             let ring = serde_json::json!({"chunk_bytes": chunk_bytes, "depth": depth});
-            changed(&|link| link["facts"]["route"] = serde_json::json!({"host-staged": &ring}))
+            let routes = serde_json::json!([{"route": {"host-staged": &ring}}]);
+            changed(&|link| link["facts"]["routes"] = routes.clone())
         };
         let corrupt = [
             "{}".into(),
             of_ring(0, 4),
             of_ring(256 << 10, 0),
             of_ring(1 << 62, 4),
-            changed(&|link| link["facts"]["route"] = "peer".into()),
-            changed(&|link| link["facts"]["route"] = "same-device".into()),
+            of_ring(256 << 10, 4),
+            changed(&|link| link["facts"]["routes"] = serde_json::json!([])),
+            changed(&|link| link["facts"]["routes"][0]["route"] = "same-device".into()),
             changed(&|link| link["facts"]["more"] = 1.into()),
             changed(&|link| link["facts"]["latency_us"]["more"] = 1.into()),
             changed(&|link| link["facts"]["latency_us"]["value"] = (-1).into()),
@@ -151,7 +153,7 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
             std::fs::write(&links[0], &content).unwrap();
             let (anew, steps) = calibrate(&model, &devices, &options);
             assert_eq!((anew.timed.len(), steps, anew.links.known.len()), (0, 1, 2), "{content}");
-            assert!(anew.links.known.iter().all(|(_, _, link)| link.route == Route::HOST_STAGED));
+            assert!(anew.links.known.iter().all(|(_, _, link)| link.routes == Route::Peer.into()));
         }
         without_end(&links[0], || {
             let (anew, steps) = calibrate(&model, &devices, &options);

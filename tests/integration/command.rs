@@ -553,7 +553,7 @@ fn a_receipt_records_what_ran() {
     assert_eq!(receipt["model"]["fingerprint"], json["plan"]["model"]["digest"]);
     assert_eq!(receipt["compute_path"], "cpu:1(0-6) -> cpu:0(7-13)");
     assert_eq!(receipt["plan"], json["plan"]);
-    assert_eq!(receipt["routes"][0], json["plan"]["edges"][0]["route"]);
+    assert_eq!(receipt["routes"][0], json["plan"]["edges"][0]["routes"]);
     assert_eq!(receipt["routes"].as_array().unwrap().len(), 1);
     let stages = receipt["stages"].as_array().unwrap();
     assert_eq!(stages.len(), 2);

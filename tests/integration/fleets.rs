@@ -91,7 +91,9 @@ fn a_plan_file_is_read_back_unchanged() {
         let mut changed = plan.clone();
         (changed["credits"], changed["slots"]) = (11.into(), 5.into());
         for edge in changed["edges"].as_array_mut().unwrap() {
-            edge["route"] = serde_json::json!({ "host-staged": { "chunk_bytes": 65536, "depth": 2 } });
+            let small = serde_json::json!({ "up_to_bytes": 4096, "route": "peer" });
+            let ring = serde_json::json!({ "host-staged": { "chunk_bytes": 65536, "depth": 2 } });
+            edge["routes"] = serde_json::json!([small, { "route": ring }]);
         }
         let read = again(&changed, &[]);
         assert_eq!([&read["credits"], &read["slots"]], [11, 5]);
@@ -100,9 +102,9 @@ fn a_plan_file_is_read_back_unchanged() {
     // Arguments override the plan.
     let plan = json(&[&fleet[..], &split, &["--parallel", "5", "--wire", "f16"]].concat());
     let exact = again(&plan, &["--activations", "f32"]);
-    assert_eq!([&exact["activations"], &exact["boundary"], &exact["kv"]], ["f32"; 3]);
+    assert_eq!([&exact["activations"], &exact["wire_type"], &exact["kv"]], ["f32"; 3]);
     let more = again(&plan, &["--parallel", "7"]);
-    assert_eq!((&more["sequences"], &more["boundary"]), (&7.into(), &"f16".into()));
+    assert_eq!((&more["sequences"], &more["wire_type"]), (&7.into(), &"f16".into()));
 }
 
 #[test]

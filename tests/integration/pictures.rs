@@ -11,7 +11,7 @@ use ragtag::{
 use ragtag_planner::split::Span;
 use ragtag_planner::{
     Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
-    PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
+    PlanModel, PlanPaths, PlanStage, PredictedRun, PredictedTimes, StageMemory,
 };
 use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
@@ -49,8 +49,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         },
         predicted: times(8000.0 - 300.0 * f64::from(at), 42_000.0 + 900.0 * f64::from(at)),
     };
-    let route = Route::HOST_STAGED;
-    let edge = |at: u32| PlanEdge { route, predicted: times(40.0 + f64::from(at), 3_400.0) };
+    let edge = |at: u32| (Route::HOST_STAGED.into(), times(40.0 + f64::from(at), 3_400.0));
     let other = |split: &str, why: &str, score_us: f64| Alternative {
         split: split.into(),
         score_us,
@@ -117,7 +116,8 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         family: ragtag::Family::OneStage,
         stages: (0..stages).map(stage).collect(),
         host_memory_bytes: Default::default(),
-        edges: (1..stages).map(edge).collect(),
+        edges: PlanEdge::between((1..stages).map(edge)),
+        paths: PlanPaths::through(stages as usize),
         token_return: times(120.0, 0.0),
         predicted: PredictedRun {
             decode_tokens_per_s: 4.0 / 8000.0 * 1e6,

@@ -1,24 +1,21 @@
 //! Errors of transfers: an unusable route, or a disagreement between sender and receiver.
 
 use crate::message::TransferId;
-use crate::route::Route;
 use serde::{Deserialize, Serialize};
 
-/// Error for a route that cannot be used, or for a message that breaks the protocol between sender and
+/// Error for routes that cannot be used, or for a message that breaks the protocol between sender and
 /// receiver.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
-    /// The route is reserved for future use and not implemented.
-    #[error("route {0:?} is not available")]
-    Unavailable(Route),
-    /// The ring has zero chunks, or its chunks have zero bytes.
-    #[error("invalid staging ring: {depth} chunks of {chunk_bytes} bytes (both must be positive)")]
-    EmptyRing {
-        /// Number of bytes in a chunk.
-        chunk_bytes: u64,
-        /// Number of chunks in the ring.
-        depth: u32,
-    },
+    /// A ring has zero chunks, or its chunks have zero bytes.
+    #[error("a ring needs chunk_bytes and depth of at least 1")]
+    EmptyRing,
+    /// No route of the list serves large transfers, or the size limits of the routes do not ascend.
+    #[error("the up_to_bytes of the routes must ascend, and only the last route must have none")]
+    Sizes,
+    /// Two routes of the list are peer routes, or two are import routes.
+    #[error("the routes may list peer and import once each")]
+    Repeated,
     /// The transfer has zero bytes.
     #[error("{0} has no bytes")]
     Empty(TransferId),

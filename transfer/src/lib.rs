@@ -1,12 +1,14 @@
-//! Moves activations from one device to the next. Defines the route of an edge, and the state machine that
-//! copies bytes along a host-staged route.
+//! Moves activations from one device to the next. Defines the routes of an edge, and the state machines that
+//! move bytes along them.
 //!
-//! The state machine has two halves, one in the actor of each device. Each half takes events and returns
-//! actions. The crate does not depend on backends, models or plans. It does no I/O, starts no thread and
-//! reads no clock.
+//! An edge has a [`Sender`] in the actor of its source device and a [`Receiver`] in the actor of its
+//! destination device. Each takes events and returns actions. The folder `route` has one file per route, with
+//! the behaviour of both ends. The crate does not depend on backends, models or plans. It does no I/O, starts
+//! no thread and reads no clock.
 
 #![forbid(unsafe_code)]
 
+mod action;
 mod error;
 mod message;
 mod points;
@@ -14,9 +16,10 @@ mod receiver;
 mod route;
 mod sender;
 
+pub use action::{Action, Copy, OtherEnd};
 pub use error::Error;
-pub use message::{Chunk, ChunkFree, ChunkReady, TransferId};
+pub use message::{Piece, ToReceiver, ToSender, TransferId};
 pub use points::Points;
-pub use receiver::{Receiver, ReceiverAction, ReceiverEvent};
-pub use route::Route;
-pub use sender::{Sender, SenderAction, SenderEvent};
+pub use receiver::{Receiver, ReceiverEvent};
+pub use route::{Route, Routes, SizedRoute};
+pub use sender::{Sender, SenderEvent};

@@ -1,4 +1,4 @@
-//! Messages between the sender and the receiver of a transfer.
+//! Messages between the two ends of an edge.
 
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
@@ -15,36 +15,67 @@ impl fmt::Display for TransferId {
     }
 }
 
-/// A piece of a transfer, and the ring slot that holds it.
+/// A piece of a transfer, and the place in a ring that holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Chunk {
-    /// Ring slot that holds the chunk. Its bytes start at `slot × chunk_bytes` in the ring.
-    pub slot: u32,
-    /// Offset of the chunk's first byte from the start of the transfer.
+pub struct Piece {
+    /// Place in the ring. Places are numbered across all rings of the edge.
+    pub place: u32,
+    /// Offset in bytes of the piece from the start of the transfer.
     pub offset: u64,
-    /// Number of bytes in the chunk, at most the ring's chunk size.
+    /// Number of bytes in the piece, at most the ring's chunk size.
     pub bytes: u64,
 }
 
-/// Message from the sender: the receiver may read the chunk once `ready` has passed.
+/// Message from the sender to the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChunkReady {
-    /// Transfer to which the chunk belongs.
-    pub transfer: TransferId,
-    /// Byte range of the chunk, and its ring slot.
-    pub chunk: Chunk,
-    /// Point that passes once the sender has downloaded the chunk to the ring. It is on a timeline of the
-    /// sender's device.
-    pub ready: Point,
+pub enum ToReceiver {
+    /// The receiver may read a piece from the ring once `ready` has passed.
+    Piece {
+        /// Transfer to which the piece belongs.
+        transfer: TransferId,
+        /// The piece.
+        piece: Piece,
+        /// Point on a timeline of the sender's device.
+        ready: Point,
+    },
+    /// The whole transfer is in the receiver's slot once `ready` has passed.
+    Written {
+        /// The transfer.
+        transfer: TransferId,
+        /// Slot of the receiver's stage.
+        slot: u32,
+        /// Point on a timeline of the sender's device.
+        ready: Point,
+    },
+    /// The receiver may read the transfer from the sender's slot once `ready` has passed.
+    Readable {
+        /// The transfer.
+        transfer: TransferId,
+        /// Slot of the sender's stage.
+        slot: u32,
+        /// Point on a timeline of the sender's device.
+        ready: Point,
+    },
 }
 
-/// Message from the receiver: the sender may write to the slot again once `after` has passed. The message
-/// returns a credit to the sender.
+/// Message from the receiver to the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChunkFree {
-    /// Ring slot that becomes free.
-    pub slot: u32,
-    /// Point that passes once the receiver has uploaded the chunk from the slot. It is on a timeline of the
-    /// receiver's device.
-    pub after: Point,
+pub enum ToSender {
+    /// The sender may write to a place of a ring again once `after` has passed.
+    Place {
+        /// The place.
+        place: u32,
+        /// Point on a timeline of the receiver's device.
+        after: Point,
+    },
+    /// A slot of the receiver's stage is free. The n-th slot that becomes free receives the n-th transfer of
+    /// the edge, whatever its route.
+    Slot(u32),
+    /// The sender may reuse the slot of a transfer once `after` has passed.
+    Read {
+        /// The transfer.
+        transfer: TransferId,
+        /// Point on a timeline of the receiver's device.
+        after: Point,
+    },
 }

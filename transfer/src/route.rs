@@ -1,16 +1,30 @@
 //! Routes by which activations travel between two devices.
+//!
+//! | file | route |
+//! | --- | --- |
+//! | `staged.rs` | through a ring of host memory |
+//! | `peer.rs` | the source writes into the destination's slot |
+//! | `import.rs` | the destination reads the source's slot |
 
+mod import;
+mod peer;
+mod staged;
+
+use crate::action::Action;
+use crate::error::Error;
+use crate::message::{ToReceiver, ToSender, TransferId};
+use crate::points::Points;
+use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Route of activations across an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Route {
-    /// Both stages are on the same device. No bytes are copied.
-    SameDevice,
-    /// The source writes into the destination's memory. Reserved: no code selects this route yet.
+    /// The source device has imported the destination's slots and writes into them.
     Peer,
-    /// The destination has imported the source's memory. Reserved: no code selects this route yet.
+    /// The destination device has imported the source's slots and reads from them.
     Import,
     /// Copies pass through a bounded ring of pinned host memory that both devices can access.
     HostStaged {
@@ -28,11 +42,196 @@ impl Route {
 
     /// Returns the number of bytes of pinned host memory that the route needs.
     pub fn staging_bytes(&self) -> u64 {
+        let (chunk_bytes, depth) = self.ring();
+        chunk_bytes.saturating_mul(u64::from(depth))
+    }
+
+    /// Returns the chunk size in bytes and the depth of the route's ring. Both are 0 for a route without a
+    /// ring.
+    pub fn ring(&self) -> (u64, u32) {
         match *self {
-            Route::HostStaged { chunk_bytes, depth } => chunk_bytes.saturating_mul(u64::from(depth)),
-            Route::SameDevice | Route::Peer | Route::Import => 0,
+            Route::HostStaged { chunk_bytes, depth } => (chunk_bytes, depth),
+            Route::Peer | Route::Import => (0, 0),
         }
     }
+
+    /// Returns both ends of the route. `ring` locates its ring among the rings of the edge. `slots` is the
+    /// number of slots of the receiving stage.
+    fn ends(&self, ring: RingStart, slots: u32) -> (Box<dyn Source>, Box<dyn Destination>) {
+        match *self {
+            Route::HostStaged { chunk_bytes, depth } => {
+                let ring = staged::Ring { start: ring, chunk_bytes, depth };
+                (Box::new(staged::Out::new(ring)), Box::new(staged::In::new(ring)))
+            }
+            Route::Peer => (Box::new(peer::Out::new(slots)), Box::<peer::In>::default()),
+            Route::Import => (Box::<import::Out>::default(), Box::<import::In>::default()),
+        }
+    }
+}
+
+/// A route, and the transfers for which it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SizedRoute {
+    /// Maximum size of a transfer over this route, in bytes. If absent, there is no maximum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_to_bytes: Option<u64>,
+    /// The route.
+    pub route: Route,
+}
+
+/// Routes of an edge. A transfer takes the first route that allows its size.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Routes(pub Vec<SizedRoute>);
+
+impl From<Route> for Routes {
+    fn from(route: Route) -> Self {
+        Self(vec![SizedRoute { up_to_bytes: None, route }])
+    }
+}
+
+impl Routes {
+    /// Checks that every transfer has a usable route.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRing`], [`Error::Sizes`] or [`Error::Repeated`].
+    pub fn check(&self) -> Result<(), Error> {
+        let limit = |sized: &SizedRoute| sized.up_to_bytes.unwrap_or(u64::MAX);
+        let ascend = self.0.windows(2).all(|pair| limit(&pair[0]) < limit(&pair[1]));
+        if !ascend || self.0.last().is_none_or(|last| last.up_to_bytes.is_some()) {
+            return Err(Error::Sizes);
+        }
+        // Messages of these routes do not name the route.
+        let is_repeated = |route: Route| self.iter().filter(|other| *other == route).count() > 1;
+        if is_repeated(Route::Peer) || is_repeated(Route::Import) {
+            return Err(Error::Repeated);
+        }
+        let empty = |route: &Route| {
+            matches!(route, Route::HostStaged { chunk_bytes: 0, .. } | Route::HostStaged { depth: 0, .. })
+        };
+        if self.iter().any(|route| empty(&route)) { Err(Error::EmptyRing) } else { Ok(()) }
+    }
+
+    /// Returns the routes in order.
+    pub fn iter(&self) -> impl Iterator<Item = Route> {
+        self.0.iter().map(|sized| sized.route)
+    }
+
+    /// Returns whether a transfer can take a route for which `is` returns true.
+    pub fn any(&self, is: impl FnMut(Route) -> bool) -> bool {
+        self.iter().any(is)
+    }
+
+    /// Returns the index of the route of a transfer of `bytes` bytes.
+    pub fn of(&self, bytes: u64) -> usize {
+        let allows = |sized: &SizedRoute| sized.up_to_bytes.is_none_or(|most| bytes <= most);
+        self.0.iter().position(allows).unwrap_or(0)
+    }
+
+    /// Returns the number of bytes of pinned host memory that the rings of all routes need together.
+    pub fn staging_bytes(&self) -> u64 {
+        self.iter().fold(0, |sum, route| sum.saturating_add(route.staging_bytes()))
+    }
+
+    /// Returns the number of places in the rings of all routes.
+    pub fn places(&self) -> u32 {
+        self.iter().fold(0, |sum, route| sum.saturating_add(route.ring().1))
+    }
+
+    /// Returns both ends of each route.
+    pub(crate) fn ends(&self, slots: u32) -> Vec<(Box<dyn Source>, Box<dyn Destination>)> {
+        let mut ring = RingStart::default();
+        let ends = self.iter().map(|route| {
+            let ends = route.ends(ring, slots);
+            ring.byte += route.staging_bytes();
+            ring.place += route.ring().1;
+            ends
+        });
+        ends.collect()
+    }
+}
+
+/// Location of a route's ring in the host memory of its edge.
+#[derive(Clone, Copy, Debug, Default)]
+struct RingStart {
+    /// First byte.
+    byte: u64,
+    /// Number of the first place.
+    place: u32,
+}
+
+/// A transfer that the source has not requested completely.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) transfer: TransferId,
+    /// Slot of the sender's stage.
+    pub(crate) slot: u32,
+    pub(crate) bytes: u64,
+    /// Number of bytes that are requested so far.
+    pub(crate) sent: u64,
+    /// Point after which the bytes can be read.
+    pub(crate) after: Point,
+}
+
+/// A transfer that the destination has not requested completely.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) transfer: TransferId,
+    pub(crate) bytes: u64,
+    /// Number of bytes that are requested so far.
+    pub(crate) received: u64,
+    /// Slot of the receiver's stage.
+    pub(crate) slot: u32,
+}
+
+/// The source's end of a route.
+pub(crate) trait Source: fmt::Debug + Send {
+    /// Requests as much of the edge's oldest transfer as possible. Returns whether nothing is left to
+    /// request.
+    fn advance(
+        &mut self,
+        transfer: &mut Outgoing,
+        points: &mut Points,
+        actions: &mut Vec<Action<ToReceiver>>,
+    ) -> bool;
+
+    /// Handles a message if it belongs to this route. Returns whether it does.
+    fn receive(
+        &mut self,
+        message: ToSender,
+        points: &mut Points,
+        actions: &mut Vec<Action<ToReceiver>>,
+    ) -> Result<bool, Error>;
+
+    /// Records that a transfer takes another route.
+    fn skip(&mut self) {}
+
+    /// Returns whether transfers that were requested completely are not done yet. The next transfer may take
+    /// another route only if this is false, so that transfers are done in order.
+    fn is_undone(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the destination has returned everything that the route has lent to it.
+    fn is_idle(&self) -> bool {
+        !self.is_undone()
+    }
+}
+
+/// The destination's end of a route.
+pub(crate) trait Destination: fmt::Debug + Send {
+    /// Stores a message if it belongs to this route. Returns whether it does.
+    fn receive(&mut self, message: ToReceiver) -> Result<bool, Error>;
+
+    /// Requests as much of the edge's oldest transfer as possible. Returns whether nothing is left to
+    /// request.
+    fn advance(
+        &mut self,
+        transfer: &mut Incoming,
+        points: &mut Points,
+        actions: &mut Vec<Action<ToSender>>,
+    ) -> Result<bool, Error>;
 }
 
 #[cfg(test)]
@@ -42,6 +241,33 @@ mod tests {
     #[test]
     fn default_ring_takes_one_mebibyte_of_host_memory() {
         assert_eq!(Route::HOST_STAGED.staging_bytes(), 1 << 20);
-        assert_eq!(Route::SameDevice.staging_bytes(), 0);
+        assert_eq!(Route::Peer.staging_bytes(), 0);
+    }
+
+    #[test]
+    fn transfers_take_the_first_route_that_allows_their_size() {
+        let sized = |up_to_bytes, route| SizedRoute { up_to_bytes, route };
+        let routes = Routes(vec![sized(Some(64), Route::Import), sized(None, Route::HOST_STAGED)]);
+        assert_eq!(routes.check(), Ok(()));
+        assert_eq!([1, 64, 65, u64::MAX].map(|bytes| routes.of(bytes)), [0, 0, 1, 1]);
+        assert_eq!((routes.places(), routes.staging_bytes()), (4, 1 << 20));
+    }
+
+    #[test]
+    fn lists_without_a_route_for_every_size_are_refused() {
+        let list = |limits: &[Option<u64>]| {
+            let sized = |&up_to_bytes: &Option<u64>| SizedRoute { up_to_bytes, route: Route::HOST_STAGED };
+            Routes(limits.iter().map(sized).collect()).check()
+        };
+        assert_eq!(list(&[Some(1), Some(2), None]), Ok(()));
+        for limits in [&[][..], &[Some(9)], &[None, None], &[None, Some(1)], &[Some(2), Some(2), None]] {
+            assert_eq!(list(limits), Err(Error::Sizes), "{limits:?}");
+        }
+        let twice = [Some(1), None].map(|up_to_bytes| SizedRoute { up_to_bytes, route: Route::Peer });
+        assert_eq!(Routes(twice.into()).check(), Err(Error::Repeated));
+        for (chunk_bytes, depth) in [(0, 1), (1, 0)] {
+            let ring = Routes::from(Route::HostStaged { chunk_bytes, depth });
+            assert_eq!(ring.check(), Err(Error::EmptyRing));
+        }
     }
 }

@@ -1,10 +1,10 @@
-//! The source's half of a transfer. It divides the transfer into chunks and downloads each chunk as soon as a
-//! ring slot is free.
+//! The source's half of an edge. It passes the transfers to their routes, one after another.
 
+use crate::action::Action;
 use crate::error::Error;
-use crate::message::{Chunk, ChunkFree, ChunkReady, TransferId};
+use crate::message::{ToReceiver, ToSender, TransferId};
 use crate::points::Points;
-use crate::route::Route;
+use crate::route::{Outgoing, Routes, Source};
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -12,171 +12,99 @@ use std::collections::VecDeque;
 /// Event that the sender handles.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SenderEvent {
-    /// Starts a transfer. Its bytes can be read once `after` has passed. Transfers are sent in the order of
-    /// these events.
+    /// Starts a transfer. Transfers are sent in the order of these events.
     Send {
         /// Identifier of the transfer. It must be larger than all earlier ones.
         transfer: TransferId,
+        /// Slot that holds the transfer.
+        slot: u32,
         /// Size of the transfer in bytes.
         bytes: u64,
-        /// Point that passes once all bytes have been written to the source buffer.
+        /// Point that passes once all bytes have been written to the slot.
         after: Point,
     },
-    /// The receiver returns a ring slot.
-    Free(ChunkFree),
-}
-
-/// Action that the sender requests. The caller must execute the actions in order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum SenderAction {
-    /// Submit a copy of a chunk from the source buffer to the ring.
-    Download {
-        /// Transfer to which the chunk belongs.
-        transfer: TransferId,
-        /// Byte range of the chunk and its destination slot in the ring.
-        chunk: Chunk,
-        /// Points that pass once the bytes have been written and the ring slot is free.
-        waits: Vec<Point>,
-        /// Point that the copy signals.
-        signal: Point,
-    },
-    /// Send this message to the receiver.
-    Ready(ChunkReady),
-    /// The downloads of all chunks of a transfer have been requested. The source buffer is free once `at` has
-    /// passed.
-    Sent {
-        /// Identifier of the transfer.
-        transfer: TransferId,
-        /// Point that the last download of the transfer signals.
-        at: Point,
-    },
-}
-
-#[derive(Debug)]
-struct Outgoing {
-    transfer: TransferId,
-    bytes: u64,
-    sent: u64,
-    after: Point,
+    /// A message from the receiver.
+    Message(ToSender),
 }
 
 /// The half of the state machine that runs on the source device.
 #[derive(Debug)]
 pub struct Sender {
-    /// State of the ring. `None` for transfers within one device, for which no bytes are copied.
-    ring: Option<Ring>,
+    routes: Routes,
+    ends: Vec<Box<dyn Source>>,
+    /// Transfers that have not been requested completely.
+    queue: VecDeque<Outgoing>,
     newest: Option<TransferId>,
 }
 
-#[derive(Debug)]
-struct Ring {
-    chunk_bytes: u64,
-    depth: u32,
-    /// Ring slots that the sender may use. A slot with a point may be written to only once the point has
-    /// passed.
-    credits: VecDeque<(u32, Option<Point>)>,
-    queue: VecDeque<Outgoing>,
-}
-
 impl Sender {
-    /// Creates a sender for `route`.
+    /// Creates a sender to a stage with `slots` slots.
     ///
     /// # Errors
-    /// Fails if the route is not implemented or its ring is empty.
-    pub fn new(route: Route) -> Result<Self, Error> {
-        let ring = match route {
-            Route::SameDevice => None,
-            Route::Peer | Route::Import => return Err(Error::Unavailable(route)),
-            Route::HostStaged { chunk_bytes, depth } if chunk_bytes == 0 || depth == 0 => {
-                return Err(Error::EmptyRing { chunk_bytes, depth });
-            }
-            Route::HostStaged { chunk_bytes, depth } => {
-                let credits = (0..depth).map(|slot| (slot, None)).collect();
-                Some(Ring { chunk_bytes, depth, credits, queue: VecDeque::new() })
-            }
-        };
-        Ok(Self { ring, newest: None })
+    /// The errors of [`Routes::check`].
+    pub fn new(routes: &Routes, slots: u32) -> Result<Self, Error> {
+        routes.check()?;
+        let ends = routes.ends(slots).into_iter().map(|(source, _)| source).collect();
+        Ok(Self { routes: routes.clone(), ends, queue: VecDeque::new(), newest: None })
     }
 
-    /// Returns the number of ring slots that the sender may use now.
-    pub fn credits(&self) -> u32 {
-        self.ring.as_ref().map_or(0, |r| r.credits.len() as u32)
-    }
-
-    /// Returns whether a chunk waits for a ring slot.
+    /// Returns whether a message from the receiver lets the sender continue or frees a slot.
     pub fn is_waiting(&self) -> bool {
-        self.ring.as_ref().is_some_and(|r| !r.queue.is_empty())
+        !self.queue.is_empty() || self.ends.iter().any(|end| end.is_undone())
     }
 
-    /// Returns whether all transfers have been sent and all ring slots have been returned.
+    /// Returns whether all transfers are done and the receiver has returned all places of the rings.
     pub fn is_idle(&self) -> bool {
-        self.ring.as_ref().is_none_or(|r| r.queue.is_empty() && r.credits.len() == r.depth as usize)
+        self.queue.is_empty() && self.ends.iter().all(|end| end.is_idle())
     }
 
     /// Handles an event and appends the resulting actions. Copies signal points that are allocated from
     /// `points`, which belong to the source's download queue.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a slot that is returned twice, and for identifiers that do not ascend.
-    /// [`Error::Empty`] for a transfer of zero bytes.
+    /// [`Error::Protocol`] for a message that the receiver must not send now, and for identifiers that do not
+    /// ascend. [`Error::Empty`] for a transfer of zero bytes.
     pub fn step(
         &mut self,
         event: SenderEvent,
         points: &mut Points,
-        actions: &mut Vec<SenderAction>,
+        actions: &mut Vec<Action<ToReceiver>>,
     ) -> Result<(), Error> {
         match event {
-            SenderEvent::Send { transfer, bytes, after } => {
-                if bytes == 0 {
-                    return Err(Error::Empty(transfer));
-                }
+            SenderEvent::Send { transfer, bytes: 0, .. } => return Err(Error::Empty(transfer)),
+            SenderEvent::Send { transfer, slot, bytes, after } => {
                 if self.newest.is_some_and(|newest| transfer <= newest) {
                     return Err(Error::protocol(format!("{transfer} sent out of order")));
                 }
                 self.newest = Some(transfer);
-                match &mut self.ring {
-                    None => actions.push(SenderAction::Sent { transfer, at: after }),
-                    Some(ring) => {
-                        ring.queue.push_back(Outgoing { transfer, bytes, sent: 0, after });
-                        ring.pump(points, actions);
-                    }
+                self.queue.push_back(Outgoing { transfer, slot, bytes, sent: 0, after });
+            }
+            SenderEvent::Message(message) => {
+                let mut known = false;
+                for end in &mut self.ends {
+                    known |= end.receive(message, points, actions)?;
+                }
+                if !known {
+                    return Err(Error::protocol(format!("{message:?} fits no route")));
                 }
             }
-            SenderEvent::Free(free) => match &mut self.ring {
-                None => return Err(Error::protocol("a ring slot returned on a route without a ring")),
-                Some(ring) => {
-                    if free.slot >= ring.depth || ring.credits.iter().any(|(slot, _)| *slot == free.slot) {
-                        return Err(Error::protocol(format!(
-                            "ring slot {} returned but not in use",
-                            free.slot
-                        )));
-                    }
-                    ring.credits.push_back((free.slot, Some(free.after)));
-                    ring.pump(points, actions);
-                }
-            },
         }
+        self.advance(points, actions);
         Ok(())
     }
-}
 
-impl Ring {
-    fn pump(&mut self, points: &mut Points, actions: &mut Vec<SenderAction>) {
+    fn advance(&mut self, points: &mut Points, actions: &mut Vec<Action<ToReceiver>>) {
         while let Some(outgoing) = self.queue.front_mut() {
-            let Some((slot, free)) = self.credits.pop_front() else { return };
-            let transfer = outgoing.transfer;
-            let bytes = self.chunk_bytes.min(outgoing.bytes - outgoing.sent);
-            let chunk = Chunk { slot, offset: outgoing.sent, bytes };
-            let waits = std::iter::once(outgoing.after).chain(free).collect();
-            let signal = points.allot();
-            outgoing.sent += bytes;
-            let last = outgoing.sent == outgoing.bytes;
-            actions.push(SenderAction::Download { transfer, chunk, waits, signal });
-            actions.push(SenderAction::Ready(ChunkReady { transfer, chunk, ready: signal }));
-            if last {
-                self.queue.pop_front();
-                actions.push(SenderAction::Sent { transfer, at: signal });
+            let route = self.routes.of(outgoing.bytes);
+            let undone = |(index, end): (usize, &Box<dyn Source>)| index != route && end.is_undone();
+            if self.ends.iter().enumerate().any(undone)
+                || !self.ends[route].advance(outgoing, points, actions)
+            {
+                return;
             }
+            self.queue.pop_front();
+            let others = self.ends.iter_mut().enumerate().filter(|(index, _)| *index != route);
+            others.for_each(|(_, end)| end.skip());
         }
     }
 }

@@ -6,11 +6,11 @@ use crate::memory::Buffer;
 use crate::queue::Queue;
 use crate::script::Launch;
 use crate::team::Team;
-use ragtag_hal::driver::{self, Driver, DriverDevice};
+use ragtag_hal::driver::{self, Allocation, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, HeapKind, HostFn, HostMemory, HostRegion, Limits, Memory, MemorySource, Module,
-    ModuleSource, QueueKind, Result,
+    ModuleSource, QueueKind, Result, SharedMemory,
 };
 use std::sync::Arc;
 
@@ -62,6 +62,15 @@ impl Driver for Cpu {
 
     fn allocate(&self, bytes: u64) -> Result<Buffer> {
         Buffer::new(bytes).ok_or(Error::OutOfMemory { wanted: bytes, free: None })
+    }
+
+    fn export(&self, buffer: &Arc<Buffer>) -> Result<SharedMemory> {
+        Ok(SharedMemory { bytes: buffer.bytes(), handle: Arc::new(Buffer::clone(buffer)) })
+    }
+
+    fn import(&self, memory: &SharedMemory) -> Result<Buffer> {
+        let unknown = || Error::Unsupported { what: "importing another API's memory on a CPU device".into() };
+        memory.handle.downcast_ref::<Buffer>().cloned().ok_or_else(unknown)
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<HostFn>> {

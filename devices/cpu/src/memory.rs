@@ -4,6 +4,7 @@
 
 use memmap2::{MmapMut, MmapRaw};
 use ragtag_hal::driver::Allocation;
+use std::sync::Arc;
 
 /// Minimum size in bytes at which a buffer requests huge pages. Huge pages reduce TLB misses when a kernel
 /// streams through a large matrix.
@@ -12,9 +13,10 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Page-aligned memory of a buffer. Threads access it only through raw pointers, because only the points of
 /// submissions order their accesses.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Buffer {
-    map: MmapRaw,
+    /// Several CPU devices share the mapping if one of them has imported it.
+    map: Arc<MmapRaw>,
 }
 
 impl Buffer {
@@ -27,7 +29,7 @@ impl Buffer {
             // The request is a hint. Without huge pages, accesses are somewhat slower.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
-        Some(Self { map: MmapRaw::from(map) })
+        Some(Self { map: Arc::new(MmapRaw::from(map)) })
     }
 
     /// Returns a pointer to the first byte.

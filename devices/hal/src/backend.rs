@@ -8,6 +8,7 @@ use crate::pool::{PoolLimits, PoolStats};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
 use serde::{Deserialize, Serialize};
+use std::any::Any;
 use std::fmt;
 use std::ops::Deref;
 use std::str::FromStr;
@@ -321,6 +322,22 @@ impl Timing {
     }
 }
 
+/// Memory of a buffer that another device can import. The memory lives as long as a device or a value of this
+/// type refers to it.
+#[derive(Clone)]
+pub struct SharedMemory {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Handle of the exporting backend. The importing backend must know its type.
+    pub handle: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMemory").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
 /// An opened device, owned by exactly one thread. Methods do not wait for work on the device unless their
 /// documentation says so.
 pub trait Device: Send {
@@ -372,6 +389,23 @@ pub trait Device: Send {
     /// # Errors
     /// Returns an error if an API call fails.
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()>;
+
+    /// Returns the memory of a buffer, for import by another device. The buffer must not be imported.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot share the buffer.
+    fn export_buffer(&self, _id: BufferId) -> Result<SharedMemory> {
+        Err(Error::Unsupported { what: "sharing buffers".into() })
+    }
+
+    /// Creates a buffer over memory that another device has exported. Only the points of submissions order
+    /// the accesses of the two devices. [`destroy_buffer`](Self::destroy_buffer) ends the import.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot import the memory.
+    fn import_buffer(&mut self, _id: BufferId, _memory: &SharedMemory) -> Result<()> {
+        Err(Error::Unsupported { what: "importing buffers".into() })
+    }
 
     /// Loads a module.
     ///

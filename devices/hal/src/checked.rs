@@ -12,7 +12,7 @@ mod leaks;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{Adapter, Device, Memory, Timing};
+use crate::backend::{Adapter, Device, Memory, SharedMemory, Timing};
 use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::faults::{Faults, Faulty};
@@ -245,6 +245,18 @@ impl Device for Checked {
         self.inner.destroy_buffer(id)?;
         self.resources.buffers.remove(&id);
         self.invalidate(Name::Buffer(id));
+        Ok(())
+    }
+
+    fn export_buffer(&self, id: BufferId) -> Result<SharedMemory> {
+        self.resources.buffer(id).map_err(Error::invalid)?;
+        self.inner.export_buffer(id)
+    }
+
+    fn import_buffer(&mut self, id: BufferId, memory: &SharedMemory) -> Result<()> {
+        self.resources.check_new_buffer(id, memory.bytes)?;
+        self.inner.import_buffer(id, memory)?;
+        self.resources.add_buffer(id, memory.bytes);
         Ok(())
     }
 

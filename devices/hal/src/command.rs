@@ -60,7 +60,7 @@ pub struct Dispatch {
 pub enum Command {
     /// A kernel launch (compute queue).
     Dispatch(Dispatch),
-    /// A copy within the device (compute queue). The ranges have the same length and do not overlap.
+    /// A copy between buffers (any queue). The ranges have the same length and do not overlap.
     Copy {
         /// Source.
         from: BufferRange,

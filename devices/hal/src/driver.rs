@@ -20,9 +20,9 @@ mod tests;
 pub use device::DriverDevice;
 pub use script::{HostSpan, Launch, Registered, Script, Span, Step, grid_parts};
 
-use crate::backend::Memory;
+use crate::backend::{Memory, SharedMemory};
 use crate::command::Module;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::queues::DriverQueue;
 use crate::region::HostRegion;
 use std::sync::Arc;
@@ -84,9 +84,25 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Allocates memory and commits it before the call returns.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the device has too little memory. The
+    /// Returns [`Error::OutOfMemory`] if the device has too little memory. The
     /// caller fills in the field `free` of the error.
     fn allocate(&self, bytes: u64) -> Result<Self::Buffer>;
+
+    /// Returns the memory of a buffer in a form that [`import`](Self::import) of another device accepts.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot share the memory.
+    fn export(&self, _buffer: &Arc<Self::Buffer>) -> Result<SharedMemory> {
+        Err(Error::Unsupported { what: "sharing buffers with other devices".into() })
+    }
+
+    /// Returns a buffer over memory that another device has exported.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot import the memory.
+    fn import(&self, _memory: &SharedMemory) -> Result<Self::Buffer> {
+        Err(Error::Unsupported { what: "importing buffers of other devices".into() })
+    }
 
     /// Loads a module. Returns one loaded entry for each of [`Module::entries`].
     ///

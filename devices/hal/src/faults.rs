@@ -7,7 +7,7 @@
 
 mod mirror;
 
-use crate::backend::{Adapter, Device, Memory, Timing};
+use crate::backend::{Adapter, Device, Memory, SharedMemory, Timing};
 use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
@@ -241,6 +241,15 @@ impl Device for Faulty {
         self.inner.destroy_buffer(id)
     }
 
+    fn export_buffer(&self, id: BufferId) -> Result<SharedMemory> {
+        self.inner.export_buffer(id)
+    }
+
+    fn import_buffer(&mut self, id: BufferId, memory: &SharedMemory) -> Result<()> {
+        self.check_there()?;
+        self.inner.import_buffer(id, memory)
+    }
+
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.check_there()?;
         self.inner.create_module(id, module)
@@ -339,7 +348,7 @@ impl Device for Faulty {
 /// Returns the number of bytes that `commands` download to the host.
 fn downloaded(commands: &[Command]) -> u64 {
     let bytes = |command: &Command| match command {
-        Command::Download { from, .. } => from.bytes,
+        Command::Download { from, .. } | Command::Copy { from, .. } => from.bytes,
         _ => 0,
     };
     commands.iter().map(bytes).sum()

@@ -46,7 +46,7 @@ mod timeline;
 pub use adaptive_wait::{Anticipation, Outcome, Turn};
 pub use backend::{
     Adapter, AdapterKind, Backend, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory, MemorySource,
-    PciAddress, PhysicalIdentity, Timing,
+    PciAddress, PhysicalIdentity, SharedMemory, Timing,
 };
 pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};

@@ -1,15 +1,15 @@
 //! Describes the links between devices for the planner. Knows nothing about plans or backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes};
 use serde::{Deserialize, Serialize};
 
 /// The planner's description of the link from one device to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkFacts {
-    /// Route that activations take over the link.
-    pub route: Route,
+    /// Routes that activations take over the link.
+    pub routes: Routes,
     /// Time of the smallest transfer.
     pub latency_us: Figure,
     /// Rate of large transfers.
@@ -19,21 +19,21 @@ pub struct LinkFacts {
 impl LinkFacts {
     /// Returns a host-staged link with assumed speed: the default ring, a latency of 20 µs and a rate of 6
     /// GB/s.
-    pub const fn assumed() -> Self {
+    pub fn assumed() -> Self {
         Self {
-            route: Route::HOST_STAGED,
+            routes: Route::HOST_STAGED.into(),
             latency_us: Figure::assumed(20.0),
             bandwidth_bytes_per_s: Figure::assumed(6e9),
         }
     }
 
-    /// Returns a link over `route` with a latency and a rate fitted to measured transfers. Each sample is a
+    /// Returns a link over `routes` with a latency and a rate fitted to measured transfers. Each sample is a
     /// pair of transferred bytes and microseconds.
-    pub fn fitted(route: Route, samples: &[(u64, f64)]) -> Self {
+    pub fn fitted(routes: Routes, samples: &[(u64, f64)]) -> Self {
         let (latency_us, bandwidth_bytes_per_s) = fit_copies(samples);
         let measured = |value| Figure { value, source: FigureSource::Measured };
         Self {
-            route,
+            routes,
             latency_us: measured(latency_us),
             bandwidth_bytes_per_s: measured(bandwidth_bytes_per_s),
         }

@@ -165,11 +165,11 @@ fn copies_are_fitted_by_their_relative_errors() {
     let exact: Vec<_> = [4096, 65536, 1 << 20].map(|bytes| (bytes, 20.0 + bytes as f64 / 5e9 * 1e6)).into();
     let (latency_us, rate) = fit_copies(&exact);
     assert!((latency_us - 20.0).abs() < 1e-6 && (rate / 5e9 - 1.0).abs() < 1e-9, "{latency_us} {rate}");
-    let link = LinkFacts::fitted(ragtag_transfer::Route::HOST_STAGED, &exact);
+    let link = LinkFacts::fitted(ragtag_transfer::Route::HOST_STAGED.into(), &exact);
     assert_eq!((link.nonsense(), link.latency_us.source), (None, FigureSource::Measured));
     // The result is a valid link even if larger copies take less time, or if there are no samples.
     for samples in [&[(100, 50.0), (1000, 40.0)][..], &[(100, 10.0), (1000, 200.0)], &[(100, 5.0)], &[]] {
-        let link = LinkFacts::fitted(ragtag_transfer::Route::HOST_STAGED, samples);
+        let link = LinkFacts::fitted(ragtag_transfer::Route::HOST_STAGED.into(), samples);
         assert_eq!(link.nonsense(), None, "{samples:?}: {link:?}");
     }
 }

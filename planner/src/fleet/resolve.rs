@@ -487,7 +487,7 @@ fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
         if from.host_bandwidth_bytes_per_s.value <= to.host_bandwidth_bytes_per_s.value { from } else { to };
     let later = if from.host_latency_us.value >= to.host_latency_us.value { from } else { to };
     LinkFacts {
-        route: Route::HOST_STAGED,
+        routes: Route::HOST_STAGED.into(),
         latency_us: Figure {
             value: from.host_latency_us.value + to.host_latency_us.value,
             source: later.host_latency_us.source,

@@ -25,8 +25,8 @@ mod workload_times;
 use crate::cost::{DeviceFacts, LargeBuffer, Links, StageCapacity, is_rate};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
-    Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
-    PredictedTimes, StageMemory, logit_rows,
+    Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage,
+    PredictedRun, PredictedTimes, StageMemory, logit_rows,
 };
 use crate::split::{PartitionError, Span, Split};
 pub use baselines::{Baseline, EngineDecode};
@@ -608,9 +608,8 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         memory_bytes,
         predicted: predicted(times),
     };
-    let edge = |(pair, times): (&[Run], &Times)| PlanEdge {
-        route: problem.link(pair[0].device, pair[1].device).route,
-        predicted: predicted(times),
+    let edge = |(pair, times): (&[Run], &Times)| {
+        (problem.link(pair[0].device, pair[1].device).routes.clone(), predicted(times))
     };
     let memories = problem.memories(&chosen.runs);
     let stages: Vec<_> = chosen.runs.iter().zip(memories).zip(&evaluation.stages).map(stage).collect();
@@ -638,8 +637,9 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         wire_type: chosen.point.wire_type,
         family: families::family(&chosen.runs, Granularity::of(input.segments)),
         host_memory_bytes: host_memory(input, &problem.shape, chosen.credits, &stages),
+        paths: PlanPaths::through(stages.len()),
         stages,
-        edges: chosen.runs.windows(2).zip(&evaluation.transfers).map(edge).collect(),
+        edges: PlanEdge::between(chosen.runs.windows(2).zip(&evaluation.transfers).map(edge)),
         token_return: predicted(&evaluation.token_return),
         predicted: PredictedRun {
             decode_tokens_per_s: tenths(evaluation.decode_tokens_per_s),

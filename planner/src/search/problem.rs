@@ -11,7 +11,6 @@ use crate::cost::{
 use crate::plan::StageMemory;
 use crate::split::Span;
 use ragtag_graph::Segment;
-use ragtag_transfer::Route;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -128,7 +127,7 @@ impl<'a> Problem<'a> {
     /// Returns the solver's instance of this problem. The instance requires no device to be used.
     pub fn instance(&self) -> Instance {
         let input = self.input;
-        let staging = |from, to| self.link(from, to).route.staging_bytes();
+        let staging = |from, to| self.link(from, to).routes.staging_bytes();
         let mut classes: Vec<u64> = pairs(input).map(|(from, to)| staging(from, to)).chain([0]).collect();
         classes.sort_unstable();
         classes.dedup();
@@ -258,7 +257,7 @@ impl<'a> Problem<'a> {
 
     /// Returns the memory of a stage. `before` is the device of the previous stage.
     pub fn memory(&self, run: &Run, before: Option<usize>) -> StageMemory {
-        let staging = before.map_or(0, |before| self.link(before, run.device).route.staging_bytes());
+        let staging = before.map_or(0, |before| self.link(before, run.device).routes.staging_bytes());
         let device = &self.input.devices[run.device];
         self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
     }
@@ -270,7 +269,7 @@ impl<'a> Problem<'a> {
         let memory = |(at, run): (usize, &Run)| {
             let staging = at
                 .checked_sub(1)
-                .map_or(0, |before| self.link(runs[before].device, run.device).route.staging_bytes());
+                .map_or(0, |before| self.link(runs[before].device, run.device).routes.staging_bytes());
             let (held, device) = (held.entry(run.device).or_default(), &self.input.devices[run.device]);
             self.lowered.sizes.stage_beside(held, run.segments.clone(), &self.shape, staging, device)
         };
@@ -488,8 +487,5 @@ fn transfer_times(
         let shared_us = link.latency_us.value + bytes as f64 / shared_rate * 1e6;
         link.time_us(bytes).max(shared_us)
     };
-    match link.route {
-        Route::SameDevice => Times::default(),
-        _ => workload_times.times(|batch| time_us(transfer_bytes(input, point, batch.rows))),
-    }
+    workload_times.times(|batch| time_us(transfer_bytes(input, point, batch.rows)))
 }

@@ -69,9 +69,15 @@ impl SharedBuffers {
         bytes + class_bytes(stages.iter().map(|stage| stage.scratch_bytes).max().unwrap_or(0))
     }
 
-    fn buffer(&mut self, device: &mut dyn Device, bytes: u64) -> ragtag_hal::Result<BufferId> {
+    /// Returns an unused buffer id.
+    pub(crate) fn new_id(&mut self) -> BufferId {
         let id = BufferId(self.buffers);
         self.buffers += 1;
+        id
+    }
+
+    fn buffer(&mut self, device: &mut dyn Device, bytes: u64) -> ragtag_hal::Result<BufferId> {
+        let id = self.new_id();
         device.create_buffer(id, bytes)?;
         Ok(id)
     }
@@ -202,6 +208,11 @@ impl StageBuffers {
     /// Returns the KV cache buffers. The compiled stage lists their sizes.
     pub(crate) fn kv(&self) -> &[BufferId] {
         &self.kv
+    }
+
+    /// Returns, for each slot, the buffer that holds activation rows in the wire type.
+    pub(crate) fn edge_buffers(&self) -> impl Iterator<Item = BufferId> {
+        self.slots.iter().map(|slot| slot.wire.unwrap_or(slot.activation))
     }
 
     /// Returns a byte range of a slot's activation rows in the wire type.

@@ -4,6 +4,7 @@
 //! and at the end of a run it waits briefly for outstanding work before it destroys its objects. The core
 //! makes all decisions. The actor maps slots to buffers, micro-batches to programs, and points to waits.
 
+mod edge;
 pub(crate) mod memory;
 mod owned;
 mod solo;
@@ -13,13 +14,15 @@ pub use solo::{SoloBatch, SoloDevice, SoloLink, SoloStage};
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{
-    DeviceAction, DeviceCore, DeviceEvent, Progress, QueuePoints, StageAction, StageEvent, StageShape,
-    StageStats,
+    DeviceAction, DeviceCore, DeviceEvent, End, MicroBatchId, Progress, QueuePoints, StageAction, StageEvent,
+    StageShape, StageStats,
 };
 use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
+pub(crate) use edge::{Edge, Sharing};
+use edge::{copy_command, copy_queue, to_next, to_previous};
 use memory::{LOGITS, SharedBuffers, StageBuffers};
 use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
@@ -27,7 +30,7 @@ use ragtag_hal::{
     Anticipation, Command, Device, DeviceId, HostRegion, Outcome, PoolStats, QueueKind, Submission, Timeline,
     Timing, Turn, Work,
 };
-use ragtag_transfer::{Chunk, ChunkFree, Route};
+use ragtag_transfer::{Copy, OtherEnd};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -54,34 +57,6 @@ pub struct StageReport {
     pub longest_turn_us: u64,
     /// Statistics of the device's buffer pool.
     pub pool: PoolStats,
-}
-
-/// A ring that a stage shares with a neighbouring stage.
-pub(crate) struct Edge {
-    pub(crate) route: Route,
-    pub(crate) ring: Arc<HostRegion>,
-    /// Address of the mailbox of the neighbour's device.
-    pub(crate) address: DeviceAddress,
-    /// Index of the neighbour among the stages of its device.
-    pub(crate) stage: usize,
-    /// Timeline on the neighbour's device that signals the points for which this stage waits.
-    pub(crate) timeline: Arc<Timeline>,
-    /// Notice that the sender arms while it waits for a ring slot.
-    pub(crate) ring_notice: Notice,
-}
-
-impl Edge {
-    fn chunk_bytes(&self) -> u64 {
-        match self.route {
-            Route::HostStaged { chunk_bytes, .. } => chunk_bytes,
-            Route::SameDevice | Route::Peer | Route::Import => 0,
-        }
-    }
-
-    /// Wraps an event in a message for the neighbour.
-    fn message(&self, event: StageEvent) -> DeviceMessage {
-        DeviceMessage::Event { stage: self.stage, event }
-    }
 }
 
 /// Inputs of one stage on an actor's device.
@@ -143,11 +118,13 @@ impl StageLoader<'_> {
         shared: &mut SharedBuffers,
         points: &mut QueuePoints,
     ) -> Result<Stage> {
-        let ActorStage { stage, compiled, weights, previous, next, logits, ends, report } = spec;
+        let ActorStage { stage, compiled, weights, mut previous, mut next, logits, ends, report } = spec;
         let failed = |cause| stage_error(stage, self.label, cause);
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
         let row_bytes = compiled.edge_row_bytes();
         let memory = StageBuffers::new(device, shared, compiled, self.slots).map_err(failed)?;
+        let edges = [&mut previous, &mut next].into_iter().flatten();
+        edges.map(|edge| edge.lend(device, &memory)).collect::<ragtag_hal::Result<()>>().map_err(failed)?;
         let edges = [(memory.incoming_region(), &previous), (memory.outgoing_region(), &next)];
         let rings = edges.into_iter().filter_map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
         let regions = rings.chain(logits.as_ref().map(|(region, _)| (LOGITS, region)));
@@ -209,8 +186,9 @@ impl Actor {
         let shape = |stage: &ActorStage| StageShape {
             slots,
             row_bytes: stage.compiled.edge_row_bytes(),
-            incoming: stage.previous.as_ref().map(|edge| edge.route),
-            outgoing: stage.next.as_ref().map(|edge| edge.route),
+            incoming: stage.previous.as_ref().map(|edge| edge.routes.clone()),
+            outgoing: stage.next.as_ref().map(|edge| edge.routes.clone()),
+            next_slots: slots,
         };
         let shapes: Vec<_> = stages.iter().map(shape).collect();
         let mut points = QueuePoints::new(|queue| own[queue.index()].id());
@@ -220,14 +198,21 @@ impl Actor {
         let loader = StageLoader { label: &label, slots, uploads, sink: &sink, abort, progress };
         let loaded = SharedBuffers::new(&mut device, &compiled).map_err(failed).and_then(|mut shared| {
             let load = |stage| loader.load(stage, &mut device, &mut shared, &mut points);
-            stages.into_iter().map(load).collect::<Result<Vec<_>>>()
+            let mut stages = stages.into_iter().map(load).collect::<Result<Vec<_>>>()?;
+            let edges = stages.iter_mut().flat_map(|stage| [&mut stage.previous, &mut stage.next]).flatten();
+            for edge in edges {
+                edge.borrow(&mut device, || shared.new_id(), failed)?;
+            }
+            Ok(stages)
         });
         let held_bytes = device.pool_stats().in_use_bytes;
         let stages = loaded.map_err(|error| error.while_loading(held_bytes, needed_bytes))?;
 
         let edges = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
-        let timelines: BTreeMap<_, _> =
-            edges.map(|edge| (edge.timeline.id(), Arc::clone(&edge.timeline))).collect();
+        let timelines: BTreeMap<_, _> = edges
+            .flat_map(|edge| &edge.timelines)
+            .map(|timeline| (timeline.id(), Arc::clone(timeline)))
+            .collect();
         for timeline in timelines.into_values() {
             device.import_timeline(timeline).map_err(failed)?;
         }
@@ -294,8 +279,8 @@ impl Actor {
                     self.step(DeviceEvent::Stage { stage, event })?;
                 }
                 Envelope::Normal(DeviceMessage::Progress) => self.catch_up()?,
-                // The ring slot itself is in the quiet queue. This message only wakes the actor.
-                Envelope::Normal(DeviceMessage::RingSlot) => {}
+                // This message only wakes the actor.
+                Envelope::Normal(DeviceMessage::Quiet) => {}
             }
             self.handled += 1;
             if self.handled.is_multiple_of(TIMINGS_PERIOD) {
@@ -313,11 +298,11 @@ impl Actor {
             self.catch_up()?;
         }
         for (index, stage) in self.stages.iter().enumerate() {
-            if let Some(next) = stage.next.as_ref().filter(|_| self.core.wants_ring_slot(index)) {
-                next.ring_notice.arm();
+            if let Some(next) = stage.next.as_ref().filter(|_| self.core.wants_next(index)) {
+                next.notice.arm();
             }
         }
-        // Returned ring slots are in the quiet queue.
+        // Messages from the next stage are in the quiet queue.
         Ok(self.mailbox.poll())
     }
 
@@ -366,14 +351,7 @@ impl Actor {
     fn act(&mut self, at: usize, action: StageAction) -> Result<()> {
         let stage = &mut self.stages[at];
         match action {
-            StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
-                let to = stage.memory.edge_rows(slot, chunk.offset, chunk.bytes);
-                let (region, offset) = (stage.memory.incoming_region(), ring_offset(&stage.previous, &chunk));
-                let work = Work::Commands(vec![Command::Upload { region, offset, to }]);
-                let submission = Submission { queue: QueueKind::Upload, work, waits, signal };
-                stage.recorder.admitted(micro_batch, Timing::now_ns());
-                self.submit(at, submission, Label::copy(SpanKind::Upload, micro_batch, chunk.bytes))
-            }
+            StageAction::Copy { end, copy } => self.copy(at, end, copy),
             StageAction::Compute { slot, micro_batch, waits, signal } => {
                 let (number, label) = (stage.stage, &self.label);
                 let failed = |cause| stage_error(number, label, cause);
@@ -389,13 +367,6 @@ impl Actor {
                 );
                 self.submit(at, submission, Label::of(SpanKind::Compute, &micro_batch, 0))
             }
-            StageAction::Download { slot, micro_batch, chunk, waits, signal } => {
-                let from = stage.memory.edge_rows(slot, chunk.offset, chunk.bytes);
-                let (region, offset) = (stage.memory.outgoing_region(), ring_offset(&stage.next, &chunk));
-                let work = Work::Commands(vec![Command::Download { from, region, offset }]);
-                let submission = Submission { queue: QueueKind::Download, work, waits, signal };
-                self.submit(at, submission, Label::copy(SpanKind::Download, micro_batch, chunk.bytes))
-            }
             StageAction::Logits { slot, micro_batch, waits, signal } => {
                 let offset = u64::from(micro_batch.credit) * stage.logits_part_bytes;
                 let from = stage.memory.logits(slot, micro_batch.logit_rows());
@@ -408,12 +379,32 @@ impl Actor {
             }
             StageAction::HandOff { micro_batch } => {
                 stage.recorder.leaves(&micro_batch, u64::from(micro_batch.rows()) * stage.row_bytes);
-                send(&stage.next, StageEvent::HandOff { micro_batch })
+                to_next(&stage.next, StageEvent::HandOff { micro_batch })
             }
-            StageAction::Chunk(ready) => send(&stage.next, StageEvent::Chunk(ready)),
-            StageAction::Free(free) => free_ring_slot(&stage.previous, free),
+            StageAction::ToNext(message) => to_next(&stage.next, StageEvent::FromPrevious(message)),
+            StageAction::ToPrevious(message) => to_previous(&stage.previous, message),
             StageAction::Return(returned) => self.run.send_quietly(RunMessage::Return(returned)),
         }
+    }
+
+    /// Submits a copy of activations at one end of the stage at index `at` of this device.
+    fn copy(&mut self, at: usize, end: End, copy: Copy) -> Result<()> {
+        let stage = &mut self.stages[at];
+        let (micro_batch, bytes) = (MicroBatchId(copy.transfer.0), copy.bytes);
+        let (ring, edge, kind) = match end {
+            End::Incoming => (stage.memory.incoming_region(), &stage.previous, SpanKind::Upload),
+            End::Outgoing => (stage.memory.outgoing_region(), &stage.next, SpanKind::Download),
+        };
+        if end == End::Incoming {
+            stage.recorder.admitted(micro_batch, Timing::now_ns());
+        }
+        let reads = end == End::Incoming && matches!(copy.other, OtherEnd::Slot(_));
+        let own = stage.memory.edge_rows(copy.slot, copy.offset, bytes);
+        let slots = edge.as_ref().map_or(&[][..], |edge| &edge.imported);
+        let command = copy_command(end, &copy, own, ring, slots)?;
+        let work = Work::Commands(command.into_iter().collect());
+        let submission = Submission { queue: copy_queue(end), work, waits: copy.waits, signal: copy.signal };
+        self.submit(at, submission, Label::copy(kind, micro_batch, bytes, reads))
     }
 
     fn submit(&mut self, at: usize, submission: Submission, label: Label) -> Result<()> {
@@ -440,30 +431,6 @@ impl Actor {
     /// Returns an error that attributes a device failure to the stage at index `at` of this device.
     fn failed(&self, at: usize, cause: ragtag_hal::Error) -> Error {
         stage_error(self.stages[at].stage, &self.label, cause)
-    }
-}
-
-/// Returns the byte offset of a chunk in a ring.
-fn ring_offset(edge: &Option<Edge>, chunk: &Chunk) -> u64 {
-    u64::from(chunk.slot) * edge.as_ref().map_or(0, Edge::chunk_bytes)
-}
-
-/// Returns a ring slot to its sender. Wakes the sender only if it waits for a slot.
-fn free_ring_slot(previous: &Option<Edge>, free: ChunkFree) -> Result<()> {
-    let Some(previous) = previous else {
-        return Err(Error::protocol("a ring slot of a stage that does not exist"));
-    };
-    previous.address.send_quietly(previous.message(StageEvent::Free(free)))?;
-    if previous.ring_notice.take() {
-        previous.address.send(DeviceMessage::RingSlot)?;
-    }
-    Ok(())
-}
-
-fn send(edge: &Option<Edge>, event: StageEvent) -> Result<()> {
-    match edge {
-        Some(edge) => edge.address.send(edge.message(event)),
-        None => Err(Error::protocol("a message to a stage that does not exist")),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use ragtag_hal::{
     Adapter, BufferId, Command, Device, DeviceId, Error, HostRegion, Memory, Module, ModuleId, PoolStats,
-    ProgramId, QueueKind, RegionId, Result, Submission, Timeline, Timing,
+    ProgramId, QueueKind, RegionId, Result, SharedMemory, Submission, Timeline, Timing,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -137,6 +137,15 @@ impl Device for OwnedDevice {
         self.device.destroy_buffer(id)?;
         self.buffers.remove(&id);
         Ok(())
+    }
+
+    fn export_buffer(&self, id: BufferId) -> Result<SharedMemory> {
+        self.device.export_buffer(id)
+    }
+
+    fn import_buffer(&mut self, id: BufferId, memory: &SharedMemory) -> Result<()> {
+        let made = self.device.import_buffer(id, memory);
+        remember(&mut self.buffers, id, made)
     }
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {

@@ -236,7 +236,7 @@ fn link_from(crossings: &[&ComparedPart], before: &LinkFacts) -> Option<LinkFact
     })?;
     let fitted = |value| Figure { value, source: FigureSource::Fitted };
     let facts = LinkFacts {
-        route: before.route,
+        routes: before.routes.clone(),
         latency_us: fitted(latency_us.min(1e9)),
         bandwidth_bytes_per_s: fitted(bytes_per_s.max(1.0)),
     };

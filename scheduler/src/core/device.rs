@@ -123,13 +123,13 @@ impl DeviceCore {
         queues
     }
 
-    /// Returns whether activations of a stage wait for a slot of its outgoing ring. The return of a ring slot
-    /// is urgent only while this is true.
-    pub fn wants_ring_slot(&self, stage: usize) -> bool {
-        self.stages[stage].wants_ring_slot()
+    /// Returns whether a message from the next stage lets activations of a stage leave. Such a message is
+    /// urgent only while this is true.
+    pub fn wants_next(&self, stage: usize) -> bool {
+        self.stages[stage].wants_next()
     }
 
-    /// Returns whether no stage holds a micro-batch, and all slots and ring slots are free.
+    /// Returns whether no stage holds a micro-batch, and all slots are free and no route is in use.
     pub fn is_idle(&self) -> bool {
         self.stages.iter().all(StageCore::is_idle)
     }

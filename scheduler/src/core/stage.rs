@@ -5,9 +5,9 @@
 //! host. If several stages share a device, [`DeviceCore`](super::DeviceCore) decides when each of them
 //! computes.
 //!
-//! A micro-batch waits if no device slot or no ring slot is free. If no device slot is free, the chunks of
-//! the micro-batch stay in the incoming ring, and the previous stage runs out of ring slots. If no slot of
-//! the outgoing ring is free, the download of the micro-batch waits and its device slot stays occupied.
+//! A micro-batch waits if its stage has no free slot. Its activations then stay in the ring or in the slot of
+//! the previous stage. A micro-batch also waits, in its slot, if it cannot leave: the ring is full, or the
+//! next stage has no free slot.
 //!
 //! With three slots, one micro-batch computes while the next one is uploaded and the previous one is
 //! downloaded. A fourth slot hides the delay between the end of a download and the time when the host learns
@@ -17,8 +17,7 @@ use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, QueuePoints, Return};
 use crate::error::{Error, Result};
 use ragtag_hal::Point;
 use ragtag_transfer::{
-    Chunk, ChunkFree, ChunkReady, Receiver, ReceiverAction, ReceiverEvent, Route, Sender, SenderAction,
-    SenderEvent, TransferId,
+    Action, Copy, Receiver, ReceiverEvent, Routes, Sender, SenderEvent, ToReceiver, ToSender, TransferId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -31,10 +30,21 @@ pub struct StageShape {
     pub slots: u32,
     /// Bytes of one row of activations in the wire type.
     pub row_bytes: u64,
-    /// Route by which activations arrive. `None` on the first stage.
-    pub incoming: Option<Route>,
-    /// Route by which activations leave. `None` on the last stage.
-    pub outgoing: Option<Route>,
+    /// Routes by which activations arrive. `None` on the first stage.
+    pub incoming: Option<Routes>,
+    /// Routes by which activations leave. `None` on the last stage.
+    pub outgoing: Option<Routes>,
+    /// Number of slots of the next stage. Unused on the last stage.
+    pub next_slots: u32,
+}
+
+/// End of a stage at which activations arrive or leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// Activations arrive from the previous stage, over the upload queue.
+    Incoming,
+    /// Activations leave for the next stage, over the download queue.
+    Outgoing,
 }
 
 /// Inputs of a stage.
@@ -45,27 +55,21 @@ pub enum StageEvent {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
-    /// The previous stage has put a chunk of activations into the ring.
-    Chunk(ChunkReady),
-    /// The next stage returns a ring slot.
-    Free(ChunkFree),
+    /// A message about activations from the previous stage.
+    FromPrevious(ToReceiver),
+    /// A message about activations from the next stage.
+    FromNext(ToSender),
 }
 
 /// Actions of a stage, to be executed in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StageAction {
-    /// Submit a copy of a chunk from the incoming ring to the slot's activations.
-    Upload {
-        /// The slot.
-        slot: u32,
-        /// The micro-batch.
-        micro_batch: MicroBatchId,
-        /// Byte range of the activations, and its location in the ring.
-        chunk: Chunk,
-        /// Points that the copy waits for.
-        waits: Vec<Point>,
-        /// Point that the copy signals.
-        signal: Point,
+    /// Submit a copy of activations. Its transfer has the number of the micro-batch.
+    Copy {
+        /// End of the stage, which determines the queue and the direction of the copy.
+        end: End,
+        /// The copy.
+        copy: Copy,
     },
     /// Submit the stage's program for a micro-batch.
     Compute {
@@ -76,19 +80,6 @@ pub enum StageAction {
         /// Points that the program waits for.
         waits: Vec<Point>,
         /// Point that the program signals.
-        signal: Point,
-    },
-    /// Submit a copy of a chunk of the slot's activations to the outgoing ring.
-    Download {
-        /// The slot.
-        slot: u32,
-        /// The micro-batch.
-        micro_batch: MicroBatchId,
-        /// Byte range of the activations, and its location in the ring.
-        chunk: Chunk,
-        /// Points that the copy waits for.
-        waits: Vec<Point>,
-        /// Point that the copy signals.
         signal: Point,
     },
     /// Last stage only: submit a copy of the slot's logits to the host memory that belongs to the
@@ -109,12 +100,21 @@ pub enum StageAction {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
-    /// Notify the next stage of a chunk in the ring.
-    Chunk(ChunkReady),
-    /// Return a ring slot to the previous stage.
-    Free(ChunkFree),
+    /// Send a message about activations to the next stage.
+    ToNext(ToReceiver),
+    /// Send a message about activations to the previous stage.
+    ToPrevious(ToSender),
     /// Notify the coordinator of the point after which a micro-batch's results are available.
     Return(Return),
+}
+
+/// Source of a stage's micro-batches.
+#[derive(Debug)]
+enum Inlet {
+    /// The previous stage. The receiver owns the free slots.
+    Previous(Receiver),
+    /// The coordinator, with the free slots.
+    Coordinator(VecDeque<u32>),
 }
 
 /// Destination to which a stage sends its micro-batches.
@@ -129,7 +129,7 @@ enum Outlet {
 struct Ready {
     micro_batch: Arc<MicroBatch>,
     slot: u32,
-    /// Point of the last upload. `None` on the first stage.
+    /// Point after which the activations are in the slot. `None` on the first stage.
     received: Option<Point>,
 }
 
@@ -138,19 +138,14 @@ struct Ready {
 pub(super) struct StageCore {
     row_bytes: u64,
     slots: u32,
-    incoming: Option<Receiver>,
+    inlet: Inlet,
     outlet: Outlet,
     /// Whether the stage submits computations before their inputs have arrived.
     ahead: bool,
-    free: VecDeque<u32>,
-    /// Micro-batches that were handed over but have no slot yet, each with the time of its hand-off.
-    waiting: VecDeque<(Arc<MicroBatch>, Nanoseconds)>,
-    /// Micro-batches that have a slot but whose uploads have not all been submitted.
-    receiving: VecDeque<(Arc<MicroBatch>, u32)>,
+    /// Micro-batches that were handed over but are not ready to compute, each with the time of its hand-off.
+    entering: VecDeque<(Arc<MicroBatch>, Nanoseconds)>,
     /// Micro-batches that wait for [`StageCore::compute_oldest`]. Empty on a stage that computes ahead.
     ready: VecDeque<Ready>,
-    /// Micro-batches that were computed and whose downloads have not all been submitted.
-    sending: VecDeque<(MicroBatchId, u32)>,
     /// Pairs of a timeline value and a slot, in ascending order. The slot becomes free when the download
     /// timeline reaches the value.
     draining: VecDeque<(u64, u32)>,
@@ -173,35 +168,31 @@ impl StageCore {
     /// arrived.
     ///
     /// # Errors
-    /// [`Error::Spec`] if `shape` has no slots, if a row has zero bytes, or if a route does not lead to
-    /// another device.
+    /// [`Error::Spec`] if `shape` has no slots, if a row has zero bytes, or if routes are unusable.
     pub(super) fn new(shape: &StageShape, ahead: bool) -> Result<Self> {
-        let spec = |what: String| Err(Error::Spec { what });
         if shape.slots == 0 || shape.row_bytes == 0 {
-            return spec(format!("invalid stage shape: {shape:?}"));
+            return Err(Error::Spec { what: format!("invalid stage shape: {shape:?}") });
         }
-        if [shape.incoming, shape.outgoing].contains(&Some(Route::SameDevice)) {
-            return spec("two neighbouring stages on one device; merge them".into());
-        }
-        let unavailable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
-        let outlet = match shape.outgoing {
-            Some(route) => Outlet::Next(Sender::new(route).map_err(unavailable)?),
+        let unusable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
+        let outlet = match &shape.outgoing {
+            Some(routes) => Outlet::Next(Sender::new(routes, shape.next_slots).map_err(unusable)?),
             None => Outlet::Coordinator,
         };
-        let incoming = shape.incoming.map(Receiver::new).transpose().map_err(unavailable)?;
+        let inlet = match &shape.incoming {
+            Some(routes) => Inlet::Previous(Receiver::new(routes, shape.slots).map_err(unusable)?),
+            None => Inlet::Coordinator((0..shape.slots).collect()),
+        };
+        let (entering, ready, draining, stats) = Default::default();
         Ok(Self {
             row_bytes: shape.row_bytes,
             slots: shape.slots,
-            incoming,
+            inlet,
             outlet,
             ahead,
-            free: (0..shape.slots).collect(),
-            waiting: VecDeque::new(),
-            receiving: VecDeque::new(),
-            ready: VecDeque::new(),
-            sending: VecDeque::new(),
-            draining: VecDeque::new(),
-            stats: StageStats::default(),
+            entering,
+            ready,
+            draining,
+            stats,
         })
     }
 
@@ -210,26 +201,32 @@ impl StageCore {
         self.stats
     }
 
-    /// Returns whether a micro-batch waits for a slot. The core needs progress events of the download queue
-    /// only while this is true.
+    /// Returns whether a micro-batch waits for a slot, or the previous stage may soon do so. The core needs
+    /// progress events of the download queue only while this is true.
     pub(super) fn wants_slot(&self) -> bool {
-        !self.waiting.is_empty()
+        match &self.inlet {
+            Inlet::Previous(receiver) => receiver.is_short_of_slots() && !self.draining.is_empty(),
+            Inlet::Coordinator(_) => !self.entering.is_empty(),
+        }
     }
 
-    /// Returns whether activations wait for a slot of the outgoing ring. The return of a ring slot is urgent
-    /// only while this is true.
-    pub(super) fn wants_ring_slot(&self) -> bool {
+    /// Returns whether a message from the next stage lets activations leave. Such a message is urgent only
+    /// while this is true.
+    pub(super) fn wants_next(&self) -> bool {
         matches!(&self.outlet, Outlet::Next(sender) if sender.is_waiting())
     }
 
-    /// Returns whether the stage holds no micro-batch and all slots and ring slots are free.
+    /// Returns whether the stage holds no micro-batch, all slots are free and no route is in use.
     pub(super) fn is_idle(&self) -> bool {
         let sent = match &self.outlet {
             Outlet::Next(sender) => sender.is_idle(),
             Outlet::Coordinator => true,
         };
-        let received = self.incoming.as_ref().is_none_or(|r| r.expected() == 0);
-        sent && received && self.waiting.is_empty() && self.free.len() == self.slots as usize
+        let free = match &self.inlet {
+            Inlet::Previous(receiver) => receiver.free_slots(),
+            Inlet::Coordinator(free) => free.len(),
+        };
+        sent && self.entering.is_empty() && free == self.slots as usize
     }
 
     /// Handles an event and appends the resulting actions.
@@ -245,29 +242,30 @@ impl StageCore {
     ) -> Result<()> {
         match event {
             StageEvent::HandOff { micro_batch } => {
-                if let Some(receiver) = &mut self.incoming {
-                    let transfer = TransferId(micro_batch.id.0);
-                    let bytes = u64::from(micro_batch.rows()) * self.row_bytes;
-                    let mut received = Vec::new();
-                    let expect = ReceiverEvent::Expect { transfer, bytes };
-                    receiver.step(expect, &mut points.upload, &mut received)?;
-                    self.receive(received, points, actions)?;
+                let transfer = TransferId(micro_batch.id.0);
+                let bytes = u64::from(micro_batch.rows()) * self.row_bytes;
+                self.entering.push_back((micro_batch, now));
+                match &self.inlet {
+                    Inlet::Previous(_) => {
+                        self.receiver_event(ReceiverEvent::Expect { transfer, bytes }, points, actions)
+                    }
+                    Inlet::Coordinator(_) => self.admit(now, points, actions),
                 }
-                self.waiting.push_back((micro_batch, now));
             }
-            StageEvent::Chunk(ready) => {
-                self.receiver_event(ReceiverEvent::Ready(ready), points, actions)?;
+            StageEvent::FromPrevious(message) => {
+                self.receiver_event(ReceiverEvent::Message(message), points, actions)
             }
-            StageEvent::Free(free) => self.sender_event(SenderEvent::Free(free), points, actions)?,
+            StageEvent::FromNext(message) => {
+                self.sender_event(SenderEvent::Message(message), points, actions)
+            }
         }
-        self.admit(now, points, actions)
     }
 
     /// Handles the progress of the download timeline to `value`. Frees the slots whose downloads have ended,
     /// and assigns them to waiting micro-batches.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if chunks in the ring do not fit their micro-batch.
+    /// [`Error::Protocol`] if the activations in a ring do not fit their micro-batch.
     pub(super) fn downloaded(
         &mut self,
         now: Nanoseconds,
@@ -276,28 +274,37 @@ impl StageCore {
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
         while let Some((_, slot)) = self.draining.pop_front_if(|(at, _)| *at <= value) {
-            self.free.push_back(slot);
+            match &mut self.inlet {
+                Inlet::Previous(receiver) => {
+                    let oldest = self.entering.len().saturating_sub(receiver.without_slot());
+                    if let Some((_, since)) = self.entering.get(oldest) {
+                        self.stats.waited_for_slot_ns += now.saturating_sub(*since);
+                    }
+                    self.receiver_event(ReceiverEvent::Free(slot), points, actions)?;
+                }
+                Inlet::Coordinator(free) => {
+                    free.push_back(slot);
+                    self.admit(now, points, actions)?;
+                }
+            }
         }
-        self.admit(now, points, actions)
+        Ok(())
     }
 
-    /// Assigns free slots to waiting micro-batches, oldest first.
+    /// First stage only: assigns free slots to waiting micro-batches, oldest first.
     fn admit(
         &mut self,
         now: Nanoseconds,
         points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
-        while !self.free.is_empty() {
-            let Some((micro_batch, since)) = self.waiting.pop_front() else { return Ok(()) };
-            let Some(slot) = self.free.pop_front() else { return Ok(()) };
+        while let Inlet::Coordinator(free) = &mut self.inlet
+            && !self.entering.is_empty()
+            && let Some(slot) = free.pop_front()
+            && let Some((micro_batch, since)) = self.entering.pop_front()
+        {
             self.stats.waited_for_slot_ns += now.saturating_sub(since);
-            if self.incoming.is_some() {
-                self.receiving.push_back((micro_batch, slot));
-                self.receiver_event(ReceiverEvent::Open, points, actions)?;
-            } else {
-                self.proceed(Ready { micro_batch, slot, received: None }, points, actions)?;
-            }
+            self.proceed(Ready { micro_batch, slot, received: None }, points, actions)?;
         }
         Ok(())
     }
@@ -308,34 +315,20 @@ impl StageCore {
         points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
-        let Some(receiver) = &mut self.incoming else {
-            return Err(Error::protocol("a chunk for the first stage"));
+        let Inlet::Previous(receiver) = &mut self.inlet else {
+            return Err(Error::protocol("activations for the first stage"));
         };
         let mut received = Vec::new();
         receiver.step(event, &mut points.upload, &mut received)?;
-        self.receive(received, points, actions)
-    }
-
-    fn receive(
-        &mut self,
-        received: Vec<ReceiverAction>,
-        points: &mut QueuePoints,
-        actions: &mut Vec<StageAction>,
-    ) -> Result<()> {
         for action in received {
-            // Transfers arrive in order, so this action belongs to the oldest entry in `receiving`.
-            let Some((batch, slot)) = self.receiving.front() else {
-                return Err(Error::protocol("activations for a micro-batch without a slot"));
-            };
-            let (micro_batch, slot) = (batch.id, *slot);
             match action {
-                ReceiverAction::Upload { chunk, waits, signal, .. } => {
-                    actions.push(StageAction::Upload { slot, micro_batch, chunk, waits, signal });
-                }
-                ReceiverAction::Free(free) => actions.push(StageAction::Free(free)),
-                ReceiverAction::Received { at, .. } => {
-                    let Some((micro_batch, slot)) = self.receiving.pop_front() else { continue };
-                    self.proceed(Ready { micro_batch, slot, received: at }, points, actions)?;
+                Action::Copy(copy) => actions.push(StageAction::Copy { end: End::Incoming, copy }),
+                Action::Message(message) => actions.push(StageAction::ToPrevious(message)),
+                Action::Done { transfer, slot, at } => {
+                    let Some((micro_batch, _)) = self.entering.pop_front() else {
+                        return Err(Error::protocol(format!("{transfer} without a micro-batch")));
+                    };
+                    self.proceed(Ready { micro_batch, slot, received: Some(at) }, points, actions)?;
                 }
             }
         }
@@ -356,7 +349,8 @@ impl StageCore {
         Ok(())
     }
 
-    /// Returns the oldest micro-batch that is ready to compute, and the point of its last upload.
+    /// Returns the oldest micro-batch that is ready to compute, and the point after which its activations are
+    /// in its slot.
     pub(super) fn oldest(&self) -> Option<(MicroBatchId, Option<Point>)> {
         self.ready.front().map(|ready| (ready.micro_batch.id, ready.received))
     }
@@ -407,13 +401,13 @@ impl StageCore {
             }
             Outlet::Next(_) => {
                 let transfer = TransferId(batch.id.0);
-                self.sending.push_back((batch.id, slot));
                 let (bytes, start) = (rows * self.row_bytes, actions.len());
-                self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, points, actions)?;
-                // Insert the hand-off right before the first chunk, so that the next stage wakes up only
+                let send = SenderEvent::Send { transfer, slot, bytes, after: computed };
+                self.sender_event(send, points, actions)?;
+                // Insert the hand-off right before the first message, so that the next stage wakes up only
                 // once.
-                let chunk = actions[start..].iter().position(|a| matches!(a, StageAction::Chunk(_)));
-                let at = chunk.map_or(actions.len(), |chunk| start + chunk);
+                let message = actions[start..].iter().position(|a| matches!(a, StageAction::ToNext(_)));
+                let at = message.map_or(actions.len(), |message| start + message);
                 actions.insert(at, StageAction::HandOff { micro_batch: batch });
                 Ok(())
             }
@@ -427,23 +421,15 @@ impl StageCore {
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
         let Outlet::Next(sender) = &mut self.outlet else {
-            return Err(Error::protocol("a ring slot for the last stage"));
+            return Err(Error::protocol("a message from a stage after the last"));
         };
         let mut sent = Vec::new();
         sender.step(event, &mut points.download, &mut sent)?;
         for action in sent {
-            let Some(&(micro_batch, slot)) = self.sending.front() else {
-                return Err(Error::protocol("activations of a micro-batch without a slot"));
-            };
             match action {
-                SenderAction::Download { chunk, waits, signal, .. } => {
-                    actions.push(StageAction::Download { slot, micro_batch, chunk, waits, signal });
-                }
-                SenderAction::Ready(ready) => actions.push(StageAction::Chunk(ready)),
-                SenderAction::Sent { at, .. } => {
-                    self.sending.pop_front();
-                    self.draining.push_back((at.value, slot));
-                }
+                Action::Copy(copy) => actions.push(StageAction::Copy { end: End::Outgoing, copy }),
+                Action::Message(message) => actions.push(StageAction::ToNext(message)),
+                Action::Done { slot, at, .. } => self.draining.push_back((at.value, slot)),
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use super::*;
 use crate::error::{Error, Refusal};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
 use ragtag_planner::plan::{Chunks, PromptChunk};
-use ragtag_transfer::{Chunk, ChunkFree, ChunkReady, Route, TransferId};
+use ragtag_transfer::{Copy, OtherEnd, Piece, Route, Routes, ToReceiver, ToSender, TransferId};
 use std::sync::Arc;
 
 fn timeline(device: u16, queue: QueueKind) -> TimelineId {
@@ -340,8 +340,13 @@ fn batch(id: u64, rows: usize) -> Arc<MicroBatch> {
 const ROUTE: Route = Route::HostStaged { chunk_bytes: 32, depth: 2 };
 
 fn stage_shape(slots: u32, incoming: bool, outgoing: bool) -> StageShape {
-    let (incoming, outgoing) = (incoming.then_some(ROUTE), outgoing.then_some(ROUTE));
-    StageShape { slots, row_bytes: 16, incoming, outgoing }
+    routed(slots, incoming.then_some(ROUTE), outgoing.then_some(ROUTE))
+}
+
+/// Returns a stage whose neighbours have as many slots.
+fn routed(slots: u32, incoming: Option<Route>, outgoing: Option<Route>) -> StageShape {
+    let [incoming, outgoing] = [incoming, outgoing].map(|route| route.map(Routes::from));
+    StageShape { slots, row_bytes: 16, incoming, outgoing, next_slots: slots }
 }
 
 fn device(shapes: &[StageShape]) -> DeviceCore {
@@ -370,12 +375,17 @@ fn downloaded(core: &mut DeviceCore, downloaded: u64) -> Vec<StageAction> {
     step_device(core, progress).into_iter().map(|(_, action)| action).collect()
 }
 
-fn chunk(transfer: u64, slot: u32, ready: u64) -> StageEvent {
-    StageEvent::Chunk(ChunkReady {
+/// Returns the message for a transfer of two rows in one place of the ring.
+fn staged(transfer: u64, place: u32, ready: u64) -> StageEvent {
+    StageEvent::FromPrevious(ToReceiver::Piece {
         transfer: TransferId(transfer),
-        chunk: Chunk { slot, offset: 0, bytes: 32 },
+        piece: Piece { place, offset: 0, bytes: 32 },
         ready: timeline(0, QueueKind::Download).at(ready),
     })
+}
+
+fn place_free(place: u32, after: Point) -> StageEvent {
+    StageEvent::FromNext(ToSender::Place { place, after })
 }
 
 #[test]
@@ -387,41 +397,33 @@ fn a_middle_stage_submits_everything_ahead() {
         let micro_batch = batch(id, 2);
         assert!(step(&mut core, StageEvent::HandOff { micro_batch: micro_batch.clone() }).is_empty());
         let (slot, value) = (id as u32, id + 1);
-        let bytes = Chunk { slot, offset: 0, bytes: 32 };
+        let copy = |end, waits, signal| {
+            let (transfer, other) = (TransferId(id), OtherEnd::Ring { start: u64::from(slot) * 32 });
+            let copy = Copy { transfer, slot, other, offset: 0, bytes: 32, waits, signal };
+            StageAction::Copy { end, copy }
+        };
         let foreign = timeline(0, download).at(value);
         // No point has passed yet. Both micro-batches are already submitted to all three queues.
         let expected = [
-            StageAction::Upload {
-                slot,
-                micro_batch: micro_batch.id,
-                chunk: bytes,
-                waits: vec![foreign],
-                signal: point(upload, value),
-            },
-            StageAction::Free(ChunkFree { slot, after: point(upload, value) }),
+            copy(End::Incoming, vec![foreign], point(upload, value)),
+            StageAction::ToPrevious(ToSender::Place { place: slot, after: point(upload, value) }),
             StageAction::Compute {
                 slot,
                 micro_batch: micro_batch.clone(),
                 waits: vec![point(upload, value)],
                 signal: point(compute, value),
             },
-            StageAction::Download {
-                slot,
-                micro_batch: micro_batch.id,
-                chunk: bytes,
-                waits: vec![point(compute, value)],
-                signal: point(download, value),
-            },
+            copy(End::Outgoing, vec![point(compute, value)], point(download, value)),
             StageAction::HandOff { micro_batch: micro_batch.clone() },
-            StageAction::Chunk(ChunkReady {
+            StageAction::ToNext(ToReceiver::Piece {
                 transfer: TransferId(id),
-                chunk: bytes,
+                piece: Piece { place: slot, offset: 0, bytes: 32 },
                 ready: point(download, value),
             }),
         ];
-        assert_eq!(step(&mut core, chunk(id, slot, value)), expected);
+        assert_eq!(step(&mut core, staged(id, slot, value)), expected);
     }
-    assert!(!core.is_idle() && !core.wants_ring_slot(0) && core.awaited().is_empty());
+    assert!(!core.is_idle() && !core.wants_next(0) && core.awaited().is_empty());
 }
 
 #[test]
@@ -432,13 +434,13 @@ fn short_of_ring_slots_a_stage_computes_and_waits_with_its_download() {
     }
     let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(2, 2) });
     assert!(matches!(actions[..], [StageAction::Compute { slot: 2, .. }, StageAction::HandOff { .. }]));
-    assert!(core.wants_ring_slot(0));
+    assert!(core.wants_next(0));
     let after: Point = timeline(2, QueueKind::Upload).at(1);
-    let actions = step(&mut core, StageEvent::Free(ChunkFree { slot: 0, after }));
-    let [StageAction::Download { slot: 2, waits, .. }, StageAction::Chunk(_)] = &actions[..] else {
+    let actions = step(&mut core, place_free(0, after));
+    let [StageAction::Copy { end: End::Outgoing, copy }, StageAction::ToNext(_)] = &actions[..] else {
         panic!("{actions:?}");
     };
-    assert!(waits.contains(&after));
+    assert!(copy.slot == 2 && copy.waits.contains(&after));
 }
 
 #[test]
@@ -460,19 +462,77 @@ fn a_stage_counts_its_micro_batches_and_their_waiting() {
 fn short_of_slots_a_stage_leaves_chunks_in_the_ring() {
     let mut core = stage(1, true, false);
     step(&mut core, StageEvent::HandOff { micro_batch: batch(0, 2) });
-    let actions = step(&mut core, chunk(0, 0, 1));
+    let actions = step(&mut core, staged(0, 0, 1));
     let [.., StageAction::Return(returned), StageAction::Logits { signal, .. }] = &actions[..] else {
         panic!("{actions:?}");
     };
     assert_eq!(returned.ready, *signal);
     step(&mut core, StageEvent::HandOff { micro_batch: batch(1, 2) });
-    assert!(step(&mut core, chunk(1, 1, 2)).is_empty());
+    assert!(step(&mut core, staged(1, 1, 2)).is_empty());
     assert_eq!(core.awaited(), [QueueKind::Download]);
     let actions = downloaded(&mut core, signal.value);
-    assert!(matches!(actions[..2], [StageAction::Upload { slot: 0, .. }, StageAction::Free(_)]));
+    assert!(matches!(
+        &actions[..2],
+        [StageAction::Copy { end: End::Incoming, copy }, StageAction::ToPrevious(_)] if copy.slot == 0
+    ));
     assert!(core.awaited().is_empty());
     downloaded(&mut core, 2);
     assert!(core.is_idle());
+}
+
+#[test]
+fn a_stage_that_writes_into_the_next_one_waits_for_a_free_slot_there() {
+    let mut core = device(&[routed(2, None, Some(Route::Peer))]);
+    let sent = |actions: &[StageAction]| {
+        let copies = actions.iter().filter_map(|action| match action {
+            StageAction::Copy { end: End::Outgoing, copy } => Some((copy.slot, copy.other)),
+            _ => None,
+        });
+        copies.collect::<Vec<_>>()
+    };
+    for (id, slot) in [(0, 0), (1, 1)] {
+        let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(id, 2) });
+        assert_eq!(sent(&actions), [(slot, OtherEnd::Slot(slot))]);
+    }
+    downloaded(&mut core, 2);
+    let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(2, 2) });
+    assert!(matches!(actions[..], [StageAction::Compute { slot: 0, .. }, StageAction::HandOff { .. }]));
+    assert!(core.wants_next(0));
+    let actions = step(&mut core, StageEvent::FromNext(ToSender::Slot(0)));
+    assert_eq!(sent(&actions), [(0, OtherEnd::Slot(0))]);
+}
+
+#[test]
+fn a_stage_announces_its_free_slots_to_a_stage_that_writes_into_them() {
+    let mut core = device(&[routed(1, Some(Route::Peer), None)]);
+    step(&mut core, StageEvent::HandOff { micro_batch: batch(0, 2) });
+    let ready = timeline(0, QueueKind::Download).at(1);
+    let written = ToReceiver::Written { transfer: TransferId(0), slot: 0, ready };
+    let actions = step(&mut core, StageEvent::FromPrevious(written));
+    let StageAction::Copy { end: End::Incoming, copy } = &actions[0] else { panic!("{actions:?}") };
+    assert_eq!((copy.other, &copy.waits), (OtherEnd::None, &vec![ready]));
+    assert_eq!(core.awaited(), [QueueKind::Download], "the only slot is in use");
+    assert_eq!(downloaded(&mut core, 1), [StageAction::ToPrevious(ToSender::Slot(0))]);
+    assert!(core.is_idle() && core.awaited().is_empty());
+}
+
+#[test]
+fn a_slot_that_the_next_stage_reads_is_free_after_the_read() {
+    let mut core = device(&[routed(1, None, Some(Route::Import))]);
+    let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(0, 2) });
+    let [.., StageAction::ToNext(ToReceiver::Readable { slot: 0, ready, .. })] = actions[..] else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(ready, timeline(1, QueueKind::Compute).at(1));
+    assert!(step(&mut core, StageEvent::HandOff { micro_batch: batch(1, 2) }).is_empty());
+    assert!(core.wants_next(0));
+    let after = timeline(2, QueueKind::Upload).at(1);
+    let read = ToSender::Read { transfer: TransferId(0), after };
+    let actions = step(&mut core, StageEvent::FromNext(read));
+    let [StageAction::Copy { end: End::Outgoing, copy }] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((copy.other, &copy.waits), (OtherEnd::None, &vec![after]));
+    let actions = downloaded(&mut core, copy.signal.value);
+    assert!(matches!(actions[0], StageAction::Compute { slot: 0, .. }));
 }
 
 /// Returns a device with two stages: the first of a pipeline, and a later one that receives from device 0.
@@ -501,8 +561,8 @@ fn progress(core: &mut DeviceCore, computed: u64, uploaded: u64) -> Vec<(usize, 
 fn stages_that_share_a_device_compute_only_what_has_arrived() {
     let mut core = two_stages();
     enter(&mut core, 1, 0);
-    let actions = step_device(&mut core, DeviceEvent::Stage { stage: 1, event: chunk(0, 0, 1) });
-    assert!(matches!(actions[..], [(1, StageAction::Upload { .. }), (1, StageAction::Free(_))]));
+    let actions = step_device(&mut core, DeviceEvent::Stage { stage: 1, event: staged(0, 0, 1) });
+    assert!(matches!(actions[..], [(1, StageAction::Copy { .. }), (1, StageAction::ToPrevious(_))]));
     assert_eq!(core.awaited(), [QueueKind::Upload, QueueKind::Compute]);
     // The first stage does not wait for the other one's input.
     assert_eq!(computed(&enter(&mut core, 0, 1)), [(0, 1)]);
@@ -517,7 +577,7 @@ fn stages_that_share_a_device_compute_the_oldest_micro_batch_first() {
     // Micro-batch 4 comes back to the last stage. Micro-batch 5 must not be ahead of it in the queue.
     assert!(computed(&enter(&mut core, 0, 5)).is_empty());
     enter(&mut core, 1, 4);
-    step_device(&mut core, DeviceEvent::Stage { stage: 1, event: chunk(4, 0, 1) });
+    step_device(&mut core, DeviceEvent::Stage { stage: 1, event: staged(4, 0, 1) });
     assert_eq!(computed(&progress(&mut core, 0, 1)), [(1, 4)], "the oldest waits behind the running one");
     assert!(computed(&progress(&mut core, 0, 1)).is_empty(), "two computations fill the queue");
     assert_eq!(computed(&progress(&mut core, 1, 1)), [(0, 5)], "no older one is left");
@@ -528,12 +588,11 @@ fn stages_that_share_a_device_signal_one_order_of_points() {
     let mut core = two_stages();
     let mut actions = enter(&mut core, 0, 1);
     enter(&mut core, 1, 0);
-    actions.extend(step_device(&mut core, DeviceEvent::Stage { stage: 1, event: chunk(0, 0, 1) }));
+    actions.extend(step_device(&mut core, DeviceEvent::Stage { stage: 1, event: staged(0, 0, 1) }));
     actions.extend(progress(&mut core, 1, 1));
     let downloads = actions.iter().filter_map(|(stage, action)| match action {
-        StageAction::Download { signal, .. } | StageAction::Logits { signal, .. } => {
-            Some((*stage, signal.value))
-        }
+        StageAction::Copy { copy: Copy { signal, .. }, end: End::Outgoing }
+        | StageAction::Logits { signal, .. } => Some((*stage, signal.value)),
         _ => None,
     });
     assert_eq!(downloads.collect::<Vec<_>>(), [(0, 1), (1, 2)]);

@@ -346,7 +346,7 @@ mod tests {
         };
         let layout = Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16 };
         let (address, inbox) = mailbox(Lanes::of_run(1));
-        let (actor, _actor_inbox) = mailbox(Lanes::of_device(1, [(0, 0)]));
+        let (actor, _actor_inbox) = mailbox(Lanes::of_device(1, 1, [(None, None)]));
         let (_requests, requests) = bounded(1);
         let id = TimelineId { device: DeviceId(0), queue: QueueKind::Download };
         let last = Timeline::new(id);

@@ -12,7 +12,7 @@ pub(crate) use request::Client;
 pub use request::{Job, Reply, ReplySink, Request};
 pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, StageSpec};
 
-use crate::actor::{Actor, ActorSpec, ActorStage, Edge, StageReport};
+use crate::actor::{Actor, ActorSpec, ActorStage, Edge, Sharing, StageReport};
 use crate::capacity::Lanes;
 use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ use crate::transfers::{EdgeReport, Transfers};
 use coordinator::{Coordinator, Logits, refuse};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline};
-use ragtag_transfer::Route;
+use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
 use spec::Layout;
 use std::collections::HashMap;
@@ -241,6 +241,11 @@ struct Connected {
     crossings: Vec<Transfers>,
 }
 
+/// Queues of the previous stage's device whose points a stage waits for.
+const FROM_PREVIOUS: [QueueKind; 2] = [QueueKind::Compute, QueueKind::Download];
+/// Queues of the next stage's device whose points a stage waits for.
+const FROM_NEXT: [QueueKind; 1] = [QueueKind::Upload];
+
 /// Connects neighbouring stages by rings, mailboxes and timelines.
 fn connect(
     pipeline: PipelineSpec,
@@ -251,9 +256,10 @@ fn connect(
     sink: &TraceSink,
 ) -> Result<Connected> {
     let PipelineSpec { devices, stages } = pipeline;
-    let rings = options.routes.iter().map(|route| {
-        let region = HostRegion::new(route.staging_bytes() as usize);
-        region.map(Arc::new).map_err(|e| Error::Spec { what: format!("staging for {route:?}: {e}") })
+    let rings = options.routes.iter().map(|routes| {
+        // A region has at least one byte.
+        let region = HostRegion::new(routes.staging_bytes().max(1) as usize);
+        region.map(Arc::new).map_err(|e| Error::Spec { what: format!("staging for {routes:?}: {e}") })
     });
     let rings = rings.collect::<Result<Vec<_>>>()?;
     let hosts: Vec<usize> = stages.iter().map(|stage| stage.device).collect();
@@ -261,8 +267,8 @@ fn connect(
     let local = |stage: usize| hosts[..stage].iter().filter(|host| **host == hosts[stage]).count();
     let mailboxes: Vec<_> = (0..devices.len())
         .map(|device| {
-            let depths = ring_depths(&options.routes, &hosts, device);
-            mailbox::<DeviceMessage, DeviceUrgent>(Lanes::of_device(options.credits, depths))
+            let routes = routes_of(&options.routes, &hosts, device);
+            mailbox::<DeviceMessage, DeviceUrgent>(Lanes::of_device(options.credits, options.slots, routes))
         })
         .collect();
     let addresses: Vec<_> = mailboxes.iter().map(|(address, _)| address.clone()).collect();
@@ -273,14 +279,25 @@ fn connect(
     let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
     let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
     let crossings: Vec<Transfers> = stages.iter().map(|_| Transfers::default()).collect();
-    // The edge to stage `neighbour` over ring `ring`.
-    let edge = |ring: usize, neighbour: usize, queue: QueueKind| Edge {
-        ring_notice: notices[ring].clone(),
-        route: options.routes[ring],
-        ring: Arc::clone(&rings[ring]),
+    let (mut at_senders, mut at_receivers): (Vec<_>, Vec<_>) = options
+        .routes
+        .iter()
+        .map(Sharing::of)
+        .map(|(sender, receiver)| (Some(sender), Some(receiver)))
+        .unzip();
+    // Edge `edge`, as the neighbour of stage `neighbour` sees it.
+    let edge = |edge: usize, neighbour: usize, queues: &[QueueKind], shared: &mut [Option<Sharing>]| Edge {
+        notice: notices[edge].clone(),
+        routes: options.routes[edge].clone(),
+        ring: Arc::clone(&rings[edge]),
         address: addresses[hosts[neighbour]].clone(),
         stage: local(neighbour),
-        timeline: Arc::clone(&timelines[hosts[neighbour]][queue.index()]),
+        timelines: queues
+            .iter()
+            .map(|queue| Arc::clone(&timelines[hosts[neighbour]][queue.index()]))
+            .collect(),
+        shared: shared[edge].take().unwrap_or_default(),
+        imported: Vec::new(),
     };
     let actors = devices.into_iter().zip(mailboxes).map(|(device, (address, mailbox))| ActorSpec {
         label: device.adapter().label(),
@@ -299,8 +316,8 @@ fn connect(
             stage: index as u32,
             compiled: spec.compiled,
             weights: spec.weights,
-            previous: (index > 0).then(|| edge(index - 1, index - 1, QueueKind::Download)),
-            next: (index < last).then(|| edge(index, index + 1, QueueKind::Upload)),
+            previous: (index > 0).then(|| edge(index - 1, index - 1, &FROM_PREVIOUS, &mut at_receivers)),
+            next: (index < last).then(|| edge(index, index + 1, &FROM_NEXT, &mut at_senders)),
             logits: (index == last).then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
             ends: Ends {
                 incoming: index.checked_sub(1).map(|before| crossings[before].clone()),
@@ -319,17 +336,15 @@ fn connect(
     })
 }
 
-/// For each stage of a device, returns the depths of its incoming ring and its outgoing ring. `hosts` lists
-/// the device of each stage of the pipeline.
-pub(crate) fn ring_depths(routes: &[Route], hosts: &[usize], device: usize) -> Vec<(u32, u32)> {
-    let depth = |route: Option<&Route>| match route {
-        Some(Route::HostStaged { depth, .. }) => *depth,
-        _ => 0,
-    };
-    let stages = hosts.iter().enumerate().filter(|(_, host)| **host == device);
-    stages
-        .map(|(index, _)| (depth(index.checked_sub(1).and_then(|i| routes.get(i))), depth(routes.get(index))))
-        .collect()
+/// For each stage of a device, returns its incoming and its outgoing routes. `routes` lists the routes of each
+/// edge, and `hosts` the device of each stage of the pipeline.
+pub(crate) fn routes_of<'a>(
+    routes: &'a [Routes],
+    hosts: &'a [usize],
+    device: usize,
+) -> impl Iterator<Item = (Option<&'a Routes>, Option<&'a Routes>)> {
+    let stages = hosts.iter().enumerate().filter(move |(_, host)| **host == device);
+    stages.map(|(index, _)| (index.checked_sub(1).and_then(|i| routes.get(i)), routes.get(index)))
 }
 
 /// Starts the actors and waits until all of them have loaded their stages.
@@ -372,8 +387,11 @@ impl Loader {
         for result in loaded.iter().take(threads.len()) {
             if let Err(error) = result {
                 self.abort.store(true, Ordering::Relaxed);
-                // Keep the first failure. Aborted stages report [`Error::Stopped`] later.
-                outcome = outcome.and(Err(error));
+                // Keep the first failure. Aborted stages, and stages whose neighbour has failed, report
+                // [`Error::Stopped`].
+                if matches!(outcome, Ok(()) | Err(Error::Stopped)) {
+                    outcome = Err(error);
+                }
             }
         }
         if let Err(error) = outcome {

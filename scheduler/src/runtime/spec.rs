@@ -7,7 +7,7 @@ use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes};
 
 /// Devices and stages of a pipeline.
 pub struct PipelineSpec {
@@ -31,8 +31,8 @@ pub struct StageSpec {
 /// Options of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineOptions {
-    /// Routes between neighbouring stages. There is one route fewer than stages.
-    pub routes: Vec<Route>,
+    /// Routes of each edge between neighbouring stages. There is one edge fewer than stages.
+    pub routes: Vec<Routes>,
     /// Maximum length of a sequence, in tokens.
     pub context: u32,
     /// Number of blocks in the KV cache of every stage. Each holds [`BLOCK_TOKENS`] positions.
@@ -55,7 +55,7 @@ impl PipelineOptions {
     pub fn new(stages: usize, context: u32, kv_blocks: u32, chunk_rows: u32) -> Self {
         let credits = stages as u32 + 1;
         Self {
-            routes: vec![Route::HOST_STAGED; stages.saturating_sub(1)],
+            routes: vec![Route::HOST_STAGED.into(); stages.saturating_sub(1)],
             context,
             kv_blocks,
             chunks: Chunks::fixed(chunk_rows),
@@ -104,19 +104,17 @@ impl Layout {
             return Err(spec("the pipeline has no stages".into()));
         };
         if options.routes.len() != stages.len() - 1 {
-            return Err(spec(format!("{} routes between {} stages", options.routes.len(), stages.len())));
+            return Err(spec(format!(
+                "routes for {} edges between {} stages",
+                options.routes.len(),
+                stages.len()
+            )));
         }
         if options.slots == 0 {
             return Err(spec("the stages have no slots".into()));
         }
-        for route in &options.routes {
-            match route {
-                Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => {}
-                Route::SameDevice => {
-                    return Err(spec("two neighbouring stages on one device; merge them".into()));
-                }
-                other => return Err(spec(format!("route {other:?} is not available"))),
-            }
+        for (edge, routes) in options.routes.iter().enumerate() {
+            routes.check().map_err(|error| spec(format!("routes of edge {edge}: {error}")))?;
         }
         for (index, device) in devices.iter().enumerate() {
             let id = device.id();

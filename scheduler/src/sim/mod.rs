@@ -13,6 +13,7 @@
 mod device;
 mod invariants;
 mod load;
+mod memory;
 mod observe;
 mod plan;
 mod spec;

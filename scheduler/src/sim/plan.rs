@@ -7,7 +7,8 @@
 //!   next tokens to the first stage.
 //! - A link's latency counts once per micro-batch. It is divided between the copies into and out of the ring
 //!   in proportion to the two devices' own latencies.
-//! - A link's bandwidth limits the copies into the ring. Copies out of the ring take no time per byte.
+//! - A link's bandwidth limits the copies into the ring or the next slot. Copies out of the ring take no time
+//!   per byte.
 //! - A stage that was idle starts later, by [`DeviceFacts::hand_over_us`] or by its idle time, whichever is
 //!   shorter.
 //! - Messages, actors and sampling take no additional time, because a device's `stage_us` includes their
@@ -24,7 +25,7 @@ use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
 use ragtag_planner::cost::{DeviceFacts, Links};
 use ragtag_planner::plan::{InvalidPlan, Plan, PlanModel};
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes};
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -109,12 +110,12 @@ impl SimSpec {
                     / model.logit_row_bytes.max(1) as f64,
             },
             single_queue: false,
-            route: Route::SameDevice,
+            routes: Route::HOST_STAGED.into(),
         });
         let mut made: Vec<_> = made.collect();
         for (at, (edge, pair)) in plan.edges.iter().zip(stages.windows(2)).enumerate() {
-            let link = link_times(pair[0].1, pair[1].1, links)?;
-            (made[at].route, made[at].download, made[at + 1].upload) = (edge.route, link.0, link.1);
+            let link = link_times(pair[0].1, pair[1].1, links, &edge.routes)?;
+            (made[at].routes, made[at].download, made[at + 1].upload) = (edge.routes.clone(), link.0, link.1);
         }
         Ok(Self {
             seed: 0,
@@ -159,10 +160,7 @@ fn check(
             return Err(SimPlanError::BadFacts { of: device.label.clone(), field });
         }
     }
-    let depths = plan.edges.iter().map(|edge| match edge.route {
-        Route::HostStaged { depth, .. } => ("ring's depth", depth, MOST),
-        Route::SameDevice | Route::Peer | Route::Import => ("ring's depth", 0, MOST),
-    });
+    let depths = plan.edges.iter().map(|edge| ("ring's depth", edge.routes.places(), MOST));
     let figures = [("sequences", plan.sequences, MOST), ("cache blocks", blocks(plan), MOST_BLOCKS)];
     match figures.into_iter().chain(depths).find(|(_, value, most)| value > most) {
         Some((field, value, most)) => Err(SimPlanError::TooLarge { field, value, most }),
@@ -178,23 +176,28 @@ fn byte_ns(bytes_per_s: f64) -> f64 {
     1e9 / bytes_per_s
 }
 
-/// Returns the times of the copies into and out of the ring of a link.
+/// Returns the times of the copies from the source and to the destination of a link.
 fn link_times(
     from: &DeviceFacts,
     to: &DeviceFacts,
     links: &Links,
+    routes: &Routes,
 ) -> Result<(CopyTime, CopyTime), SimPlanError> {
     let link = links.between(&from.label, &to.label);
     if let Some(field) = link.nonsense() {
         let of = format!("the link from {} to {}", from.label, to.label);
         return Err(SimPlanError::BadFacts { of, field });
     }
+    let latency_ns = nanoseconds(link.latency_us.value);
+    let byte_ns = byte_ns(link.bandwidth_bytes_per_s.value);
+    if routes.any(|route| route == Route::Import) {
+        // The destination's copy does all the work.
+        return Ok((CopyTime::default(), CopyTime { copy_ns: 0, once_ns: latency_ns, byte_ns }));
+    }
     let own = [from, to].map(|device| device.host_latency_us.value);
     let share = if own[0] + own[1] > 0.0 { own[0] / (own[0] + own[1]) } else { 0.5 };
-    let latency_ns = nanoseconds(link.latency_us.value);
     let out_ns = (latency_ns as f64 * share).round() as u64;
-    let download =
-        CopyTime { copy_ns: 0, once_ns: out_ns, byte_ns: byte_ns(link.bandwidth_bytes_per_s.value) };
+    let download = CopyTime { copy_ns: 0, once_ns: out_ns, byte_ns };
     let upload = CopyTime { copy_ns: 0, once_ns: latency_ns.saturating_sub(out_ns), byte_ns: 0.0 };
     Ok((download, upload))
 }

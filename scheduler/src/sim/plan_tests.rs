@@ -388,7 +388,7 @@ fn unsuitable_plans_are_refused() {
             "cache blocks is 4294967295",
         ),
         (
-            error(&|p| p.plan.edges[0].route = Route::HostStaged { chunk_bytes: 1, depth: u32::MAX }),
+            error(&|p| p.plan.edges[0].routes = Route::HostStaged { chunk_bytes: 1, depth: u32::MAX }.into()),
             "ring's depth is 4294967295",
         ),
         (error(&|p| p.devices[1].stage_us.value = f64::NAN), "device:1: invalid stage_us"),

@@ -5,7 +5,7 @@ use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::plan::{Chunks, PromptChunk};
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes, SizedRoute};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -31,8 +31,8 @@ pub struct SimStage {
     /// Whether one hardware queue executes all three queues of the device. If one stage of a device sets
     /// this, it applies to all stages of that device.
     pub single_queue: bool,
-    /// Route to the next stage. Unused on the last stage.
-    pub route: Route,
+    /// Routes to the next stage. Unused on the last stage.
+    pub routes: Routes,
 }
 
 /// A resource that several edges share, such as a bus. It serves one copy at a time, in the order in which
@@ -292,11 +292,28 @@ fn random_stage(rng: &mut SmallRng, at: u32, row_bytes: u64) -> SimStage {
         download: copy,
         logits: copy,
         single_queue: rng.random_ratio(1, 4),
-        route: Route::HostStaged {
+        routes: random_routes(rng, row_bytes),
+    }
+}
+
+/// Returns one or two random routes.
+fn random_routes(rng: &mut SmallRng, row_bytes: u64) -> Routes {
+    let route = |rng: &mut SmallRng| match rng.random_range(0..4) {
+        0 => Route::Peer,
+        1 => Route::Import,
+        _ => Route::HostStaged {
             chunk_bytes: rng.random_range(1..=row_bytes * 8),
             depth: rng.random_range(1..=5),
         },
+    };
+    let large = route(rng);
+    let mut routes = Routes::from(large);
+    if rng.random_ratio(1, 2) {
+        let up_to_bytes = Some(rng.random_range(1..=row_bytes * 4));
+        routes.0.insert(0, SizedRoute { up_to_bytes, route: route(rng) });
     }
+    // The same route without a ring twice is refused.
+    if routes.check().is_ok() { routes } else { large.into() }
 }
 
 fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {

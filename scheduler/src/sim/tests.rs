@@ -70,7 +70,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         download: copy,
         logits: copy,
         single_queue: false,
-        route: Route::HostStaged { chunk_bytes: 128, depth: 4 },
+        routes: Route::HostStaged { chunk_bytes: 128, depth: 4 }.into(),
     };
     let run = RunShape {
         stages: stages as u32,
@@ -229,7 +229,7 @@ fn transfers_overlap_with_computation() {
     for stage in &mut spec.stages {
         let copy = CopyTime { copy_ns: 80_000, ..CopyTime::default() };
         (stage.upload, stage.download, stage.logits) = (copy, copy, copy);
-        stage.route = Route::HostStaged { chunk_bytes: 4096, depth: 4 };
+        stage.routes = Route::HostStaged { chunk_bytes: 4096, depth: 4 }.into();
     }
     spec.run.credits = 6;
     for request in &mut spec.requests {

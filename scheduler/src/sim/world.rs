@@ -2,19 +2,20 @@
 
 use crate::capacity::Lanes;
 use crate::core::{
-    DeviceAction, DeviceCore, DeviceEvent, FinishReason, LogitRows, MicroBatch, MicroBatchId, Nanoseconds,
-    Progress, Prompt, QueuePoints, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageAction,
-    StageEvent, StageShape, Want,
+    DeviceAction, DeviceCore, DeviceEvent, End, FinishReason, LogitRows, MicroBatch, MicroBatchId,
+    Nanoseconds, Progress, Prompt, QueuePoints, RunAction, RunCore, RunEvent, Sampled, SequenceId,
+    StageAction, StageEvent, StageShape, Want,
 };
 use crate::error::{Error, Refusal};
-use crate::runtime::ring_depths;
-use crate::sim::device::{Job, RingMemory, SimDevice, Submitted, timeline};
+use crate::runtime::routes_of;
+use crate::sim::device::{Job, SimDevice, Submitted, timeline};
 use crate::sim::invariants::Invariants;
+use crate::sim::memory::Memory;
 use crate::sim::observe::Observations;
 use crate::sim::spec::{Fault, SimRequest, SimSpec, SimStage, token_at};
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
-use ragtag_transfer::Route;
+use ragtag_transfer::{Copy, OtherEnd, Route};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
@@ -50,7 +51,7 @@ impl Message {
     /// and failures, because their queues are unbounded.
     fn queue(&self) -> Option<MailboxQueue> {
         match self {
-            Message::Stage(_, StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => {
+            Message::Stage(_, StageEvent::FromNext(_)) | Message::Run(RunEvent::Return(_)) => {
                 Some(MailboxQueue::Quiet)
             }
             Message::Stage(..) | Message::Progress => Some(MailboxQueue::Waking),
@@ -100,8 +101,7 @@ pub(super) struct World<'a> {
     hosts: Vec<usize>,
     /// For each device, the device itself and all devices that wait for its points.
     around: Vec<Vec<usize>>,
-    /// Rings. Ring `n` leads from stage `n` to the next stage.
-    rings: Vec<RingMemory>,
+    memory: Memory,
     run: RunCore,
     /// Mailboxes of the devices, followed by the coordinator's mailbox.
     mailboxes: Vec<Mailbox>,
@@ -135,19 +135,21 @@ impl<'a> World<'a> {
         let devices = hosts.iter().max().map_or(0, |last| last + 1);
         let of = |device: usize| (0..=last).filter(|&stage| hosts[stage] == device).collect::<Vec<_>>();
         let hosted: Vec<_> = (0..devices).map(of).collect();
-        let routes: Vec<_> = spec.stages[..last].iter().map(|stage| stage.route).collect();
+        let routes: Vec<_> = spec.stages[..last].iter().map(|stage| stage.routes.clone()).collect();
+        let slots = spec.stages.iter().map(|stage| stage.slots).max().unwrap_or(0);
         let (mut cores, mut mailboxes) = (Vec::new(), Vec::new());
         for (device, stages) in hosted.iter().enumerate() {
             let shape = |&stage: &usize| StageShape {
                 slots: spec.stages[stage].slots,
                 row_bytes: spec.row_bytes,
-                incoming: stage.checked_sub(1).map(|before| routes[before]),
-                outgoing: routes.get(stage).copied(),
+                incoming: stage.checked_sub(1).map(|before| routes[before].clone()),
+                outgoing: routes.get(stage).cloned(),
+                next_slots: spec.stages.get(stage + 1).map_or(0, |next| next.slots),
             };
             let shapes: Vec<_> = stages.iter().map(shape).collect();
             let points = QueuePoints::new(|queue| timeline(device, queue));
             cores.push(DeviceCore::new(&shapes, points).map_err(impossible)?);
-            let mut lanes = Lanes::of_device(spec.run.credits, ring_depths(&routes, &hosts, device));
+            let mut lanes = Lanes::of_device(spec.run.credits, slots, routes_of(&routes, &hosts, device));
             // A simulated stage sees its device's progress at once, so it needs only one of the two notices:
             // the one for the ring.
             lanes.waking -= QueueKind::ALL.len() - 1 + stages.len();
@@ -171,7 +173,7 @@ impl<'a> World<'a> {
             events: Vec::new(),
             vacant: Vec::new(),
             next: 0,
-            rings: spec.stages.iter().map(|_| RingMemory::default()).collect(),
+            memory: Memory::new(spec),
             devices: hosted.iter().map(|stages| SimDevice::new(stages, spec)).collect(),
             around: hosted.iter().map(|stages| around(stages, &hosts)).collect(),
             cores,
@@ -413,11 +415,16 @@ impl<'a> World<'a> {
             }
             let stage = self.hosted[device][stage];
             match action {
-                StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
-                    let bytes = self.bytes.get(&micro_batch).copied().unwrap_or(0);
-                    let last = chunk.offset + chunk.bytes == bytes;
-                    let job = Job::Upload { slot, micro_batch, chunk, last };
-                    self.submit(Submitted { stage, queue: QueueKind::Upload, job, waits, signal });
+                StageAction::Copy { end, copy } => {
+                    let queue = match end {
+                        End::Incoming => QueueKind::Upload,
+                        End::Outgoing => QueueKind::Download,
+                    };
+                    let total = self.bytes.get(&MicroBatchId(copy.transfer.0)).copied().unwrap_or(0);
+                    let last = copy.other == OtherEnd::None || copy.offset + copy.bytes == total;
+                    let (waits, signal) = (copy.waits.clone(), copy.signal);
+                    let job = Job::Copy { end, copy, last };
+                    self.submit(Submitted { stage, queue, job, waits, signal });
                 }
                 StageAction::Compute { slot, micro_batch, waits, signal } => {
                     if stage == 0 {
@@ -426,10 +433,6 @@ impl<'a> World<'a> {
                     let job = Job::Compute { slot, micro_batch };
                     self.submit(Submitted { stage, queue: QueueKind::Compute, job, waits, signal });
                 }
-                StageAction::Download { slot, micro_batch, chunk, waits, signal } => {
-                    let job = Job::Download { slot, micro_batch, chunk };
-                    self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
-                }
                 StageAction::Logits { slot, micro_batch, waits, signal } => {
                     let job = Job::Logits { slot, micro_batch };
                     self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
@@ -437,10 +440,12 @@ impl<'a> World<'a> {
                 StageAction::HandOff { micro_batch } => {
                     self.send_to_stage(device, stage + 1, StageEvent::HandOff { micro_batch })?;
                 }
-                StageAction::Chunk(ready) => {
-                    self.send_to_stage(device, stage + 1, StageEvent::Chunk(ready))?;
+                StageAction::ToNext(message) => {
+                    self.send_to_stage(device, stage + 1, StageEvent::FromPrevious(message))?;
                 }
-                StageAction::Free(free) => self.send_to_stage(device, stage - 1, StageEvent::Free(free))?,
+                StageAction::ToPrevious(message) => {
+                    self.send_to_stage(device, stage - 1, StageEvent::FromNext(message))?;
+                }
                 StageAction::Return(returned) => {
                     self.send(device, run, Message::Run(RunEvent::Return(returned)))?;
                 }
@@ -488,9 +493,8 @@ impl<'a> World<'a> {
                 let more = duration * self.rng.random_range(0..=self.spec.jitter_percent) / 100;
                 let while_ns = self.devices[device].unsteady_ns;
                 let more = more + if while_ns > 0 { self.rng.random_range(0..=while_ns) } else { 0 };
-                let incoming = stage.checked_sub(1).map(|before| &self.rings[before]);
-                let outgoing = self.rings.get(stage);
-                self.devices[device].start(hardware, incoming, outgoing)?;
+                let submitted = self.devices[device].start(hardware)?;
+                self.memory.start(submitted)?;
                 self.started(device, hardware, late, duration.saturating_add(more));
             }
         }
@@ -506,16 +510,16 @@ impl<'a> World<'a> {
         let mut end_ns = start_ns.saturating_add(duration);
         let observations = &mut self.report.observations;
         observations.stages[stage].queues[queue.index()].start(start_ns);
-        match &submitted.job {
-            Job::Upload { .. } => observations.edges[stage - 1].work.start(start_ns),
-            Job::Download { chunk, .. } => {
-                let edge = &mut observations.edges[stage];
-                edge.work.start(start_ns);
-                edge.crossings += u64::from(chunk.offset == 0);
-                edge.bytes += chunk.bytes;
+        if let Job::Copy { end, copy, .. } = &submitted.job {
+            let at = edge_of(*end, stage);
+            let edge = &mut observations.edges[at];
+            edge.work.start(start_ns);
+            if crosses(*end, copy) {
+                edge.crossings += u64::from(copy.offset == 0);
+                edge.bytes += copy.bytes;
                 for (link, shared) in self.spec.shared_links.iter().enumerate() {
-                    if shared.edges.contains(&stage) {
-                        let busy_ns = (chunk.bytes as f64 * shared.byte_ns).round() as Nanoseconds;
+                    if shared.edges.contains(&at) {
+                        let busy_ns = (copy.bytes as f64 * shared.byte_ns).round() as Nanoseconds;
                         let free_ns = self.shared_free[link].max(start_ns).saturating_add(busy_ns);
                         self.shared_free[link] = free_ns;
                         let all_ns = &mut observations.shared_busy_ns[link];
@@ -524,7 +528,6 @@ impl<'a> World<'a> {
                     }
                 }
             }
-            Job::Compute { .. } | Job::Logits { .. } => {}
         }
         self.at(end_ns, Event::Done { device, hardware, start_ns });
     }
@@ -536,13 +539,12 @@ impl<'a> World<'a> {
         let work = &mut observations.stages[stage];
         work.queues[submitted.queue.index()].end(now);
         match job {
-            Job::Upload { chunk, .. } => {
-                if chunk.offset == 0 {
+            Job::Copy { end, copy, .. } => {
+                if *end == End::Incoming && copy.offset == 0 {
                     work.waiting.add(now);
                 }
-                observations.edges[stage - 1].work.end(now);
+                observations.edges[edge_of(*end, stage)].work.end(now);
             }
-            Job::Download { .. } => observations.edges[stage].work.end(now),
             Job::Compute { micro_batch, .. } => {
                 work.waiting.take(now);
                 let computed = if micro_batch.decodes_only() { &mut work.decode } else { &mut work.prefill };
@@ -574,9 +576,8 @@ impl<'a> World<'a> {
         let Some(stage) = self.devices[device].running(hardware).map(|submitted| submitted.stage) else {
             return Err("the end of work that never began".into());
         };
-        let (before, from_here) = self.rings.split_at_mut(stage);
-        let ended = self.devices[device].end(hardware, self.now, before.last_mut(), from_here.first_mut());
-        let submitted = ended?;
+        let submitted = self.devices[device].end(hardware, self.now)?;
+        self.memory.end(&submitted)?;
         self.ended(&submitted, start_ns);
         if let (Job::Logits { micro_batch, .. }, Some(invariants)) = (&submitted.job, &mut self.invariants) {
             invariants.copied(micro_batch)?;
@@ -732,14 +733,31 @@ impl<'a> World<'a> {
 fn most_between_entries(spec: &SimSpec) -> u64 {
     const EVENTS: u64 = 32;
     let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);
-    let chunks = |stage: &SimStage| match stage.route {
-        Route::HostStaged { chunk_bytes, .. } => bytes.div_ceil(chunk_bytes.max(1)),
-        _ => 0,
+    let chunks = |stage: &SimStage| {
+        let of_route = |route: Route| bytes.checked_div(route.ring().0).map_or(1, |chunks| chunks + 1);
+        stage.routes.iter().map(of_route).fold(0, u64::max)
     };
     let submissions =
         spec.stages.iter().map(|stage| chunks(stage).saturating_add(2)).fold(0, u64::saturating_add);
     let in_flight = submissions.saturating_mul(spec.run.credits.into());
     in_flight.saturating_add(spec.requests.len() as u64).saturating_mul(EVENTS)
+}
+
+/// Returns the index of the edge at one end of a stage.
+fn edge_of(end: End, stage: usize) -> usize {
+    match end {
+        End::Incoming => stage - 1,
+        End::Outgoing => stage,
+    }
+}
+
+/// Returns whether a copy brings activations to another device, or to a ring on the way there.
+fn crosses(end: End, copy: &Copy) -> bool {
+    match copy.other {
+        OtherEnd::Ring { .. } => end == End::Outgoing,
+        OtherEnd::Slot(_) => true,
+        OtherEnd::None => false,
+    }
 }
 
 /// Returns the index of the device of each stage. Stages with the same label share a device.

@@ -186,13 +186,13 @@ fn a_plan_states_the_requested_wire_type_of_activations() {
     let with = |more: &[&str]| done(&[&["plan", "--json"], more, &split, &TWO[..]].concat());
     for (form, reason) in [("f32", "wire type: f32, as requested"), ("f16", "wire type: f16, as requested")] {
         let plan = with(&["--wire", form]).json();
-        assert_eq!(plan["boundary"], form);
+        assert_eq!(plan["wire_type"], form);
         let reasons = plan["reasons"].as_array().unwrap();
         assert!(reasons.iter().any(|one| one.as_str().unwrap().contains(reason)), "{reasons:?}");
     }
     // Rows are so small here that two additional dispatches cost more than they save.
-    assert_eq!(with(&["--wire", "auto"]).json()["boundary"], "f32");
-    assert_eq!(with(&["--activations", "f32"]).json()["boundary"], "f32");
+    assert_eq!(with(&["--wire", "auto"]).json()["wire_type"], "f32");
+    assert_eq!(with(&["--activations", "f32"]).json()["wire_type"], "f32");
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
@@ -205,9 +205,9 @@ fn a_plan_states_the_requested_wire_type_of_activations() {
         .json()
     };
     let (narrow, wide) = (run(&["--plan", text(&path)]), run(&[&split[..], &["--wire", "f32"]].concat()));
-    assert_eq!((&narrow["plan"]["boundary"], &wide["plan"]["boundary"]), (&"f16".into(), &"f32".into()));
+    assert_eq!((&narrow["plan"]["wire_type"], &wide["plan"]["wire_type"]), (&"f16".into(), &"f32".into()));
     assert_eq!(numbers(&narrow["tokens"]).len(), 12);
-    assert_eq!(run(&["--plan", text(&path), "--wire", "auto"])["plan"]["boundary"], "f32");
+    assert_eq!(run(&["--plan", text(&path), "--wire", "auto"])["plan"]["wire_type"], "f32");
 
     for command in ["plan", "run", "bench", "simulate"] {
         let arguments = [&[command, "--wire", "f16", "--activations", "f32"], &TWO[..]].concat();

@@ -152,7 +152,7 @@ impl Resources {
     pub(super) fn check(&self, queue: QueueKind, command: &Command) -> Rule {
         let (name, home) = match command {
             Command::Dispatch(_) => ("dispatch", QueueKind::Compute),
-            Command::Copy { .. } => ("copy", QueueKind::Compute),
+            Command::Copy { .. } => ("copy", queue),
             Command::Fill { .. } => ("fill", QueueKind::Compute),
             Command::Upload { .. } => ("upload", QueueKind::Upload),
             Command::Download { .. } => ("download", QueueKind::Download),

@@ -8,7 +8,7 @@
 
 use super::memory::DeviceMemory;
 use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
-use crate::backend::{Adapter, Device, Limits, Memory, Timing};
+use crate::backend::{Adapter, Device, Limits, Memory, SharedMemory, Timing};
 use crate::command::{BufferRange, Command, Dispatch, EntryAbi, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
@@ -16,7 +16,7 @@ use crate::pool::PoolStats;
 use crate::queues::{Common, Submitter, Task, TrackedQueue, Wait};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem::{ManuallyDrop, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,6 +36,8 @@ pub struct DriverDevice<D: Driver> {
     /// dropped first.
     submitter: Submitter<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
+    /// Buffers in `buffers` whose memory belongs to another device.
+    borrowed: HashSet<BufferId>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
     memory: DeviceMemory<D>,
     driver: Arc<D>,
@@ -81,6 +83,7 @@ impl<D: Driver> DriverDevice<D> {
             imported: HashMap::new(),
             submitter: Submitter::new(format!("{label} submit"), queues)?,
             buffers: HashMap::new(),
+            borrowed: HashSet::new(),
             regions: HashMap::new(),
             memory,
             common,
@@ -275,7 +278,22 @@ impl<D: Driver> Device for DriverDevice<D> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
         // Programs that use the buffer cannot be submitted again, but would keep its memory alive.
         self.forget_programs(|_, script| script.uses_buffer(&buffer));
-        self.memory.release(buffer);
+        if !self.borrowed.remove(&id) {
+            self.memory.release(buffer);
+        }
+        Ok(())
+    }
+
+    fn export_buffer(&self, id: BufferId) -> Result<SharedMemory> {
+        let buffer = self.buffers.get(&id).ok_or_else(|| unknown(id))?;
+        self.common.recorded(self.driver.export(buffer))
+    }
+
+    fn import_buffer(&mut self, id: BufferId, memory: &SharedMemory) -> Result<()> {
+        self.check()?;
+        let buffer = self.common.recorded(self.driver.import(memory))?;
+        self.buffers.insert(id, Arc::new(buffer));
+        self.borrowed.insert(id);
         Ok(())
     }
 

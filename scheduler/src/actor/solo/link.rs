@@ -1,24 +1,31 @@
-//! A link between two devices, for timing. It stages transfers through a ring in host memory, as a pipeline
-//! does.
+//! An edge between two devices, for timing. It transfers bytes as an edge of a pipeline does.
 
 use super::SoloDevice;
+use crate::actor::edge::{copy_command, copy_queue};
+use crate::core::End;
 use crate::error::{Error, Result};
 use ragtag_hal::{
-    BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Timeline, Work,
+    BufferId, BufferRange, Command, Device, HostRegion, QueueKind, RegionId, Submission, Timeline, Work,
 };
-use ragtag_transfer::Route;
+use ragtag_transfer::{
+    Action, Copy, Receiver, ReceiverEvent, Route, Routes, Sender, SenderEvent, TransferId,
+};
 use std::sync::Arc;
 use std::time::Instant;
 
-const BUFFER: BufferId = BufferId(0);
+/// The only slot of each device.
+const SLOT: BufferId = BufferId(0);
+/// The slot of the other device.
+const OTHER: BufferId = BufferId(1);
 const RING: RegionId = RegionId(0);
 
-/// A link from one device to another whose transfers can be timed outside a pipeline.
+/// An edge from one device to another whose transfers can be timed outside a pipeline.
 pub struct SoloLink<'a> {
     from: &'a mut SoloDevice,
     to: &'a mut SoloDevice,
-    chunk_bytes: u64,
-    depth: u32,
+    sender: Sender,
+    receiver: Receiver,
+    transfers: u64,
     bytes: u64,
 }
 
@@ -39,29 +46,42 @@ impl<'a> SoloLink<'a> {
     /// Creates a link for transfers of at most `bytes` bytes. The two devices must have different ids.
     ///
     /// # Errors
-    /// [`Error::Spec`] if `route` is not host-staged, or the error of a device.
+    /// [`Error::Spec`] if `route` is unusable, or the error of a device. A device that cannot share memory
+    /// refuses the routes that need it.
     pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
-        let Route::HostStaged { chunk_bytes: chunk_bytes @ 1.., depth: depth @ 1.. } = route else {
-            return Err(Error::Spec { what: format!("route {route:?} is not available") });
-        };
-        let ring = HostRegion::new(route.staging_bytes() as usize).map_err(|cause| from.failed(cause))?;
-        let ring = Arc::new(ring);
+        let routes = Routes::from(route);
+        let unusable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
+        let sender = Sender::new(&routes, 1).map_err(unusable)?;
+        let receiver = Receiver::new(&routes, 1).map_err(unusable)?;
+        let link = Self { from, to, sender, receiver, transfers: 0, bytes };
+        link.prepare(route)
+    }
+
+    fn prepare(self, route: Route) -> Result<Self> {
+        let ring = HostRegion::new(route.staging_bytes().max(1) as usize);
+        let ring = Arc::new(ring.map_err(|cause| self.from.failed(cause))?);
         let timeline = |of: &SoloDevice, queue: QueueKind| Arc::clone(&of.own[queue.index()]);
-        let [sent, taken] = [timeline(from, QueueKind::Download), timeline(to, QueueKind::Upload)];
-        let prepare = |of: &mut SoloDevice, neighbour: Arc<Timeline>| {
-            let made = of.device.create_buffer(BUFFER, bytes);
+        let from_next = vec![timeline(self.to, QueueKind::Upload)];
+        let from_previous = [QueueKind::Compute, QueueKind::Download].map(|queue| timeline(self.from, queue));
+        let open = |of: &mut SoloDevice, timelines: Vec<Arc<Timeline>>| {
+            let made = of.device.create_buffer(SLOT, self.bytes);
             let made = made.and_then(|()| of.device.register_region(RING, Arc::clone(&ring)));
-            let made = made.and_then(|()| of.device.import_timeline(neighbour));
+            let mut timelines = timelines.into_iter();
+            let made = made.and_then(|()| timelines.try_for_each(|other| of.device.import_timeline(other)));
             made.map_err(|cause| of.failed(cause))
         };
-        match prepare(from, taken).and_then(|()| prepare(to, sent)) {
-            Ok(()) => Ok(Self { from, to, chunk_bytes, depth, bytes }),
-            Err(error) => {
-                from.device.clear();
-                to.device.clear();
-                Err(error)
-            }
+        open(self.from, from_next)?;
+        open(self.to, from_previous.into())?;
+        let share = |owner: &SoloDevice, user: &mut SoloDevice| {
+            let memory = owner.device.export_buffer(SLOT).map_err(|cause| owner.failed(cause))?;
+            user.device.import_buffer(OTHER, &memory).map_err(|cause| user.failed(cause))
+        };
+        match route {
+            Route::Peer => share(self.to, self.from)?,
+            Route::Import => share(self.from, self.to)?,
+            Route::HostStaged { .. } => {}
         }
+        Ok(self)
     }
 
     /// Returns the time from an empty submission on the first device until the host knows of its completion,
@@ -87,20 +107,60 @@ impl<'a> SoloLink<'a> {
         let bytes = bytes.clamp(1, self.bytes);
         let nothing = || Work::Commands(Vec::new());
         let start = Instant::now();
-        let computed = self.from.submit(QueueKind::Compute, nothing(), &[])?;
-        let mut arrived: Vec<Point> = Vec::new();
-        for (index, offset) in (0..bytes).step_by(self.chunk_bytes as usize).enumerate() {
-            let range = BufferRange { buffer: BUFFER, offset, bytes: self.chunk_bytes.min(bytes - offset) };
-            let place = (index % self.depth as usize) as u64 * self.chunk_bytes;
-            let freed = index.checked_sub(self.depth as usize).map(|before| arrived[before]);
-            let waits: Vec<_> = std::iter::once(computed).chain(freed).collect();
-            let download = Command::Download { from: range, region: RING, offset: place };
-            let sent = self.from.submit(QueueKind::Download, Work::Commands(vec![download]), &waits)?;
-            let upload = Command::Upload { region: RING, offset: place, to: range };
-            arrived.push(self.to.submit(QueueKind::Upload, Work::Commands(vec![upload]), &[sent])?);
+        let after = self.from.submit(QueueKind::Compute, nothing(), &[])?;
+        let transfer = TransferId(self.transfers);
+        self.transfers += 1;
+        let mut to_sender = vec![SenderEvent::Send { transfer, slot: 0, bytes, after }];
+        let mut to_receiver = vec![ReceiverEvent::Expect { transfer, bytes }];
+        let (mut sent, mut arrived) = (None, None);
+        while !to_sender.is_empty() || !to_receiver.is_empty() {
+            for event in std::mem::take(&mut to_sender) {
+                let mut actions = Vec::new();
+                self.sender.step(event, &mut self.from.points.download, &mut actions)?;
+                for action in actions {
+                    match action {
+                        Action::Copy(copy) => copy_on(self.from, End::Outgoing, copy)?,
+                        Action::Message(message) => to_receiver.push(ReceiverEvent::Message(message)),
+                        Action::Done { at, .. } => sent = Some(at),
+                    }
+                }
+            }
+            for event in std::mem::take(&mut to_receiver) {
+                let mut actions = Vec::new();
+                self.receiver.step(event, &mut self.to.points.upload, &mut actions)?;
+                for action in actions {
+                    match action {
+                        Action::Copy(copy) => copy_on(self.to, End::Incoming, copy)?,
+                        Action::Message(message) => to_sender.push(SenderEvent::Message(message)),
+                        Action::Done { at, .. } => arrived = Some(at),
+                    }
+                }
+            }
         }
-        let ready = self.to.submit(QueueKind::Compute, nothing(), &arrived[arrived.len() - 1..])?;
+        let (Some(sent), Some(arrived)) = (sent, arrived) else {
+            return Err(Error::protocol(format!("{transfer} did not arrive")));
+        };
+        let ready = self.to.submit(QueueKind::Compute, nothing(), &[arrived])?;
         self.to.wait(ready)?;
-        Ok(start.elapsed().as_secs_f64() * 1e6)
+        let us = start.elapsed().as_secs_f64() * 1e6;
+        self.from.wait(sent)?;
+        let mut announced = Vec::new();
+        self.receiver.step(ReceiverEvent::Free(0), &mut self.to.points.upload, &mut announced)?;
+        for action in announced {
+            if let Action::Message(message) = action {
+                let event = SenderEvent::Message(message);
+                self.sender.step(event, &mut self.from.points.download, &mut Vec::new())?;
+            }
+        }
+        Ok(us)
     }
+}
+
+/// Submits a copy to one of the two devices.
+fn copy_on(device: &mut SoloDevice, end: End, copy: Copy) -> Result<()> {
+    let own = BufferRange { buffer: SLOT, offset: copy.offset, bytes: copy.bytes };
+    let command = copy_command(end, &copy, own, RING, &[OTHER])?;
+    let work = Work::Commands(command.into_iter().collect::<Vec<Command>>());
+    let submission = Submission { queue: copy_queue(end), work, waits: copy.waits, signal: copy.signal };
+    device.device.submit(submission).map_err(|cause| device.failed(cause))
 }

@@ -1,0 +1,155 @@
+//! A stage's edges: the messages to its neighbours, the memory that both ends share, and the commands of
+//! copies.
+
+use super::memory::StageBuffers;
+use crate::core::{End, StageEvent};
+use crate::error::{Error, Result};
+use crate::mailbox::Notice;
+use crate::message::{DeviceAddress, DeviceMessage};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use ragtag_hal::{
+    BufferId, BufferRange, Command, Device, HostRegion, QueueKind, RegionId, SharedMemory, Timeline,
+};
+use ragtag_transfer::{Copy, OtherEnd, Route, Routes, ToSender};
+use std::sync::Arc;
+
+/// An edge between two stages, as one of them sees it.
+pub(crate) struct Edge {
+    pub(crate) routes: Routes,
+    /// Host memory of the rings.
+    pub(crate) ring: Arc<HostRegion>,
+    /// Address of the mailbox of the neighbour's device.
+    pub(crate) address: DeviceAddress,
+    /// Index of the neighbour among the stages of its device.
+    pub(crate) stage: usize,
+    /// Timelines of the neighbour's device that signal the points for which this stage waits.
+    pub(crate) timelines: Vec<Arc<Timeline>>,
+    /// Notice that the sender arms while it waits for a message from the receiver.
+    pub(crate) notice: Notice,
+    /// Memory that the two ends share.
+    pub(crate) shared: Sharing,
+    /// The neighbour's slots that this stage's device has imported.
+    pub(crate) imported: Vec<BufferId>,
+}
+
+/// One end of the exchange of slots between two stages.
+#[derive(Default)]
+pub(crate) struct Sharing {
+    /// Set if the neighbour accesses this stage's slots.
+    lend: Option<Sender<Vec<SharedMemory>>>,
+    /// Set if this stage accesses the neighbour's slots.
+    borrow: Option<Receiver<Vec<SharedMemory>>>,
+}
+
+impl Sharing {
+    /// Returns the sharing at the sender and at the receiver of an edge.
+    pub(crate) fn of(routes: &Routes) -> (Self, Self) {
+        let mut ends = (Self::default(), Self::default());
+        if routes.any(|route| route == Route::Peer) {
+            let (lend, borrow) = bounded(1);
+            (ends.0.borrow, ends.1.lend) = (Some(borrow), Some(lend));
+        }
+        if routes.any(|route| route == Route::Import) {
+            let (lend, borrow) = bounded(1);
+            (ends.0.lend, ends.1.borrow) = (Some(lend), Some(borrow));
+        }
+        ends
+    }
+}
+
+impl Edge {
+    /// Exports the stage's slots if the neighbour accesses them.
+    ///
+    /// # Errors
+    /// Fails if the device cannot export buffers.
+    pub(crate) fn lend(&mut self, device: &dyn Device, memory: &StageBuffers) -> ragtag_hal::Result<()> {
+        let Some(lend) = self.shared.lend.take() else { return Ok(()) };
+        let slots = memory.edge_buffers().map(|buffer| device.export_buffer(buffer));
+        // If the neighbour has failed, its error ends the run.
+        let _ = lend.send(slots.collect::<ragtag_hal::Result<_>>()?);
+        Ok(())
+    }
+
+    /// Imports the neighbour's slots if this stage accesses them. Waits until the neighbour exports them.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if the neighbour has failed. `failed` converts errors of the device.
+    pub(crate) fn borrow(
+        &mut self,
+        device: &mut dyn Device,
+        mut new_id: impl FnMut() -> BufferId,
+        failed: impl Fn(ragtag_hal::Error) -> Error,
+    ) -> Result<()> {
+        let Some(borrow) = self.shared.borrow.take() else { return Ok(()) };
+        for slot in borrow.recv().map_err(|_| Error::Stopped)? {
+            let id = new_id();
+            device.import_buffer(id, &slot).map_err(&failed)?;
+            self.imported.push(id);
+        }
+        Ok(())
+    }
+
+    /// Wraps an event in a message for the neighbour.
+    fn message(&self, event: StageEvent) -> DeviceMessage {
+        DeviceMessage::Event { stage: self.stage, event }
+    }
+}
+
+/// Returns the queue of a copy.
+pub(super) fn copy_queue(end: End) -> QueueKind {
+    match end {
+        End::Incoming => QueueKind::Upload,
+        End::Outgoing => QueueKind::Download,
+    }
+}
+
+/// Returns the command of a copy, or `None` if the submission only waits and signals. `own` is the copy's
+/// range of the stage's own slot, `ring` is the region of the edge's rings, and `slots` are the imported
+/// slots of the neighbour.
+///
+/// # Errors
+/// [`Error::Protocol`] if the copy uses a slot that was not imported.
+pub(super) fn copy_command(
+    end: End,
+    copy: &Copy,
+    own: BufferRange,
+    ring: RegionId,
+    slots: &[BufferId],
+) -> Result<Option<Command>> {
+    Ok(Some(match (copy.other, end) {
+        (OtherEnd::None, _) => return Ok(None),
+        (OtherEnd::Ring { start }, End::Incoming) => Command::Upload { region: ring, offset: start, to: own },
+        (OtherEnd::Ring { start }, End::Outgoing) => {
+            Command::Download { from: own, region: ring, offset: start }
+        }
+        (OtherEnd::Slot(slot), end) => {
+            let buffer = slots.get(slot as usize).copied();
+            let buffer = buffer.ok_or_else(|| Error::protocol(format!("slot {slot} is not imported")))?;
+            let other = BufferRange { buffer, ..own };
+            match end {
+                End::Incoming => Command::Copy { from: other, to: own },
+                End::Outgoing => Command::Copy { from: own, to: other },
+            }
+        }
+    }))
+}
+
+/// Sends a message about activations to the previous stage. Wakes its device only if it waits for one.
+pub(super) fn to_previous(previous: &Option<Edge>, message: ToSender) -> Result<()> {
+    let Some(previous) = previous else {
+        return Err(Error::protocol("a message to a stage before the first"));
+    };
+    previous.address.send_quietly(previous.message(StageEvent::FromNext(message)))?;
+    if previous.notice.take() {
+        previous.address.send(DeviceMessage::Quiet)?;
+    }
+    Ok(())
+}
+
+/// Sends an event to the next stage.
+pub(super) fn to_next(next: &Option<Edge>, event: StageEvent) -> Result<()> {
+    match next {
+        Some(next) => next.address.send(next.message(event)),
+        None => Err(Error::protocol("a message to a stage after the last")),
+    }
+}

@@ -1,0 +1,60 @@
+//! Actions of senders and receivers.
+
+use crate::message::TransferId;
+use ragtag_hal::Point;
+use serde::{Deserialize, Serialize};
+
+/// Action that one end of an edge requests. `M` is the type of its messages to the other end. The caller must
+/// execute the actions in order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Action<M> {
+    /// Submit a copy to the end's queue: the download queue of a source, or the upload queue of a
+    /// destination.
+    Copy(Copy),
+    /// Send a message to the other end.
+    Message(M),
+    /// All copies of a transfer have been requested. Once `at` has passed, the source may reuse its slot, or
+    /// the destination may read its slot. `at` is on the timeline of the end's queue.
+    Done {
+        /// The transfer.
+        transfer: TransferId,
+        /// The end's own slot that holds the transfer.
+        slot: u32,
+        /// Point that passes when the transfer is complete at this end.
+        at: Point,
+    },
+}
+
+/// A copy between a slot of the end's own stage and memory of the edge or of the other end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copy {
+    /// The transfer.
+    pub transfer: TransferId,
+    /// The end's own slot.
+    pub slot: u32,
+    /// Memory at the other end of the copy.
+    pub other: OtherEnd,
+    /// Offset in bytes of the copy from the start of the transfer.
+    pub offset: u64,
+    /// Number of bytes to copy.
+    pub bytes: u64,
+    /// Points that the copy waits for.
+    pub waits: Vec<Point>,
+    /// Point that the copy signals.
+    pub signal: Point,
+}
+
+/// Memory that a copy connects with the end's own slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OtherEnd {
+    /// Host memory of the edge, from this byte on.
+    Ring {
+        /// First byte.
+        start: u64,
+    },
+    /// A slot of the neighbouring stage, whose memory this end's device has imported. The copy has the same
+    /// offset in both slots.
+    Slot(u32),
+    /// None: the submission only waits and signals, because the other end copies.
+    None,
+}

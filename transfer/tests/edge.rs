@@ -1,0 +1,344 @@
+//! Runs the sender and the receiver of an edge against a model of the hardware. The model has two in-order
+//! queues, slots at both ends and a ring, and a random scheduler delivers its messages. The test really copies
+//! bytes, so an error produces wrong data. Examples are a piece that is copied too early or twice, and a slot
+//! that is overwritten before it was read.
+
+#![allow(missing_docs)]
+
+use proptest::prelude::*;
+use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
+use ragtag_transfer::*;
+use std::collections::VecDeque;
+
+/// Maximum size of a transfer in bytes.
+const MOST_BYTES: u64 = 200;
+
+/// A transfer that was announced to the receiver.
+#[derive(Clone, Copy)]
+struct Held {
+    transfer: usize,
+    slot: u32,
+    /// Value of the queue's timeline after which the slot is free, or holds the whole transfer.
+    at: u64,
+}
+
+struct Model {
+    sender: Sender,
+    receiver: Receiver,
+    points: [Points; 2],
+    /// Values of the download timeline of device 0 and the upload timeline of device 1.
+    passed: [u64; 2],
+    copies: [VecDeque<Copy>; 2],
+    /// Bytes of the transfers.
+    contents: Vec<Vec<u8>>,
+    /// Slots of the source and of the destination.
+    slots: [Vec<Vec<u8>>; 2],
+    free: VecDeque<u32>,
+    ring: Vec<u8>,
+    forward: VecDeque<ReceiverEvent>,
+    back: VecDeque<ToSender>,
+    next_send: usize,
+    /// Transfers that are done at the source but may still be read there.
+    leaving: VecDeque<Held>,
+    /// Transfers that are done at the destination but may not have arrived.
+    arriving: VecDeque<Held>,
+    received: Vec<usize>,
+}
+
+fn timeline(device: u16, queue: QueueKind) -> TimelineId {
+    TimelineId { device: DeviceId(device), queue }
+}
+
+fn queues() -> [Points; 2] {
+    [Points::new(timeline(0, QueueKind::Download)), Points::new(timeline(1, QueueKind::Upload))]
+}
+
+fn staged(chunk_bytes: u64, depth: u32) -> Route {
+    Route::HostStaged { chunk_bytes, depth }
+}
+
+impl Model {
+    fn new(routes: &Routes, slots: [u32; 2], sizes: &[u64]) -> Self {
+        let bytes = |i: usize, n: u64| (0..n).map(|b| (b * 31 + i as u64 * 7 + 1) as u8).collect();
+        Self {
+            sender: Sender::new(routes, slots[1]).unwrap(),
+            receiver: Receiver::new(routes, slots[1]).unwrap(),
+            points: queues(),
+            passed: [0; 2],
+            copies: Default::default(),
+            contents: sizes.iter().enumerate().map(|(i, &n)| bytes(i, n)).collect(),
+            slots: slots.map(|slots| vec![vec![0; MOST_BYTES as usize]; slots as usize]),
+            free: (0..slots[0]).collect(),
+            ring: vec![0; routes.staging_bytes() as usize],
+            forward: VecDeque::new(),
+            back: VecDeque::new(),
+            next_send: 0,
+            leaving: VecDeque::new(),
+            arriving: VecDeque::new(),
+            received: Vec::new(),
+        }
+    }
+
+    fn has_passed(&self, point: Point) -> bool {
+        match (point.timeline.device.0, point.timeline.queue) {
+            (0, QueueKind::Compute) => true,
+            (0, QueueKind::Download) => self.passed[0] >= point.value,
+            (1, QueueKind::Upload) => self.passed[1] >= point.value,
+            other => panic!("unexpected point of {other:?}"),
+        }
+    }
+
+    fn sender_event(&mut self, event: SenderEvent) {
+        let mut actions = Vec::new();
+        self.sender.step(event, &mut self.points[0], &mut actions).unwrap();
+        for action in actions {
+            match action {
+                Action::Copy(copy) => self.copies[0].push_back(copy),
+                Action::Message(message) => self.forward.push_back(ReceiverEvent::Message(message)),
+                Action::Done { transfer, slot, at } => {
+                    let transfer = transfer.0 as usize;
+                    self.leaving.push_back(Held { transfer, slot, at: at.value });
+                }
+            }
+        }
+    }
+
+    fn receiver_event(&mut self, event: ReceiverEvent) {
+        let mut actions = Vec::new();
+        self.receiver.step(event, &mut self.points[1], &mut actions).unwrap();
+        for action in actions {
+            match action {
+                Action::Copy(copy) => self.copies[1].push_back(copy),
+                Action::Message(message) => self.back.push_back(message),
+                Action::Done { transfer, slot, at } => {
+                    let transfer = transfer.0 as usize;
+                    self.arriving.push_back(Held { transfer, slot, at: at.value });
+                }
+            }
+        }
+    }
+
+    /// Executes the oldest copy of one end if its points have passed.
+    fn copy(&mut self, end: usize) -> bool {
+        let ready = self.copies[end].front().is_some_and(|c| c.waits.iter().all(|&w| self.has_passed(w)));
+        if !ready {
+            return false;
+        }
+        let Copy { slot, other, offset, bytes, signal, .. } = self.copies[end].pop_front().unwrap();
+        let (offset, bytes, slot) = (offset as usize, bytes as usize, slot as usize);
+        let [out, into] = &mut self.slots;
+        match (other, end) {
+            (OtherEnd::Ring { start }, 0) => {
+                self.ring[start as usize..][..bytes].copy_from_slice(&out[slot][offset..][..bytes]);
+            }
+            (OtherEnd::Ring { start }, _) => {
+                into[slot][offset..][..bytes].copy_from_slice(&self.ring[start as usize..][..bytes]);
+            }
+            (OtherEnd::Slot(to), 0) => into[to as usize][..bytes].copy_from_slice(&out[slot][..bytes]),
+            (OtherEnd::Slot(from), _) => into[slot][..bytes].copy_from_slice(&out[from as usize][..bytes]),
+            (OtherEnd::None, _) => assert_eq!(bytes, 0),
+        }
+        self.passed[end] = signal.value;
+        true
+    }
+
+    /// Performs one action of the kind `which`. Returns whether such an action was possible.
+    fn act(&mut self, which: u8) -> bool {
+        match which {
+            0 if self.next_send < self.contents.len() && !self.free.is_empty() => {
+                let (i, slot) = (self.next_send, self.free.pop_front().unwrap());
+                self.next_send += 1;
+                let (transfer, bytes) = (TransferId(i as u64), self.contents[i].len() as u64);
+                self.slots[0][slot as usize][..bytes as usize].copy_from_slice(&self.contents[i]);
+                self.forward.push_back(ReceiverEvent::Expect { transfer, bytes });
+                let after = timeline(0, QueueKind::Compute).at(i as u64 + 1);
+                self.sender_event(SenderEvent::Send { transfer, slot, bytes, after });
+            }
+            1 if self.leaving.front().is_some_and(|held| held.at <= self.passed[0]) => {
+                let Held { slot, .. } = self.leaving.pop_front().unwrap();
+                // A copy that reads the slot later than this must not succeed.
+                self.slots[0][slot as usize].fill(0);
+                self.free.push_back(slot);
+            }
+            2 if !self.forward.is_empty() => {
+                let event = self.forward.pop_front().unwrap();
+                self.receiver_event(event);
+            }
+            3 if !self.back.is_empty() => {
+                let message = self.back.pop_front().unwrap();
+                self.sender_event(SenderEvent::Message(message));
+            }
+            4 | 5 => return self.copy(usize::from(which - 4)),
+            6 if self.arriving.front().is_some_and(|held| held.at <= self.passed[1]) => {
+                let Held { transfer, slot, .. } = self.arriving.pop_front().unwrap();
+                let wanted = &self.contents[transfer];
+                assert_eq!(&self.slots[1][slot as usize][..wanted.len()], &wanted[..], "{transfer}");
+                self.slots[1][slot as usize].fill(0);
+                self.received.push(transfer);
+                self.receiver_event(ReceiverEvent::Free(slot));
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn run(&mut self, choices: &[u8]) {
+        let mut choices = choices.iter().cycle();
+        loop {
+            let first = *choices.next().unwrap();
+            if !(0..7).any(|i| self.act((first + i) % 7)) {
+                break;
+            }
+        }
+    }
+}
+
+fn routes() -> impl Strategy<Value = Routes> {
+    let route = || {
+        prop_oneof![
+            2 => (1u64..70, 1u32..6).prop_map(|(chunk_bytes, depth)| staged(chunk_bytes, depth)),
+            1 => Just(Route::Peer),
+            1 => Just(Route::Import),
+        ]
+    };
+    let lists = (route(), prop::option::of((1u64..MOST_BYTES, route())));
+    lists.prop_map(|(large, small)| {
+        let mut routes = Routes::from(large);
+        if let Some((most, route)) = small {
+            routes.0.insert(0, SizedRoute { up_to_bytes: Some(most), route });
+        }
+        if routes.check().is_ok() { routes } else { large.into() }
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_transfer_arrives_once_whole_and_in_order(
+        routes in routes(),
+        slots in [1u32..5, 1u32..5],
+        sizes in prop::collection::vec(1u64..MOST_BYTES, 1..12),
+        choices in prop::collection::vec(0u8..7, 1..200),
+    ) {
+        let mut model = Model::new(&routes, slots, &sizes);
+        model.run(&choices);
+        let all: Vec<usize> = (0..sizes.len()).collect();
+        prop_assert_eq!(&model.received, &all, "it ends, in order");
+        prop_assert_eq!(model.free.len(), slots[0] as usize, "all slots are free");
+        prop_assert!(model.sender.is_idle() && !model.sender.is_waiting());
+        prop_assert_eq!((model.receiver.expected(), model.receiver.free_slots()), (0, slots[1] as usize));
+    }
+}
+
+#[test]
+fn downloads_overlap_uploads() {
+    let mut model = Model::new(&staged(10, 2).into(), [1, 1], &[40]);
+    assert!(model.act(0) && model.act(2) && model.act(2) && model.act(2));
+    // Both places are being filled by downloads. The first upload was submitted before either download
+    // finished.
+    assert_eq!((model.copies[0].len(), model.copies[1].len()), (2, 2));
+    assert!(model.act(4) && model.act(5) && model.act(3));
+    // The third piece reuses the place of the first one before the second one has reached the destination.
+    assert_eq!(model.copies[0].len(), 2);
+    let third = &model.copies[0][1];
+    assert_eq!((third.other, third.offset), (OtherEnd::Ring { start: 0 }, 20));
+    assert!(third.waits.contains(&timeline(1, QueueKind::Upload).at(1)));
+}
+
+#[test]
+fn rings_of_one_edge_do_not_overlap() {
+    let sized = |up_to_bytes, route| SizedRoute { up_to_bytes, route };
+    let routes = Routes(vec![sized(Some(8), staged(8, 3)), sized(None, staged(10, 2))]);
+    let (mut sender, mut points) = (Sender::new(&routes, 4).unwrap(), queues());
+    let mut actions = Vec::new();
+    for (id, bytes) in [(0, 8), (1, 20)] {
+        let after = timeline(0, QueueKind::Compute).at(id + 1);
+        let send = SenderEvent::Send { transfer: TransferId(id), slot: id as u32, bytes, after };
+        sender.step(send, &mut points[0], &mut actions).unwrap();
+    }
+    let places = actions.iter().filter_map(|action| match action {
+        Action::Copy(Copy { other: OtherEnd::Ring { start }, bytes, .. }) => Some((*start, *bytes)),
+        _ => None,
+    });
+    assert_eq!(places.collect::<Vec<_>>(), [(0, 8), (24, 10), (34, 10)]);
+}
+
+#[test]
+fn sender_waits_without_places_and_is_idle_when_all_are_returned() {
+    let (mut sender, mut points) = (Sender::new(&staged(10, 1).into(), 1).unwrap(), queues());
+    let (after, mut actions) = (timeline(0, QueueKind::Compute).at(1), Vec::new());
+    let free = SenderEvent::Message(ToSender::Place { place: 0, after });
+    assert_eq!((sender.is_waiting(), sender.is_idle()), (false, true));
+    let send = SenderEvent::Send { transfer: TransferId(1), slot: 0, bytes: 20, after };
+    sender.step(send, &mut points[0], &mut actions).unwrap();
+    assert_eq!((sender.is_waiting(), sender.is_idle()), (true, false));
+    // The second piece takes the place immediately.
+    sender.step(free, &mut points[0], &mut actions).unwrap();
+    assert_eq!((sender.is_waiting(), sender.is_idle()), (false, false));
+    sender.step(free, &mut points[0], &mut actions).unwrap();
+    assert_eq!((sender.is_waiting(), sender.is_idle()), (false, true));
+}
+
+#[test]
+fn reports_protocol_violations() {
+    let ready = timeline(0, QueueKind::Download).at(1);
+    let sender = |route: Route| Sender::new(&route.into(), 1).unwrap();
+    let receiver = |route: Route| Receiver::new(&route.into(), 1).unwrap();
+    let send_to = |sender: &mut Sender, event| sender.step(event, &mut queues()[0], &mut Vec::new());
+    let give = |receiver: &mut Receiver, event| receiver.step(event, &mut queues()[1], &mut Vec::new());
+    let protocol =
+        |result: Result<(), Error>| assert!(matches!(result, Err(Error::Protocol { .. })), "{result:?}");
+    let place = |place| SenderEvent::Message(ToSender::Place { place, after: ready });
+
+    let mut staging = sender(staged(10, 2));
+    protocol(send_to(&mut staging, place(0)));
+    // 2 is the first place that is not in the ring.
+    protocol(send_to(&mut staging, place(2)));
+    let send = |id, bytes| SenderEvent::Send { transfer: TransferId(id), slot: 0, bytes, after: ready };
+    assert_eq!(send_to(&mut staging, send(1, 0)), Err(Error::Empty(TransferId(1))));
+    send_to(&mut staging, send(1, 5)).unwrap();
+    protocol(send_to(&mut staging, send(1, 5)));
+    protocol(send_to(&mut staging, SenderEvent::Message(ToSender::Slot(0))));
+    protocol(send_to(&mut sender(Route::Peer), SenderEvent::Message(ToSender::Slot(0))));
+    let read = SenderEvent::Message(ToSender::Read { transfer: TransferId(0), after: ready });
+    protocol(send_to(&mut sender(Route::Import), read));
+
+    let expect = ReceiverEvent::Expect { transfer: TransferId(1), bytes: 15 };
+    let piece = |offset, bytes, place| {
+        let (transfer, piece) = (TransferId(1), Piece { place, offset, bytes });
+        ReceiverEvent::Message(ToReceiver::Piece { transfer, piece, ready })
+    };
+    protocol(give(&mut receiver(staged(10, 2)), ReceiverEvent::Free(0)));
+    for wrong in [piece(5, 10, 0), piece(0, 11, 0), piece(0, 0, 0), piece(0, 10, 2)] {
+        let mut receiver = receiver(staged(10, 2));
+        give(&mut receiver, expect).unwrap();
+        protocol(give(&mut receiver, wrong));
+    }
+    // The last piece must not exceed the transfer.
+    let mut staging = receiver(staged(10, 2));
+    for event in [expect, piece(0, 10, 0)] {
+        give(&mut staging, event).unwrap();
+    }
+    protocol(give(&mut staging, expect));
+    protocol(give(&mut staging, piece(10, 6, 1)));
+    let mut staging = receiver(staged(10, 2));
+    for _ in 0..2 {
+        give(&mut staging, piece(0, 10, 0)).unwrap();
+    }
+    protocol(give(&mut staging, piece(0, 10, 0)));
+
+    for (route, id, slot) in [(Route::Peer, 2, 0), (Route::Peer, 1, 1), (Route::Import, 2, 0)] {
+        let mut receiver = receiver(route);
+        give(&mut receiver, expect).unwrap();
+        let transfer = TransferId(id);
+        let message = match route {
+            Route::Peer => ToReceiver::Written { transfer, slot, ready },
+            _ => ToReceiver::Readable { transfer, slot, ready },
+        };
+        protocol(give(&mut receiver, ReceiverEvent::Message(message)));
+    }
+}
+
+#[test]
+fn errors_name_the_transfer() {
+    assert_eq!(Error::Empty(TransferId(3)).to_string(), "transfer 3 has no bytes");
+}
