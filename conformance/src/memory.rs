@@ -41,7 +41,7 @@ fn fill(bench: &mut Bench) -> Outcomes {
 }
 
 /// Checks that copies between buffers and within a buffer change only their destination range. Tests every
-/// offset and length that the device's alignment allows, and ranges with an odd end.
+/// offset and length that the device's alignment allows, ranges with an odd end, and every queue.
 fn copy(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 9001;
     let (source, mut target) = (pattern(BYTES, 2), pattern(BYTES, 3));
@@ -56,6 +56,15 @@ fn copy(bench: &mut Bench) -> Outcomes {
         target[at..at + bytes].copy_from_slice(&source[out..out + bytes]);
         expect_bytes(&bench.get(to)?, &target, &format!("a copy of {bytes} bytes from {out} to {at}"))?;
         expect_bytes(&bench.get(from)?, &source, "the source of the copy")?;
+    }
+    for queue in QueueKind::ALL {
+        let content = pattern(BYTES, queue.index() as u8 + 4);
+        bench.put(from, &content)?;
+        let whole = (part(from, 0, BYTES as u64), part(to, 0, BYTES as u64));
+        let copied = bench.commands(queue, vec![Command::Copy { from: whole.0, to: whole.1 }], &[])?;
+        bench.wait(copied)?;
+        target.copy_from_slice(&content);
+        expect_bytes(&bench.get(to)?, &target, &format!("a copy on the {} queue", queue.name()))?;
     }
     let first = bench.aligned(1);
     let ranges = (part(to, first as u64, 100), part(to, first as u64 + 100, 100));

@@ -6,7 +6,7 @@ use device_bench::{Bench, buffer_range, in_time};
 use ragtag_hal::{
     Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, Command, Device, DeviceId, Dispatch,
     EntryAbi, Error, Feature, Features, HostCall, HostFn, Limits, Module, ModuleId, ModuleSource, Point,
-    ProgramId, QueueKind, RegionId, Timeline, TimelineId, Work,
+    ProgramId, QueueKind, RegionId, SharedMemory, Timeline, TimelineId, Work,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -189,6 +189,28 @@ fn small_copies_are_done_when_submit_returns() {
     bench.wait(held);
     bench.wait(next);
     assert_eq!(words(&mut bench, 0)[0], 9);
+}
+
+#[test]
+fn two_devices_see_the_memory_that_one_of_them_exports() {
+    let (mut owner, mut user) = (bench(1), bench(1));
+    let shared = owner.device.export_buffer(BufferId(0)).unwrap();
+    user.device.import_buffer(BufferId(9), &shared).unwrap();
+    let filled = compute(&mut user, vec![Command::Fill { to: buffer_range(9, 0, GROUPS as usize), word: 7 }]);
+    user.wait(filled);
+    assert_eq!(words(&mut owner, 0), vec![7; GROUPS as usize]);
+    // The memory lives until both devices have released it.
+    drop((owner, shared));
+    let copied =
+        compute(&mut user, vec![Command::Copy { from: buffer_range(9, 0, 4), to: buffer_range(0, 0, 4) }]);
+    user.wait(copied);
+    assert_eq!(words(&mut user, 0)[..4], [7; 4]);
+    let in_use_bytes = user.device.pool_stats().in_use_bytes;
+    user.device.destroy_buffer(BufferId(9)).unwrap();
+    assert_eq!(user.device.pool_stats().in_use_bytes, in_use_bytes, "the pool does not own it");
+    let foreign = SharedMemory { bytes: 4, handle: Arc::new(()) };
+    let refused = user.device.import_buffer(BufferId(9), &foreign);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
 }
 
 #[test]

@@ -59,6 +59,9 @@ impl Device for Fake {
     fn destroy_buffer(&mut self, _: BufferId) -> Result<()> {
         self.note("destroy_buffer")
     }
+    fn import_buffer(&mut self, _: BufferId, _: &SharedMemory) -> Result<()> {
+        self.note("import_buffer")
+    }
     fn create_module(&mut self, _: ModuleId, _: &Module) -> Result<()> {
         self.note("create_module")
     }
@@ -308,6 +311,22 @@ fn destroying_a_module_invalidates_its_programs() {
     b.refused(result, &["program 0 names module 0"]);
     let result = b.run(QueueKind::Compute, Command::Dispatch(dispatch()));
     b.refused(result, &["module 0 does not exist"]);
+}
+
+#[test]
+fn imported_buffers_are_checked_like_others() {
+    let mut b = Bench::new();
+    let memory = SharedMemory { bytes: 8, handle: Arc::new(()) };
+    let result = b.device.export_buffer(BufferId(77)).map(drop);
+    b.refused(result, &["buffer 77 does not exist"]);
+    let result = b.device.import_buffer(BufferId(0), &memory);
+    b.refused(result, &["buffer 0 exists already"]);
+    let result = b.device.import_buffer(BufferId(9), &memory);
+    b.passes(result, "import_buffer");
+    let range = |buffer, bytes| BufferRange { buffer: BufferId(buffer), offset: 0, bytes };
+    let result = b.run(QueueKind::Upload, Command::Copy { from: range(0, 12), to: range(9, 12) });
+    b.refused(result, &["12 bytes", "has 8"]);
+    assert!(b.device.leaks().buffers.contains(&BufferId(9)));
 }
 
 #[test]
