@@ -58,7 +58,7 @@ fn copy(bench: &mut Bench) -> Outcomes {
         expect_bytes(&bench.get(from)?, &source, "the source of the copy")?;
     }
     for queue in QueueKind::ALL {
-        let content = pattern(BYTES, queue.index() as u8 + 4);
+        let content = pattern(BYTES, queue.index() as u64 + 4);
         bench.put(from, &content)?;
         let whole = (part(from, 0, BYTES as u64), part(to, 0, BYTES as u64));
         let copied = bench.commands(queue, vec![Command::Copy { from: whole.0, to: whole.1 }], &[])?;
