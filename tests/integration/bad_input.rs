@@ -479,10 +479,10 @@ fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
         &["not a plan: chunkiness: unknown field `chunkiness`", "line"],
     );
     plan.changed(
-        "\"ragtag_plan\": 2",
-        "\"ragtag_plan\": 3, \"more\": []",
+        "\"ragtag_plan\": 3",
+        "\"ragtag_plan\": 4, \"more\": []",
         PLACEMENT,
-        &["version 3, but this build reads version 2"],
+        &["version 4, but this build reads versions 2 and 3"],
     );
     plan.changed("cpu:1", "cuda:0", PLACEMENT, &["there is no device cuda:0"]);
     plan.changed("cpu:1", "cpu:0", PLACEMENT, &["are both on cpu:0: write them as one range"]);
@@ -495,8 +495,13 @@ fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
         PLACEMENT,
         &["the plan's credits is", "at most 65536"],
     );
-    plan.changed("\"depth\": 4", "\"depth\": 0", PLACEMENT, &["the plan's edges[0].route: a ring needs"]);
-    plan.changed("\"chunk_bytes\": ", "\"chunk_bytes\": 9999999999", DOES_NOT_FIT, &["staging"]);
+    let staged = |chunk_bytes: u64, depth: u32| {
+        format!("{{\"host-staged\": {{\"chunk_bytes\": {chunk_bytes}, \"depth\": {depth}}}}}")
+    };
+    let words = ["the plan's edges[0].routes: a ring needs"];
+    plan.changed("\"peer\"", &staged(4096, 0), PLACEMENT, &words);
+    plan.changed("\"peer\"", &staged(1 << 40, 4), DOES_NOT_FIT, &["staging"]);
+    plan.changed("\"to\": 1", "\"to\": 0", PLACEMENT, &["its edges must lead from each stage to the next"]);
     plan.changed("\"sequences\": 1", "\"sequences\": -1", PLACEMENT, &["not a plan"]);
     plan.changed("\"segments\": 14", "\"segments\": 15", PLACEMENT, &["15 segments"]);
     for cut in [0, 1, 100, plan.json.len() / 2, plan.json.len() - 3] {

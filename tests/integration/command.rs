@@ -436,7 +436,8 @@ fn logits_writes_the_golden_matrix() {
 #[test]
 fn bench_measures_prompts_and_generation() {
     let json = done(
-        &[&["bench", "-p", "16,0", "-n", "4", "-r", "2", "--parallel", "3", "--json"], &TWO[..]].concat(),
+        &[&["bench", "-p", "16,0", "-n", "4", "-r", "2", "--parallel", "3", "--json"], &TWO[..], &SPLIT[..]]
+            .concat(),
     )
     .json();
     assert_eq!(json["model"], "tales-bitnet-tq2_0.gguf");
