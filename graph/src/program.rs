@@ -1,5 +1,5 @@
-//! Compiled stages as plain data. A stage lists the buffers that it needs and the dispatches of one program
-//! per bucket. The device's actor maps each [`Place`] to a buffer id and records the dispatches.
+//! Compiled stages as plain data. A stage lists the buffers that it needs, and one program (a sequence of
+//! dispatches) per bucket. The device's actor maps each [`Place`] to a buffer id and records the dispatches.
 
 use crate::model::ModelError;
 use crate::stack::StackedMatrix;

@@ -203,7 +203,7 @@ mod tests {
     }
 
     /// Builds a model in which every third block has a different weight type, as is common in mixed
-    /// quantisations.
+    /// quantizations.
     fn mixed() -> Model {
         let shape =
             test_models::Shape { layers: 7, width: 256, ffn: 512, heads: 4, kv_heads: 2, vocabulary: 100 };

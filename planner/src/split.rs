@@ -199,7 +199,7 @@ impl Split {
     ///
     /// # Errors
     /// Returns the first problem found: missing or overlapping segments, an unknown device, or a segment
-    /// after the model's last one.
+    /// beyond the end of the model.
     pub fn check(&self, segments: u32, devices: &[&str]) -> Result<(), PartitionError> {
         let parts: Vec<_> = self.parts.iter().map(|p| (p.span, p.device.as_str())).collect();
         check_partition(&parts, segments, devices)

@@ -165,8 +165,9 @@ fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
 }
 
 /// Returns the number of parts into which attention is split over the cached positions. The number does not
-/// depend on the rows of a micro-batch, because it affects the rounding of results. It limits each compute
-/// unit to one work group per row. A second wave of work groups would double the time.
+/// depend on the rows of a micro-batch, because it affects the rounding of results. It is chosen so that each
+/// compute unit gets at most one work group per row, because a second wave of work groups would double the
+/// time.
 fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
     (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
 }

@@ -35,7 +35,7 @@ pub struct DeviceFacts {
     pub host_latency_us: Figure,
     /// Rate of large copies between the device and host memory.
     pub host_bandwidth_bytes_per_s: Figure,
-    /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantised weights.
+    /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantized weights.
     /// Such products need more scratch memory.
     pub f16_products: bool,
     /// Maximum sizes of the device's buffers.

@@ -164,7 +164,7 @@ fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
 }
 
 /// Returns the alternatives: placements with other numbers of stages, and placements chosen by simple rules.
-/// Lists each placement only once. Also returns a lower bound of the score, if one is known.
+/// Lists each placement only once. Also returns a lower bound on the score, if one is known.
 fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Option<f64>) {
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {
@@ -201,7 +201,7 @@ fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
     Baseline::ALL.iter().filter_map(|&rule| Some((grid.baseline(rule)?, rule.to_string()))).collect()
 }
 
-/// Returns the alternatives to a user's split, and a lower bound of the score. Each alternative gets its own
+/// Returns the alternatives to a user's split, and a lower bound on the score. Each alternative gets its own
 /// decode groups and credits, even if the user fixed them.
 fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, Option<f64>) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);

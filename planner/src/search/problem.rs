@@ -33,7 +33,7 @@ impl Run {
     }
 }
 
-/// The model's segments, lowered for one prefill chunk length, with the memory of every run of segments.
+/// The model's segments, lowered for one prefill chunk length, and the memory needs of every run of segments.
 pub(super) struct Lowered<'a> {
     pub chunk: u32,
     pub segments: &'a [Segment],
@@ -116,7 +116,8 @@ impl<'a> Problem<'a> {
         Self { input, point, workload_times, shape, lowered, before, transfers, links }
     }
 
-    /// Returns the same problem for another input with the same segments, for example for another workload.
+    /// Returns the same problem for a different input with the same segments, for example a different
+    /// workload.
     pub fn of_input<'b>(&self, input: &'b PlannerInput<'b>) -> Problem<'b>
     where
         'a: 'b,
@@ -125,7 +126,7 @@ impl<'a> Problem<'a> {
         Problem::new(input, lowered, self.shape.context, self.point)
     }
 
-    /// Returns the solver's instance of this problem. The instance requires no device to be used.
+    /// Returns the solver's instance of this problem. The instance marks no device as required.
     pub fn instance(&self) -> Instance {
         let input = self.input;
         let staging = |from, to| self.link(from, to).route.staging_bytes();
@@ -165,7 +166,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Returns, for each first segment, the end of the longest run that fits on the device together with a
+    /// Returns, for each first segment, the end of the longest run that fits on the device along with a
     /// staging ring of `staging` bytes.
     fn reach(&self, device: usize, staging: u64) -> Vec<usize> {
         let (segments, device) = (self.lowered.segments.len(), &self.input.devices[device]);
@@ -299,10 +300,10 @@ impl<'a> Problem<'a> {
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
     }
 
-    /// Returns the time, in microseconds, by which each of the `chunks` chunks after the first delays the end
-    /// of the last chunk, for placements in which devices have several stages. A device must run all of its
-    /// stages for every chunk. Before its first stage and after its last stage, a chunk is on other devices.
-    /// No chunk overtakes another.
+    /// Returns the average delay, in microseconds, that each prefill chunk after the first adds to a prompt
+    /// of `chunks` chunks. Applies to placements in which devices have several stages. A device must run all
+    /// of its stages for every chunk. Other devices process a chunk before the device's first stage and after
+    /// its last stage. Chunks do not overtake each other.
     fn chunk_interval_us(&self, runs: &[Run], stages: &[Times], transfers: &[Times], chunks: f64) -> f64 {
         let slowest_stage_us = stages.iter().map(|times| times.chunk_us).fold(0.0, f64::max);
         if chunks <= 1.0 {
@@ -342,7 +343,7 @@ impl<'a> Problem<'a> {
         let decode_us = slowest(|t| t.decode_us);
         let round_us = sum.decode_us.max(f64::from(workload_times.decode_groups) * decode_us);
         let costs = workload_times.costs(&sum);
-        // The time by which each chunk after the first delays the last of `chunks` chunks.
+        // The delay that each chunk after the first adds to a prompt of `chunks` chunks.
         let slowest_chunk_us = |chunks: f64| match devices.len() == runs.len() {
             true => slowest(|t| t.chunk_us),
             false => {
@@ -475,8 +476,8 @@ fn transfer_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
     u64::from(rows).saturating_mul(point.wire_type.row_bytes(input.model.row_bytes))
 }
 
-/// Returns the times of a transfer if no other transfer uses the same links. The rate is the lowest rate of
-/// the link itself and of the shared links on its path.
+/// Returns the times of a transfer if no other transfer uses the same links. The rate is the lowest among the
+/// link itself and the shared links on its path.
 fn transfer_times(
     input: &PlannerInput<'_>,
     point: Point,

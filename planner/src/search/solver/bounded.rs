@@ -1,5 +1,5 @@
 //! Solves instances that have too many sets of devices to enumerate. Returns heuristic placements and a lower
-//! bound of the score.
+//! bound on the score.
 //!
 //! The search divides the space into boxes of the maximum `busy` and `chunk`, as the exact search does. It
 //! bounds a box with Lagrange multipliers instead of the smallest time, and derives placements from good
@@ -54,7 +54,7 @@ struct Search<'a> {
     solution: Solution,
 }
 
-/// Finds good placements, and a lower bound of all scores.
+/// Finds good placements, and a lower bound on all scores.
 pub(super) fn solve(instance: &Instance) -> Solution {
     let mut search = Search::new(instance);
     search.orders = orders::starts(instance, &search.single);
@@ -90,7 +90,7 @@ pub(super) fn solve(instance: &Instance) -> Solution {
     Solution { bound: left.min(best), exact: left >= best && best.is_finite(), ..search.solution }
 }
 
-/// Returns a lower bound of all scores. Does not search for placements.
+/// Returns a lower bound on all scores. Does not search for placements.
 pub(super) fn relaxed(instance: &Instance) -> f64 {
     let search = Search::new(instance);
     let mut all = search.everything();
@@ -111,19 +111,19 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the region of all placements, with lower bounds of the maximum `busy` and `chunk`.
+    /// Returns the region of all placements, with lower bounds on the maximum `busy` and `chunk`.
     fn everything(&self) -> Region {
         let lower = lagrangian::least_terms(self.instance, &self.merged);
         let of_time = Prices::without_shares(self.instance, &self.merged);
         Region { lower, upper: Costs::INFINITE, of_time, of_sum: Prices::new(self.instance, &self.merged) }
     }
 
-    /// Returns a lower bound of the scores of all placements in the region.
+    /// Returns a lower bound on the scores of all placements in the region.
     fn bound(&self, region: &Region) -> f64 {
         self.by_time(region).max(self.by_sum(region))
     }
 
-    /// Returns the lower bound of the scores that follows from the multipliers of `time` alone. `by_sum`
+    /// Returns the lower bound on the scores that follows from the multipliers of `time` alone. `by_sum`
     /// returns the one that follows from the multipliers of the whole sum.
     fn by_time(&self, region: &Region) -> f64 {
         self.instance.score.of(&Costs { time: region.of_time.bound.max(0.0), ..region.lower })

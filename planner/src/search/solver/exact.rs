@@ -111,7 +111,7 @@ struct Goal<'a> {
     most: &'a [f64],
 }
 
-/// The sets that are smaller than those being filled, with their slots.
+/// The sets that are smaller than those being filled, along with their slots.
 #[derive(Clone, Copy)]
 struct Smaller<'a> {
     goal: Goal<'a>,
@@ -144,8 +144,8 @@ impl<'a> Table<'a> {
         Some(Self { instance, kinds, sets: Sets::new(kinds, instance.most_stages()), exit_of, exits })
     }
 
-    /// Allocates up to `most` independent sets of cells, for concurrent and repeated use. Allocates fewer if
-    /// they would take too much memory.
+    /// Allocates up to `most` independent [`Cells`], for concurrent and repeated use. Allocates fewer if they
+    /// would take too much memory.
     pub fn cells(&self, most: usize) -> Vec<Cells> {
         let (sets, slots) = (self.sets.len(), self.sets.len() * self.exits.len());
         let times = slots * (self.instance.segments + 1);
@@ -414,9 +414,9 @@ impl Smaller<'_> {
         filled.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
-    /// Appends a stage on a device of `kind` to the placements in all slots of a smaller set whose transfer
-    /// to `kind` leads to `group`. Considers only ends from `begin` on. Returns the range of ends that
-    /// received a value.
+    /// Appends a stage on a device of `kind` to the placements of a smaller set. Uses only slots whose
+    /// transfer to `kind` leads to the window group `group`, and only ends from `begin` on. Returns the range
+    /// of ends that received a value.
     fn extend(
         &self,
         (set, kind, group): (usize, usize, usize),
@@ -516,7 +516,7 @@ struct Sets {
     by_size: Vec<Range<usize>>,
     /// At `set * kinds + kind`: number of the kind's members in the set.
     counts: Vec<u16>,
-    /// At `set * kinds + kind`: the set with one member fewer of this kind. `None` if the set has no member
+    /// At `set * kinds + kind`: the set with one fewer member of this kind. `None` if the set has no member
     /// of this kind, or no other member.
     without: Vec<Option<u32>>,
     /// For each set: its complement.

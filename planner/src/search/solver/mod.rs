@@ -1,5 +1,5 @@
-//! The solver: a search that works only on numbers. It chooses devices, their order and the run of segments
-//! of each device.
+//! The solver: a search that works only on numbers. It chooses devices, their order and each device's run of
+//! segments.
 //!
 //! An [`Instance`] holds the costs of each run of segments on each device and of each transfer. A placement
 //! is a sequence of devices, each with a contiguous run of segments. [`solve`] finds the placement with the
@@ -145,8 +145,8 @@ impl Term {
     }
 }
 
-/// Formula of a placement's score. A smaller score is better. B and C are the maximum `busy` and `chunk` over
-/// all stages, transfers and shared links. T is the sum of `time`. Weights are not negative.
+/// Formula for a placement's score. A smaller score is better. B and C are the maximum `busy` and `chunk`
+/// over all stages, transfers and shared links. T is the sum of `time`. Weights are not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Score {
     /// T + `chunk_weight` · C
@@ -190,7 +190,7 @@ pub(crate) struct Solution {
     /// [`SHARE`] is optimal among the placements with the same number of stages. Both statements hold only
     /// for scores that are at most [`SHARE`] worse than [`Instance::known`].
     pub best_by_stages: Vec<Option<Placement>>,
-    /// Lower bound of the scores of all placements, capped at [`Instance::known`]. Infinite if no placement
+    /// Lower bound on the scores of all placements, capped at [`Instance::known`]. Infinite if no placement
     /// exists and no score is known.
     pub bound: f64,
     /// Whether `bound` equals the score of a placement or [`Instance::known`].
@@ -215,13 +215,13 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
     }
 }
 
-/// Returns a lower bound of the scores of all placements, from Lagrange multipliers and without a search.
+/// Returns a lower bound on the scores of all placements, from Lagrange multipliers and without a search.
 /// Ignores shared links.
 pub(crate) fn bound(instance: &Instance) -> f64 {
     bounded::relaxed(instance)
 }
 
-/// Groups the usable devices, so that the devices of a group are interchangeable in every placement.
+/// Groups the usable devices. The devices of a group are interchangeable in every placement.
 pub(crate) fn alike(instance: &Instance) -> Vec<Vec<usize>> {
     kinds::merge(instance)
 }
@@ -251,8 +251,8 @@ impl Solution {
         Self { best_by_stages: vec![None; most], bound: f64::INFINITY, exact: true }
     }
 
-    /// Stores the placement if it beats the known placement with the same number of stages. If their scores
-    /// are equal, keeps the known placement.
+    /// Stores the placement if it beats the stored placement with the same number of stages. A tie keeps the
+    /// stored placement.
     fn offer(&mut self, instance: &Instance, stages: &[Stage]) {
         let score = score(instance, stages);
         let best = &mut self.best_by_stages[stages.len() - 1];
