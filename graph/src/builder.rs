@@ -123,8 +123,8 @@ impl<'a> Builder<'a> {
     /// the same type are stacked into one product.
     ///
     /// Each product must start at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a
-    /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so an earlier
-    /// product overwrites the zeros in its columns.
+    /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so each product
+    /// overwrites the zeros that the next one in the list wrote to its columns.
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
@@ -194,8 +194,8 @@ impl<'a> Builder<'a> {
         self.like(Operator::Add, &[x, y])
     }
 
-    /// Returns the graph. Fails if the graph does not use every tensor of the files. Running the model
-    /// without an unused tensor would give wrong results.
+    /// Returns the graph. Fails if the graph does not use every tensor in the files, because ignoring a
+    /// tensor would give wrong results.
     pub(crate) fn finish(self) -> Result<OperatorGraph, ModelError> {
         let Tensors::Weights(weights) = self.tensors else { return Ok(self.graph) };
         match weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
@@ -271,7 +271,7 @@ mod tests {
             Ok::<_, ModelError>(graph.ordered().iter().map(name).collect::<Vec<_>>())
         };
         let nodes = build(["bq", "bk", "bv"], ["nq", "nk"]).unwrap();
-        // Each product overwrites what was there: the biases, then the sums of the product before it.
+        // The first product adds to the biases. The next product adds to the output of the first.
         let expected = [
             r#"embed 64 ["table"] []"#,
             r#"bias 128 ["bq", "bk", "bv"] []"#,
@@ -280,7 +280,7 @@ mod tests {
             r#"head-norm 128 ["nq", "nk"] [4]"#,
         ];
         assert_eq!(nodes, expected);
-        // Biases have the width of their products, and norms that of a head.
+        // The width of a bias must be that of its product, and the width of a norm must be that of a head.
         assert!(matches!(build(["bk", "bq", "bv"], ["nq", "nk"]), Err(ModelError::Shape { .. })));
         assert!(matches!(build(["bq", "bk", "bv"], ["bq", "nk"]), Err(ModelError::Shape { .. })));
     }

@@ -112,7 +112,8 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Rejects metadata that requires unsupported features. Ignoring it would give wrong results.
+    /// Rejects metadata that requires unsupported features, because ignoring these features would give wrong
+    /// results.
     fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
@@ -145,8 +146,8 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the divisor of the positions: the factor of linear RoPE scaling, or 1 without scaling. Rejects
-/// other types of scaling.
+/// Returns the divisor for positions: the factor of linear RoPE scaling, or 1 without scaling. Rejects other
+/// types of scaling.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,

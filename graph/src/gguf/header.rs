@@ -48,7 +48,7 @@ fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
     let mut peek = reader.clone();
     let magic = match peek.take(4, format_args!("the magic number")) {
         Ok(magic) => magic,
-        // A file that holds only a prefix of the magic number is truncated. Any other file has another
+        // A file that holds only a prefix of the magic number is truncated. Any other file is in a different
         // format.
         Err(cut) => {
             let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! Inserts nodes that dequantize the quantized weights of products with f16 activations to f16, right before
-//! each product.
+//! For each product with f16 activations, inserts a node right before the product that dequantizes its
+//! quantized weights to f16.
 
 use crate::op::{Node, Operator, OperatorGraph};
 use crate::stack::Stack;

@@ -83,7 +83,7 @@ impl Set {
         let mut rest = 0;
         for found in self.matcher.iter().flat_map(|matcher| matcher.find_iter(text)) {
             let Some(token) = self.tokens.get(found.pattern().as_usize()) else { continue };
-            // The previous match may include this whitespace token. Then there is no text before it.
+            // The previous match may include this whitespace token. In that case, there is no text before it.
             let mut before = text.get(rest..found.start()).unwrap_or_default();
             if token.strips_left {
                 before = before.trim_end();

@@ -50,7 +50,7 @@ impl LinkFacts {
         self.latency_us.value > 0.0 && self.nonsense().is_none()
     }
 
-    /// Returns the name of the first field with an impossible value. The ranges are those of
+    /// Returns the name of the first field that has an invalid value. The ranges are those of
     /// [`DeviceFacts::nonsense`](crate::DeviceFacts::nonsense).
     pub fn nonsense(&self) -> Option<&'static str> {
         if !is_overhead_us(self.latency_us.value) {
@@ -63,7 +63,8 @@ impl LinkFacts {
     }
 }
 
-/// Maximum rate that the fit returns, in bytes per second. It is the result if larger copies take no longer.
+/// Maximum rate that the fit returns, in bytes per second. The fit returns it if larger copies take no longer
+/// than smaller ones.
 const MAX_RATE: f64 = 1e13;
 
 /// Fits a latency (in microseconds) and a rate (in bytes per second) to measured copies. Each sample is a
@@ -98,7 +99,7 @@ pub struct SharedLink {
     pub name: String,
     /// Links that use the resource, as pairs of source and destination.
     pub users: Vec<(String, String)>,
-    /// Rate that all users reach together.
+    /// Combined rate of all users.
     pub bandwidth_bytes_per_s: Figure,
 }
 

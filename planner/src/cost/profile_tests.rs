@@ -115,7 +115,7 @@ fn times_are_interpolated_and_extrapolated_linearly() {
     assert_eq!(block(&decode(1, 22.0)), fitted(99.0));
     // Decode is extrapolated with 20 µs per row, the slope between one row and four.
     assert_eq!(block(&decode(8, 32.0)), fitted(240.0));
-    // 128 rows were measured at one position only. They take twice as long per position as 64 rows.
+    // 128 rows were measured at only one position count. They take twice as long per position as 64 rows.
     let slope_us = 2.0 * 1200.0 / (512.0 - 32.5);
     let time = block(&chunk(128, 900.0));
     assert!((time.value - (1700.0 + slope_us * (900.0 - 64.5))).abs() < 1e-6, "{time:?}");
@@ -145,7 +145,7 @@ fn unmeasured_segments_use_the_fitted_or_assumed_roofline() {
     let moving_us = 1_000_100.0 / roofline.bandwidth_bytes_per_s * 1e6;
     let computing_us = 2e6 / roofline.flops_per_s * 1e6;
     assert_eq!(time, fitted(roofline.launch_us + moving_us.max(computing_us)));
-    // The operation rate of another activation type was not measured.
+    // The operation rate of the other activation type was not measured.
     let many = segment_time(&head, &device(), Activations::F32, &decode(100, 0.0));
     assert_eq!(many.source, FigureSource::Assumed);
     assert_eq!(segment_time(&head, &device(), Activations::Int8, &chunk(4, 0.0)), measured(0.0));

@@ -46,8 +46,8 @@ pub fn segment_time_us(
     segment_time(segment, device, activations, batch).value
 }
 
-/// Returns the time of a segment for a micro-batch, with the source of the value. Uses the device's profile
-/// if it covers the segment, and otherwise the roofline that the device's rates define.
+/// Returns the time of a segment for a micro-batch, and the source of the value. Uses the device's profile if
+/// it covers the segment, and otherwise the roofline that the device's rates define.
 pub fn segment_time(
     segment: &Segment,
     device: &DeviceFacts,
@@ -57,7 +57,7 @@ pub fn segment_time(
     kind_time(&SegmentKey::from(segment), device, activations, batch)
 }
 
-/// Returns the time of a segment with the properties `key`, with the source of the value.
+/// Returns the time of a segment that has the properties `key`, and the source of the value.
 pub fn kind_time(
     key: &SegmentKey,
     device: &DeviceFacts,

@@ -7,7 +7,7 @@ use serde::de::{DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess,
 use serde::forward_to_deserialize_any;
 use std::fmt;
 
-/// Wrapper of a JSON deserializer or of one of its parts. It also wraps every deserializer and visitor that
+/// Wrapper around a JSON deserializer or one of its parts. It also wraps every deserializer and visitor that
 /// it passes on.
 pub(super) struct Objects<T>(pub(super) T);
 

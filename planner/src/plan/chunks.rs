@@ -1,8 +1,8 @@
 //! Prefill chunk sizes: the maximum number of rows in a micro-batch that contains prompt rows.
 //!
-//! A long chunk uses the arithmetic units better. A short chunk fills the pipeline sooner and delays
-//! generating sequences less. Stages compile programs for all sizes, so the size can change from one
-//! micro-batch to the next.
+//! A long chunk uses the arithmetic units better. A short chunk fills the pipeline sooner, and causes shorter
+//! delays for sequences that are generating. Stages compile programs for all sizes, so the size can change
+//! from one micro-batch to the next.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ impl Chunks {
         self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)
     }
 
-    /// Returns the prompt length, in tokens, at and above which every prompt gets the same chunk.
+    /// Returns the prompt length, in tokens, from which on all prompts get the same chunk.
     pub fn last_from_tokens(&self) -> u64 {
         self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
     }
@@ -74,7 +74,7 @@ impl Chunks {
     /// Checks the list of chunks.
     ///
     /// # Errors
-    /// [`InvalidChunks`] for the first problem found.
+    /// Returns [`InvalidChunks`] for the first problem found.
     pub fn check(&self) -> Result<(), InvalidChunks> {
         if self.by_prompt.first().is_none_or(|chunk| chunk.from_tokens != 0) {
             return Err(InvalidChunks::First);

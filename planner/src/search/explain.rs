@@ -15,16 +15,16 @@ use rayon::prelude::*;
 
 /// Maximum number of devices for which the planner searches for alternatives.
 const SEARCHED_DEVICES: usize = 12;
-/// Maximum number of devices for which the search for a plan with an unused device considers all other
-/// devices. With more devices, it considers only the unused device and those of the best plan.
+/// Maximum number of devices for which the search for a plan that includes an unused device considers all
+/// devices. If there are more, it considers only the unused device and those of the best plan.
 const TRIED_WITH_ALL: usize = 8;
-/// Maximum number of kinds of unused devices for which the planner searches for a plan.
+/// Maximum number of groups of interchangeable unused devices for which the planner searches for a plan.
 const LEFT_OUT: usize = 16;
 /// Maximum number of reported alternatives.
 const ALTERNATIVES: usize = 6;
 /// Maximum number of limits for which the planner evaluates a higher value.
 const BINDINGS: usize = 6;
-/// Minimum relative gain from raising a limit for which the plan reports the limit.
+/// The plan reports a limit only if the relative gain from raising it exceeds [`FEWER_DEVICES`] by this much.
 const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
@@ -61,7 +61,7 @@ fn share(value: f64) -> f64 {
 
 fn bottleneck(choice: &Choice) -> Bottleneck {
     let (evaluation, busy_us) = (&choice.evaluation, |times: &Times| choice.workload_times.busy_us(times));
-    // Each device is named by its first stage.
+    // Each device is represented by its first stage.
     let first = |device| choice.runs.iter().position(|run| run.device == device).unwrap_or(0);
     let devices = device_times(&choice.runs, &evaluation.stages).into_iter();
     let stages = devices.map(|(device, times)| (Place::Stage, first(device), busy_us(&times)));
@@ -103,7 +103,7 @@ fn is_used(choice: &Choice, device: usize) -> bool {
     choice.runs.iter().any(|run| run.device == device)
 }
 
-/// Returns the unused devices, each with the best plan that includes the device. Searches once for each kind
+/// Returns the unused devices, each with the best plan that includes the device. Searches once for each group
 /// of interchangeable devices.
 fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     let input = grid.input;

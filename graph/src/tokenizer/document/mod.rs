@@ -1,5 +1,5 @@
-//! Reads `tokenizer.json`, the format of the `tokenizers` library. Checks every component before it passes
-//! the component to the library.
+//! Reads `tokenizer.json`, the format of the `tokenizers` library. Checks every component before passing it
+//! to the library.
 //!
 //! Supports byte-pair encoding with the normalizers, pre-tokenizers and decoders that supported models use.
 //! Any other component is an error, because ignoring it could change the tokens of a text.
@@ -23,7 +23,7 @@ mod frame;
 
 /// Size limit of the file in bytes. The largest vocabularies take tens of megabytes.
 const MOST_BYTES: u64 = 256 << 20;
-/// Maximum number of normalizers. Each normalizer may lengthen a text fourfold.
+/// Maximum number of normalizers. Each normalizer may lengthen a text up to fourfold.
 const MOST_STEPS: usize = 4;
 /// Maximum length, in bytes, of a text that a normalizer prepends.
 const MOST_PREFIX_BYTES: usize = 16;

@@ -30,21 +30,21 @@ const LARGEST_FACTOR: f64 = 4.0;
 const ROUNDS: usize = 40;
 const TRIALS: usize = 8;
 
-/// A box of the maximum `busy` and `chunk`. `time` is unused.
+/// A box: one interval for the maximum `busy` and one for the maximum `chunk`. `time` is unused.
 struct Region {
     lower: Costs,
     upper: Costs,
-    /// Lagrange multipliers for the sum of `time` alone. In a narrow box, they give the better bound,
-    /// together with the lower limits.
+    /// Lagrange multipliers for the sum of `time` alone. In a narrow box, the bound that follows from them
+    /// and from the lower limits is the better one.
     of_time: Prices,
     /// Lagrange multipliers for the whole sum in the score, including the maximum `busy` and `chunk`. In a
-    /// wide box, they give the better bound.
+    /// wide box, the bound that follows from them is the better one.
     of_sum: Prices,
 }
 
 struct Search<'a> {
     instance: &'a Instance,
-    /// Kinds of devices. `single` has one kind per device and is used for orders. `merged` has kinds of
+    /// Groups of devices. `single` has one group per device and is used for orders. `merged` has groups of
     /// interchangeable devices and is used for bounds.
     single: Vec<Vec<usize>>,
     merged: Vec<Vec<usize>>,
@@ -239,8 +239,8 @@ impl<'a> Search<'a> {
         self.solution.choose(0.0)
     }
 
-    /// Returns the devices of a placement in order, followed by the unused devices. The length of the result
-    /// is at most the maximum number of stages.
+    /// Returns the devices of a placement in order, followed by the unused devices. Truncates the list to the
+    /// maximum number of stages.
     fn order_of(&self, placement: &Placement) -> Vec<usize> {
         let at = |device: usize| self.single.iter().position(|kind| kind[0] == device);
         let mut order: Vec<usize> = placement.stages.iter().filter_map(|(device, _)| at(*device)).collect();

@@ -43,10 +43,11 @@ pub(super) struct Windows {
 pub(super) struct KindRules {
     /// Sum of `time` over the segments `0 .. i`, at index `i`.
     pub prefix: Vec<f64>,
-    /// For each end: the `time` of a stage with this end is this value minus `prefix` at the stage's first
-    /// segment.
+    /// At index `end`: the value from which `prefix[first]` is subtracted to get the `time` of the stage
+    /// `first .. end`.
     pub finish: Vec<f64>,
-    /// For each end: `time` of a first stage with this end, or infinity if this stage is not allowed.
+    /// At index `end`: the `time` of the pipeline's first stage if it runs `0 .. end`, or infinity if this
+    /// stage is not allowed.
     pub opening: Vec<f64>,
     /// The distinct windows of the kind.
     pub groups: Vec<Windows>,
@@ -150,7 +151,8 @@ fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, V
         let stage = instance.stage(device, run);
         stage.busy <= most.busy && stage.chunk <= most.chunk
     };
-    // For each end: the position after the last segment before it that is pinned to another device.
+    // For each end: the earliest first segment of a run that ends there and contains no segment pinned to
+    // another device.
     let mut free = vec![0; segments + 1];
     for (at, pin) in instance.pins.iter().enumerate() {
         free[at + 1] = if pin.is_none_or(|pin| pin == device) { free[at] } else { at + 1 };
@@ -193,8 +195,8 @@ fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
     windows
 }
 
-/// Calls `each(end, least)` for every end from `begin` on. `least` is the smallest `costs[first]` over all
-/// `first` that are in `range`, before the end and in the end's window. `queue` is a scratch buffer.
+/// Calls `each(end, least)` for every end from `begin` on. `least` is the smallest `costs[first]` over every
+/// `first` in `range` that precedes the end and lies in the end's window. `queue` is a scratch buffer.
 pub(super) fn slide(
     costs: &[f64],
     range: Range<usize>,

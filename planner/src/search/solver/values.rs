@@ -8,7 +8,7 @@
 
 use super::{Costs, Instance};
 
-/// Maximum relative difference between neighbouring values that form one interval.
+/// Maximum relative difference between neighbouring values that are merged into one interval.
 const SAME: f64 = 1e-9;
 
 /// Maximum number of listed values.

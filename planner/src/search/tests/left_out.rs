@@ -15,7 +15,7 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:0 is left out")).expect("a reason");
     assert!(why.contains(" slower"), "{why}");
 
-    // A second device that equals the used device does not reduce latency.
+    // A second device that is equal to the used one does not reduce latency.
     let mut twin = world.clone();
     twin.objective = Objective::Latency;
     twin.workload.prompt_tokens = 128;
