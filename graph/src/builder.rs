@@ -15,11 +15,12 @@ use std::collections::BTreeSet;
 /// requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
-/// Source from which the builder takes the descriptions of tensors.
+/// Source of the tensor descriptions that the builder uses.
 enum Tensors<'a> {
     /// The model's files, in which each tensor must have the expected shape.
     Weights(&'a Weights),
-    /// No files. The builder describes every expected tensor, with the type `matrices` or `vectors`.
+    /// No files. The builder itself creates the description of each expected tensor, with the type `matrices`
+    /// or `vectors`.
     Described { matrices: TensorType, vectors: TensorType, found: Vec<TensorInfo> },
 }
 
@@ -118,9 +119,9 @@ impl<'a> Builder<'a> {
         self.joint_matmul(x, &[(weight, width)], &[])
     }
 
-    /// Adds the products of `x` with the weights in `weights`, side by side in one tensor. Each entry of
-    /// `weights` is the name of a weight tensor and the number of columns of its product. Adjacent weights of
-    /// the same type are stacked into one product.
+    /// Adds nodes that multiply `x` by each of the weights in `weights`, and write the products side by side
+    /// into one tensor. Each entry of `weights` is the name of a weight tensor and the number of columns of
+    /// its product. Adjacent weights of the same type are stacked into one product.
     ///
     /// Each product must start at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a
     /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so each product
@@ -297,7 +298,8 @@ mod tests {
             joint(&[("q", Q4_0, 256), ("k", Q4_0, 128), ("v", Q8_0, 128)]),
             (vec![one(384, 0, "v"), one(0, 0, "q + k")], 512)
         );
-        // An unaligned product starts with zeros. It runs before the product that owns those columns.
+        // The output of an unaligned product starts with zeros. The product runs before the one that owns
+        // those columns.
         assert_eq!(
             joint(&[("q", Q4_0, 576), ("k", Q8_0, 192), ("v", Q4_0, 192)]),
             (vec![one(768, 0, "v"), one(512, 64, "k"), one(0, 0, "q")], 960)

@@ -213,7 +213,7 @@ impl Model {
         }
     }
 
-    /// Returns the weight tensors, which have their GGUF names.
+    /// Returns the weight tensors, under their GGUF names.
     pub fn weights(&self) -> &Arc<Weights> {
         &self.weights
     }

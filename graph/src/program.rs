@@ -131,7 +131,8 @@ impl WeightBuffer {
     }
 
     /// Splits the buffer into parts of at most `max_bytes`, in order. The parts share the buffer's name. Only
-    /// matrices are split. `is_widened` returns whether the device may dequantize matrices of a type to f16.
+    /// matrices are split. `is_widened` returns whether the device may dequantize matrices of a given type to
+    /// f16.
     pub(crate) fn split(
         self,
         max_bytes: u64,

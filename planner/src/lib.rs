@@ -1,4 +1,4 @@
-//! Plans, the cost model with its inputs, descriptions of hypothetical fleets, and the search for the best
+//! Plans, the cost model and its inputs, descriptions of hypothetical fleets, and the search for the best
 //! plan.
 //!
 //! Knows nothing about backends, the runtime or the simulator. The caller provides the function that

@@ -11,7 +11,8 @@ use serde::Serialize;
 #[cfg(test)]
 mod tests;
 
-/// Maximum value of every count. It ensures that the products of counts in this file fit into 64 bits.
+/// Upper limit on every count. It ensures that the products of counts that this module computes fit into 64
+/// bits.
 const LARGEST: u32 = 1 << 24;
 
 /// Hyperparameters of a model.
@@ -93,8 +94,8 @@ impl Hyperparameters {
         Ok(found)
     }
 
-    /// Checks that the hyperparameters are consistent. The argument contains the file's keys for the KV head
-    /// count, the number of rotating dimensions and the head size. Error messages name these keys.
+    /// Checks that the hyperparameters are consistent. The argument gives the file's keys for the KV head
+    /// count, the number of rotating dimensions and the head size, which error messages name.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {

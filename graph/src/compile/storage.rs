@@ -108,7 +108,7 @@ fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeI
     readers.max().unwrap_or(position[&node])
 }
 
-/// Allocates `bytes` bytes in the lowest large enough gap between live tensors, and returns the offset.
+/// Allocates `bytes` bytes in the lowest sufficiently large gap between live tensors, and returns the offset.
 fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
     let mut offset = 0;
     let mut at = 0;

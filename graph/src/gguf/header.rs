@@ -184,7 +184,8 @@ fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
         .ok_or_else(|| "is larger than any file".to_owned())
 }
 
-/// Converts tensor offsets to file offsets, and checks that all tensor data lies within `bytes`.
+/// Converts tensor offsets to file offsets, and checks that all tensor data ends within the first `bytes`
+/// bytes of the file.
 fn place(
     tensors: &mut [TensorInfo],
     reader: &Reader<'_>,

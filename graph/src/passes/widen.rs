@@ -1,5 +1,5 @@
-//! For each product with f16 activations, inserts a node right before the product that dequantizes its
-//! quantized weights to f16.
+//! For each product with f16 activations, inserts a node that dequantizes the product's quantized weights to
+//! f16. The node comes right before the product.
 
 use crate::op::{Node, Operator, OperatorGraph};
 use crate::stack::Stack;

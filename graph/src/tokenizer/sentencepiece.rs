@@ -1,5 +1,5 @@
 //! Builds tokenizers with SentencePiece-style vocabularies, from the metadata of a GGUF file or from a
-//! `tokenizer.model`. They use byte-pair encoding by scores, and encode unknown characters as byte tokens.
+//! `tokenizer.model`. These tokenizers merge pieces by score, and encode unknown characters as byte tokens.
 
 use super::merges;
 use super::normaliser::Normaliser;

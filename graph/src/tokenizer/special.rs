@@ -23,7 +23,7 @@ impl Added {
     }
 }
 
-/// Part of a text after the search for special tokens.
+/// Part of a text that was split at its special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     /// Text that contains no special token.
@@ -115,7 +115,7 @@ mod tests {
         let parts = |text| finder.parts(text, true);
         assert_eq!(parts("a <l> b"), [Part::Text("a"), Part::Token(1), Part::Text(" b")]);
         assert_eq!(parts("a <r> b"), [Part::Text("a "), Part::Token(2), Part::Text("b")]);
-        // The match of `<r>` already includes the token of two spaces.
+        // The match of `<r>` already includes the token for two spaces.
         assert_eq!(parts("<r>   b"), [Part::Token(2), Part::Token(3), Part::Text("b")]);
         assert_eq!(parts("<r> <l>"), [Part::Token(2), Part::Token(1)]);
         assert_eq!(parts("<c>"), [Part::Token(4)]);

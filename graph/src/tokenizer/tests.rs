@@ -13,7 +13,7 @@ const CONTROL: i32 = 3;
 const USER: i32 = 4;
 const BYTE: i32 = 6;
 
-/// Builds the metadata of a file from the texts, scores and types of tokens.
+/// Builds GGUF metadata from the texts, scores and types of tokens.
 fn metadata(tokens: &[(String, f32, i32)], more: impl FnOnce(&mut Writer)) -> Metadata {
     let mut w = Writer::new();
     w.put("tokenizer.ggml.model", "llama");

@@ -44,8 +44,8 @@ impl LinkFacts {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// Returns whether a measurement can have produced this link. A latency of 0 is implausible, because even
-    /// an empty transfer takes time.
+    /// Returns whether a measurement could have produced this link. A latency of 0 is implausible, because
+    /// even an empty transfer takes time.
     pub fn is_plausible(&self) -> bool {
         self.latency_us.value > 0.0 && self.nonsense().is_none()
     }
@@ -68,8 +68,8 @@ impl LinkFacts {
 const MAX_RATE: f64 = 1e13;
 
 /// Fits a latency (in microseconds) and a rate (in bytes per second) to measured copies. Each sample is a
-/// pair of bytes and microseconds. Minimises the squared relative errors, so that small and large copies have
-/// equal weight.
+/// pair of bytes and microseconds. Minimises the sum of squared relative errors, so that small and large
+/// copies have equal weight.
 pub fn fit_copies(samples: &[(u64, f64)]) -> (f64, f64) {
     // Minimise Σ ((latency + bytes × slope − us) / us)².
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);

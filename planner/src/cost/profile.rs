@@ -246,8 +246,8 @@ impl TimePoint {
         self.sequences >= self.rows
     }
 
-    /// Returns whether the point lies on the decode curve (if `decodes` is set) or on the prefill curve
-    /// (otherwise). A point with a single row lies on both curves.
+    /// If `decodes` is set, returns whether the point lies on the decode curve. Otherwise, returns whether it
+    /// lies on the prefill curve. A point with a single row lies on both curves.
     fn is_like(&self, decodes: bool) -> bool {
         self.rows == 1 || self.decodes() == decodes
     }

@@ -1,7 +1,7 @@
 //! Fleets: descriptions of hypothetical devices and links, read from a file or from one line of text.
 //!
 //! [`Fleet`] is the file format. [`Fleet::facts`] validates a fleet and converts it to the planner's input. A
-//! device is described by its own values, by a card of the library ([`cards`]), or by reference to another
+//! device is described by its own values, by a card from the library ([`cards`]), or by reference to another
 //! device of the fleet. The device's own values take precedence.
 //!
 //! A datasheet value is a theoretical peak. [`Fleet::facts`] scales it by the fraction that Ragtag's kernels

@@ -25,7 +25,7 @@ pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
 }
 
-/// Returns, for each prompt length, the fastest chunk with which the placement of `choice` fits.
+/// Returns, for each prompt length, the fastest chunk at which the placement of `choice` fits.
 pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     let points = fitting(grid, choice);
     let mut by_prompt: Vec<PromptChunk> = Vec::new();

@@ -15,11 +15,11 @@
 //! With too many different devices ([`WORK`]), solving all points takes too long. The search then solves at
 //! most [`SOLVED`] points, and computes only a lower bound on the score at the other points.
 //!
-//! The number of credits is not an axis of the grid, because it does not change the predicted times. The
-//! number of credits is one more than the number of groups or the number of devices, whichever is larger.
-//! More credits do not raise throughput (`more_credits_than_a_plan_has_serve_no_more_requests` in the
-//! simulator's tests). With fewer credits, decode steps wait for fewer prefill chunks, but stages may be
-//! idle. Only a simulation can weigh these effects (`trial`).
+//! The number of credits is not an axis of the grid, because it does not change the predicted times. It is
+//! one more than the number of groups or the number of devices, whichever is larger. More credits do not
+//! raise throughput (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests). With
+//! fewer credits, decode steps wait for fewer prefill chunks, but stages may be idle. Only a simulation can
+//! weigh these effects (`trial`).
 //!
 //! Knows nothing about the explanation.
 

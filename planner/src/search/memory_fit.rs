@@ -1,5 +1,5 @@
-//! Checks whether a model fits into memory, and finds the missing memory if it does not. Knows nothing about
-//! times.
+//! Checks whether a model fits into memory, and computes how much memory is missing if it does not. Knows
+//! nothing about times.
 
 use super::Shortage;
 use super::problem::{Problem, Run};

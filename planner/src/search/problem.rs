@@ -219,7 +219,7 @@ impl<'a> Problem<'a> {
         self.input.links.shared.iter().map(occupied).collect()
     }
 
-    /// Returns the part of a stage's times on a device that does not depend on the segments.
+    /// Returns the part of a stage's times on a device that is the same for all segments.
     fn stage_times(&self, device: usize) -> Times {
         let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
         let wire_type = |rows: u32| BoundaryTime::new(self.point.wire_type, device, rows.into(), row_bytes);
@@ -227,14 +227,14 @@ impl<'a> Problem<'a> {
             + self.workload_times.times(|batch| wire_type(batch.rows).sum_us())
     }
 
-    /// Returns the part of a stage's costs on a device that does not depend on the segments. The time to wake
+    /// Returns the part of a stage's costs on a device that is the same for all segments. The time to wake
     /// the device adds to the latency of a micro-batch, but keeps no resource busy.
     fn stage_costs(&self, device: usize) -> Costs {
         let (own, late) = (self.stage_times(device), self.hand_over(device));
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
     }
 
-    /// Returns the extra latency of a lone micro-batch on a device.
+    /// Returns the extra latency on a device for a micro-batch that is alone in the pipeline.
     fn hand_over(&self, device: usize) -> Times {
         Times::always(self.input.devices[device].hand_over_us.value)
     }

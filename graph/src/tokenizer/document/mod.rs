@@ -280,7 +280,7 @@ fn merging(reader: &Reader<'_>, document: &Document) -> Result<BPE, TokenizerErr
     let byte_fallback = model.byte_fallback.unwrap_or(false);
     let mut vocabulary = model.vocab.clone();
     if whole_words {
-        // A word with the text of a control token must not become that token.
+        // A word that equals the text of a control token must not become that token.
         let control = document.added_tokens.iter().filter(|token| token.special);
         let control = control.filter(|token| Some(&token.content) != model.unk_token.as_ref());
         control.for_each(|token| _ = vocabulary.remove(&token.content));

@@ -1,7 +1,7 @@
 //! Solves instances that have too many sets of devices to enumerate. Returns heuristic placements and a lower
 //! bound on the score.
 //!
-//! The search divides the space into boxes of the maximum `busy` and `chunk`, as the exact search does. It
+//! Like the exact search, this search divides the space of the maximum `busy` and `chunk` into boxes. It
 //! bounds a box with Lagrange multipliers instead of the smallest time, and derives placements from good
 //! orders of the devices. It halves the most promising box until the gap is small. Local search then improves
 //! the order of the devices in the best placement.
@@ -111,7 +111,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the region of all placements, with lower bounds on the maximum `busy` and `chunk`.
+    /// Returns the region that contains all placements. Its lower limits are lower bounds on the maximum
+    /// `busy` and `chunk`.
     fn everything(&self) -> Region {
         let lower = lagrangian::least_terms(self.instance, &self.merged);
         let of_time = Prices::without_shares(self.instance, &self.merged);

@@ -4,8 +4,7 @@
 //! A region is a box: one interval for the maximum `busy` and one for the maximum `chunk`. The smallest time
 //! under the box's upper limits, combined with its lower limits, gives a lower bound on all scores in the
 //! box. A placement with this smallest time dominates every other placement in the box that is no better in
-//! `busy` and `chunk`. The search splits the rest of the box into parts. Each region covers all numbers of
-//! stages.
+//! `busy` and `chunk`. The search splits the rest of the box into parts. Each region covers all stage counts.
 //!
 //! Computing the smallest time requires the table. The Lagrange multipliers (`lagrangian`) first give a much
 //! cheaper bound. A placement matters if it can still change the result. If the bound proves that no
@@ -75,7 +74,7 @@ struct Region {
     timed: bool,
 }
 
-/// Bounds for the placements in a region that have the same number of stages.
+/// Bounds for those placements of a region that have a given number of stages.
 #[derive(Clone)]
 struct Open {
     /// Lower bound on the score.
@@ -251,7 +250,7 @@ impl Search<'_> {
     }
 
     /// Removes and returns up to `count` of the most promising regions that may still change the choice. Each
-    /// region comes with the index k (number of stages minus one) for which it is promising.
+    /// region is paired with the index k (number of stages minus one) for which it is promising.
     fn take_most_promising(&mut self, count: usize) -> Vec<(Region, usize)> {
         let (wanted, enough) = (self.wanted(), self.enough());
         let matters = |bound: f64, k: usize| match wanted[k] {
@@ -279,8 +278,7 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the smallest lower bound on the sum of `time` over all numbers of stages that remain in a
-    /// region.
+    /// Returns the smallest lower bound on the sum of `time` over all stage counts that remain in a region.
     fn least(region: &Region) -> f64 {
         region.open.iter().flatten().map(|open| open.least).fold(f64::INFINITY, f64::min)
     }
@@ -399,7 +397,7 @@ impl Search<'_> {
                         seen: Some(Arc::new(Seen { totals, stages: found.stages })),
                     })
                 }
-                // The search stopped at the time `wanted`, which is the new lower bound.
+                // The search stopped when `time` reached `wanted`, which becomes the new lower bound.
                 (Some(open), None) if wanted < enough => Some(Open { least: open.least.max(wanted), ..open }),
                 _ => None,
             };

@@ -50,7 +50,7 @@ pub(super) struct Table<'a> {
 
 /// States of all sets, computed for one choice of limits.
 pub(super) struct Cells {
-    /// At `set * exits + exit`: the state after a last stage on the best kind of the exit.
+    /// At `set * exits + exit`: the state if the last stage runs on the best kind in this exit class.
     slots: Vec<Slot>,
     /// For each set: whether any of its slots has remaining cells.
     alive: Vec<bool>,
@@ -198,8 +198,8 @@ impl<'a> Table<'a> {
             })
         };
         let windows: Vec<Option<&[u32]>> = (0..self.kinds.len()).flat_map(windows).collect();
-        // At `set * exits + exit`: the first segment from which the set can hold all segments to the end, if
-        // it follows this exit.
+        // At `set * exits + exit`: the earliest first segment from which the set can hold all remaining
+        // segments, if its first stage follows this exit.
         let mut first = vec![all; self.sets.len() * exits];
         for set in 0..self.sets.len() {
             let (smaller_first, first) = first.split_at_mut(set * exits);
@@ -464,7 +464,7 @@ impl Smaller<'_> {
         reached
     }
 
-    /// Narrows the range of ends. Removes ends from both sides for which no completion can meet the limit on
+    /// Narrows the range of ends: drops ends on both sides for which no completion can meet the limit on
     /// time.
     fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &[f64]) -> Range<usize> {
         let rest = &self.goal.rest[kind];
@@ -484,8 +484,8 @@ impl Smaller<'_> {
         ends
     }
 
-    /// Returns the largest sum of a cell's time and the prices of its remaining segments that still lets a
-    /// completion meet the limit on time. Assumes that the devices outside the set have their largest
+    /// Returns the maximum of a cell's time plus the prices of its remaining segments at which a completion
+    /// can still meet the limit on time. Assumes that the devices outside the set have their largest
     /// earnings.
     fn most_with_prices(&self, set: usize) -> f64 {
         let kinds = self.kinds.len();

@@ -33,11 +33,11 @@ const HALVINGS: usize = 12;
 /// Number of evaluations in the search for the best scale factor of the prices.
 const EVALUATIONS: usize = 18;
 
-/// Minimum product of the numbers of kinds and segments for which a second thread is worthwhile.
+/// Minimum product of kind count and segment count for which a second thread is worthwhile.
 const CELLS_PER_TASK: usize = 1 << 12;
 
 /// Relaxation of the sum in the score, over all placements in a box. The sum includes the maximum `busy` and
-/// `chunk` if these have a weight in it.
+/// the maximum `chunk` only if they have a weight in it.
 #[derive(Clone, Copy)]
 pub(super) struct Relaxed<'a> {
     instance: &'a Instance,
