@@ -254,7 +254,7 @@ impl Model {
         self.granularity.segment_count(self.hyperparameters.layers)
     }
 
-    /// Returns the segments with their costs, in order.
+    /// Returns the segments and their costs, in order.
     ///
     /// # Errors
     /// Returns [`ModelError::Unsupported`] if a tensor has no resident layout.

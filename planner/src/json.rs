@@ -1,7 +1,7 @@
 //! Parses JSON that people write. An error message contains the path in the file, the line and the column.
 //! The message is safe to print on a terminal.
 //!
-//! Knows nothing about the content.
+//! This module knows nothing about the content.
 
 mod objects;
 

@@ -304,7 +304,7 @@ fn cache_bytes(heads: &Heads, lowering: &Lowering) -> u64 {
     positions * u64::from(heads.kv_width()) * lowering.kv.bytes()
 }
 
-/// Returns the layers whose KV caches the segments hold, in order, with the head counts of each layer.
+/// Returns the layers whose KV caches the segments hold, in order, and the head counts of each layer.
 fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<(u32, Heads)> {
     let layer = |node: &Node| match node.operator {
         _ if !segments.contains(&node.segment) => None,

@@ -148,7 +148,7 @@ mod tests {
         let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
         let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
-        // The owners are byte ranges of scratch, each with the node whose value it holds.
+        // The owners are byte ranges of scratch, each paired with the node whose value it holds.
         let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
         for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
             for input in graph.inputs(node) {

@@ -8,7 +8,7 @@ use super::header::DEFAULT_ALIGNMENT;
 use super::types::ValueType;
 use ragtag_kernels::TensorType;
 
-/// Builder for the header of a GGUF file, with metadata and tensor infos.
+/// Builder for the header of a GGUF file, which contains the metadata and the tensor infos.
 #[derive(Clone, Debug)]
 pub struct Writer {
     alignment: u64,

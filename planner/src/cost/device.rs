@@ -1,5 +1,5 @@
-//! Describes a device for the planner. Its values are measured, reported or assumed. Knows nothing about
-//! plans or backends.
+//! Describes a device for the planner. Its values are measured, reported or assumed. This module knows
+//! nothing about plans or backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::profile::Profile;

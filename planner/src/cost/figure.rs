@@ -1,4 +1,4 @@
-//! Numbers that carry their source. Knows nothing about the meaning of the numbers.
+//! Numbers that carry their source. This module knows nothing about the meaning of the numbers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

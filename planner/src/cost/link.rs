@@ -1,4 +1,4 @@
-//! Describes the links between devices for the planner. Knows nothing about plans or backends.
+//! Describes the links between devices for the planner. This module knows nothing about plans or backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use ragtag_transfer::Route;

@@ -1,7 +1,7 @@
 //! Computes the memory that a stage needs. Rounds the size of each buffer up to its size class
 //! ([`class_bytes`]), as devices do when they allocate it.
 //!
-//! Knows nothing about times.
+//! This module knows nothing about times.
 
 use super::{BufferLimits, DeviceFacts};
 use crate::plan::StageMemory;
@@ -109,11 +109,11 @@ pub struct RunSizes {
     tensors_of: Vec<Vec<(usize, u64)>>,
     /// Bytes of the distinct tensors of the run `first ..= last`, at `first * segments + last`.
     weights: Vec<u64>,
-    /// Scratch bytes, with the same index as `weights`.
+    /// Scratch bytes, indexed like `weights`.
     scratch: Vec<u64>,
-    /// Scratch bytes on devices with f16 products, with the same index as `weights`.
+    /// Scratch bytes on devices with f16 products, indexed like `weights`.
     wide_scratch: Vec<u64>,
-    /// Bytes of the largest tensor of a micro-batch, with the same index as `weights`.
+    /// Bytes of the largest tensor of a micro-batch, indexed like `weights`.
     tensors: Vec<u64>,
     /// For each KV size per position: at index `i`, the number of segments in `0 .. i` with that size.
     kv_before: Vec<(u64, Vec<u64>)>,

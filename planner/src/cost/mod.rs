@@ -5,7 +5,7 @@
 //! a kind of device. They suffice to balance stages on equal devices and to prefer a GPU to a CPU. The
 //! measured times of a [`Profile`] replace them.
 //!
-//! Knows nothing about the search or backends.
+//! This module knows nothing about the search or backends.
 
 mod device;
 mod figure;

@@ -5,8 +5,8 @@
 //! positions. For segment kinds without measurements, the planner uses the roofline fitted to the other
 //! kinds.
 //!
-//! Knows nothing about measuring or storing profiles. A profile is plain data, serialised as JSON with its
-//! own format version.
+//! This module knows nothing about measuring or storing profiles. A profile is plain data, serialised as JSON
+//! with its own format version.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::time::BatchShape;

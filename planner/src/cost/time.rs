@@ -1,7 +1,7 @@
 //! Computes the time of a segment on a device. The time comes from the device's profile. Without a profile,
 //! it is the launch overhead plus the larger of bytes moved ÷ bandwidth and operations ÷ rate.
 //!
-//! Knows nothing about plans.
+//! This module knows nothing about plans.
 
 use super::DeviceFacts;
 use super::figure::{Figure, FigureSource};

@@ -1,7 +1,7 @@
 //! The card library: datasheet values of real devices with their sources, and the fractions of these values
 //! that Ragtag's kernels reach.
 //!
-//! The data is in `cards.json`. Knows nothing about fleets.
+//! The data is in `cards.json`. This module knows nothing about fleets.
 
 use ragtag_hal::AdapterKind;
 use schemars::JsonSchema;

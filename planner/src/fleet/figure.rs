@@ -1,6 +1,6 @@
 //! Values in a fleet file, with or without a source, and their valid ranges.
 //!
-//! Knows nothing about devices or links.
+//! This module knows nothing about devices or links.
 
 use super::InvalidFleet;
 use crate::cost::{Figure, FigureSource};

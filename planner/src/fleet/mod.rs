@@ -7,7 +7,7 @@
 //! A datasheet value is a theoretical peak. [`Fleet::facts`] scales it by the fraction that Ragtag's kernels
 //! reached in measurements ([`Reached`]). All other values are used unchanged.
 //!
-//! Knows nothing about the search, and opens no file.
+//! This module knows nothing about the search, and opens no file.
 
 mod cards;
 mod figure;

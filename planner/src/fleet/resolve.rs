@@ -1,7 +1,7 @@
 //! Converts a fleet to the planner's input. Looks up cards and references, scales datasheet values to the
 //! rates that kernels reach, and reports every error with its path.
 //!
-//! Knows nothing about JSON.
+//! This module knows nothing about JSON.
 
 use super::figure::{Bounds, GB_PER_S, MEMORY_BYTES, MEMORY_GIB, MICROSECONDS, T_PER_S};
 use super::{

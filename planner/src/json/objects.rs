@@ -1,7 +1,7 @@
 //! A deserializer that accepts only JSON objects for structs. Other deserializers also accept an array of
 //! field values, which bypasses the check for unknown fields.
 //!
-//! Knows nothing about the structs.
+//! This module knows nothing about the structs.
 
 use serde::de::{DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
 use serde::forward_to_deserialize_any;

@@ -1,7 +1,7 @@
 //! Chooses the prefill chunks of a plan: the fastest chunk for each prompt length, and, while other sequences
 //! generate, the longest chunk that delays them by at most [`MOST_DELAY_US`].
 //!
-//! Knows nothing about the search.
+//! This module knows nothing about the search.
 
 use super::PlannerInput;
 use super::grid::{Choice, Grid};

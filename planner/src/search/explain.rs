@@ -103,8 +103,8 @@ fn is_used(choice: &Choice, device: usize) -> bool {
     choice.runs.iter().any(|run| run.device == device)
 }
 
-/// Returns the unused devices, each with the best plan that includes the device. Searches once for each group
-/// of interchangeable devices.
+/// Returns the unused devices, each paired with the best plan that includes the device. Searches once for
+/// each group of interchangeable devices.
 fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     let input = grid.input;
     if input.split.is_some() {
@@ -163,8 +163,8 @@ fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
     choice
 }
 
-/// Returns the alternatives: placements with other numbers of stages, and placements chosen by simple rules.
-/// Lists each placement only once. Also returns a lower bound on the score, if one is known.
+/// Returns the alternatives: placements with a different number of stages, and placements chosen by simple
+/// rules. Lists each placement only once. Also returns a lower bound on the score, if one is known.
 fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Option<f64>) {
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {

@@ -21,7 +21,7 @@
 //! fewer credits, decode steps wait for fewer prefill chunks, but stages may be idle. Only a simulation can
 //! weigh these effects (`trial`).
 //!
-//! Knows nothing about the explanation.
+//! This module knows nothing about the explanation.
 
 use super::PlannerInput;
 use super::baselines::{self, Baseline, EngineDecode};
@@ -56,7 +56,7 @@ pub(super) const FEWER_DEVICES: f64 = 0.01;
 /// prefers the one with the faster decode.
 const SAME: f64 = 5e-3;
 
-/// A placement at a point of the grid, with its predictions.
+/// A placement at a point of the grid, along with its predictions.
 #[derive(Clone)]
 pub(super) struct Choice {
     pub runs: Vec<Run>,

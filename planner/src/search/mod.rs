@@ -6,7 +6,7 @@
 //! busiest stage limits throughput. The latency of a lone request is the sum of the stage times. `solver`
 //! finds the best placement for given micro-batch sizes. `grid` chooses the micro-batch sizes.
 //!
-//! Knows nothing about backends, files, the runtime or the simulator.
+//! This module knows nothing about backends, files, the runtime or the simulator.
 
 mod baselines;
 mod chunks;
@@ -125,7 +125,7 @@ pub struct PlannerInput<'a> {
     pub model: &'a ModelFacts,
     /// The model's segments, in order, lowered for [`PlanLimits::chunk`].
     pub segments: &'a [Segment],
-    /// Other prefill chunk lengths to consider, each with the segments lowered for that length.
+    /// Other prefill chunk lengths to consider, each paired with the segments lowered for that length.
     pub other_chunks: &'a [(u32, &'a [Segment])],
     /// The devices. Among equally good plans, the planner prefers one that uses devices in this order.
     pub devices: &'a [DeviceFacts],

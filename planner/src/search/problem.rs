@@ -1,5 +1,5 @@
 //! Describes the planning problem at one point of the search grid: the times of all stages and transfers, and
-//! the instance for the solver. Knows nothing about the search or the explanation.
+//! the instance for the solver. This module knows nothing about the search or the explanation.
 
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::workload_times::{Point, Times, WorkloadTimes};
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A contiguous run of segments on a device, with at least one segment.
+/// A contiguous, non-empty run of segments on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// Index of the device.
@@ -219,7 +219,7 @@ impl<'a> Problem<'a> {
         self.input.links.shared.iter().map(occupied).collect()
     }
 
-    /// Returns the part of a stage's times on a device that is the same for all segments.
+    /// Returns, for a device, the part of a stage's times that does not depend on the stage's segments.
     fn stage_times(&self, device: usize) -> Times {
         let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
         let wire_type = |rows: u32| BoundaryTime::new(self.point.wire_type, device, rows.into(), row_bytes);
@@ -227,8 +227,8 @@ impl<'a> Problem<'a> {
             + self.workload_times.times(|batch| wire_type(batch.rows).sum_us())
     }
 
-    /// Returns the part of a stage's costs on a device that is the same for all segments. The time to wake
-    /// the device adds to the latency of a micro-batch, but keeps no resource busy.
+    /// Returns, for a device, the part of a stage's costs that does not depend on the stage's segments. The
+    /// time to wake the device adds to the latency of a micro-batch, but keeps no resource busy.
     fn stage_costs(&self, device: usize) -> Costs {
         let (own, late) = (self.stage_times(device), self.hand_over(device));
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
@@ -373,7 +373,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Returns the devices that a placement uses, each with the sum of the times of its stages.
+/// Returns the devices that a placement uses, each paired with the sum of its stages' times.
 pub(super) fn device_times(runs: &[Run], stages: &[Times]) -> Vec<(usize, Times)> {
     let mut devices: Vec<(usize, Times)> = Vec::new();
     for (run, &times) in runs.iter().zip(stages) {

@@ -6,7 +6,7 @@
 //! whose throughput is close to the best are tuned. Tuning tries neighbouring grid points first and then
 //! fewer credits, as long as throughput improves.
 //!
-//! Knows nothing about the search.
+//! This module knows nothing about the search.
 
 use super::baselines::{Baseline, EngineDecode};
 use super::grid::{Choice, Grid, SearchResult};

@@ -1,6 +1,6 @@
 //! The micro-batches of a request: their shapes and counts, and the score that follows from their times.
 //!
-//! Knows nothing about devices or the search.
+//! This module knows nothing about devices or the search.
 
 use super::PlannerInput;
 use super::solver::{Costs, Score};

@@ -6,7 +6,7 @@
 //! orders of the devices. It halves the most promising box until the gap is small. Local search then improves
 //! the order of the devices in the best placement.
 //!
-//! Knows nothing about how bounds and placements are computed.
+//! This module knows nothing about how bounds and placements are computed.
 
 use super::lagrangian::{self, Prices, Relaxed};
 use super::rules::{Limits, Rules};

@@ -15,7 +15,7 @@
 //! region by the placement's transfers. The first part excludes the first transfer. The second part keeps the
 //! first transfer and excludes the second transfer, and so on.
 //!
-//! Knows nothing about how the smallest time is computed.
+//! This module knows nothing about how the smallest time is computed.
 
 use super::exact::{Cells, Table};
 use super::lagrangian::{self, Prices, Relaxed};

@@ -16,7 +16,7 @@
 //! It drops a state if one of these loads is too large. The loads are only lower bounds, so the caller must
 //! check the true loads of a placement.
 //!
-//! Knows nothing about scores.
+//! This module knows nothing about scores.
 
 use super::lagrangian::Completion;
 use super::rules::{Rules, Way, slide};
@@ -107,7 +107,7 @@ struct Goal<'a> {
     /// At `set * exits + exit`: the smallest end after which the devices outside the set can hold all
     /// remaining segments.
     needed: &'a [u32],
-    /// At index n: the largest allowed time of a placement that has n more stages.
+    /// At index n: the largest allowed time of a complete placement that has n further stages.
     most: &'a [f64],
 }
 

@@ -1,5 +1,6 @@
-//! Lagrangian lower bounds, computed without a table of sets. There are two kinds of multipliers: a price for
-//! each segment, and for each device a share of the weights of the maximum `busy` and `chunk`.
+//! Lagrangian lower bounds, computed without a table of sets. There are two sets of multipliers: a price for
+//! each segment, and, for each device, a share of the weights of the maximum `busy` and `chunk`. A kind is a
+//! group of interchangeable devices, which have equal multipliers.
 //!
 //! Every segment has a price that is paid to the device that runs it. Every device takes the run with the
 //! largest earnings (prices minus costs), independently of the other devices. This relaxes the condition that
@@ -14,7 +15,7 @@
 //! segments that no device takes, and lowers the prices of segments that several devices take. It raises the
 //! shares of devices with large terms. Each device pays for the cheapest transfer into it.
 //!
-//! Knows nothing about how placements are found.
+//! This module knows nothing about how placements are found.
 
 use super::rules::{KindRules, Limits, Rules, slide};
 use super::{Costs, DeviceCosts, Instance};

@@ -13,7 +13,7 @@
 //! With more devices, local search improves orders of devices (`orders`). A Lagrangian bound (`lagrangian`)
 //! shows how far the result can be from the optimum (`bounded`).
 //!
-//! Knows nothing about models or plans, or about the meaning of the numbers.
+//! This module knows nothing about models or plans, or about the meaning of the numbers.
 
 mod bounded;
 mod branch_and_bound;
@@ -121,8 +121,8 @@ pub(crate) struct LinkCosts {
 pub(crate) struct SharedBus {
     /// Term to which the costs are added.
     pub term: Term,
-    /// Pairs (from, to) of devices that use the link, with the cost of a transfer between them. Each pair is
-    /// listed at most once.
+    /// Pairs (from, to) of devices that use the link, along with the cost of a transfer between them. Each
+    /// pair is listed at most once.
     pub users: Vec<((usize, usize), f64)>,
 }
 

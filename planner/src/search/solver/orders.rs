@@ -1,5 +1,5 @@
 //! Given an order of devices, finds the placements that use devices in this order and may skip some of them.
-//! Also finds good initial orders. Knows nothing about scores.
+//! Also finds good initial orders. This module knows nothing about scores.
 
 use super::exact::way;
 use super::rules::{Rules, slide};

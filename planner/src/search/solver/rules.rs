@@ -1,10 +1,11 @@
-//! Rules: the runs and transfers that an instance allows under limits on the terms of the score. Also
-//! computes the smallest time of all stages after a given stage.
+//! Rules: the runs and transfers that an instance allows under limits on the terms of the score. A kind is a
+//! group of interchangeable devices, to which the same rules apply. The module also computes the smallest
+//! time of all stages after a given stage.
 //!
 //! Every condition on a run (memory, pins, limits) still holds if the run gets shorter. So for a given device
 //! and end, the allowed first segments form an interval that ends at this end.
 //!
-//! Knows nothing about the searches.
+//! This module knows nothing about the searches.
 
 use super::{Costs, Instance};
 use std::collections::VecDeque;

@@ -4,7 +4,7 @@
 //! listed values, and a box without a listed value is empty. If segments are equal, there are few values, and
 //! boxes soon contain a single value.
 //!
-//! Knows nothing about the searches.
+//! This module knows nothing about the searches.
 
 use super::{Costs, Instance};
 
