@@ -98,8 +98,8 @@ pub enum Operator {
         /// half.
         gated: bool,
     },
-    /// Bias vectors, concatenated in every row of the output. The matmul of the concatenated weights then
-    /// adds its products to this output. The operator has no input.
+    /// Bias vectors, concatenated in every row of the output. The products that share this output then add
+    /// their results to it. The operator has no input.
     Bias {
         /// Names of the bias tensors, in the order of their columns.
         weights: Vec<String>,

@@ -186,7 +186,7 @@ fn stages_of_whole_blocks_do_not_depend_on_the_granularity() {
     }
 }
 
-/// Checks that, in every bucket, the wire type f16 adds one dispatch for each neighbouring stage.
+/// Checks that, in every bucket, the wire type f16 adds one dispatch to a stage for each of its neighbours.
 #[test]
 fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
     let (model, f32_rows) = (llama(), lowering(Activations::Int8));

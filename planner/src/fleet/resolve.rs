@@ -480,8 +480,8 @@ fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> 
     Ok(SharedLink { name: quoted(&link.name), users: link.users.clone(), bandwidth_bytes_per_s })
 }
 
-/// Returns the link between two devices through host memory. The two copies of a transfer overlap, one ring
-/// chunk after another, so the slower device determines the rate.
+/// Returns the link between two devices through host memory. The copy out of one device overlaps the copy
+/// into the other, so the slower device determines the rate.
 fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
     let slower =
         if from.host_bandwidth_bytes_per_s.value <= to.host_bandwidth_bytes_per_s.value { from } else { to };

@@ -1,5 +1,5 @@
-//! Chooses the prefill chunks of a plan: the fastest chunk for each prompt length, and, while other sequences
-//! generate, the longest chunk that delays them by at most [`MOST_DELAY_US`].
+//! Chooses the prefill chunks of a plan. Each prompt length gets the fastest chunk. While other sequences
+//! generate, prompts get the longest chunk that delays those sequences by at most [`MOST_DELAY_US`].
 //!
 //! This module knows nothing about the search.
 

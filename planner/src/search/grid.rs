@@ -39,8 +39,8 @@ const POINTS: usize = 64;
 const GROUPS: usize = 8;
 /// Default prefill chunk length of inference engines, for example llama.cpp's `--ubatch-size`.
 const USUAL_CHUNK: u32 = 512;
-/// Maximum number of grid points that the search solves one after another. It always continues at the point
-/// where one of the placements found so far has the lowest predicted time.
+/// Maximum number of grid points that the search solves one after another. The search always continues at the
+/// point where one of the placements found so far has the lowest predicted time.
 const SOLVED: usize = 4;
 /// Maximum number of solver table cells, summed over all points, for which the search solves every point.
 /// Eight different devices and 80 segments need 170 thousand cells per point.

@@ -77,7 +77,7 @@ pub(super) struct Trials {
     pub requests_per_s: f64,
 }
 
-/// A choice that was simulated, and its rate in requests per second.
+/// The rate of a simulated choice, in requests per second, and the choice.
 type Tried = (f64, Choice);
 
 /// Returns the choice that serves the most requests per second in simulation, and a summary of the trials.

@@ -186,9 +186,9 @@ pub(crate) struct Placement {
 #[derive(Clone, Debug)]
 pub(crate) struct Solution {
     /// At index k: the best placement found with k + 1 stages. If `exact` is set, the best of these
-    /// placements is optimal, and the placement that [`Solution::choose`] returns for a share of at most
-    /// [`SHARE`] is optimal among the placements with the same number of stages. Both statements hold only
-    /// for scores that are at most [`SHARE`] worse than [`Instance::known`].
+    /// placements is optimal. The placement that [`Solution::choose`] returns for a share of at most
+    /// [`SHARE`] is then optimal among the placements with the same number of stages. Both statements hold
+    /// only for scores that are at most [`SHARE`] worse than [`Instance::known`].
     pub best_by_stages: Vec<Option<Placement>>,
     /// Lower bound on the scores of all placements, capped at [`Instance::known`]. Infinite if no placement
     /// exists and no score is known.
