@@ -122,7 +122,8 @@ fn times_are_interpolated_and_extrapolated_linearly() {
     let alone = KindProfile::new((&segment(SegmentKind::Block)).into(), vec![sample(64, 1, 32.5, 900.0)]);
     let far = TimePoint { rows: 64, sequences: 1, positions: 800.0 };
     assert_eq!(alone.time(&far), Some(fitted(900.0)), "nothing tells what positions take");
-    // Only single sequences were measured. Several sequences take as long as a prefill chunk.
+    // Only single sequences were measured, so several sequences are assumed to take as long as a prefill
+    // chunk.
     let samples = vec![sample(1, 1, 32.5, 100.0), sample(64, 1, 32.5, 900.0)];
     let one = KindProfile::new((&segment(SegmentKind::Block)).into(), samples);
     let many = TimePoint { rows: 64, sequences: 64, positions: 32.5 };

@@ -15,8 +15,8 @@ use rayon::prelude::*;
 
 /// Maximum number of devices for which the planner searches for alternatives.
 const SEARCHED_DEVICES: usize = 12;
-/// Maximum number of devices for which the search for a plan that includes an unused device considers all
-/// devices. If there are more, it considers only the unused device and those of the best plan.
+/// The search for a plan that includes an unused device considers all devices if there are at most this many.
+/// Otherwise, it considers only the unused device and those of the best plan.
 const TRIED_WITH_ALL: usize = 8;
 /// Maximum number of groups of interchangeable unused devices for which the planner searches for a plan.
 const LEFT_OUT: usize = 16;

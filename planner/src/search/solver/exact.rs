@@ -98,8 +98,8 @@ struct Scratch {
 #[derive(Clone, Copy)]
 struct Goal<'a> {
     rules: &'a Rules,
-    /// For each kind and end: the smallest time of all stages after a stage with this end, if devices may be
-    /// reused.
+    /// For each kind and end: the smallest total time of all later stages after a stage with this end, if
+    /// devices may be reused.
     rest: &'a [Vec<f64>],
     completion: &'a Completion,
     /// Kinds in descending order of their earnings.

@@ -29,8 +29,8 @@ mod values;
 
 use std::ops::{Add, Range, Sub};
 
-/// Costs of a stage or a transfer, in microseconds, never negative. `busy` limits throughput, `time` adds to
-/// the time of a request, and `chunk` is the additional time per prefill chunk.
+/// Costs of a stage or a transfer, in microseconds. They are never negative. `busy` limits throughput, `time`
+/// adds to the time of a request, and `chunk` is the additional time per prefill chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Costs {
     /// The score uses the maximum of this cost over all stages, transfers and shared links. The cost of a

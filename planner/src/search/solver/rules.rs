@@ -1,6 +1,6 @@
 //! Rules: the runs and transfers that an instance allows under limits on the terms of the score. A kind is a
 //! group of interchangeable devices, to which the same rules apply. The module also computes the smallest
-//! time of all stages after a given stage.
+//! total time of all stages after a given stage.
 //!
 //! Every condition on a run (memory, pins, limits) still holds if the run gets shorter. So for a given device
 //! and end, the allowed first segments form an interval that ends at this end.
@@ -109,9 +109,9 @@ impl Rules {
         sums().zip(&self.most).all(|(load, most)| load <= *most).then(sums)
     }
 
-    /// Returns, for each kind and end, the smallest `time` of all stages after a stage of this kind with this
-    /// end. Devices may be reused. Works backwards from the last segment. Each step chooses a transfer, and
-    /// then the best run.
+    /// Returns, for each kind and end, the smallest total `time` of all stages that follow a stage of this
+    /// kind with this end. Devices may be reused. Works backwards from the last segment. Each step chooses a
+    /// transfer, and then the best run.
     pub fn rest(&self, segments: usize) -> Vec<Vec<f64>> {
         let mut rest = vec![vec![f64::INFINITY; segments + 1]; self.kinds.len()];
         rest.iter_mut().for_each(|rest| rest[segments] = 0.0);
