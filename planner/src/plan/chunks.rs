@@ -12,7 +12,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chunks {
-    /// Chunks, ordered by the total length of the prompts in prefill. The first chunk applies from 0 tokens on.
+    /// Chunks, ordered by the total length of the prompts in prefill. The first applies from 0 tokens on.
     pub by_prompt: Vec<PromptChunk>,
     /// Longest chunk while other sequences generate, in rows. It limits the delay of their next tokens.
     pub beside_decode: u32,
