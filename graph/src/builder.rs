@@ -15,11 +15,12 @@ use std::collections::BTreeSet;
 /// requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
-/// Source from which the builder takes the descriptions of tensors.
+/// Source of the tensor descriptions that the builder uses.
 enum Tensors<'a> {
     /// The model's files, in which each tensor must have the expected shape.
     Weights(&'a Weights),
-    /// No files. The builder describes every expected tensor, with the type `matrices` or `vectors`.
+    /// No files. The builder itself creates the description of each expected tensor, with the type `matrices`
+    /// or `vectors`.
     Described { matrices: TensorType, vectors: TensorType, found: Vec<TensorInfo> },
 }
 
@@ -118,13 +119,13 @@ impl<'a> Builder<'a> {
         self.joint_matmul(x, &[(weight, width)], &[])
     }
 
-    /// Adds the products of `x` with the weights in `weights`, side by side in one tensor. Each entry of
-    /// `weights` is the name of a weight tensor and the number of columns of its product. Adjacent weights of
-    /// the same type are stacked into one product.
+    /// Adds nodes that multiply `x` by each of the weights in `weights`, and write the products side by side
+    /// into one tensor. Each entry of `weights` is the name of a weight tensor and the number of columns of
+    /// its product. Adjacent weights of the same type are stacked into one product.
     ///
     /// Each product must start at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a
-    /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so an earlier
-    /// product overwrites the zeros in its columns.
+    /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so each product
+    /// overwrites the zeros that the next one in the list wrote to its columns.
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
@@ -194,8 +195,8 @@ impl<'a> Builder<'a> {
         self.like(Operator::Add, &[x, y])
     }
 
-    /// Returns the graph. Fails if the graph does not use every tensor of the files. Running the model
-    /// without an unused tensor would give wrong results.
+    /// Returns the graph. Fails if the graph does not use every tensor in the files, because ignoring a
+    /// tensor would give wrong results.
     pub(crate) fn finish(self) -> Result<OperatorGraph, ModelError> {
         let Tensors::Weights(weights) = self.tensors else { return Ok(self.graph) };
         match weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
@@ -271,7 +272,7 @@ mod tests {
             Ok::<_, ModelError>(graph.ordered().iter().map(name).collect::<Vec<_>>())
         };
         let nodes = build(["bq", "bk", "bv"], ["nq", "nk"]).unwrap();
-        // Each product overwrites what was there: the biases, then the sums of the product before it.
+        // The first product adds to the biases. The next product adds to the output of the first.
         let expected = [
             r#"embed 64 ["table"] []"#,
             r#"bias 128 ["bq", "bk", "bv"] []"#,
@@ -280,7 +281,7 @@ mod tests {
             r#"head-norm 128 ["nq", "nk"] [4]"#,
         ];
         assert_eq!(nodes, expected);
-        // Biases have the width of their products, and norms that of a head.
+        // The width of a bias must be that of its product, and the width of a norm must be that of a head.
         assert!(matches!(build(["bk", "bq", "bv"], ["nq", "nk"]), Err(ModelError::Shape { .. })));
         assert!(matches!(build(["bq", "bk", "bv"], ["bq", "nk"]), Err(ModelError::Shape { .. })));
     }
@@ -297,7 +298,8 @@ mod tests {
             joint(&[("q", Q4_0, 256), ("k", Q4_0, 128), ("v", Q8_0, 128)]),
             (vec![one(384, 0, "v"), one(0, 0, "q + k")], 512)
         );
-        // An unaligned product starts with zeros. It runs before the product that owns those columns.
+        // The output of an unaligned product starts with zeros. The product runs before the one that owns
+        // those columns.
         assert_eq!(
             joint(&[("q", Q4_0, 576), ("k", Q8_0, 192), ("v", Q4_0, 192)]),
             (vec![one(768, 0, "v"), one(512, 64, "k"), one(0, 0, "q")], 960)

@@ -1,5 +1,5 @@
-//! Models in Ragtag. This crate reads model files, builds operator graphs, divides them into segments with
-//! costs, and compiles segments into programs for a device.
+//! Models in Ragtag. This crate reads model files, builds operator graphs, divides them into segments,
+//! computes the segments' costs, and compiles segments into programs for a device.
 //!
 //! The crate does not depend on backends or plans. It opens no files, starts no threads and reads no clocks.
 

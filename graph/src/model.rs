@@ -80,7 +80,7 @@ pub enum ModelError {
 /// Settings for compiling programs and computing the memory that they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lowering {
-    /// Activation type in products with quantised weights.
+    /// Activation type in products with quantized weights.
     pub activations: Activations,
     /// Type of keys and values in the KV cache.
     pub kv: KvType,
@@ -117,7 +117,7 @@ enum Description {
     Directory(Arc<Directory>),
 }
 
-/// A model that was read from its files. Clones share the weights and the graph.
+/// A model, read from its files. Clones share the weights and the graph.
 #[derive(Clone, Debug)]
 pub struct Model {
     hyperparameters: Hyperparameters,
@@ -213,12 +213,12 @@ impl Model {
         }
     }
 
-    /// Returns the weight tensors, which have their GGUF names.
+    /// Returns the weight tensors, under their GGUF names.
     pub fn weights(&self) -> &Arc<Weights> {
         &self.weights
     }
 
-    /// Returns the operator graph for devices without matrix units. Products with quantised weights use
+    /// Returns the operator graph for devices without matrix units. Products with quantized weights use
     /// activations of type `activations`. All other products use f32 activations.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
         self.lowered(None, |t, _| basic_form(t, activations))
@@ -254,7 +254,7 @@ impl Model {
         self.granularity.segment_count(self.hyperparameters.layers)
     }
 
-    /// Returns the segments with their costs, in order.
+    /// Returns the segments and their costs, in order.
     ///
     /// # Errors
     /// Returns [`ModelError::Unsupported`] if a tensor has no resident layout.
@@ -293,7 +293,7 @@ pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
 }
 
 /// Returns the activation type of a product on a device without matrix units. `wanted` is the type that the
-/// user chose for products with quantised weights.
+/// user chose for products with quantized weights.
 pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     if is_quantised(tensor_type) { wanted } else { Activations::F32 }
 }

@@ -69,7 +69,7 @@ pub enum Operator {
         /// Type of the output.
         output: Activations,
     },
-    /// Quantised weights, dequantized to an f16 matrix for one product. The operator has no input. The number
+    /// Quantized weights, dequantized to an f16 matrix for one product. The operator has no input. The number
     /// of rows is that of the weights, not of the micro-batch.
     Widen {
         /// Weights to dequantize.
@@ -98,8 +98,8 @@ pub enum Operator {
         /// half.
         gated: bool,
     },
-    /// Bias vectors, concatenated in every row of the output. The joint matmul then adds its products to this
-    /// output. The operator has no input.
+    /// Bias vectors, concatenated in every row of the output. The products that share this output then add
+    /// their results to it. The operator has no input.
     Bias {
         /// Names of the bias tensors, in the order of their columns.
         weights: Vec<String>,
@@ -185,8 +185,8 @@ impl Operator {
         }
     }
 
-    /// Returns a copy of the operator without tensor names and with layer number 0. Identical blocks yield
-    /// equal copies of their corresponding operators.
+    /// Returns a copy of the operator without tensor names and with layer number 0. Corresponding operators
+    /// of identical blocks yield equal copies.
     pub(crate) fn nameless(&self) -> Self {
         let mut nameless = self.clone();
         match &mut nameless {
@@ -249,7 +249,7 @@ pub struct Node {
     pub order: (u32, u32),
 }
 
-/// Edge of the graph. The number is the index of the input that the edge provides to its target node.
+/// Edge of the graph. The number says which input of the target node the edge provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Input(pub u8);
 
@@ -318,8 +318,8 @@ impl OperatorGraph {
         edges.find(|e| e.weight().0 == number).map(|e| e.source())
     }
 
-    /// Returns the nodes that read the output of a node, in program order. Each node comes with the index of
-    /// the input that reads the output.
+    /// Returns the nodes that read the output of a node, in program order. Each node is paired with the index
+    /// of the input that reads the output.
     pub fn consumers(&self, index: NodeIndex) -> Vec<(NodeIndex, u8)> {
         let mut consumers: Vec<_> = self
             .graph

@@ -1,5 +1,5 @@
-//! Compiled stages as plain data. A stage lists the buffers that it needs and the dispatches of one program
-//! per bucket. The device's actor maps each [`Place`] to a buffer id and records the dispatches.
+//! Compiled stages as plain data. A stage lists the buffers that it needs, and one program (a sequence of
+//! dispatches) per bucket. The device's actor maps each [`Place`] to a buffer id and records the dispatches.
 
 use crate::model::ModelError;
 use crate::stack::StackedMatrix;
@@ -131,7 +131,8 @@ impl WeightBuffer {
     }
 
     /// Splits the buffer into parts of at most `max_bytes`, in order. The parts share the buffer's name. Only
-    /// matrices are split. `is_widened` returns whether the device may dequantize matrices of a type to f16.
+    /// matrices are split. `is_widened` returns whether the device may dequantize matrices of a given type to
+    /// f16.
     pub(crate) fn split(
         self,
         max_bytes: u64,

@@ -1,4 +1,4 @@
-//! Segments: the smallest units of placement, with their costs in bytes and floating-point operations.
+//! Segments: the smallest units of placement, and their costs in bytes and floating-point operations.
 
 use crate::compile;
 use crate::cost::node_cost;
@@ -27,7 +27,7 @@ pub enum SegmentKind {
     Head,
 }
 
-/// One segment with its costs. A row is a token of the micro-batch. A position is a token that a row attends
+/// One segment and its costs. A row is a token of the micro-batch. A position is a token that a row attends
 /// to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Segment {
@@ -152,8 +152,8 @@ impl<'a> Measure<'a> {
         Ok(rows16.iter().zip(&row_major).map(larger).collect())
     }
 
-    /// Returns a copy of `alike`, a segment with the same signature, with the kind and names of segment
-    /// `index`.
+    /// Returns a copy of `alike`, which has the same signature as segment `index`, but with the kind and
+    /// names of segment `index`.
     fn renamed(&self, alike: &Segment, index: usize, nodes: &[NodeIndex]) -> Segment {
         let mut names: Vec<String> = Vec::new();
         for name in nodes.iter().filter_map(|&n| compile::weight_name(&self.graph.node(n).operator)) {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     /// Builds a model in which every third block has a different weight type, as is common in mixed
-    /// quantisations.
+    /// quantizations.
     fn mixed() -> Model {
         let shape =
             test_models::Shape { layers: 7, width: 256, ffn: 512, heads: 4, kv_heads: 2, vocabulary: 100 };

@@ -1,4 +1,4 @@
-//! Signature of a segment: the sequence of its operators, with the types and shapes of their tensors.
+//! Signature of a segment: the sequence of its operators, along with the types and shapes of their tensors.
 //! Segments with equal signatures have equal costs, so the costs are computed only once per signature.
 
 use crate::model::{Model, ModelError};
@@ -6,7 +6,7 @@ use crate::op::{Operator, OperatorGraph, Rows};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::TensorType;
 
-/// Operators of a segment with the types and shapes of their tensors, but without names.
+/// Operators of a segment, along with the types and shapes of their tensors, but without names.
 #[derive(PartialEq)]
 pub(crate) struct SegmentSignature<'a>(Vec<NodeSignature<'a>>);
 

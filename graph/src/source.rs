@@ -12,7 +12,7 @@ pub trait Source: Send + Sync {
     /// Returns the source's name for messages, such as the path of a file.
     fn name(&self) -> &str;
 
-    /// Returns the size in bytes at the time when the source was opened.
+    /// Returns the size, in bytes, that the source had when it was opened.
     fn bytes(&self) -> u64;
 
     /// Returns the bytes of `range` without copying.

@@ -155,7 +155,7 @@ impl StackedMatrix {
         Ok(())
     }
 
-    /// Returns the bytes of each tensor, with the range of rows that the tensor occupies in the stack.
+    /// Returns the bytes of each tensor, and the range of rows that the tensor occupies in the stack.
     fn parts<'a>(&self, weights: &'a Weights) -> Result<Vec<Part<'a>>, ModelError> {
         let mut row = self.stack.zero_rows as usize;
         let mut parts = Vec::new();

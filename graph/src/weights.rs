@@ -18,7 +18,7 @@ pub struct TensorInfo {
     pub shape: Vec<u64>,
     /// Index of the file that holds the tensor.
     pub shard: usize,
-    /// Position of the first byte in that file.
+    /// Offset of the tensor's first byte in its file.
     pub offset: u64,
     /// Size in bytes.
     pub bytes: u64,

@@ -1,8 +1,8 @@
 //! Compares byte-level tokenizers with recorded results from other libraries.
 //!
 //! `data/byte-level.json` contains a small vocabulary, trained on `tests/support/golden/held.txt` and a few
-//! lines in other scripts. It also contains the output of the Python packages `tokenizers` 0.23 (which uses
-//! another regex engine) and `tiktoken` 0.14. `data/byte-level.tokenizer.json` contains the same vocabulary
+//! lines in other scripts. It also contains the output of the Python packages `tokenizers` 0.23 (which uses a
+//! different regex engine) and `tiktoken` 0.14. `data/byte-level.tokenizer.json` contains the same vocabulary
 //! in the format of Llama 3, written by `tokenizers`.
 
 use ragtag_graph::gguf::Writer;
@@ -150,7 +150,7 @@ fn streams_hold_back_incomplete_characters() {
     let (first, second, a) = (byte("ð"), byte("Ł"), byte("a"));
     assert_eq!(tokenizer.decode(&[first, second, a]), "\u{fffd}a");
     assert_eq!(tokenizer.decode(&[a, first, second]), "a\u{fffd}");
-    // Decoding strips no spaces from the start of a text.
+    // Decoding does not strip spaces from the start of a text.
     assert_eq!(tokenizer.decode(&tokenizer.encode("  x", false).unwrap()), "  x");
 }
 

@@ -111,7 +111,8 @@ fn directories() {
             claim,
         );
     }
-    // The length of a piece, or of a text in it, gets every size.
+    // Insert a huge number at each position, so that it also becomes the length of a piece and of the text in
+    // it.
     for at in 0..5 {
         let mut model = vec![0x0A, 5, 0x0A, 3, b'a', b'b', b'c'];
         model.splice(at..at, [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F]);

@@ -1,4 +1,4 @@
-//! Snapshots of operator graphs and programs as text. They show changes to the lowering in code review.
+//! Snapshots of operator graphs and programs as text. In code review, they show changes to the lowering.
 //!
 //! After an intended change, run `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots` and review
 //! the diff.
@@ -59,7 +59,7 @@ fn lowering(activations: Activations) -> Lowering {
     }
 }
 
-/// Lists the nodes of the embedding, the first block and the head, with their inputs.
+/// Lists the nodes of the embedding, the first block and the head, along with their inputs.
 fn graph_text(model: &Model, activations: Activations) -> String {
     let graph = model.graph(activations);
     let mut text = String::new();
@@ -186,8 +186,7 @@ fn stages_of_whole_blocks_do_not_depend_on_the_granularity() {
     }
 }
 
-/// Checks that the wire type f16 adds one dispatch at each end of a stage that has a neighbouring stage, in
-/// every bucket.
+/// Checks that, in every bucket, the wire type f16 adds one dispatch to a stage for each of its neighbours.
 #[test]
 fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
     let (model, f32_rows) = (llama(), lowering(Activations::Int8));
@@ -335,7 +334,7 @@ fn launches_of_tiny(name: &str) -> Vec<String> {
     launches(&Model::new(file).unwrap(), Activations::F32, &wgsl_caps(), 1)
 }
 
-/// Kernels of a block after its product of queries, keys and values, for one row.
+/// Kernels that a block launches after its QKV product, for one row.
 const AFTER_QKV: [&str; 5] = [
     "append-attention/f16",
     "attention-merge/f32",

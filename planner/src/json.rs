@@ -1,7 +1,7 @@
 //! Parses JSON that people write. An error message contains the path in the file, the line and the column.
 //! The message is safe to print on a terminal.
 //!
-//! Knows nothing about the content.
+//! This module knows nothing about the content.
 
 mod objects;
 
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 /// Maximum number of characters that an error message quotes from a file.
 const MOST: usize = 300;
-/// Maximum number of characters of a path in an error message. A key in the path may be as long as the file.
+/// Maximum length of a path in an error message, in characters. A key in the path may be as long as the file.
 const MOST_PATH: usize = 100;
 
 /// Parses a value. Every struct must be a JSON object, not an array of field values.

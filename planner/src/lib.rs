@@ -1,8 +1,8 @@
-//! Plans, the cost model with its inputs, descriptions of hypothetical fleets, and the search for the best
+//! Plans, the cost model and its inputs, descriptions of hypothetical fleets, and the search for the best
 //! plan.
 //!
-//! Knows nothing about backends, the runtime or the simulator. The caller provides the function that
-//! simulates a plan ([`Trial`]). Does no I/O, starts no thread of its own and reads no clock.
+//! This crate knows nothing about backends, the runtime or the simulator. The caller provides the function
+//! that simulates a plan ([`Trial`]). The crate does no I/O, starts no thread of its own and reads no clock.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Defines the objective of a plan, and the request that the plan is optimised for. Knows nothing about
-//! devices or costs.
+//! Defines the objective of a plan, and the request that the plan is optimised for. This module knows nothing
+//! about devices or costs.
 
 use crate::json::quoted;
 use schemars::JsonSchema;

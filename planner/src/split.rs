@@ -1,5 +1,5 @@
-//! Placements that the user requests, such as `0-5=cpu:0,6-13=cpu:1`. Knows nothing about costs, memory or
-//! segment contents.
+//! Placements that the user requests, such as `0-5=cpu:0,6-13=cpu:1`. This module knows nothing about costs,
+//! memory or segment contents.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -186,7 +186,7 @@ pub struct SplitPart {
     pub device: String,
 }
 
-/// A placement that the user requests, with parts in segment order. Parsing checks only the syntax.
+/// A placement that the user requests. Its parts are in segment order. Parsing checks only the syntax.
 /// [`Split::check`] checks the placement against a model and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
@@ -199,7 +199,7 @@ impl Split {
     ///
     /// # Errors
     /// Returns the first problem found: missing or overlapping segments, an unknown device, or a segment
-    /// after the model's last one.
+    /// beyond the end of the model.
     pub fn check(&self, segments: u32, devices: &[&str]) -> Result<(), PartitionError> {
         let parts: Vec<_> = self.parts.iter().map(|p| (p.span, p.device.as_str())).collect();
         check_partition(&parts, segments, devices)

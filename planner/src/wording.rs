@@ -1,5 +1,5 @@
-//! Formats comparisons, requests and labels for plans, tables and charts. Knows nothing about plans or
-//! devices.
+//! Formats comparisons, requests and labels for plans, tables and charts. This module knows nothing about
+//! plans or devices.
 
 use crate::objective::Workload;
 

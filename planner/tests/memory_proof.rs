@@ -1,6 +1,6 @@
 //! Compares the memory that the planner computes with the memory of compiled stages, for the bundled models.
 //! Weights, KV cache and slots must match to the byte. The computed scratch must be at least the actual size.
-//! Each buffer counts as the full size of its size class.
+//! The size of each buffer is rounded up to its size class.
 
 use ragtag_graph::{Granularity, Lowering, MemorySource, Model, ModelFile, WireType};
 use ragtag_hal::pool::class_bytes;
@@ -83,7 +83,7 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
     })
 }
 
-/// Returns the capabilities of a device with other kernels and a different scratch size.
+/// Returns the capabilities of a device with different kernels and a different scratch size.
 fn gpu_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::OpenClC].into(),
@@ -146,7 +146,7 @@ fn plans_within_buffer_limits_compile() {
                 let plan = try_plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
                 let compile = |stage: Range<usize>| ragtag_graph::compile(&model, stage, &lowering, &caps);
                 let refusal = [0..7, 7..14].map(compile).into_iter().find_map(Result::err);
-                // The proof covers any number of parallel units, so it may refuse a plan that compiles for
+                // The proof covers any number of parallel units, so it may reject a plan that compiles for
                 // these few units.
                 assert!(plan.is_err() || refusal.is_none(), "{lowering:?} {limit}: {refusal:?}");
                 planned += u32::from(plan.is_ok());

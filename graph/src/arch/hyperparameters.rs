@@ -11,7 +11,8 @@ use serde::Serialize;
 #[cfg(test)]
 mod tests;
 
-/// Maximum value of every count. It ensures that the products of counts in this file fit into 64 bits.
+/// Upper limit on every count. It ensures that the products of counts that this module computes fit into 64
+/// bits.
 const LARGEST: u32 = 1 << 24;
 
 /// Hyperparameters of a model.
@@ -93,8 +94,8 @@ impl Hyperparameters {
         Ok(found)
     }
 
-    /// Checks that the hyperparameters are consistent. The argument contains the file's keys for the KV head
-    /// count, the number of rotating dimensions and the head size. Error messages name these keys.
+    /// Checks that the hyperparameters are consistent. The argument gives the file's keys for the KV head
+    /// count, the number of rotating dimensions and the head size, which error messages name.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -112,7 +113,8 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Rejects metadata that requires unsupported features. Ignoring it would give wrong results.
+    /// Rejects metadata that requires unsupported features, because ignoring these features would give wrong
+    /// results.
     fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
@@ -145,8 +147,8 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the divisor of the positions: the factor of linear RoPE scaling, or 1 without scaling. Rejects
-/// other types of scaling.
+/// Returns the divisor for positions: the factor of linear RoPE scaling, or 1 without scaling. Rejects other
+/// types of scaling.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,

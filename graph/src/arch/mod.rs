@@ -69,8 +69,8 @@ impl Architecture {
     /// Builds the operator graph.
     ///
     /// # Errors
-    /// Fails if a required tensor is missing or has the wrong shape, or if the architecture does not use a
-    /// tensor.
+    /// Fails if a required tensor is missing or has the wrong shape, or if the architecture does not use one
+    /// of the model's tensors.
     pub fn build(
         &self,
         hyperparameters: &Hyperparameters,

@@ -24,7 +24,7 @@ pub struct Rope {
     pub pairing: RopePairing,
     /// Base from which the rotation frequencies are computed.
     pub base: f32,
-    /// Divisor of the positions, for linear scaling.
+    /// Divisor for positions, used for linear scaling.
     pub scale: f32,
     /// Parameters of frequency-dependent scaling as in Llama 3.1, if the model uses it.
     pub llama3: Option<Llama3Scaling>,
@@ -38,10 +38,10 @@ pub struct Rope {
 pub struct Llama3Scaling {
     /// Divisor of low frequencies.
     pub factor: f32,
-    /// Number of turns within the original context below which a frequency counts as low.
+    /// A frequency counts as low if it completes fewer turns than this within the original context.
     pub low_frequency_factor: f32,
-    /// Number of turns within the original context above which a frequency counts as high. Must be greater
-    /// than `low_frequency_factor`.
+    /// A frequency counts as high if it completes more turns than this within the original context. Must be
+    /// greater than `low_frequency_factor`.
     pub high_frequency_factor: f32,
     /// Maximum sequence length before scaling, in tokens.
     pub original_context: u32,

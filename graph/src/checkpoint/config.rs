@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 /// Fields of a JSON object, which callers read by key. A `null` field counts as missing.
 pub(crate) struct Fields {
     file: String,
-    /// Path of this object within the file, which messages prepend to each key.
+    /// Path of this object within the file. Messages prepend it to each key.
     path: String,
     map: Map<String, Value>,
 }
@@ -32,7 +32,7 @@ impl Fields {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Returns `key` with the path of its object, for messages.
+    /// Returns `key`, preceded by the path of its object, for messages.
     fn label(&self, key: &str) -> String {
         format!("{}{key}", self.path)
     }

@@ -280,7 +280,7 @@ fn rejects_features_that_would_be_ignored() {
     {
         assert!(Made::new().with(key, value).open().is_ok(), "{key}");
     }
-    // Without windows, their size means nothing.
+    // If sliding windows are off, their size has no effect.
     let off = Made::new().with("use_sliding_window", json!(false)).with("sliding_window", json!(4096));
     assert!(off.with("layer_types", json!(["full_attention"])).open().is_ok());
     for types in [json!(["full_attention", "sliding_attention"]), json!("full_attention")] {

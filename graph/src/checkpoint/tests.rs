@@ -230,7 +230,7 @@ fn rotary_scaling_of_llama_3() {
     }
     assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
 
-    // The settings may be in the newer object or under the older key. Other types are errors.
+    // The settings may be in the newer object or under the older key. Other scaling types are errors.
     let mut newer = scaling.clone();
     newer["rope_theta"] = 500_000.0.into();
     assert_eq!(Made::new().with("rope_parameters", newer).open().unwrap().hyperparameters(), &h);

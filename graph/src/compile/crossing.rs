@@ -1,4 +1,4 @@
-//! Emits the dispatches at both ends of a stage that convert rows between the wire type and f32.
+//! Emits the dispatches that convert rows between the wire type and f32 at both ends of a stage.
 
 use super::CompileError;
 use super::emit::Emitter;

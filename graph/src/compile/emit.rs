@@ -1,4 +1,4 @@
-//! Emits the dispatches of a program, with the arguments and constants that each kernel's ABI requires.
+//! Emits the dispatches of a program, including the arguments and constants that each kernel's ABI requires.
 
 use super::crossing::row_copy;
 use super::{
@@ -16,7 +16,7 @@ use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_kernels::{ElementType, Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
-/// Place of a binding, with the offset of its first byte and its number of bytes.
+/// Place of a binding, the offset of its first byte, and its size in bytes.
 type Argument = (Place, u64, u64);
 
 /// Rows of a weight matrix that one binding covers.
@@ -54,7 +54,7 @@ impl Emitter<'_> {
     fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<ProgramStep>, CompileError> {
         match &self.graph.node(index).operator {
             Operator::Embed { table } => self.embed(index, table),
-            // `product` dequantizes each part right before its product. All parts share one place.
+            // `product` dequantizes each part right before that part's dispatch. All parts share one place.
             Operator::Widen { weights, .. } if self.parts(&weights.name()).len() > 1 => Ok(vec![]),
             Operator::Widen { weights, .. } => {
                 let part = self.parts(&weights.name())[0];

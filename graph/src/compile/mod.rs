@@ -3,8 +3,8 @@
 //!
 //! The capacities of the buckets are the powers of two below the prefill chunk, and the prefill chunk itself.
 //! A micro-batch runs in the smallest bucket that holds its rows. Kernels read the actual number of rows from
-//! the parameter block, so they compute no padding rows. All buckets share one scratch buffer, sized for the
-//! largest bucket.
+//! the parameter block, so they do not compute padding rows. All buckets share one scratch buffer, sized for
+//! the largest bucket.
 
 mod crossing;
 mod emit;
@@ -142,7 +142,8 @@ fn fuse(
     passes::fuse_norms(graph, |stack, rows| {
         matrix(stack).is_some_and(|matrix| has(Kernel::NormMatMul(matrix.tensor_type()), rows))
     });
-    // If a matrix is split, a gate row and its up row may be in different parts.
+    // If a matrix is split, a row of the gate projection and its row of the up projection may be in different
+    // parts.
     let is_whole = |stack: &Stack| weights.iter().filter(|w| w.name == stack.name()).count() == 1;
     passes::fuse_gates(graph, |stack, rows| {
         let fits = |matrix: &Resident| {
@@ -164,9 +165,10 @@ fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
 }
 
-/// Returns the number of parts into which attention is split over the cached positions. The number does not
-/// depend on the rows of a micro-batch, because it affects the rounding of results. It limits each compute
-/// unit to one work group per row. A second wave of work groups would double the time.
+/// Returns the number of parts into which attention is split over the cached positions. The number affects
+/// the rounding of results, so it must not depend on the rows of a micro-batch. It is chosen so that each
+/// compute unit gets at most one work group per row, because a second wave of work groups would double the
+/// time.
 fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
     (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
 }
@@ -302,7 +304,7 @@ fn cache_bytes(heads: &Heads, lowering: &Lowering) -> u64 {
     positions * u64::from(heads.kv_width()) * lowering.kv.bytes()
 }
 
-/// Returns the layers whose KV caches the segments hold, in order, with the head counts of each layer.
+/// Returns the layers whose KV caches the segments hold, in order, and the head counts of each layer.
 fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<(u32, Heads)> {
     let layer = |node: &Node| match node.operator {
         _ if !segments.contains(&node.segment) => None,

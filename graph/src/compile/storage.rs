@@ -66,7 +66,7 @@ impl Storage {
         Ok(storage)
     }
 
-    /// Returns the place of a node's output, with the offset of its first byte.
+    /// Returns the place of a node's output, and the offset of its first byte.
     pub(super) fn of(&self, node: NodeIndex) -> (Place, u64) {
         self.places[&node]
     }
@@ -108,7 +108,7 @@ fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeI
     readers.max().unwrap_or(position[&node])
 }
 
-/// Allocates `bytes` in the lowest sufficient gap between live tensors and returns the offset.
+/// Allocates `bytes` bytes in the lowest sufficiently large gap between live tensors, and returns the offset.
 fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
     let mut offset = 0;
     let mut at = 0;
@@ -148,7 +148,7 @@ mod tests {
         let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
         let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
-        // The owners are byte ranges of scratch, each with the node whose value it holds.
+        // The owners are byte ranges of scratch, each paired with the node whose value it holds.
         let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
         for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
             for input in graph.inputs(node) {
@@ -261,8 +261,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Checks that each allocation takes the lowest sufficient gap. If all sizes are equal, the total
-        /// must be the size of the largest set of live tensors.
+        /// Checks that each allocation takes the lowest gap that is large enough. If all sizes are equal, the
+        /// total size must be that of the largest set of tensors that are live at the same time.
         #[test]
         fn first_fit_takes_the_lowest_gap_that_is_large_enough(
             sizes_and_lives in proptest::collection::vec((1u64..9, 0usize..12), 1..64),

@@ -48,7 +48,7 @@ fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
     let mut peek = reader.clone();
     let magic = match peek.take(4, format_args!("the magic number")) {
         Ok(magic) => magic,
-        // A file that holds only a prefix of the magic number is truncated. Any other file has another
+        // A file that holds only a prefix of the magic number is truncated. Any other file is in a different
         // format.
         Err(cut) => {
             let mut found = Vec::new();
@@ -184,7 +184,8 @@ fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
         .ok_or_else(|| "is larger than any file".to_owned())
 }
 
-/// Converts tensor offsets to file offsets, and checks that all tensor data lies within `bytes`.
+/// Converts tensor offsets to file offsets, and checks that all tensor data ends within the first `bytes`
+/// bytes of the file.
 fn place(
     tensors: &mut [TensorInfo],
     reader: &Reader<'_>,

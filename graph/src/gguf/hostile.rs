@@ -215,7 +215,7 @@ fn rejects_false_shapes_and_offsets() {
     assert!(error.contains("the offset of tensor t: 16 is not a multiple of the alignment, 32"), "{error}");
     let error = Raw::file(1, 0).tensor("t", &[33, 2], Q8_0, 0).data(256).error();
     assert!(error.contains("rows of 33 values are not whole blocks of 32 (Q8_0)"), "{error}");
-    // The shape has 64 values, as many as two blocks hold, but its rows of two values are no whole blocks.
+    // The shape has 64 values, as many as two blocks hold, but its rows of two values are not whole blocks.
     Raw::file(1, 0).tensor("t", &[2, 32], Q8_0, 0).data(256).open().unwrap_err();
 }
 

@@ -37,8 +37,8 @@ impl Metadata {
     /// Returns the value of `key`, converted to `T`: `u32`, `u64`, `i32`, `f32`, `bool`, `&str` or [`Array`].
     ///
     /// # Errors
-    /// Fails if the key is missing, if the value has another type or does not fit into `T`, or if the file
-    /// has changed.
+    /// Fails if the key is missing, if the value has a different type or does not fit into `T`, or if the
+    /// file has changed.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, FormatError> {
         self.find(key)?.ok_or_else(|| FormatError::MissingKey {
             file: self.file().to_owned(),
@@ -67,8 +67,8 @@ impl Metadata {
     /// Returns an iterator over the array `key` that converts each element to `T`.
     ///
     /// # Errors
-    /// Fails for the same reasons as [`Metadata::get`]. If an element has another type, the iterator returns
-    /// an error.
+    /// Fails for the same reasons as [`Metadata::get`]. If an element has a different type, the iterator
+    /// returns an error.
     pub fn list<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<List<'a, T>, FormatError> {
         Ok(self.get::<Array<'a>>(key)?.list())
     }

@@ -12,7 +12,8 @@ fn open(bytes: Vec<u8>) -> Result<ModelFile, FormatError> {
     ModelFile::open(vec![source("m.gguf", bytes)])
 }
 
-/// Builds a file with a metadata value of every type and two tensors. The bytes of the tensors count up.
+/// Builds a file with a metadata value of every type and two tensors. The tensor data consists of the bytes
+/// 0, 1, 2 and so on.
 fn every_type(alignment: u32) -> (Writer, Vec<u8>) {
     let mut w = Writer::with_alignment(alignment);
     w.put("u8", 200u8);

@@ -1,4 +1,4 @@
-//! Numbers of the value types and tensor types in GGUF files. Unsupported tensor types have names for error
+//! Type numbers of metadata values and tensors in GGUF files. Also names unsupported tensor types, for error
 //! messages.
 //!
 //! Value types follow the GGUF specification. Tensor types follow ggml's type table.

@@ -149,7 +149,7 @@ pub trait FromValue<'a>: Sized {
     /// Name of the type in error messages.
     const EXPECTED: &'static str;
 
-    /// Converts `value`. Returns `None` if it has another type or does not fit.
+    /// Converts `value`. Returns `None` if it has a different type or does not fit.
     fn from_value(value: Value<'a>) -> Option<Self>;
 }
 

@@ -1,14 +1,14 @@
 //! Writes the header of a GGUF file, for `xtask synth-model` and tests.
 //!
 //! The caller adds all tensors, writes the header, and then writes the tensors' bytes in the same order.
-//! After each tensor, the caller writes zeros up to the alignment ([`Writer::padding`]). The writer checks
+//! After each tensor, the caller pads with zeros to the alignment ([`Writer::padding`]). The writer checks
 //! nothing, because tests write invalid files.
 
 use super::header::DEFAULT_ALIGNMENT;
 use super::types::ValueType;
 use ragtag_kernels::TensorType;
 
-/// Builder for the header of a GGUF file, with metadata and tensor infos.
+/// Builder for the header of a GGUF file, which contains the metadata and the tensor infos.
 #[derive(Clone, Debug)]
 pub struct Writer {
     alignment: u64,
@@ -47,7 +47,7 @@ impl Writer {
         self.metadata_count += 1;
     }
 
-    /// Adds the description of the next tensor, whose data has `bytes` bytes.
+    /// Adds the description of the next tensor, whose data takes `bytes` bytes.
     pub fn tensor(&mut self, name: &str, tensor_type: TensorType, shape: &[u64], bytes: u64) {
         name.write(&mut self.tensors);
         (shape.len() as u32).write(&mut self.tensors);

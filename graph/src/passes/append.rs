@@ -2,7 +2,8 @@
 
 use crate::op::{Heads, Operator, OperatorGraph};
 
-/// Fuses every [`Operator::RopeAppend`] whose only reader is a split attention, if `fuses` accepts its heads.
+/// Fuses every [`Operator::RopeAppend`] whose only reader is a split attention operator, if `fuses` accepts
+/// its heads.
 pub(crate) fn fuse_appends(graph: &mut OperatorGraph, fuses: impl Fn(Heads) -> bool) {
     for append in graph.ordered() {
         let Operator::RopeAppend { heads, rope, .. } = graph.node(append).operator else { continue };

@@ -4,7 +4,7 @@
 use crate::op::{Heads, Node, Operator, OperatorGraph};
 use ragtag_kernels::Activations;
 
-/// Splits the positions of every attention into ranges. `splits` returns the number of ranges.
+/// Splits the positions of every attention operator into ranges. `splits` returns the number of ranges.
 pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();

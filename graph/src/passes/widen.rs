@@ -1,5 +1,5 @@
-//! Inserts nodes that dequantize the quantised weights of products with f16 activations to f16, right before
-//! each product.
+//! For each product with f16 activations, inserts a node that dequantizes the product's quantized weights to
+//! f16. The node comes right before the product.
 
 use crate::op::{Node, Operator, OperatorGraph};
 use crate::stack::Stack;
@@ -8,8 +8,8 @@ use ragtag_kernels::Activations;
 /// Number of the product's input that provides the dequantized weights.
 pub(crate) const WIDENED: u8 = 2;
 
-/// Inserts a widen node before every product with f16 activations and quantised weights. `shape` returns the
-/// number of rows and columns of quantised weights, and `None` for other weights.
+/// Inserts a widen node before every product with f16 activations and quantized weights. `shape` returns the
+/// number of rows and columns of quantized weights, and `None` for other weights.
 pub(crate) fn widen_weights(graph: &mut OperatorGraph, shape: impl Fn(&Stack) -> Option<(u32, u32)>) {
     for product in graph.ordered() {
         let node = graph.node(product).clone();

@@ -226,7 +226,7 @@ fn reads_a_handmade_document() {
         "only the start of a text gets a space"
     );
     assert_eq!(t.decode(&[1, 5, 7 + 0x21]), "a!");
-    // In older files, the normalizer adds the space, and added tokens are searched in the normalised text.
+    // In older files, the normalizer adds the space, and added tokens are matched in the normalised text.
     let mut older = document();
     older["pre_tokenizer"] = Value::Null;
     older["model"]["merges"] = json!(["a b", "▁ a"]);
@@ -472,8 +472,8 @@ fn replacements_lengthen_a_text_at_most_fourfold() {
     assert!(refused("/normalizer", replace(&"a".repeat(9))).contains("much longer texts"));
 }
 
-/// Checks that Ragtag rejects expressions that would expand to gigabytes, and that encoding fails if an
-/// expression takes exponential time.
+/// Checks that Ragtag rejects regular expressions that would expand to gigabytes, and that encoding fails if
+/// matching an expression takes exponential time.
 #[test]
 fn expressions_are_bounded() {
     let split = |regex: String| {
@@ -574,7 +574,8 @@ proptest! {
     fn any_text_survives_a_round_trip(text in any::<String>()) {
         let t = from_json(&document()).unwrap();
         let shown = text.replace('▁', " ");
-        // If a text starts with a space, the library adds no other space, but its decoder still removes one.
+        // If a text starts with a space, the library adds no further space, but its decoder still removes
+        // one.
         let shown = shown.strip_prefix(' ').unwrap_or(&shown);
         prop_assert_eq!(t.decode(&t.encode(&text, false).unwrap()), shown);
     }

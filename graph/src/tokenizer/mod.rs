@@ -1,8 +1,8 @@
 //! Converts text to tokens and back, using the vocabulary from a model's files.
 //!
 //! GGUF files may contain a vocabulary for SentencePiece-style byte-pair encoding with byte fallback
-//! (`tokenizer.ggml.model = llama`) or for byte-level byte-pair encoding (`gpt2`). Directories may contain a
-//! `tokenizer.json` with byte-pair encoding, or a `tokenizer.model`.
+//! (`tokenizer.ggml.model = llama`) or for byte-level byte-pair encoding (`gpt2`). Model directories may
+//! contain a `tokenizer.json` that describes byte-pair encoding, or a `tokenizer.model`.
 //!
 //! Every tokenizer finds special tokens in the text, normalises the text between them, splits it into words,
 //! and merges the pieces of each word. The `tokenizers` crate does the splitting and merging.
@@ -92,8 +92,8 @@ impl Tokenizer {
         directory::open(directory)
     }
 
-    /// Returns the tokens of `text`. If `add_special` is true, adds the begin and end tokens that the model
-    /// expects. Control tokens in `text` are encoded as plain text.
+    /// Returns the tokens of `text`. If `add_special` is true, adds the special tokens that the model expects
+    /// before and after a text. Control tokens in `text` are encoded as plain text.
     ///
     /// # Errors
     /// Fails if the vocabulary cannot represent the text.

@@ -6,7 +6,7 @@
 use super::vocabulary::{self, Token};
 use crate::error::{FormatError, Quoted, TokenizerError};
 
-/// The parsed model. Missing fields have the defaults of `sentencepiece_model.proto`.
+/// The parsed model. Missing fields have the defaults that `sentencepiece_model.proto` defines.
 #[derive(Debug)]
 pub(super) struct ModelProto<'a> {
     pieces: Vec<Piece<'a>>,

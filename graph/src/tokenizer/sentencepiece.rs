@@ -1,5 +1,5 @@
 //! Builds tokenizers with SentencePiece-style vocabularies, from the metadata of a GGUF file or from a
-//! `tokenizer.model`. They use byte-pair encoding by scores, and encode unknown characters as byte tokens.
+//! `tokenizer.model`. These tokenizers merge pieces by score, and encode unknown characters as byte tokens.
 
 use super::merges;
 use super::normaliser::Normaliser;
@@ -75,8 +75,8 @@ pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<Stri
 fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokenizer, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
     let normaliser = Normaliser::visible_spaces(settings.squeeze, settings.add_space_prefix);
-    // Normalisation replaces spaces with `▁` before user-defined tokens are searched. So their texts need the
-    // same replacement.
+    // Normalisation replaces spaces with `▁` before the search for user-defined tokens. So the texts of these
+    // tokens need the same replacement.
     let finder = |kind: Kind, text: &dyn Fn(&str) -> String| {
         let of_kind = (0u32..).zip(tokens).filter(|(_, token)| token.kind == kind);
         let added = of_kind.map(|(id, token)| Added::new(id, text(token.text), kind == Kind::Control));

@@ -23,7 +23,7 @@ impl Added {
     }
 }
 
-/// Part of a text after the search for special tokens.
+/// Part of a text that was split at its special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     /// Text that contains no special token.
@@ -83,7 +83,7 @@ impl Set {
         let mut rest = 0;
         for found in self.matcher.iter().flat_map(|matcher| matcher.find_iter(text)) {
             let Some(token) = self.tokens.get(found.pattern().as_usize()) else { continue };
-            // The previous match may include this whitespace token. Then there is no text before it.
+            // The previous match may include this whitespace token. In that case, there is no text before it.
             let mut before = text.get(rest..found.start()).unwrap_or_default();
             if token.strips_left {
                 before = before.trim_end();
@@ -115,7 +115,7 @@ mod tests {
         let parts = |text| finder.parts(text, true);
         assert_eq!(parts("a <l> b"), [Part::Text("a"), Part::Token(1), Part::Text(" b")]);
         assert_eq!(parts("a <r> b"), [Part::Text("a "), Part::Token(2), Part::Text("b")]);
-        // The match of `<r>` already includes the token of two spaces.
+        // The match of `<r>` already includes the token for two spaces.
         assert_eq!(parts("<r>   b"), [Part::Token(2), Part::Token(3), Part::Text("b")]);
         assert_eq!(parts("<r> <l>"), [Part::Token(2), Part::Token(1)]);
         assert_eq!(parts("<c>"), [Part::Token(4)]);

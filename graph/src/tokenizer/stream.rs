@@ -30,7 +30,7 @@ impl Piece {
 #[derive(Clone, Debug)]
 pub struct TextStream {
     pieces: Arc<[Piece]>,
-    /// Whether to remove the leading space of the next text, because the tokenizer added this space.
+    /// Whether to remove the leading space of the next text. This is the space that the tokenizer added.
     strip_space: bool,
     /// Bytes of a character that is still incomplete.
     pending: Vec<u8>,

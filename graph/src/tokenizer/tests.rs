@@ -1,5 +1,5 @@
-//! Tests with handmade vocabularies. Compares the tokenizer with a simple implementation of SentencePiece's
-//! rules.
+//! Tests with handmade vocabularies. They compare the tokenizer with a simple implementation of
+//! SentencePiece's rules.
 
 use super::vocabulary::SPACE;
 use super::*;
@@ -13,7 +13,7 @@ const CONTROL: i32 = 3;
 const USER: i32 = 4;
 const BYTE: i32 = 6;
 
-/// Builds the metadata of a file from the texts, scores and types of tokens.
+/// Builds GGUF metadata from the texts, scores and types of tokens.
 fn metadata(tokens: &[(String, f32, i32)], more: impl FnOnce(&mut Writer)) -> Metadata {
     let mut w = Writer::new();
     w.put("tokenizer.ggml.model", "llama");
@@ -99,7 +99,8 @@ fn unknown_characters_survive_as_bytes() {
 #[test]
 fn streams_replace_invalid_utf8() {
     let t = tokenizer(&["▁", "a"]);
-    // A letter or the end of the text interrupts a character, or a byte cannot start a character.
+    // Invalid UTF-8: a letter or the end of the text interrupts a character, or a byte cannot start a
+    // character.
     assert_eq!(t.decode(&[3 + 0xE2, 3 + 0x82, FIRST + 1]), "\u{fffd}a");
     assert_eq!(t.decode(&[FIRST + 1, 3 + 0xE2, 3 + 0x82]), "a\u{fffd}");
     assert_eq!(t.decode(&[3 + 0xFF, FIRST + 1]), "\u{fffd}a");

@@ -108,8 +108,8 @@ pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerErr
     Err(TokenizerError::Vocabulary { file: file.to_owned(), cause })
 }
 
-/// Returns the tokens that mark the beginning and the end of a text. Rejects ids that are not below `count`,
-/// the size of the vocabulary. `add_bos` is the default for the key `add_bos_token`.
+/// Returns the tokens that mark the beginning and the end of a text. Rejects ids outside the vocabulary,
+/// whose size is `count`. `add_bos` is the default for the key `add_bos_token`.
 pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Result<Special, TokenizerError> {
     let id = |key: &str| match metadata.find::<u32>(key)? {
         Some(id) if usize::try_from(id).map_or(true, |id| id >= count) => {

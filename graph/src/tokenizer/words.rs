@@ -12,7 +12,7 @@ use tokenizers::{
     Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
-/// Cuts that are applied in order. They are shared, because cloning a cut would compile its regular
+/// Cuts that are applied in order. The slice is shared, because cloning a cut would compile its regular
 /// expression again.
 pub(super) type Cuts = Arc<[Cut]>;
 

@@ -1,5 +1,5 @@
-//! Describes a device for the planner, with measured, reported or assumed values. Knows nothing about plans
-//! or backends.
+//! Describes a device for the planner. Its values are measured, reported or assumed. This module knows
+//! nothing about plans or backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::profile::Profile;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 pub struct DeviceFacts {
     /// Device label, for example `cpu:0`.
     pub label: String,
-    /// Device memory that stages may use, in bytes. Devices that share memory (two CPU devices of one host)
-    /// each get a part of it, because the planner checks every device separately.
+    /// Device memory that stages may use, in bytes. Devices that share memory (such as two CPU devices of one
+    /// host) each get a part of it, because the planner checks every device separately.
     pub memory_bytes: u64,
     /// Source of [`DeviceFacts::memory_bytes`].
     pub memory_source: FigureSource,
@@ -28,14 +28,14 @@ pub struct DeviceFacts {
     pub launch_us: Figure,
     /// Overhead of one micro-batch on a stage, independent of the number of segments.
     pub stage_us: Figure,
-    /// Extra latency of a lone micro-batch on a stage, because host threads must wake up and the device
-    /// starts idle. It delays that micro-batch, but keeps no resource busy.
+    /// Extra latency of a stage if its micro-batch is alone in the pipeline: host threads must wake up, and
+    /// the device starts from idle. Delays the micro-batch, but keeps no resource busy.
     pub hand_over_us: Figure,
     /// Time of the smallest copy between the device and host memory.
     pub host_latency_us: Figure,
     /// Rate of large copies between the device and host memory.
     pub host_bandwidth_bytes_per_s: Figure,
-    /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantised weights.
+    /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantized weights.
     /// Such products need more scratch memory.
     pub f16_products: bool,
     /// Maximum sizes of the device's buffers.
@@ -109,8 +109,8 @@ impl DeviceFacts {
         }
     }
 
-    /// Returns the name of the first field with an impossible value. A rate must be finite and at least 1 per
-    /// second. An overhead must be 0 to 1000 seconds.
+    /// Returns the name of the first field that has an invalid value. A rate must be finite and at least 1
+    /// per second. An overhead must be 0 to 1000 seconds.
     pub fn nonsense(&self) -> Option<&'static str> {
         let rates = [
             ("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value),
@@ -140,7 +140,8 @@ impl DeviceFacts {
         if let Some(roofline) = &profile.roofline {
             let fitted = |value| figure(value, FigureSource::Fitted);
             self.bandwidth_bytes_per_s = fitted(roofline.bandwidth_bytes_per_s);
-            // The shortest measured time includes the segment's work, so it may far exceed a launch.
+            // The shortest measured time includes the segment's work, so it may far exceed the launch
+            // overhead.
             self.launch_us = fitted(roofline.launch_us.min(self.launch_us.value));
             match profile.identity.activations {
                 Activations::F32 => self.exact_flops_per_s = fitted(roofline.flops_per_s),
@@ -157,8 +158,8 @@ impl DeviceFacts {
     }
 
     /// Returns the latency of the token return if this device runs the last stage. This is the time from the
-    /// end of the last stage to the start of the same sequences' next step on the first stage. It includes
-    /// sampling, and copying `rows` rows of logits (`logit_row_bytes` bytes each) to the host.
+    /// end of the last stage to the start of the next step of the same sequences on the first stage. It
+    /// includes sampling, and copying `rows` rows of logits (`logit_row_bytes` bytes each) to the host.
     pub fn token_return(&self, rows: u32, logit_row_bytes: u64) -> Figure {
         if let Some(profile) = &self.profile {
             let measured = &profile.token_return;

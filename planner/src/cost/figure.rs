@@ -1,4 +1,4 @@
-//! Numbers that carry their source. Knows nothing about the meaning of the numbers.
+//! Numbers that carry their source. This module knows nothing about the meaning of the numbers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,7 @@ pub enum FigureSource {
 }
 
 impl FigureSource {
-    /// Returns the less trustworthy of two sources. It is the source of a value that is computed from two
-    /// values.
+    /// Returns the less trustworthy of two sources. A value that is computed from two values has this source.
     pub fn weaker(self, other: Self) -> Self {
         let trust = |source| match source {
             FigureSource::Assumed => 0,
@@ -51,7 +50,7 @@ impl fmt::Display for FigureSource {
     }
 }
 
-/// A value with its source. The field that contains it states the unit.
+/// A value and its source. The name of the field that contains the value states the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
@@ -68,7 +67,7 @@ impl Figure {
     }
 }
 
-// These bounds keep every sum and product of the model finite.
+// These bounds keep every sum and product in the cost model finite.
 
 /// Returns whether `value` is a valid rate: finite and at least 1 per second.
 pub(crate) fn is_rate(value: f64) -> bool {

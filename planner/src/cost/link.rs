@@ -1,4 +1,4 @@
-//! Describes the links between devices for the planner. Knows nothing about plans or backends.
+//! Describes the links between devices for the planner. This module knows nothing about plans or backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use ragtag_transfer::{Route, Routes};
@@ -44,13 +44,13 @@ impl LinkFacts {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// Returns whether a measurement can have produced this link. A latency of 0 is implausible, because even
-    /// an empty transfer takes time.
+    /// Returns whether a measurement could have produced this link. A latency of 0 is implausible, because
+    /// even an empty transfer takes time.
     pub fn is_plausible(&self) -> bool {
         self.latency_us.value > 0.0 && self.nonsense().is_none()
     }
 
-    /// Returns the name of the first field with an impossible value. The ranges are those of
+    /// Returns the name of the first field that has an invalid value. The ranges are those of
     /// [`DeviceFacts::nonsense`](crate::DeviceFacts::nonsense).
     pub fn nonsense(&self) -> Option<&'static str> {
         if !is_overhead_us(self.latency_us.value) {
@@ -63,12 +63,13 @@ impl LinkFacts {
     }
 }
 
-/// Maximum rate that the fit returns, in bytes per second. It is the result if larger copies take no longer.
+/// Maximum rate that the fit returns, in bytes per second. The fit returns it if larger copies take no longer
+/// than smaller ones.
 const MAX_RATE: f64 = 1e13;
 
 /// Fits a latency (in microseconds) and a rate (in bytes per second) to measured copies. Each sample is a
-/// pair of bytes and microseconds. Minimises the squared relative errors, so that small and large copies have
-/// equal weight.
+/// pair of bytes and microseconds. Minimises the sum of squared relative errors, so that small and large
+/// copies have equal weight.
 pub fn fit_copies(samples: &[(u64, f64)]) -> (f64, f64) {
     // Minimise Σ ((latency + bytes × slope − us) / us)².
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
@@ -98,7 +99,7 @@ pub struct SharedLink {
     pub name: String,
     /// Links that use the resource, as pairs of source and destination.
     pub users: Vec<(String, String)>,
-    /// Rate that all users reach together.
+    /// Combined rate of all users.
     pub bandwidth_bytes_per_s: Figure,
 }
 

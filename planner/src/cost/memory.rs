@@ -1,7 +1,7 @@
-//! Computes the memory that a stage needs. Each buffer counts as the full size of its size class
-//! ([`class_bytes`]), as devices allocate it.
+//! Computes the memory that a stage needs. Rounds the size of each buffer up to its size class
+//! ([`class_bytes`]), as devices do when they allocate it.
 //!
-//! Knows nothing about times.
+//! This module knows nothing about times.
 
 use super::{BufferLimits, DeviceFacts};
 use crate::plan::StageMemory;
@@ -44,19 +44,19 @@ impl StageCapacity {
         class_bytes(self.kv_buffer_bytes(bytes_per_position)).saturating_mul(2)
     }
 
-    /// Returns the bytes of the key buffer, which equal those of the value buffer, before rounding up to a
-    /// size class.
+    /// Returns the size of the key buffer in bytes, before rounding up to a size class. The value buffer has
+    /// the same size.
     fn kv_buffer_bytes(&self, bytes_per_position: u64) -> u64 {
         let positions = (self.blocks() * BLOCK_TOKENS as u64).saturating_mul(u64::from(self.sequences));
         bytes_per_position.div_ceil(2).saturating_mul(positions)
     }
 
-    /// Returns the maximum bytes of the logits of a micro-batch.
+    /// Returns the maximum size of a micro-batch's logits, in bytes.
     pub fn logits_bytes(&self) -> u64 {
         u64::from(self.logit_rows).saturating_mul(self.logit_row_bytes)
     }
 
-    /// Returns the maximum bytes of the parameters of a micro-batch.
+    /// Returns the maximum size of a micro-batch's parameters, in bytes.
     pub fn params_bytes(&self) -> u64 {
         let params = ParamsShape {
             rows: self.rows,
@@ -91,8 +91,8 @@ pub struct LargeBuffer {
     pub limit: u64,
 }
 
-/// Memory that the earlier stages of a device hold. Later stages of the device use the same tensors and the
-/// same scratch memory.
+/// Memory that the earlier stages of a device hold. Later stages of the device reuse the scratch memory and
+/// any tensors that they have in common with earlier stages.
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     /// Ids of the held tensors.
@@ -101,7 +101,7 @@ pub struct Held {
     total: u64,
 }
 
-/// Memory of every contiguous run of segments, computed once for many queries.
+/// Memory needs of every contiguous run of segments, computed once for many queries.
 #[derive(Clone, Debug)]
 pub struct RunSizes {
     segments: usize,
@@ -109,18 +109,18 @@ pub struct RunSizes {
     tensors_of: Vec<Vec<(usize, u64)>>,
     /// Bytes of the distinct tensors of the run `first ..= last`, at `first * segments + last`.
     weights: Vec<u64>,
-    /// Scratch bytes, with the same index as `weights`.
+    /// Scratch bytes, indexed like `weights`.
     scratch: Vec<u64>,
-    /// Scratch bytes on devices with f16 products, with the same index as `weights`.
+    /// Scratch bytes on devices with f16 products, indexed like `weights`.
     wide_scratch: Vec<u64>,
-    /// Bytes of the largest tensor of a micro-batch, with the same index as `weights`.
+    /// Bytes of the largest tensor of a micro-batch, indexed like `weights`.
     tensors: Vec<u64>,
     /// For each KV size per position: at index `i`, the number of segments in `0 .. i` with that size.
     kv_before: Vec<(u64, Vec<u64>)>,
 }
 
 impl RunSizes {
-    /// Computes the memory of all runs of `segments`.
+    /// Computes the memory needs of all runs of `segments`.
     pub fn new(segments: &[Segment]) -> Self {
         let n = segments.len();
         let mut ids = HashMap::new();
@@ -202,7 +202,7 @@ impl RunSizes {
     }
 
     /// Returns the memory that a stage needs in addition to the earlier stages of its device, and adds it to
-    /// `held`. The stages of a device share equal tensors and scratch memory.
+    /// `held`. The stages of a device share identical tensors and the scratch memory.
     pub fn stage_beside(
         &self,
         held: &mut Held,

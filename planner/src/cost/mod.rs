@@ -1,11 +1,11 @@
 //! The cost model: segment times, transfer times and stage memory, computed from descriptions of devices and
 //! links.
 //!
-//! Every value has a source. The values of [`DeviceFacts::assumed`] give only the order of magnitude for a
-//! kind of device. They suffice to balance stages on equal devices and to prefer a GPU to a CPU. The measured
-//! times of a [`Profile`] replace them.
+//! Every value has a source. The values of [`DeviceFacts::assumed`] are only order-of-magnitude estimates for
+//! a kind of device. They suffice to balance stages on equal devices and to prefer a GPU to a CPU. The
+//! measured times of a [`Profile`] replace them.
 //!
-//! Knows nothing about the search or backends.
+//! This module knows nothing about the search or backends.
 
 mod device;
 mod figure;

@@ -5,8 +5,8 @@
 //! positions. For segment kinds without measurements, the planner uses the roofline fitted to the other
 //! kinds.
 //!
-//! Knows nothing about measuring or storing profiles. A profile is plain data: JSON with its own format
-//! version.
+//! This module knows nothing about measuring or storing profiles. A profile is plain data, serialised as JSON
+//! with its own format version.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::time::BatchShape;
@@ -27,13 +27,13 @@ pub struct Profile {
     pub identity: ProfileIdentity,
     /// Time of the measurement, in seconds since 1970.
     pub measured_unix_s: u64,
-    /// Largest sizes requested for the calibration. On a slow device, the calibration skips the largest of
-    /// them.
+    /// Largest sizes that the calibration was asked to measure. On a slow device, it skips the largest ones.
     pub timed_for: TimedFor,
-    /// Overhead of a micro-batch on a stage, in microseconds. It does not depend on the stage's number of
-    /// segments.
+    /// Fixed overhead per micro-batch and stage, in microseconds. Does not depend on the number of segments
+    /// in the stage.
     pub stage_us: f64,
-    /// Extra latency of a lone micro-batch on a stage, in microseconds. 0 if not measured.
+    /// Extra latency of a stage if its micro-batch is alone in the pipeline, in microseconds. 0 if not
+    /// measured.
     pub hand_over_us: f64,
     /// Time of the smallest copy from the device to host memory, in microseconds.
     pub host_latency_us: f64,
@@ -91,8 +91,8 @@ impl TimedFor {
     }
 }
 
-/// Latency of the token return: the time from the end of the last stage to the start of the same sequences'
-/// next step. It includes copying logits to the host, sampling, and forming a micro-batch.
+/// Latency of the token return: the time from the end of the last stage to the start of the next step of the
+/// same sequences. It includes copying logits to the host, sampling, and forming a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenReturn {
@@ -102,7 +102,7 @@ pub struct TokenReturn {
     pub row_us: f64,
 }
 
-/// Highest measured rates and shortest measured time. Together they give a lower bound of the time of every
+/// Highest measured rates and shortest measured time. Together, they give a lower bound on the time of every
 /// segment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -186,7 +186,7 @@ pub enum InvalidProfile {
     /// The input is not JSON, or has missing or unknown fields.
     #[error("not a profile: {0}")]
     Json(#[from] serde_json::Error),
-    /// The profile has another format version.
+    /// The profile has a different format version.
     #[error("the profile has version {found}, but this build reads version {PROFILE_VERSION}")]
     Version {
         /// Version of the profile.
@@ -219,7 +219,7 @@ impl SegmentKey {
         self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0
     }
 
-    /// Returns the point whose time applies if this kind of segment runs for `batch`.
+    /// Returns the point at which to look up this kind of segment's time for `batch`.
     pub fn point(&self, batch: &BatchShape) -> TimePoint {
         let rows = batch.rows_for(self.kind);
         match self.attends() {
@@ -228,7 +228,7 @@ impl SegmentKey {
         }
     }
 
-    /// Returns the memory traffic and the operations of a segment of this kind at the point `at`.
+    /// Returns the memory traffic and the operation count of a segment of this kind at the point `at`.
     pub fn work(&self, at: &TimePoint) -> SegmentWork {
         let rows = f64::from(at.rows);
         // All rows of a sequence in a micro-batch share one read of the sequence's keys and values.
@@ -246,8 +246,8 @@ impl TimePoint {
         self.sequences >= self.rows
     }
 
-    /// Returns whether the point lies on the decode curve (if `decodes` is set) or on the prefill curve
-    /// (otherwise). A point with a single row lies on both curves.
+    /// If `decodes` is set, returns whether the point lies on the decode curve. Otherwise, returns whether it
+    /// lies on the prefill curve. A point with a single row lies on both curves.
     fn is_like(&self, decodes: bool) -> bool {
         self.rows == 1 || self.decodes() == decodes
     }
@@ -317,15 +317,15 @@ impl KindProfile {
             (Some(a), Some(b)) => (a, slope(a, b)),
             (one, None) | (None, one) => (one?, self.slope_of_others(decodes, rows)),
         };
-        // Clamp an extrapolated slope at 0: more positions never take less time, and noise would be
-        // amplified.
+        // Clamp an extrapolated slope at 0: more positions never take less time, and extrapolation amplifies
+        // noise.
         let slope = if outside { slope.max(0.0) } else { slope };
         Some(((a.median_us + slope * (positions - a.at.positions)).max(0.0), false))
     }
 
-    /// Estimates the time per position, in microseconds, for a row count that was measured at only one number
-    /// of positions. Uses the time per row and position of the nearest row count that was measured at two
-    /// numbers of positions.
+    /// Estimates the time per position, in microseconds, for a row count that was measured at only one
+    /// position count. Uses the time per row and position of the nearest row count that was measured at two
+    /// or more position counts.
     fn slope_of_others(&self, decodes: bool, rows: u32) -> f64 {
         let line = || self.samples.iter().filter(|s| s.at.is_like(decodes));
         let pairs = line().zip(line().skip(1)).filter(|(a, b)| a.at.rows == b.at.rows);
@@ -383,8 +383,8 @@ impl Profile {
         kind.samples.iter().find(|sample| sample.at == *at)
     }
 
-    /// Adds the points of another profile with the same identity, and fits the roofline again. The result has
-    /// the measurement time of the older profile.
+    /// Adds the points of another profile with the same identity, and fits the roofline again. The merged
+    /// profile keeps the older of the two measurement times.
     pub fn merge(&mut self, other: &Profile) {
         self.measured_unix_s = self.measured_unix_s.min(other.measured_unix_s);
         self.timed_for = TimedFor {
@@ -439,7 +439,8 @@ impl Profile {
     /// # Errors
     /// Returns [`InvalidProfile`] if `json` is not a valid profile.
     pub fn from_json(json: &str) -> Result<Self, InvalidProfile> {
-        /// The format version of a profile. It is read first, because a newer profile may have other fields.
+        /// Format version of a profile. It is parsed first, because a newer profile may have different
+        /// fields.
         #[derive(Deserialize)]
         struct Version {
             ragtag_profile: u32,
@@ -455,7 +456,7 @@ impl Profile {
         }
     }
 
-    /// Returns the path of the first impossible value, if any.
+    /// Returns the path of the first field that has an invalid value, if any.
     fn nonsense(&self) -> Option<String> {
         let mut overheads = vec![
             ("stage_us".to_owned(), self.stage_us),

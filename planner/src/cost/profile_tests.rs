@@ -115,14 +115,15 @@ fn times_are_interpolated_and_extrapolated_linearly() {
     assert_eq!(block(&decode(1, 22.0)), fitted(99.0));
     // Decode is extrapolated with 20 µs per row, the slope between one row and four.
     assert_eq!(block(&decode(8, 32.0)), fitted(240.0));
-    // 128 rows were measured at one position only. They take twice as long per position as 64 rows.
+    // 128 rows were measured at only one position count. They take twice as long per position as 64 rows.
     let slope_us = 2.0 * 1200.0 / (512.0 - 32.5);
     let time = block(&chunk(128, 900.0));
     assert!((time.value - (1700.0 + slope_us * (900.0 - 64.5))).abs() < 1e-6, "{time:?}");
     let alone = KindProfile::new((&segment(SegmentKind::Block)).into(), vec![sample(64, 1, 32.5, 900.0)]);
     let far = TimePoint { rows: 64, sequences: 1, positions: 800.0 };
     assert_eq!(alone.time(&far), Some(fitted(900.0)), "nothing tells what positions take");
-    // Only single sequences were measured. Several sequences take as long as a prefill chunk.
+    // Only single sequences were measured, so several sequences are assumed to take as long as a prefill
+    // chunk.
     let samples = vec![sample(1, 1, 32.5, 100.0), sample(64, 1, 32.5, 900.0)];
     let one = KindProfile::new((&segment(SegmentKind::Block)).into(), samples);
     let many = TimePoint { rows: 64, sequences: 64, positions: 32.5 };
@@ -145,7 +146,7 @@ fn unmeasured_segments_use_the_fitted_or_assumed_roofline() {
     let moving_us = 1_000_100.0 / roofline.bandwidth_bytes_per_s * 1e6;
     let computing_us = 2e6 / roofline.flops_per_s * 1e6;
     assert_eq!(time, fitted(roofline.launch_us + moving_us.max(computing_us)));
-    // The operation rate of another activation type was not measured.
+    // The operation rate of the other activation type was not measured.
     let many = segment_time(&head, &device(), Activations::F32, &decode(100, 0.0));
     assert_eq!(many.source, FigureSource::Assumed);
     assert_eq!(segment_time(&head, &device(), Activations::Int8, &chunk(4, 0.0)), measured(0.0));

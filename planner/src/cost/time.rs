@@ -1,7 +1,7 @@
 //! Computes the time of a segment on a device. The time comes from the device's profile. Without a profile,
 //! it is the launch overhead plus the larger of bytes moved ÷ bandwidth and operations ÷ rate.
 //!
-//! Knows nothing about plans.
+//! This module knows nothing about plans.
 
 use super::DeviceFacts;
 use super::figure::{Figure, FigureSource};
@@ -46,8 +46,8 @@ pub fn segment_time_us(
     segment_time(segment, device, activations, batch).value
 }
 
-/// Returns the time of a segment for a micro-batch, with the source of the value. Uses the device's profile
-/// if it covers the segment, and otherwise the roofline that the device's rates define.
+/// Returns the time of a segment for a micro-batch, and the source of the value. Uses the device's profile if
+/// it covers the segment, and otherwise the roofline that the device's rates define.
 pub fn segment_time(
     segment: &Segment,
     device: &DeviceFacts,
@@ -57,7 +57,7 @@ pub fn segment_time(
     kind_time(&SegmentKey::from(segment), device, activations, batch)
 }
 
-/// Returns the time of a segment with the properties `key`, with the source of the value.
+/// Returns the time of a segment that has the properties `key`, and the source of the value.
 pub fn kind_time(
     key: &SegmentKey,
     device: &DeviceFacts,

@@ -1,5 +1,5 @@
 //! Computes the time for converting activations to and from the wire type. The link's time covers the
-//! transfer itself. Knows nothing about plans.
+//! transfer itself. This module knows nothing about plans.
 
 use super::DeviceFacts;
 use ragtag_graph::WireType;

@@ -1,7 +1,7 @@
 //! The card library: datasheet values of real devices with their sources, and the fractions of these values
 //! that Ragtag's kernels reach.
 //!
-//! The data is in `cards.json`. Knows nothing about fleets.
+//! The data is in `cards.json`. This module knows nothing about fleets.
 
 use ragtag_hal::AdapterKind;
 use schemars::JsonSchema;
@@ -19,7 +19,7 @@ pub struct Card {
     pub title: String,
     /// Kind of hardware.
     pub kind: AdapterKind,
-    /// API that runs the card's kernels. It selects the entry of [`reached`].
+    /// API that runs the card's kernels. It selects the entry in [`reached`].
     pub through: String,
     /// Memory in GiB.
     pub memory_gib: f64,
@@ -145,7 +145,7 @@ pub fn card_named(name: &str, memory_bytes: u64) -> Option<&'static Card> {
 fn title_words(card: &Card) -> Vec<String> {
     let title = card.title.split(" with ").next().unwrap_or_default();
     let mut words = model_words(title.split(", ").next().unwrap_or_default());
-    // Drivers name the form factor only of the other variants of such cards.
+    // Drivers name the form factor only for the other variants of these cards.
     words.retain(|word| word != "sxm");
     words
 }

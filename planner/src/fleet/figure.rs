@@ -1,6 +1,6 @@
 //! Values in a fleet file, with or without a source, and their valid ranges.
 //!
-//! Knows nothing about devices or links.
+//! This module knows nothing about devices or links.
 
 use super::InvalidFleet;
 use crate::cost::{Figure, FigureSource};
@@ -82,8 +82,8 @@ impl schemars::JsonSchema for FleetFigure {
 pub(super) struct Bounds {
     least: f64,
     most: f64,
-    /// Hints about likely unit mistakes. Each hint applies to values that are at least the number in front of
-    /// it. The largest number is first.
+    /// Hints about likely unit mistakes, as (threshold, hint). A hint applies to values at or above its
+    /// threshold. The largest threshold comes first.
     slips: &'static [(f64, &'static str)],
 }
 
@@ -93,7 +93,7 @@ pub(super) const MEMORY_GIB: Bounds = Bounds {
     most: 65_536.0,
     slips: &[(6.7e7, "that looks like bytes (memory_bytes)"), (65_536.0, "that looks like MiB")],
 };
-/// Range of memory sizes in bytes. It is the same as [`MEMORY_GIB`].
+/// Range of memory sizes in bytes: the same range as [`MEMORY_GIB`].
 pub(super) const MEMORY_BYTES: Bounds = Bounds {
     least: 67_108_864.0,
     most: 70_368_744_177_664.0,

@@ -1,13 +1,13 @@
 //! Fleets: descriptions of hypothetical devices and links, read from a file or from one line of text.
 //!
 //! [`Fleet`] is the file format. [`Fleet::facts`] validates a fleet and converts it to the planner's input. A
-//! device is described by its own values, by a card of the library ([`cards`]), or by reference to another
+//! device is described by its own values, by a card from the library ([`cards`]), or by reference to another
 //! device of the fleet. The device's own values take precedence.
 //!
 //! A datasheet value is a theoretical peak. [`Fleet::facts`] scales it by the fraction that Ragtag's kernels
 //! reached in measurements ([`Reached`]). All other values are used unchanged.
 //!
-//! Knows nothing about the search, and opens no file.
+//! This module knows nothing about the search, and opens no file.
 
 mod cards;
 mod figure;
@@ -41,7 +41,8 @@ pub struct Fleet {
     /// Format version: 1.
     #[schemars(extend("const" = FLEET_VERSION))]
     pub ragtag_fleet: u32,
-    /// The devices, in the preferred order of the pipeline. A fleet has 1 to 64 devices, counts included.
+    /// The devices, in the preferred order of the pipeline. A fleet has 1 to 64 devices; an entry with a
+    /// `count` adds that many.
     #[schemars(length(min = 1, max = MOST_DEVICES))]
     pub devices: Vec<FleetDevice>,
     /// Known links. All other pairs of devices are linked through the host. The rate of such a link is the
@@ -132,7 +133,7 @@ pub struct FleetSharedLink {
     #[serde(deserialize_with = "pairs")]
     #[schemars(length(min = 1))]
     pub users: Vec<(String, String)>,
-    /// Rate that all users reach together, in units of 10⁹ bytes per second.
+    /// Combined rate of all users, in units of 10⁹ bytes per second.
     pub bandwidth_gb_per_s: FleetFigure,
 }
 
@@ -167,7 +168,7 @@ pub enum InvalidFleet {
         /// JSON path, parser message, line and column.
         cause: String,
     },
-    /// The fleet has another format version.
+    /// The fleet has a different format version.
     #[error("the fleet has version {found}, but this build reads version {FLEET_VERSION}")]
     Version {
         /// Version of the fleet.
@@ -193,7 +194,7 @@ impl Fleet {
     /// Parses and validates a fleet.
     ///
     /// # Errors
-    /// [`InvalidFleet`] with the first problem found and its path in the file.
+    /// Returns [`InvalidFleet`] with the first problem found and its path in the file.
     pub fn from_json(text: &str) -> Result<Self, InvalidFleet> {
         // Check the version first. A later format may have fields that this build does not know.
         #[derive(Deserialize)]
@@ -213,7 +214,8 @@ impl Fleet {
     /// Parses the one-line form of a fleet, such as `2x-arc-a770+rx7900xtx`.
     ///
     /// # Errors
-    /// [`InvalidFleet::Wrong`] names the invalid part. For an unknown card it lists the most similar names.
+    /// Returns [`InvalidFleet::Wrong`], which names the invalid part. For an unknown card, it lists the most
+    /// similar names.
     pub fn from_line(line: &str) -> Result<Self, InvalidFleet> {
         let fleet = spec::parse(line)?;
         fleet.facts()?;
@@ -223,7 +225,7 @@ impl Fleet {
     /// Returns the devices and links of the fleet in the form that the planner needs.
     ///
     /// # Errors
-    /// [`InvalidFleet::Wrong`] with the path of the first invalid value, label or link.
+    /// Returns [`InvalidFleet::Wrong`] with the path of the first invalid value, label or link.
     pub fn facts(&self) -> Result<(Vec<DeviceFacts>, Links), InvalidFleet> {
         resolve::facts(self)
     }

@@ -1,7 +1,7 @@
 //! Converts a fleet to the planner's input. Looks up cards and references, scales datasheet values to the
 //! rates that kernels reach, and reports every error with its path.
 //!
-//! Knows nothing about JSON.
+//! This module knows nothing about JSON.
 
 use super::figure::{Bounds, GB_PER_S, MEMORY_BYTES, MEMORY_GIB, MICROSECONDS, T_PER_S};
 use super::{
@@ -135,7 +135,7 @@ fn with_peaks(facts: DeviceFacts, mut known: Known, api: &str) -> DeviceFacts {
     }
 }
 
-/// Returns the label of each device, with the index of its entry in the file.
+/// Returns the label of each device, and the index of its entry in the file.
 fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     if devices.is_empty() {
         return Err(InvalidFleet::wrong("devices", "is empty; a fleet has at least one device"));
@@ -422,8 +422,8 @@ fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
     Ok(Links { known, shared, ..Links::default() })
 }
 
-/// Returns the links that the file lists, indexed by source and destination. Each link comes with its index
-/// in the file.
+/// Returns the links that the file lists, indexed by source and destination. Each link is paired with its
+/// index in the file.
 fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize), (usize, LinkFacts)>> {
     let mut given: HashMap<_, (usize, LinkFacts)> = HashMap::new();
     for (at, link) in fleet.links.iter().enumerate() {
@@ -480,8 +480,8 @@ fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> 
     Ok(SharedLink { name: quoted(&link.name), users: link.users.clone(), bandwidth_bytes_per_s })
 }
 
-/// Returns the link between two devices through host memory. While ring chunks leave one device, others enter
-/// the other device, so the slower device determines the rate.
+/// Returns the link between two devices through host memory. The copy out of one device overlaps the copy
+/// into the other, so the slower device determines the rate.
 fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
     let slower =
         if from.host_bandwidth_bytes_per_s.value <= to.host_bandwidth_bytes_per_s.value { from } else { to };

@@ -1,4 +1,4 @@
-//! Parses the one-line form of fleets: `2x-arc-a770+rx7900xtx`. Knows nothing about values.
+//! Parses the one-line form of fleets: `2x-arc-a770+rx7900xtx`. This module knows nothing about values.
 
 use super::{FLEET_VERSION, Fleet, FleetDevice, InvalidFleet, MOST_DEVICES, card};
 use crate::json::quoted;

@@ -117,7 +117,7 @@ fn impossible_values_are_named_with_their_path() {
         );
         fails(&fleet(&format!("{SMALL}, {device}"), "")).replace("devices[1].", "")
     };
-    // A duplicate field is an error of its own, so each case changes another field.
+    // A duplicate field is an error of its own, so each case changes a different field.
     assert_eq!(with(r#""int8_top_per_s": -5"#), "int8_top_per_s: is -5, must be at least 0.0001");
     assert_eq!(with(r#""launch_us": -0.5"#), "launch_us: is -0.5, must be at least 0");
     assert_eq!(with(r#""stage_us": 1e300"#), "stage_us: is 1e300, must be at most 1000000");

@@ -1,13 +1,13 @@
 //! A deserializer that accepts only JSON objects for structs. Other deserializers also accept an array of
 //! field values, which bypasses the check for unknown fields.
 //!
-//! Knows nothing about the structs.
+//! This module knows nothing about the structs.
 
 use serde::de::{DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
 use serde::forward_to_deserialize_any;
 use std::fmt;
 
-/// Wrapper of a JSON deserializer or of one of its parts. It also wraps every deserializer and visitor that
+/// Wrapper around a JSON deserializer or one of its parts. It also wraps every deserializer and visitor that
 /// it passes on.
 pub(super) struct Objects<T>(pub(super) T);
 

@@ -1,8 +1,8 @@
 //! Prefill chunk sizes: the maximum number of rows in a micro-batch that contains prompt rows.
 //!
-//! A long chunk uses the arithmetic units better. A short chunk fills the pipeline sooner and delays
-//! generating sequences less. Stages compile programs for all sizes, so the size can change from one
-//! micro-batch to the next.
+//! A long chunk uses the arithmetic units better. A short chunk fills the pipeline sooner, and causes shorter
+//! delays for sequences that are generating. Stages compile programs for all sizes, so the size can change
+//! from one micro-batch to the next.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chunks {
-    /// Chunks, ordered by the total length of the entering prompts. The first chunk applies from 0 tokens on.
+    /// Chunks, ordered by the total length of the prompts in prefill. The first applies from 0 tokens on.
     pub by_prompt: Vec<PromptChunk>,
     /// Longest chunk while other sequences generate, in rows. It limits the delay of their next tokens.
     pub beside_decode: u32,
@@ -22,7 +22,7 @@ pub struct Chunks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromptChunk {
-    /// Minimum total length of all entering prompts for which this chunk is used, in tokens.
+    /// Minimum total length of all prompts in prefill for which this chunk is used, in tokens.
     pub from_tokens: u32,
     /// Maximum number of rows in a micro-batch.
     pub rows: u32,
@@ -48,7 +48,7 @@ impl Chunks {
         Self { by_prompt: vec![PromptChunk { from_tokens: 0, rows }], beside_decode: rows }
     }
 
-    /// Returns the number of chunk rows if the entering prompts have `prompt_tokens` tokens in total.
+    /// Returns the number of chunk rows if the prompts in prefill have `prompt_tokens` tokens in total.
     /// `generating` says whether other sequences are generating tokens.
     pub fn rows(&self, prompt_tokens: u64, generating: bool) -> u32 {
         let starts = |chunk: &&PromptChunk| u64::from(chunk.from_tokens) <= prompt_tokens;
@@ -66,7 +66,7 @@ impl Chunks {
         self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)
     }
 
-    /// Returns the prompt length, in tokens, at and above which every prompt gets the same chunk.
+    /// Returns the prompt length, in tokens, from which on all prompts get the same chunk.
     pub fn last_from_tokens(&self) -> u64 {
         self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
     }
@@ -74,7 +74,7 @@ impl Chunks {
     /// Checks the list of chunks.
     ///
     /// # Errors
-    /// [`InvalidChunks`] for the first problem found.
+    /// Returns [`InvalidChunks`] for the first problem found.
     pub fn check(&self) -> Result<(), InvalidChunks> {
         if self.by_prompt.first().is_none_or(|chunk| chunk.from_tokens != 0) {
             return Err(InvalidChunks::First);

@@ -3,7 +3,7 @@
 //! A rule places segments on the devices in their given order and skips excluded devices. A rule has no
 //! baseline if its placement does not fit or violates another constraint.
 //!
-//! Knows nothing about the search.
+//! This module knows nothing about the search.
 
 use super::PlannerInput;
 use super::problem::Run;

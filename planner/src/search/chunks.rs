@@ -1,7 +1,7 @@
-//! Chooses the prefill chunks of a plan: the fastest chunk for each prompt length, and, while other sequences
-//! generate, the longest chunk that delays them by at most [`MOST_DELAY_US`].
+//! Chooses the prefill chunks of a plan. Each prompt length gets the fastest chunk. While other sequences
+//! generate, prompts get the longest chunk that delays those sequences by at most [`MOST_DELAY_US`].
 //!
-//! Knows nothing about the search.
+//! This module knows nothing about the search.
 
 use super::PlannerInput;
 use super::grid::{Choice, Grid};
@@ -9,7 +9,8 @@ use super::workload_times::Point;
 use crate::objective::Workload;
 use crate::plan::{Chunks, PromptChunk};
 
-/// Shortest prompt that is evaluated, in tokens. Each further prompt is twice as long, up to the context.
+/// Shortest prompt that is evaluated, in tokens. Each further prompt is twice as long as the one before, up
+/// to the context.
 const SHORTEST: u32 = 64;
 /// Maximum relative difference between times that count as equal. Short calibrations have errors of about
 /// this size.
@@ -19,12 +20,12 @@ const SAME: f64 = 0.04;
 const MOST_DELAY_US: f64 = 100e3;
 
 /// Returns chunks that do not depend on the prompt length. All prompts use the chunk of `choice`. While other
-/// sequences generate, they use the longest chunk that [`MOST_DELAY_US`] allows.
+/// sequences generate, prompts use the longest chunk that [`MOST_DELAY_US`] allows.
 pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
 }
 
-/// Returns, for each prompt length, the fastest chunk with which the placement of `choice` fits.
+/// Returns, for each prompt length, the fastest chunk at which the placement of `choice` fits.
 pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     let points = fitting(grid, choice);
     let mut by_prompt: Vec<PromptChunk> = Vec::new();
@@ -44,8 +45,8 @@ pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     if by_prompt.is_empty() { fixed } else { Chunks { by_prompt, ..fixed } }
 }
 
-/// Returns the points that differ from the point of `choice` only in the chunk and at which its placement
-/// fits. The shortest chunk comes first.
+/// Returns the points that differ from the point of `choice` only in the chunk length and at which its
+/// placement fits. The shortest chunk comes first.
 fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
     // A chunk with fewer rows would change the plan's decode steps.
@@ -82,7 +83,7 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
 }
 
 /// Returns the longest chunk that delays a token by at most [`MOST_DELAY_US`], or the shortest chunk if every
-/// chunk delays it more. The result is at most the chunk of `choice`.
+/// chunk delays it more. The result is never longer than the chunk of `choice`.
 fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     // A decode step waits for the other micro-batches in flight. They leave at the rate of the slowest stage.
     let delay_us = |point: &Point| {

@@ -15,16 +15,16 @@ use rayon::prelude::*;
 
 /// Maximum number of devices for which the planner searches for alternatives.
 const SEARCHED_DEVICES: usize = 12;
-/// Maximum number of devices for which the search for a plan with an unused device considers all other
-/// devices. With more devices, it considers only the unused device and those of the best plan.
+/// The search for a plan that includes an unused device considers all devices if there are at most this many.
+/// Otherwise, it considers only the unused device and those of the best plan.
 const TRIED_WITH_ALL: usize = 8;
-/// Maximum number of kinds of unused devices for which the planner searches for a plan.
+/// Maximum number of groups of interchangeable unused devices for which the planner searches for a plan.
 const LEFT_OUT: usize = 16;
 /// Maximum number of reported alternatives.
 const ALTERNATIVES: usize = 6;
 /// Maximum number of limits for which the planner evaluates a higher value.
 const BINDINGS: usize = 6;
-/// Minimum relative gain from raising a limit for which the plan reports the limit.
+/// The plan reports a limit only if the relative gain from raising it exceeds [`FEWER_DEVICES`] by this much.
 const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
@@ -61,7 +61,7 @@ fn share(value: f64) -> f64 {
 
 fn bottleneck(choice: &Choice) -> Bottleneck {
     let (evaluation, busy_us) = (&choice.evaluation, |times: &Times| choice.workload_times.busy_us(times));
-    // Each device is named by its first stage.
+    // Each device is represented by its first stage.
     let first = |device| choice.runs.iter().position(|run| run.device == device).unwrap_or(0);
     let devices = device_times(&choice.runs, &evaluation.stages).into_iter();
     let stages = devices.map(|(device, times)| (Place::Stage, first(device), busy_us(&times)));
@@ -103,8 +103,8 @@ fn is_used(choice: &Choice, device: usize) -> bool {
     choice.runs.iter().any(|run| run.device == device)
 }
 
-/// Returns the unused devices, each with the best plan that includes the device. Searches once for each kind
-/// of interchangeable devices.
+/// Returns the unused devices, each paired with the best plan that includes the device. Searches once for
+/// each group of interchangeable devices.
 fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     let input = grid.input;
     if input.split.is_some() {
@@ -163,8 +163,8 @@ fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
     choice
 }
 
-/// Returns the alternatives: placements with other numbers of stages, and placements chosen by simple rules.
-/// Lists each placement only once. Also returns a lower bound of the score, if one is known.
+/// Returns the alternatives: placements with a different number of stages, and placements chosen by simple
+/// rules. Lists each placement only once. Also returns a lower bound on the score, if one is known.
 fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Option<f64>) {
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {
@@ -201,7 +201,7 @@ fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
     Baseline::ALL.iter().filter_map(|&rule| Some((grid.baseline(rule)?, rule.to_string()))).collect()
 }
 
-/// Returns the alternatives to a user's split, and a lower bound of the score. Each alternative gets its own
+/// Returns the alternatives to a user's split, and a lower bound on the score. Each alternative gets its own
 /// decode groups and credits, even if the user fixed them.
 fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, Option<f64>) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);

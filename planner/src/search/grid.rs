@@ -13,15 +13,15 @@
 //! score so far.
 //!
 //! With too many different devices ([`WORK`]), solving all points takes too long. The search then solves at
-//! most [`SOLVED`] points, and computes only a lower bound of the score at the other points.
+//! most [`SOLVED`] points, and computes only a lower bound on the score at the other points.
 //!
-//! The number of credits is not an axis of the grid, because it does not change the predicted times. A
-//! placement has one credit more than the larger of its numbers of groups and devices. More credits do not
+//! The number of credits is not an axis of the grid, because it does not change the predicted times. It is
+//! one more than the number of groups or the number of devices, whichever is larger. More credits do not
 //! raise throughput (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests). With
 //! fewer credits, decode steps wait for fewer prefill chunks, but stages may be idle. Only a simulation can
 //! weigh these effects (`trial`).
 //!
-//! Knows nothing about the explanation.
+//! This module knows nothing about the explanation.
 
 use super::PlannerInput;
 use super::baselines::{self, Baseline, EngineDecode};
@@ -39,14 +39,14 @@ const POINTS: usize = 64;
 const GROUPS: usize = 8;
 /// Default prefill chunk length of inference engines, for example llama.cpp's `--ubatch-size`.
 const USUAL_CHUNK: u32 = 512;
-/// Maximum number of grid points that the search solves one after another. For each placement found so far,
-/// the search next solves the point where that placement's predicted time is lowest.
+/// Maximum number of grid points that the search solves one after another. The search always continues at the
+/// point where one of the placements found so far has the lowest predicted time.
 const SOLVED: usize = 4;
 /// Maximum number of solver table cells, summed over all points, for which the search solves every point.
 /// Eight different devices and 80 segments need 170 thousand cells per point.
 const WORK: usize = 12 << 20;
-/// Maximum product of the numbers of devices and segments for which the search computes lower bounds at
-/// unsolved points.
+/// Maximum product of device count and segment count for which the search computes lower bounds at unsolved
+/// points.
 const BOUNDED: usize = 1 << 13;
 /// Maximum number of placements in [`SearchResult::elsewhere`].
 const ELSEWHERE: usize = 24;
@@ -56,7 +56,7 @@ pub(super) const FEWER_DEVICES: f64 = 0.01;
 /// prefers the one with the faster decode.
 const SAME: f64 = 5e-3;
 
-/// A placement at a point of the grid, with its predictions.
+/// A placement at a point of the grid, along with its predictions.
 #[derive(Clone)]
 pub(super) struct Choice {
     pub runs: Vec<Run>,
@@ -95,10 +95,10 @@ fn least_us<'a>(choices: impl Iterator<Item = &'a Choice>) -> f64 {
     choices.map(Choice::expected_us).fold(f64::INFINITY, f64::min)
 }
 
-/// Returns the preferred choice, in three steps. The first step keeps the choices that are at most
-/// [`FEWER_DEVICES`] worse than the best one, and of these the choices with the fewest devices. The second
-/// step keeps the choices that are at most [`SAME`] worse than the best remaining one. The third step takes
-/// the first choice whose decode rate is within [`SAME`] of the highest.
+/// Selects the preferred choice in three steps. The first step considers the choices that are at most
+/// [`FEWER_DEVICES`] worse than the best one, and keeps those with the fewest devices. The second step keeps
+/// the choices that are at most [`SAME`] worse than the best remaining one. The third step takes the first
+/// choice whose decode rate is within [`SAME`] of the highest.
 fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
     let most_us = least_us(choices.iter()) * (1.0 + FEWER_DEVICES);
     choices.retain(|choice| choice.expected_us() <= most_us);
@@ -115,7 +115,7 @@ fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
 pub(super) struct Solved {
     /// The best placements, at most one for each number of stages.
     pub choices: Vec<Choice>,
-    /// Lower bound of all scores at this point, capped at the known score if the solver was given one.
+    /// Lower bound on all scores at this point, capped at the known score if the solver was given one.
     pub bound_us: f64,
 }
 
@@ -131,7 +131,7 @@ pub(super) struct SearchResult {
     pub best: Choice,
     /// The best placement for each number of stages other than that of `best`.
     pub others: Vec<Choice>,
-    /// Lower bound of the score over all points. `None` if it was not computed for some points.
+    /// Lower bound on the score over all points. `None` if it was not computed for some points.
     pub bound_us: Option<f64>,
     /// Other placements that the search found.
     pub elsewhere: Vec<Choice>,
@@ -255,7 +255,7 @@ impl<'a> Grid<'a> {
         cells.is_some_and(|cells| cells.saturating_mul(self.points.len()) <= WORK)
     }
 
-    /// Returns a lower bound of the score over all points, or `None` if computing it would take too long
+    /// Returns a lower bound on the score over all points, or `None` if computing it would take too long
     /// ([`BOUNDED`]).
     pub fn bound_us(&self) -> Option<f64> {
         if self.input.devices.len().saturating_mul(self.input.segments.len()) > BOUNDED {
@@ -291,7 +291,7 @@ impl<'a> Grid<'a> {
     }
 
     /// Returns a placement with the default settings of an inference engine: chunks of [`USUAL_CHUNK`] rows,
-    /// or the longest shorter chunk that fits. Only the wire type is chosen by prediction. Returns `None` if
+    /// or the next shorter length that fits. Only the wire type is chosen by prediction. Returns `None` if
     /// the placement fits at no point.
     pub fn untuned(&self, runs: &[Run], decode: EngineDecode) -> Option<Choice> {
         let groups = match decode {
@@ -311,7 +311,7 @@ impl<'a> Grid<'a> {
         preferred(self.boundaries.iter().filter_map(first).collect())
     }
 
-    /// Returns the best placements at a point, and a bound of their scores.
+    /// Returns the best placements at a point, and a bound on their scores.
     pub fn solve(&self, point: Point) -> Solved {
         self.solve_with(point, |_| ())
     }
@@ -373,7 +373,7 @@ fn runs(placement: &Placement) -> Vec<Run> {
 }
 
 /// Returns the wire types to consider, the smaller type first. If the user requested a type, it is the only
-/// one. Otherwise, these are all types that the activations allow, or f32 alone if there is only one device.
+/// one. Otherwise, returns all types that the activations allow, or f32 alone if there is only one device.
 fn boundaries(input: &PlannerInput<'_>) -> &'static [WireType] {
     match input.limits.wire_type {
         Some(WireType::F32) => &[WireType::F32],
@@ -383,8 +383,8 @@ fn boundaries(input: &PlannerInput<'_>) -> &'static [WireType] {
     }
 }
 
-/// Returns at most `numbers` decode group counts, from one to the largest possible number of stages. Counts
-/// that give the same group size are listed only once.
+/// Returns at most `numbers` decode group counts, from one to the largest possible number of stages. If
+/// several counts give the same group size, lists only the smallest of them.
 fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if let Some(groups) = input.limits.decode_groups {
         return vec![groups];

@@ -1,5 +1,5 @@
-//! Checks whether a model fits into memory, and finds the missing memory if it does not. Knows nothing about
-//! times.
+//! Checks whether a model fits into memory, and computes how much memory is missing if it does not. Knows
+//! nothing about times.
 
 use super::Shortage;
 use super::problem::{Problem, Run};
@@ -7,7 +7,7 @@ use super::solver::Instance;
 
 /// Maximum number of devices for which the check tries all orders of the devices.
 const EXACT: usize = 12;
-/// Maximum product of the numbers of devices and segments for which the search minimises the missing bytes.
+/// Maximum product of device count and segment count for which the search minimises the missing bytes.
 const SEARCHED: usize = 2048;
 
 /// Returns whether some placement fits. The answer is exact for at most [`EXACT`] usable devices. With more

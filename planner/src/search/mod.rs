@@ -1,12 +1,12 @@
 //! The planner: assigns segments to devices. Pure and deterministic: equal inputs give equal plans.
 //!
-//! A candidate assigns contiguous runs of segments to some of the devices, in any order. A placement on a
-//! single device is also a candidate. `families` adds candidates in which devices have several stages. The
-//! planner checks memory before speed. Stages work on different requests at the same time, so the busiest
-//! stage limits throughput. The latency of a lone request is the sum of the stage times. `solver` finds the
-//! best placement for given micro-batch sizes. `grid` chooses the micro-batch sizes.
+//! A candidate is a sequence of distinct devices, in any order, with a contiguous run of segments for each. A
+//! placement on a single device is also a candidate. `families` adds candidates in which devices have several
+//! stages. The planner checks memory before speed. Stages work on different requests at the same time, so the
+//! busiest stage limits throughput. The latency of a lone request is the sum of the stage times. `solver`
+//! finds the best placement for given micro-batch sizes. `grid` chooses the micro-batch sizes.
 //!
-//! Knows nothing about backends, files, the runtime or the simulator.
+//! This module knows nothing about backends, files, the runtime or the simulator.
 
 mod baselines;
 mod chunks;
@@ -125,7 +125,7 @@ pub struct PlannerInput<'a> {
     pub model: &'a ModelFacts,
     /// The model's segments, in order, lowered for [`PlanLimits::chunk`].
     pub segments: &'a [Segment],
-    /// Other prefill chunk lengths to consider, each with the segments lowered for that length.
+    /// Other prefill chunk lengths to consider, each paired with the segments lowered for that length.
     pub other_chunks: &'a [(u32, &'a [Segment])],
     /// The devices. Among equally good plans, the planner prefers one that uses devices in this order.
     pub devices: &'a [DeviceFacts],
@@ -141,8 +141,8 @@ pub struct PlannerInput<'a> {
     pub limits: PlanLimits,
     /// Constraints on the placement. A user's split may violate them, but it must not use an excluded device.
     pub constraints: &'a Constraints,
-    /// Function that simulates a plan. If this is set and the plan serves many sequences, the planner
-    /// simulates the best few placements and chooses the best of them.
+    /// Function that simulates a plan. If it is set and the plan serves many sequences, the planner simulates
+    /// the few best placements and chooses among them.
     pub trial: Option<Trial>,
     /// Whether the planner considers placements in which devices have several stages.
     pub several_stages: bool,
@@ -187,7 +187,7 @@ pub enum PlanError {
     /// There are no segments.
     #[error("the model has no segment")]
     NoSegment,
-    /// A device or a link has an impossible value.
+    /// A field of a device or link has an invalid value.
     #[error("{of}: invalid {field}")]
     BadFacts {
         /// Name of the device or link.
@@ -258,8 +258,9 @@ impl Shortage {
 /// Makes a plan.
 ///
 /// # Errors
-/// [`PlanError::DoesNotFit`] with the missing bytes on each device, [`PlanError::HostMemory`] with the
-/// required and available host memory, or an error that names the invalid input.
+/// Returns [`PlanError::DoesNotFit`], which lists the missing bytes on each device,
+/// [`PlanError::HostMemory`], which gives the required and available host memory, or an error that names the
+/// invalid input.
 pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     let plan = plan_for_devices(input)?;
     let memory = plan.host_memory_bytes;
@@ -303,11 +304,11 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     Ok(assemble(&grid, &found, Some(trials)))
 }
 
-/// Makes a plan for comparison, with a placement that is chosen by a simple rule. Chooses micro-batches and
-/// credits as [`plan`] does, but adds no explanation. Returns `None` if the rule's placement does not fit.
+/// Makes a plan for comparison. A simple rule chooses its placement. Micro-batch sizes and credits are chosen
+/// as in [`plan`], but the plan has no explanation. Returns `None` if the rule's placement does not fit.
 ///
 /// # Errors
-/// The errors of [`plan`], except that a placement that does not fit is not an error.
+/// Returns the same errors as [`plan`], except that a placement that does not fit is not an error.
 pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>, PlanError> {
     of_rule(input, rule, |grid, choice| {
         let choice = if input.is_tried() { trial::tuned(grid, choice) } else { choice };
@@ -316,13 +317,13 @@ pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>
     })
 }
 
-/// Makes a plan for comparison, with a placement that is chosen by a simple rule and the fixed settings of an
-/// inference engine. Prefill chunks have 512 rows, or the longest shorter length that fits. `decode`
-/// determines the number of decode groups, which is at most one per sequence. The maximum number of
+/// Makes a plan for comparison. A simple rule chooses its placement, and all other settings are the fixed
+/// defaults of an inference engine. Prefill chunks have 512 rows, or the next shorter length that fits.
+/// `decode` determines the number of decode groups, which is at most one per sequence. The maximum number of
 /// micro-batches in flight is the number of stages plus one. Returns `None` if the placement does not fit.
 ///
 /// # Errors
-/// The errors of [`baseline`].
+/// Returns the same errors as [`baseline`].
 pub fn untuned_baseline(
     input: &PlannerInput<'_>,
     rule: Baseline,
@@ -351,10 +352,10 @@ fn of_rule(
 }
 
 /// Returns the longest context that fits: the model's trained context, or a shorter multiple of the KV cache
-/// block. Ignores [`PlanLimits::context`].
+/// block size. Ignores [`PlanLimits::context`].
 ///
 /// # Errors
-/// The errors of [`plan`]. [`PlanError::DoesNotFit`] if not even one cache block fits.
+/// Returns the same errors as [`plan`], and [`PlanError::DoesNotFit`] if not even one cache block fits.
 pub fn largest_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     check(input)?;
     fitting_context(input)
@@ -527,7 +528,7 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     Ok((low * block).min(whole))
 }
 
-/// Returns the error for a search that found no placement: either memory is missing, or the constraints
+/// Returns the error for a search that found no placement: either the devices lack memory, or the constraints
 /// conflict.
 fn nothing_fits(grid: &Grid<'_>) -> PlanError {
     match memory_fit::closest(grid.start()) {
@@ -580,7 +581,7 @@ fn host_memory(
     HostMemory { logits, staging, parameters, devices, total, available: input.host_memory_bytes }
 }
 
-/// Sets the plan's prefill chunks, and recomputes its memory for the longest of them.
+/// Sets the plan's prefill chunks, and recomputes the plan's memory needs for the longest of them.
 fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
     let chunk = chunks.most_rows().max(chosen.point.chunk);
     let problem = grid.problem(Point { chunk, ..chosen.point });

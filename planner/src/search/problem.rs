@@ -1,5 +1,5 @@
 //! Describes the planning problem at one point of the search grid: the times of all stages and transfers, and
-//! the instance for the solver. Knows nothing about the search or the explanation.
+//! the instance for the solver. This module knows nothing about the search or the explanation.
 
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::workload_times::{Point, Times, WorkloadTimes};
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A contiguous run of segments on a device, with at least one segment.
+/// A contiguous, non-empty run of segments on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// Index of the device.
@@ -32,7 +32,7 @@ impl Run {
     }
 }
 
-/// The model's segments, lowered for one prefill chunk length, with the memory of every run of segments.
+/// The model's segments, lowered for one prefill chunk length, and the memory needs of every run of segments.
 pub(super) struct Lowered<'a> {
     pub chunk: u32,
     pub segments: &'a [Segment],
@@ -115,7 +115,8 @@ impl<'a> Problem<'a> {
         Self { input, point, workload_times, shape, lowered, before, transfers, links }
     }
 
-    /// Returns the same problem for another input with the same segments, for example for another workload.
+    /// Returns the same problem for a different input with the same segments, for example a different
+    /// workload.
     pub fn of_input<'b>(&self, input: &'b PlannerInput<'b>) -> Problem<'b>
     where
         'a: 'b,
@@ -124,7 +125,7 @@ impl<'a> Problem<'a> {
         Problem::new(input, lowered, self.shape.context, self.point)
     }
 
-    /// Returns the solver's instance of this problem. The instance requires no device to be used.
+    /// Returns the solver's instance of this problem. The instance marks no device as required.
     pub fn instance(&self) -> Instance {
         let input = self.input;
         let staging = |from, to| self.link(from, to).routes.staging_bytes();
@@ -164,7 +165,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Returns, for each first segment, the end of the longest run that fits on the device together with a
+    /// Returns, for each first segment, the end of the longest run that fits on the device along with a
     /// staging ring of `staging` bytes.
     fn reach(&self, device: usize, staging: u64) -> Vec<usize> {
         let (segments, device) = (self.lowered.segments.len(), &self.input.devices[device]);
@@ -217,7 +218,7 @@ impl<'a> Problem<'a> {
         self.input.links.shared.iter().map(occupied).collect()
     }
 
-    /// Returns the part of a stage's times on a device that does not depend on the segments.
+    /// Returns, for a device, the part of a stage's times that does not depend on the stage's segments.
     fn stage_times(&self, device: usize) -> Times {
         let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
         let wire_type = |rows: u32| BoundaryTime::new(self.point.wire_type, device, rows.into(), row_bytes);
@@ -225,14 +226,14 @@ impl<'a> Problem<'a> {
             + self.workload_times.times(|batch| wire_type(batch.rows).sum_us())
     }
 
-    /// Returns the part of a stage's costs on a device that does not depend on the segments. The time to wake
-    /// the device adds to the latency of a micro-batch, but keeps no resource busy.
+    /// Returns, for a device, the part of a stage's costs that does not depend on the stage's segments. The
+    /// time to wake the device adds to the latency of a micro-batch, but keeps no resource busy.
     fn stage_costs(&self, device: usize) -> Costs {
         let (own, late) = (self.stage_times(device), self.hand_over(device));
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
     }
 
-    /// Returns the extra latency of a lone micro-batch on a device.
+    /// Returns the extra latency on a device for a micro-batch that is alone in the pipeline.
     fn hand_over(&self, device: usize) -> Times {
         Times::always(self.input.devices[device].hand_over_us.value)
     }
@@ -298,10 +299,10 @@ impl<'a> Problem<'a> {
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
     }
 
-    /// Returns the time, in microseconds, by which each of the `chunks` chunks after the first delays the end
-    /// of the last chunk, for placements in which devices have several stages. A device must run all of its
-    /// stages for every chunk. Before its first stage and after its last stage, a chunk is on other devices.
-    /// No chunk overtakes another.
+    /// Returns the average delay, in microseconds, that each prefill chunk after the first adds to a prompt
+    /// of `chunks` chunks. Applies to placements in which devices have several stages. A device must run all
+    /// of its stages for every chunk. Other devices process a chunk before the device's first stage and after
+    /// its last stage. Chunks do not overtake each other.
     fn chunk_interval_us(&self, runs: &[Run], stages: &[Times], transfers: &[Times], chunks: f64) -> f64 {
         let slowest_stage_us = stages.iter().map(|times| times.chunk_us).fold(0.0, f64::max);
         if chunks <= 1.0 {
@@ -341,7 +342,7 @@ impl<'a> Problem<'a> {
         let decode_us = slowest(|t| t.decode_us);
         let round_us = sum.decode_us.max(f64::from(workload_times.decode_groups) * decode_us);
         let costs = workload_times.costs(&sum);
-        // The time by which each chunk after the first delays the last of `chunks` chunks.
+        // The delay that each chunk after the first adds to a prompt of `chunks` chunks.
         let slowest_chunk_us = |chunks: f64| match devices.len() == runs.len() {
             true => slowest(|t| t.chunk_us),
             false => {
@@ -371,7 +372,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Returns the devices that a placement uses, each with the sum of the times of its stages.
+/// Returns the devices that a placement uses, each paired with the sum of its stages' times.
 pub(super) fn device_times(runs: &[Run], stages: &[Times]) -> Vec<(usize, Times)> {
     let mut devices: Vec<(usize, Times)> = Vec::new();
     for (run, &times) in runs.iter().zip(stages) {
@@ -474,8 +475,8 @@ fn transfer_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
     u64::from(rows).saturating_mul(point.wire_type.row_bytes(input.model.row_bytes))
 }
 
-/// Returns the times of a transfer if no other transfer uses the same links. The rate is the lowest rate of
-/// the link itself and of the shared links on its path.
+/// Returns the times of a transfer if no other transfer uses the same links. The rate is the lowest among the
+/// link itself and the shared links on its path.
 fn transfer_times(
     input: &PlannerInput<'_>,
     point: Point,

@@ -208,7 +208,7 @@ fn bound(explanation: &Explanation) -> Option<String> {
     })
 }
 
-/// Returns the reason why a group of equal devices is unused.
+/// Returns the reason why a group of interchangeable devices is unused.
 fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOut]) -> String {
     let labels: Vec<&str> = alike.iter().map(|left| left.device.as_str()).collect();
     let (verb, it, any, has) = match alike {

@@ -89,7 +89,8 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, wire_type: WireType) 
     let on = |run: &Run, batch: &BatchShape| -> f64 {
         let device = &world.devices[run.device];
         let time = |segment| segment_time_us(segment, device, world.limits.activations, batch);
-        // Conversion takes two of a block's nine dispatches. Each reads and writes all rows.
+        // Conversion takes two dispatches, each as expensive as one of a block's nine. Each reads and writes
+        // all rows.
         let row_bytes = (world.model.row_bytes + world.model.row_bytes / 2) as f64;
         let turning = match wire_type {
             WireType::F32 => 0.0,
@@ -380,7 +381,7 @@ fn constraints_are_kept_or_named() {
     assert!(
         wrong(Constraints { max_stages: Some(0), ..Constraints::default() }).contains("at most 0 stages")
     );
-    // The pins require two runs on one device with another device between them. No placement can do this.
+    // The pins require two runs on one device, with another device between them. No placement allows this.
     let torn = only(&[pin(0, "cpu:0"), pin(5, "cpu:1"), pin(13, "cpu:0")]);
     assert!(wrong(torn).contains("no placement that fits meets all of them"));
     for weight in [-1.0, f64::NAN, f64::INFINITY] {
@@ -455,7 +456,7 @@ fn memory_forces_a_second_device_where_latency_would_have_one() {
         vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)],
     );
     world.objective = Objective::Latency;
-    // A prompt of one chunk has no overlap between stages.
+    // With a prompt of one chunk, stages do not overlap.
     world.workload.prompt_tokens = 128;
     assert_eq!(world.plan().expect("fits").stages.len(), 1);
     world.devices.iter_mut().for_each(|d| d.memory_bytes = 100 * MIB);
@@ -530,7 +531,7 @@ fn the_default_context_is_the_largest_that_fits() {
     }
     world.devices[0].memory_bytes = 141 * MIB;
     assert!(matches!(largest_context(&world.input()), Err(PlanError::DoesNotFit(e)) if e.context == 16));
-    // A model with a context of only a few positions has less than one block.
+    // A model with a context of only a few positions needs less than one cache block.
     world.devices[0].memory_bytes = 1 << 40;
     world.model.context = 7;
     assert_eq!(largest_context(&world.input()), Ok(7));

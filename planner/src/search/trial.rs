@@ -1,4 +1,4 @@
-//! Simulates the best few placements, and placements chosen by simple rules, under the planned load. The cost
+//! Simulates the few best placements, and placements chosen by simple rules, under the planned load. The cost
 //! model covers only stages and transfers. The simulator runs the scheduler's own code, so it shows how
 //! prompts and decode steps delay each other.
 //!
@@ -6,7 +6,7 @@
 //! whose throughput is close to the best are tuned. Tuning tries neighbouring grid points first and then
 //! fewer credits, as long as throughput improves.
 //!
-//! Knows nothing about the search.
+//! This module knows nothing about the search.
 
 use super::baselines::{Baseline, EngineDecode};
 use super::grid::{Choice, Grid, SearchResult};
@@ -24,9 +24,9 @@ const TRIED: Most = Most { trials: 12, tuned: 2 };
 /// and planning should take less than a second.
 const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
 const NEAR: f64 = 0.15;
-/// Maximum relative distance from the best rate at which a tuned placement is simulated again for longer.
+/// A tuned placement is simulated again for longer if its rate is within this fraction of the best rate.
 const FINAL: f64 = 0.05;
-/// Maximum relative increase in predicted time at a neighbouring point that the planner still simulates.
+/// A neighbouring point is simulated only if its predicted time is longer by at most this fraction.
 const HOPELESS: f64 = 0.05;
 /// Maximum number of skipped grid points that the planner solves after the trials. It solves a skipped point
 /// if the best trial is at that point, but none if there are more than [`MOST_DEVICES`] devices.
@@ -77,7 +77,7 @@ pub(super) struct Trials {
     pub requests_per_s: f64,
 }
 
-/// Requests per second in simulation, with the simulated choice.
+/// The rate of a simulated choice, in requests per second, and the choice.
 type Tried = (f64, Choice);
 
 /// Returns the choice that serves the most requests per second in simulation, and a summary of the trials.
@@ -136,8 +136,8 @@ fn tried<'a>(
     tried.into_par_iter().map(|tried| tuned_further(grid, tried)).collect()
 }
 
-/// Returns the placement of `choice` with the grid point and the credits that have the highest rate in
-/// simulation.
+/// Returns the placement of `choice` with the grid point and the number of credits that give the highest rate
+/// in simulation.
 pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
     match requests_per_s(grid, &choice, ROUNDS) {
         Some(rate) => tuned_further(grid, (rate, choice)).1,
@@ -168,8 +168,9 @@ fn different<'a>(
     different
 }
 
-/// Moves cuts between stages as long as this shortens a request whose prompt and decode steps never overlap.
-/// The busiest stage alone is a poor guide if one device is fast at prefill and another one at decode.
+/// Moves cuts between stages as long as this shortens the time of a request whose prompt and decode steps
+/// never overlap. The busiest stage alone is a poor guide if one device is fast at prefill and another one at
+/// decode.
 fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
     let mut best = choice.clone();
     for by in MOVES {
@@ -244,7 +245,7 @@ fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choi
     better.max_by(|(a, _), (b, _)| a.total_cmp(b))
 }
 
-/// Returns the points that differ from `of` by one step in the number of groups or in the chunk.
+/// Returns the points that differ from `of` by one step in the number of groups or in the chunk length.
 fn neighbours(grid: &Grid<'_>, of: Point) -> impl Iterator<Item = Point> {
     let next_to = |of_point: fn(&Point) -> u32| {
         let here = of_point(&of);

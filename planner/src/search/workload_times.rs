@@ -1,6 +1,6 @@
-//! The micro-batches of a request: their shapes, their numbers, and the score that follows from their times.
+//! The micro-batches of a request: their shapes and counts, and the score that follows from their times.
 //!
-//! Knows nothing about devices or the search.
+//! This module knows nothing about devices or the search.
 
 use super::PlannerInput;
 use super::solver::{Costs, Score};
@@ -83,7 +83,7 @@ impl Sum for Times {
     }
 }
 
-/// Shapes and numbers of the micro-batches of a request.
+/// Shapes and counts of the micro-batches of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WorkloadTimes {
     objective: Objective,
@@ -145,7 +145,8 @@ impl WorkloadTimes {
         }
     }
 
-    /// Returns the time per request during which a part of the pipeline is busy, in microseconds.
+    /// Returns the time per request, in microseconds, during which a part of the pipeline with these times is
+    /// busy.
     pub fn busy_us(&self, times: &Times) -> f64 {
         let steps = self.generated / f64::from(self.decode_rows);
         self.chunks * times.chunk_us + times.prompt_end_us + steps * times.decode_us
@@ -209,7 +210,7 @@ impl WorkloadTimes {
     }
 
     /// Returns the time per request if prompts and decode steps never overlap, in microseconds. `sum` is the
-    /// sum of the times of all parts of the pipeline. Prefill and decode may have different slowest parts.
+    /// sum of the times of all parts of the pipeline. The slowest part may differ between prefill and decode.
     pub fn apart_us(&self, sum: &Times, parts: impl Iterator<Item = Times>) -> f64 {
         let (mut chunk_us, mut decode_us) = (0.0f64, 0.0f64);
         for times in parts {
@@ -220,9 +221,9 @@ impl WorkloadTimes {
         self.chunks * chunk_us + self.generated * decode_us.max(round_us)
     }
 
-    /// Returns the minimum, over all devices, of the fraction of time that a device is idle while a pipeline
-    /// with `stages` stages on `devices` devices fills and drains. Assumes that the prompts of all sequences
-    /// arrive at once.
+    /// Returns the fraction of time for which the busiest device is idle because the pipeline, with `stages`
+    /// stages on `devices` devices, fills and drains. Assumes that the prompts of all sequences arrive at
+    /// once.
     pub fn bubble(&self, devices: usize, stages: usize) -> f64 {
         let fill = (devices as f64 - 1.0) * devices as f64 / stages.max(1) as f64;
         let chunks = (self.chunks.ceil() * f64::from(self.sequences)).max(1.0);

@@ -161,7 +161,7 @@ fn compiled(reader: &Reader<'_>, regex: &str) -> Result<Regex, TokenizerError> {
 
 /// Returns an upper bound on the number of atoms in `regex` after counted repetitions are expanded.
 fn atoms(regex: &str) -> u64 {
-    // Each entry is for an open group: the atoms so far, and the atoms of the last item in the group.
+    // One entry per open group: the number of atoms so far, and the number of atoms in the group's last item.
     let mut groups = vec![(0u64, 0u64)];
     let mut characters = regex.chars().peekable();
     while let Some(character) = characters.next() {

@@ -73,7 +73,7 @@ fn apply(
                     }
                 }
             }
-            // The tokens of a later processor go outside the tokens of earlier processors.
+            // The tokens of a later processor enclose those of earlier processors.
             before.append(&mut special.before);
             special.before = before;
             special.behind.append(&mut behind);

@@ -1,5 +1,5 @@
-//! Reads `tokenizer.json`, the format of the `tokenizers` library. Checks every component before it passes
-//! the component to the library.
+//! Reads `tokenizer.json`, the format of the `tokenizers` library. Checks every component before passing it
+//! to the library.
 //!
 //! Supports byte-pair encoding with the normalizers, pre-tokenizers and decoders that supported models use.
 //! Any other component is an error, because ignoring it could change the tokens of a text.
@@ -23,7 +23,7 @@ mod frame;
 
 /// Size limit of the file in bytes. The largest vocabularies take tens of megabytes.
 const MOST_BYTES: u64 = 256 << 20;
-/// Maximum number of normalizers. Each normalizer may lengthen a text fourfold.
+/// Maximum number of normalizers. Each normalizer may lengthen a text up to fourfold.
 const MOST_STEPS: usize = 4;
 /// Maximum length, in bytes, of a text that a normalizer prepends.
 const MOST_PREFIX_BYTES: usize = 16;
@@ -280,7 +280,7 @@ fn merging(reader: &Reader<'_>, document: &Document) -> Result<BPE, TokenizerErr
     let byte_fallback = model.byte_fallback.unwrap_or(false);
     let mut vocabulary = model.vocab.clone();
     if whole_words {
-        // A word with the text of a control token must not become that token.
+        // A word that equals the text of a control token must not become that token.
         let control = document.added_tokens.iter().filter(|token| token.special);
         let control = control.filter(|token| Some(&token.content) != model.unk_token.as_ref());
         control.for_each(|token| _ = vocabulary.remove(&token.content));

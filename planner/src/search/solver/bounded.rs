@@ -1,12 +1,12 @@
 //! Solves instances that have too many sets of devices to enumerate. Returns heuristic placements and a lower
-//! bound of the score.
+//! bound on the score.
 //!
-//! The search divides the space into boxes of the maximum `busy` and `chunk`, as the exact search does. It
+//! Like the exact search, this search divides the space of the maximum `busy` and `chunk` into boxes. It
 //! bounds a box with Lagrange multipliers instead of the smallest time, and derives placements from good
 //! orders of the devices. It halves the most promising box until the gap is small. Local search then improves
 //! the order of the devices in the best placement.
 //!
-//! Knows nothing about how bounds and placements are computed.
+//! This module knows nothing about how bounds and placements are computed.
 
 use super::lagrangian::{self, Prices, Relaxed};
 use super::rules::{Limits, Rules};
@@ -30,21 +30,21 @@ const LARGEST_FACTOR: f64 = 4.0;
 const ROUNDS: usize = 40;
 const TRIALS: usize = 8;
 
-/// A box of the maximum `busy` and `chunk`. `time` is unused.
+/// A box: one interval for the maximum `busy` and one for the maximum `chunk`. `time` is unused.
 struct Region {
     lower: Costs,
     upper: Costs,
-    /// Lagrange multipliers for the sum of `time` alone. In a narrow box, they give the better bound,
-    /// together with the lower limits.
+    /// Lagrange multipliers for the sum of `time` alone. In a narrow box, the bound that follows from them
+    /// and from the lower limits is the better one.
     of_time: Prices,
     /// Lagrange multipliers for the whole sum in the score, including the maximum `busy` and `chunk`. In a
-    /// wide box, they give the better bound.
+    /// wide box, the bound that follows from them is the better one.
     of_sum: Prices,
 }
 
 struct Search<'a> {
     instance: &'a Instance,
-    /// Kinds of devices. `single` has one kind per device and is used for orders. `merged` has kinds of
+    /// Groups of devices. `single` has one group per device and is used for orders. `merged` has groups of
     /// interchangeable devices and is used for bounds.
     single: Vec<Vec<usize>>,
     merged: Vec<Vec<usize>>,
@@ -54,7 +54,7 @@ struct Search<'a> {
     solution: Solution,
 }
 
-/// Finds good placements, and a lower bound of all scores.
+/// Finds good placements, and a lower bound on all scores.
 pub(super) fn solve(instance: &Instance) -> Solution {
     let mut search = Search::new(instance);
     search.orders = orders::starts(instance, &search.single);
@@ -90,7 +90,7 @@ pub(super) fn solve(instance: &Instance) -> Solution {
     Solution { bound: left.min(best), exact: left >= best && best.is_finite(), ..search.solution }
 }
 
-/// Returns a lower bound of all scores. Does not search for placements.
+/// Returns a lower bound on all scores. Does not search for placements.
 pub(super) fn relaxed(instance: &Instance) -> f64 {
     let search = Search::new(instance);
     let mut all = search.everything();
@@ -111,19 +111,20 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the region of all placements, with lower bounds of the maximum `busy` and `chunk`.
+    /// Returns the region that contains all placements. Its lower limits are lower bounds on the maximum
+    /// `busy` and `chunk`.
     fn everything(&self) -> Region {
         let lower = lagrangian::least_terms(self.instance, &self.merged);
         let of_time = Prices::without_shares(self.instance, &self.merged);
         Region { lower, upper: Costs::INFINITE, of_time, of_sum: Prices::new(self.instance, &self.merged) }
     }
 
-    /// Returns a lower bound of the scores of all placements in the region.
+    /// Returns a lower bound on the scores of all placements in the region.
     fn bound(&self, region: &Region) -> f64 {
         self.by_time(region).max(self.by_sum(region))
     }
 
-    /// Returns the lower bound of the scores that follows from the multipliers of `time` alone. `by_sum`
+    /// Returns the lower bound on the scores that follows from the multipliers of `time` alone. `by_sum`
     /// returns the one that follows from the multipliers of the whole sum.
     fn by_time(&self, region: &Region) -> f64 {
         self.instance.score.of(&Costs { time: region.of_time.bound.max(0.0), ..region.lower })
@@ -239,8 +240,8 @@ impl<'a> Search<'a> {
         self.solution.choose(0.0)
     }
 
-    /// Returns the devices of a placement in order, followed by the unused devices. The length of the result
-    /// is at most the maximum number of stages.
+    /// Returns the devices of a placement in order, followed by the unused devices. Truncates the list to the
+    /// maximum number of stages.
     fn order_of(&self, placement: &Placement) -> Vec<usize> {
         let at = |device: usize| self.single.iter().position(|kind| kind[0] == device);
         let mut order: Vec<usize> = placement.stages.iter().filter_map(|(device, _)| at(*device)).collect();

@@ -2,10 +2,9 @@
 //! of `time` under some limits. The result is the placement with the smallest score.
 //!
 //! A region is a box: one interval for the maximum `busy` and one for the maximum `chunk`. The smallest time
-//! under the box's upper limits, combined with its lower limits, gives a lower bound of all scores in the
+//! under the box's upper limits, combined with its lower limits, gives a lower bound on all scores in the
 //! box. A placement with this smallest time dominates every other placement in the box that is no better in
-//! `busy` and `chunk`. The search splits the rest of the box into parts. Each region covers all numbers of
-//! stages.
+//! `busy` and `chunk`. The search splits the rest of the box into parts. Each region covers all stage counts.
 //!
 //! Computing the smallest time requires the table. The Lagrange multipliers (`lagrangian`) first give a much
 //! cheaper bound. A placement matters if it can still change the result. If the bound proves that no
@@ -16,7 +15,7 @@
 //! region by the placement's transfers. The first part excludes the first transfer. The second part keeps the
 //! first transfer and excludes the second transfer, and so on.
 //!
-//! Knows nothing about how the smallest time is computed.
+//! This module knows nothing about how the smallest time is computed.
 
 use super::exact::{Cells, Table};
 use super::lagrangian::{self, Prices, Relaxed};
@@ -30,15 +29,15 @@ use std::sync::Arc;
 /// Maximum relative difference between scores that count as equal.
 const MARGIN: f64 = 1e-12;
 
-/// Number of regions that are processed in parallel. It is fixed, so that the result does not depend on the
+/// Number of regions that are processed in parallel. Fixed, so that the result does not depend on the
 /// machine.
 const AT_ONCE: usize = 2;
 
-/// Maximum number of rounds. The bound that the search returns covers the regions that remain open after the
-/// last round.
+/// Maximum number of rounds. The bound that the search returns accounts for the regions that are still open
+/// after the last round.
 const MOST_ROUNDS: usize = 1 << 14;
 
-/// Minimum fraction by which `busy` or `chunk` can change the score within a box that counts as wide.
+/// A box counts as wide if, within it, `busy` or `chunk` can change the score by at least this fraction.
 const WIDE: f64 = 0.05;
 
 /// Maximum numbers of subgradient steps: for the first box, for each part of a box, and for the multipliers
@@ -48,7 +47,7 @@ const STEPS: usize = 2;
 const LOOK_STEPS: usize = 3;
 
 /// Limits on `busy` and `chunk` under which the search finds initial placements, as multiples of the lower
-/// bounds of these terms.
+/// bounds on these terms.
 const FIRST_LIMITS: [f64; 4] = [1.05, 1.15, 1.3, 2.0];
 
 /// A box, with bounds for the placements in it.
@@ -75,12 +74,12 @@ struct Region {
     timed: bool,
 }
 
-/// Bounds for the placements in a region that have the same number of stages.
+/// Bounds for those placements of a region that have a given number of stages.
 #[derive(Clone)]
 struct Open {
-    /// Lower bound of the score.
+    /// Lower bound on the score.
     bound: f64,
-    /// Lower bound of the sum of `time`.
+    /// Lower bound on the sum of `time`.
     least: f64,
     /// A placement whose sum of `time` is `least` and that meets the upper limits, except possibly on shared
     /// buses.
@@ -187,7 +186,7 @@ impl Search<'_> {
         }
     }
 
-    /// Lists the values of the maximum `busy` and `chunk` that may matter. `least` contains lower bounds of
+    /// Lists the values of the maximum `busy` and `chunk` that may matter. `least` contains lower bounds on
     /// these terms.
     fn list_values(&mut self, least: &Costs) {
         let instance = self.instance;
@@ -226,16 +225,17 @@ impl Search<'_> {
         }
     }
 
-    /// Returns a lower bound of the scores of placements with k + 1 stages in the region, or `None` if no
+    /// Returns a lower bound on the scores of placements with k + 1 stages in the region, or `None` if no
     /// such placement matters.
     fn bound(&self, region: &Region, k: usize) -> Option<f64> {
         let open = region.open[k].as_ref()?;
         Some(open.bound.max(self.instance.score.of(&Costs { time: open.least, ..region.lower })))
     }
 
-    /// Returns, at index k, the largest score with which a placement of k + 1 stages changes the choice. For
-    /// fewer stages than the chosen placement has, this score is [`SHARE`] above the best score. For the same
-    /// number of stages, it is the score of the chosen placement. For more stages, it is the best score.
+    /// Returns, at index k, the largest score at which a placement with k + 1 stages would still change the
+    /// choice. For fewer stages than the chosen placement has, this score is [`SHARE`] above the best score.
+    /// For the same number of stages, it is the score of the chosen placement. For more stages, it is the
+    /// best score.
     fn wanted(&self) -> Vec<f64> {
         let best = self.best();
         let score = |k: usize| self.solution.best_by_stages[k].as_ref().map_or(f64::INFINITY, |p| p.score);
@@ -250,7 +250,7 @@ impl Search<'_> {
     }
 
     /// Removes and returns up to `count` of the most promising regions that may still change the choice. Each
-    /// region comes with the index k (number of stages minus one) for which it is promising.
+    /// region is paired with the index k (number of stages minus one) for which it is promising.
     fn take_most_promising(&mut self, count: usize) -> Vec<(Region, usize)> {
         let (wanted, enough) = (self.wanted(), self.enough());
         let matters = |bound: f64, k: usize| match wanted[k] {
@@ -278,8 +278,7 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the smallest lower bound of the sum of `time` over all numbers of stages that remain in a
-    /// region.
+    /// Returns the smallest lower bound on the sum of `time` over all stage counts that remain in a region.
     fn least(region: &Region) -> f64 {
         region.open.iter().flatten().map(|open| open.least).fold(f64::INFINITY, f64::min)
     }
@@ -352,7 +351,7 @@ impl Search<'_> {
         }
     }
 
-    /// Removes from the region each number of stages for which no placement in the region matters.
+    /// Removes from the region each stage count for which no placement in the region matters.
     fn close(&self, region: &mut Region) {
         for k in 0..region.open.len() {
             if self.bound(region, k).is_some_and(|bound| bound > self.enough()) {
@@ -398,7 +397,7 @@ impl Search<'_> {
                         seen: Some(Arc::new(Seen { totals, stages: found.stages })),
                     })
                 }
-                // The search stopped at the time `wanted`, which is the new lower bound.
+                // The search stopped when `time` reached `wanted`, which becomes the new lower bound.
                 (Some(open), None) if wanted < enough => Some(Open { least: open.least.max(wanted), ..open }),
                 _ => None,
             };
@@ -413,8 +412,8 @@ impl Search<'_> {
         }
         let Costs { busy, chunk, .. } = seen.totals;
         match self.instance.score {
-            // The score is the larger of two terms. A better placement needs a smaller decisive term. Less
-            // time is impossible in this region.
+            // The score is the larger of two terms, so a better placement must reduce the larger one. It
+            // cannot reduce `time`, which is already minimal in this region.
             Score::Busy { .. } => {
                 let sum = self.instance.score.of(&Costs { busy: 0.0, ..seen.totals });
                 if busy > sum {
@@ -484,8 +483,8 @@ impl Region {
         Self { lower, upper, ..self.clone() }
     }
 
-    /// Splits off the part of the region in which the maximum `busy` is less than `busy`. Returns the two
-    /// halves of this part, and the rest of the region.
+    /// Splits off the part of the region in which the maximum `busy` is less than the given value. Returns
+    /// the two halves of this part, and the rest of the region.
     fn parts_by_busy(&self, busy: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let less = (below(busy) > lower.busy).then(|| {
@@ -498,8 +497,8 @@ impl Region {
         (less, self.within(Costs { busy: lower.busy.max(busy), ..lower }, upper))
     }
 
-    /// Splits off the part of the region in which the maximum `chunk` is less than `chunk`. Returns the two
-    /// halves of this part, and the rest of the region.
+    /// Splits off the part of the region in which the maximum `chunk` is less than the given value. Returns
+    /// the two halves of this part, and the rest of the region.
     fn parts_by_chunk(&self, chunk: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let smaller = (below(chunk) > lower.chunk).then(|| {
@@ -512,9 +511,9 @@ impl Region {
         (smaller, self.within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper))
     }
 
-    /// Narrows the limits of `busy` and `chunk` to these intervals. Forgets known placements outside the new
-    /// limits. Removes a number of stages if its known placement is at least as good as every placement in
-    /// the region.
+    /// Narrows the limits of `busy` and `chunk` to the given intervals. Forgets known placements outside the
+    /// new limits. Removes a stage count if its known placement is at least as good as every placement in the
+    /// region.
     fn confine(&mut self, busy: (f64, f64), chunk: (f64, f64)) {
         let (lower, upper) = (
             Costs { busy: busy.0, chunk: chunk.0, ..self.lower },
@@ -525,7 +524,7 @@ impl Region {
             let Some(Open { seen: Some(seen), .. }) = known else { continue };
             let totals = &seen.totals;
             if totals.busy <= lower.busy && totals.chunk <= lower.chunk {
-                // No placement inside is better in any term.
+                // No placement in the region is better in any term.
                 *known = None;
             } else if totals.busy > upper.busy || totals.chunk > upper.chunk {
                 known.iter_mut().for_each(|open| open.seen = None);

@@ -16,7 +16,7 @@
 //! It drops a state if one of these loads is too large. The loads are only lower bounds, so the caller must
 //! check the true loads of a placement.
 //!
-//! Knows nothing about scores.
+//! This module knows nothing about scores.
 
 use super::lagrangian::Completion;
 use super::rules::{Rules, Way, slide};
@@ -50,7 +50,7 @@ pub(super) struct Table<'a> {
 
 /// States of all sets, computed for one choice of limits.
 pub(super) struct Cells {
-    /// At `set * exits + exit`: the state after a last stage on the best kind of the exit.
+    /// At `set * exits + exit`: the state if the last stage runs on the best kind in this exit class.
     slots: Vec<Slot>,
     /// For each set: whether any of its slots has remaining cells.
     alive: Vec<bool>,
@@ -98,8 +98,8 @@ struct Scratch {
 #[derive(Clone, Copy)]
 struct Goal<'a> {
     rules: &'a Rules,
-    /// For each kind and end: the smallest time of all stages after a stage with this end, if devices may be
-    /// reused.
+    /// For each kind and end: the smallest total time of all later stages after a stage with this end, if
+    /// devices may be reused.
     rest: &'a [Vec<f64>],
     completion: &'a Completion,
     /// Kinds in descending order of their earnings.
@@ -107,11 +107,11 @@ struct Goal<'a> {
     /// At `set * exits + exit`: the smallest end after which the devices outside the set can hold all
     /// remaining segments.
     needed: &'a [u32],
-    /// At index n: the largest allowed time of a placement that has n more stages.
+    /// At index n: the largest allowed time of a complete placement that has n further stages.
     most: &'a [f64],
 }
 
-/// The sets that are smaller than those being filled, with their slots.
+/// The sets that are smaller than those being filled, along with their slots.
 #[derive(Clone, Copy)]
 struct Smaller<'a> {
     goal: Goal<'a>,
@@ -144,8 +144,8 @@ impl<'a> Table<'a> {
         Some(Self { instance, kinds, sets: Sets::new(kinds, instance.most_stages()), exit_of, exits })
     }
 
-    /// Allocates up to `most` independent sets of cells, for concurrent and repeated use. Allocates fewer if
-    /// they would take too much memory.
+    /// Allocates up to `most` independent [`Cells`], for concurrent and repeated use. Allocates fewer if they
+    /// would take too much memory.
     pub fn cells(&self, most: usize) -> Vec<Cells> {
         let (sets, slots) = (self.sets.len(), self.sets.len() * self.exits.len());
         let times = slots * (self.instance.segments + 1);
@@ -198,8 +198,8 @@ impl<'a> Table<'a> {
             })
         };
         let windows: Vec<Option<&[u32]>> = (0..self.kinds.len()).flat_map(windows).collect();
-        // At `set * exits + exit`: the first segment from which the set can hold all segments to the end, if
-        // it follows this exit.
+        // At `set * exits + exit`: the earliest first segment from which the set can hold all remaining
+        // segments, if its first stage follows this exit.
         let mut first = vec![all; self.sets.len() * exits];
         for set in 0..self.sets.len() {
             let (smaller_first, first) = first.split_at_mut(set * exits);
@@ -414,9 +414,9 @@ impl Smaller<'_> {
         filled.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
-    /// Appends a stage on a device of `kind` to the placements in all slots of a smaller set whose transfer
-    /// to `kind` leads to `group`. Considers only ends from `begin` on. Returns the range of ends that
-    /// received a value.
+    /// Appends a stage on a device of `kind` to the placements of a smaller set. Uses only slots whose
+    /// transfer to `kind` leads to the window group `group`, and only ends from `begin` on. Returns the range
+    /// of ends that received a value.
     fn extend(
         &self,
         (set, kind, group): (usize, usize, usize),
@@ -464,7 +464,7 @@ impl Smaller<'_> {
         reached
     }
 
-    /// Narrows the range of ends. Removes ends from both sides for which no completion can meet the limit on
+    /// Narrows the range of ends: drops ends on both sides for which no completion can meet the limit on
     /// time.
     fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &[f64]) -> Range<usize> {
         let rest = &self.goal.rest[kind];
@@ -484,8 +484,8 @@ impl Smaller<'_> {
         ends
     }
 
-    /// Returns the largest sum of a cell's time and the prices of its remaining segments that still lets a
-    /// completion meet the limit on time. Assumes that the devices outside the set have their largest
+    /// Returns the maximum of a cell's time plus the prices of its remaining segments at which a completion
+    /// can still meet the limit on time. Assumes that the devices outside the set have their largest
     /// earnings.
     fn most_with_prices(&self, set: usize) -> f64 {
         let kinds = self.kinds.len();
@@ -516,7 +516,7 @@ struct Sets {
     by_size: Vec<Range<usize>>,
     /// At `set * kinds + kind`: number of the kind's members in the set.
     counts: Vec<u16>,
-    /// At `set * kinds + kind`: the set with one member fewer of this kind. `None` if the set has no member
+    /// At `set * kinds + kind`: the set with one fewer member of this kind. `None` if the set has no member
     /// of this kind, or no other member.
     without: Vec<Option<u32>>,
     /// For each set: its complement.

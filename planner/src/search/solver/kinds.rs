@@ -1,5 +1,5 @@
-//! Groups interchangeable devices into kinds. Each kind has one or more members. Knows nothing about the
-//! searches.
+//! Groups interchangeable devices into kinds. Each kind has one or more members. This module knows nothing
+//! about the searches.
 
 use super::Instance;
 

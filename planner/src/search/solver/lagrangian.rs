@@ -1,20 +1,21 @@
-//! Lagrangian lower bounds, computed without a table of sets. There are two kinds of multipliers: a price for
-//! each segment, and for each device a share of the weights of the maximum `busy` and `chunk`.
+//! Lagrangian lower bounds, computed without a table of sets. There are two sets of multipliers: a price for
+//! each segment, and, for each device, a share of the weights of the maximum `busy` and `chunk`. A kind is a
+//! group of interchangeable devices, which have equal multipliers.
 //!
 //! Every segment has a price that is paid to the device that runs it. Every device takes the run with the
 //! largest earnings (prices minus costs), independently of the other devices. This relaxes the condition that
-//! each segment runs exactly once. The sum of all prices minus the sum of all earnings is a lower bound of
+//! each segment runs exactly once. The sum of all prices minus the sum of all earnings is a lower bound on
 //! the time of every placement. The bound is tight if segments are similar.
 //!
 //! The maximum of a term over all devices is at least as large as any weighted mean of the devices' terms. So
 //! the weight of the maximum is distributed among the devices, and each device pays its share of its own
-//! term. The undistributed rest of the weight is multiplied by a lower bound of the maximum.
+//! term. The undistributed remainder of the weight is multiplied by a lower bound on the maximum.
 //!
 //! The multipliers are improved by the subgradient method with Polyak's step size. It raises the prices of
 //! segments that no device takes, and lowers the prices of segments that several devices take. It raises the
 //! shares of devices with large terms. Each device pays for the cheapest transfer into it.
 //!
-//! Knows nothing about how placements are found.
+//! This module knows nothing about how placements are found.
 
 use super::rules::{KindRules, Limits, Rules, slide};
 use super::{Costs, DeviceCosts, Instance};
@@ -27,32 +28,32 @@ const REACH: f64 = 0.1;
 /// Number of steps without a better bound after which the step size is halved.
 const PATIENCE: usize = 7;
 
-/// Number of bisection steps in the search for a lower bound of the maximum `busy` or `chunk`.
+/// Number of bisection steps in the search for a lower bound on the maximum `busy` or `chunk`.
 const HALVINGS: usize = 12;
 
 /// Number of evaluations in the search for the best scale factor of the prices.
 const EVALUATIONS: usize = 18;
 
-/// Minimum product of the numbers of kinds and segments for which a second thread is worthwhile.
+/// Minimum product of kind count and segment count for which a second thread is worthwhile.
 const CELLS_PER_TASK: usize = 1 << 12;
 
 /// Relaxation of the sum in the score, over all placements in a box. The sum includes the maximum `busy` and
-/// `chunk` if these have a weight in it.
+/// the maximum `chunk` only if they have a weight in it.
 #[derive(Clone, Copy)]
 pub(super) struct Relaxed<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     /// Rules for the upper limits of the box.
     rules: &'a Rules,
-    /// Lower bounds of the maximum `busy` and `chunk` in the box.
+    /// Lower bounds on the maximum `busy` and `chunk` in the box.
     lower: Costs,
     /// Weights of the maximum `busy` and `chunk` in the sum, or 0 for a term that is not in the sum. `time`
     /// is unused.
     weights: Costs,
 }
 
-/// Lagrange multipliers (prices of segments, and shares of devices in the maximum `busy` and `chunk`), with
-/// the bound that follows from them.
+/// Lagrange multipliers (prices of segments, and shares of devices in the maximum `busy` and `chunk`), along
+/// with the bound that follows from them.
 #[derive(Clone)]
 pub(super) struct Prices {
     each: Vec<f64>,
@@ -61,7 +62,7 @@ pub(super) struct Prices {
     shares: Vec<Costs>,
     /// For each kind: the largest earnings that a member can have, at least 0.
     earnings: Vec<f64>,
-    /// Lower bound of the sum over all placements in the box.
+    /// Lower bound on the sum over all placements in the box.
     pub bound: f64,
 }
 
@@ -73,19 +74,19 @@ pub(super) struct Completion {
     pub earnings: Vec<f64>,
 }
 
-/// The run with the largest earnings for a device of one kind, and the number of members of the kind.
+/// The run with the largest earnings for a device of one kind, and the number of devices of the kind.
 struct Offer {
     earns: f64,
     run: Range<usize>,
     members: usize,
 }
 
-/// The lower bound that follows from prices and shares, with its subgradient.
+/// The lower bound that follows from prices and shares, and its subgradient.
 struct Outcome {
     bound: f64,
     /// For each segment: 1 minus the number of devices that take it.
     wanting: Vec<f64>,
-    /// For each kind: the excess of its members' `busy` and `chunk` over the lower bounds of the maximum,
+    /// For each kind: the excess of its members' `busy` and `chunk` over the lower bounds on the maximum,
     /// summed over the members.
     excess: Vec<Costs>,
     /// For each kind: the earnings of a member, at least 0.
@@ -93,7 +94,8 @@ struct Outcome {
 }
 
 impl Prices {
-    /// Creates prices in proportion to the average costs of the segments, and equal shares for all devices.
+    /// Creates prices that are proportional to the average costs of the segments, and equal shares for all
+    /// devices.
     pub fn new(instance: &Instance, kinds: &[Vec<usize>]) -> Self {
         let Costs { busy, chunk, .. } = instance.score.weights_in_sum();
         let devices: usize = kinds.iter().map(Vec::len).sum();
@@ -121,7 +123,7 @@ impl Prices {
         }
     }
 
-    /// Returns, at index k, a lower bound of the sum over all placements with at most k + 1 stages.
+    /// Returns, at index k, a lower bound on the sum over all placements with at most k + 1 stages.
     pub fn bounds(&self, kinds: &[Vec<usize>], stages: usize) -> Vec<f64> {
         let members = |(kind, earns): (&Vec<usize>, &f64)| std::iter::repeat_n(*earns, kind.len());
         let mut earnings: Vec<f64> = kinds.iter().zip(&self.earnings).flat_map(members).collect();
@@ -263,7 +265,7 @@ pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64)
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
-/// Returns lower bounds of the maximum `busy` and `chunk`. The bound is 0 for a term that has no weight in
+/// Returns lower bounds on the maximum `busy` and `chunk`. The bound is 0 for a term that has no weight in
 /// the score.
 pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
     let (busy_weight, chunk_weight) = instance.score.weights();
@@ -305,7 +307,7 @@ pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules,
 }
 
 impl<'a> Relaxed<'a> {
-    /// Relaxes the whole sum in the score for a box. `lower` contains lower bounds of the maximum `busy` and
+    /// Relaxes the whole sum in the score for a box. `lower` contains lower bounds on the maximum `busy` and
     /// `chunk`.
     pub fn of_sum(instance: &'a Instance, kinds: &'a [Vec<usize>], rules: &'a Rules, lower: Costs) -> Self {
         Self { instance, kinds, rules, lower, weights: instance.score.weights_in_sum() }
@@ -329,7 +331,7 @@ impl<'a> Relaxed<'a> {
         (0..self.kinds.len()).map(into).collect()
     }
 
-    /// Returns the lower bound that follows from prices and shares, with its subgradient.
+    /// Returns the lower bound that follows from prices and shares, and its subgradient.
     fn outcome(&self, ways: &[Vec<f64>], prices: &Prices) -> Outcome {
         let sums = prefix_sums(&prices.each);
         let offer = |kind: usize| {
@@ -346,9 +348,8 @@ impl<'a> Relaxed<'a> {
         self.settle(offers, prices)
     }
 
-    /// Selects the devices whose offers count, and computes the bound from these offers. It selects the
-    /// devices with the largest earnings, up to the maximum number of stages. It selects devices with
-    /// negative earnings only if they are required.
+    /// Selects the devices with the largest earnings, up to the maximum number of stages, and computes the
+    /// bound from their offers. Selects devices with negative earnings only if they are required.
     fn settle(&self, mut offers: Vec<Offer>, prices: &Prices) -> Outcome {
         for (offer, kind) in offers.iter_mut().zip(self.kinds) {
             let must = self.instance.required.contains(&kind[0]);

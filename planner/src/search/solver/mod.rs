@@ -1,5 +1,5 @@
-//! The solver: a search that works only on numbers. It chooses devices, their order and the run of segments
-//! of each device.
+//! The solver: a search that works only on numbers. It chooses devices, their order and each device's run of
+//! segments.
 //!
 //! An [`Instance`] holds the costs of each run of segments on each device and of each transfer. A placement
 //! is a sequence of devices, each with a contiguous run of segments. [`solve`] finds the placement with the
@@ -13,7 +13,7 @@
 //! With more devices, local search improves orders of devices (`orders`). A Lagrangian bound (`lagrangian`)
 //! shows how far the result can be from the optimum (`bounded`).
 //!
-//! Knows nothing about models or plans, or about the meaning of the numbers.
+//! This module knows nothing about models or plans, or about the meaning of the numbers.
 
 mod bounded;
 mod branch_and_bound;
@@ -29,8 +29,8 @@ mod values;
 
 use std::ops::{Add, Range, Sub};
 
-/// Costs of a stage or a transfer, in microseconds, never negative. `busy` limits throughput, `time` adds to
-/// the time of a request, and `chunk` is the additional time per prefill chunk.
+/// Costs of a stage or a transfer, in microseconds. They are never negative. `busy` limits throughput, `time`
+/// adds to the time of a request, and `chunk` is the additional time per prefill chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Costs {
     /// The score uses the maximum of this cost over all stages, transfers and shared links. The cost of a
@@ -121,8 +121,8 @@ pub(crate) struct LinkCosts {
 pub(crate) struct SharedBus {
     /// Term to which the costs are added.
     pub term: Term,
-    /// Pairs (from, to) of devices that use the link, with the cost of a transfer between them. Each pair is
-    /// listed at most once.
+    /// Pairs (from, to) of devices that use the link, along with the cost of a transfer between them. Each
+    /// pair is listed at most once.
     pub users: Vec<((usize, usize), f64)>,
 }
 
@@ -145,8 +145,8 @@ impl Term {
     }
 }
 
-/// Formula of a placement's score. A smaller score is better. B and C are the maximum `busy` and `chunk` over
-/// all stages, transfers and shared links. T is the sum of `time`. Weights are not negative.
+/// Formula for a placement's score. A smaller score is better. B and C are the maximum `busy` and `chunk`
+/// over all stages, transfers and shared links. T is the sum of `time`. Weights are not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Score {
     /// T + `chunk_weight` · C
@@ -186,11 +186,11 @@ pub(crate) struct Placement {
 #[derive(Clone, Debug)]
 pub(crate) struct Solution {
     /// At index k: the best placement found with k + 1 stages. If `exact` is set, the best of these
-    /// placements is optimal, and the placement that [`Solution::choose`] returns for a share of at most
-    /// [`SHARE`] is optimal among the placements with the same number of stages. Both statements hold only
-    /// for scores that are at most [`SHARE`] worse than [`Instance::known`].
+    /// placements is optimal. The placement that [`Solution::choose`] returns for a share of at most
+    /// [`SHARE`] is then optimal among the placements with the same number of stages. Both statements hold
+    /// only for scores that are at most [`SHARE`] worse than [`Instance::known`].
     pub best_by_stages: Vec<Option<Placement>>,
-    /// Lower bound of the scores of all placements, capped at [`Instance::known`]. Infinite if no placement
+    /// Lower bound on the scores of all placements, capped at [`Instance::known`]. Infinite if no placement
     /// exists and no score is known.
     pub bound: f64,
     /// Whether `bound` equals the score of a placement or [`Instance::known`].
@@ -215,13 +215,13 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
     }
 }
 
-/// Returns a lower bound of the scores of all placements, from Lagrange multipliers and without a search.
+/// Returns a lower bound on the scores of all placements, from Lagrange multipliers and without a search.
 /// Ignores shared links.
 pub(crate) fn bound(instance: &Instance) -> f64 {
     bounded::relaxed(instance)
 }
 
-/// Groups the usable devices, so that the devices of a group are interchangeable in every placement.
+/// Groups the usable devices. The devices of a group are interchangeable in every placement.
 pub(crate) fn alike(instance: &Instance) -> Vec<Vec<usize>> {
     kinds::merge(instance)
 }
@@ -251,8 +251,8 @@ impl Solution {
         Self { best_by_stages: vec![None; most], bound: f64::INFINITY, exact: true }
     }
 
-    /// Stores the placement if it beats the known placement with the same number of stages. If their scores
-    /// are equal, keeps the known placement.
+    /// Stores the placement if it beats the stored placement with the same number of stages. A tie keeps the
+    /// stored placement.
     fn offer(&mut self, instance: &Instance, stages: &[Stage]) {
         let score = score(instance, stages);
         let best = &mut self.best_by_stages[stages.len() - 1];

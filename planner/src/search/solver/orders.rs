@@ -1,5 +1,5 @@
-//! Finds placements for a given order of devices, in which each device is used or skipped. Also finds good
-//! initial orders. Knows nothing about scores.
+//! Given an order of devices, finds the placements that use devices in this order and may skip some of them.
+//! Also finds good initial orders. This module knows nothing about scores.
 
 use super::exact::way;
 use super::rules::{Rules, slide};
@@ -20,7 +20,8 @@ pub(super) fn least(
     let mut times = vec![f64::INFINITY; order.len() * width];
     let mut costs = vec![f64::INFINITY; width];
     let mut queue = Vec::new();
-    // For each exit: the smallest times of the places in the order from which the next place is reachable.
+    // For each exit and end: the smallest time over all earlier places of this exit, as long as no required
+    // place lies in between.
     let mut behind = vec![vec![f64::INFINITY; width]; exits.len()];
     // For each place: the last required place before it, or 0.
     let mut earliest = vec![0; order.len()];
@@ -67,7 +68,8 @@ pub(super) fn least(
     loop {
         let kind = order[place];
         let to = &rules.kinds[kind];
-        // Where the stage comes from: the first segment, or the previous place with its end.
+        // Smallest time, and the predecessor of the stage: the previous place and its end, or `None` for a
+        // first stage.
         let mut best = (if must[..place].contains(&true) { f64::INFINITY } else { to.opening[end] }, None);
         for before in earliest[place]..place {
             let Some(way) = rules.way(order[before], kind) else { continue };
@@ -90,7 +92,7 @@ pub(super) fn least(
 }
 
 /// Returns initial orders of the devices: by speed, by memory, by both, and by nearest neighbour. Each order
-/// contains all required devices. Its length is at most the maximum number of stages.
+/// contains all required devices, and is at most as long as the maximum number of stages.
 pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let costs = |kind: usize| &instance.devices[kinds[kind][0]];
     let slow = |kind: usize| costs(kind).before[instance.segments].time;
@@ -118,7 +120,7 @@ pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize
 }
 
 /// Reorders devices so that each device is followed by the one with the cheapest transfer from it. Among
-/// equally cheap transfers, it chooses the device that comes first in `order`.
+/// equally cheap transfers, chooses the device that comes first in `order`.
 fn nearest_next(instance: &Instance, kinds: &[Vec<usize>], order: &[usize]) -> Vec<usize> {
     let mut left = order.to_vec();
     let mut chain: Vec<usize> = Vec::new();

@@ -1,10 +1,11 @@
-//! Rules: the runs and transfers that an instance allows under limits on the terms of the score. Also
-//! computes the smallest time of all stages after a given stage.
+//! Rules: the runs and transfers that an instance allows under limits on the terms of the score. A kind is a
+//! group of interchangeable devices, to which the same rules apply. The module also computes the smallest
+//! total time of all stages after a given stage.
 //!
 //! Every condition on a run (memory, pins, limits) still holds if the run gets shorter. So for a given device
 //! and end, the allowed first segments form an interval that ends at this end.
 //!
-//! Knows nothing about the searches.
+//! This module knows nothing about the searches.
 
 use super::{Costs, Instance};
 use std::collections::VecDeque;
@@ -43,10 +44,11 @@ pub(super) struct Windows {
 pub(super) struct KindRules {
     /// Sum of `time` over the segments `0 .. i`, at index `i`.
     pub prefix: Vec<f64>,
-    /// For each end: the `time` of a stage with this end is this value minus `prefix` at the stage's first
-    /// segment.
+    /// At index `end`: the value from which `prefix[first]` is subtracted to get the `time` of the stage
+    /// `first .. end`.
     pub finish: Vec<f64>,
-    /// For each end: `time` of a first stage with this end, or infinity if this stage is not allowed.
+    /// At index `end`: the `time` of the pipeline's first stage if it runs `0 .. end`, or infinity if this
+    /// stage is not allowed.
     pub opening: Vec<f64>,
     /// The distinct windows of the kind.
     pub groups: Vec<Windows>,
@@ -107,9 +109,9 @@ impl Rules {
         sums().zip(&self.most).all(|(load, most)| load <= *most).then(sums)
     }
 
-    /// Returns, for each kind and end, the smallest `time` of all stages after a stage of this kind with this
-    /// end. Devices may be reused. Works backwards from the last segment. Each step chooses a transfer, and
-    /// then the best run.
+    /// Returns, for each kind and end, the smallest total `time` of all stages that follow a stage of this
+    /// kind with this end. Devices may be reused. Works backwards from the last segment. Each step chooses a
+    /// transfer, and then the best run.
     pub fn rest(&self, segments: usize) -> Vec<Vec<f64>> {
         let mut rest = vec![vec![f64::INFINITY; segments + 1]; self.kinds.len()];
         rest.iter_mut().for_each(|rest| rest[segments] = 0.0);
@@ -150,7 +152,8 @@ fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, V
         let stage = instance.stage(device, run);
         stage.busy <= most.busy && stage.chunk <= most.chunk
     };
-    // For each end: the position after the last segment before it that is pinned to another device.
+    // For each end: the earliest first segment of a run that ends there and contains no segment pinned to
+    // another device.
     let mut free = vec![0; segments + 1];
     for (at, pin) in instance.pins.iter().enumerate() {
         free[at + 1] = if pin.is_none_or(|pin| pin == device) { free[at] } else { at + 1 };
@@ -193,8 +196,8 @@ fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
     windows
 }
 
-/// Calls `each(end, least)` for every end from `begin` on. `least` is the smallest `costs[first]` over all
-/// `first` that are in `range`, before the end and in the end's window. `queue` is a scratch buffer.
+/// Calls `each(end, least)` for every end from `begin` on. `least` is the smallest `costs[first]` over every
+/// `first` in `range` that precedes the end and lies in the end's window. `queue` is a scratch buffer.
 pub(super) fn slide(
     costs: &[f64],
     range: Range<usize>,

@@ -222,7 +222,7 @@ fn equals_the_enumeration() {
         check_solution(&instance, &solution, &what);
         assert!(solution.exact, "{what}");
         let all = enumerate(&instance);
-        // Sums in a different order differ by rounding.
+        // A different order of summation changes the rounding.
         for share in [1e-12, 0.004, SHARE] {
             let found = solution.choose(share).map(|p| (p.stages.len(), p.score));
             match (choice(&all, share), found) {

@@ -1,4 +1,4 @@
-//! Trade-offs between the three terms of a score: computes limits of one term from the other terms. Knows
+//! Trade-offs between the three terms of a score: computes limits on one term from the other terms. Knows
 //! nothing about placements.
 
 use super::{Costs, Score};

@@ -4,11 +4,11 @@
 //! listed values, and a box without a listed value is empty. If segments are equal, there are few values, and
 //! boxes soon contain a single value.
 //!
-//! Knows nothing about the searches.
+//! This module knows nothing about the searches.
 
 use super::{Costs, Instance};
 
-/// Maximum relative difference between neighbouring values that form one interval.
+/// Maximum relative difference between neighbouring values that are merged into one interval.
 const SAME: f64 = 1e-9;
 
 /// Maximum number of listed values.

@@ -55,7 +55,7 @@ fn a_device_that_is_faster_with_another_chunk_is_found() {
 }
 
 /// Checks that the search continues at a point at which the placements found so far have a better score. With
-/// many different devices, it solves only some points.
+/// many different devices, the search solves only some points.
 #[test]
 fn a_better_chunk_is_found_where_not_every_point_is_solved() {
     let devices = (0..20).map(|at| device(&format!("cpu:{at}"), 30 * MIB, 1.0)).collect();

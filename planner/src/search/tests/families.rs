@@ -41,7 +41,7 @@ fn the_fill_of_a_pipeline_is_as_its_formula_says() {
     world.devices.iter_mut().for_each(|device| {
         (device.stage_us.value, device.hand_over_us.value) = (0.0, 0.0);
     });
-    // Embedding and head take a part, so equal halves are only nearly equal.
+    // The embedding and the head also take time, so the two halves are only nearly equal.
     let first_token_us = |split: &str| {
         let world = world.clone().split(split);
         world.plan().expect("fits").predicted.first_token_us
@@ -64,7 +64,7 @@ fn stages_of_one_device_share_its_memory() {
     let (a, b) = (first.memory_bytes, third.memory_bytes);
     assert_eq!(b.available, a.available - a.total);
     assert_eq!(b.scratch, 0, "the device has scratch already");
-    // One byte less than both need.
+    // One byte less than both stages need.
     world.devices[0].memory_bytes = a.total + b.total - 1;
     let error = world.clone().split(split).plan().expect_err("too small").to_string();
     assert!(error.contains("cpu:0"), "{error}");

@@ -30,7 +30,7 @@ fn slow_links_get_wire_type_f16() {
     let fast = world_over_a_link(6e9).plan().expect("fits");
     assert_eq!(fast.wire_type, WireType::F32);
     assert!(reason(&fast).contains("wire type: f32; with f16 the plan is predicted "), "{}", reason(&fast));
-    // The link carries half the bytes with unchanged latency.
+    // With f16, the link carries half as many bytes at the same latency.
     let with = |wire_type| {
         let mut world = world_over_a_link(2e6);
         world.limits.wire_type = Some(wire_type);

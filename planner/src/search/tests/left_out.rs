@@ -15,7 +15,7 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:0 is left out")).expect("a reason");
     assert!(why.contains(" slower"), "{why}");
 
-    // A second device that equals the used device does not reduce latency.
+    // A second device that is equal to the used one does not reduce latency.
     let mut twin = world.clone();
     twin.objective = Objective::Latency;
     twin.workload.prompt_tokens = 128;
@@ -31,8 +31,8 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
     assert!(why.contains("no plan with it fits (it has 10 bytes)"), "{why}");
 }
 
-/// Returns a world in which two devices are faster than one, but the gain is smaller than the preference for
-/// fewer devices. Also returns the split for one device and the split for two devices.
+/// Returns a world in which two devices are faster than one, but the gain is too small to outweigh the
+/// preference for fewer devices. Also returns the split for one device and the split for two devices.
 fn barely_faster_with_two() -> (World, &'static str, &'static str) {
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
     world.devices[1] = device("cpu:1", 1 << 40, 0.8);

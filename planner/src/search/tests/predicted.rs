@@ -61,8 +61,8 @@ fn prompts_and_decode_that_never_overlap_each_take_their_slowest_part() {
     assert_eq!((workload_times.decode_rows, workload_times.chunks), (2, 2.0));
     let part = |decode_us, chunk_us| Times { decode_us, chunk_us, ..Times::default() };
     let parts = [part(10.0, 700.0), part(30.0, 500.0)];
-    // A request takes two chunks of 700 µs and 64 steps. A step takes 30 µs for two rows, which exceeds the
-    // round of 40 µs for four sequences.
+    // A request takes two chunks of 700 µs and 64 steps. A step of two rows takes 30 µs, so two steps take
+    // longer than the round of 40 µs for four sequences.
     let round = |decode_us| workload_times.apart_us(&part(decode_us, 1200.0), parts.iter().copied());
     assert!(close(round(40.0), 2.0 * 700.0 + 64.0 * 15.0));
     // A longer round determines the time instead.

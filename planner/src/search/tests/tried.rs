@@ -11,7 +11,7 @@ fn only_plans_for_many_sequences_on_several_devices_are_tried() {
     let tried = |change: &dyn Fn(&mut World)| {
         let mut world = world.clone();
         change(&mut world);
-        // In these trials, fewer stages serve more.
+        // In these trials, fewer stages serve more requests per second.
         let trial: Trial = |_, plan, _, _| Some(1.0 / plan.stages.len() as f64);
         let plan = plan(&PlannerInput { trial: Some(trial), ..world.input() }).expect("fits");
         (plan.stages.len(), plan.reasons.iter().any(|reason| reason.starts_with("trials: ")))
