@@ -81,7 +81,8 @@ impl<T> Future for Pending<T> {
         let has_ended = || timeline.value() >= self.point || timeline.failure().is_some();
         if !has_ended() {
             self.shared.wakers().register(self.point, context.waker());
-            // Progress between the check and the registration has woken no waker.
+            // Progress made after the first check and before the registration woke no task, so this checks
+            // again.
             if !has_ended() {
                 return Poll::Pending;
             }
