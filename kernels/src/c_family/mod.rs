@@ -73,7 +73,7 @@ struct Names {
     hip: &'static str,
 }
 
-/// Returns the names of a variant in each language, with a common ending. For example, `names!("-tiled")`
+/// Returns the names of a variant in each language, with a common suffix. For example, `names!("-tiled")`
 /// gives `opencl-tiled`, `cuda-tiled` and `hip-tiled`.
 macro_rules! names {
     ($way:literal) => {
@@ -104,9 +104,8 @@ struct Function {
 
 impl Function {
     /// Returns one variant per language. OpenCL devices store weights in `Rows16`. The row-major sources
-    /// nevertheless have variants in OpenCL C, so that tests can run them on any OpenCL driver. In CUDA C++
-    /// and HIP C++, there are only variants for the layout in which devices with these languages store the
-    /// weights.
+    /// nevertheless have variants in OpenCL C, so that tests can run them on any OpenCL driver. CUDA C++ and
+    /// HIP C++ have variants only for the layout in which their devices store the weights.
     fn variants(self) -> impl Iterator<Item = Variant> {
         let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
         let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));
