@@ -153,7 +153,7 @@ fn half_product_function(tensor_type: TensorType) -> Function {
 }
 
 /// Returns the kernel that dequantizes weights. It pays off only on devices with matrix units, and only with
-/// enough rows. It does not require matrix units itself, because the products that read its output do.
+/// enough rows. The variants of the f16 product, not this kernel, check for matrix units.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),

@@ -1,9 +1,9 @@
 //! Instruction sets for CPU kernels, as operations on sixteen lanes.
 //!
-//! Kernels are generic over [`Isa`]. The crate instantiates them for each instruction set. A value of an
+//! Kernels are generic over [`Isa`], and the crate instantiates them for each instruction set. A value of an
 //! `Isa` type proves that the processor has the required features, so the operations are safe. For each
-//! kernel and instruction set, one function enables the features, and the compiler inlines all of this code
-//! into it.
+//! kernel and instruction set, one entry-point function enables the features. The compiler inlines the whole
+//! kernel into this function.
 
 use super::HostKernel;
 use ragtag_hal::{Feature, HostFn};

@@ -9,9 +9,9 @@
 //! the count. Intermediate values are f32. [`crate::elements`] defines the padding after an odd number of
 //! 16-bit values.
 //!
-//! Each function follows its definition for real numbers. At ±∞, its value is the limit. NaN maps to NaN.
-//! Large arguments never yield NaN. The logarithm of zero is −∞. The logarithm and the square root of
-//! negative values are NaN.
+//! Each function follows its definition for real numbers. At ±∞, the result is the limit of the function. NaN
+//! maps to NaN. Large arguments never yield NaN. The logarithm of zero is −∞. The logarithm and the square
+//! root of negative values are NaN.
 
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random, Stored};

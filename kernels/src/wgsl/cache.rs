@@ -110,8 +110,8 @@ fn append_attention_functions() -> [Function; 2] {
     ]
 }
 
-/// Composes the text of single-row attention that is fused with RoPE and KV append. Makes the cache writable,
-/// and adds the constants of RoPE to those of split attention.
+/// Composes the text of single-row attention that is fused with RoPE and KV append. Declares the cache as
+/// writable, and adds the constants of RoPE to those of split attention.
 fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
     let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n";
@@ -186,7 +186,7 @@ fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Returns a grid of rows × parts of a row.
+/// Returns a grid with one group per row and per block of `ITEMS` columns.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
 }

@@ -1,9 +1,10 @@
 //! WGSL kernels for Vulkan and wgpu. This module composes the source texts of programs, and lists the
 //! variants for the table.
 //!
-//! A text contains one kernel: shared code, and then the kernel's own file. The first fields of its
-//! `Constants` are the coordinates of the first work group. A variant requires each feature beyond base WGSL
-//! that its text uses (f16, sub-groups, matrices). The module does not translate or launch anything.
+//! A text contains one kernel: shared code, followed by the kernel's own file. The first fields of its
+//! `Constants` are the coordinates of the first work group. If a text uses a feature beyond base WGSL (f16,
+//! sub-groups, matrices), its variant requires this feature. The module does not translate or launch
+//! anything.
 
 mod cache;
 mod elementwise;
