@@ -12,7 +12,7 @@ use ragtag_kernels::{Kernel, Variant, module_source, select};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A device that several threads can use.
+/// A device that several threads can share.
 pub(super) struct Shared {
     adapter: Adapter,
     timeline: Arc<Timeline>,
@@ -127,8 +127,8 @@ impl Shared {
         outcome
     }
 
-    /// Downloads `from` into a host region. Its bytes are valid once the timeline has reached the returned
-    /// value.
+    /// Downloads `from` into a host region. The bytes of the region are valid once the timeline has reached
+    /// the returned value.
     pub(super) fn download(&self, from: &Memory) -> Result<(u64, Arc<HostRegion>)> {
         let region = Arc::new(HostRegion::new(from.range.bytes as usize)?);
         let mut core = self.lock();
@@ -149,8 +149,8 @@ impl Shared {
         self.lock().submit(vec![Command::Copy { from: from.range, to: to.range }])
     }
 
-    /// Launches a kernel on `tensors`, in the order of the kernel's interface. For an empty tensor, binds
-    /// memory that the kernel does not read.
+    /// Launches a kernel. `tensors` are its operands, in the order that the kernel's interface defines. For
+    /// an empty tensor, binds memory that the kernel does not read.
     pub(super) fn launch(
         self: &Arc<Self>,
         kernel: Kernel,

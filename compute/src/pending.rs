@@ -92,8 +92,8 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// Tasks that wait for points on a timeline. A separate thread wakes them, because the thread that reports
-/// progress holds the timeline's lock. A woken task may end at once and drop its tensors and the device.
+/// Tasks that wait for points on a timeline. A separate thread wakes them: the thread that reports progress
+/// holds the timeline's lock, and a woken task may end at once and drop its tensors and the device.
 pub(super) struct Wakers {
     waiting: Mutex<Vec<(u64, Waker)>>,
     due: Sender<Waker>,

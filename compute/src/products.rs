@@ -48,7 +48,8 @@ pub struct Strided {
 pub struct Attention {
     /// Whether a query attends only to its own position and to earlier positions.
     pub causal: bool,
-    /// Window size. If it is set, a query attends only to positions closer to its own than this distance.
+    /// Window size in positions. If it is set, a query attends only to positions whose distance from its own
+    /// position is smaller.
     pub window: Option<usize>,
     /// Number of positions at the start of the sequence that every query attends to.
     pub prefix: usize,

@@ -82,8 +82,7 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the rows of a table that the indices select. Rows are counted along the first dimension of the
-    /// table.
+    /// Returns the rows of a table that the indices select. The first dimension of the table counts its rows.
     ///
     /// # Errors
     /// Returns a device error, or:

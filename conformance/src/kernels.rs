@@ -22,7 +22,7 @@ pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// Runs the selected listed cases of a variant, and cases with random shapes.
+/// Runs the listed cases of a variant that `listed` selects, and cases with the random `shapes`.
 pub(crate) fn run(bench: &mut Bench, variant: &Variant, listed: Listed, shapes: Shapes) -> Outcomes {
     if !variant.is_taken_by(bench.caps()) {
         return Ok(Verdict::skipped(match variant.language() {

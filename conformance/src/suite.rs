@@ -232,7 +232,7 @@ impl Entry {
     }
 }
 
-/// Test runner, which opens devices as needed.
+/// Runs tests, and opens devices as the tests need them.
 struct Stand<F> {
     open: F,
     bench: Option<Bench>,

@@ -183,8 +183,8 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
     Model { launches, bytes: at, values }
 }
 
-/// Packs a matrix from one half of the memory into the other. Returns the rate in GB/s. Counts bytes in file
-/// format.
+/// Packs a matrix from one half of the memory into the other. Returns the rate in GB/s of source bytes (in
+/// file format).
 fn pack(tensor_type: TensorType, memory: &mut [u8]) -> f64 {
     let layout = Resident::new(tensor_type, Layout::Rows16, 5632, 2048).expect("whole blocks");
     let (file, resident) = memory.split_at_mut(WORKING_SET_BYTES / 2);

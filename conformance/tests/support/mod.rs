@@ -5,7 +5,7 @@ use ragtag_conformance::{Outcome, Part, Report, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 
-/// Step between the listed shapes to test on devices that compile shaders for the CPU.
+/// Step between the listed shapes that are tested on devices that compile shaders for the CPU.
 pub const SOME: usize = 3;
 
 /// Maximum number of skipped tests in the whole suite, by backend and by prefix of the driver's name. Only

@@ -102,7 +102,7 @@ impl Macros {
         self.pay(body.len() + 1).then_some(body)
     }
 
-    /// Takes `tokens` tokens from the budget. Returns false if the budget is exhausted.
+    /// Takes `tokens` tokens from the budget. Returns false once the budget is exhausted.
     fn pay(&mut self, tokens: usize) -> bool {
         self.complete &= tokens <= self.left;
         self.left = self.left.saturating_sub(tokens);

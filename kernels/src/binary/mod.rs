@@ -20,7 +20,7 @@ use crate::elements::{self, RANK, in_a_word};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// A binary operation. Its discriminant is the kernel's constant.
+/// A binary operation. The kernel receives its discriminant as a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {

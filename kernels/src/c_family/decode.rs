@@ -46,7 +46,7 @@ pub(super) struct Function {
     pub source: Compose,
     pub function: &'static str,
     pub items: Items,
-    /// Upper bound on the shared memory that the text declares, in bytes per group.
+    /// Upper bound on the shared memory that the source declares, in bytes per group.
     pub local_bytes: u32,
     pub dynamic_local_bytes: u32,
 }

@@ -54,7 +54,7 @@ pub(super) fn products() -> Vec<Variant> {
     [TensorType::F16, TensorType::BF16].into_iter().flat_map(products_of).collect()
 }
 
-/// Returns a function that composes the text of a product with bf16 or f16 weights.
+/// Returns a function that composes the source of a product with bf16 or f16 weights.
 macro_rules! composer {
     ($tensor_type:expr, $compose:ident $(, $figure:literal)*) => {
         match $tensor_type {
@@ -65,8 +65,7 @@ macro_rules! composer {
 }
 
 /// Returns a product that uses `wgmma`. The last four parameters are the number of consumer warpgroups, the
-/// number of columns per tile, the number of pipeline stages, and the number of groups that compute one tile
-/// together.
+/// number of columns per tile, the number of pipeline stages, and the number of groups that share one tile.
 macro_rules! wgmma {
     ($tensor_type:expr, $name:literal, $max_rows:expr, $consumers:literal, $columns:literal, $stages:literal, $split:literal) => {{
         let bytes = $stages * ((64 * $consumers + $columns) * TILE_ROW + 16) + ALIGNMENT;
@@ -192,7 +191,7 @@ const INSTRUCTIONS: &str = include_str!("ptx.cu");
 const WARPGROUPS: &str = include_str!("wgmma.cu");
 const HALF: &str = include_str!("../matmul/half.cu");
 
-/// Composes the text of a product: definitions for the weight type, the code that all products share, then
+/// Composes the source of a product: definitions for the weight type, the code that all products share, then
 /// `parts`.
 fn source(tensor_type: TensorType, parts: &[&str]) -> Arc<str> {
     let kind = match tensor_type {

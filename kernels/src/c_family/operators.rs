@@ -23,7 +23,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).flat_map(Function::variants).collect()
 }
 
-/// Returns a function that composes the text for an element type. The type is known at compile time.
+/// Returns a function that composes the source for an element type. The type is known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {

@@ -226,7 +226,7 @@ const SHARES: &str = include_str!("../matmul/shares.cu");
 const CHUNKS_BLOCKS: &str = include_str!("../matmul/chunks_blocks.cu");
 const CHUNKS_ROWS: &str = include_str!("../matmul/chunks_rows.cu");
 
-/// Composes the text of a product.
+/// Composes the source of a product.
 fn source(language: KernelLanguage, tensor_type: TensorType, ring: &Ring, rows: Rows) -> Arc<str> {
     let chunks = Chunks::new(tensor_type, ring, rows).define();
     let reader = tensor_type.row().c;

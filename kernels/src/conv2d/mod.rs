@@ -21,6 +21,7 @@
 //! out[b, o, i, j] = Σ weights[o, c, y, x'] · x[b, first channel of o's group + c, i · stride + y · dilation
 //! − padding, …] over c, y and x'. Outside the image, x is zero. The number of groups divides both the number
 //! of channels and the number of out channels. Sums are accumulated in f32.
+//!
 //! The kernels compute the convolution as a matrix product of the weights and image columns, but never store
 //! the columns (Chetlur et al., 2014). A work group computes [`TILE`] out channels of [`TILE`] pixels. There
 //! are at most 2³¹ − 1 work groups, and coordinates are below 2³¹.

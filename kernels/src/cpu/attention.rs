@@ -380,7 +380,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Computes the softmax weights of the first `seen` scores of a step. Returns the factor that rescales the
+/// Converts the first `seen` scores of a step to softmax weights. Returns the factor that rescales the
 /// results of earlier steps.
 #[inline(always)]
 fn soften<S: Isa>(

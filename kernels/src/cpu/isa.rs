@@ -11,7 +11,7 @@ use ragtag_hal::{Feature, HostFn};
 /// An instruction set, as operations on sixteen lanes. A lane of `F` is an f32, a lane of `I` is an i32, and
 /// a lane of `B` is four bytes.
 pub(crate) trait Isa: Copy + 'static {
-    /// Name of the instruction set in the names of variants.
+    /// Name of the instruction set, as it appears in the names of variants.
     const NAME: &'static str;
     /// Features that the processor must have.
     const FEATURES: &'static [Feature];

@@ -30,7 +30,7 @@ use crate::elements::{self, ITEMS};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Reduction of a line of values. Its discriminant is the kernel's constant.
+/// Reduction of a line of values. The kernel receives its discriminant as a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reduction {
@@ -48,7 +48,7 @@ impl Reduction {
     /// All reductions.
     pub const ALL: [Reduction; 4] = [Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Mean];
 
-    /// Reduces `values` in f64. A mean divides by their number.
+    /// Reduces `values` in f64. For a mean, divides the sum by the number of values.
     pub fn of(self, values: impl ExactSizeIterator<Item = f64>) -> f64 {
         let count = values.len() as f64;
         let extreme = |a: f64, b: f64, larger: bool| match () {
@@ -81,7 +81,8 @@ pub static ABI: EntryAbi = EntryAbi {
 };
 
 /// Returns the number of columns of `[axis, inner]` per work group. It is the smallest power of two that
-/// covers `inner`, up to the number of work items, so that as many work items as possible share each column.
+/// covers `inner`, but at most the number of work items. As many work items as possible then share each
+/// column.
 pub(crate) fn columns(inner: u32) -> u32 {
     inner.clamp(1, ITEMS).next_power_of_two()
 }

@@ -20,7 +20,7 @@ use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
-/// A function of one value. Its discriminant is the kernel's constant.
+/// A function of one value. The kernel receives its discriminant as a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Function {

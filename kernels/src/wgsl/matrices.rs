@@ -1,8 +1,8 @@
 //! Products of row-major weights and f16 activations on matrix units. They use cooperative matrices of 16 ×
 //! 16 f16 values, with f32 accumulation. BF16 weights are converted to f16.
 //!
-//! The sub-group size affects only the speed. If sub-groups have 32 work items, each of them computes one
-//! slice of the tile of its group.
+//! The sub-group size affects only the speed. If sub-groups have 32 work items, each sub-group computes one
+//! slice of its group's tile.
 
 use super::weights::PRODUCT;
 use super::{program, repeat};
@@ -26,7 +26,7 @@ const FEW: u32 = 128;
 /// matrix units.
 const SUB_GROUP: u32 = 32;
 
-/// Division of a group's tile into slices, and of slices into squares.
+/// Division of a group's tile into slices, and of a slice into squares.
 #[derive(Clone, Copy)]
 struct Tile {
     /// Number of slices along x and along the weights. Each sub-group computes one slice.

@@ -139,7 +139,7 @@ const PLAIN: u8 = 0;
 const NORMED: u8 = 1;
 const GATED: u8 = 2;
 
-/// Functions that compose the texts for up to 1, 4 and 8 rows of x, each without and with sub-groups.
+/// Functions that compose the sources for up to 1, 4 and 8 rows of x, each without and with sub-groups.
 type Composers = [[Compose; 2]; 3];
 
 fn composers<const FORM: u8>(tensor_type: TensorType) -> Composers {
