@@ -184,8 +184,8 @@ impl Compute {
         Ok(self.pending((values, indices)))
     }
 
-    /// Returns a parameter block that contains the row count. Kernels that compiled models also use read the
-    /// count from it.
+    /// Returns a parameter block that contains the row count. The kernels that also serve compiled models
+    /// read the count from it.
     pub(super) fn counts(&self, rows: usize) -> Result<Tensor> {
         let counts = self.shared.tensor([4], Type::Indices)?;
         if let Some(memory) = &counts.memory {

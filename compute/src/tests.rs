@@ -259,7 +259,7 @@ fn multiplies_matrices() {
 #[test]
 fn multiplies_parts_of_tensors() {
     everywhere(|device| {
-        // The products are two products of submatrices. A is transposed with leading dimension 9. B has
+        // The batch consists of two products of submatrices. A is transposed with leading dimension 9. B has
         // leading dimension 8. C has leading dimension 10 and a batch stride of 40.
         let strided = Strided { sizes: [4, 7, 5], batch: 2, leading: [9, 8, 10], strides: [45, 0, 40] };
         let (a, b, c) = (random(20, 2 * 45), random(21, 5 * 8), random(22, 2 * 40));

@@ -82,8 +82,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the rows of a table that the indices select. The first dimension of the table counts its rows.
-    ///
+    /// Returns the rows of a table that the indices select. A row is a slice of the table along its first
+    /// dimension.
     /// # Errors
     /// Returns a device error, or:
     /// - [`Error::Index`] if an index among host values is out of range. The host cannot check indices in a

@@ -227,7 +227,7 @@ fn rows_do_not_depend_on_other_rows() {
 fn more_blocks_than_a_group_takes_are_all_converted() {
     let kernels = [Kernel::DecodeBlocks, Kernel::EncodeBlocks];
     for variant in runnable().filter(|variant| kernels.contains(&variant.kernel)) {
-        // An even number of blocks is whole words.
+        // An even number of blocks fills whole words.
         let cases = variant.cases(3);
         let few = cases.iter().find(|case| case.constants[1] % 2 == 0).expect("an even number of blocks");
         let repeated = |memory: &[Vec<u8>]| memory.iter().map(|bytes| bytes.repeat(200)).collect::<Vec<_>>();

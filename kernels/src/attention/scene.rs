@@ -130,9 +130,9 @@ impl Scene {
         build.bytes(self.keys.bytes()).bytes(self.values.bytes())
     }
 
-    /// Replaces the first row with a row that needs RoPE and KV append. Its key and value belong to the last
-    /// position of its sequence, whose cache slot becomes empty. Both have `times` times the magnitude of the
-    /// queries.
+    /// Replaces the first row with a row that needs RoPE and KV append. The row's key and value belong to the
+    /// last position that it attends to, and the cache slot of this position becomes empty. Both have `times`
+    /// times the magnitude of the queries.
     pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
         let (heads, kv_heads, head_dim, kv_type) =
             (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);

@@ -137,7 +137,7 @@ pub(crate) use plain;
 macro_rules! quantised {
     ($name:ident, $group:ty, $bytes:ident, $open:expr) => {
         #[doc = concat!(stringify!($name), " blocks.")]
-        #[allow(non_camel_case_types)] // The field's spelling.
+        #[allow(non_camel_case_types)] // Standard names in this field.
         pub(crate) struct $name;
 
         const _: () = {

@@ -130,13 +130,13 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, file_blocks::EncodeBlocks>());
 }
 
-/// Adds the kernels that exist for every tensor type, for the reader `W`.
+/// Adds the kernels that every tensor type has, instantiated for the reader `W`.
 pub(crate) fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Embed<W>>());
     out.push(variant::<S, matmul::Exact<W>>());
 }
 
-/// Adds all kernels that exist for tensor types with integer quants, for the reader `W`.
+/// Adds all kernels of a tensor type with integer quants, instantiated for the reader `W`.
 pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     plain::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());

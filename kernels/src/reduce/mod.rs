@@ -94,7 +94,7 @@ const MOST_PARTS: u32 = 65_535;
 /// Number of work groups that keep a device busy.
 const ENOUGH: u32 = 512;
 
-/// Minimum size of a part, in values for each work item that shares a column.
+/// Minimum number of values of a part that each work item of a column processes.
 const LEAST: u32 = 32;
 
 /// Returns the best part size, which is at most `axis`. The parts yield enough work groups to keep a device

@@ -88,7 +88,7 @@ macro_rules! table {
     ($d:tt; $($(#[doc = $doc:literal])* $name:ident $module:ident;)*) => {
         /// Storage format of a weight tensor in a file.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[allow(non_camel_case_types)] // the field writes them so
+        #[allow(non_camel_case_types)] // Standard names in this field.
         pub enum TensorType {
             $($(#[doc = $doc])* $name,)*
         }
