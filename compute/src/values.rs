@@ -84,6 +84,7 @@ impl Compute {
 
     /// Returns the rows of a table that the indices select. A row is a slice of the table along its first
     /// dimension.
+    ///
     /// # Errors
     /// Returns a device error, or:
     /// - [`Error::Index`] if an index among host values is out of range. The host cannot check indices in a
