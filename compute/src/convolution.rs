@@ -7,17 +7,18 @@ use super::tensor::{Input, Tensor};
 use super::{Compute, word};
 use ragtag_kernels::{Kernel, conv2d};
 
-/// Parameters of a two-dimensional convolution. Arrays hold one value for the height and one for the width.
+/// Parameters of a two-dimensional convolution. The first value of each array applies to the height, the
+/// second to the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2d {
-    /// Stride of the kernel, in values.
+    /// Distance between neighbouring positions of the kernel, in image values.
     pub stride: [usize; 2],
     /// Number of zeros added at each end of the height and of the width.
     pub padding: [usize; 2],
-    /// Dilation: the distance in the image between the positions of neighbouring kernel values.
+    /// Distance in the image between neighbouring values of the kernel. A dilation of 1 leaves no gaps.
     pub dilation: [usize; 2],
-    /// Number of groups into which the channels are divided. Each group of input channels produces its own
-    /// output channels.
+    /// Number of groups into which the input and output channels are divided. Each group of output channels
+    /// depends only on its own group of input channels.
     pub groups: usize,
 }
 
@@ -35,8 +36,8 @@ impl Compute {
     /// # Errors
     /// Returns a device error, or:
     /// - [`Error::Rank`] or [`Error::Shapes`] if the operator does not accept the shapes.
-    /// - [`Error::Argument`] if a stride, a dilation or the number of groups is zero, or if the inputs have
-    ///   different types.
+    /// - [`Error::Argument`] if a stride, a dilation or the number of groups is zero, or if `x` and `weights`
+    ///   have different types.
     pub fn conv2d<'a, 'b>(
         &self,
         conv: &Conv2d,

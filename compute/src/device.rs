@@ -12,7 +12,7 @@ use ragtag_kernels::{Kernel, Variant, module_source, select};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A device that several threads can use.
+/// A device that several threads can share.
 pub(super) struct Shared {
     adapter: Adapter,
     timeline: Arc<Timeline>,
@@ -35,8 +35,8 @@ enum Left {
     Region(RegionId),
 }
 
-/// Buffer on a device. If this value is dropped, the device destroys the buffer once no submitted work uses
-/// it.
+/// Buffer on a device. After this value is dropped, the device destroys the buffer as soon as no submitted
+/// work uses it.
 pub(super) struct Memory {
     shared: Arc<Shared>,
     range: BufferRange,
@@ -96,7 +96,8 @@ impl Shared {
                 Err(Error::Device(error)) if error.is_out_of_memory() && !core.left.is_empty() => {
                     let last = core.signalled;
                     drop(core);
-                    // Memory becomes free when outstanding work completes. Other threads continue meanwhile.
+                    // Waits without the lock, so other threads continue. Resources in `left` become free when
+                    // the outstanding work completes.
                     self.timeline.wait(last, None)?;
                 }
                 created => break created?,
@@ -126,8 +127,8 @@ impl Shared {
         outcome
     }
 
-    /// Downloads `from` into a host region. Its bytes are valid once the timeline has reached the returned
-    /// value.
+    /// Downloads `from` into a host region. The bytes of the region are valid once the timeline has reached
+    /// the returned value.
     pub(super) fn download(&self, from: &Memory) -> Result<(u64, Arc<HostRegion>)> {
         let region = Arc::new(HostRegion::new(from.range.bytes as usize)?);
         let mut core = self.lock();
@@ -148,8 +149,8 @@ impl Shared {
         self.lock().submit(vec![Command::Copy { from: from.range, to: to.range }])
     }
 
-    /// Launches a kernel on `tensors`, in the order of the kernel's interface. For an empty tensor, binds
-    /// memory that the kernel does not read.
+    /// Launches a kernel. `tensors` are its operands, in the order that the kernel's interface defines. For
+    /// an empty tensor, binds memory that the kernel does not read.
     pub(super) fn launch(
         self: &Arc<Self>,
         kernel: Kernel,
@@ -219,7 +220,7 @@ impl Core {
         let (signal, work) = (timeline.id().at(value), Work::Commands(commands));
         let submission = Submission { queue: QueueKind::Compute, work, waits: Vec::new(), signal };
         let outcome = device.submit(submission);
-        // If the device refuses a submission, the timeline fails and its value is used up. The next
+        // If the device rejects a submission, the timeline fails, and `value` counts as used. The next
         // submission reports the failure.
         if outcome.is_ok() || timeline.failure().is_some() {
             self.signalled = value;

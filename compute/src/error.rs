@@ -141,7 +141,7 @@ pub enum Error {
         /// Name of the kernel.
         kernel: String,
     },
-    /// The device refused the work, or it failed.
+    /// The device rejected the work, or the work failed.
     #[error(transparent)]
     Device(#[from] ragtag_hal::Error),
 }

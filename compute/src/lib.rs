@@ -89,7 +89,7 @@ impl Compute {
         Self::on(backends.open(&[(first.clone(), DeviceId(0))], &Limits::default())?.swap_remove(0))
     }
 
-    /// Uses a device that is already open.
+    /// Runs operators on a device that is already open.
     ///
     /// # Errors
     /// Returns [`Error::Open`] if the thread that wakes waiting tasks cannot be started.
@@ -118,8 +118,8 @@ impl Compute {
         }
     }
 
-    /// Returns an operator's input like [`given`](Self::given), with its element type. Fails unless the input
-    /// has floating-point values.
+    /// Like [`given`](Self::given), but also returns the element type. Fails unless the input holds
+    /// floating-point values.
     fn elements<'a>(
         &self,
         operation: &'static str,
@@ -132,7 +132,7 @@ impl Compute {
         }
     }
 
-    /// Returns an operator's input like [`given`](Self::given), converted to f32 on the device.
+    /// Like [`given`](Self::given), but converts the input to f32 on the device.
     fn f32s<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         match self.elements(operation, input)? {
             (tensor, ElementType::F32) => Ok(tensor),
@@ -140,7 +140,7 @@ impl Compute {
         }
     }
 
-    /// Returns an operator's input like [`given`](Self::given). Fails unless the input has indices.
+    /// Like [`given`](Self::given), but fails unless the input holds indices.
     fn indices<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         let tensor = self.given(operation, input)?;
         match tensor.kind {
@@ -166,8 +166,8 @@ impl std::fmt::Debug for Compute {
     }
 }
 
-/// Converts a size to the 32-bit type that kernels use. In a non-empty shape of at most 2^32 − 1 values,
-/// every size fits. In an empty shape, sizes may saturate.
+/// Converts a size to the 32-bit type that kernels use. Every size in a non-empty shape of at most 2^32 − 1
+/// values fits. Sizes in an empty shape may be larger, and then saturate.
 fn word(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }

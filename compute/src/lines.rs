@@ -9,8 +9,8 @@ use ragtag_kernels::{Activations, ElementType, Kernel, elements, top_k};
 use std::sync::Arc;
 
 impl Compute {
-    /// Reduces each line of values along an axis to one f32. The result does not have this axis. If there are
-    /// only a few long lines, the reduction needs two kernel launches.
+    /// Reduces each line of values along an axis to one f32, and removes the axis from the shape. If there
+    /// are only a few long lines, the reduction needs two kernel launches.
     ///
     /// # Errors
     /// Returns a device error, or:
@@ -65,9 +65,9 @@ impl Compute {
         Ok(())
     }
 
-    /// Computes softmax along an axis. The result is f32: e^(x − largest) divided by the sum of these values
-    /// over the line. A value of −∞ gets probability zero. A line that contains only −∞ becomes zeros. A line
-    /// that contains NaN or +∞ becomes NaN.
+    /// Computes softmax along an axis. The result is f32: e^(x − largest), divided by the sum of these terms
+    /// over the line. A value of −∞ gets probability zero. If a line contains only −∞, all its results are
+    /// zero. If a line contains NaN or +∞, all its results are NaN.
     ///
     /// # Errors
     /// Returns [`Error::Axis`] if the axis does not exist, or a device error.
@@ -134,8 +134,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the position of the largest value in each row (along the last dimension). If several values
-    /// are equal, the first position counts. NaN is smaller than every number.
+    /// Returns the position of the largest value in each row (along the last dimension). In a tie, returns
+    /// the first position. NaN ranks below every number.
     ///
     /// # Errors
     /// Returns [`Error::EmptyAxis`] if rows have no values, or a device error.
@@ -161,7 +161,7 @@ impl Compute {
     }
 
     /// Returns the `k` largest values in each row (along the last dimension) in descending order, and their
-    /// positions. Equal values keep their order. NaN comes last.
+    /// positions. Equal values keep their order. NaN ranks below every number.
     ///
     /// # Errors
     /// Returns [`Error::Argument`] if `k` is zero, greater than 64, or greater than the length of a row.
@@ -184,7 +184,8 @@ impl Compute {
         Ok(self.pending((values, indices)))
     }
 
-    /// Returns a parameter block that contains the row count, for kernels that compiled models share.
+    /// Returns a parameter block that contains the row count. The kernels that also serve compiled models
+    /// read the count from it.
     pub(super) fn counts(&self, rows: usize) -> Result<Tensor> {
         let counts = self.shared.tensor([4], Type::Indices)?;
         if let Some(memory) = &counts.memory {

@@ -81,7 +81,8 @@ impl<T> Future for Pending<T> {
         let has_ended = || timeline.value() >= self.point || timeline.failure().is_some();
         if !has_ended() {
             self.shared.wakers().register(self.point, context.waker());
-            // Progress between the check and the registration has woken no waker.
+            // Progress made after the first check and before the registration woke no task, so this checks
+            // again.
             if !has_ended() {
                 return Poll::Pending;
             }
@@ -91,8 +92,8 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// Tasks that wait for points on a timeline. A separate thread wakes them, because the thread that reports
-/// progress holds the timeline's lock. A woken task may end at once and drop its tensors and the device.
+/// Tasks that wait for points on a timeline. A separate thread wakes them: the thread that reports progress
+/// holds the timeline's lock, and a woken task may end at once and drop its tensors and the device.
 pub(super) struct Wakers {
     waiting: Mutex<Vec<(u64, Waker)>>,
     due: Sender<Waker>,

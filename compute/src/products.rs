@@ -31,7 +31,7 @@ impl Default for Gemm {
 /// BLAS, but with row-major matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
-    /// Sizes m, n and k. op(A) is m × k, op(B) is k × n, and C is m × n.
+    /// Sizes m, n and k: op(A) is m × k, op(B) is k × n, and C is m × n.
     pub sizes: [usize; 3],
     /// Number of products.
     pub batch: usize,
@@ -46,9 +46,10 @@ pub struct Strided {
 /// queries and n keys, query i has position i + n − m.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
-    /// Whether a query attends only to its own position and earlier positions.
+    /// Whether a query attends only to its own position and to earlier positions.
     pub causal: bool,
-    /// Window size. If it is set, a query attends only to positions closer to its own than this distance.
+    /// Window size in positions. If it is set, a query attends only to positions whose distance from its own
+    /// position is smaller.
     pub window: Option<usize>,
     /// Number of positions at the start of the sequence that every query attends to.
     pub prefix: usize,

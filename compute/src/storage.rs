@@ -83,7 +83,8 @@ impl Compute {
         self.upload_as(shape.into(), Type::Indices, indices.len(), fill)
     }
 
-    /// Uploads blocks in file format to a new tensor. The last dimension must consist of whole blocks.
+    /// Uploads blocks in file format to a new tensor. Each row (along the last dimension) must consist of
+    /// whole blocks.
     ///
     /// # Errors
     /// Returns a device error, or:
@@ -166,8 +167,8 @@ impl Compute {
         })
     }
 
-    /// Downloads the bytes of a tensor in the format of device memory, in which 16-bit values and blocks are
-    /// contiguous.
+    /// Downloads the bytes of a tensor exactly as device memory stores them. 16-bit values and blocks are
+    /// adjacent, without padding between them.
     ///
     /// # Errors
     /// Returns an error if the device fails.
@@ -283,7 +284,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Quantizes values to blocks in file format. The last dimension must consist of whole blocks.
+    /// Quantizes values to blocks in file format. Each row (along the last dimension) must consist of whole
+    /// blocks.
     ///
     /// # Errors
     /// Returns a device error, or:

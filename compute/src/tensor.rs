@@ -35,7 +35,7 @@ impl Shape {
             .ok_or_else(|| Error::TooLarge { shape: self.clone() })
     }
 
-    /// Returns all sizes except the last, and the last size. A shape without dimensions counts as one row of
+    /// Returns all sizes except the last, and the last size. Treats a shape without dimensions as one row of
     /// one value.
     pub(crate) fn rows(&self) -> (&[usize], usize) {
         self.0.split_last().map_or((&[], 1), |(last, rest)| (rest, *last))
@@ -94,8 +94,7 @@ impl fmt::Display for Type {
 }
 
 impl Type {
-    /// Returns the size in bytes of a tensor of this type and shape. Sizes of 16-bit values and blocks are
-    /// rounded up to whole 32-bit words.
+    /// Returns the size in bytes of a tensor of this type and shape, rounded up to whole 32-bit words.
     pub(crate) fn bytes(self, shape: &Shape) -> Result<u64> {
         let count = shape.count()? as u64;
         let bytes = match self {
@@ -135,8 +134,8 @@ impl Tensor {
     /// Returns a tensor with the same values in another shape. The two tensors share their memory.
     ///
     /// # Errors
-    /// Returns [`Error::Shapes`] if the number of values differs, or [`Error::Blocks`] if blocks would cross
-    /// rows.
+    /// Returns [`Error::Shapes`] if the number of values differs, or [`Error::Blocks`] if a block would
+    /// extend over two rows.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.count()? != self.shape.count()? {

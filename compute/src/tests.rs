@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-/// Runs `test` on every adapter. Of several identical software adapters, uses only the first.
+/// Runs `test` on every adapter. If several software adapters are identical, uses only the first of them.
 fn everywhere(test: impl Fn(&Compute)) {
     let backends = Backends::new(&Config::default());
     let report = backends.probe();
@@ -259,7 +259,7 @@ fn multiplies_matrices() {
 #[test]
 fn multiplies_parts_of_tensors() {
     everywhere(|device| {
-        // The products are two products of submatrices. A is transposed with leading dimension 9. B has
+        // The batch consists of two products of submatrices. A is transposed with leading dimension 9. B has
         // leading dimension 8. C has leading dimension 10 and a batch stride of 40.
         let strided = Strided { sizes: [4, 7, 5], batch: 2, leading: [9, 8, 10], strides: [45, 0, 40] };
         let (a, b, c) = (random(20, 2 * 45), random(21, 5 * 8), random(22, 2 * 40));
@@ -370,8 +370,8 @@ fn multiplies_quantised_weights_in_both_classes() {
     everywhere(|device| {
         let (n, k) = (40, 512);
         let weights = random(10, n * k);
-        // Each type is tested with one class for a single row and with the other class for several rows. Each
-        // pair is a program, which takes some drivers seconds to compile.
+        // Tests each type with one class for a single row, and with the other class for several rows. Each
+        // combination is a separate program, and some drivers take seconds to compile a program.
         let classes = [EXACT, NumericsClass::Fast];
         let types = [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q6_K];
         for (i, tensor_type) in types.into_iter().enumerate() {

@@ -10,7 +10,7 @@ use ragtag_kernels::binary::Operation;
 use ragtag_kernels::unary::Function;
 use ragtag_kernels::{Kernel, elements, rope};
 
-/// Pairing of a head's values: RoPE rotates the two values of each pair together.
+/// Pairing of the values in a head. RoPE rotates the two values of a pair together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// Pairs the neighbouring values 2i and 2i + 1.
@@ -82,8 +82,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the rows of a table that the indices select. Rows are counted along the first dimension of the
-    /// table.
+    /// Returns the rows of a table that the indices select. A row is a slice of the table along its first
+    /// dimension.
     ///
     /// # Errors
     /// Returns a device error, or:
@@ -119,14 +119,14 @@ impl Compute {
     }
 
     /// Applies rotary position embedding to `[rows, heads, dimensions]`. The result has the type of the
-    /// input. Each row is rotated by the angle for its position.
+    /// input. The position of a row determines the angles by which it is rotated.
     ///
     /// # Errors
     /// Returns a device error, or:
     /// - [`Error::Shapes`] if the number of positions is not the number of rows.
     /// - [`Error::Rank`] if the input does not have three dimensions.
     /// - [`Error::Factor`] if the base is not finite and positive.
-    /// - [`Error::Argument`] if the number of rotating values is odd or exceeds the head.
+    /// - [`Error::Argument`] if the number of rotated values is odd or exceeds the head dimension.
     pub fn rope<'a, 'b>(
         &self,
         rope: &Rope,

@@ -2,10 +2,10 @@
 //! prompt.
 //!
 //! Usage: `cargo bench -p ragtag-conformance --bench variants -- vulkan:0 matmul/F16/f16 2048,14336,4096` or
-//! `… -- vulkan:0 attention/F16 2048,32,8,128`. The numbers of a product are the rows, the rows of weights
-//! and the columns. The numbers of attention are the rows, the heads, the KV heads and the head dimension.
-//! The second argument is part of the names that the conformance suite prints, such as
-//! `matmul/F16/f16/wgsl-matrices`.
+//! `… -- vulkan:0 attention/F16 2048,32,8,128`. The second argument is a name, or part of a name, as the
+//! conformance suite prints it, for example `matmul/F16/f16/wgsl-matrices`. The third argument is the shape.
+//! For a product, it lists the rows, the weight rows and the columns. For attention, it lists the rows, the
+//! heads, the KV heads and the head dimension.
 #![allow(clippy::print_stdout)] // The bench prints a report.
 
 use ragtag_conformance::timing::{Launch, time};
@@ -81,8 +81,8 @@ fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
     }
 }
 
-/// Returns bytes of f16 numbers of either sign with magnitudes between 2^-4 and 2^-3. They are also small
-/// numbers if read as bf16 or f32. The bench does not use zeros, because a matrix unit could process them
+/// Returns bytes that are f16 numbers of either sign, with magnitudes between 2^-4 and 2^-3. Read as bf16 or
+/// f32, the bytes are also small numbers. The bench avoids zeros, because a matrix unit could process them
 /// faster.
 fn numbers(bytes: usize) -> Vec<u8> {
     let mut state = 1_u64;

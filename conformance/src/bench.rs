@@ -1,5 +1,5 @@
-//! Wraps a device with helpers for tests. They allocate ids and points, copy data to and from the device, and
-//! limit waits.
+//! Wraps a device with helpers for tests. The helpers allocate ids and points, copy data to and from the
+//! device, and limit the duration of waits.
 
 use ragtag_hal::{
     BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Module, ModuleId, Point, ProgramId,
@@ -15,7 +15,7 @@ const WAIT_LIMIT: Duration = Duration::from_secs(600);
 /// Result of a step of a test. The error is a message.
 pub(crate) type Attempt<T> = Result<T, String>;
 
-/// Extension trait that adds the failed action to the error of a result.
+/// Extension trait that prefixes an error with a description of the action that failed.
 pub(crate) trait Context<T> {
     fn context(self, what: &str) -> Attempt<T>;
 }
@@ -158,8 +158,8 @@ impl Bench {
         Ok((id, region))
     }
 
-    /// Returns the staging region, with at least `bytes` bytes and at least one byte. The region is valid
-    /// only for the next copy.
+    /// Returns the staging region, enlarged to at least `bytes` bytes (and at least one byte). The region is
+    /// valid only for the next copy.
     fn staging(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
         const LEAST: usize = 64 << 10;
         if let Some((id, _)) = self.staging.take_if(|(_, region)| region.bytes() < bytes) {
@@ -247,7 +247,7 @@ impl Bench {
     pub(crate) fn get(&mut self, from: BufferRange) -> Attempt<Vec<u8>> {
         let bytes = from.bytes as usize;
         let (id, region) = self.staging(bytes)?;
-        // Bytes that the download does not write must not look right by chance.
+        // Fills the region, so that bytes that the download fails to write do not look right by chance.
         region.write(0..bytes).context("a lease")?.fill(0xe7);
         let point =
             self.commands(QueueKind::Download, vec![Command::Download { from, region: id, offset: 0 }], &[])?;

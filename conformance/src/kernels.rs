@@ -1,8 +1,8 @@
 //! Compares kernel variants with their references.
 //!
-//! Each binding has its own buffer. Guard bytes before and after the binding detect writes outside it. Each
-//! case runs twice: once as a command, and once as a recorded program. The two results must be equal bit for
-//! bit.
+//! Each binding has its own buffer, with guard bytes before and after the binding to detect writes outside
+//! it. Each case runs twice: once as a command, and once as a recorded program. The two results must be equal
+//! bit for bit.
 
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
@@ -22,7 +22,7 @@ pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// Runs the selected listed cases of a variant, and cases with random shapes.
+/// Runs the listed cases of a variant that `listed` selects, and cases with the random `shapes`.
 pub(crate) fn run(bench: &mut Bench, variant: &Variant, listed: Listed, shapes: Shapes) -> Outcomes {
     if !variant.is_taken_by(bench.caps()) {
         return Ok(Verdict::skipped(match variant.language() {
@@ -83,7 +83,7 @@ struct Guarded {
 
 impl Guarded {
     fn new(bench: &mut Bench, bytes: u64) -> Attempt<Self> {
-        // Bindings must be aligned to this number of bytes.
+        // The guard before the binding must keep the binding aligned.
         let before = bench.caps().binding_alignment_bytes.max(GUARD_BYTES);
         let whole = bench.buffer(before + bytes + GUARD_BYTES)?;
         Ok(Self { whole, inner: part(whole, before, bytes) })

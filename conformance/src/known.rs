@@ -2,7 +2,7 @@
 //!
 //! Lists of known failures are meant for adapters with pinned driver versions, as in continuous integration.
 //! On such an adapter, the suite fails if an unlisted test fails or a listed test passes. This module
-//! contains no list. The tests of each adapter supply theirs.
+//! contains no lists: the tests of each adapter supply their own.
 
 use crate::report::{Outcome, Verdict};
 
@@ -15,7 +15,7 @@ pub struct KnownFailure {
     pub reason: &'static str,
 }
 
-/// Returns whether `name` contains the parts of `pattern` between the `*`, in this order.
+/// Returns whether `name` contains all parts of `pattern` in order. A `*` in `pattern` separates two parts.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let mut rest = Some(name);
     for part in pattern.split('*') {

@@ -1,4 +1,5 @@
-//! Conformance suite. It tests on every adapter that a device meets the requirements of the hardware layer.
+//! Conformance suite. For every adapter, it checks that the device meets the requirements of the hardware
+//! layer.
 //!
 //! Each test is written once, against the interface of the hardware layer. It passes, fails with a reason, or
 //! is skipped with a reason. If hardware is absent, the report shows a skip. Only tests and the command

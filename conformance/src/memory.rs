@@ -40,8 +40,8 @@ fn fill(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that copies between buffers and within a buffer change only their destination range. Tests every
-/// offset and length that the device's alignment allows, ranges with an odd end, and every queue.
+/// Checks that copies between buffers and within a buffer change only the destination range. Tests offsets
+/// and lengths that are aligned as the device requires, and ranges that end at an odd byte.
 fn copy(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 9001;
     let (source, mut target) = (pattern(BYTES, 2), pattern(BYTES, 3));
@@ -166,8 +166,9 @@ fn out_of_memory(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Allocates buffers of `bytes` bytes until the device is out of memory. Used if one allocation of the
-/// largest size cannot exceed the free memory, or if the device does not report its free memory.
+/// Allocates buffers of `bytes` bytes until the device is out of memory. The test needs this if a single
+/// allocation of the maximum size fits into the free memory, or if the device does not report its free
+/// memory.
 fn exhaust(bench: &mut Bench, bytes: u64) -> Attempt<(u64, Option<Error>)> {
     for _ in 0..1024 {
         if let Err(error) = bench.try_buffer(bytes) {

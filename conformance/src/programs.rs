@@ -59,8 +59,8 @@ fn record_anew(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that several programs and plain commands that are in flight together run in the order that points
-/// define.
+/// Puts several programs and plain commands in flight together, and checks that they run in the order that
+/// their points define.
 fn side_by_side(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let sum = bench.buffer(4 * 16)?;

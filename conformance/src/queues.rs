@@ -54,8 +54,8 @@ fn empty_submission(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks uploads, copies and downloads on three queues that are ordered only by points. Repeats them with
-/// the same memory.
+/// Checks uploads, copies and downloads on three queues that are ordered only by points. Repeats the sequence
+/// with the same memory.
 fn points_across_queues(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 100_000;
     let (a, b) = (bench.buffer(BYTES as u64)?, bench.buffer(BYTES as u64)?);
@@ -76,7 +76,8 @@ fn points_across_queues(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks many submissions in flight. Each waits for the previous submission, which is on another queue.
+/// Checks that many submissions can be in flight, each waiting for the previous submission on a different
+/// queue.
 fn many_in_flight(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word: 0 }], &[])?;
@@ -89,8 +90,8 @@ fn many_in_flight(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that the device's timings belong to actual submissions and end no earlier than they start. Skipped
-/// if the device reports no timings.
+/// Checks that every timing that the device reports belongs to an actual submission, and that its end is not
+/// before its start. Skipped if the device reports no timings.
 fn timings(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut timings: Vec<Timing> = Vec::new();
@@ -121,8 +122,8 @@ fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Arc<Timeline>> {
     Ok(foreign)
 }
 
-/// Checks that work that waits for a point of another device does not start before another thread signals the
-/// point.
+/// Makes work wait for a point of another device, and checks that it does not start before another thread
+/// signals the point.
 fn foreign_point(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Upload)?;
     let data = pattern(4096, 11);
@@ -155,8 +156,8 @@ fn foreign_point(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that a failed point fails all work that waits for it, with the same cause, and that completed work
-/// is not affected.
+/// Checks that a failed point fails all work that waits for it, with the same cause. Also checks that the
+/// failure does not affect completed work.
 fn poison(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Download)?;
     let buffer = bench.filled(&[5; 64])?;

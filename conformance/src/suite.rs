@@ -55,8 +55,8 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// Selects every `one_in`th listed shape for the variant at position `place` of the part. Neighbouring
-    /// variants start at different shapes. In the next turn, each variant tests other shapes.
+    /// Selects every `one_in`th listed shape for the variant at position `place` in its part. Neighbouring
+    /// variants start at different shapes, and each `turn` shifts the selection by one shape.
     fn at(place: usize, turn: usize, one_in: usize) -> Self {
         let one_in = one_in.max(1);
         Self { first: (place % one_in + turn % one_in) % one_in, one_in }
@@ -67,8 +67,8 @@ impl Listed {
     }
 }
 
-/// One of several equal parts of the kernel variants. It contains every `of`th variant in the table of
-/// variants. Similar devices test one part each.
+/// One of several equal parts of the kernel variants. A part contains every `of`th variant in the table of
+/// variants. Each of several similar devices tests one part.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Number of parts. The value 0 counts as 1.
@@ -135,8 +135,8 @@ impl<'a> Suite<'a> {
     }
 
     /// Runs the selected tests on devices from `open`, which must all belong to `adapter`. Opens a device at
-    /// the start, and another one after each test that made the device unusable. Calls `starts` with the name
-    /// of each test before it runs.
+    /// the start, and a new one after each test that made the device unusable. Calls `starts` with the name
+    /// of each test before the test runs.
     pub fn run(
         &self,
         adapter: &Adapter,
@@ -178,7 +178,7 @@ pub fn run_all(backends: &Backends, suite: Suite<'_>) -> Summary {
     Summary { reports, absent: found.backends.iter().filter_map(absent).collect() }
 }
 
-/// Returns `backend` with the reason why it has no adapter, or `None` if it has an adapter.
+/// Returns `backend` with the reason why it has no adapter. Returns `None` if it has one.
 pub fn absent(backend: &BackendReport) -> Option<Absent> {
     let cause = match &backend.status {
         Status::NotCompiled => "not compiled into this build".into(),
@@ -232,7 +232,7 @@ impl Entry {
     }
 }
 
-/// Test runner, which opens devices as needed.
+/// Runs tests, and opens devices as the tests need them.
 struct Stand<F> {
     open: F,
     bench: Option<Bench>,
@@ -272,7 +272,8 @@ mod tests {
         assert_eq!([of(3, 2, 0), of(3, 2, 1)], [(0..8).collect::<Vec<_>>(), (0..8).collect()]);
     }
 
-    /// Returns the variants that a device tests with `seed`, each with the index of its first listed shape.
+    /// Returns the variants that a device tests with `seed`, each along with the index of its first listed
+    /// shape.
     fn tried(of: usize, index: usize, seed: u64) -> Vec<(String, usize)> {
         let suite = Suite::new().only("kernel/").by_turns(Part { of, index }, 3, seed);
         assert_eq!(suite.shapes.seeds().next(), Some(seed));

@@ -1,5 +1,5 @@
-//! Measures a variant with given inputs, to compare the variants of a kernel on one device. The results of
-//! the kernel are not checked.
+//! Times a variant on given inputs, in order to compare the variants of a kernel on one device. The results
+//! of the kernel are not checked.
 
 use crate::bench::{Attempt, Bench};
 use ragtag_hal::{Binding, Checked, Command, Dispatch, Module, QueueKind, Work};

@@ -1,5 +1,5 @@
-//! Runs the suite on CPU devices with one thread and with several, and with every available instruction set.
-//! Also runs it on devices with injected faults, and checks that the suite finds the faults.
+//! Runs the suite on CPU devices with one thread, with several threads, and with every available instruction
+//! set. Also runs it on devices with injected faults, and checks that the suite finds the faults.
 
 use ragtag_conformance::{KnownFailure, Report, Suite, Verdict, run, run_all};
 use ragtag_cpu::{CpuBackend, CpuConfig};
@@ -52,7 +52,7 @@ fn assert_passes(report: &Report) {
     assert!(report.tests.iter().any(|test| test.duration_us > 0));
 }
 
-/// Returns whether at least one test has a name that ends in `variant`, and all such tests passed.
+/// Returns whether there are tests whose names end in `variant`, and all of them passed.
 fn tried(report: &Report, variant: &str) -> bool {
     let mut tests = report.tests.iter().filter(|test| test.name.ends_with(variant)).peekable();
     tests.peek().is_some() && tests.all(|test| matches!(test.verdict, Verdict::Passed { .. }))
@@ -127,7 +127,7 @@ enum Fault {
     StalePrograms,
     /// Commands run in reverse order.
     ReversedCommands,
-    /// When the device is out of memory, it creates buffers that are smaller than requested.
+    /// If it is out of memory, the device creates a smaller buffer than requested instead of failing.
     EndlessMemory,
 }
 

@@ -1,4 +1,4 @@
-//! Runs the suite through the HIP backend, on AMD GPUs if there are any, and on a stand-in for AMD's driver.
+//! Runs the suite through the HIP backend: on AMD GPUs, if there are any, and on a stand-in for AMD's driver.
 //! The stand-in executes memory operations, queues, programs and every kernel on OpenCL devices.
 
 #![allow(clippy::print_stdout)] // Skips must be visible.
@@ -15,8 +15,8 @@ fn every_hip_device() {
     support::every_device_of("hip", "AMD device");
 }
 
-/// Runs the suite on a single device of the stand-in, because the OpenCL backend's tests cover all OpenCL
-/// devices. Fails if OpenCL devices are required but there are none.
+/// Runs the suite on a single device of the stand-in. That is enough, because the tests of the OpenCL backend
+/// cover all OpenCL devices. Fails if OpenCL devices are required but there are none.
 #[test]
 fn the_stand_in_on_opencl() {
     with_hip_on_opencl("the_stand_in_on_opencl", &[("HIP_VISIBLE_DEVICES", "0")], || {
@@ -49,7 +49,7 @@ fn matrix_units(test: &str, architecture: &str, names: &str) {
     });
 }
 
-/// Checks products that rocBLAS computes. The stand-in provides the library. The test covers the probing of
+/// Checks products that rocBLAS computes. The stand-in provides the library. The test covers the detection of
 /// the library, its selection by `GemmChoice`, and the launch of its kernels.
 #[test]
 fn products_by_a_library() {

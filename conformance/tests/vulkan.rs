@@ -14,8 +14,8 @@ fn every_vulkan_device() {
 }
 
 /// Runs the kernels that exchange values within sub-groups, on the devices whose names contain
-/// `RAGTAG_TEST_SUB_GROUPS`. Some drivers have a configurable sub-group size, and only these kernels depend
-/// on it.
+/// `RAGTAG_TEST_SUB_GROUPS`. Some drivers let the user configure the sub-group size, and only these kernels
+/// depend on it.
 #[test]
 fn kernels_on_sub_groups() {
     let Ok(name) = std::env::var("RAGTAG_TEST_SUB_GROUPS") else {
@@ -26,9 +26,9 @@ fn kernels_on_sub_groups() {
     assert!(passed > 0, "no device {name} has sub-groups");
 }
 
-/// Runs matrix-unit kernels on drivers with matrix units. Includes only kernels that a CPU compiler finishes
-/// in time. Records a skip if no device has matrix units. If `RAGTAG_TEST_VULKAN_MATRICES` is set, the test
-/// fails instead.
+/// Runs matrix-unit kernels on drivers with matrix units, but only kernels that a compiler for the CPU
+/// finishes in time. If no device has matrix units, records a skip, or fails if `RAGTAG_TEST_VULKAN_MATRICES`
+/// is set.
 #[test]
 fn kernels_on_matrix_units() {
     let has = |one: &Adapter| one.caps.features.contains(&Feature::CooperativeMatrix);

@@ -1,5 +1,5 @@
-//! Measures the bandwidth of GEMV beside the read bandwidth of the machine, the GFLOP/s of products with many
-//! tokens, and the GB/s of weight packing.
+//! Measures the bandwidth of GEMV (next to the read bandwidth of the machine), the GFLOP/s of products with
+//! many tokens, and the GB/s of weight packing.
 //!
 //! `cargo bench -p ragtag-kernels --bench matmul -- [gemv|gemm|pack] [types…]`, for example `-- gemv Q8_0 F16`.
 #![allow(clippy::print_stdout)] // The bench prints a report.
@@ -21,7 +21,7 @@ const WORKING_SET_BYTES: usize = 1 << 30;
 #[repr(align(64))]
 struct Line([u8; 64]);
 
-/// Memory that is aligned to cache lines. The threads of a launch share it as on the CPU device.
+/// Memory that is aligned to cache lines. The threads of a launch share it, as they do on the CPU device.
 struct Memory(Vec<Line>);
 
 impl Memory {
@@ -54,8 +54,8 @@ fn features() -> Features {
     found.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect()
 }
 
-/// Returns the capabilities of this CPU. The environment variable `ISA` limits them: with `avx2`, only this
-/// feature is kept, and with `none`, no feature is kept.
+/// Returns the capabilities of this CPU. If the environment variable `ISA` is set, keeps only the feature
+/// that it names: `avx2` keeps AVX2, and `none` keeps no feature.
 fn caps() -> Caps {
     let mut caps = Caps {
         languages: [KernelLanguage::Host].into(),
@@ -79,8 +79,8 @@ fn caps() -> Caps {
     caps
 }
 
-/// Fills a buffer with pseudo-random bytes. Random scales are good enough, because their values do not affect
-/// the speed.
+/// Fills a buffer with pseudo-random bytes. Scales can be random, too, because their values do not affect the
+/// speed.
 fn noise(bytes: &mut [u8]) {
     let mut state = 1_u64;
     for chunk in bytes.chunks_mut(8) {
@@ -104,7 +104,7 @@ fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Calls `rate` `count` times. Returns the median and the best of the rates.
+/// Calls `rate` `count` times. Returns the median and the maximum of its results.
 fn repeat(count: usize, mut rate: impl FnMut() -> f64) -> (f64, f64) {
     let mut rates: Vec<f64> = (0..count).map(|_| rate()).collect();
     rates.sort_by(f64::total_cmp);
@@ -183,7 +183,8 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
     Model { launches, bytes: at, values }
 }
 
-/// Packs a matrix from one half of the memory into the other. Returns the rate in GB/s, in bytes of the file.
+/// Packs a matrix from one half of the memory into the other. Returns the rate in GB/s of source bytes (in
+/// file format).
 fn pack(tensor_type: TensorType, memory: &mut [u8]) -> f64 {
     let layout = Resident::new(tensor_type, Layout::Rows16, 5632, 2048).expect("whole blocks");
     let (file, resident) = memory.split_at_mut(WORKING_SET_BYTES / 2);

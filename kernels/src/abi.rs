@@ -1,4 +1,4 @@
-//! Sizes of bindings. The arithmetic saturates, so constants that overflow require a size that no binding
+//! Sizes of bindings. The arithmetic saturates: if constants overflow, they require a size that no binding
 //! has.
 
 use crate::kernel::ElementType;
@@ -30,8 +30,9 @@ pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
     }
 }
 
-/// Returns the number of values from the first to the last value of all rows, inclusive. Each row has `width`
-/// contiguous values. `dimensions` lists the count and stride of each dimension along which rows repeat.
+/// Returns the number of values from the first value of the first row to the last value of the last row,
+/// inclusive. Each row has `width` contiguous values. `dimensions` lists the count and stride of each
+/// dimension along which rows repeat.
 pub(crate) fn reach(width: u32, dimensions: &[(u32, u32)]) -> u64 {
     if width == 0 || dimensions.iter().any(|(count, _)| *count == 0) {
         return 0;

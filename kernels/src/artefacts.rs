@@ -1,7 +1,7 @@
 //! PTX that was built ahead of time from this crate's CUDA C++, so that a device needs only NVIDIA's driver.
 //!
 //! `cargo xtask kernels` writes the compressed PTX to `artefacts/cuda`. The key of a program is the digest of
-//! its source text. PTX of an outdated text is therefore never used. This module never calls a compiler.
+//! its source text, so PTX of an older text is never used. This module never calls a compiler.
 
 #[path = "../artefacts/cuda/index.rs"]
 mod index;
@@ -26,7 +26,7 @@ const ARCHITECTURES: [(&str, Option<Feature>); 6] = [
 /// ends.
 const OVERLAPPING: &str = "90";
 
-/// NVRTC's options in addition to the architecture. They select IEEE arithmetic without implicit fused
+/// Options for NVRTC in addition to the architecture. They select IEEE arithmetic without implicit fused
 /// multiply-add.
 pub const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
@@ -89,9 +89,9 @@ pub fn digest(text: &str) -> String {
     hasher.update(text.as_bytes()).finalize().to_hex()[..32].into()
 }
 
-/// Returns the architectures for which the PTX of a variant is built. These are the oldest architecture that
-/// has all features in `requires`, and, if it is newer, the oldest architecture on which launches can
-/// overlap.
+/// Returns the architectures for which the PTX of a variant is built. The first is the oldest architecture
+/// that has all features in `requires`. If launches cannot overlap on it, the second is the oldest
+/// architecture on which they can.
 pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str> {
     let is_required = |(_, feature): &(_, Option<Feature>)| feature.is_some_and(|f| requires.contains(&f));
     let oldest = ARCHITECTURES.iter().rposition(is_required).unwrap_or(0);

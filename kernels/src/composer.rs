@@ -1,11 +1,11 @@
-//! Composers: functions that compose the source text of a kernel for weights of one tensor type. They are
-//! plain function pointers, so the table of variants can store them. This module does not depend on
-//! particular source texts.
+//! Composers: functions that compose the source of a kernel for weights of one tensor type. They are plain
+//! function pointers, so the table of variants can store them. This module does not depend on particular
+//! sources.
 
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
-/// Composes a source text in the given language.
+/// Composes a source in the given language.
 pub(crate) type Compose = fn(KernelLanguage) -> Arc<str>;
 
 /// Returns a [`Compose`] that calls `$compose(language, tensor_type)`. The tensor type is known at compile

@@ -1,15 +1,15 @@
 //! Elements of the general operators (f32, f16 and bf16), stored in 32-bit words and addressed by strides.
 //!
 //! Kernels receive the element type as a number: 0 for f32, 1 for f16, 2 for bf16. A word holds two 16-bit
-//! elements, with the first in its low half. If the number of these elements is odd, the rest of the last
-//! word is zero.
+//! elements, the first in its low half. If the number of 16-bit elements is odd, the rest of the last word is
+//! zero.
 
 use crate::abi::{IMPOSSIBLE, product};
 use crate::kernel::ElementType;
 use half::{bf16, f16};
 
-/// Maximum number of dimensions of a strided traversal. Tensors with fewer dimensions get leading dimensions
-/// of size 1.
+/// Maximum number of dimensions of a strided traversal. Tensors with fewer dimensions are padded with leading
+/// dimensions of size 1.
 pub const RANK: usize = 6;
 
 /// Number of work items per group. Each work item writes one word.

@@ -3,12 +3,12 @@
 //!
 //! | needs | product |
 //! | --- | --- |
-//! | [`Caps::gemm`](ragtag_hal::Caps::gemm) | row-major f16 weights with f16 activations, sums in f32 |
+//! | [`Caps::gemm`](ragtag_hal::Caps::gemm) | row-major f16 weights with f16 activations, f32 accumulation |
 //!
 //! A library does not read the parameter block. It computes all rows of a launch's capacity, including
-//! padding rows with arbitrary contents. Its order of summation is unspecified. Equal rows of x at different
-//! positions may therefore give results that differ in their last bits, within the numerics class. Products
-//! of bf16 weights use kernels instead. Kernels can convert f16 activations to bf16, but libraries require
+//! padding rows with arbitrary contents. Its order of summation is unspecified, so equal rows of x at
+//! different positions may give results that differ in their last bits, within the numerics class. Products
+//! of bf16 weights use kernels instead: kernels can convert f16 activations to bf16, but libraries require
 //! both factors to have the same type.
 
 use crate::blocks::TensorType;
@@ -39,7 +39,7 @@ pub(crate) fn variants() -> [Variant; 1] {
     }]
 }
 
-/// Converts the constants of a product to the library's description of it, a [`Gemm`].
+/// Converts the constants of a product to a [`Gemm`], the library's description of the product.
 fn product(constants: &[u32]) -> Gemm {
     let &[rows, _, columns, depth, accumulate, y_pitch] = constants else {
         // The ABI guarantees the number of constants. A mismatch gives an empty product, which is never

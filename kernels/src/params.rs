@@ -1,8 +1,8 @@
 //! Parameter block of a micro-batch: all data that changes from step to step, in 32-bit words.
 //!
 //! Each slot in the parameter ring of a stage has one block. The *capacities* of a block are fixed when the
-//! program is compiled. The *counts* in its header give the used part. Kernels do not compute or write rows
-//! beyond the counts.
+//! program is compiled. The *counts* in its header define the part that is in use. Kernels do not compute or
+//! write rows beyond the counts.
 //!
 //! | words | content |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! Tests of CPU kernels. Every variant that this machine supports runs every case twice: in one call, and
+//! Tests of CPU kernels. Runs every case twice on every variant that this machine supports: in one call, and
 //! split into several calls.
 
 use ragtag_hal::{Caps, Feature, HostBinding, HostCall, KernelLanguage, QueueLayout};
@@ -99,8 +99,8 @@ fn variants_match_the_references_for_any_split_of_groups() {
     assert!(launches > 200, "{launches}");
 }
 
-/// Enlarges the computed f32 outputs by the relative amount `part`. Returns whether any of these outputs is
-/// not zero.
+/// Increases the magnitude of the computed f32 outputs by the relative amount `part`. Returns whether any of
+/// these outputs is not zero.
 fn enlarge(case: &Case, memory: &mut [Vec<u8>], part: f64) -> bool {
     let mut any = false;
     for expected in &case.expected {
@@ -227,7 +227,7 @@ fn rows_do_not_depend_on_other_rows() {
 fn more_blocks_than_a_group_takes_are_all_converted() {
     let kernels = [Kernel::DecodeBlocks, Kernel::EncodeBlocks];
     for variant in runnable().filter(|variant| kernels.contains(&variant.kernel)) {
-        // An even number of blocks is whole words.
+        // An even number of blocks fills whole words.
         let cases = variant.cases(3);
         let few = cases.iter().find(|case| case.constants[1] % 2 == 0).expect("an even number of blocks");
         let repeated = |memory: &[Vec<u8>]| memory.iter().map(|bytes| bytes.repeat(200)).collect::<Vec<_>>();
@@ -267,8 +267,8 @@ fn a_row_whose_sequence_has_no_table_attends_to_nothing() {
     }
 }
 
-/// Moves row `row` to the front, with its values, position and sequence, and makes it the only row of the
-/// case.
+/// Moves row `row` to the front, along with its values, position and sequence, and makes it the only row of
+/// the case.
 fn move_row_to_front(case: &mut Case, row: usize, bindings: [Rows; 2]) {
     for Rows { binding, width, stride } in bindings {
         let at = row * stride * 4;

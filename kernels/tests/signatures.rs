@@ -14,8 +14,8 @@ struct Launch {
     abi: &'static EntryAbi,
 }
 
-/// Returns every program with the functions that variants launch. Equal texts in one language are one
-/// program.
+/// Returns every program, along with the functions that variants launch. Variants with equal sources in the
+/// same language share a program.
 fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     let mut programs = BTreeMap::<_, Vec<Launch>>::new();
     for variant in variants() {

@@ -1,4 +1,4 @@
-//! Checks that every WGSL text is valid and matches its ABI. Bindings must have the access that the ABI
+//! Checks that every WGSL source is valid and matches its ABI. Bindings must have the access that the ABI
 //! declares. Constants must follow the coordinates of the first work group.
 
 use naga::proc::GlobalCtx;

@@ -1,5 +1,5 @@
-//! Checks that every WGSL text can be translated to the Metal shading language and to HLSL, with the options
-//! that wgpu uses.
+//! Checks that every WGSL source can be translated to the Metal shading language and to HLSL, with the
+//! options that wgpu uses.
 //!
 //! The tests show that naga can translate every construct of the kernels. They do not show that the compilers
 //! of Apple and Microsoft accept the output, or that GPUs compute correct results.
@@ -11,7 +11,7 @@ use naga::{Module, ResourceBinding, ShaderStage};
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, Text, Variant, variants};
 
-/// Returns the variants with WGSL texts that do not use cooperative matrices. Metal's matrices have 8 × 8
+/// Returns the variants whose WGSL source does not use cooperative matrices. Metal's matrices have 8 × 8
 /// values, and Direct3D has none.
 fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     variants().iter().filter_map(|variant| match variant.code {

@@ -5,17 +5,17 @@ use ragtag_conformance::{Outcome, Part, Report, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 
-/// Step between the listed shapes to test on devices that compile shaders for the CPU.
+/// Step between the listed shapes that are tested on devices that compile shaders for the CPU.
 pub const SOME: usize = 3;
 
 /// Maximum number of skipped tests in the whole suite, by backend and by prefix of the driver's name. Only
-/// tests of kernels in the driver's own language count. If a driver exceeds its maximum, it has lost a
-/// feature.
+/// tests of kernels in the driver's own language count. More skips than this maximum mean that the driver has
+/// lost a feature.
 const SKIPS: [(&str, &str, usize); 8] = [
     ("opencl", "Portable Computing Language", 0),
     ("opencl", "Intel(R) OpenCL", 0),
     ("opencl", "NVIDIA CUDA", 0),
-    // These are the products for matrix units, which have their own tests.
+    // The skipped tests are the products for matrix units, which have their own tests.
     ("hip", "HIP", 8),
     ("vulkan", "llvmpipe", 8),
     ("wgpu", "vulkan, llvmpipe", 8),
@@ -54,10 +54,10 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// drivers compiles on a single core.
 ///
 /// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
-/// devices share the variants. The devices of one driver are similar. So are all devices that run shaders on
-/// the CPU, regardless of their API. Vulkan devices test one half of the variants, and wgpu devices the other
-/// half. Shaders also run slowly on the CPU, so only some shapes are tested. `RAGTAG_TEST_SEED` rotates the
-/// selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
+/// devices share the variants. The devices of one driver are similar, and so are all devices that run shaders
+/// on the CPU, regardless of their API. Vulkan devices test one half of the variants, and wgpu devices the
+/// other half. Shaders also run slowly on the CPU, so these devices test only some of the listed shapes.
+/// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
     let backends = Backends::new(&Config::default());

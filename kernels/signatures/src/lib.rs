@@ -20,20 +20,20 @@
 //!
 //! # Supported
 //!
-//! The crate reads the source as a compiler does. A backslash continues a line. Comments and string literals
-//! hide their content. `#define` and `#undef` take effect where they appear. The crate expands macros with
-//! and without parameters, including `#` and `##`. `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else` select one
-//! branch. The crate therefore ignores a kernel in a comment or under `#if 0`, and finds a kernel whose
-//! `__kernel` comes from a macro. A kernel is a *definition* at file scope with `kernel` or `__kernel`, or
-//! with `extern "C"` followed by `__global__`. Prototypes are ignored.
+//! The crate reads the source as a compiler does. A backslash continues a line. Text in comments and string
+//! literals has no effect. `#define` and `#undef` take effect where they appear. The crate expands macros
+//! with and without parameters, including `#` and `##`. `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else`
+//! select one branch. The crate therefore ignores a kernel in a comment or under `#if 0`, and finds a kernel
+//! whose `__kernel` comes from a macro. A kernel is a *definition* at file scope with `kernel` or `__kernel`,
+//! or with `extern "C"` followed by `__global__`. Prototypes are ignored.
 //!
 //! # Not supported
 //!
-//! Only the source defines macros. If a driver predefines other macros (`__OPENCL_VERSION__`, extensions,
-//! `-D`), the caller prepends them to the source as `#define` lines. The crate ignores `#include`, `#pragma`,
-//! `#error` and `#line`, and does not expand macros with `...`. A condition is false if it contains `?:` or
-//! is not an integer expression of C. The crate treats types as plain words and ignores `typedef`. It is
-//! independent of particular kernels, ABIs and drivers.
+//! The crate expands only macros that the source defines. If a driver predefines other macros
+//! (`__OPENCL_VERSION__`, extensions, `-D`), the caller prepends them to the source as `#define` lines. The
+//! crate ignores `#include`, `#pragma`, `#error` and `#line`, and does not expand macros with `...`. A
+//! condition is false if it contains `?:` or is not a C integer expression. The crate treats types as plain
+//! words and ignores `typedef`. It is independent of particular kernels, ABIs and drivers.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -12,8 +12,8 @@ use alloc::vec::Vec;
 /// Maximum number of tokens that all expansions of one source may produce. Without a limit, a few lines could
 /// exhaust memory.
 const BUDGET: usize = 1 << 18;
-/// Maximum nesting depth to which arguments are expanded before substitution. Deeper arguments are expanded
-/// only when the body is scanned again.
+/// Maximum nesting depth up to which arguments are expanded before they are substituted. Arguments that are
+/// nested more deeply are expanded only when the body is scanned again.
 const DEPTH: usize = 32;
 /// Maximum length in bytes of a token that `##` produces.
 const JOINED_BYTES: usize = 256;
@@ -26,7 +26,7 @@ struct Macro {
 
 /// Argument of a macro call.
 struct Argument {
-    /// Tokens as the source writes them, for `#` and `##`.
+    /// Tokens as written in the source, for `#` and `##`.
     tokens: Vec<Token>,
     /// Tokens after macro expansion.
     expanded: Vec<Token>,
@@ -36,7 +36,7 @@ struct Argument {
 pub(crate) struct Macros {
     defined: BTreeMap<Rc<str>, Rc<Macro>>,
     left: usize,
-    /// Whether the budget has sufficed for all expansions so far.
+    /// Whether all expansions so far stayed within the budget.
     pub complete: bool,
 }
 
@@ -102,7 +102,7 @@ impl Macros {
         self.pay(body.len() + 1).then_some(body)
     }
 
-    /// Takes `tokens` tokens from the budget. Returns false if the budget is exhausted.
+    /// Takes `tokens` tokens from the budget. Returns false once the budget is exhausted.
     fn pay(&mut self, tokens: usize) -> bool {
         self.complete &= tokens <= self.left;
         self.left = self.left.saturating_sub(tokens);
@@ -134,8 +134,8 @@ impl Macros {
 }
 
 impl Macro {
-    /// Returns the body with its parameters replaced by `arguments`. A result of more than `limit` tokens may
-    /// be incomplete, because the caller discards it.
+    /// Returns the body with its parameters replaced by `arguments`. If the result has more than `limit`
+    /// tokens, it may be incomplete, because the caller discards it anyway.
     fn substitute(&self, arguments: &[Argument], limit: usize) -> Vec<Token> {
         let body = &self.body;
         let is_join = |at: usize| body.get(at).is_some_and(|token| token.is("##"));
@@ -223,7 +223,7 @@ fn read_arguments(input: &mut Input, taken: &mut Vec<Token>) -> Option<Vec<Vec<T
     }
 }
 
-/// Tokens that remain to be read. The source's own tokens are at the bottom of a stack, and the results of
+/// Tokens that remain to be read, as a stack. The tokens of the source are at the bottom, and the results of
 /// active expansions are above them.
 #[derive(Default)]
 struct Input {

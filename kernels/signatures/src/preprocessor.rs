@@ -40,8 +40,8 @@ struct Branch {
 struct Preprocessor {
     macros: Macros,
     branches: Vec<Branch>,
-    /// Tokens since the last change of the macros. They wait for expansion, because the arguments of a macro
-    /// may span several lines.
+    /// Tokens since macros were last defined or undefined. They are not expanded yet, because the arguments
+    /// of a macro call may span several lines.
     waiting: Vec<Token>,
     tokens: Vec<Token>,
 }

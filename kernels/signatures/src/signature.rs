@@ -48,7 +48,7 @@ pub struct KernelSignature {
     pub work_group: Option<[u32; 3]>,
 }
 
-/// Returns the kernels that `source` defines, in their order. Skips parts that it cannot parse, and never
+/// Returns the kernels that `source` defines, in source order. Skips parts that it cannot parse, and never
 /// fails. Stops expanding macros after hundreds of thousands of tokens and leaves the remaining macros
 /// unexpanded. [`crate::validate_kernel_source`] reports such a source.
 pub fn parse_kernel_signatures(source: &str) -> Vec<KernelSignature> {

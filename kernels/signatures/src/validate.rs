@@ -57,8 +57,8 @@ impl core::error::Error for ValidationError {}
 /// Checks that `source` defines `expected` kernels, each with a unique name and at least one parameter.
 ///
 /// # Errors
-/// Returns the first defect, in the order of the variants of [`ValidationError`]. The exception is
-/// [`ValidationError::TooLong`], which takes precedence over all others.
+/// Returns the first defect, in the order of the variants of [`ValidationError`]. However,
+/// [`ValidationError::TooLong`] takes precedence over all other variants.
 pub fn validate_kernel_source(
     source: &str,
     expected: usize,

@@ -1,4 +1,4 @@
-// x += y. Groups take parts of a row.
+// x += y. A group computes a part of a row.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -6,7 +6,8 @@
 //! | 1 | x: f32 `[rows, width]`, read and written |
 //! | 2 | y: f32 `[rows, width]` |
 //!
-//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, and the
+//! width. A launch has one group per row.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};

@@ -1,4 +1,4 @@
-// Position of the largest value of each row: one group per row.
+// Finds the position of the largest value of each row. A group processes one row.
 
 struct Constants {
     first_group: vec3<u32>,

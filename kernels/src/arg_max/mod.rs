@@ -6,10 +6,11 @@
 //! | 1 | x: f32 `[rows, width]`, width at least 1 |
 //! | 2 | out: u32 `[rows]`, written |
 //!
-//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, and the
+//! width. A launch has one group per row.
 //!
-//! Of equal values, the first wins. Zeros of either sign are equal. NaN ranks below every number, including
-//! −∞. If all values are NaN, the result is position 0.
+//! Among equal values, the first wins. +0 and −0 are equal. NaN ranks below every number, including −∞. If
+//! all values are NaN, the result is position 0.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};

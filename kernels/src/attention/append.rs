@@ -1,6 +1,6 @@
 //! [RoPE and KV append](crate::rope_append), fused with the [first launch of split
-//! attention](super::partial), for a single row. A row attends to its own position last, so the group that
-//! processes this position can append the row's key and value.
+//! attention](super::partial), for a single row. The row's own position is the last position that it attends
+//! to, so the group that processes this position can append the row's key and value.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -11,7 +11,7 @@
 //! | 4 | [partials](super::partial), written |
 //! | 5 | inverse frequencies: f32 `[rope dimensions / 2]` |
 //!
-//! The constants are those of [partial](super::partial), and then the rope dimensions and the pairing of
+//! The constants are those of [partial](super::partial), followed by the rope dimensions and the pairing of
 //! [RoPE and KV append](crate::rope_append). There is at most one row. [`takes`] defines the supported head
 //! dimensions.
 //!

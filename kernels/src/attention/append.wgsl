@@ -1,12 +1,13 @@
-// The only row is not yet rotated and appended. Local memory holds the rotated queries and the key and value
-// as the cache stores them. Dimensions per row are a multiple of four.
+// Access to the only row of a launch, before RoPE and KV append. Local memory holds the rotated queries, and
+// the key and value as the cache stores them. The number of dimensions per row is a multiple of four.
 
 @group(0) @binding(5) var<storage, read> frequencies: array<f32>;
 
 const MAX_DIMS = 256u;
 
 var<workgroup> queries: array<f32, HEADS * MAX_DIMS>;
-// Dimensions of the key as stored, and fours of the value's.
+// The new key in the type of the cache, one dimension per word, and the new value, four dimensions per
+// vector.
 var<workgroup> new_key: array<u32, MAX_DIMS>;
 var<workgroup> new_value: array<Four, MAX_DIMS / 4u>;
 // Position of the new key and value.
@@ -25,24 +26,24 @@ fn values_of(at: u32, dim: u32, position: u32) -> Four {
     return values[at / 4u];
 }
 
-// Stores a dimension of query `head`, or of the key, which follows `heads` queries.
+// Stores dimension `d` of query `head`. Index `heads` stands for the key.
 fn take(head: u32, heads: u32, d: u32, value: f32) {
     if head < heads { queries[head * constants.head_dim + d] = value; } else { new_key[d] = stored(vec4(value)); }
 }
 
-// Rotates the key and the queries that start at `first_query`. All items must call this
-// together.
+// Rotates the key and the queries that start at `first_query`. All items must call this together.
 fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
     newest = position;
     let head_dim = constants.head_dim;
     let key = (constants.heads + run.kv_head) * head_dim;
-    // Loads the value while queries and key are rotated. It has fewer fours than there are items.
+    // Loads the value while the items rotate queries and key. One vector of four dimensions per item
+    // suffices.
     let of_value = key + constants.kv_heads * head_dim + 4u * item;
     let brings = 4u * item < head_dim;
     var four = vec4(0.0);
     if brings { four = vec4(q[of_value], q[of_value + 1u], q[of_value + 2u], q[of_value + 3u]); }
-    // Adjacent items take adjacent pairs. If there are more items than pairs, further heads follow, and each
-    // item takes two at a time.
+    // Adjacent items process adjacent pairs. If there are more items than pairs, the remaining items process
+    // other heads. Each item processes two heads at a time.
     let pairs = constants.rope_dims / 2u;
     let columns = max(1u, min(pairs, ITEMS));
     let lines = ITEMS / columns;
@@ -76,7 +77,8 @@ fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
     workgroupBarrier();
 }
 
-// Writes key and value to the cache if they belong to this split. Splits do not share vectors of positions.
+// Writes key and value to the cache if they belong to this split. No vector of positions belongs to two
+// splits.
 fn append(item: u32, run: Run, position: u32) {
     if run.end != position + 1u { return; }
     let first = start_of(params[run.table + position / 16u], run.kv_head) / 4u;

@@ -1,14 +1,15 @@
-// For attention after RoPE and KV append: queries are rotated, and the cache holds all keys and values.
+// Access for attention that runs after RoPE and KV append. Queries are rotated, and the cache holds all keys
+// and values.
 
 fn q_of(at: u32) -> f32 { return q[at]; }
 
-// Index for `q_of` of the first query, given the start `first` of queries in a row.
+// Index of the first query for `q_of`. The queries of the row start at `first`.
 fn query_of(first: u32) -> u32 { return first; }
 
-// Dimension `d` of the keys of four positions from `position` on.
+// Dimension `d` of the keys of four positions, starting at `position`.
 fn keys_of(key: u32, d: u32, position: u32) -> Four { return keys[key + d * 4u]; }
 
-// Four dimensions, from `dim` on, of a position's values, which start at `at`.
+// Four dimensions of the value at `position`, starting at dimension `dim`, which is at index `at`.
 fn values_of(at: u32, dim: u32, position: u32) -> Four { return values_at(at, constants.head_dim - dim); }
 
 fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {}

@@ -1,12 +1,12 @@
-// Shared by both forms of attention.
+// Code that the attention kernels share.
 
-// Below every valid score. Score of masked positions.
+// Score of masked positions. It is lower than every valid score.
 const LOWEST = -3.4e38;
 
 var<workgroup> reached: array<atomic<u32>, 4>;
 
-// Returns how many of the first `wanted` blocks of the table at word `table` exist without a gap. All items
-// must call this together.
+// Returns the number of leading blocks that exist, among the first `wanted` blocks of the table at word
+// `table`. All items must call this together.
 fn reach(item: u32, table: u32, wanted: u32) -> u32 {
     workgroupBarrier(); // Earlier reads are done.
     if item == 0u { atomicStore(&reached[0], wanted); }
@@ -21,5 +21,5 @@ fn reach(item: u32, table: u32, wanted: u32) -> u32 {
     return atomicLoad(&reached[0]);
 }
 
-// First value of a kv head in a block of the cache.
+// Index of the first value of a kv head in a block of the cache.
 fn start_of(block: u32, kv_head: u32) -> u32 { return (block * constants.kv_heads + kv_head) * constants.head_dim * 16u; }

@@ -1,18 +1,20 @@
-// Attention of a run's queries on matrix units: 64 queries over 32 positions at a time. A sub-group has a
-// slice of 16 queries. Keys and values are f16 as stored. Queries and weights are sums of two f16 values
-// each, which keeps 21 bits. Supports heads of up to MOST_DIMS dimensions that are a multiple of 16; missing
-// dimensions of queries are zeros. Other heads use no matrices.
+// Attention of a run's queries on matrix units: 64 queries over 32 positions at a time. A slice has 16
+// queries, and a sub-group computes one slice at a time. Keys and values are f16 as stored. Each query and
+// each weight is represented as the sum of two f16 values, which keeps 21 bits. The kernel supports heads of
+// up to MOST_DIMS dimensions, if their number is a multiple of 16. Missing dimensions of queries are zeros.
+// For other heads, the kernel does not use matrix units.
 //
-// The second of two parts is small, and a device may flush f16 values below 2^-14 to zero. So queries and
-// weights are scaled by powers of two within the range of f16: a query so that its largest dimension
-// is 2^10 or more, weights by 2^HEADROOM.
+// The second of the two values is small, and a device may flush f16 values below 2^-14 to zero. Queries and
+// weights are therefore scaled by powers of two within the range of f16. The scale of a query makes its
+// largest dimension at least 2^10. The scale of weights is 2^HEADROOM.
 //
-// Sums of values are scaled by a largest score that may be out of date. Weights may exceed 1 by a factor of
-// 2^SLACK; only beyond that are the sums rescaled.
+// The sums of values are relative to the largest score so far, but this score may be out of date. Weights may
+// therefore exceed 1 by a factor of up to 2^SLACK. The sums are rescaled only if a weight would exceed this
+// limit.
 //
-// Keys and values of a step pass through local memory, and those of the next step are loaded during the
-// current one. Keys are needed before the scores are known, values afterwards. Each buffer is refilled after
-// the barrier that follows its last use.
+// Keys and values of a step pass through local memory. The group loads those of the next step during the
+// current step. It needs keys before the scores are known, and values afterwards. It refills each buffer
+// after the barrier that follows the buffer's last use.
 //
 // Lines with a mark are repeated for each 16 dimensions ($d), or each 16 bytes that an item copies ($v).
 
@@ -23,44 +25,45 @@ struct Place {
     @builtin(subgroup_invocation_id) lane: u32,
 }
 
-// Items that share a query are neighbours in a sub-group.
+// The numbering of items makes those that share a query neighbours in a sub-group.
 fn item_of(place: Place) -> u32 { return place.sub_group * place.size + place.lane; }
 
 const SLICES = 4u;
 const GROUP_QUERIES = 16u * SLICES;
 const STEP = 32u;
-// Together at most 15, because f16 values end below 2^16.
+// The sum of SLACK and HEADROOM is at most 15, because f16 values are below 2^16.
 const SLACK = 8.0;
 const HEADROOM = 7.0;
 // 1 / ln 2
 const LOG2_E = 1.4426950408889634;
-// Strides in fours: between queries for scores and weights, between dimensions of keys, and between positions
-// of values. They avoid bank conflicts between adjacent rows.
+// Strides in vectors of four values: between queries for scores and for weights, between dimensions of keys,
+// and between positions of values. With these strides, adjacent rows have no bank conflicts.
 const SCORE_PITCH = STEP / 4u + 1u;
 const PART_PITCH = STEP / 4u + 2u;
 const KEY_PITCH = STEP / 4u + 2u;
 const VALUE_PITCH = MOST_DIMS / 4u + 2u;
-// 16-byte vectors per dimension of a step's keys, and per position's values.
+// Number of 16-byte vectors per dimension of a step's keys, and per position of its values.
 const KEY_VECTORS = STEP / 8u;
 const VALUE_VECTORS = MOST_DIMS / 8u;
 
-// Scores, or sums of 16 dimensions, followed by matrix inputs: two parts of queries or weights, keys and
-// values.
+// `fours` holds scores, or the sums of 16 dimensions. The other arrays are inputs of matrix units: the two
+// parts of queries or weights, keys, and values.
 var<workgroup> fours: array<vec4<f32>, GROUP_QUERIES * SCORE_PITCH>;
 var<workgroup> high: array<vec4<f16>, GROUP_QUERIES * PART_PITCH>;
 var<workgroup> low: array<vec4<f16>, GROUP_QUERIES * PART_PITCH>;
 var<workgroup> tile_keys: array<vec4<f16>, MOST_DIMS * KEY_PITCH>;
 var<workgroup> tile_values: array<vec4<f16>, STEP * VALUE_PITCH>;
-// Scale of each query's sums, and each item's share of a query's largest dimension or of its sum of weights.
+// `factors` scale the sums of each query. `shares` holds each item's part of a maximum over the dimensions of
+// a query, or of a query's sum of weights.
 var<workgroup> factors: array<f32, GROUP_QUERIES>;
 var<workgroup> shares: array<f32, ITEMS>;
-// Whether any sums need rescaling. The other components are unused: matrices are loaded from multiples of 16
-// bytes, and the order in which a driver lays out variables is unknown, so each variable has a multiple of 16
-// bytes.
+// Component x: whether any sums need rescaling. The other components are unused. Matrices are loaded from
+// multiples of 16 bytes, and the order in which a driver lays out variables is unknown. The size of each
+// variable is therefore a multiple of 16 bytes.
 var<workgroup> is_scaled: vec4<u32>;
 
-// Stores eight values in two parts. The first part is truncated by bits: a compiler may drop a conversion to
-// f16 and back, which would leave nothing for the second part.
+// Stores eight values, each in two parts. The first part is truncated by a bit mask. With a conversion to f16
+// and back, a compiler could remove the conversion, so that nothing would be left for the second part.
 fn put_parts(at: u32, a: vec4<f32>, b: vec4<f32>) {
     let first_a = bitcast<vec4<f32>>(bitcast<vec4<u32>>(a) & vec4<u32>(0xffffe000u));
     let first_b = bitcast<vec4<f32>>(bitcast<vec4<u32>>(b) & vec4<u32>(0xffffe000u));
@@ -72,8 +75,8 @@ fn put_parts(at: u32, a: vec4<f32>, b: vec4<f32>) {
 
 fn halves(four: Four) -> vec4<f16> { return vec4<f16>(widened(four)); }
 
-// A vector of the values of a position of a run; zeros beyond its last. Dimensions that a head lacks may have
-// any value.
+// Returns a vector of the values at one position of a run, or zeros if the position is beyond the last one.
+// Dimensions beyond those of the head have arbitrary values.
 fn value_vector(run: Run, first: u32, i: u32) -> vec4<u32> {
     let position = first + i / VALUE_VECTORS;
     if position > run.last { return vec4<u32>(); }
@@ -88,8 +91,8 @@ fn put_values(i: u32, vector: vec4<u32>) {
     tile_values[at + 1u] = halves(vector.zw);
 }
 
-// A vector of the keys of a dimension. For missing blocks it returns those of the last block, which no query
-// attends to.
+// Returns a vector of one dimension of keys. For missing blocks, returns keys of the last block, but no query
+// attends to these positions.
 fn key_vector(run: Run, first: u32, i: u32) -> vec4<u32> {
     let dim = min(i / KEY_VECTORS, constants.head_dim - 1u);
     let part = i % KEY_VECTORS;
@@ -103,8 +106,8 @@ fn put_keys(i: u32, vector: vec4<u32>) {
     tile_keys[at + 1u] = halves(vector.zw);
 }
 
-// Exponent, as in f32, of a query's largest dimension times the scale. It is large enough that the
-// compensating power of two is finite. All items must call this together.
+// Returns the exponent, in the format of f32, of a query's largest dimension times the scale. The result is
+// large enough that the compensating power of two is finite. All items must call this together.
 fn exponent_of(item: u32, begin: u32) -> u32 {
     var largest = 0.0;
     for (var d = item % 2u; d < constants.head_dim; d += 2u) { largest = max(largest, abs(q[begin + d])); }
@@ -114,8 +117,8 @@ fn exponent_of(item: u32, begin: u32) -> u32 {
     return max(bitcast<u32>(largest) >> 23u, 11u);
 }
 
-// Loads 16 dimensions of a query, times `factor`, into local memory; zeros beyond its last. All items must
-// call this together.
+// Loads 16 dimensions of a query, times `factor`, into local memory. Dimensions beyond the last become zeros.
+// All items must call this together.
 fn load_dims(row: u32, side: u32, begin: u32, dim: u32, factor: f32) {
     workgroupBarrier(); // Earlier reads are done.
     var a = vec4(0.0);
@@ -143,7 +146,7 @@ fn put_slice(query: Query, row: u32, side: u32, dim: u32, total: f32) {
     }
 }
 
-// Four scores in base 2, with LOWEST for masked positions.
+// Four scores to base 2. Masked positions have the score LOWEST.
 fn seen_scores(at: u32, down: f32, position: u32, seen: u32) -> vec4<f32> {
     let is_seen = vec4(position) + vec4(0u, 1u, 2u, 3u) < vec4(seen);
     return select(vec4(LOWEST), fours[at] * down, is_seen);
@@ -151,14 +154,14 @@ fn seen_scores(at: u32, down: f32, position: u32, seen: u32) -> vec4<f32> {
 
 fn sum_of(four: vec4<f32>) -> f32 { return (four.x + four.y) + (four.z + four.w); }
 
-// Computes the queries of SLICES slices from `first_query`. The sub-groups take the slices from `turn` on.
+// Computes the queries of SLICES slices, starting at `first_query`. Sub-group i computes slice `turn` + i.
 fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
     let item = item_of(place);
-    // If there are more sub-groups than slices, several compute the same.
+    // If there are more sub-groups than slices, several sub-groups compute the last slice.
     let slice = min(turn + place.sub_group, SLICES - 1u);
     let of_fours = slice * 16u * SCORE_PITCH;
     let of_parts = slice * 16u * PART_PITCH;
-    // As items of the softmax: half the positions of a query.
+    // In the softmax, an item processes half of the positions of one query.
     let row = item / 2u;
     let side = item % 2u;
     let of_scores = row * SCORE_PITCH + side * 4u;
@@ -166,7 +169,7 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
     let mine = query_of(run, first_query + row);
     let seen = select(0u, mine.seen, first_query + row < run.queries);
     let query_at = mine.row * constants.stride + mine.head * constants.head_dim;
-    // Scales up to 2^10 or more, and back.
+    // `up` scales the largest dimension to at least 2^10, and `down` reverses this.
     let exponent = exponent_of(item, query_at);
     let up = bitcast<f32>((264u - exponent) << 23u);
     let down = bitcast<f32>((exponent - 10u) << 23u);
@@ -205,7 +208,8 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
             if first > 0u { is_scaled.x = 1u; }
         }
         if side == 0u { factors[row] = factor; }
-        // A query that counts attends to the first position, so masked positions contribute nothing.
+        // A query in use attends to the first position, so `largest` is a valid score and masked positions
+        // contribute nothing.
         let base = largest - HEADROOM;
         let weights_a = exp2(a - base);
         let weights_b = exp2(b - base);

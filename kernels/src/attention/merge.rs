@@ -7,12 +7,12 @@
 //! | 1 | [partials](super::partial) |
 //! | 2 | out: f32 `[rows, heads · head dimension]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! The constants are the rows, the index of the row-count word, the heads, the head dimension, and the number
-//! of splits.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, the heads,
+//! the head dimension, and the number of splits.
 //!
-//! For each split, let m be its largest score, s its sum, and v its mean of the values. Let M be the largest
-//! m of all splits. Then out = Σ w v / Σ w, with w = s · e^(m − M). Splits with s = 0 are ignored. If s = 0
-//! for all splits of a head, the output of the head is zero.
+//! For each split, let m be its largest score, s its sum, and v its mean of the values. Let M be the maximum
+//! of m over all splits. Then out = Σ w v / Σ w, with w = s · e^(m − M). Splits with s = 0 are ignored. If s
+//! = 0 for all splits of a head, the output of the head is zero.
 
 use super::partial::partials_bytes;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE};

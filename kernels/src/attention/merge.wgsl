@@ -1,5 +1,5 @@
-// Second launch of split attention: the splits' means, weighted by each split's share of the softmax. A group
-// takes as many columns of a row as it has items.
+// Second launch of split attention: combines the means of the splits, weighted by each split's share of the
+// softmax. A group computes as many columns of a row as it has items.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -14,10 +14,10 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> partials: array<f32>;
 @group(0) @binding(2) var<storage, read_write> out: array<u32>;
 
-// Below every valid score.
+// A score that is lower than every valid score.
 const LOWEST = -3.4e38;
 
-// Splits at once.
+// Number of splits that are combined at once.
 const BATCH = 16u;
 
 var<workgroup> merged: array<f32, ITEMS>;
@@ -31,7 +31,7 @@ fn merge(row: u32, column: u32) -> f32 {
     var total = 0.0;
     var value = 0.0;
     for (var first = 0u; first < constants.splits; first += BATCH) {
-        // Issues the loads of several splits together. Only the sum of an empty split is used.
+        // Issues the loads of several splits together. For an empty split, uses only its sum.
         let run$s = min(first + $su, constants.splits - 1u);
         let sum$s = select(0.0, partials[sums + run$s * 2u + 1u], first + $su < constants.splits);
         let top$s = select(LOWEST, partials[sums + run$s * 2u], sum$s != 0.0);
@@ -59,7 +59,7 @@ fn attention_merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
     if column < width { value = merge(group.x, column); }
     merged[item] = value;
     workgroupBarrier();
-    // The first items have four columns each, the others none.
+    // The first quarter of the items writes four columns each. The other items write none.
     var values = vec4(0.0);
     var first = padded(width);
     if item < ITEMS / 4u {

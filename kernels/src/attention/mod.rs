@@ -8,10 +8,10 @@
 //! | 3 | value cache, in the same layout |
 //! | 4 | out: f32 `[rows, heads · head dimension]`, written |
 //!
-//! The constants are the rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache
-//! blocks, scale (the bits of an f32), and stride (at least heads · head dimension). The number of heads is a
-//! multiple of the number of kv heads. With g = heads / kv heads, the g heads from h · g to h · g + g − 1
-//! share kv head h.
+//! The constants are four capacities (rows, sequences, table blocks, logit rows), heads, kv heads, head
+//! dimension, cache blocks, scale (the bits of an f32), and stride (at least heads · head dimension). The
+//! number of heads is a multiple of the number of kv heads. With g = heads / kv heads, the g heads from h · g
+//! to h · g + g − 1 share kv head h.
 //!
 //! A row at position p attends to positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. The kernel
 //! computes a streaming softmax over steps of [`STEP_TOKENS`] positions, so it never stores all scores of a

@@ -9,7 +9,7 @@
 //! | 3 | value cache |
 //! | 4 | partials, written |
 //!
-//! The constants are those of [attention](super), and then the number of splits.
+//! The constants are those of [attention](super), followed by the number of splits.
 //!
 //! The positions to which a row attends are divided into `splits` splits. Each split consists of whole cache
 //! blocks. All splits have the same number of blocks, except that the last splits may be shorter or empty.
@@ -18,8 +18,8 @@
 //! Partials are f32 and have two parts. The first part is `[rows][heads][splits][head dimension]`. For each
 //! split, it holds the mean of the values, weighted by the softmax over the split. The second part is
 //! `[rows][heads][splits][2]`. For each split, it holds the largest scaled score, and the sum of e^(score −
-//! largest score). The sum is zero for an empty split. It is also zero for all splits of a row with an
-//! invalid sequence, position or block. If the sum is zero, no kernel reads the other values of the split.
+//! largest score). The sum is zero for an empty split, and for all splits of a row whose sequence, position
+//! or block is invalid. If the sum is zero, no kernel reads the other values of the split.
 //! [`merge`](super::merge) combines the splits.
 
 use super::{LONG, Scene, random_scene, scene};
@@ -29,8 +29,8 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Maximum number of rows in a launch of split attention. With more rows, a launch fills a device without
-/// splits, and it is better if the rows of a sequence share their loads.
+/// Maximum number of rows in a launch of split attention. With more rows, a launch fills a device even
+/// without splits, and it is better to let the rows of a sequence share their loads.
 pub const MAX_ROWS: u32 = 32;
 
 /// Maximum number of splits.

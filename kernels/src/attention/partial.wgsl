@@ -1,9 +1,9 @@
-// First launch of split attention, for few rows over a long cache. A group takes a split of a row's positions
-// and one kv head, with the query heads that share it, four at a time. For each head it writes the mean of
-// the split's values, weighted by their softmax, and the numbers that the merge needs.
+// First launch of split attention, for few rows over a long cache. A group processes one split of a row's
+// positions, one kv head, and the query heads that share it, four at a time. For each head, it writes the
+// mean of the split's values, weighted by their softmax, and the numbers that the merge needs.
 //
-// Another text provides access to queries, keys and values, and the steps before and after: either for
-// rotated and appended rows, or for a row that is not yet rotated and appended.
+// Another source provides the access to queries, keys and values, and the steps before and after. There is
+// one such source for rotated and appended rows, and one for a row before RoPE and KV append.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -24,23 +24,26 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> q: array<f32>;
 @group(0) @binding(4) var<storage, read_write> partials: array<f32>;
 
-// Positions at once, sets of four of them, and maximum query heads at once.
+// Number of positions per step, number of sets of four positions per step, and maximum number of query heads
+// that are processed together.
 const STEP = 64u;
 const QUADS = STEP / 4u;
 const HEADS = 4u;
-// Maximum dimensions of the means per pass. Longer heads take several passes.
+// Maximum number of dimensions of the means that one pass computes. Longer heads take several passes.
 const DIMS = 128u;
 const HALF = ITEMS / 2u;
 
-// Scores of a step, per share of the dimensions and head; also the means of half of the items, per head.
+// Partial scores of a step, per share of the dimensions and per head. Later, the means of half of the items,
+// per head.
 var<workgroup> space: array<vec4<f32>, HEADS * HALF>;
-// Per head and four positions: weights, and the largest score or the sum of weights, read in fours.
+// Per head and four positions: the weights in `weights`, and the largest score or the sum of the weights in
+// `quad_of`. `quad_of` stores four results per vector.
 var<workgroup> weights: array<vec4<f32>, HEADS * QUADS>;
 var<workgroup> quad_of: array<vec4<f32>, HEADS * QUADS / 4u>;
-// Per head: the correction of earlier sums, and at the end the sum of its weights.
+// Per head: the factor that rescales earlier sums. At the end, the sum of the weights.
 var<workgroup> corrections: array<f32, HEADS>;
 
-// A split: its table, its first position and the one after its last, and the group's kv head.
+// A split: its block table, its first position, the position after its last, and the kv head of the group.
 struct Run {
     table: u32,
     start: u32,
@@ -48,7 +51,8 @@ struct Run {
     kv_head: u32,
 }
 
-// Scores of four positions over dimensions `share`, `share` + `shares` … of the query that starts at `query`.
+// Partial scores of four positions for the query that starts at `query`, over dimensions `share`, `share` +
+// `shares`, ….
 fn scores(run: Run, position: u32, query: u32, share: u32, shares: u32) -> vec4<f32> {
     var sum = vec4(0.0);
     if position >= run.end { return sum; }
@@ -67,14 +71,14 @@ fn scores(run: Run, position: u32, query: u32, share: u32, shares: u32) -> vec4<
     return sum;
 }
 
-// Four dimensions of a position's values; zeros from `end` on.
+// Four dimensions of the value at `position`, or zeros if `position` is not below `end`.
 fn value_of(run: Run, end: u32, position: u32, dim: u32) -> Four {
     if position >= end { return Four(); }
     let at = start_of(params[run.table + position / 16u], run.kv_head) + position % 16u * constants.head_dim + dim;
     return values_of(at, dim, position);
 }
 
-// An item's part of the means of four heads.
+// One item's part of the means of four heads.
 struct Means {
     a: vec4<f32>,
     b: vec4<f32>,
@@ -93,7 +97,7 @@ fn corrected(means: Means, heads: u32) -> Means {
     return out;
 }
 
-// Adds the values of position `p` of the step.
+// Adds the value at position `p` of the step, times its weight for each head.
 fn with_values(means: Means, heads: u32, p: u32, four: Four) -> Means {
     if p >= STEP { return means; }
     let value = widened(four);
@@ -107,8 +111,8 @@ fn with_values(means: Means, heads: u32, p: u32, four: Four) -> Means {
     return out;
 }
 
-// Adds the means of items in the upper half of the slots to the lower half, repeatedly, until slot 0 has the
-// sums. All items must call this together.
+// Halves the number of slots repeatedly by adding the means in the upper half to those in the lower half. At
+// the end, slot 0 holds the sums. All items must call this together.
 fn gathered(means: Means, heads: u32, slots: u32, slot: u32, quad: u32, quads: u32) -> Means {
     var out = means;
     var left = slots;
@@ -180,9 +184,9 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
         let first_query = row * constants.stride + (kv_head * sharing + first_head) * head_dim;
         prepare(item, run, position, first_query, left);
         let shares = ITEMS / QUADS / heads;
-        // As items of the scores: a part of the dimensions of one head, and four positions of one block;
-        // adjacent items have adjacent keys. As items of the softmax, which are fewer: a head and four
-        // positions.
+        // For the scores, an item processes a part of the dimensions of one head, and four positions of one
+        // block. Adjacent items have adjacent keys. For the softmax, only some of the items are active, and
+        // each processes one head and four positions.
         let part = item / 4u % 16u;
         let score_head = part / shares;
         let score_quad = item / 64u * 4u + item % 4u;
@@ -191,7 +195,7 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
         let quad = item % QUADS;
         let softens = head < heads;
         for (var turn = 0u; turn < head_dim; turn += DIMS) {
-            // As items of the values: four dimensions, some of the positions.
+            // For the values, an item processes four dimensions of some positions.
             let dim_quads = (min(DIMS, head_dim - turn) + 3u) / 4u;
             let slots = ITEMS / dim_quads;
             let slot = item / dim_quads;
@@ -200,7 +204,7 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
             var sum = 0.0;
             var largest = LOWEST;
             for (var first = run.start; first < run.end; first += STEP) {
-                // Loads values while scores are computed.
+                // Loads the values while the scores are computed.
                 let end = min(run.end, first + STEP);
                 let at = first + slot;
                 let v0 = value_of(run, end, at, dim);

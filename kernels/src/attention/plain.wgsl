@@ -1,4 +1,4 @@
-// Runs of rows, for any device.
+// Attention of a run's queries, for any device.
 
 struct Place {
     @builtin(local_invocation_index) item: u32,

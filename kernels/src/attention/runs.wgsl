@@ -1,5 +1,5 @@
-// Attention for many rows. A group takes one kv head of some rows, run by run. A query's result does not
-// depend on its neighbours.
+// Attention for many rows. A group processes one kv head of some rows, run by run. The result of a query does
+// not depend on other queries of the run.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -26,8 +26,9 @@ struct Query {
     seen: u32,
 }
 
-// Rows of one sequence whose positions all exist: the first row, the number of their queries, the last
-// position that any of them attends to, the table, and the group's kv head.
+// A run: rows of one sequence that attend only to existing positions. The fields are the first row, the
+// number of queries, the last position that any query attends to, the block table, and the kv head of the
+// group.
 struct Run {
     row: u32,
     queries: u32,
@@ -36,7 +37,7 @@ struct Run {
     kv_head: u32,
 }
 
-// Query `i` of a run: row by row, each with its heads.
+// Returns query `i` of a run. Queries are ordered by row, then by head.
 fn query_of(run: Run, i: u32) -> Query {
     let sharing = constants.heads / constants.kv_heads;
     let at = min(i, run.queries - 1u);
@@ -59,7 +60,7 @@ fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
     let tile = max(1u, GROUP_QUERIES / sharing);
     let end = min(count(0u, constants.rows), (group.x + 1u) * tile);
     for (var row = group.x * tile; row < end;) {
-        // A run of rows of one sequence whose attended positions all exist.
+        // Finds the longest run that starts at `row`.
         let sequence = sequence_of(row);
         let exists = sequence < constants.sequences;
         let table = table_of(select(0u, sequence, exists));

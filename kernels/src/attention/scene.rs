@@ -36,15 +36,16 @@ impl Cache {
     }
 }
 
-/// Numbers of positions in the longest cases. Kernels execute more steps or other code paths if there are
-/// more than 256, 1,024 and 4,096 positions.
+/// Numbers of positions in the longest cases. They exceed 256, 1,024 and 4,096 positions, respectively,
+/// because kernels execute more steps or different code paths beyond these numbers.
 pub(super) const LONG: [u32; 3] = [300, 1100, 5000];
 
 /// Keys and values of one kv head, each `[positions][head dimension]`.
 type KeysValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
-/// Largest magnitudes of query values. The rows of a scene use them in turn. They make most softmax weights
-/// similar, all softmax weights similar, and all but a few softmax weights negligible, respectively.
+/// Largest magnitudes of query values. The rows of a scene use them in turn. With the first, most softmax
+/// weights are similar. With the second, all softmax weights are similar. With the third, all but a few are
+/// negligible.
 const LARGEST: [f32; 3] = [2.0, 1e-3, 40.0];
 
 /// Inputs of an attention case.
@@ -68,7 +69,7 @@ pub(super) struct Scene {
     seen: Vec<Option<usize>>,
 }
 
-/// Inputs of RoPE and KV append for one row, and the expected contents of the cache after them.
+/// Inputs of RoPE and KV append for one row, and the contents of the cache that the kernel must write.
 pub(super) struct Fresh {
     pub qkv: Vec<f32>,
     pub frequencies: Vec<f32>,
@@ -123,15 +124,15 @@ impl Scene {
         self.inputs_from(build, &self.q)
     }
 
-    /// Like [`Scene::inputs`], with `q` in place of the scene's queries.
+    /// Like [`Scene::inputs`], but with `q` in place of the scene's queries.
     pub fn inputs_from(&self, build: Build, q: &[f32]) -> Build {
         let build = build.words(&self.params.words()).floats(q);
         build.bytes(self.keys.bytes()).bytes(self.values.bytes())
     }
 
-    /// Replaces the first row by one that needs RoPE and KV append. Its key and value belong to the last
-    /// position of the row, and their cache slot is still empty. Both have `times` times the magnitude of the
-    /// queries.
+    /// Replaces the first row with a row that needs RoPE and KV append. The row's key and value belong to the
+    /// last position that it attends to, and the cache slot of this position becomes empty. Both have `times`
+    /// times the magnitude of the queries.
     pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
         let (heads, kv_heads, head_dim, kv_type) =
             (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);
@@ -169,8 +170,8 @@ impl Scene {
     }
 }
 
-/// Returns a random row capacity, sequences that fill part of it, and the number of heads, the number of kv
-/// heads and the head dimension.
+/// Returns a random row capacity and sequences that fill part of it. Also returns the number of heads, the
+/// number of kv heads, and the head dimension.
 pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usize; 3]) {
     let (mut starts, mut used) = (Vec::new(), 0);
     for _ in 0..1 + random.below(3) {

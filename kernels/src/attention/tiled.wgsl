@@ -1,27 +1,27 @@
-// Attention of a run's queries: 16 of them over 64 positions at a time if a group has 256 items, so that
-// neighbouring rows and the heads of a kv head share reads of keys and values.
+// Attention of a run's queries. A group of 256 items processes 16 queries over 64 positions at a time.
+// Neighbouring rows, and the heads that share a kv head, thus share the loads of keys and values.
 
-// Queries at once, positions at once.
+// Number of queries and number of positions that a group processes at a time.
 const QUERIES = ITEMS / 16u;
 const POSITIONS = 64u;
-// Dimensions of a query in local memory at once, and of a result that are summed at once. Longer heads take
-// several passes.
+// Number of query dimensions that local memory holds at once, and number of result dimensions that one pass
+// computes. Longer heads take several passes.
 const DIMS = 128u;
-// Strides: fours of dimensions between queries, values between positions of all queries, and between the
-// quads of positions of queries. Each is one larger than necessary, so that adjacent items read different
-// banks.
+// Strides: between queries, in vectors of four dimensions; between positions, in weights of all queries; and
+// between queries, in sets of four positions. Each is one larger than necessary, so that adjacent items
+// access different banks.
 const QUERY = DIMS / 4u + 1u;
 const PITCH = QUERIES + 1u;
 const QUAD_PITCH = POSITIONS / 4u + 1u;
 
-// Queries are in `fours`, which has at least QUERIES * QUERY. Per position and query:
+// Weights per position and query. Queries are in `fours`, which has at least QUERIES * QUERY vectors.
 var<workgroup> weights: array<f32, POSITIONS * PITCH>;
-// Per query and four positions.
+// Largest scores, later sums of weights, per query and four positions.
 var<workgroup> shared_by: array<f32, QUERIES * QUAD_PITCH>;
 var<workgroup> corrections: array<f32, QUERIES>;
 
-// Loads dimensions `d0` … of an item's query into local memory, zeros beyond its last. All items must call
-// this together.
+// Loads the dimensions of an item's query from `d0` on into local memory. Dimensions beyond the last become
+// zeros. All items must call this together.
 fn load_query(item: u32, mine: Query, d0: u32) {
     workgroupBarrier(); // Earlier reads are done.
     let begin = mine.row * constants.stride + mine.head * constants.head_dim;
@@ -36,8 +36,8 @@ fn load_query(item: u32, mine: Query, d0: u32) {
     workgroupBarrier();
 }
 
-// Partial scores of four positions over the query's dimensions in local memory. Their keys of these
-// dimensions start at `key`.
+// Partial scores of four positions, over the dimensions of the query that are in local memory. The keys for
+// these dimensions start at `key`.
 fn scores(at: u32, key: u32, dims: u32) -> vec4<f32> {
     var sum = vec4(0.0);
     for (var i = 0u; i < dims / 4u; i++) {
@@ -50,11 +50,11 @@ fn scores(at: u32, key: u32, dims: u32) -> vec4<f32> {
     return sum;
 }
 
-// Computes QUERIES queries and `DIMS` dimensions of the values.
+// Computes DIMS dimensions of the results of QUERIES queries.
 fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
     let head_dim = constants.head_dim;
-    // As items of positions and of the softmax: four positions of a step for one query. As items of values:
-    // four dimensions of two queries.
+    // For scores and the softmax, an item processes four positions of a step for one query. For values, it
+    // processes four dimensions of two queries.
     let quad = item % 16u;
     let at = item / 16u;
     let mine = query_of(run, first_query + at);
@@ -76,7 +76,7 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
         }
         var four = vec4(0.0);
         for (var d0 = 0u; d0 < head_dim; d0 += DIMS) {
-            // Short heads stay in local memory from step to step.
+            // If a head is short, its queries stay in local memory from step to step.
             if first == 0u || head_dim > DIMS { load_query(item, mine, d0); }
             if position <= run.last { four += scores(at * QUERY, key + d0 * 4u, min(DIMS, head_dim - d0)); }
         }

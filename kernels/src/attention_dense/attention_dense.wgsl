@@ -1,4 +1,4 @@
-// Dense attention. A group takes 16 queries of one kv head, 64 positions at a time.
+// Dense attention. A group processes 16 queries of one kv head, 64 positions at a time.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -33,17 +33,17 @@ var<immediate> constants: Constants;
 @group(0) @binding(2) var<storage, read> v: array<Word>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
-// Queries at once, positions at once, dimensions of values at once (two per item), dimensions of keys at
-// once.
+// Numbers of queries, of positions, of value dimensions (two per item) and of key dimensions that a group
+// processes at a time.
 const QUERIES: u32 = 16u;
 const POSITIONS: u32 = 64u;
 const DIMS: u32 = 128u;
 const CHUNK: u32 = 16u;
-// Strides between the weights of positions, and between dimensions of keys.
+// Stride between positions for weights, and stride between dimensions for keys.
 const WEIGHTS: u32 = QUERIES + 4u;
 const KEYS: u32 = POSITIONS + 1u;
 const SUMS: u32 = 17u;
-// Below all scores. Masked positions have UNSEEN.
+// LEAST is lower than all scores. Masked positions have the score UNSEEN.
 const LEAST: f32 = -3.0e38;
 const UNSEEN: f32 = -3.3e38;
 
@@ -53,7 +53,8 @@ var<workgroup> weights: array<f32, POSITIONS * WEIGHTS>;
 var<workgroup> partial_sums: array<f32, QUERIES * SUMS>;
 var<workgroup> corrections: array<f32, QUERIES>;
 
-// Positions that a row attends to besides the prefix: from the first to before the second.
+// Returns the range of positions that a row attends to in addition to the prefix: the first position, and the
+// position after the last.
 fn span_of(row: u32) -> vec2<i32> {
     let at = i32(row) + i32(constants.n) - i32(constants.m);
     let wide = i32(min(constants.window, 1u << 30u));
@@ -75,12 +76,12 @@ fn capped(score: f32) -> f32 {
     return cap * tanh_of(score / cap);
 }
 
-// Adds a weighted value to sums. Values without weight may be anything.
+// Adds a value, times four weights, to four sums. If a weight is zero, the value may even be NaN.
 fn added(sums: vec4<f32>, w: vec4<f32>, x: f32) -> vec4<f32> {
     return select(sums, fma(w, vec4<f32>(x), sums), w != vec4<f32>(0.0));
 }
 
-// Weights of four queries, and values of four queries.
+// Weights of four queries, and one dimension of four queries.
 fn weights_from(at: u32) -> vec4<f32> {
     return vec4<f32>(weights[at], weights[at + 1u], weights[at + 2u], weights[at + 3u]);
 }
@@ -102,13 +103,13 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
     let sequence = group / tiles / constants.kv_heads;
     let k_base = sequence * constants.k_batch + kv_head * constants.k_head;
     let v_base = sequence * constants.v_batch + kv_head * constants.v_head;
-    // Positions that any row of the tile attends to.
+    // Range of positions that at least one row of the tile attends to.
     let begin = span_of(first_query / sharing).x;
     let end = span_of(last_query / sharing).y;
     let stop = min(max(constants.prefix, u32(max(end, 0))), n);
-    // As items of positions: position `lane` of a step for queries `quad` and three more. As items of queries
-    // and of the softmax: query `item / 16`. As items of values: dimensions `lane` and `lane` + 64 of the
-    // same four queries.
+    // For scores, an item processes position `lane` of a step for query `quad` and the next three. For loads
+    // of queries and the softmax, it processes query `item / 16`. For values, it processes dimensions `lane`
+    // and `lane` + 64 of the same four queries.
     let lane = item % 64u;
     let quad = item / 64u * 4u;
     let mine = min(first_query + item / 16u, last_query);

@@ -1,5 +1,5 @@
-//! Attention over dense keys and values, with the masks and the score cap that common models need: out = Σ
-//! softmax(score) v.
+//! Attention over dense keys and values, out = Σ softmax(score) v. Supports the masks and the score cap that
+//! common models need.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -98,8 +98,8 @@ fn groups(constants: &[u32]) -> Option<u32> {
     tiles.checked_mul(kv_heads)?.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns a grid of sequences × kv heads × query tiles. All of its work groups are in the first dimension,
-/// which has the largest limit on every device.
+/// Returns a grid with one work group per batch entry, kv head and query tile. All work groups are in the
+/// first dimension, which has the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants).unwrap_or(u32::MAX), 1, 1]
 }
@@ -196,8 +196,8 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         .collect()
 }
 
-/// Returns a case of random shape. A few of these cases have more work groups than some devices allow in one
-/// dimension.
+/// Returns a case of random shape. In a few cases, the launch has more work groups than some devices allow in
+/// one dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;

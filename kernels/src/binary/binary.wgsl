@@ -1,4 +1,5 @@
-// An operation on pairs of values, each with its own strides. An item writes a word, of one value or two.
+// Applies an operation to pairs of values. Each input has its own strides. An item writes a word of one or
+// two values.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -13,7 +14,7 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> b: array<u32>;
 @group(0) @binding(2) var<storage, read_write> out: array<u32>;
 
-// Positions in a and b at step `i`.
+// Returns the indices in a and b at step `i`.
 fn places(i: u32) -> vec2<u32> {
     let c = constants;
     var at = i % c.size_5 * vec2(c.a_5, c.b_5);

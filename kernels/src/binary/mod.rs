@@ -8,10 +8,10 @@
 //!
 //! The constants are the [operation](Operation), the [number](crate::elements::number) of the element type, 6
 //! sizes, 6 strides of a, and 6 strides of b, each with the outermost dimension first. Strides are in values.
-//! A stride of zero broadcasts. There are fewer than 2^32 values. [`crate::elements`] defines the padding
-//! after an odd number of 16-bit values.
+//! An input with a stride of zero is broadcast along that dimension. There are fewer than 2^32 values.
+//! [`crate::elements`] defines the padding after an odd number of 16-bit values.
 //!
-//! Operations are IEEE f32 arithmetic. Max and min are NaN if either input is NaN.
+//! The operations use IEEE f32 arithmetic. Max and min are NaN if either input is NaN.
 
 use crate::abi::{IMPOSSIBLE, product};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -20,7 +20,7 @@ use crate::elements::{self, RANK, in_a_word};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// A binary operation. Its discriminant is the kernel's constant.
+/// A binary operation. The kernel receives its discriminant as a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {

@@ -1,8 +1,8 @@
-//! Dequantizes tensors in the format of files. This is the reference implementation for every resident layout
-//! and kernel.
+//! Dequantizes tensors in file format. This is the reference implementation for every resident layout and
+//! kernel.
 //!
-//! The formats are the block structures of ggml, with the names of the GGUF specification. The code is scalar
-//! and does not depend on resident layouts.
+//! The formats are the block structures of ggml, named as in the GGUF specification. The code is scalar and
+//! does not depend on resident layouts.
 
 use super::TensorType;
 use half::f16;
@@ -22,7 +22,7 @@ pub struct SizeError {
 /// Dequantizes whole `blocks` of a file into `out`.
 ///
 /// # Errors
-/// [`SizeError`] if `blocks` does not hold exactly `out.len()` values.
+/// Returns [`SizeError`] if `blocks` does not hold exactly `out.len()` values.
 pub fn dequantise(tensor_type: TensorType, blocks: &[u8], out: &mut [f32]) -> Result<(), SizeError> {
     if tensor_type.bytes(out.len() as u64) != Some(blocks.len() as u64) {
         return Err(SizeError { tensor_type, bytes: blocks.len(), values: out.len() });
@@ -64,8 +64,8 @@ pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
 mod tests {
     use super::*;
 
-    /// For each type, random blocks, and their values as an independent implementation (the `gguf` package)
-    /// decodes them.
+    /// Test vectors for each type: random blocks, and the values that an independent implementation (the
+    /// `gguf` package) decodes from them.
     macro_rules! vectors {
         ($($name:ident $folder:literal,)*) => {
             [$((

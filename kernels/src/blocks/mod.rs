@@ -1,4 +1,4 @@
-//! Decodes and encodes tensors in the format of files. [`TensorType`] lists the formats.
+//! Decodes and encodes tensors in file format. [`TensorType`] lists the formats.
 
 mod dequantise;
 mod quantise;

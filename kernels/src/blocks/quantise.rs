@@ -13,7 +13,7 @@ use half::f16;
 /// Writes `values` to `blocks` as whole file blocks. Blocks of F32, F16 and BF16 hold one value.
 ///
 /// # Errors
-/// [`SizeError`] if `blocks` does not hold exactly `values.len()` values.
+/// Returns [`SizeError`] if `blocks` does not hold exactly `values.len()` values.
 pub fn quantise(tensor_type: TensorType, values: &[f32], blocks: &mut [u8]) -> Result<(), SizeError> {
     if tensor_type.bytes(values.len() as u64) != Some(blocks.len() as u64) {
         return Err(SizeError { tensor_type, bytes: blocks.len(), values: values.len() });
@@ -26,7 +26,7 @@ pub fn quantise(tensor_type: TensorType, values: &[f32], blocks: &mut [u8]) -> R
     Ok(())
 }
 
-/// Returns the value with the largest magnitude. Of several such values, returns the first.
+/// Returns the value with the largest magnitude. In a tie, returns the first of these values.
 pub(crate) fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest: f32, x| if x.abs() > largest.abs() { *x } else { largest })
 }
@@ -46,7 +46,7 @@ pub(crate) fn rounded(x: f32) -> f32 {
     (x.abs() + 0.5).floor().copysign(x)
 }
 
-/// Returns the quants of a block, clamped to 0 … `most`, as the block stores them. `quant` computes the quant
+/// Returns the quants of a block as the block stores them, clamped to 0 … `most`. `quant` computes the quant
 /// of a value from the value's index and the value itself.
 pub(crate) fn quants<const N: usize>(
     values: &[f32],
@@ -61,8 +61,8 @@ pub(crate) fn put_half(block: &mut [u8], at: usize, value: f32) {
     block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }
 
-/// Packs the quants of `count` values, `stride` apart, into one byte. The byte has `bits` bits of each quant,
-/// starting at bit `low` of the quant.
+/// Packs one field of each of `count` quants into one byte. The quants are `stride` apart. The field has
+/// `bits` bits and starts at bit `low` of the quant.
 pub(crate) fn pack_bits(
     quants: &[u8],
     first: usize,
@@ -174,7 +174,7 @@ pub(crate) struct WithScales {
 }
 
 impl WithScales {
-    /// Fits scales to `values`, for quants in `range`. The stored scales are from −`most` to `most` − 1. The
+    /// Fits scales to `values`, for quants in `range`. Stored scales lie between −`most` and `most` − 1. The
     /// first candidate maps the largest value to −`first`.
     pub fn new(values: &[f32], range: [f32; 2], first: f32, most: f32) -> Self {
         let mut scales = [0.0; 16];

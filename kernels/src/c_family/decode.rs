@@ -46,7 +46,7 @@ pub(super) struct Function {
     pub source: Compose,
     pub function: &'static str,
     pub items: Items,
-    /// Upper bound of the shared memory that the text declares, in bytes per group.
+    /// Upper bound on the shared memory that the source declares, in bytes per group.
     pub local_bytes: u32,
     pub dynamic_local_bytes: u32,
 }
@@ -200,18 +200,19 @@ fn cache_source(language: KernelLanguage, is_f16: &str, items: Items, parts: &[&
     program(language, items, &[&cache, parts].concat())
 }
 
-/// Returns a grid of rows × parts of a row.
+/// Returns a grid with one group per row and per block of `SILU_COLUMNS` · `COLUMN_ITEMS` columns.
 fn silu_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(SILU_COLUMNS * COLUMN_ITEMS.0), 1]
 }
 
-/// Returns a grid of rows × parts of a row, including its padding.
+/// Returns a grid with one group per row and per block of `COLUMN_ITEMS` columns. The last block of a row
+/// covers its padding.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     let width = constants[2].saturating_mul(constants[3]);
     [constants[0], width.div_ceil(COLUMN_ITEMS.0), 1]
 }
 
-/// Returns a grid of heads (of queries, keys and values) × rows.
+/// Returns a grid with one group per head (of queries, keys and values) and per row.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[4].saturating_add(constants[5].saturating_mul(2)), constants[0], 1]
 }

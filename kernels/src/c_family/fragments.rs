@@ -22,8 +22,8 @@ const ITEMS: Items = Items(256);
 /// empty. This value was not measured.
 const MIN_ROWS: u32 = 16;
 
-/// Maximum number of rows of x for the smaller tile, which yields enough groups to fill a device. This value
-/// was not measured.
+/// Maximum number of rows of x for the smaller tile, which yields enough groups to fill a device even with
+/// few rows. This value was not measured.
 const FEW: u32 = 128;
 
 /// Bytes of one row of a tile in local memory: `TILE_PITCH` in the source.

@@ -25,7 +25,7 @@ type Compose = fn(KernelLanguage) -> Arc<str>;
 const ITEMS: Items = Items(256);
 
 /// Minimum number of rows of x for which programs prefer these products. With fewer rows, products with f32
-/// activations are as fast, because the bandwidth of the weights limits both.
+/// activations are as fast, because the time to load the weights limits both.
 const MIN_ROWS: u32 = 9;
 
 /// Maximum number of rows of x for the few-row products.
@@ -45,8 +45,8 @@ const ALIGNMENT: u32 = 1024;
 /// Maximum number of queries that an attention group processes at once: `QUERIES` in the source.
 const QUERIES: u32 = 128;
 
-/// Minimum number of row tiles for attention, if the launch has enough rows. With this number, there are
-/// enough groups to fill a device.
+/// Minimum number of row tiles for attention, if the launch has enough rows. This number yields enough groups
+/// to fill a device.
 const LEAST_TILES: u32 = 32;
 
 /// Returns the products, best first.
@@ -54,7 +54,7 @@ pub(super) fn products() -> Vec<Variant> {
     [TensorType::F16, TensorType::BF16].into_iter().flat_map(products_of).collect()
 }
 
-/// Returns a function that composes the text of a product with bf16 or f16 weights.
+/// Returns a function that composes the source of a product with bf16 or f16 weights.
 macro_rules! composer {
     ($tensor_type:expr, $compose:ident $(, $figure:literal)*) => {
         match $tensor_type {
@@ -65,8 +65,7 @@ macro_rules! composer {
 }
 
 /// Returns a product that uses `wgmma`. The last four parameters are the number of consumer warpgroups, the
-/// number of columns per tile, the number of pipeline stages, and the number of groups that compute one tile
-/// together.
+/// number of columns per tile, the number of pipeline stages, and the number of groups that share one tile.
 macro_rules! wgmma {
     ($tensor_type:expr, $name:literal, $max_rows:expr, $consumers:literal, $columns:literal, $stages:literal, $split:literal) => {{
         let bytes = $stages * ((64 * $consumers + $columns) * TILE_ROW + 16) + ALIGNMENT;
@@ -144,7 +143,8 @@ fn tiles(constants: &[u32], side: u32) -> [u32; 3] {
     [constants[0].div_ceil(side), constants[2].div_ceil(side), 1]
 }
 
-/// Returns a grid of tiles of weight rows × tiles of rows of x.
+/// Returns a grid with one group per tile: tiles of weight rows in the first dimension, tiles of rows of x in
+/// the second.
 fn few_grid(constants: &[u32]) -> [u32; 3] {
     [constants[2].div_ceil(FEW_TILE.0), constants[0].div_ceil(FEW_TILE.1), 1]
 }
@@ -179,7 +179,7 @@ pub(super) fn attention() -> [Variant; 2] {
 }
 
 /// Returns a grid of kv heads × row tiles. A group processes up to 128 queries of one kv head. If there are
-/// few rows, tiles have fewer rows, so that there are enough groups to fill a device.
+/// few rows, tiles are smaller, so that there are enough groups to fill a device.
 fn attention_grid(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
@@ -191,7 +191,7 @@ const INSTRUCTIONS: &str = include_str!("ptx.cu");
 const WARPGROUPS: &str = include_str!("wgmma.cu");
 const HALF: &str = include_str!("../matmul/half.cu");
 
-/// Composes the text of a product: definitions for the weight type, the code that all products share, then
+/// Composes the source of a product: definitions for the weight type, the code that all products share, then
 /// `parts`.
 fn source(tensor_type: TensorType, parts: &[&str]) -> Arc<str> {
     let kind = match tensor_type {
@@ -226,8 +226,8 @@ fn wgmma_source(tensor_type: TensorType, consumers: u32, columns: u32, stages: u
     source(tensor_type, &[WARPGROUPS, &figures, &product, include_str!("../matmul/wgmma.cu")])
 }
 
-/// Definition with which the attention kernel represents each query and each softmax weight as the sum of two
-/// f16 values. This precision puts attention in the exact class.
+/// Macro that makes the attention kernel represent each query and each softmax weight as the sum of two f16
+/// values. This precision puts attention in the exact class.
 const PARTS: &str = "#define PARTS 2\n";
 const FLASH: &str = include_str!("../attention/flash.cu");
 const FLASH_MMA: &str = include_str!("../attention/flash_mma.cu");
@@ -256,7 +256,7 @@ fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
     program(KernelLanguage::CudaC, ITEMS, &parts)
 }
 
-/// Memory from which `wgmma` reads its left factor.
+/// Location of the left factor of a `wgmma`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Memory,
@@ -271,7 +271,7 @@ struct Product {
     columns: u32,
     left: Left,
     values: &'static str,
-    /// Whether the product overwrites the sums instead of being added to them.
+    /// Whether the product overwrites the accumulators instead of being added to them.
     begins: bool,
     /// Whether the right factor is stored row by row (16 × `columns`) instead of column by column.
     transposes: bool,

@@ -1,9 +1,9 @@
-//! Kernels in the languages of the C family. This module composes the source texts of programs, and lists the
+//! Kernels in the languages of the C family. This module composes the sources of programs, and lists the
 //! variants for the table.
 //!
-//! A text consists of a prelude, shared code, and kernels, one file after another. Kernels that read weights
-//! call a few functions that each tensor type defines, so a new type needs no new kernels. Only the prelude
-//! depends on the language. The module does not compile or launch anything.
+//! A source consists of a prelude, shared code, and one or more kernels. Kernels that read weights call a few
+//! functions that each tensor type defines, so a new type needs no new kernels. Only the prelude depends on
+//! the language. The module does not compile or launch anything.
 
 mod decode;
 mod elementwise;
@@ -47,7 +47,7 @@ impl Items {
     }
 }
 
-/// Composes a program's text: the prelude, the number of work items, shared code, then `parts`.
+/// Composes the source of a program: the prelude, the number of work items, shared code, then `parts`.
 fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
     let before = [prelude(language), &items.define(), include_str!("common.cl")];
     before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
@@ -56,7 +56,7 @@ fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
 /// Code that all kernels with f16 activations share.
 const HALF_ROWS: &str = include_str!("../half_rows/half_rows.cl");
 
-/// Returns the part of a text that depends on the language.
+/// Returns the part of a source that depends on the language.
 fn prelude(language: KernelLanguage) -> &'static str {
     match language {
         KernelLanguage::OpenClC => include_str!("prelude.cl"),
@@ -73,7 +73,7 @@ struct Names {
     hip: &'static str,
 }
 
-/// Returns the names of a variant in each language, with a common ending. For example, `names!("-tiled")`
+/// Returns the names of a variant in each language, with a common suffix. For example, `names!("-tiled")`
 /// gives `opencl-tiled`, `cuda-tiled` and `hip-tiled`.
 macro_rules! names {
     ($way:literal) => {
@@ -104,9 +104,8 @@ struct Function {
 
 impl Function {
     /// Returns one variant per language. OpenCL devices store weights in `Rows16`. The row-major sources
-    /// nevertheless have variants in OpenCL C, so that tests can run them on any OpenCL driver. In CUDA C++
-    /// and HIP C++, there are only variants for the layout in which devices with these languages store the
-    /// weights.
+    /// nevertheless have variants in OpenCL C, so that tests can run them on any OpenCL driver. CUDA C++ and
+    /// HIP C++ have variants only for the layout in which their devices store the weights.
     fn variants(self) -> impl Iterator<Item = Variant> {
         let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
         let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Work items per group of a tiled operator: `LINE` × `LANE` = 16 × 8 in the source.
 const TILE_ITEMS: Items = Items(128);
 
-/// Upper bound of the local memory for two tiles, in bytes.
+/// Upper bound on the local memory for two tiles, in bytes.
 const TILE_BYTES: u64 = 10 << 10;
 
 /// Work items per attention group: 16 × 16 or 64 × 4 in the source.
@@ -23,7 +23,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).flat_map(Function::variants).collect()
 }
 
-/// Returns a function that composes the text for an element type. The type is known at compile time.
+/// Returns a function that composes the source for an element type. The type is known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {

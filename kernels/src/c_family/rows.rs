@@ -14,7 +14,7 @@ const ITEMS: Items = Items(256);
 /// Work items of a group that normalises one head.
 const HEAD_ITEMS: Items = Items(128);
 
-/// Upper bound of the local memory of row kernels, in bytes per group.
+/// Upper bound on the local memory of row kernels, in bytes per group.
 const ROW_BYTES: u64 = 4 << 10;
 
 /// Number of columns per group of the second launch of split attention: `4 * QUADS` in the source.
@@ -81,7 +81,7 @@ fn function(
     }
 }
 
-/// Composes one program with all row kernels. The kernels are short, and a model needs most of them.
+/// Composes one program that contains all row kernels. The kernels are short, and a model needs most of them.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
         HALF_ROWS,
@@ -162,7 +162,7 @@ fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
     program(language, ITEMS, &parts)
 }
 
-/// Returns a grid of rows × parts of a row.
+/// Returns a grid with one group per row and per block of `4 · ITEMS` columns.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS.0), 1]
 }
@@ -172,7 +172,7 @@ fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Returns a grid of rows × parts of a row.
+/// Returns a grid with one group per row and per block of `MERGE_COLUMNS` columns.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(MERGE_COLUMNS), 1]
 }

@@ -24,14 +24,14 @@ const PLAIN_ROWS: u32 = 4;
 /// Number of rows of plain weights in a chunk: `SET` in their sources.
 const SET_ROWS: u32 = 4;
 
-/// Number of columns that is a multiple of the block size of every tensor type.
+/// Number of columns that holds whole blocks of every tensor type.
 const WHOLE_COLUMNS: u32 = 256;
 
 /// Maximum number of groups of 16 weight rows per work group, in products for few rows of x: `MOST_GROUPS` in
 /// the sources.
 const FEW_GROUPS: u32 = 8;
 
-/// Upper bound of the shared memory for barriers, in bytes per work group.
+/// Upper bound on the shared memory for barriers, in bytes per work group.
 const BARRIERS_BYTES: u32 = 2 << 10;
 
 /// Method by which a product fills its rings with weights.
@@ -39,17 +39,17 @@ struct Ring {
     requires: &'static [Feature],
     source: &'static str,
     items: Items,
-    /// Upper bound of the shared memory for rings per work group, in bytes: first for one row of x, then for
+    /// Upper bound on the shared memory for rings, in bytes per work group: first for one row of x, then for
     /// few rows.
     bytes: [u32; 2],
-    /// Number of columns per chunk, for weights of two bytes per value, and for block weights with one row of
-    /// x.
+    /// Number of columns per chunk. Applies to weights of two bytes per value, and to block weights if there
+    /// is only one row of x.
     columns: u32,
 }
 
-/// Method that uses the bulk copy engine. The rings take so much shared memory that a multiprocessor
-/// holds only one work group of a product. If two fitted, overlapping launches would distribute the work
-/// groups unevenly, with two on one multiprocessor and none on another.
+/// Method that uses the bulk copy engine. The rings take so much shared memory that a multiprocessor holds
+/// only one work group of a product. If two work groups fitted, overlapping launches would be distributed
+/// unevenly, with two work groups on one multiprocessor and none on another.
 static BULK: Ring = Ring {
     requires: &[Feature::Sm90],
     source: include_str!("ring_bulk.cu"),
@@ -213,7 +213,7 @@ fn section_bytes(tensor_type: TensorType) -> Vec<u32> {
     bytes.map(|bytes| bytes as u32).collect()
 }
 
-/// Returns macros that define the results of [`section_bytes`] for the sources.
+/// Returns macro definitions that pass the results of [`section_bytes`] to the sources.
 fn define_sections(tensor_type: TensorType) -> String {
     let bytes = section_bytes(tensor_type);
     let of_section = |(s, bytes): (usize, &u32)| format!("(s) == {s} ? {bytes} : ");
@@ -226,7 +226,7 @@ const SHARES: &str = include_str!("../matmul/shares.cu");
 const CHUNKS_BLOCKS: &str = include_str!("../matmul/chunks_blocks.cu");
 const CHUNKS_ROWS: &str = include_str!("../matmul/chunks_rows.cu");
 
-/// Composes the text of a product.
+/// Composes the source of a product.
 fn source(language: KernelLanguage, tensor_type: TensorType, ring: &Ring, rows: Rows) -> Arc<str> {
     let chunks = Chunks::new(tensor_type, ring, rows).define();
     let reader = tensor_type.row().c;

@@ -14,9 +14,9 @@ use std::sync::Arc;
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: Items = Items(256);
-/// Work items per group for plain weights and one row of x. Plain weights have many bytes per value, so their
-/// loads need many work items to hide the latency. Devices that support only smaller groups, or have less
-/// local memory, use the variant for four rows.
+/// Work items per group for plain weights and one row of x. Plain weights have many bytes per value, so
+/// hiding the latency of their loads takes many work items. Devices that support only smaller groups, or have
+/// less local memory, use the variant for four rows.
 const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
@@ -152,8 +152,8 @@ fn half_product_function(tensor_type: TensorType) -> Function {
     Function { min_rows: NEVER, ..function }
 }
 
-/// Returns the kernel that dequantizes weights. It is worthwhile only on devices with matrix units and with
-/// enough rows. The variants of the product check for matrix units.
+/// Returns the kernel that dequantizes weights. It pays off only on devices with matrix units, and only with
+/// enough rows. The variants of the f16 product, not this kernel, check for matrix units.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
@@ -180,7 +180,8 @@ fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GEMV_ITEMS.0 / SHARING), 1, 1] }
 }
 
-/// Returns a grid of tiles of rows of x × tiles of weight rows. Neighbouring groups read the same weights.
+/// Returns a grid with one group per tile: tiles of rows of x in the first dimension, tiles of weight rows in
+/// the second. Neighbouring groups read the same weights.
 fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]
 }

@@ -1,5 +1,5 @@
-// Convolution as a product of weights and columns of the image that are never stored. A group computes a tile
-// of one group's out channels and pixels.
+// Convolution as a matrix product of weights and image columns. The columns are never stored. A group
+// computes a tile of pixels and of the out channels of one channel group.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -26,15 +26,15 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> weights: array<Word>;
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;
 
-// A weight of a group's out channel; zero beyond the last one and the last value.
+// Returns weight `d` of out channel `line`, or zero if the channel or the weight does not exist.
 fn weight_value(base: u32, line: u32, lines: u32, d: u32, depth: u32) -> f32 {
     if line >= lines || d >= depth { return 0.0; }
     let i = base + line * depth + d;
     return value(weights[word(i)], i);
 }
 
-// A value of a channel, relative to a pixel; zero beyond the edges. Coordinates before an edge wrap to large
-// numbers.
+// Returns a value of an image channel, at an offset from a pixel. Returns zero beyond the edges. Coordinates
+// before an edge wrap to large numbers.
 fn pixel_value(channel: u32, pixel: u32, tap: vec2<u32>) -> f32 {
     let row = pixel / constants.out_width * constants.stride_y + tap.y;
     let column = pixel % constants.out_width * constants.stride_x + tap.x;
@@ -44,7 +44,7 @@ fn pixel_value(channel: u32, pixel: u32, tap: vec2<u32>) -> f32 {
     return value(x[word(i)], i);
 }
 
-// Writes four pixels of a line.
+// Writes up to four pixels of an out channel.
 fn put(at: u32, pixel: u32, four: vec4<f32>) {
     let pixels = constants.out_height * constants.out_width;
     for (var j = 0u; j < 4u && pixel + j < pixels; j++) { out[at + pixel + j] = four[j]; }

@@ -20,7 +20,7 @@
 //!
 //! out[b, o, i, j] = Σ weights[o, c, y, x'] · x[b, first channel of o's group + c, i · stride + y · dilation
 //! − padding, …] over c, y and x'. Outside the image, x is zero. The number of groups divides both the number
-//! of channels and the number of out channels. Sums are f32.
+//! of channels and the number of out channels. Sums are accumulated in f32.
 //!
 //! The kernels compute the convolution as a matrix product of the weights and image columns, but never store
 //! the columns (Chetlur et al., 2014). A work group computes [`TILE`] out channels of [`TILE`] pixels. There
@@ -108,9 +108,9 @@ impl Sizes {
         [self.batch, self.out_channels, self.out[0], self.out[1]].contains(&0)
     }
 
-    /// Returns the number of images × channel groups, the number of tiles of out channels, and the number of
-    /// tiles of pixels. Returns `None` if there are too many tiles, if the number of groups does not divide
-    /// both numbers of channels, or if a coordinate is too large.
+    /// Returns three numbers: images times channel groups, tiles of out channels, and tiles of pixels.
+    /// Returns `None` if there are too many tiles, if the number of groups does not divide both numbers of
+    /// channels, or if a coordinate is too large.
     fn tiles(&self) -> Option<[u32; 3]> {
         let divides = |channels: u32| channels.checked_rem(self.groups) == Some(0);
         let below = |x: &u64| *x <= i32::MAX as u64;
@@ -199,8 +199,8 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|sizes| case(element, &mut random, sizes)).collect()
 }
 
-/// Returns a random convolution. A few of these cases have more work groups than some devices allow in one
-/// dimension.
+/// Returns a random convolution. In a few cases, the launch has more work groups than some devices allow in
+/// one dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound) as u32;
     let many = few(64) == 0;

@@ -1,4 +1,4 @@
-// Copies elements by strides and converts their type. An item writes a word, of one element or two.
+// Copies elements at strided positions and converts their type. An item writes a word of one or two elements.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -11,7 +11,7 @@ var<immediate> constants: Constants;
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
 
-// Position in x at step `i`.
+// Returns the index in x at step `i`.
 fn place(i: u32) -> u32 {
     var at = i % constants.size_5 * constants.stride_5;
     if i < constants.size_5 { return at; }

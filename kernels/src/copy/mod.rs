@@ -1,14 +1,15 @@
-//! Copy: reads elements by strides and converts their type. This operator implements casts, transpositions,
-//! slices and broadcasts.
+//! Copy: reads elements at strided positions and converts their type. This operator implements casts,
+//! transpositions, slices and broadcasts.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | x: elements of type `from`; the kernel reads only those that sizes and strides select |
 //! | 1 | out: elements of type `to`, contiguous; their number is the product of the sizes; written |
 //!
-//! The constants are from, to (the [numbers](crate::elements::number) of these types), first, 6 sizes, and 6
-//! strides. Sizes and strides start with the outermost dimension. The first element that the kernel reads is
-//! element `first` of x. Strides are in elements and may be zero. There are fewer than 2^32 elements.
+//! The constants are `from` and `to` (the [numbers](crate::elements::number) of these types), `first`, 6
+//! sizes, and 6 strides. Sizes and strides start with the outermost dimension. The first element that the
+//! kernel reads is element `first` of x. Strides are in elements and may be zero. There are fewer than 2^32
+//! elements.
 //!
 //! The kernel rounds to nearest, ties to even. Values beyond the range of the output type become infinite,
 //! and NaN is preserved. If both types are equal, the kernel copies the bits. [`crate::elements`] defines the
@@ -57,13 +58,14 @@ pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize
     (0..count).map(bits).collect()
 }
 
-/// Returns `values` (sizes or strides), extended to [`RANK`] dimensions with leading values of `front`.
+/// Returns `values` (sizes or strides), padded to [`RANK`] dimensions with leading copies of `front`.
 pub(crate) fn padded(values: &[u32], front: u32) -> impl Iterator<Item = usize> {
     let missing = RANK - values.len();
     std::iter::repeat_n(front, missing).chain(values.iter().copied()).map(|v| v as usize)
 }
 
-/// Returns words that each differ from the corresponding word of `wanted`.
+/// Returns the complement of each word in `wanted`. Every word of the result thus differs from the wanted
+/// word.
 pub(crate) fn poison(wanted: &[u32]) -> Vec<u32> {
     wanted.iter().map(|word| !word).collect()
 }

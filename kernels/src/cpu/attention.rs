@@ -2,8 +2,8 @@
 //!
 //! A group computes a tile of rows for one kv head. The rows of one sequence traverse the cache together, in
 //! steps of [`attention::STEP_TOKENS`] positions. In each step, up to four queries share each load of a key.
-//! The output buffer accumulates the weighted sums of values. The result of a query does not depend on the
-//! other queries that share its loads.
+//! The weighted sums of values are accumulated in the output buffer. The result of a query does not depend on
+//! the other queries that share its loads.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -22,7 +22,8 @@ const STEP_BLOCKS: usize = STEP_TOKENS / BLOCK_TOKENS;
 /// Maximum number of query heads that share a kv head and traverse the cache together.
 const TILE_HEADS: usize = 8;
 
-/// Maximum number of queries that a group processes at once. Memory holds the softmax state of each of them.
+/// Maximum number of queries that a group processes at once. The group keeps the softmax state of all of
+/// them.
 const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
 
 /// Causal attention.
@@ -77,7 +78,7 @@ impl<E: Stored> HostKernel for Attention<E> {
     }
 }
 
-/// One kv head of a launch, together with the inputs of the launch.
+/// One kv head of a launch, along with the inputs of the launch.
 struct Head<'a> {
     call: &'a HostCall<'a>,
     lists: Lists<'a>,
@@ -175,8 +176,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes the outputs of `queries`, which all belong to one sequence, over all positions to which any
-    /// of them attends.
+    /// Computes the outputs of `queries`, which all belong to one sequence. Processes all positions to which
+    /// at least one of them attends.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
@@ -258,7 +259,7 @@ impl<'a> Head<'a> {
         &cache[(block as usize * self.kv_heads + self.kv_head) * bytes..][..bytes]
     }
 
-    /// Returns q·k for `N` queries and the positions of `blocks`. The scores of absent blocks are arbitrary.
+    /// Returns q·k for `N` queries and the positions of `blocks`. Scores beyond the last block are arbitrary.
     #[inline(always)]
     fn scores<S: Isa, E: Stored, const N: usize>(
         &self,
@@ -379,7 +380,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Computes the softmax weights of the first `seen` scores of a step. Returns the factor that rescales the
+/// Converts the first `seen` scores of a step to softmax weights. Returns the factor that rescales the
 /// results of earlier steps.
 #[inline(always)]
 fn soften<S: Isa>(

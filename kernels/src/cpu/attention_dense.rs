@@ -9,7 +9,8 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Dense attention: the softmax over all positions that the mask allows, times their values.
+/// Dense attention. An output is the mean of the values at all positions that the mask allows, weighted by
+/// the softmax of their scores.
 pub(crate) struct AttentionDense<E>(PhantomData<E>);
 
 impl<E: Element> HostKernel for AttentionDense<E> {
@@ -57,7 +58,7 @@ impl<E: Element> HostKernel for AttentionDense<E> {
     }
 }
 
-/// Rows of one head of a tensor, with the stride between them.
+/// Rows of one head of a tensor, along with the stride between them.
 struct Rows<'a, E> {
     values: &'a [E],
     first: usize,

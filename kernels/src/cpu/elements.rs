@@ -54,7 +54,7 @@ impl Element for bf16 {
     }
 }
 
-/// Returns the bytes of sixteen 16-bit values, in the order in which memory holds them.
+/// Returns the bytes of sixteen 16-bit values in memory order.
 #[inline(always)]
 fn bytes(values: [[u8; 2]; 16]) -> [u8; 32] {
     std::array::from_fn(|i| values[i / 2][i % 2])

@@ -1,5 +1,5 @@
 //! General operators that compute each output value from a few input values. Consecutive groups write
-//! adjacent ranges, so all groups of a call together write one range.
+//! adjacent ranges, so all groups of a call together write one contiguous range.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -52,7 +52,7 @@ fn bits_of(kind: u32, value: f32) -> u32 {
     convert(0, kind, value.to_bits())
 }
 
-/// Copies elements by strides and converts their type.
+/// Copies elements at strided positions and converts their type.
 pub(crate) struct Copy;
 
 impl HostKernel for Copy {
@@ -135,7 +135,7 @@ fn function_of(function: Function) -> fn(f32) -> f32 {
     fn positive(x: f32) -> f32 {
         if x < 0.0 { 0.0 } else { x }
     }
-    /// Computes x · factor(x), with its limit of zero at −∞.
+    /// Computes x · factor(x). At −∞, returns the limit, which is zero.
     #[inline(always)]
     fn gated(x: f32, factor: impl Fn(f32) -> f32) -> f32 {
         if x < -200.0 { -0.0 } else { x * factor(x) }

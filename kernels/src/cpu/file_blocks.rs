@@ -1,4 +1,4 @@
-//! Encodes and decodes file blocks one by one, with the code of the reference.
+//! Encodes and decodes file blocks one by one, using the reference implementation.
 
 use super::HostKernel;
 use super::isa::Isa;

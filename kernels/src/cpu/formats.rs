@@ -1,7 +1,7 @@
 //! Readers of tensor types in their resident layouts, for the CPU kernels.
 //!
-//! A new type needs only one new reader, because the product and embedding kernels use only the traits
-//! [`Format`] and [`Quantised`]. The readers do not depend on how kernels use the weights.
+//! A new type needs only a new reader, because the product and embedding kernels access weights only through
+//! the traits [`Format`] and [`Quantised`]. The readers do not depend on how kernels use the weights.
 
 pub(crate) use super::isa::Isa;
 pub(crate) use crate::blocks::TensorType;
@@ -22,7 +22,7 @@ pub(crate) trait Format: 'static {
 
     /// Splits the bytes of a group with `columns` columns into its sections.
     fn open(group: &[u8], columns: usize) -> Self::Group<'_>;
-    /// Reads the 32 columns from column 32·`block` on.
+    /// Reads 32 columns, starting at column 32·`block`.
     fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S>;
     /// Returns the bytes of a block that benefit most from prefetching.
     fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8];
@@ -36,14 +36,14 @@ pub(crate) trait Format: 'static {
 pub(crate) trait Quantised: Format {
     /// Whether quants can be 128 or larger.
     const WIDE: bool;
-    /// Offset that readers subtract from each quant. Zero if the type has minima.
+    /// Offset that readers subtract from each quant, or zero if the type has minima.
     const OFFSET: i32;
     /// Whether the two halves of a block of 32 columns have separate scales.
     const HALVES: bool;
     /// Whether readers subtract a minimum from each value.
     const MINIMA: bool;
 
-    /// Reads the 32 columns from column 32·`block` on, as quants.
+    /// Reads 32 columns of quants, starting at column 32·`block`.
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S>;
 }
 
@@ -137,7 +137,7 @@ pub(crate) use plain;
 macro_rules! quantised {
     ($name:ident, $group:ty, $bytes:ident, $open:expr) => {
         #[doc = concat!(stringify!($name), " blocks.")]
-        #[allow(non_camel_case_types)] // The field's spelling.
+        #[allow(non_camel_case_types)] // Standard names in this field.
         pub(crate) struct $name;
 
         const _: () = {
@@ -197,8 +197,8 @@ impl<S: Isa> Biased<S> {
     }
 }
 
-/// Sections of a type whose scales apply to one block or to 256 columns. A block has `Q` bytes of quants, and
-/// the scales have `D` bytes.
+/// Sections of a type whose scales apply to one block or to 256 columns. The quants of a block occupy `Q`
+/// bytes, and the scales occupy `D` bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Scaled<'a, const Q: usize, const D: usize> {
     pub quants: &'a [[u8; Q]],

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Number of rows and of columns of a tile.
 pub(super) const TILE: usize = TILE_WORDS as usize;
 
-/// Number of rows of the second matrix that the kernel gathers at once.
+/// Number of rows of the second matrix that the kernel gathers into a buffer at once.
 const DEPTH: usize = 64;
 
 /// Sums of a tile, `[row][column]`.
@@ -65,7 +65,8 @@ impl<E: Element> HostKernel for Gemm<E> {
     }
 }
 
-/// Multiplies the matrices `a(row, depth)` and `b(depth, column)`, for at most one tile of the product.
+/// Computes at most one tile of a matrix product. `a(row, depth)` and `b(depth, column)` return the values of
+/// the two factors.
 #[inline(always)]
 pub(super) fn product<S: Isa>(
     s: S,

@@ -140,7 +140,7 @@ impl HostKernel for QuantizeF16 {
     }
 }
 
-/// Products of row-major weights of two bytes per value and f16 activations.
+/// Products of f16 activations with row-major weights that have two bytes per value.
 pub(crate) struct Product<W>(Of<W>);
 
 impl<W: Format> HostKernel for Product<W> {

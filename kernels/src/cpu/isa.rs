@@ -1,9 +1,9 @@
 //! Instruction sets for CPU kernels, as operations on sixteen lanes.
 //!
-//! Kernels are generic over [`Isa`]. The crate instantiates them for each instruction set. A value of an
+//! Kernels are generic over [`Isa`], and the crate instantiates them for each instruction set. A value of an
 //! `Isa` type proves that the processor has the required features, so the operations are safe. For each
-//! kernel and instruction set, one function enables the features, and the compiler inlines all of this code
-//! into it.
+//! kernel and instruction set, one entry-point function enables the features. The compiler inlines the whole
+//! kernel into this function.
 
 use super::HostKernel;
 use ragtag_hal::{Feature, HostFn};
@@ -11,7 +11,7 @@ use ragtag_hal::{Feature, HostFn};
 /// An instruction set, as operations on sixteen lanes. A lane of `F` is an f32, a lane of `I` is an i32, and
 /// a lane of `B` is four bytes.
 pub(crate) trait Isa: Copy + 'static {
-    /// Name of the instruction set in the names of variants.
+    /// Name of the instruction set, as it appears in the names of variants.
     const NAME: &'static str;
     /// Features that the processor must have.
     const FEATURES: &'static [Feature];

@@ -16,7 +16,7 @@ pub(crate) trait Stored: 'static {
     /// Bytes of sixteen values.
     type Lanes: 'static;
 
-    /// Splits bytes into groups of sixteen values, and drops an incomplete group at the end.
+    /// Splits bytes into groups of sixteen values. Ignores an incomplete group at the end.
     fn lanes(bytes: &[u8]) -> &[Self::Lanes];
     /// Loads sixteen values and converts them to f32.
     fn load<S: Isa>(s: S, lanes: &Self::Lanes) -> S::F;

@@ -1,5 +1,4 @@
-//! Code that CPU kernels share: access to row counts, to the lists of the parameter block, and to output
-//! rows.
+//! Code that CPU kernels share. It accesses row counts, the lists of the parameter block, and output rows.
 
 use crate::params::ParamsShape;
 use ragtag_hal::HostCall;

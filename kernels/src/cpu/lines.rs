@@ -30,7 +30,7 @@ struct Part {
     /// Number of values of the part along the axis.
     axis: usize,
     inner: usize,
-    /// Index in x of the first value of the first column.
+    /// Index in x of the first value in the first column.
     start: usize,
     /// Index in `[outer, parts, inner]` of the result of the first column.
     line: usize,
@@ -38,8 +38,8 @@ struct Part {
 }
 
 impl Part {
-    /// Returns the part for group `group`. The grid is outer × column strips × parts of the axis, with
-    /// `of_axis` values per part.
+    /// Returns the part for group `group`. The grid has one group per outer index, column strip and part of
+    /// the axis. A part has `of_axis` values.
     #[inline(always)]
     fn new([outer, axis, inner]: [u32; 3], of_axis: u32, group: u32) -> Self {
         let strips = inner.div_ceil(columns(inner));
@@ -63,8 +63,8 @@ impl Part {
         (0..self.axis).map(|i| self.start + i * self.inner..self.start + i * self.inner + self.columns)
     }
 
-    /// Folds the values of each column with `step`, starting from `first`. `step` receives the column's
-    /// index, the result so far, and the next value.
+    /// Folds the values of each column with `step`, starting from `first`. `step` receives the index of the
+    /// column, the result so far, and the next value.
     #[inline(always)]
     fn fold<E: Element>(&self, x: &[E], first: f64, step: impl Fn(usize, f64, f32) -> f64) -> [f64; MOST] {
         let mut out = [first; MOST];

@@ -9,14 +9,14 @@ use crate::{add, arg_max, softmax, top_k};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Number of consecutive values that are summed separately before their sum is added to the total of the row.
+/// Number of consecutive values whose sum is computed separately and then added to the total of the row.
 /// Short partial sums limit rounding errors.
 const SUM_BLOCK: usize = 1024;
 
-/// Number of consecutive values that top k skips together if none of them exceeds the smallest result so far.
+/// Number of consecutive values that top k skips at once if none of them exceeds the smallest result so far.
 const SKIP: usize = 64;
 
-/// Returns the largest value of a row that is not NaN, or −∞ if there is none.
+/// Returns the largest value in `row`, ignoring NaN. Returns −∞ if `row` has no other values.
 #[inline(always)]
 fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     let (quads, rest) = row.as_chunks::<64>();
@@ -31,7 +31,7 @@ fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     rest.iter().fold(best, |best, x| if *x > best { *x } else { best })
 }
 
-/// Writes exp(x − max) to `out`. Returns the sum of these values in each lane.
+/// Writes exp(x − max) to `out`. Returns the sums of these values per lane.
 #[inline(always)]
 fn exponentials<S: Isa>(s: S, x: &[f32], max: f32, out: &mut [f32]) -> S::F {
     // `exp` of −∞, subtracted so that −∞ yields zero.

@@ -2,8 +2,8 @@
 //!
 //! A group computes [`matmul::TASK_ROWS`] columns of y for all rows of x. The kernels for f32 and int8
 //! activations process a tile of rows in blocks of 32 columns of x. They unpack the weights of a block once
-//! and multiply them by every row of the tile. They compute the sum of each block in registers and add it to
-//! the row's total. The order of summation does not depend on the number of rows.
+//! and multiply them by every row of the tile. For each row, they compute the sum of the block in registers
+//! and add it to the row's total. The order of summation does not depend on the number of rows.
 
 use super::formats::{Format, Of, Quantised, Quants};
 use super::isa::Isa;
@@ -22,7 +22,7 @@ const TILE: usize = 32;
 /// Number of groups of 16 weight rows per task.
 const TASK_GROUPS: usize = matmul::TASK_ROWS as usize / GROUP_ROWS;
 
-/// Part of y to which a task writes its sums.
+/// Part of y that belongs to a task.
 #[derive(Clone, Copy)]
 struct Output<'a> {
     call: &'a HostCall<'a>,
@@ -71,7 +71,7 @@ fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     }
 }
 
-/// Weights of a launch. A task reads its row groups one by one.
+/// Weights of a launch. A task decodes its row groups one by one.
 struct Tasks<'a> {
     weights: &'a [u8],
     n: usize,

@@ -4,9 +4,8 @@
 //! This module contains all unsafe code of the crate: the intrinsics, and the access to the bindings of a
 //! launch.
 //!
-//! The unit tests of the crate only inspect the table of variants. They are compiled with only the portable
-//! kernels, because the other instruction sets dominate the compile time. `tests/cpu.rs` tests the kernels
-//! for all instruction sets.
+//! The unit tests of the crate only inspect the table of variants. To limit their compile time, they are
+//! built with only the portable kernels. `tests/cpu.rs` tests the kernels for all instruction sets.
 
 #![allow(clippy::needless_range_loop)] // Loops over lanes and tiles index several arrays.
 
@@ -131,22 +130,22 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, file_blocks::EncodeBlocks>());
 }
 
-/// Adds the kernels for `W` that every tensor type has.
+/// Adds the kernels that every tensor type has, instantiated for the reader `W`.
 pub(crate) fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Embed<W>>());
     out.push(variant::<S, matmul::Exact<W>>());
 }
 
-/// Adds all kernels for `W`, a tensor type with integer quants.
+/// Adds all kernels of a tensor type with integer quants, instantiated for the reader `W`.
 pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     plain::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());
     out.push(variant::<S, halves::Widen<W>>());
 }
 
-/// Returns the minimum number of rows for which programs prefer variants of `kernel`. Programs never
-/// dequantize weights to f16 for CPUs, because CPUs have no matrix units. They never split attention on CPUs,
-/// because a few groups keep all cores busy.
+/// Returns the minimum number of rows for which programs prefer variants of `kernel`. On CPUs, programs never
+/// dequantize weights to f16, because there are no matrix units. They never split attention either, because a
+/// few groups keep all cores busy.
 fn min_rows(kernel: Kernel) -> u32 {
     match kernel {
         Kernel::Widen(_)
@@ -172,7 +171,7 @@ fn variant<S: Isa, K: HostKernel>() -> Variant {
     }
 }
 
-/// Returns the kernel of the product of `tensor_type` weights and `activations`.
+/// Returns the kernel that multiplies `tensor_type` weights by `activations`.
 const fn product(tensor_type: TensorType, activations: Activations) -> Kernel {
     Kernel::MatMul(tensor_type, activations)
 }

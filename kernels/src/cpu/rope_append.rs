@@ -12,8 +12,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Computes the sine and cosine of an angle by series around the nearest multiple of π/2. The error is 1e-11
-/// for angles below 1e8. The function uses plain f64 arithmetic instead of library calls, so that the
-/// compiler can vectorize it.
+/// for angles below 1e8. The function uses only plain f64 arithmetic, because library calls would keep the
+/// compiler from vectorizing it.
 #[inline(always)]
 fn sin_cos(angle: f64) -> (f32, f32) {
     const TO_INTEGER: f64 = 6_755_399_441_055_744.0; // Adding 1.5 · 2^52 rounds to the nearest integer.

@@ -139,8 +139,8 @@ impl<'a> Int8Row<'a> {
         Self { quants: quants.as_chunks_mut().0.as_chunks_mut().0, scales, sums: sums.as_chunks_mut().0 }
     }
 
-    /// Quantizes block `block`, which has 32 values: `first` holds the first 16 of them, and `last` the last
-    /// 16.
+    /// Quantizes block `block`, which has 32 values. `first` holds the first 16 values, and `last` holds the
+    /// last 16.
     #[inline(always)]
     pub fn put<S: Isa>(&mut self, s: S, block: usize, first: S::F, last: S::F) {
         let largest = s.largest_abs(first, last);

@@ -1,6 +1,5 @@
-//! Split attention. Programs never select these kernels on CPUs, because CPUs run too few threads to need
-//! splits, and a single launch is faster. They are plain implementations with which tests compare other
-//! devices.
+//! Split attention. Programs never select these kernels on CPUs: CPUs run too few threads to need splits, and
+//! a single launch is faster. Tests use these plain implementations to check other devices.
 
 use super::HostKernel;
 use super::halves::write_row;

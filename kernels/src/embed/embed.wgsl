@@ -1,4 +1,4 @@
-// Looks up rows of a weight table: one group per row; each item takes quads of its columns.
+// Looks up rows of a weight table. A group copies one row, and each item copies quads of its columns.
 
 struct Constants {
     first_group: vec3<u32>,

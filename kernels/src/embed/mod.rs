@@ -6,12 +6,13 @@
 //! | 1 | table: `[vocabulary, width]` in the variant's [layout](crate::layout) |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! The constants are the rows, the vocabulary, the width, and the first token. Row i of out is row
-//! `tokens[i] - first token` of the table. If the table has no such row, the kernel sets row i to zero if the
-//! first token is 0, and leaves it unchanged otherwise. A large table can therefore be bound in several
-//! parts, the part with the lowest tokens first. A launch has one group per row.
+//! The constants are the row capacity, the vocabulary size, the width, and the first token. Row i of out is
+//! row `tokens[i] - first token` of the table. If the table has no such row, the result depends on the first
+//! token: if it is 0, the kernel sets row i to zero, and otherwise it leaves the row unchanged. A large table
+//! can therefore be bound in several parts, starting with the part that has the lowest tokens. A launch has
+//! one group per row.
 //!
-//! The table has the same layout as the weights of products, so that tied weights are in memory only once. In
+//! The table has the same layout as the weights of products, so that memory holds tied weights only once. In
 //! `Rows16`, reading a row costs a few microseconds more per token, because the row is interleaved with the
 //! other rows of its group.
 
@@ -56,7 +57,7 @@ fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut
     out.copy_from_slice(&[HEADER_BYTES + words(&[rows]), table, words(&[rows, width])]);
 }
 
-/// Returns the values of row `token` of a table in the format of files.
+/// Returns the values of row `token` of a table in file format.
 fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -> Vec<f64> {
     let bytes = width / tensor_type.block_values() * tensor_type.block_bytes();
     let mut row = vec![0.0; width];

@@ -12,21 +12,22 @@ var<immediate> constants: Constants;
 
 fn byte_at(at: u32) -> u32 { return (blocks[at / 4u] >> (at % 4u * 8u)) & 0xffu; }
 
-// The f16 value at an even byte.
+// Returns the f16 value at an even byte.
 fn half_at(at: u32) -> f32 { return half_value((blocks[at / 4u] >> (at % 4u * 8u)) & 0xffffu); }
 
-// `bits` bits of a byte, from bit `low` on.
+// Returns `bits` bits of a byte, starting at bit `low`.
 fn bits_at(at: u32, low: u32, bits: u32) -> u32 { return (byte_at(at) >> low) & ((1u << bits) - 1u); }
 
-// Quant `i` of 32: nibbles, values i and i + 16 in one byte.
+// Returns 4-bit quant `i` of 32. Values i and i + 16 share a byte.
 fn nibble_at(at: u32, i: u32) -> f32 { return f32(bits_at(at + i % 16u, i / 16u * 4u, 4u)); }
 
-// Quant `i` of 32: fifth bits, then nibbles.
+// Returns 5-bit quant `i` of 32. The fifth bits precede the nibbles.
 fn five_bits_at(at: u32, i: u32) -> f32 {
     return nibble_at(at + 4u, i) + f32(bits_at(at + i / 8u, i % 8u, 1u) << 4u);
 }
 
-// Value of a quant of a block with d, dmin, and packed scales and minima of 6 bits for each 32 values.
+// Returns the value of a quant in a block with d, dmin, and packed 6-bit scales and minima, one of each per
+// 32 values.
 fn value_with_minimum(start: u32, sub: u32, quant: u32) -> f32 {
     let scales = start + 4u;
     var scale = byte_at(scales + sub) & 63u;
@@ -39,7 +40,7 @@ fn value_with_minimum(start: u32, sub: u32, quant: u32) -> f32 {
     return half_at(start) * f32(scale) * f32(quant) - half_at(start + 2u) * f32(minimum);
 }
 
-// Value `i` of the block that starts at this byte.
+// Returns value `i` of the block that starts at byte `start`.
 fn value_of(kind: u32, start: u32, i: u32) -> f32 {
     switch kind {
         case $idu: { return value_of_$name(start, i); }

@@ -1,5 +1,5 @@
-// Encodes values as blocks. An item takes two blocks, which are whole words for every type, and computes them
-// byte by byte. A type defines
+// Encodes values as blocks. An item encodes two blocks byte by byte. In every type, two blocks are a whole
+// number of words. A type defines
 //   scale_TYPE()           fills in the scales
 //   quant_of_TYPE(i)       the stored quant of value `i`
 //   byte_of_TYPE(at)       byte `at` of the block, from its scales and quants
@@ -13,8 +13,9 @@ var<immediate> constants: Constants;
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
 
-// The current block: its first value, the bits of d and of m or dmin, and for each sub-block the conversion
-// to quants, and scale and minimum as stored.
+// State of the current block: the index of its first value, the f16 bits of d, and those of m or dmin. For
+// each sub-block, `inverses` and `lowest` convert values to quants, and `scales` and `minima` hold the stored
+// scale and minimum.
 var<private> start: u32;
 var<private> d: u32;
 var<private> m: u32;
@@ -34,7 +35,7 @@ fn inverse_of(value: f32) -> f32 {
 // Rounds to the nearest integer, ties away from zero.
 fn rounded(value: f32) -> f32 { return select(floor(value + 0.5), -floor(0.5 - value), value < 0.0); }
 
-// The value with the largest magnitude, the first of several.
+// Returns the value with the largest magnitude. In a tie, returns the first of these values.
 fn largest_of(first: u32, count: u32) -> f32 {
     var largest = 0.0;
     for (var i = first; i < first + count; i++) {
@@ -43,8 +44,9 @@ fn largest_of(first: u32, count: u32) -> f32 {
     return largest;
 }
 
-// The best scale of those that inverses from `inverse` on lead to, for quants within `range`, where quant
-// zero is `minimum`.
+// Returns the best scale for quants within `range`, where quant zero represents `minimum`. Tries `steps`
+// candidates for the inverse of the scale, starting at `inverse`, and fits a scale to the quants that each
+// candidate yields.
 fn search(first: u32, count: u32, minimum: f32, range: vec2<f32>, inverse: f32, step: f32, steps: u32) -> f32 {
     var best = -1.0;
     var kept = 0.0;
@@ -73,7 +75,7 @@ fn search(first: u32, count: u32, minimum: f32, range: vec2<f32>, inverse: f32, 
     return kept;
 }
 
-// Computes one scale for the whole block.
+// Sets the scale of a block that has a single scale.
 fn scale_by(scale: f32) {
     d = half_bits(scale);
     inverses[0] = inverse_of(scale);
@@ -123,8 +125,8 @@ fn scale_with_minima(most: f32) {
     }
 }
 
-// Computes sixteen sub-blocks with signed scales below `most`, for quants from `least` on, as many negative as
-// others. The first candidate maps the largest value to `factor`.
+// Computes sixteen sub-blocks with signed scales from -`most` to `most` - 1. Quants range from `least` to
+// -`least` - 1. The first candidate maps the largest value to `factor`.
 fn scale_with_scales(least: f32, factor: f32, most: f32) {
     var largest = 0.0;
     for (var j = 0u; j < 16u; j++) {
@@ -144,18 +146,19 @@ fn scale_with_scales(least: f32, factor: f32, most: f32) {
     }
 }
 
-// Value `i` in quant steps of sub-block `sub`.
+// Returns value `i` in units of the quant step of sub-block `sub`.
 fn steps_of(i: u32, sub: u32) -> f32 { return (x[start + i] - lowest[sub]) * inverses[sub]; }
 
 fn clamped(quant: f32, most: f32) -> u32 { return u32(clamp(quant, 0.0, most)); }
 
-// Byte 0 or 1 of 16 bits.
+// Returns the low byte (even `at`) or the high byte (odd `at`) of 16 bits.
 fn half_byte(bits: u32, at: u32) -> u32 { return (bits >> (at % 2u * 8u)) & 0xffu; }
 
-// Byte `at` of d, then m or dmin.
+// Returns byte `at` of d and m, or of d and dmin.
 fn scale_byte(at: u32) -> u32 { return half_byte(select(m, d, at < 2u), at); }
 
-// Packs quants of `count` values, `stride` apart, into a byte: `bits` bits of each, starting at bit `low`.
+// Packs one field of each of `count` quants, `stride` apart, into a byte. The field has `bits` bits and
+// starts at bit `low` of the quant.
 fn bits_of(first: u32, stride: u32, count: u32, low: u32, bits: u32) -> u32 {
     var byte = 0u;
     for (var n = 0u; n < count; n++) {
@@ -164,14 +167,14 @@ fn bits_of(first: u32, stride: u32, count: u32, low: u32, bits: u32) -> u32 {
     return byte;
 }
 
-// Byte `at` of 32 nibbles, and of 32 fifth bits before them.
+// Returns byte `at` of 32 nibbles, or of 32 fifth bits followed by 32 nibbles.
 fn nibbles_of(at: u32) -> u32 { return bits_of(at, 16u, 2u, 0u, 4u); }
 fn fives_of(at: u32) -> u32 {
     if at < 4u { return bits_of(at * 8u, 1u, 8u, 4u, 1u); }
     return nibbles_of(at - 4u);
 }
 
-// Byte `at` of d, dmin, and eight 6-bit scales and minima.
+// Returns byte `at` of d, dmin, and eight packed 6-bit scales and minima.
 fn byte_with_minima(at: u32) -> u32 {
     if at < 4u { return scale_byte(at); }
     if at < 8u { return scales[at - 4u] | (scales[at] >> 4u << 6u); }

@@ -19,9 +19,9 @@
 //! not a multiple of four bytes. If the last block ends within a word, the rest of the word is zero. The
 //! sources for GPUs consist of a shared part and a part for each type in `types`.
 //!
-//! [`crate::blocks`] defines the formats. The blocks that a kernel encodes may differ from those of the
-//! reference, [`quantise`](crate::blocks::quantise()). Apart from ties, their relative error may exceed
-//! that of the reference's blocks by at most 1e-4.
+//! [`crate::blocks`] defines the formats. A kernel may encode values as different blocks than the reference,
+//! [`quantise`](crate::blocks::quantise()). Apart from ties, the relative error of its blocks may exceed that
+//! of the reference's blocks by at most 1e-4.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::blocks::{TensorType, dequantise};

@@ -1,4 +1,4 @@
-// Copies the rows that need logits: one group per row.
+// Copies the rows that need logits. A group copies one row.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -6,8 +6,8 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: f32 `[logit rows, width]`, written |
 //!
-//! The constants are the rows, the logit rows, and the width. Row i of `out` is row `logit_rows[i]` of `x`,
-//! or zero if `x` has no such row. A launch has one group per row of `out`.
+//! The constants are the row capacity, the logit-row capacity, and the width. Row i of `out` is row
+//! `logit_rows[i]` of `x`, or zero if `x` has no such row. A launch has one group per row of `out`.
 
 use crate::abi::{params, words};
 use crate::cases::{Build, Case, Params, Random, untouched_after};

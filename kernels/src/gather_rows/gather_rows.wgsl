@@ -1,4 +1,4 @@
-// Looks up rows of a table and converts their type. An item writes a word, of one element or two.
+// Looks up rows of a table and converts their type. An item writes a word of one or two elements.
 
 struct Constants {
     first_group: vec3<u32>,

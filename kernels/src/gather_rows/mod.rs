@@ -6,8 +6,8 @@
 //! | 1 | table: elements of type `from`, `[table rows, width]` |
 //! | 2 | out: elements of type `to`, `[rows, width]`, written |
 //!
-//! The constants are from, to (the [numbers](crate::elements::number) of these types), rows, table rows, and
-//! width. There are fewer than 2^32 elements.
+//! The constants are `from` and `to` (the [numbers](crate::elements::number) of these types), rows, table
+//! rows, and width. There are fewer than 2^32 elements.
 //!
 //! Row i of `out` is row `indices[i]` of the table, or zero if the table has no such row. The kernel converts
 //! elements as [`crate::copy`] does.

@@ -1,5 +1,5 @@
-// C = alpha · op(A) · op(B) + beta · C. A group computes a tile of one C. Its lines are rows of op(A), its
-// lanes columns of op(B).
+// C = alpha · op(A) · op(B) + beta · C. A group computes one tile of C. The lines of the tile are rows of
+// op(A), and its lanes are columns of op(B).
 
 struct Constants {
     first_group: vec3<u32>,
@@ -24,7 +24,7 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> b: array<Word>;
 @group(0) @binding(2) var<storage, read_write> c: array<f32>;
 
-// A value of op(A); zero beyond the last row and the last column.
+// Returns a value of op(A), or zero beyond the last row and the last column.
 fn a_value(matrix: u32, row: u32, d: u32) -> f32 {
     if row >= constants.m || d >= constants.k { return 0.0; }
     let at = select(row * constants.lda + d, d * constants.lda + row, constants.transpose_a != 0u);
@@ -32,7 +32,7 @@ fn a_value(matrix: u32, row: u32, d: u32) -> f32 {
     return value(a[word(i)], i);
 }
 
-// A value of op(B).
+// Returns a value of op(B), or zero beyond the last row and the last column.
 fn b_value(matrix: u32, d: u32, column: u32) -> f32 {
     if d >= constants.k || column >= constants.n { return 0.0; }
     let at = select(d * constants.ldb + column, column * constants.ldb + d, constants.transpose_b != 0u);

@@ -17,8 +17,8 @@
 //! 32-bit words, so the size of these bindings is a multiple of four bytes.
 //!
 //! As in BLAS, the kernel does not read C if β is zero, and does not read A and B if α or k is zero. Sums are
-//! f32. Each dimension and the number of work groups are at most 2³¹ − 1. A work group computes [`TILE`] ×
-//! [`TILE`] values of C.
+//! accumulated in f32. Each dimension and the number of work groups are at most 2³¹ − 1. A work group
+//! computes [`TILE`] × [`TILE`] values of C.
 //!
 //! The operation is that of GEMM in the Basic Linear Algebra Subprograms (Dongarra et al., 1990), but for
 //! row-major instead of column-major matrices.
@@ -78,13 +78,13 @@ fn groups(m: u32, n: u32, batch: u32) -> Option<u32> {
     tiles.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns a grid of matrices × row tiles × column tiles. All of its work groups are in the first dimension,
-/// which has the largest limit on every device.
+/// Returns a grid with one work group per matrix, row tile and column tile. All work groups are in the first
+/// dimension, which has the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants[0], constants[1], constants[8]).unwrap_or(u32::MAX), 1, 1]
 }
 
-/// Parameters of a case. The gaps are numbers of unused values that are added to the strides of dense
+/// Parameters of a case. The gaps are the numbers of unused values by which the strides exceed those of dense
 /// matrices.
 #[derive(Clone, Copy)]
 struct Shape {
@@ -127,7 +127,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
 }
 
-/// Returns a random product. A few of these cases have more work groups than some devices allow in one
+/// Returns a random product. In a few cases, the launch has more work groups than some devices allow in one
 /// dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);

@@ -1,9 +1,9 @@
 // f16 activations: rows of f16 values, padded with zeros to a multiple of 64.
 
-// Columns of a row that are written.
+// Returns the number of columns of a row that a kernel writes, including padding.
 fn padded(width: u32) -> u32 { return (width + 63u) & ~63u; }
 
-// Writes four values of columns `column` … of a row. Columns from `width` on are padding.
+// Writes four values of a row, starting at column `column`. Columns from `width` on are padding.
 fn put(item: u32, values: vec4<f32>, row: u32, column: u32, width: u32) {
     if column >= padded(width) { return; }
     var words = vec2(0u);

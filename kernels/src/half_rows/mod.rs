@@ -1,9 +1,9 @@
 //! f16 activations, which products on matrix units read.
 //!
-//! A row holds f16 values, padded with zeros to a multiple of [`PITCH_VALUES`] values. Rows are therefore
-//! whole cache lines, [`row_bytes`] apart. A tile that extends beyond the last column reads zeros, which do
-//! not change the sums. The width of a row is a multiple of 32. Values are rounded to nearest, ties to even.
-//! Values beyond the range of f16 saturate, and NaN is preserved.
+//! A row holds f16 values, padded with zeros to a multiple of [`PITCH_VALUES`] values. Rows therefore consist
+//! of whole cache lines, and are [`row_bytes`] apart. A tile that extends beyond the last column reads zeros,
+//! which do not change the sums. The width of a row is a multiple of 32. Values are rounded to nearest, ties
+//! to even. Values beyond the range of f16 saturate, and NaN is preserved.
 
 use half::f16;
 
@@ -33,7 +33,7 @@ pub(crate) fn rounded(value: f64) -> f16 {
     f16::from_f64(in_range(value))
 }
 
-/// Converts a row to f16 activations, as stored. This is the reference implementation.
+/// Converts a row to f16 activations in the stored format. This is the reference implementation.
 pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     let mut out: Vec<u8> = row.iter().flat_map(|x| rounded(f64::from(*x)).to_le_bytes()).collect();
     out.resize(row_bytes(row.len()), 0);

@@ -1,4 +1,4 @@
-// RMS norm of query and key heads, in place: a group takes one head of a row.
+// RMS norm of query and key heads, in place. A group processes one head of a row.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -7,10 +7,10 @@
 //! | 1 | qkv: f32 `[rows, heads + 2 · kv heads, head dimension]`, read and written |
 //! | 2 | weights for queries, then weights for keys: f32 `[2, head dimension]` |
 //!
-//! The constants are the rows, the index of the row-count word, the heads, the kv heads, the head dimension,
-//! and ε (the bits of an f32). The value heads in `qkv` stay unchanged.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, the heads,
+//! the kv heads, the head dimension, and ε (the bits of an f32). The value heads in `qkv` stay unchanged.
 //!
-//! Squares and their sum are f32, with the same limit as in [`crate::rms_norm`].
+//! Squares and their sum are computed in f32, with the same limit as in [`crate::rms_norm`].
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};

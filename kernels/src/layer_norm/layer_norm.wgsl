@@ -1,4 +1,5 @@
-// Each row minus its mean, divided by its standard deviation: one group per row.
+// Layer norm: subtracts the mean of each row and divides by its standard deviation. A group processes one
+// row.
 
 struct Constants {
     first_group: vec3<u32>,

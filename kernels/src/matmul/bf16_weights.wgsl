@@ -1,4 +1,5 @@
-// Converts BF16 weights to f16. Weights beyond its range become infinite, which is visible in results.
+// Converts BF16 weights to f16. Weights beyond the range of f16 become infinite, so that the error is visible
+// in the results.
 
 fn weight_halves(words: vec2<u32>) -> vec4<f16> {
     let low = words << vec2<u32>(16u);

@@ -1,11 +1,11 @@
-// Int8 activations, and the contribution of a block of 32 columns to sums over four rows of weights.
+// Reads int8 activations, and adds the products of a block of 32 columns to the sums of four rows of weights.
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<u32>>;
 
 fn x_word(at: u32) -> u32 { return x[at / 4u][at % 4u]; }
 
-// Offset of a row's scales in words, and stride of rows in 16-byte vectors. Rows are given by their first
-// vector.
+// The offset of a row's scales is in words, and the stride of rows is in 16-byte vectors. Other functions
+// identify a row by the index of its first vector.
 fn scales_offset(width: u32) -> u32 { return ((width + 63u) & ~63u) / 4u; }
 fn row_vectors(width: u32) -> u32 { return ((scales_offset(width) + width / 32u * 3u + 15u) & ~15u) / 4u; }
 
@@ -13,13 +13,13 @@ fn x_scale(row: u32, block: u32) -> f32 {
     return bitcast<f32>(x_word(row * 4u + scales_offset(constants.k) + block));
 }
 
-// Sums of the first and the last 16 quants of a block.
+// Returns the sum of the first 16 quants of a block, and the sum of the last 16.
 fn x_sums(row: u32, block: u32) -> vec2<i32> {
     let at = row * 4u + scales_offset(constants.k) + constants.k / 32u + block * 2u;
     return bitcast<vec2<i32>>(vec2<u32>(x_word(at), x_word(at + 1u)));
 }
 
-// Products of quants over the first and the last 16 columns.
+// Integer dot products of four rows of weights: over the first 16 columns of a block, and over the last 16.
 struct Dots {
     first: vec4<i32>,
     last: vec4<i32>,

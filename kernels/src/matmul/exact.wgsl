@@ -1,9 +1,9 @@
-// Sums of rows of quantised weights times M rows of f32. An item takes four rows of some blocks. If fewer
-// than M rows of x remain, the last one is repeated.
+// Multiplies rows of quantised weights by M rows of f32 activations. An item processes four rows of some
+// blocks. If fewer than M rows of x remain, it repeats the last one.
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 
-// Products of a quad of four rows and four values of x.
+// Multiplies a quad of each of four rows by four values of x.
 fn dots(words: vec4<u32>, factors: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(
         dot(vec4<f32>(unpack4xI8(words.x)), factors),
@@ -15,7 +15,7 @@ fn dots(words: vec4<u32>, factors: vec4<f32>) -> vec4<f32> {
 
 fn sum_of(values: vec4<f32>) -> f32 { return dot(values, vec4<f32>(1.0)); }
 
-// Adds a block's contribution, with values from `column` on of row `m` of x, which starts at `row`.
+// Adds the products of a block. Row `m` of x starts at `row`, and the block starts at `column`.
 fn add_block(block: Block, m: u32, row: u32, column: u32, sums: vec4<f32>) -> vec4<f32> {
     let low$p = four_of(m, row, column + $pu);
     let high$p = four_of(m, row, column + 4u + $pu);

@@ -1,7 +1,7 @@
-// Sums of a group's 16 rows of quantised weights times M rows of int8 activations. An item takes four rows of
-// some blocks. If fewer than M rows of x remain, the last one is repeated.
+// Multiplies the 16 rows of quantised weights of a group by M rows of int8 activations. An item processes
+// four rows of some blocks. If fewer than M rows of x remain, it repeats the last one.
 
-// Adds a block's contribution, with x from `at` on, if `is_there` is set.
+// Adds the products of a block of weights and block `at` of a row of x, if `is_there` is set.
 fn add_product(block: Block, row: u32, at: u32, is_there: bool, sums: vec4<f32>) -> vec4<f32> {
     let low = x[row + at * 2u];
     let high = x[row + at * 2u + 1u];

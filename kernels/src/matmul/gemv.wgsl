@@ -1,18 +1,19 @@
-// Products for few rows of x. A group takes LINES rows of weights and reads them once for M rows of x. PARTS
-// is the number of fours of rows per group. Items with equal numbers modulo PARTS share the columns of the
-// same four rows of weights.
+// Products for few rows of x. A group reads LINES rows of weights once and multiplies them by M rows of x.
+// The rows of a group form PARTS parts of four rows each. Items whose numbers are equal modulo PARTS divide
+// the columns of one part among them.
 //
-// Other texts define the treatment of sums and of x (plain, normed), and which sums form a column of y
-// (each_row, gated_rows).
+// Other sources define how values of x and sums are processed (plain, normed), and which sums form a column
+// of y (each_row, gated_rows).
 
-// Rows of weights per group.
+// Number of weight rows per group.
 const LINES: u32 = 4u * PARTS;
 
 @compute @workgroup_size(ITEMS)
 fn matmul_gemv(place: Place) {
     let group = place.workgroup.x + constants.first_group.x;
     let used = count(constants.word, constants.rows);
-    // With a capacity of one row, no item waits for the count, which matters only when the row is written.
+    // If the capacity is one row, items do not wait until the count is loaded. Only the write of the row
+    // needs the count.
     let rows = select(used, 1u, constants.rows == 1u);
     for (var start = 0u; start < rows; start += M) {
         let sums = row_sums(group, item_of(place), start, rows - start);

@@ -1,19 +1,21 @@
-// Product for many rows on matrix units. A group takes TILE_X rows of x and TILE_W rows of weights, K_STEP
-// columns at a time through local memory. Its sub-groups divide the tile's result into slices of LINES_X by
-// LINES_W squares of 16 × 16.
+// Product for many rows on matrix units. A group multiplies TILE_X rows of x by TILE_W rows of weights.
+// K_STEP columns at a time pass through local memory. The sub-groups of a group divide the resulting tile
+// into slices. A slice has LINES_X × LINES_W squares of 16 × 16 values.
 //
-// The next columns are loaded while the current ones are multiplied.
+// The group loads the next columns while it multiplies the current ones.
 //
-// Control flow that depends on reads from buffers does not count as uniform. So the values that decide it are
-// shared through `facts` first.
+// Control flow that depends on values from buffers does not count as uniform. The values that control it are
+// therefore shared through `facts` first.
 
-// Fours of values per tile row, and stride of rows: eight rows' 16 bytes of one column have no bank conflict.
+// Number of vectors of four values per tile row, and stride between tile rows. With this stride, the 16 bytes
+// of eight rows at one column have no bank conflicts.
 const FOURS: u32 = K_STEP / 4u;
 const PITCH: u32 = FOURS + 2u;
 const TILE_X: u32 = SLICES_X * LINES_X * 16u;
 const TILE_W: u32 = SLICES_W * LINES_W * 16u;
 const SLICES: u32 = SLICES_X * SLICES_W;
-// 16-byte vectors of a row's columns, and rows that the group's items load together, one vector each.
+// Number of 16-byte vectors per row and step, and number of rows that the group loads at once, with one
+// vector per item.
 const VECTORS: u32 = FOURS / 2u;
 const ROWS: u32 = ITEMS / VECTORS;
 
@@ -23,11 +25,11 @@ const ROWS: u32 = ITEMS / VECTORS;
 var<workgroup> tile_x: array<vec4<f16>, TILE_X * PITCH>;
 var<workgroup> tile_w: array<vec4<f16>, TILE_W * PITCH>;
 var<workgroup> squares: array<f32, SLICES * 256u>;
-// 16 bytes, so that all variables have a multiple of 16: matrices are loaded from multiples of 16 bytes, and
-// the order in which a driver lays out variables is unknown.
+// This variable has 16 bytes, so that the size of every variable is a multiple of 16. Matrices are loaded
+// from multiples of 16 bytes, and the order in which a driver lays out variables is unknown.
 var<workgroup> facts: vec4<u32>;
 
-// Unpacks f16 bits. A translator that recognizes the pattern converts nothing.
+// Unpacks f16 bits. Translators that recognize the pattern omit both conversions.
 fn halves(words: vec2<u32>) -> vec4<f16> {
     return vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)));
 }
@@ -40,7 +42,7 @@ struct Place {
     @builtin(subgroup_invocation_id) lane: u32,
 }
 
-// Writes the part of a square that lies in y, from local memory.
+// Writes those values of a square that lie within y. The square is in local memory.
 fn put_square(place: Place, slice: u32, used: u32, row: u32, column: u32) {
     for (var i = place.lane; i < 256u; i += place.size) {
         let to_row = row + i / 16u;
@@ -49,13 +51,15 @@ fn put_square(place: Place, slice: u32, used: u32, row: u32, column: u32) {
     }
 }
 
-// Computes a slice. All items of the group load its tiles and must call this together.
+// Computes a slice. All items of the group load the tiles of the slice, so all of them must call this
+// together.
 fn multiply_slice(place: Place, slice: u32, writes: bool, first_row: u32, first_line: u32) {
     let known = workgroupUniformLoad(&facts);
     let used = known.x;
     let stride = constants.stride;
     let pitch = ((constants.k + 63u) & ~63u) / 8u;
-    // Data that the item loads. Rows beyond the last repeat it and are not written.
+    // Indices of the data that the item loads. Beyond the last row, the item loads the last row again, and
+    // does not write the result.
     let row = place.item / VECTORS;
     let column = place.item % VECTORS;
     let from_x$x = min(first_row + row + $xu * ROWS, used - 1u) * pitch + column;
@@ -103,15 +107,15 @@ fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
     let first_line = (workgroup.y + constants.first_group.y) * TILE_W;
     if place.item == 0u {
         let used = count(constants.word, constants.rows);
-        // Tiles entirely within y, at offsets that matrices can be stored to. Each is written by one
-        // sub-group.
+        // A whole tile lies entirely within y, at an offset to which matrices can be stored. Each of its
+        // slices is written by a single sub-group.
         let is_whole = first_row + TILE_X <= used && first_line + TILE_W <= constants.n && constants.stride % 4u == 0u;
         facts = vec4<u32>(used, place.sub_groups, u32(is_whole && place.sub_groups <= SLICES), 0u);
     }
     let known = workgroupUniformLoad(&facts);
     if first_row >= known.x { return; }
-    // If there are fewer sub-groups than slices, each takes several slices in turn. If there are more, some
-    // compute the same, and only one of them writes.
+    // If there are fewer sub-groups than slices, each sub-group computes several slices in turn. If there are
+    // more, several sub-groups compute the same slice, and only one of them writes it.
     for (var turn = 0u; turn < SLICES; turn += known.y) {
         let slice = turn + place.sub_group;
         multiply_slice(place, min(slice, SLICES - 1u), slice < SLICES, first_row, first_line);

@@ -7,9 +7,10 @@
 //! | 2 | x: f32 `[rows, k]`, [int8](crate::quantize) or [f16 activations](crate::half_rows) of k columns |
 //! | 3 | y: f32, `n` values per row with stride `stride` (in values), read and written (read only to accumulate) |
 //!
-//! The constants are the rows, the index of the row-count word, n, k, accumulate (0 or 1), and the stride (at
-//! least n). Several products may write to the same rows. Each of them binds y from its own first column on.
-//! The values between the n columns of a product and the next row belong to the other products.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, n, k,
+//! accumulate (0 or 1), and the stride (at least n). Several products may write to different columns of the
+//! same rows. Each of them binds y at its own first column. The values between the n columns of a product and
+//! the next row belong to the other products.
 //!
 //! A launch has one group per [`TASK_ROWS`] rows of weights. A group loops over all rows of x, so that it
 //! reads its weights from memory only once.
@@ -18,9 +19,9 @@
 //!
 //! - f32: weights are dequantized to f32 in registers (class *exact*).
 //! - int8: integer dot products, block by block (class *fast*).
-//! - f16: products of f16 or bf16 values, summed in f32, on matrix units where available (class *fast*). For
-//!   bf16 weights, the kernels for matrix units of AMD's devices, and of NVIDIA's devices from compute
-//!   capability 8.0 on, convert f16 activations to bf16.
+//! - f16: products of f16 or bf16 values, accumulated in f32, on matrix units where available (class *fast*).
+//!   For bf16 weights, the matrix-unit kernels for AMD devices, and for NVIDIA devices of compute capability
+//!   8.0 or higher, convert f16 activations to bf16.
 //!
 //! Some types have no kernels for some activations: see [`takes`]. Callers choose the activation type with
 //! [`activations_for`](crate::activations_for). Each variant has a fixed order of summation, usually by
@@ -150,7 +151,8 @@ pub(crate) fn random_case(
 }
 
 /// Returns cases for products that do not read the parameter block and therefore compute all rows of the
-/// capacity. The cases have row-major f16 weights, f16 activations, and some odd numbers of rows and columns.
+/// capacity. The cases have row-major f16 weights and f16 activations. Some have odd numbers of rows and
+/// columns.
 pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let shapes = [

@@ -10,12 +10,12 @@
 //! | 3 | y: f32, `n` values per row (`n / 2` if gated) with stride `stride` (in values), read and written |
 //! | 4 | g, the weights of the norm: f32 `[k]` |
 //!
-//! The constants are those of a [product](super), then ε (the bits of an f32).
+//! The constants are those of a [product](super), followed by ε (the bits of an f32).
 //!
 //! y = (W · (x ∘ g)) / √(mean x² + ε). Each group reads a whole row of x anyway, so it also computes the
-//! row's sum of squares, and scales its own sums at the end. In the gated product, the first half of W holds
-//! the gate weights, and the second half holds the up weights. The result y is SiLU(gate) · up. There is no
-//! int8 version, because each group would have to quantize all of x.
+//! row's sum of squares, and scales its own results at the end. In the gated product, the first half of W
+//! holds the gate weights, and the second half holds the up weights. The result y is SiLU(gate) · up. There
+//! is no int8 version, because each group would have to quantize all of x.
 
 use super::{Resident, TensorType, reference};
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided, words};

@@ -1,13 +1,13 @@
-// Normalizes x on the fly: values are multiplied by the norm's weight, and sums by 1 / √(mean x² + ε), which
-// is known at the same time as the sums. A group reads all of x, so its items together have the squares for
-// the mean.
+// Normalizes x without a separate pass. Multiplies the values of x by the weights of the norm, and the sums
+// by 1 / √(mean x² + ε). This factor is known as soon as the sums are, because the items of a group together
+// read all of x.
 
 @group(0) @binding(4) var<storage, read> norm: array<vec4<f32>>;
 
-// Sums of squares of the item's part of each row.
+// Sum of squares of the item's share of each row.
 var<private> squares: array<f32, M>;
 
-// Four values of row `m`, which starts at `row`.
+// Returns four values of row `m`, which starts at `row`, and adds their squares to the sum.
 fn four_of(m: u32, row: u32, column: u32) -> vec4<f32> {
     let values = x[row + column];
     squares[m] += dot(values, values);

@@ -1,4 +1,4 @@
-// Shared by the products: constants and output.
+// Code that the products share: constants and output.
 struct Constants {
     first_group: vec3<u32>,
     rows: u32,

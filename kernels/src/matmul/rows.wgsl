@@ -1,21 +1,21 @@
-// Sums of a group's rows of row-major weights times M rows of f32. An item takes 16 bytes of each of four
-// rows at a time. If fewer than M rows of x remain, the last one is repeated.
+// Multiplies a group's rows of row-major weights by M rows of f32 activations. An item processes 16 bytes of
+// each of four rows at a time. If fewer than M rows of x remain, it repeats the last one.
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 
-// Values of row `m` of x, which starts at `row`, for one vector of weights.
+// Returns the values of row `m` of x (which starts at `row`) for one vector of weights.
 fn factors_at(m: u32, row: u32, column: u32) -> Factors {
     let low = four_of(m, row, column);
     if LANES == 4u { return Factors(low, vec4<f32>()); }
     return Factors(low, four_of(m, row, column + 1u));
 }
 
-// One vector of each of four rows.
+// Returns one vector from each of four rows of weights.
 fn four_rows(at: u32, pitch: u32) -> array<vec4<u32>, 4> {
     return array<vec4<u32>, 4>(weights[at], weights[at + pitch], weights[at + 2u * pitch], weights[at + 3u * pitch]);
 }
 
-// Adds their products with x.
+// Multiplies four vectors of weights by `factors` and adds the products to `sums`.
 fn add_vectors(vectors: array<vec4<u32>, 4>, factors: Factors, sums: vec4<f32>) -> vec4<f32> {
     return sums + vec4<f32>(
         dot_values(vectors[0], factors),

@@ -1,8 +1,8 @@
-// Products with f32 or f16 activations for many rows of x. A group computes 64 rows of x by 64 rows of
-// weights, 32 columns at a time through local memory. An item computes 4 by 8 of them.
+// Products with f32 or f16 activations for many rows of x. A group multiplies 64 rows of x by 64 rows of
+// weights. 32 columns at a time pass through local memory. An item computes 4 × 8 values.
 
-// Rows of each column, in fours. Fours of a quad's columns are permuted by the quad's number, which avoids
-// bank conflicts in writes and reads.
+// Tiles, stored column by column, in vectors of four rows. The order of the vectors in a column depends on
+// the column's quad, which avoids bank conflicts in writes and reads.
 var<workgroup> w_tile: array<vec4<f32>, 512>;
 var<workgroup> x_tile: array<vec4<f32>, 512>;
 
@@ -18,12 +18,11 @@ fn matmul_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
     let used = count(constants.word, constants.rows);
     let first_row = place.x * 64u;
     if first_row >= used { return; }
-    // The item's weights are 4 from `lane` and 4 from `lane` + 32, its rows of x 4 from `line`; all counted
-    // in fours.
+    // In units of four rows, the item computes weight rows `lane` and `lane` + 8, and row `line` of x.
     let lane = item % 8u;
     let line = item / 8u;
     let groups = (constants.n + 15u) / 16u;
-    // Data that the item loads: four rows of weights of a quad, and four rows of x of another.
+    // Data that the item loads: one quad of four rows of weights, and another quad of four rows of x.
     let quad = item / 4u % 8u;
     let group = min(place.y * 4u + item / 32u, groups - 1u) * group_vectors(constants.k);
     let x_quad = item % 8u;
@@ -33,7 +32,7 @@ fn matmul_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
     for (var block = 0u; block < constants.k / 32u; block++) {
         let values = quad_values(group, constants.k, block, quad, item % 4u);
         w_tile[slot(quad * 4u + $i, item / 32u * 4u + item % 4u)] = values[$i];
-        // Rows beyond the count repeat the last one and are not written.
+        // Beyond the row count, the item loads the last row again, and does not write the result.
         let column = block * 32u + x_quad * 4u;
         let x$i = four_of_row(min(first_row + line * 4u + $iu, last_row), constants.k, column);
         let columns = transpose(mat4x4<f32>(x0, x1, x2, x3));

@@ -1,15 +1,16 @@
-// Products with int8 activations for many rows of x. A group computes 64 rows of x by 64 rows of weights, two
-// blocks of 32 columns at a time through local memory. An item computes 4 by 8 of them.
+// Products with int8 activations for many rows of x. A group multiplies 64 rows of x by 64 rows of weights.
+// Two blocks of 32 columns at a time pass through local memory. An item computes 4 × 8 values.
 
-// Words of the rows, in fours, per quad of the two blocks. A quad's fours are permuted by its number, which
-// avoids bank conflicts in writes and reads.
+// Tiles, stored quad by quad, in vectors of four rows (one word per row). The order of the vectors in a quad
+// depends on the quad, which avoids bank conflicts in writes and reads.
 var<workgroup> w_tile: array<vec4<u32>, 256>;
 var<workgroup> x_tile: array<vec4<u32>, 256>;
-// Per block, in fours: scales of the first and the last 16 columns, and minima, if the type has them.
+// Per block, in vectors of four rows: the scales of the first 16 columns, those of the last 16, and the
+// minima. The last two are unused if the type does not have them.
 var<workgroup> w_first: array<vec4<f32>, 32>;
 var<workgroup> w_last: array<vec4<f32>, 32>;
 var<workgroup> w_minimum: array<vec4<f32>, 32>;
-// Per block: the rows' scales, and their sums of the first and the last 16 columns.
+// Per block: the scales of the rows of x, and the sums of their first 16 and last 16 columns.
 var<workgroup> x_scales: array<f32, 128>;
 var<workgroup> sums_of_x: array<vec2<i32>, 128>;
 
@@ -32,8 +33,7 @@ fn matmul_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
     let used = count(constants.word, constants.rows);
     let first_row = place.x * 64u;
     if first_row >= used { return; }
-    // The item's weights are 4 from `lane` and 4 from `lane` + 32, its rows of x 4 from `line`; all counted
-    // in fours.
+    // In units of four rows, the item computes weight rows `lane` and `lane` + 8, and row `line` of x.
     let lane = item % 8u;
     let line = item / 8u;
     let groups = (constants.n + 15u) / 16u;
@@ -43,7 +43,7 @@ fn matmul_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
     var high$i = vec4<f32>();
     for (var first = 0u; first < blocks; first += 2u) {
         let step = min(2u, blocks - first);
-        // Weights: of each block, 4 groups × 4 pairs of quads × 4 parts.
+        // Loads the weights: for each block, 4 groups × 4 pairs of quads × 4 parts.
         let part = item % 4u;
         let pair = item / 4u % 4u;
         let of_group = item / 16u % 4u;
@@ -61,8 +61,8 @@ fn matmul_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
                 if MINIMA { w_minimum[at] = scales.minimum; }
             }
         }
-        // x: half of the items load four rows of four quads, the others scales and sums. Rows beyond the
-        // count repeat the last one and are not written.
+        // Loads x. Each of the first 64 items loads four quads of four rows. The other items load scales and
+        // sums. Beyond the row count, items load the last row again, and do not write the result.
         if item < 64u {
             let quads = item % 4u;
             let at = min(first * 2u + quads, blocks * 2u - 1u);

@@ -1,19 +1,19 @@
-// Int8 activations. Eight items share a block of 32 columns, and an item owns whole words.
+// Int8 activations. Eight items process a block of 32 columns together, and each item writes whole words.
 
-// Offsets of a row's scales and sums, and the stride of rows, in bytes.
+// Offsets of the scales and sums within a row, and stride of rows, in bytes.
 fn scales_offset(width: u32) -> u32 { return (width + 63u) & ~63u; }
 fn sums_offset(width: u32) -> u32 { return scales_offset(width) + width / 32u * 4u; }
 fn row_bytes(width: u32) -> u32 { return (sums_offset(width) + width / 32u * 8u + 63u) & ~63u; }
 
-// Columns of a row that are written.
+// Returns the number of columns of a row that a kernel writes.
 fn padded(width: u32) -> u32 { return width; }
 
-// Per item: its largest value, and its sum.
+// Largest value and sum of each item.
 var<workgroup> largest_of: array<u32, ITEMS>;
 var<workgroup> sum_of: array<i32, ITEMS>;
 
-// Quantizes the item's four values, of columns `column` …, into a row. All items of the group must call this
-// together; items without columns pass `column >= width`.
+// Quantizes the item's four values, which start at column `column` of a row, and writes them. All items of
+// the group must call this together. Items without columns pass `column >= width`.
 fn put(item: u32, values: vec4<f32>, row: u32, column: u32, width: u32) {
     // Absolute values order like their bits, and NaN is above all numbers.
     let sizes = bitcast<vec4<u32>>(values) & vec4(0x7fffffffu);

@@ -6,7 +6,8 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: int8 or [f16 activations](crate::half_rows), written |
 //!
-//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, and the
+//! width. A launch has one group per row.
 //!
 //! # Int8 activations
 //!
@@ -21,8 +22,8 @@
 //!
 //! The distance between rows is [`row_bytes`], a multiple of 64. With the sums, a product can use unsigned
 //! weights and subtract their offset once per block. If a block contains a NaN or an infinity, its scale is
-//! NaN, and its quants have no meaning. With an infinite scale, products could contain infinities of either
-//! sign.
+//! NaN, and its quants have no meaning. The scale is never infinite, because products could then contain
+//! infinities of either sign.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
@@ -141,8 +142,8 @@ fn not_finite() -> Case {
     case.expect(2, Content::SomeSame(expected)).done()
 }
 
-/// Returns the expected words of a row of int8 activations. Only the words that hold scales have an expected
-/// value, so the case checks only the scales.
+/// Returns the expected words of a row of int8 activations, for a case that checks only the scales. All other
+/// words are `None`.
 pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
     let width = scales.len() * BLOCK;
     let mut row = vec![None; row_bytes(width) / 4];

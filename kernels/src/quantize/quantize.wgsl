@@ -1,4 +1,5 @@
-// Converts f32 to int8 or f16 activations. Groups take parts of a row, an item four columns.
+// Converts f32 to int8 or f16 activations. A group processes a part of a row, and an item processes four
+// columns.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -8,16 +8,16 @@
 //! The constants are:
 //! - the [reduction](Reduction) and the [number](crate::elements::number) of the element type;
 //! - outer, axis, inner;
-//! - the number of values per part. The last part of a line has the remainder. A line has at most 65,535
+//! - the number of values per part. The last part of a line holds the remainder. A line has at most 65,535
 //!   parts;
 //! - the count by which a mean divides the sum.
 //!
 //! If the axis has no values, the kernel does not write `out`.
 //!
-//! The reduction of a few long lines takes two launches, so that a device has enough work groups. The first
-//! launch reduces the parts of each line. [`part`] returns their size. The second launch reduces the results
-//! of the parts. For a mean, the first launch computes the sum of each part, and the second divides the total
-//! by the size of the axis.
+//! The reduction of a few long lines takes two launches, because one group per line would not keep a device
+//! busy. The first launch reduces the parts of each line. [`part`] returns the size of a part. The second
+//! launch reduces the results of the parts. For a mean, the first launch computes the sum of each part, and
+//! the second divides the total by the size of the axis.
 //!
 //! Max and min are NaN if any value is NaN. Kernels split a sum into many partial sums, so that the rounding
 //! error hardly grows with the size of the axis.
@@ -30,7 +30,7 @@ use crate::elements::{self, ITEMS};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Reduction of a line of values. Its discriminant is the kernel's constant.
+/// Reduction of a line of values. The kernel receives its discriminant as a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reduction {
@@ -48,7 +48,7 @@ impl Reduction {
     /// All reductions.
     pub const ALL: [Reduction; 4] = [Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Mean];
 
-    /// Reduces `values` in f64. A mean divides by their number.
+    /// Reduces `values` in f64. For a mean, divides the sum by the number of values.
     pub fn of(self, values: impl ExactSizeIterator<Item = f64>) -> f64 {
         let count = values.len() as f64;
         let extreme = |a: f64, b: f64, larger: bool| match () {
@@ -81,19 +81,20 @@ pub static ABI: EntryAbi = EntryAbi {
 };
 
 /// Returns the number of columns of `[axis, inner]` per work group. It is the smallest power of two that
-/// covers `inner`, up to the number of work items, so that as many work items as possible share each column.
+/// covers `inner`, but at most the number of work items. As many work items as possible then share each
+/// column.
 pub(crate) fn columns(inner: u32) -> u32 {
     inner.clamp(1, ITEMS).next_power_of_two()
 }
 
-/// Maximum number of parts of a line. Some devices allow no more work groups in the last dimension of a
+/// Maximum number of parts of a line. Some devices do not allow more work groups in the last dimension of a
 /// launch.
 const MOST_PARTS: u32 = 65_535;
 
 /// Number of work groups that keep a device busy.
 const ENOUGH: u32 = 512;
 
-/// Minimum number of values in a part, per work item that shares a column.
+/// Minimum number of values of a part that each work item of a column processes.
 const LEAST: u32 = 32;
 
 /// Returns the best part size, which is at most `axis`. The parts yield enough work groups to keep a device
@@ -105,8 +106,9 @@ pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     axis.div_ceil(parts)
 }
 
-/// Returns the number of strips, that is, the work groups that cover all columns. They are all in the first
-/// dimension of a launch, which has the largest limit on every device.
+/// Returns the number of strips over all outer indices. A strip is the set of adjacent columns that one work
+/// group computes. All strips are in the first dimension of a launch, which has the largest limit on every
+/// device.
 pub(crate) fn strips(outer: u32, inner: u32) -> u32 {
     outer.saturating_mul(inner.div_ceil(columns(inner)))
 }
@@ -198,8 +200,8 @@ fn case(
     build.bytes(x.bytes).expect_elements(1, ElementType::F32, wanted)
 }
 
-/// Returns a case of lines that contain NaN and infinities. The length of the lines is a power of two,
-/// because some devices do not correctly round f32 quotients by other lengths.
+/// Returns a case whose lines contain NaN and infinities. The length of the lines is a power of two, because
+/// some devices do not round f32 quotients by other lengths correctly.
 fn edges(random: &mut Random, reduction: Reduction) -> Case {
     let shape = [2, 32, 4];
     let mut x = vec![-1.0; shape.iter().product()];

@@ -9,8 +9,8 @@ var<immediate> constants: Constants;
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
-// Additions per partial sum: rounding errors grow with this and with the number of partial sums, not with the
-// axis.
+// Number of values per partial sum. Rounding errors grow with this number and with the number of partial
+// sums, but not with the size of the axis.
 const RUN: u32 = 64u;
 
 fn value_at(i: u32) -> f32 { return value_in(x[word_of(constants.kind, i)], constants.kind, i); }

@@ -8,11 +8,11 @@
 //! | 2 | weight: f32 `[width]` |
 //! | 3 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! The constants are the rows, the index of the row-count word, the width, and ε (the bits of an f32), which
-//! is added to the mean square. A launch has one group per row.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, the width,
+//! and ε (the bits of an f32), which is added to the mean square. A launch has one group per row.
 //!
-//! Squares and their sum are f32, so the root mean square of a row must be at most 1.8 · 10¹⁹ / √width. If a
-//! row of finite values exceeds this limit, its output is zero.
+//! Squares and their sum are computed in f32, so the root mean square of a row must be at most 1.8 · 10¹⁹ /
+//! √width. If a row of finite values exceeds this limit, its output is zero.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
@@ -48,7 +48,7 @@ pub(crate) fn reference(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f64> {
     row.iter().zip(weight).map(|(x, w)| f64::from(*x) * scale * f64::from(*w)).collect()
 }
 
-/// Scales down every second row of `x`, so that ε exceeds its mean square.
+/// Scales down every second row of `x`, so that ε exceeds the row's mean square.
 pub(crate) fn small_rows(x: &mut [f32], width: usize) {
     x.chunks_mut(width).skip(1).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x *= 1e-3));
 }

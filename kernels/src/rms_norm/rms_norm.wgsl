@@ -1,4 +1,4 @@
-// RMS norm to f32: one group per row, of any width.
+// RMS norm to f32, for rows of any width. A group processes one row.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -13,7 +13,7 @@ var<immediate> constants: Constants;
 @group(0) @binding(2) var<storage, read> weight: array<f32>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
-// Columns that a group takes at once. Several loads together hide memory latency.
+// Number of columns that a group loads at once. Several loads together hide memory latency.
 const TURN = 4u * ITEMS;
 
 fn x_at(begin: u32, column: u32) -> f32 {
@@ -26,7 +26,7 @@ fn weight_at(column: u32) -> f32 {
     return 0.0;
 }
 
-// Columns `column`, `column` + ITEMS, … of the row that starts at `begin`.
+// Loads columns `column`, `column` + ITEMS, … of the row that starts at `begin`.
 fn values_at(begin: u32, column: u32) -> vec4<f32> {
     return vec4(
         x_at(begin, column), x_at(begin, column + ITEMS), x_at(begin, column + 2u * ITEMS), x_at(begin, column + 3u * ITEMS),

@@ -1,4 +1,5 @@
-// RMS norm to int8 or f16 activations: one group per row; an item takes four adjacent columns at a time.
+// RMS norm to int8 or f16 activations. A group processes one row, and an item processes four adjacent columns
+// at a time.
 
 struct Constants {
     first_group: vec3<u32>,

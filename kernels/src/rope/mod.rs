@@ -15,9 +15,9 @@
 //! of values 2i and 2i + 1. With [`HALVES`], it consists of values i and i + rope dimensions / 2. The number
 //! of rope dimensions is even and at most the head dimension. The other dimensions are copied.
 //!
-//! Turns and angles are integers, in units of 2^−64 of a full turn, modulo a full turn. Angles are therefore
+//! Turns and angles are integers in units of 2^−64 of a full turn, modulo a full turn. Angles are therefore
 //! as exact at large positions as at small ones, and the same on every device. The kernels compute sines and
-//! cosines with their own series, because the languages guarantee little accuracy.
+//! cosines with their own series, because the kernel languages guarantee little accuracy.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Random, Stored};

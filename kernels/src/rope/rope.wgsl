@@ -1,5 +1,5 @@
-// Rotary position embedding. Angles are integers, in units of 2^-32 turns. An item writes a word, of one
-// value or two.
+// Rotary position embedding. Angles are integers in units of 2^-32 turns. An item writes a word of one or two
+// values.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -39,7 +39,7 @@ fn sin_cos_of(angle: u32) -> vec2<f32> {
 
 fn value_at(i: u32) -> f32 { return value_in(x[word_of(constants.kind, i)], constants.kind, i); }
 
-// Rotated value `i`, as the bits of an element.
+// Returns rotated value `i`, as the bits of an element.
 fn turned(i: u32) -> u32 {
     let c = constants;
     let head = i / c.head_dim;

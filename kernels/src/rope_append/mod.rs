@@ -9,10 +9,11 @@
 //! | 3 | key cache, read and written |
 //! | 4 | value cache, read and written |
 //!
-//! The constants are the rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache
-//! blocks, rope dimensions, and pairing. The number of heads is a multiple of the number of kv heads.
+//! The constants are four capacities (rows, sequences, table blocks, logit rows), heads, kv heads, head
+//! dimension, cache blocks, rope dimensions, and pairing. The number of heads is a multiple of the number of
+//! kv heads.
 //!
-//! Each query head and key head is rotated pair by pair, pair i by the angle position · frequency i. With
+//! Each query head and key head is rotated pair by pair. The angle of pair i is position · frequency i. With
 //! [`INTERLEAVED`], pair i consists of values 2i and 2i + 1. With [`HALVES`], it consists of values i and i +
 //! rope dimensions / 2. The number of rope dimensions is even and at most the head dimension. The other
 //! dimensions are not rotated. The kernel leaves the keys and values in `qkv` unchanged.
@@ -40,9 +41,10 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Pairing in which a pair is two adjacent values.
+/// Pairing in which each pair consists of two adjacent values.
 pub const INTERLEAVED: u32 = 0;
-/// Pairing in which a pair is a value of the first half and the corresponding value of the second half.
+/// Pairing in which each pair consists of a value in the first half and the corresponding value in the second
+/// half.
 pub const HALVES: u32 = 1;
 
 const BINDINGS: &[Access] =
@@ -165,8 +167,8 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Qkv {
     Plain,
-    /// Some rows are invalid. The first row has a sequence that does not exist, and the last row has a
-    /// position far beyond its table. One table contains a block beyond the cache.
+    /// Some rows are invalid. The sequence of the first row does not exist, and the position of the last row
+    /// is far beyond its table. One table contains the index of a block beyond the cache.
     Lies,
     /// Keys and values exceed the range of f16.
     BeyondF16,
@@ -256,8 +258,8 @@ fn case(
     build.expect(4, expected(kv_type, cached)).done()
 }
 
-/// Returns the contents of a cache before a launch. Values are NaN as poison. Where the launch must write
-/// NaN, they are zero instead.
+/// Returns the contents of a cache before a launch. The initial values are NaN, so that missing writes are
+/// detected. Values that the launch must set to NaN are zero instead.
 fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
     let byte = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0 } else { 0xff };
     expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()

@@ -1,5 +1,5 @@
-// Rotates queries in place, and appends rotated keys and values to the cache. A group takes one kv head of a
-// row, with the query heads that share it.
+// Rotates queries in place, and appends rotated keys and values to the cache. A group processes one kv head
+// of a row and the query heads that share it.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -36,8 +36,8 @@ fn rope_append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
     let query = joint + kv_head * sharing * head_dim;
     let key = joint + (constants.heads + kv_head) * head_dim;
     let value = key + constants.kv_heads * head_dim;
-    // Adjacent items take adjacent pairs. If there are more items than pairs, they take further heads: the
-    // queries', then the key's.
+    // Adjacent items process adjacent pairs. If there are more items than pairs, the remaining items process
+    // other heads: first the queries, then the key.
     let pairs = constants.rope_dims / 2u;
     let columns = max(1u, min(pairs, ITEMS));
     let lines = ITEMS / columns;

@@ -6,7 +6,8 @@
 //! | 1 | gate and up: f32 `[rows, 2 · width]`; each row holds the gate values, then the up values |
 //! | 2 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, and the
+//! width. A launch has one group per row.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};

@@ -1,4 +1,4 @@
-// SiLU(gate) · up to f32. Groups take parts of a row, of any width.
+// SiLU(gate) · up to f32, for rows of any width. A group processes a part of a row.
 
 struct Constants {
     first_group: vec3<u32>,

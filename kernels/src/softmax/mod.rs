@@ -6,7 +6,8 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, and the
+//! width. A launch has one group per row.
 //!
 //! out = exp(x − max) / Σ exp(x − max), in f32. The probability of −∞ is zero. If all values of a row are −∞,
 //! its output is zero. If a row contains NaN or +∞, all its outputs are NaN.

@@ -1,4 +1,4 @@
-// Softmax of each row: one group per row.
+// Softmax of each row. A group processes one row.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -25,7 +25,7 @@ fn softmax(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
         highest = max(highest, select(key, NOWHERE, key == 0u)); // NaN is above all numbers.
     }
     highest = group_max(item, highest);
-    // A row of only −∞ becomes zeros. A row with NaN or +∞ becomes NaN.
+    // If all values are −∞, the results are zero. If a row contains NaN or +∞, its results are NaN.
     let is_too_high = highest >= key_of(INFINITE);
     if is_too_high || highest <= key_of(INFINITE | SIGN) {
         for (var c = item.index; c < width; c += ITEMS) { out[begin + c] = select(0u, NOT_A_NUMBER, is_too_high); }

@@ -11,7 +11,7 @@ var<immediate> constants: Constants;
 
 fn value_at(i: u32) -> f32 { return value_in(x[word_of(constants.kind, i)], constants.kind, i); }
 
-// e^(x − largest) without NaN and +∞. Zero for −∞.
+// Returns e^(x − largest), or zero for −∞. `x` must not be NaN or +∞.
 fn weight(x: f32, largest: f32) -> f32 {
     return select(exp(max(x - largest, -104.0)), 0.0, size_bits(x) == INFINITE || x - largest < -103.9);
 }
@@ -28,7 +28,7 @@ fn softmax_axis(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
     var largest = value_at(start);
     for (var i = lane; i < c.axis; i += lanes) { largest = combined(1u, largest, value_at(start + i * c.inner)); }
     largest = across(item, 1u, columns, largest);
-    // NaN or +∞ makes the line NaN. A line of only −∞ becomes zeros.
+    // If a line contains NaN or +∞, its results are NaN. If all its values are −∞, its results are zero.
     let bits = bitcast<u32>(largest);
     let fails = is_nan(largest) || bits == INFINITE;
     if size_bits(largest) >= INFINITE { largest = 0.0; }

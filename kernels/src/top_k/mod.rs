@@ -7,8 +7,8 @@
 //! | 2 | values: f32 `[rows, k]`, written |
 //! | 3 | indices: u32 `[rows, k]`, written |
 //!
-//! The constants are the rows, the index of the row-count word, the width, and k. k is 1 to [`MOST`], and at
-//! most the width. A launch has one group per row.
+//! The constants are the row capacity, the index of the parameter word that holds the row count, the width,
+//! and k. k is 1 to [`MOST`], and at most the width. A launch has one group per row.
 //!
 //! Values are in descending order, as defined by [`arg_max`](crate::arg_max): among equal values, the one at
 //! the lowest position comes first, and NaN comes after every number.
@@ -33,8 +33,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Sorts the whole row and returns its first `k` values with their positions, as the reference
-/// implementation.
+/// Reference implementation. Sorts the whole row and returns its first `k` values with their positions.
 fn reference(row: &[f32], k: usize) -> Vec<(f32, u32)> {
     let mut all: Vec<(f32, u32)> = row.iter().copied().zip(0..).collect();
     all.sort_by(|(a, _), (b, _)| match (a.is_nan(), b.is_nan()) {

@@ -1,8 +1,8 @@
-// The k largest values of each row and their positions: one group per row.
+// Finds the k largest values of each row and their positions. A group processes one row.
 //
-// Every item knows the best remaining value of columns item, item + ITEMS, …. The group takes the best of
-// these k times. Each time it searches together for the next best in the columns of the item that it was
-// taken from.
+// Every item keeps the best remaining value of columns item, item + ITEMS, …. In each of k rounds, the group
+// removes the best of these values. Then all items together search the columns of the item that lost its
+// value for the next best one.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -1,13 +1,13 @@
 //! Table of tensor types: one folder and one row per type.
 //!
 //! A folder contains all code for one type: its format in files, its resident layout, and its readers for the
-//! CPU, the C family and WGSL. The rest of the crate iterates over the rows of the table, or uses the row of
-//! one type.
+//! CPU, the C family and WGSL. The rest of the crate either iterates over the rows of the table or uses the
+//! row of one type.
 //!
 //! Sources of the formats: the GGUF specification and the type table of ggml (`ggml_type`).
 
-/// Returns the source that reads two rows of a type for matrix units. `pairs_by_type.cu` selects the code for
-/// the type by the macro `TYPE_$name`.
+/// Returns the source that reads two rows of weights of a type for matrix units. The macro `TYPE_$name`
+/// selects the type's code in `pairs_by_type.cu`.
 macro_rules! pairs {
     ($name:literal) => {
         concat!(
@@ -50,16 +50,17 @@ pub(crate) struct Row {
     pub file_type: u32,
     pub block_values: usize,
     pub block_bytes: usize,
-    /// Byte offset of each f16 scale of a block, with a value for the scale. If all other bytes are random
-    /// and all scales have the same random sign, decoded values then have a standard deviation of 1.
+    /// Byte offset of each f16 scale in a block, and a suitable value for the scale. If all scales have these
+    /// values with the same random sign, and all other bytes are random, decoded values have a standard
+    /// deviation of 1.
     pub scales: &'static [(usize, f32)],
     /// Decodes a block as the file stores it.
     pub dequantise: fn(block: &[u8], out: &mut [f32]),
-    /// Encodes finite `values` as a block in the format of files.
+    /// Encodes finite `values` as a block in file format.
     pub quantise: fn(values: &[f32], block: &mut [u8]),
     /// Sections of a `Rows16` group, in the order in which they are stored.
     pub sections: &'static [Section],
-    /// Packs rows in the format of files into `Rows16` groups.
+    /// Packs rows in file format into `Rows16` groups.
     pub pack: fn(layout: &Resident, source: &[u8], out: &mut [u8]),
     /// Source that reads resident weights in the C family. It defines the functions that
     /// `c_family/weights/quantised.cl` or `plain.cl` lists.
@@ -67,8 +68,8 @@ pub(crate) struct Row {
     /// Source that reads resident weights in WGSL. It defines the functions that
     /// `wgsl/weights/quantised.wgsl` or `row_major.wgsl` lists.
     pub wgsl: &'static str,
-    /// Source that reads two rows for matrix units in CUDA C++. This field and all fields below it are empty
-    /// for types without blocks.
+    /// Source that reads two rows of weights for matrix units in CUDA C++. This field and all fields below it
+    /// are empty for types without blocks.
     pub pairs: &'static str,
     /// Source that decodes and encodes file blocks in the C family. It defines the functions that
     /// `file_blocks/decode.cl` and `encode.cl` list.
@@ -81,12 +82,13 @@ pub(crate) struct Row {
     pub encode_wgsl: &'static str,
 }
 
-/// Defines [`TensorType`], and the macro `each_type!`, which passes the names of all types to a given macro.
+/// Defines [`TensorType`] and the macro `each_type!`. The macro passes the names of all types to another
+/// macro.
 macro_rules! table {
     ($d:tt; $($(#[doc = $doc:literal])* $name:ident $module:ident;)*) => {
         /// Storage format of a weight tensor in a file.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[allow(non_camel_case_types)] // the field writes them so
+        #[allow(non_camel_case_types)] // Standard names in this field.
         pub enum TensorType {
             $($(#[doc = $doc])* $name,)*
         }
@@ -180,9 +182,9 @@ impl TensorType {
         self.row().block_bytes
     }
 
-    /// Returns the byte offset of each f16 scale of a block, with a value for the scale. If all scales get
-    /// these values with the same random sign, a block of otherwise random bytes decodes to values with mean
-    /// 0 and standard deviation 1.
+    /// Returns the byte offset of each f16 scale in a block, and a suitable value for the scale. If all
+    /// scales have these values with the same random sign, and all other bytes are random, a block decodes to
+    /// values with mean 0 and standard deviation 1.
     pub fn scales(self) -> &'static [(usize, f32)] {
         self.row().scales
     }

@@ -9,9 +9,9 @@
 //! the count. Intermediate values are f32. [`crate::elements`] defines the padding after an odd number of
 //! 16-bit values.
 //!
-//! Each function follows its definition for real numbers. At ±∞, its value is the limit. NaN maps to NaN.
-//! Large arguments never yield NaN. The logarithm of zero is −∞. The logarithm and the square root of
-//! negative values are NaN.
+//! Each function follows its definition for real numbers. At ±∞, the result is the limit of the function. NaN
+//! maps to NaN. Large arguments never yield NaN. The logarithm of zero is −∞. The logarithm and the square
+//! root of negative values are NaN.
 
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -20,7 +20,7 @@ use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
-/// A function of one value. Its discriminant is the kernel's constant.
+/// A function of one value. The kernel receives its discriminant as a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Function {

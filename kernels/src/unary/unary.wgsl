@@ -1,5 +1,5 @@
-// A function of each value. An item writes a word, of one value or two. Infinities, NaN and large arguments
-// yield the function's limits.
+// Applies a function to each value. An item writes a word of one or two values. For infinities, NaN and large
+// arguments, the result is the limit of the function.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -12,7 +12,7 @@ var<immediate> constants: Constants;
 
 fn sigmoid_of(x: f32) -> f32 { return select(1.0 / (1.0 + exp(-clamp(x, -88.0, 88.0))), 0.0, x < -88.0); }
 
-// Natural logarithm. Built-in logarithms only bound the absolute error, which is too imprecise near 1.
+// Natural logarithm. The built-in logarithm bounds only the absolute error. This is too inexact near 1.
 fn log_of(x: f32) -> f32 {
     let apart = x - 1.0;
     if abs(apart) > 0.25 { return log(x); }
@@ -21,8 +21,8 @@ fn log_of(x: f32) -> f32 {
     return 2.0 * s * fma(square, fma(square, fma(square, 0.14285714, 0.2), 0.33333333), 1.0);
 }
 
-// Normal distribution function: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), with a
-// relative error of 2 · 10⁻⁶ over its whole tail.
+// Normal distribution function. The approximation of e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 +
+// 0.45 z). Its relative error is 2 · 10⁻⁶ over the whole tail.
 fn normal_of(x: f32) -> f32 {
     let t = 1.0 / fma(abs(x), 0.45 * 0.70710678, 1.0);
     let first = fma(t, fma(t, fma(t, 0.068094056, -0.24572294), 0.21883775), 0.030539254);
@@ -76,7 +76,7 @@ fn function_of(function: u32, bits: u32) -> u32 {
         }
         default: {}
     }
-    // Towards −∞ the result tends to zero, towards +∞ to the argument.
+    // Towards −∞, the result tends to zero. Towards +∞, it tends to the argument.
     if x < -88.0 { return 0u; }
     if x > 88.0 { return bits; }
     switch function {

@@ -46,7 +46,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.push(matrices_function::<128>("wgsl-matrices"));
     out.extend(tiled_functions());
     // This variant is never selected. It is a shorter copy of the kernel above, for tests with compilers that
-    // take minutes for the long text.
+    // take minutes for the long source.
     out.push(matrices_function::<32>("wgsl-matrices-short"));
     out.into_iter().map(Function::variant).collect()
 }
@@ -110,8 +110,8 @@ fn append_attention_functions() -> [Function; 2] {
     ]
 }
 
-/// Composes the text of single-row attention that is fused with RoPE and KV append. Makes the cache writable,
-/// and adds the constants of RoPE to those of split attention.
+/// Composes the source of single-row attention that is fused with RoPE and KV append. Declares the cache as
+/// writable, and adds the constants of RoPE to those of split attention.
 fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
     let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n";
@@ -121,7 +121,7 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     program(ITEMS, &parts.concat())
 }
 
-/// Composes the text of the merge kernel. Unrolls the loop over the splits of a batch.
+/// Composes the source of the merge kernel. Unrolls the loop over the splits of a batch.
 fn merge_text(rows: &str) -> Arc<str> {
     program(ITEMS, &[rows, &repeat(MERGE, &[("$s", MERGE_BATCH)])])
 }
@@ -186,7 +186,7 @@ fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Returns a grid of rows × parts of a row.
+/// Returns a grid with one group per row and per block of `ITEMS` columns.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
 }

@@ -1,5 +1,5 @@
-// Groups that take some columns of `[axis, inner]`, a power of two. The items are divided evenly among the
-// columns.
+// Code for groups that process several columns of `[axis, inner]`. The number of columns is a power of two.
+// The items are divided evenly among the columns.
 
 var<workgroup> scratch: array<f32, ITEMS>;
 
@@ -9,14 +9,15 @@ fn columns_of(inner: u32) -> u32 {
     return columns;
 }
 
-// 0 and 3 add. 1 takes the maximum and 2 the minimum; both are NaN if either argument is.
+// Combines two values. Reductions 0 and 3 add. Reduction 1 takes the maximum and 2 the minimum, and both
+// return NaN if either value is NaN.
 fn combined(reduction: u32, a: f32, b: f32) -> f32 {
     if reduction == 1u { return select(b, a, is_nan(a) || (a > b && !is_nan(b))); }
     if reduction == 2u { return select(b, a, is_nan(a) || (a < b && !is_nan(b))); }
     return a + b;
 }
 
-// Combines the values of each column's items into one.
+// Combines the values of all items of a column into one.
 fn across(item: u32, reduction: u32, columns: u32, value: f32) -> f32 {
     workgroupBarrier();
     scratch[item] = value;

@@ -1,6 +1,6 @@
-// Shared code. Before it, a kernel's text defines ITEMS, the work items per group.
+// Shared code. The source of a kernel defines ITEMS, the number of work items per group, before this code.
 
-// A count of the parameters' header, at most `capacity`.
+// Returns a count from the header of the parameters, limited to `capacity`.
 fn count(word: u32, capacity: u32) -> u32 {
     if word < 4u { return min(params[word], capacity); }
     return 0u;

@@ -1,9 +1,9 @@
-// Elements of 32 or 16 bits, by the number of their type: 0 is f32, 1 f16, 2 bf16. Conversions operate on
-// bits, so that every device rounds the same way: to nearest, ties to even.
+// Elements of 32 or 16 bits. The number of their type is 0 for f32, 1 for f16 and 2 for bf16. Conversions
+// operate on bits, so that every device rounds in the same way: to nearest, ties to even.
 
 fn in_a_word(kind: u32) -> u32 { return select(2u, 1u, kind == 0u); }
 
-// Word of element `i`, and the bits of the element in it.
+// Index of the word that holds element `i`, and the bits of the element in this word.
 fn word_of(kind: u32, i: u32) -> u32 { return select(i / 2u, i, kind == 0u); }
 fn element_in(word: u32, kind: u32, i: u32) -> u32 { return select((word >> (i % 2u * 16u)) & 0xffffu, word, kind == 0u); }
 
@@ -54,7 +54,7 @@ fn convert_element(kind: u32, to: u32, bits: u32) -> u32 {
     return brain_of_f32(value);
 }
 
-// Element `i`, which is in this word, as a number, and the bits of the element for a number.
+// Value of element `i`, which is in `word`, and the bits of the element that represents a value.
 fn value_in(word: u32, kind: u32, i: u32) -> f32 {
     return bitcast<f32>(convert_element(kind, 0u, element_in(word, kind, i)));
 }

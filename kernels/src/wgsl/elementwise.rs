@@ -79,13 +79,13 @@ fn function(
     }
 }
 
-/// Composes a text: the number of work items, then `parts`. These kernels have no parameter block.
+/// Composes a source: the number of work items, then `parts`. These kernels have no parameter block.
 fn text(parts: &[&str]) -> Arc<str> {
     let items = format!("const ITEMS: u32 = {}u;\n", elements::ITEMS);
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// Composes the text of a kernel that processes file blocks. `of_type` returns the part of the text that
+/// Composes the source of a kernel that processes file blocks. `of_type` returns the part of the source that
 /// handles one tensor type.
 fn blocks(part: &str, of_type: fn(&Row) -> &'static str) -> Arc<str> {
     let shared = [include_str!("../file_blocks/formats.wgsl"), part].map(file_blocks::repeat);
@@ -93,12 +93,12 @@ fn blocks(part: &str, of_type: fn(&Row) -> &'static str) -> Arc<str> {
     text(&[&[include_str!("elements.wgsl"), &shared[0], &shared[1]], &types[..]].concat())
 }
 
-/// Composes the text of a kernel that tests for infinities and NaN.
+/// Composes the source of a kernel that tests for infinities and NaN.
 fn numbers(parts: &[&str]) -> Arc<str> {
     text(&[&[include_str!("elements.wgsl"), include_str!("numbers.wgsl")], parts].concat())
 }
 
-/// Composes the text of a kernel that processes columns of lines along an axis.
+/// Composes the source of a kernel that processes columns of lines along an axis.
 fn in_columns(part: &str) -> Arc<str> {
     numbers(&[include_str!("columns.wgsl"), part])
 }

@@ -6,7 +6,7 @@ struct Item {
 
 var<workgroup> scratch: array<u32, ITEMS + 16u>;
 
-// Largest of the group's values.
+// Returns the largest value of the group.
 fn group_max(item: Item, value: u32) -> u32 {
     scratch[item.index] = value;
     workgroupBarrier();
@@ -21,7 +21,7 @@ fn group_max(item: Item, value: u32) -> u32 {
     return largest;
 }
 
-// Sum of the group's values.
+// Returns the sum of the group's values.
 fn group_sum(item: Item, value: f32) -> f32 {
     scratch[item.index] = bitcast<u32>(value);
     workgroupBarrier();

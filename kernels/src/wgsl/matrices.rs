@@ -1,8 +1,8 @@
 //! Products of row-major weights and f16 activations on matrix units. They use cooperative matrices of 16 ×
-//! 16 f16 values, with f32 sums. BF16 weights are converted to f16.
+//! 16 f16 values, with f32 accumulation. BF16 weights are converted to f16.
 //!
-//! The sub-group size affects only the speed. If sub-groups have 32 work items, each of them computes one
-//! slice of the tile of its group.
+//! The sub-group size affects only the speed. If sub-groups have 32 work items, each sub-group computes one
+//! slice of its group's tile.
 
 use super::weights::PRODUCT;
 use super::{program, repeat};
@@ -18,15 +18,15 @@ use std::sync::Arc;
 /// empty. This value was not measured.
 const MIN_ROWS: u32 = 16;
 
-/// Maximum number of rows of x for the smaller tile, which yields enough groups to fill a device. This value
-/// was not measured.
+/// Maximum number of rows of x for the smaller tile, which yields enough groups to fill a device even with
+/// few rows. This value was not measured.
 const FEW: u32 = 128;
 
 /// Assumed number of work items per sub-group. NVIDIA's devices have this size, and so do AMD's devices with
 /// matrix units.
 const SUB_GROUP: u32 = 32;
 
-/// Division of a group's tile into slices, and of slices into squares.
+/// Division of a group's tile into slices, and of a slice into squares.
 #[derive(Clone, Copy)]
 struct Tile {
     /// Number of slices along x and along the weights. Each sub-group computes one slice.
@@ -37,15 +37,15 @@ struct Tile {
     k_step: u32,
 }
 
-/// Tile for few rows. There are few groups, and the bandwidth of the weights limits the speed, so each group
-/// keeps many loads outstanding.
+/// Tile for few rows. Loading the weights limits the speed, so each of the few groups keeps many loads
+/// outstanding.
 const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64 };
 /// Tile for many rows. Two groups fill the registers of an NVIDIA multiprocessor, so one group can multiply
 /// while the other waits for loads.
 const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 64 };
-/// Large tile for devices with 32 KiB of local memory. Each sub-group has half as many sums, so that more
-/// sub-groups fit into the registers. The speed of `WIDE` and `LARGE` was not compared on devices that
-/// support both.
+/// Large tile for devices with 32 KiB of local memory. Each sub-group has half as many accumulators as with
+/// `LARGE`, so that more sub-groups fit into the registers. The speed of `WIDE` and `LARGE` was not compared
+/// on devices that support both.
 const WIDE: Tile = Tile { slices: [4, 2], lines: [2, 4], k_step: 32 };
 
 impl Tile {
@@ -63,7 +63,8 @@ impl Tile {
         self.rows().map(|rows| rows * (self.k_step / 8) / self.items())
     }
 
-    /// Returns a grid of tiles of x × tiles of weights. Neighbouring groups read the same weights.
+    /// Returns a grid with one group per tile: tiles of x in the first dimension, tiles of weights in the
+    /// second. Neighbouring groups read the same weights.
     fn grid(self, constants: &[u32]) -> [u32; 3] {
         let [x, weights] = self.rows();
         [constants[0].div_ceil(x), constants[2].div_ceil(weights), 1]

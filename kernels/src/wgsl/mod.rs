@@ -1,9 +1,10 @@
-//! WGSL kernels for Vulkan and wgpu. This module composes the source texts of programs, and lists the
-//! variants for the table.
+//! WGSL kernels for Vulkan and wgpu. This module composes the sources of programs, and lists the variants for
+//! the table.
 //!
-//! A text contains one kernel: shared code, and then the kernel's own file. The first fields of its
-//! `Constants` are the coordinates of the first work group. A variant requires each feature beyond base WGSL
-//! that its text uses (f16, sub-groups, matrices). The module does not translate or launch anything.
+//! A source contains one kernel: shared code, followed by the kernel's own file. The first fields of its
+//! `Constants` are the coordinates of the first work group. If a source uses a feature beyond base WGSL (f16,
+//! sub-groups, matrices), its variant requires this feature. The module does not translate or launch
+//! anything.
 
 mod cache;
 mod elementwise;
@@ -31,18 +32,18 @@ pub(crate) fn variants() -> Vec<Variant> {
     all.concat()
 }
 
-/// Composes the text of a program with a parameter block: the number of work items, shared code, then
+/// Composes the source of a program with a parameter block: the number of work items, shared code, then
 /// `parts`.
 fn program(items: u32, parts: &[&str]) -> Arc<str> {
     program_with("", items, parts)
 }
 
-/// Like [`program`], but the text starts with `directives`, which are `enable` directives.
+/// Like [`program`], but the source starts with `directives`, which are `enable` directives.
 fn program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
     bare_program_with(directives, items, &[&[include_str!("common.wgsl")], parts].concat())
 }
 
-/// Composes the text of a program without a parameter block.
+/// Composes the source of a program without a parameter block.
 fn bare_program(items: u32, parts: &[&str]) -> Arc<str> {
     bare_program_with("", items, parts)
 }
@@ -53,8 +54,8 @@ fn bare_program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
 }
 
 /// Unrolls loops in `text`. Repeats each line that contains a mark (`$` and a letter), and replaces the mark
-/// by 0, 1, … in the copies. `times` gives the number of copies for each mark. Every compiler then sees
-/// constant indices and separate variables.
+/// by 0, 1, … in the copies. `times` gives the number of copies for each mark. In the unrolled source, every
+/// compiler sees constant indices and separate variables.
 fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     times.iter().fold(text.to_owned(), |text, (mark, times)| {
         let lines = text.split_inclusive('\n');
@@ -74,7 +75,7 @@ const HALF_ROWS: &str =
 /// Source of the function `in_half_range`, for f16 values that are not rows of activations.
 const HALF_RANGE: &str = include_str!("../half_rows/half_range.wgsl");
 
-/// One kernel with its own source text. Its entry point is named `function`.
+/// One kernel with its own source. Its entry point is named `function`.
 #[derive(Clone, Copy)]
 struct Function {
     kernel: Kernel,
@@ -116,7 +117,7 @@ impl Function {
 }
 
 /// Returns a kernel that reads no weights and supports any device and any number of rows. The caller sets its
-/// source text.
+/// source.
 fn function(
     kernel: Kernel,
     abi: &'static EntryAbi,

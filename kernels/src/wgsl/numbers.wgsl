@@ -1,5 +1,5 @@
-// Detects non-finite values by bits, because implementations and their optimizers may assume that there are
-// none.
+// Detects non-finite values by their bits, because implementations and their optimizers may assume that all
+// values are finite.
 
 const INFINITE: u32 = 0x7f800000u;
 const NOT_A_NUMBER: u32 = 0x7fc00000u;

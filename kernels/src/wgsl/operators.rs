@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Work items per group of a tiled operator: 16 × 8 in the source.
 const TILE_ITEMS: u32 = 128;
 
-/// Upper bound of the local memory for two tiles, in bytes.
+/// Upper bound on the local memory for two tiles, in bytes.
 const TILE_BYTES: u64 = 10 << 10;
 
 /// Work items per attention group: 16 × 16 or 64 × 4 in the source.
@@ -22,7 +22,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).map(Function::variant).collect()
 }
 
-/// Returns a function that composes the text for an element type. The type is known at compile time.
+/// Returns a function that composes the source for an element type. The type is known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {
@@ -42,8 +42,8 @@ fn elements(element: ElementType) -> &'static str {
     }
 }
 
-/// Composes the text of a program. These operators have no parameter block, so they do not need the code that
-/// other kernels share.
+/// Composes the source of a program. These operators have no parameter block, so the source omits the code
+/// that other kernels share.
 fn program(items: u32, parts: &[&str]) -> Arc<str> {
     let items = format!("const ITEMS: u32 = {items}u;\n");
     [items.as_str()].iter().chain(parts).copied().collect::<Vec<_>>().join("\n").into()

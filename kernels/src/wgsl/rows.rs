@@ -12,8 +12,8 @@ const ITEMS: u32 = 256;
 /// Number of work items in a group that normalises one head.
 const HEAD_ITEMS: u32 = 128;
 
-/// Work items per group for kernels that reduce values within sub-groups. This method allows more work items
-/// per row.
+/// Work items per group for kernels that reduce values within sub-groups. These kernels can use more work
+/// items per row than other kernels.
 const SUB_GROUP_ITEMS: u32 = 1024;
 
 /// Returns the variants of a kernel, one for each method of reducing values across a group, best first.
@@ -101,7 +101,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.into_iter().map(Function::variant).collect()
 }
 
-/// Returns a grid of rows × parts of a row.
+/// Returns a grid with one group per row and per block of `4 · ITEMS` columns.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS), 1]
 }

@@ -1,5 +1,5 @@
-// Sums the items' squares of M rows of x through local memory. The items of one part together have read all
-// columns.
+// Adds up the items' sums of squares for M rows of x through local memory. The items that process one part
+// have together read all columns.
 
 const SHARES: u32 = ITEMS / PARTS;
 
@@ -9,7 +9,7 @@ fn gather_squares(row: u32, squares: f32, place: Place) {
     if place.item % PARTS == 0u { partial_squares[row * SHARES + place.item / PARTS] = squares; }
 }
 
-// The total for a row of x, after a barrier.
+// Returns the total for a row of x. The caller must execute a barrier first.
 fn gathered_squares(row: u32, place: Place) -> f32 {
     var sum = 0.0;
     for (var at = 0u; at < SHARES; at++) { sum += partial_squares[row * SHARES + at]; }

@@ -1,4 +1,4 @@
-// Writes values to an f16 cache. `with_value` sets one value of a four, if the index is within it.
+// Writes values to an f16 cache. `with_value` replaces value `place` of a vector, if `place` is below four.
 
 fn four_stored(four: vec4<f32>) -> Four {
     let halves = in_half_range(four);

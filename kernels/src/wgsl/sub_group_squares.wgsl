@@ -1,7 +1,7 @@
-// Sums the items' squares of M rows of x, first within sub-groups. The items of one part together have read
-// all columns.
+// Adds up the items' sums of squares for M rows of x, first within sub-groups. The items that process one
+// part have together read all columns.
 
-// At least the number of sub-groups.
+// Upper bound on the number of sub-groups.
 const SHARES: u32 = ITEMS / PARTS;
 
 var<workgroup> partial_squares: array<f32, M * SHARES>;
@@ -13,7 +13,7 @@ fn gather_squares(row: u32, squares: f32, place: Place) {
     if item_of(place) % together == 0u { partial_squares[row * SHARES + item_of(place) / together] = sum; }
 }
 
-// The total for a row of x, after a barrier.
+// Returns the total for a row of x. The caller must execute a barrier first.
 fn gathered_squares(row: u32, place: Place) -> f32 {
     var sum = 0.0;
     for (var at = 0u; at < ITEMS / max(PARTS, place.size); at++) { sum += partial_squares[row * SHARES + at]; }

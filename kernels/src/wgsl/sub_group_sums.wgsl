@@ -1,5 +1,5 @@
-// Adds up the items' sums of M rows of x and four rows of weights each, first within sub-groups, which leaves
-// little for local memory. Items are numbered by their order in sub-groups.
+// Adds up the items' sums for M rows of x and four rows of weights each, first within sub-groups. Few values
+// then remain for local memory. Items are numbered by their order in sub-groups.
 
 struct Place {
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -19,7 +19,7 @@ fn gather(row: u32, sums: vec4<f32>, place: Place) {
     if place.lane < left { partial[row * ITEMS + place.sub_group * left + place.lane] = sum; }
 }
 
-// The total for a row of x and a row of weights, after a barrier.
+// Returns the total for a row of x and a row of weights. The caller must execute a barrier first.
 fn gathered(row: u32, line: u32, place: Place) -> f32 {
     let end = ITEMS / place.size * min(PARTS, place.size);
     var sum = 0.0;

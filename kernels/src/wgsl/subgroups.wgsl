@@ -1,4 +1,5 @@
-// Reductions over a group by its sub-groups, of any size. All items must call them together.
+// Reductions over a group, computed by its sub-groups. Sub-groups may have any size. All items must call
+// these functions together.
 
 struct Item {
     @builtin(local_invocation_index) index: u32,
@@ -9,14 +10,14 @@ struct Item {
 
 var<workgroup> scratch: array<u32, ITEMS>;
 
-// Leaves a value of each sub-group in `scratch`.
+// Stores one value per sub-group in `scratch`.
 fn share(item: Item, value: u32) {
     workgroupBarrier(); // Earlier reads are done.
     if item.lane == 0u { scratch[item.subgroup] = value; }
     workgroupBarrier();
 }
 
-// Largest of the group's values.
+// Returns the largest value of the group.
 fn group_max(item: Item, value: u32) -> u32 {
     share(item, subgroupMax(value));
     var largest = 0u;
@@ -24,7 +25,7 @@ fn group_max(item: Item, value: u32) -> u32 {
     return largest;
 }
 
-// Sum of the group's values.
+// Returns the sum of the group's values.
 fn group_sum(item: Item, value: f32) -> f32 {
     share(item, bitcast<u32>(subgroupAdd(value)));
     var sum = 0.0;

@@ -1,25 +1,27 @@
-// Products of two matrices, tile by tile. A group computes 64 lines of one by 64 lines of the other, STEP of
-// the summation index (the depth) at a time through local memory. An item computes 4 by 8 of them.
+// Products of two matrices, tile by tile. A group computes 64 lines of one matrix by 64 lines of the other.
+// STEP values of the summation index (the depth) at a time pass through local memory. An item computes 4 × 8
+// values.
 //
-// In a tile, the lines of one depth are adjacent, four per vector.
+// In a tile, lines of equal depth are adjacent, with four lines per vector.
 
 const TILE: u32 = 64u;
 const STEP: u32 = 16u;
 const QUADS: u32 = TILE / 4u;
-// Vectors from one depth of a tile to the next.
+// Stride between depths of a tile, in vectors.
 const COLUMN: u32 = QUADS + 1u;
 
 var<workgroup> lines: array<vec4<f32>, STEP * COLUMN>;
 var<workgroup> lanes: array<vec4<f32>, STEP * COLUMN>;
 
-// Sums of line i: the first four lanes in 2i, and those 32 further on in 2i + 1.
+// Sums of the item's line i: four lanes in element 2i, and the four lanes 32 further on in element 2i + 1.
 var<private> sums: array<vec4<f32>, 8>;
 
-// First of the item's four lines, and its first lane.
+// The first of the item's four lines, and the first of its lanes.
 fn line_of(item: u32) -> u32 { return item / 8u * 4u; }
 fn lane_of(item: u32) -> u32 { return item % 8u * 4u; }
 
-// Quad number `i` of a tile, and its depth. Neighbours have adjacent lines or adjacent depths.
+// Quad and depth that belong to vector `i` of a tile. Consecutive vectors have adjacent lines if `by_lines`
+// is set, and adjacent depths otherwise.
 fn quad_of(i: u32, by_lines: bool) -> u32 { return select(i / STEP, i % QUADS, by_lines); }
 fn depth_of(i: u32, by_lines: bool) -> u32 { return select(i % STEP, i / QUADS, by_lines); }
 

@@ -1,11 +1,11 @@
-// Sine and cosine of position · frequency, to the last bits of f32 for any position. The product is inexact
-// in f32, and drivers guarantee little for sines, especially of large angles. So the angle is computed in
-// integers, as a fraction of a turn.
+// Sine and cosine of position · frequency, accurate to the last bits of f32 for any position. In f32, the
+// product would be inexact, and drivers guarantee little accuracy for sines, especially of large angles. The
+// angle is therefore computed in integers, as a fraction of a turn.
 
 // First 64 bits of 1 / 2π after the binary point.
 const PER_TURN = vec2(0x9391054au, 0x28be60dbu);
 
-// Product of two words, low word first.
+// Returns the product of two words, with the low word first.
 fn wide_product(a: u32, b: u32) -> vec2<u32> {
     let low = (a & 0xffffu) * (b & 0xffffu);
     let across = vec2((a & 0xffffu) * (b >> 16u), (a >> 16u) * (b & 0xffffu));
@@ -14,7 +14,8 @@ fn wide_product(a: u32, b: u32) -> vec2<u32> {
     return vec2((middle << 16u) | (low & 0xffffu), high);
 }
 
-// Fraction of a turn per position, in units of 2⁻⁶⁴. The frequency is positive and below 2²⁴.
+// Returns the fraction of a turn per position, in units of 2⁻⁶⁴. The frequency must be positive and below
+// 2²⁴.
 fn part_of_turn(frequency: f32) -> vec2<u32> {
     let bits = bitcast<u32>(frequency);
     // frequency = mantissa / 2^shift
@@ -34,10 +35,10 @@ fn part_of_turn(frequency: f32) -> vec2<u32> {
     return (product.xy >> vec2(shift)) | carried;
 }
 
-// Sine, then cosine.
+// Returns the sine and the cosine.
 fn turned(position: u32, frequency: f32) -> vec2<f32> {
     let part = part_of_turn(frequency);
-    // Whole turns overflow at the top.
+    // Whole turns overflow and are discarded.
     let angle = wide_product(position, part.x).y + position * part.y;
     let quarter = (angle + 0x20000000u) >> 30u;
     let x = f32(bitcast<i32>(angle - (quarter << 30u))) * 1.4629180792671596e-9; // 2π / 2³²

@@ -23,9 +23,9 @@ const TILED_ITEMS: u32 = 128;
 /// Work items per group: 16 for each block of 32 columns. A group has [`widen::GROUP_COLUMNS`] / 32 = 16
 /// blocks.
 const WIDEN_ITEMS: u32 = 256;
-/// Returns the number of work items per group and the number of outstanding vector loads per weight row, for
-/// products of row-major weights with `m` activation rows. These values were the fastest on an H200. A launch
-/// has many groups, each with little work.
+/// Returns two numbers for products of row-major weights with `m` activation rows: the work items per group,
+/// and the outstanding vector loads per weight row. These values were the fastest on an H200. A launch has
+/// many groups, and each group has little work.
 const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
     match (m, form) {
         (1, GATED) => (128, 8),
@@ -94,8 +94,8 @@ fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> 
 }
 
 /// Returns the products with a fused norm, with and without a gate. Quantized weights use f32 activations
-/// only for exact results. Products of quantized weights have no 8-row variants, because these sum in a
-/// different order.
+/// only if the results must be exact. They have no 8-row variants, because an 8-row variant would sum in a
+/// different order from the other variants and change the result.
 fn normed_products(tensor_type: TensorType) -> Vec<Function> {
     let layout = layout(tensor_type);
     let function = |kernel, gated| Function {
@@ -139,7 +139,7 @@ const PLAIN: u8 = 0;
 const NORMED: u8 = 1;
 const GATED: u8 = 2;
 
-/// Functions that compose the texts for up to 1, 4 and 8 rows of x, each without and with sub-groups.
+/// Functions that compose the sources for up to 1, 4 and 8 rows of x, each without and with sub-groups.
 type Composers = [[Compose; 2]; 3];
 
 fn composers<const FORM: u8>(tensor_type: TensorType) -> Composers {
@@ -217,8 +217,8 @@ fn half_product(tensor_type: TensorType) -> Function {
     Function { min_rows: NEVER, ..function }
 }
 
-/// Returns the kernel that dequantizes weights. It is worthwhile only on devices with matrix units and with
-/// enough rows. The variants of the product check for matrix units.
+/// Returns the kernel that dequantizes weights. It pays off only on devices with matrix units, and only with
+/// enough rows. The variants of the f16 product, not this kernel, check for matrix units.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
@@ -251,8 +251,8 @@ fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(ROWS_LINES), 1, 1] }
 }
 
-/// Returns the number of work items of a product of quantized weights with `m` rows of x. For each work item
-/// and row of x, the sums use 16 bytes of local memory, at most 16 KiB in total.
+/// Returns the number of work items of a product of quantized weights with `m` rows of x. The sums of each
+/// work item take 16 bytes of local memory per row of x, at most 16 KiB in total.
 const fn block_items(m: u32) -> u32 {
     if m > 4 { 128 } else { 256 }
 }

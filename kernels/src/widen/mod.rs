@@ -6,7 +6,7 @@
 //! | 1 | out: F16 `[n, k]` in [`RowMajor`](crate::layout), written including its padding |
 //!
 //! The constants are n and k. A micro-batch with many rows reads the f16 matrix many times, so dequantizing
-//! it once costs less than unpacking the weights in each tile of the product. The kernel rounds values to
+//! the weights once costs less than unpacking them in each tile of the product. The kernel rounds values to
 //! f16. Values beyond the range of f16 saturate.
 
 use crate::abi::IMPOSSIBLE;
@@ -53,7 +53,7 @@ fn extents(tensor_type: TensorType, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[weights.map_or(IMPOSSIBLE, |r| r.bytes()), out_bytes(n, k)]);
 }
 
-/// Returns a grid of groups of 16 rows × parts of their columns.
+/// Returns a grid with one group per 16 rows and per [`GROUP_COLUMNS`] columns.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(GROUP_ROWS as u32), constants[1].div_ceil(GROUP_COLUMNS), 1]
 }

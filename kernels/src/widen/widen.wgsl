@@ -1,5 +1,5 @@
-// Dequantizes weights to rows of f16. A group takes 16 rows of 512 columns, an item four rows of eight
-// columns of each 16 blocks.
+// Dequantizes weights to rows of f16. A group processes 16 rows of 512 columns. An item processes four rows
+// of eight columns.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -11,7 +11,7 @@ var<immediate> constants: Constants;
 @group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read_write> out: array<vec4<u32>>;
 
-// Two words of f16. Values beyond its range saturate; NaN is preserved.
+// Packs four values into two words of f16. Values beyond the range of f16 saturate, and NaN is preserved.
 fn halves(values: vec4<f32>) -> vec2<u32> {
     let below = select(values, vec4<f32>(65504.0), values > vec4<f32>(65504.0));
     let inside = select(below, vec4<f32>(-65504.0), values < vec4<f32>(-65504.0));

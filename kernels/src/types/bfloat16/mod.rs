@@ -1,4 +1,4 @@
-//! BF16. `Rows16`: for each column 16 × bf16 value.
+//! BF16. `Rows16`: 16 × bf16 value per column.
 
 use super::{Row, float16};
 use crate::cpu::formats::plain;

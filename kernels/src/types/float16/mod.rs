@@ -1,4 +1,4 @@
-//! F16. `Rows16`: for each column 16 × f16 value.
+//! F16. `Rows16`: 16 × f16 value per column.
 
 use super::Row;
 use crate::blocks::{half_at, put_half};

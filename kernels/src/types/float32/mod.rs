@@ -1,4 +1,4 @@
-//! F32. `Rows16`: for each column 16 × f32 value.
+//! F32. `Rows16`: 16 × f32 value per column.
 
 use super::Row;
 use crate::cpu::formats::plain;

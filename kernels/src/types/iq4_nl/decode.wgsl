@@ -1,6 +1,6 @@
 // IQ4_NL, as files store it.
 
-// The value of a quant.
+// Returns the value of a quant.
 fn value_of_index(index: u32) -> f32 {
     let low = select(0xbfad9881u, 0xf6eaddcfu, (index & 4u) != 0u);
     let high = select(0x26190d01u, 0x71594535u, (index & 4u) != 0u);

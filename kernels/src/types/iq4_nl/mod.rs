@@ -1,8 +1,8 @@
 //! IQ4_NL. A file block has the format of Q4_0, but its nibbles are indices into [`VALUES`]; value =
 //! d·`VALUES[q]`.
 //!
-//! `Rows16`: the layout of Q4_0. Kernels look up the values, because storing the values instead of indices
-//! would take twice the memory.
+//! `Rows16`: the layout of Q4_0. The layout stores indices, and kernels look up the values, because storing
+//! the values themselves would take twice the memory.
 
 use super::{Row, q4_0};
 use crate::blocks::{half_at, inverse_of, largest, pack_nibbles, put_half, quants};

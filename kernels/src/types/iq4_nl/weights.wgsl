@@ -6,7 +6,7 @@ const MINIMA: bool = false;
 
 fn group_vectors(columns: u32) -> u32 { return (columns / 32u * 18u + 3u) & ~3u; }
 
-// The value of one index per word, from bit `shift` on.
+// Looks up one index in each of four words. The index and the result start at bit `shift`.
 fn value_at(indices: vec4<u32>, shift: u32) -> vec4<u32> {
     let index = indices >> vec4<u32>(shift);
     let is_second = (index & vec4<u32>(4u)) != vec4<u32>();
@@ -16,7 +16,7 @@ fn value_at(indices: vec4<u32>, shift: u32) -> vec4<u32> {
     return ((four >> (index % vec4<u32>(4u) * 8u)) & vec4<u32>(255u)) << vec4<u32>(shift);
 }
 
-// Values of four indices per word, one per byte.
+// Looks up the four indices in each of four words, one per byte.
 fn values_of_indices(indices: vec4<u32>) -> vec4<u32> {
     return value_at(indices, 0u) | value_at(indices, 8u) | value_at(indices, 16u) | value_at(indices, 24u);
 }

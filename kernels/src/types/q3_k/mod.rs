@@ -3,10 +3,10 @@
 //! the third bit of value i of sub-block s. value = d·(scale − 32)·(q − 4), with one 6-bit scale per 16
 //! values.
 //!
-//! `Rows16`: for each 32 columns 3 vectors; for each 32 columns 16 × i8 scale of the first 16 columns, 16 ×
-//! i8 scale of the last 16 columns; for each 256 columns 16 × f16 d. The lower six bits of each byte of
-//! vector j hold quads 2j and 2j + 1, three bits each. The upper two bits of vector 0 hold the low bits of
-//! quad 6, those of vector 1 the low bits of quad 7, and those of vector 2 the high bits of both.
+//! Sections in `Rows16`: 3 vectors per 32 columns; 16 × i8 scale of the first 16 columns and 16 × i8 scale of
+//! the last 16 columns, per 32 columns; 16 × f16 d per 256 columns. The lower six bits of each byte of vector
+//! j hold quads 2j and 2j + 1, three bits each. The upper two bits of vector 0 hold the low bits of quad 6.
+//! Those of vector 1 hold the low bits of quad 7, and those of vector 2 hold the high bits of both quads.
 
 use super::Row;
 use crate::blocks::{WithScales, half_at, pack_bits, quants};

@@ -1,7 +1,7 @@
 //! Q4_0. A file block is `d: f16, q: u8[16]`. Byte i holds value i in its low nibble and value i + 16 in its
 //! high nibble; value = d·(q − 8).
 //!
-//! `Rows16`: for each 32 columns 4 vectors; 16 × f16 d.
+//! Sections in `Rows16`: 4 vectors per 32 columns; 16 × f16 d per 32 columns.
 
 use super::Row;
 use crate::blocks::{half_at, inverse_of, largest, pack_nibbles, put_half, quants};

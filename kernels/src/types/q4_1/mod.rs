@@ -1,6 +1,6 @@
 //! Q4_1. A file block is `d, m: f16, q: u8[16]`, with nibbles as in Q4_0; value = d·q + m.
 //!
-//! `Rows16`: for each 32 columns 4 vectors; for each 32 columns 16 × f16 d, 16 × f16 m.
+//! Sections in `Rows16`: 4 vectors per 32 columns; 16 × f16 d and 16 × f16 m per 32 columns.
 
 use super::Row;
 use crate::blocks::{half_at, inverse_of, pack_nibbles, put_half, quants, range};

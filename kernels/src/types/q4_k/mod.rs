@@ -1,8 +1,9 @@
-//! Q4_K. A file block is `d, dmin: f16, scales: u8[12], q: u8[128]`. Each 32 bytes of `q` hold sub-block 2c
-//! in their low nibbles and sub-block 2c + 1 in their high nibbles; value = d·scale·q − dmin·minimum.
+//! Q4_K. A file block is `d, dmin: f16, scales: u8[12], q: u8[128]`. Bytes 32c … 32c + 31 of `q` hold
+//! sub-block 2c in their low nibbles and sub-block 2c + 1 in their high nibbles; value = d·scale·q −
+//! dmin·minimum.
 //!
-//! `Rows16`: for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256
-//! columns 16 × f16 d, 16 × f16 dmin.
+//! Sections in `Rows16`: 4 vectors per 32 columns; 16 × u8 scale and 16 × u8 minimum per 32 columns; 16 × f16
+//! d and 16 × f16 dmin per 256 columns.
 
 use super::Row;
 use crate::blocks::{WithMinima, half_at, k_scale, pack_bits, quants};

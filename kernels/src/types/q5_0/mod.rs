@@ -1,8 +1,8 @@
 //! Q5_0. A file block is `d: f16, high: u32, low: u8[16]`. `low` holds nibbles as in Q4_0, and bit i of `high`
 //! is the fifth bit of value i; value = d·(q − 16).
 //!
-//! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32
-//! columns 16 × f16 d.
+//! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × f16
+//! d per 32 columns.
 
 use super::Row;
 use crate::blocks::{fives, half_at, inverse_of, largest, pack_fives, put_half, quants};

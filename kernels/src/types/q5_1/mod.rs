@@ -1,7 +1,7 @@
 //! Q5_1. A file block is `d, m: f16, high: u32, low: u8[16]`, with quants as in Q5_0; value = d·q + m.
 //!
-//! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32
-//! columns 16 × f16 d, 16 × f16 m.
+//! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × f16
+//! d and 16 × f16 m per 32 columns.
 
 use super::Row;
 use crate::blocks::{fives, half_at, inverse_of, pack_fives, put_half, quants, range};

@@ -1,8 +1,8 @@
 //! Q5_K. A file block is `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`. The format is that of
 //! Q4_K with a fifth bit per value: bit s of byte i of `high` is the fifth bit of value i of sub-block s.
 //!
-//! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32
-//! columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin.
+//! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × u8
+//! scale and 16 × u8 minimum per 32 columns; 16 × f16 d and 16 × f16 dmin per 256 columns.
 
 use super::Row;
 use crate::blocks::{WithMinima, half_at, k_scale, pack_bits, quants};

@@ -1,11 +1,11 @@
 //! Q6_K. A file block is `low: u8[128], high: u8[64], scales: i8[16], d: f16`. Each half of 128 values has
 //! four sub-blocks of 32. The low nibbles of 64 bytes of `low` hold two of these sub-blocks, and the high
-//! nibbles hold the other two. The four sub-blocks share 32 bytes of `high`, each with the upper two bits of
-//! its values. value = d·scale·(q − 32), with one scale per 16 values.
+//! nibbles hold the other two. The four sub-blocks share 32 bytes of `high`: each byte holds the upper two
+//! bits of one value from each sub-block. value = d·scale·(q − 32), with one scale per 16 values.
 //!
-//! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each
-//! 32 columns 16 × i8 scale of the first 16 columns, 16 × i8 scale of the last 16 columns; for each 256
-//! columns 16 × f16 d. Vector j of the high bits holds quads j, j + 2, j + 4 and j + 6.
+//! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 2 vectors of high bits per 32 columns; 16 × i8
+//! scale of the first 16 columns and 16 × i8 scale of the last 16 columns, per 32 columns; 16 × f16 d per 256
+//! columns. Vector j of the high bits holds quads j, j + 2, j + 4 and j + 6.
 
 use super::Row;
 use crate::blocks::{WithScales, half_at, pack_bits, quants};

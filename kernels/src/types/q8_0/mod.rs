@@ -1,6 +1,7 @@
 //! Q8_0. A file block is `d: f16, q: i8[32]`; value = d·q.
 //!
-//! `Rows16`: for each 32 columns 8 vectors of quants, with 128 added to each quant; 16 × f16 d.
+//! Sections in `Rows16`: 8 vectors of quants per 32 columns, with 128 added to each quant; 16 × f16 d per 32
+//! columns.
 
 use super::Row;
 use crate::blocks::{half_at, inverse_of, largest, put_half, rounded};

@@ -1,6 +1,6 @@
 // TQ1_0, as files store it.
 
-// Five quants in base 3, times 256/243, rounded up.
+// Packs five quants into a byte: a base-3 number, times 256/243 and rounded up.
 fn digits_of(first: u32, stride: u32, count: u32) -> u32 {
     var number = 0u;
     for (var n = 0u; n < 5u; n++) {

@@ -4,7 +4,7 @@
 //! 16n + 15. `last` holds the last 16 values in the same way, with four digits of four values each. value =
 //! d·(q − 1).
 //!
-//! `Rows16`: the layout of TQ2_0, because with five digits per byte each read would need divisions.
+//! `Rows16`: the layout of TQ2_0. With five digits per byte, each read would need divisions.
 
 use super::{Row, tq2_0};
 use crate::blocks::{half_at, inverse_of, largest, put_half, quants, rounded};

@@ -1,8 +1,8 @@
 //! TQ2_0. A file block is `q: u8[64], d: f16`. In each half of 128 values, four sub-blocks of 32 share 32 bytes,
 //! with two bits per sub-block; value = d·(q − 1).
 //!
-//! `Rows16`: for each 32 columns 2 vectors; for each 256 columns 16 × f16 d. Each byte of vector j holds one
-//! value each of quads 4j … 4j + 3, starting from the lowest bits.
+//! Sections in `Rows16`: 2 vectors per 32 columns; 16 × f16 d per 256 columns. Each byte of vector j holds
+//! one value from each of the quads 4j … 4j + 3, starting at the lowest bits.
 
 use super::Row;
 use crate::blocks::{half_at, inverse_of, largest, pack_bits, put_half, quants, rounded};

@@ -2,6 +2,6 @@
 
 alias Word = u32;
 
-// Word of value `i`, and the value in it.
+// Index of the word that holds value `i`, and the value in this word.
 fn word(i: u32) -> u32 { return i / 2u; }
 fn value(word: Word, i: u32) -> f32 { return unpack2x16float(word >> (i % 2u * 16u)).x; }

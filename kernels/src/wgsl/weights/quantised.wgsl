@@ -7,35 +7,35 @@
 //   group_vectors(columns)
 //   pair_words(group, blocks, block, pair, part)    the quants of quads `pair` and `pair` + 4, of four rows
 //   block_scales(group, blocks, block, part)        for each of four rows
-// A `part` is four of a group's 16 rows, a `quad` four consecutive columns of a block of 32. `blocks` is the
-// number of blocks of 32 in a row, and `group` the start of the group. Positions in `weights` are counted in
+// A `part` is four of a group's 16 rows. A `quad` is four consecutive columns of a block of 32. `blocks` is
+// the number of blocks of 32 in a row, and `group` is the start of the group. Indices into `weights` count
 // vectors of 16 bytes.
 
-// Signed bytes of four rows: four columns of a quad, and of the quad 16 columns further.
+// Signed bytes of four rows: the four columns of a quad, and those of the quad 16 columns further on.
 struct Pair {
     low: vec4<u32>,
     high: vec4<u32>,
 }
 
-// Scales of the first and the last 16 columns of a block, and minima.
+// For four rows: the scales of the first 16 columns of a block, those of the last 16, and the minima.
 struct Scales {
     first: vec4<f32>,
     last: vec4<f32>,
     minimum: vec4<f32>,
 }
 
-// The bits of a section from `shift` on.
+// Shifts the four words at `at` right by `shift` bits and masks them.
 fn bits(at: u32, shift: u32, mask: u32) -> vec4<u32> {
     return (weights[at] >> vec4<u32>(shift)) & vec4<u32>(mask);
 }
 
-// Quads of a section of nibbles.
+// Returns two quads of a section of nibbles.
 fn nibbles(section: u32, block: u32, pair: u32, part: u32) -> Pair {
     let both = weights[section + block * 16u + pair * 4u + part];
     return Pair(both & vec4<u32>(0x0f0f0f0fu), (both >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu));
 }
 
-// Quads of nibbles with their fifth bits.
+// Returns two quads whose fifth bits are in a separate section.
 fn five_bits(low: u32, high: u32, block: u32, pair: u32, part: u32) -> Pair {
     let words = nibbles(low, block, pair, part);
     let fifths = weights[high + block * 4u + part] >> vec4<u32>(pair);
@@ -45,25 +45,27 @@ fn five_bits(low: u32, high: u32, block: u32, pair: u32, part: u32) -> Pair {
     );
 }
 
-// f16 values of four of the 16 rows at `at`.
+// Returns four of the 16 f16 values at `at`, one per row of the part.
 fn four_halves(at: u32, part: u32) -> vec4<f32> {
     let eight = weights[at + part / 2u];
     let four = select(eight.xy, eight.zw, part % 2u == 1u);
     return vec4<f32>(unpack2x16float(four.x), unpack2x16float(four.y));
 }
 
-// One scale for the whole block.
+// Returns the scales of a type with one scale for the whole block.
 fn whole(scale: vec4<f32>) -> Scales {
     return Scales(scale, scale, vec4<f32>());
 }
 
-// f16 scales and negated minima per block.
+// Returns the scales and minima of a type that stores an f16 scale and an f16 offset per block. The minimum
+// is the negated offset.
 fn scale_and_minimum(section: u32, block: u32, part: u32) -> Scales {
     let scale = four_halves(section + block * 4u, part);
     return Scales(scale, scale, -four_halves(section + block * 4u + 2u, part));
 }
 
-// Scales and minima of a type with f16 d and dmin per 256 columns, and one byte each per 32.
+// Returns the scales and minima of a type with f16 d and dmin per 256 columns, and a scale byte and a minimum
+// byte per 32 columns.
 fn two_level(subs: u32, tops: u32, block: u32, part: u32) -> Scales {
     let d = four_halves(tops + block / 8u * 4u, part);
     let dmin = four_halves(tops + block / 8u * 4u + 2u, part);

@@ -1,6 +1,6 @@
-// Values of types with integer quants.
+// Dequantizes the weights of types with integer quants.
 
-// Values of a quad's words: a vector of four rows per column.
+// Dequantizes the words of a quad. For each column, returns a vector of four rows.
 fn scaled_values(words: vec4<u32>, scales: Scales, quad: u32) -> mat4x4<f32> {
     let scale = select(scales.last, scales.first, quad < 4u);
     let bias = select(scale * f32(-OFFSET), -scales.minimum, MINIMA);
@@ -17,7 +17,7 @@ fn quad_words(group: u32, blocks: u32, block: u32, quad: u32, part: u32) -> vec4
     return select(pair.high, pair.low, quad < 4u);
 }
 
-// Values of a quad: a vector of four rows per column.
+// Returns the values of a quad: for each column, a vector of four rows.
 fn quad_values(group: u32, columns: u32, block: u32, quad: u32, part: u32) -> mat4x4<f32> {
     let words = quad_words(group, columns / 32u, block, quad, part);
     return scaled_values(words, block_scales(group, columns / 32u, block, part), quad);
