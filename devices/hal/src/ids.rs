@@ -1,4 +1,4 @@
-//! IDs of devices, resources, timelines and points. The caller assigns all IDs. No ID is an API handle.
+//! IDs of devices, resources, timelines and points. The caller assigns all IDs, and no ID is an API handle.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -52,7 +52,7 @@ impl QueueKind {
         self as usize
     }
 
-    /// Returns the lower-case name that traces show.
+    /// Returns the lower-case name that appears in traces.
     pub fn name(self) -> &'static str {
         match self {
             QueueKind::Compute => "compute",

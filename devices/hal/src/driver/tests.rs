@@ -1,4 +1,4 @@
-//! Tests of [`DriverDevice`] over a driver that uses host memory. `ragtag-stream` tests the device with
+//! Tests of [`DriverDevice`] with a driver that uses host memory. The tests of `ragtag-stream` cover
 //! concurrent queues.
 
 use super::*;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(30);
 const TOTAL_BYTES: u64 = 1 << 20;
 
-/// Simulated memory that returns its bytes to the driver's counter on drop.
+/// Simulated memory. On drop, it returns its bytes to the driver's counter.
 struct Block {
     bytes: u64,
     free_bytes: Arc<AtomicU64>,
@@ -86,8 +86,8 @@ impl Driver for Fake {
     }
 }
 
-/// A queue with a channel. Each message from the test ends one submission. Dropping the sender ends all
-/// submissions.
+/// A queue that a test controls through a channel. Each message ends one submission. Dropping the sender ends
+/// all submissions.
 struct FakeQueue {
     held: Option<Receiver<()>>,
     pending: AtomicU64,
