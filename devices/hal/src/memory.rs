@@ -4,7 +4,7 @@
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// Size and free bytes of the host's memory. The limits of a container reduce both figures.
+/// Size and free bytes of the host's memory. Both figures take the limits of a container into account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
     /// Total bytes.

@@ -1,4 +1,5 @@
-//! Tests of points between devices of different APIs and drivers, and of points that never pass.
+//! Tests of waits for points of other devices, with different APIs and drivers, and of points that never
+//! pass.
 
 use super::Subject;
 use crate::*;
@@ -28,7 +29,7 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     a.fill_region(|at| at);
     let mut ready = Vec::new();
     for round in 0..rounds {
-        // The loop submits all rounds without waiting for results.
+        // Submit all rounds without waiting for results.
         for (at, bench) in [&mut a, &mut b].into_iter().enumerate() {
             let up = bench.commands(QueueKind::Upload, vec![upload(0)], &ready);
             let word = 2 * round + at as u32;
@@ -93,8 +94,8 @@ pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that work on any queue that waits for a failed point fails with the cause of that failure, and that
-/// earlier work is unaffected.
+/// Checks that work that waits for a failed point fails with the cause of that failure, on any queue, and
+/// that earlier work is unaffected.
 pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -119,7 +120,7 @@ pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that a device can be closed while its work waits for points that never pass.
+/// Checks that a device can be closed while its work is waiting for points that never pass.
 pub fn closing_with_waits_that_never_end_does_not_hang(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -151,7 +152,7 @@ pub fn closing_with_waits_that_never_end_does_not_hang(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that points and data pass between the CPU and each device in both directions.
+/// Checks that each device and the CPU exchange data in both directions and wait for each other's points.
 pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
     for adapter in on.adapters() {
         let opened = || Bench::new(open(on.backend(), &adapter, 1, &Limits::default()));
@@ -161,7 +162,8 @@ pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that points and data pass between all pairs of devices, with the same driver or different drivers.
+/// Checks that all pairs of devices, with the same driver or different drivers, exchange data and wait for
+/// each other's points.
 pub fn points_cross_between_devices(on: &dyn Subject) {
     let adapters = on.adapters();
     let rest = |at: usize| adapters[at + 1..].iter();

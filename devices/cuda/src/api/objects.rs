@@ -16,10 +16,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes reserved for the log of the driver's compiler.
+/// Size in bytes of the buffer for the log of the driver's compiler.
 const LOG_BYTES: usize = 64 << 10;
 
-/// The primary context of a device. `partition` is set if the streams run on only part of the device.
+/// The primary context of a device. `partition` is set if streams run only on some of the multiprocessors.
 pub(crate) struct Context {
     functions: Arc<Functions>,
     device: CUdevice,
@@ -33,7 +33,8 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Retains the primary context of a device. `Some(n)` limits its streams to `n` multiprocessors.
+    /// Retains the primary context of a device. If the limit is `Some(n)`, streams use at most `n`
+    /// multiprocessors.
     ///
     /// # Errors
     /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the driver cannot limit streams to
@@ -44,8 +45,8 @@ impl Context {
         multiprocessors: Option<u32>,
     ) -> Result<Arc<Self>> {
         let flags = CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as c_uint;
-        // SAFETY: the call sets how threads wait. It fails without effect if another user of the device has
-        // set that.
+        // SAFETY: the call only sets how threads wait. If another user of the device has already set this,
+        // the call fails without effect.
         if let Err(error) = unsafe { check!(functions, cuDevicePrimaryCtxSetFlags_v2(device, flags)) } {
             tracing::debug!(%error, "another user of the context has set how threads wait");
         }

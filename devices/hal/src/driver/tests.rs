@@ -197,7 +197,8 @@ fn closing_waits_for_work_and_frees_everything() {
     assert_eq!(free.load(Ordering::Relaxed), TOTAL_BYTES);
 }
 
-/// Checks that closing a device stops waiting for a driver that hangs, and leaks only its memory and threads.
+/// Checks that closing a device does not wait forever for a driver that hangs, and leaks only the memory and
+/// threads of that driver.
 #[test]
 fn a_driver_that_never_finishes_is_left_behind() {
     let mut bench = Bench::new(true);
@@ -216,7 +217,7 @@ fn a_driver_that_never_finishes_is_left_behind() {
     assert!(matches!(failure.root(), Error::Closed { .. }), "{failure:?}");
     let taken = 4096 + class_bytes(256);
     assert_eq!(free_bytes.load(Ordering::Relaxed), TOTAL_BYTES - taken, "the driver may still use it");
-    // If the driver finishes later, its thread drops only the script.
+    // If the driver finishes later, the completion thread drops only the script.
     let scripts = Arc::strong_count(&buffer);
     release.send(()).unwrap();
     let end = Instant::now() + LIMIT;
