@@ -49,7 +49,7 @@ pub fn loses_one_of_two(
     for _ in 0..GOOD {
         assert_eq!(sick.failure(QueueKind::Compute, launch()), None, "{label}: lost too early");
     }
-    // The test uses all queues in turn, because the host may have made the earlier copies itself.
+    // Submit work to the three queues in turn. Copies that precede the loss may run on the host.
     let queues = QueueKind::ALL.into_iter().cycle().take(MORE);
     let mut submit = |queue| {
         let commands = match queue {

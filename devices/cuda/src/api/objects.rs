@@ -83,7 +83,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The partition is dropped first, because it refers to the context.
+        // The partition refers to the context, so it is dropped before the context is released.
         self.partition = None;
         // SAFETY: the context was retained in `new`, and every object that needs it keeps it alive.
         report(unsafe { check!(&self.functions, cuDevicePrimaryCtxRelease_v2(self.device)) });
@@ -114,7 +114,7 @@ macro_rules! object {
         impl Drop for $name {
             fn drop(&mut self) {
                 let entered = self.context.enter();
-                // SAFETY: the handle was made in `new`, and nothing else owns it.
+                // SAFETY: the handle was created in `new`, and nothing else owns it.
                 report(entered.and_then(|functions| unsafe { check!(functions, $destroy(self.raw)) }));
             }
         }
@@ -122,7 +122,7 @@ macro_rules! object {
 }
 
 object! {
-    /// An event that records the time at which it passes. Threads that wait for it sleep.
+    /// An event that records its completion time. A thread that waits for it sleeps instead of spinning.
     Event(CUevent), cuEventDestroy_v2
 }
 object! {
@@ -222,7 +222,7 @@ impl Stream {
         // SAFETY: the stream is alive. The call writes one handle.
         unsafe { check!(functions, cuStreamEndCapture(self.raw(), &mut template)) }?;
         let mut raw = null_mut();
-        // SAFETY: the driver made the template. The call writes one handle.
+        // SAFETY: the driver created the template. The call writes one handle.
         let made = unsafe { check!(functions, cuGraphInstantiateWithFlags(&mut raw, template, 0)) };
         // SAFETY: nothing else owns the template, and it is not used again.
         report(unsafe { check!(functions, cuGraphDestroy(template)) });
@@ -239,8 +239,8 @@ impl Module {
         // The driver takes a numeric option as a pointer-sized integer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let mut raw = null_mut();
-        // SAFETY: the code ends with a zero or has its length in its header. The log has as many bytes as the
-        // option says.
+        // SAFETY: the code ends with a zero or states its length in its header. The log buffer is as large as
+        // the option states.
         let loaded = unsafe {
             enter!(
                 context,
@@ -286,7 +286,8 @@ impl Function {
 }
 
 impl Pool {
-    /// Allocates memory in stream order: the memory is usable when all earlier work on the stream has ended.
+    /// Allocates memory in stream order: the memory may be used once all earlier work on the stream has
+    /// ended.
     pub(crate) fn allocate(&self, stream: &Stream, bytes: usize) -> Result<u64> {
         let mut address = 0;
         // SAFETY: the call writes one address.
