@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Number of words before the first instruction. The word at index [`BOUND`] is the bound on IDs.
+/// Number of header words before the first instruction. The header word at index [`BOUND`] is the ID bound.
 pub(crate) const HEADER: usize = 5;
 pub(crate) const BOUND: usize = 3;
 
