@@ -37,7 +37,7 @@ struct Progress {
     done: AtomicU64,
 }
 
-/// One execution of a script by the team.
+/// One execution of a script.
 struct Run {
     script: Arc<Script>,
     progress: Box<[Progress]>,

@@ -180,16 +180,16 @@ impl Adapter {
     }
 }
 
-/// Driver name and version, with the environment variables and throttles that restrict the device. The
+/// Driver name and version, and the environment variables and throttles that restrict the device. The
 /// serialized form is a string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub struct DriverInfo {
     /// Driver name and version as the API reports them.
     pub name: String,
-    /// Environment variables that hide devices, with their values.
+    /// Environment variables that hide devices, and their values.
     pub hidden_by: Option<String>,
-    /// Maximum number of multiprocessors that the device uses, if a throttle limits it.
+    /// Maximum number of multiprocessors that the device uses, if a throttle limits the number.
     pub multiprocessors: Option<u32>,
     /// Duty cycle of the compute queue in percent, if a throttle limits it.
     pub duty_percent: Option<u32>,
@@ -246,7 +246,7 @@ impl<T> Found<T> {
         found.into_iter().map(|found| found.adapter).collect()
     }
 
-    /// Finds the device that an earlier probe reported as `wanted` in `present`, the result of a new probe.
+    /// Looks up `wanted`, an adapter from an earlier probe, in `present`, the result of a new probe.
     ///
     /// # Errors
     /// Returns [`Error::Invalid`] if the device is no longer present.
@@ -314,7 +314,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Returns the monotonic time in nanoseconds since the first call in this process.
+    /// Returns the time in nanoseconds since the first call in this process. The clock is monotonic.
     pub fn now_ns() -> u64 {
         static EPOCH: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
         EPOCH.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
@@ -420,8 +420,8 @@ pub trait Device: Send {
     /// Returns an error if the API rejects the submission. In this case, the queue's timeline also fails.
     fn submit(&mut self, submission: Submission) -> Result<()>;
 
-    /// Appends the times of all submissions that ended since the last call to `timings`. Appends nothing if
-    /// the API does not measure times.
+    /// Appends to `timings` the start and end of each submission that has ended since the last call. Appends
+    /// nothing if the API does not measure times.
     fn take_timings(&mut self, timings: &mut Vec<Timing>);
 }
 

@@ -61,7 +61,7 @@ pub enum KernelLanguage {
     HipC,
     /// SPIR-V for OpenCL's kernel execution model.
     SpirV,
-    /// WebGPU's shading language, with constants in the address space `immediate`.
+    /// WGSL, WebGPU's shading language, with constants in the address space `immediate`.
     Wgsl,
 }
 
@@ -142,7 +142,7 @@ impl Default for Caps {
 pub struct Clocks {
     /// Clock of the compute units, in kHz.
     pub compute_khz: u32,
-    /// f32 lanes per unit of [`Caps::parallel_units`].
+    /// Number of f32 lanes per compute unit. [`Caps::parallel_units`] is the number of compute units.
     pub lanes_per_unit: u32,
     /// Memory clock, in kHz. The memory makes two transfers per cycle.
     pub memory_khz: u32,

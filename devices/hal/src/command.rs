@@ -24,7 +24,7 @@ pub struct BufferRange {
     pub buffer: BufferId,
     /// First byte.
     pub offset: u64,
-    /// Number of bytes, not zero.
+    /// Number of bytes. It is never zero.
     pub bytes: u64,
 }
 
@@ -103,7 +103,7 @@ pub enum Work {
     Program(ProgramId),
 }
 
-/// Work for a queue, with the points that it waits for and signals.
+/// Work for a queue, the points that it waits for, and the point that it signals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Submission {
     /// Queue that executes the work.
@@ -139,7 +139,7 @@ pub struct EntryAbi {
 pub enum ModuleSource {
     /// CPU kernels: one Rust function in this process per entry.
     Host(Vec<HostFn>),
-    /// Source texts for the driver or its compiler, one for each entry.
+    /// Source code for the driver or its compiler, one text per entry.
     Text {
         /// The language: OpenCL C, CUDA C++, PTX, HIP C++ or WGSL.
         language: KernelLanguage,
@@ -166,8 +166,8 @@ pub enum ModuleSource {
 /// A kernel function in code for a device. Its parameters are the entry's bindings as global pointers,
 /// followed by the constants as 32-bit words.
 ///
-/// In WGSL the bindings are `@group(0) @binding(i)` in the address space `storage`, in the entry's order. The
-/// address space `immediate` holds the position of the first work group in three words, followed by the
+/// In WGSL, the bindings are `@group(0) @binding(i)` in the address space `storage`, in the entry's order.
+/// The address space `immediate` holds the position of the first work group in three words, followed by the
 /// constants. A grid that exceeds the device's limit is launched in several parts. The position of a group in
 /// the grid is therefore its `workgroup_id` plus the position of the first work group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,7 +181,7 @@ pub struct DeviceFunction {
     pub dynamic_local_bytes: u32,
 }
 
-/// A kernel function with its source text.
+/// A kernel function and its source text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextEntry {
     /// Complete source text. Entries with equal texts share one program.

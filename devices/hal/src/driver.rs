@@ -78,8 +78,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns an error if a driver call fails.
     fn heap(&self) -> Result<Memory>;
 
-    /// Returns true if the free bytes that the heap reports are reliable. The device then rejects a larger
-    /// buffer without a driver call.
+    /// Returns true if the reported free bytes of the heap are reliable. If so, the device rejects a buffer
+    /// that is larger than that without calling the driver.
     fn trusts_free_bytes(&self) -> bool;
 
     /// Allocates memory and commits it before the call returns.

@@ -15,7 +15,7 @@ pub enum Error {
     OutOfMemory {
         /// Requested bytes.
         wanted: u64,
-        /// Free bytes that the device reports, if any.
+        /// Free bytes, if the device reports them.
         free: Option<u64>,
     },
     /// The allocation exceeds the device's limit for one allocation, regardless of free memory.

@@ -1,4 +1,4 @@
-//! Fault injection: a device that runs out of memory, rejects calls, gets lost or slows down on request.
+//! Fault injection: on request, a device runs out of memory, rejects calls, is lost or slows down.
 //!
 //! Tests of the layers above a device use fault injection. [`Faulty`] sits between a backend and
 //! [`Checked`](crate::Checked), so `Checked` still enforces the caller's contract. The backend executes all
@@ -32,9 +32,9 @@ pub struct Faults {
     /// Maximum total size of all buffers in bytes, regardless of the free bytes that the device reports.
     /// Allocations beyond it fail, and their errors do not contain the free bytes.
     pub most_bytes: Option<u64>,
-    /// Maximum size of a host region in bytes. Registration of a larger region fails with out of memory.
+    /// Maximum size of a host region in bytes. Registering a larger region fails with an out-of-memory error.
     pub largest_region_bytes: Option<u64>,
-    /// Maximum number of recorded programs. Recording another program fails with out of memory.
+    /// Maximum number of recorded programs. Recording another program fails with an out-of-memory error.
     pub most_programs: Option<usize>,
     /// The submission that the device rejects, counted from 1.
     pub failing_submission: Option<u64>,
@@ -131,9 +131,8 @@ impl Faulty {
         self.mirror.as_ref().filter(|mirror| mirror.has_queues())
     }
 
-    /// Returns the time at which to report a submission as completed. If there is a duty cycle, adds a wait
-    /// to a compute submission: it starts after the previous compute submission and the rest period after
-    /// that.
+    /// Returns the time at which to report a submission as completed. With a duty cycle, also makes a compute
+    /// submission wait until the previous compute submission and its rest period have ended.
     fn due(&mut self, submission: &mut Submission) -> Due {
         let (queue, signal) = (submission.queue, submission.signal);
         if queue != QueueKind::Compute || self.throttle.duty_percent.is_none() {

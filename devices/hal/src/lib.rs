@@ -13,7 +13,7 @@
 //!   one of the two waits for a point of the other.
 //!
 //! *The backend*
-//! - never blocks the calling thread on the device: `submit` enqueues;
+//! - never makes the calling thread wait for the device: `submit` only enqueues work;
 //! - advances the host mirror ([`Timeline`]) of each of its queues from its own threads;
 //! - keeps all resources of a submission alive until the device has finished the submission, even on a
 //!   timeline that failed because the device was closed;

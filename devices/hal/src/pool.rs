@@ -4,7 +4,7 @@
 //! memory. Unused allocations stay cached within the limits of [`PoolLimits`]. The pool frees them when they
 //! have been idle for long or when memory runs out.
 //!
-//! This module does not know what an allocation is. It reads no clock: the caller passes the time.
+//! This module knows nothing about the allocations themselves. It reads no clock: the caller passes the time.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

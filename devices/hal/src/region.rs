@@ -1,4 +1,4 @@
-//! Page-aligned host memory that devices and the host share. Each user leases the range that it accesses.
+//! Page-aligned host memory that devices and the host share. Leases guard access to ranges of the memory.
 //!
 //! Rust's borrow checker cannot see when devices copy into and out of regions. Each access therefore takes a
 //! lease on its range. Two leases may overlap only if both are read leases. A scheduling bug then causes an

@@ -148,7 +148,7 @@ impl Resources {
         }
     }
 
-    /// Checks that the queue may execute this command, and that the resources allow it.
+    /// Checks that the queue may execute this command, and that the command uses its resources correctly.
     pub(super) fn check(&self, queue: QueueKind, command: &Command) -> Rule {
         let (name, home) = match command {
             Command::Dispatch(_) => ("dispatch", QueueKind::Compute),

@@ -32,8 +32,8 @@ pub struct DriverDevice<D: Driver> {
     modules: HashMap<ModuleId, Vec<(&'static EntryAbi, D::Entry)>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
-    /// Submitter with the queues. It is declared before the resources that its queues use, so that it is
-    /// dropped first.
+    /// Submitter, which owns the queues. It is declared before the resources that the queues use, so that it
+    /// is dropped first.
     submitter: Submitter<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
@@ -166,8 +166,8 @@ impl<D: Driver> DriverDevice<D> {
         Ok(Launch { code, spans, abi })
     }
 
-    /// Returns the wait that work on `queue` needs before it may depend on `point`. Returns `None` for a
-    /// point of the same queue, because a queue executes in order.
+    /// Returns the wait that a submission to `queue` needs in order to start after `point`. Returns `None`
+    /// for a point of the same queue, because a queue executes in order.
     fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
         let Point { timeline: TimelineId { device, queue: other }, value } = point;
         let timeline = match device == self.id {

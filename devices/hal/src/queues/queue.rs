@@ -9,8 +9,8 @@
 //! Points order all work, and leases of host regions verify this order. A submission that can start
 //! immediately takes its leases before it is enqueued. If a lease conflicts, the submission is rejected. For
 //! any other submission, the completion thread takes the leases once the points that the submission waits for
-//! have passed. A conflict at that time is a caller error and fails the timeline. The leases last until the
-//! submission's own point passes. Regions stay alive until the driver has finished with them, even if the
+//! have passed. A conflict at that time is the caller's error and fails the timeline. The leases last until
+//! the submission's own point passes. Regions stay alive until the driver has finished with them, even if the
 //! timeline has failed.
 //!
 //! This module knows about scripts, but not about buffers, kernels or other devices.
@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Size in bytes of the largest script that the submitting thread copies itself.
+/// Maximum size in bytes of a script of copies that the submitting thread runs itself.
 const INLINE_BYTES: usize = 64 << 10;
 /// Maximum number of stored timings that the caller has not taken yet.
 const MAX_TIMINGS: usize = 1 << 16;
@@ -193,7 +193,7 @@ struct Enqueued<Q: DriverQueue> {
     signal: Point,
     after: Vec<After<Q::Event>>,
     ends: Ends<Q::Event>,
-    /// Leases of the script's host regions, if the submission could start at once.
+    /// Leases of the script's host regions, if the submission could start immediately.
     reserved: Option<Vec<Reservation>>,
     /// Script, which keeps the resources that the driver uses alive.
     script: Arc<Script<Q::Driver>>,
@@ -222,7 +222,7 @@ pub struct Order<Q: DriverQueue> {
     failed: Option<Error>,
 }
 
-/// A driver queue with its timeline and completion thread. It must be closed before it is dropped.
+/// A driver queue, its timeline and its completion thread. It must be closed before it is dropped.
 pub struct TrackedQueue<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
@@ -454,7 +454,7 @@ impl Waits {
     }
 }
 
-/// Part of a queue's state that the completion thread uses.
+/// The part of a queue's state that the completion thread uses.
 struct Completion<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,

@@ -1,4 +1,4 @@
-//! Submitter: enqueues a device's submissions when the points that they wait for allow it.
+//! Submitter: enqueues a device's submissions, and holds those that must wait for other devices.
 //!
 //! A submission that waits only for its own device is enqueued immediately, because the driver has events for
 //! those points. A submission that waits for another device is held. Later submissions to the same queue and
@@ -7,7 +7,7 @@
 //!
 //! Waits between devices do not use API features such as shared semaphores. With such a feature, the driver
 //! would decide what happens when the other device fails, and enqueued work could not be cancelled. The
-//! documentation of each backend's queue describes the behaviour of its drivers.
+//! documentation of each backend's queue describes how its drivers behave in this case.
 //!
 //! This module knows nothing about commands or the driver.
 
