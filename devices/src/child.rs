@@ -1,4 +1,5 @@
-//! Probes backends in a child process, so that a crashing or hanging driver cannot take the application down.
+//! Probes backends in a child process, so that a driver that crashes or hangs cannot take the application
+//! down.
 //!
 //! The caller names the program that the child runs, usually the application's own program. The child
 //! receives a backend's name, probes the backend ([`crate::Backends::answer`]) and prints one line. The
@@ -61,7 +62,7 @@ impl ProbeChild {
     }
 }
 
-/// Formats the result of a probe as the line that the child prints.
+/// Formats a probe result as the line that the child prints.
 pub(crate) fn line(probe: &Result<Vec<Adapter>, Unavailable>) -> String {
     let answer = match probe {
         Ok(adapters) => Answer::Found(adapters.clone()),
@@ -93,8 +94,8 @@ impl Asked {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// Returns the backend's own error. If the child crashes or exceeds its time limit, returns an error that
-    /// describes this, including the signal of a crash.
+    /// Returns the backend's own error. If the child crashes, returns an error that describes the crash,
+    /// including the signal. If the child exceeds its time limit, returns an error that says so.
     pub(crate) fn wait(mut self) -> Result<Vec<Adapter>, Unavailable> {
         loop {
             match self.answer.recv_timeout(STEP) {

@@ -12,8 +12,8 @@ type Group = Vec<usize>;
 /// to all adapters before the next one, so that a weaker match cannot displace a stronger match.
 const EVIDENCE: [fn(&Adapter, &Adapter) -> bool; 3] = [same_address, same_uuid, same_name];
 
-/// Groups adapters by physical device. Adapters are sorted by preference. Groups and their members keep this
-/// order.
+/// Groups adapters by physical device. `adapters` are in order of preference. Groups and their members keep
+/// this order.
 ///
 /// Two adapters of one backend are always different devices, even if they report the same UUID, as some
 /// software devices do. A group therefore has at most one adapter per backend. If several devices are
@@ -55,9 +55,9 @@ fn same_name(a: &Adapter, b: &Adapter) -> bool {
     a.name.eq_ignore_ascii_case(&b.name) && similar(total_bytes(a), total_bytes(b))
 }
 
-/// Returns true if two adapters cannot be one device. Adapters of the same backend are different devices.
-/// Otherwise the PCI addresses decide. If an address is missing, the UUIDs decide. CPU devices are never
-/// merged, because only the backend `cpu` divides the CPU into several devices.
+/// Returns true if two adapters cannot be the same device. Adapters of the same backend are different
+/// devices. Otherwise the PCI addresses decide. If an address is missing, the UUIDs decide. CPU devices are
+/// never merged, because only the backend `cpu` divides the CPU into several devices.
 fn differ(a: &Adapter, b: &Adapter) -> bool {
     let cpu = a.kind == AdapterKind::Cpu || b.kind == AdapterKind::Cpu;
     let named_apart = match (a.identity.pci.zip(b.identity.pci), a.identity.uuid.zip(b.identity.uuid)) {
@@ -80,7 +80,8 @@ fn similar(a: u64, b: u64) -> bool {
 }
 
 /// Returns the memory figures of an adapter. Takes the missing figures from other adapters of the same
-/// device. Returns `None` if no figure is missing or the other adapters do not report it either.
+/// device. Returns `None` if no figure is missing, or if the other adapters do not report the missing figures
+/// either.
 pub(crate) fn borrowed_memory(adapter: &Adapter, others: &[&Adapter]) -> Option<Memory> {
     let own = adapter.memory.first();
     if own.is_some_and(|own| own.free_bytes.is_some()) {

@@ -1,4 +1,4 @@
-//! Device selection. Parses the values of `--device` and `RAGTAG_DEVICES`, and resolves them to adapters of
+//! Device selection: parses the values of `--device` and `RAGTAG_DEVICES`, and resolves them to adapters of
 //! this machine.
 //!
 //! ```text
@@ -8,11 +8,11 @@
 //! ```
 //!
 //! `auto` selects every GPU, or every CPU device if there is no GPU. A list that contains only filters
-//! implies `auto`. A software GPU is selected only if the list names it. A backend's name selects all of the
-//! backend's devices. The words `auto`, `gpu` and `cpu` select each physical device once. If another item of
-//! the list names the device through one of its APIs, Ragtag opens it through that API, otherwise through the
-//! preferred API. A device is selected twice only if the list names it through two APIs. `cpu` is the only
-//! backend that this module knows by name.
+//! implies `auto`. A software GPU is selected only if the list names it or its backend. A backend's name
+//! selects all of the backend's devices. The words `auto`, `gpu` and `cpu` select each physical device once.
+//! If another item of the list names the device through one of its APIs, Ragtag opens it through that API,
+//! otherwise through the preferred API. A device is selected twice only if the list names it through two
+//! APIs. `cpu` is the only backend that this module knows by name.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -40,7 +40,7 @@ pub enum SelectionError {
         /// Complete selection that contains the item.
         text: String,
     },
-    /// A filter has an invalid value.
+    /// A filter is unknown or has an invalid value.
     #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB or 8GiB")]
     FilterSyntax {
         /// Item that is not a filter.

@@ -30,7 +30,7 @@ pub struct Config {
     /// Command that starts a child process, which probes drivers that may crash. Without a command, this
     /// process probes them.
     pub child: Option<ProbeChild>,
-    /// Command with arguments that starts a child process. The child compiles HIP sources, because the
+    /// Command, including arguments, that starts a child process for compiling HIP sources, because the
     /// compiler may crash. The program must call `compile_for_hip`. If the list is empty, this process
     /// compiles the sources.
     pub hip_compiler: Vec<OsString>,
@@ -74,8 +74,8 @@ pub(crate) enum Probed {
     Apart,
 }
 
-/// Returns the rows in order of preference. If several backends report one physical device, Ragtag uses the
-/// first of these backends.
+/// Returns the rows in order of preference. If several backends report the same physical device, Ragtag uses
+/// the first of these backends.
 ///
 /// Reasons for probing each backend in this process or in a child process:
 /// - CUDA: NVIDIA's library returns error codes and does not crash. Initialising many GPUs twice, in two
@@ -362,7 +362,7 @@ impl Backends {
         self.rows.iter().any(|row| row.name == backend && row.backend.is_some())
     }
 
-    /// Probes one backend and returns the line that a child process must print: see [`ProbeChild`]. Returns
+    /// Probes one backend and returns the line that a child process must print (see [`ProbeChild`]). Returns
     /// `None` if this build does not include the backend.
     pub fn answer(&self, backend: &str) -> Option<String> {
         let row = self.rows.iter().find(|row| row.name == backend)?;

@@ -11,7 +11,7 @@ use test_drivers::{LostAt, VulkanFaults};
 
 /// Number of successful submissions before the loss.
 const GOOD: u64 = 5;
-/// Number of submissions that the test makes after it has armed the loss.
+/// Number of submissions that the test makes after the successful ones.
 const MORE: usize = 12;
 /// Region for downloads that may fail.
 const OTHER: RegionId = RegionId(1);
@@ -23,9 +23,9 @@ fn launch() -> Vec<Command> {
 }
 
 /// Opens two devices and causes the loss of one. Asserts that the error contains `words`, that every call to
-/// the lost device returns the same error, and that nothing leaks. Also asserts that the other device and a
-/// device that is opened afterwards work. Each submission makes one driver call at which the device can be
-/// lost.
+/// the lost device returns the same error, and that nothing leaks. Also asserts that the other device still
+/// works, and that a device can be opened afterwards. Each submission makes one driver call at which the
+/// device can be lost.
 #[track_caller]
 pub fn loses_one_of_two(
     faults: &VulkanFaults,

@@ -1,5 +1,5 @@
-//! Test bench for backends: an opened device that has a test kernel in its language, buffers and a host
-//! region. The bench assigns IDs and points, and limits the duration of waits.
+//! Test bench for backends: an opened device, a test kernel in a language that the device accepts, buffers
+//! and a host region. The bench assigns IDs and points, and limits the duration of waits.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -9,8 +9,8 @@
 //! | `stray.rs` | a kernel that writes to an invalid address |
 //! | `faults.rs` | device loss and out-of-memory errors |
 //!
-//! For tests only. This crate knows no backend. If a device breaks its contract, a function of this crate
-//! fails the calling test.
+//! This crate is only for tests, and knows no backend. If a device breaks its contract, the calling test
+//! fails.
 
 #![allow(clippy::print_stdout)] // test output
 

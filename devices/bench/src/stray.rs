@@ -33,7 +33,7 @@ pub fn goes_astray(
     let first = bench.failure(QueueKind::Compute, vec![Command::Dispatch(stray)]);
     println!("{label}: {first:?}");
     let first = first?;
-    // One of the next ten submissions must report the loss, whether or not the first error did.
+    // One of the next ten submissions must report the loss, even if the first error did not.
     let said = (0..10).find_map(|_| {
         let said = bench.failure(QueueKind::Upload, vec![upload(0)])?;
         matches!(said.root(), Error::Lost { .. }).then_some(said)

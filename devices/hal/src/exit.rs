@@ -1,10 +1,10 @@
 //! Descriptions of process exit statuses, for reports about crashed drivers and compilers.
 //!
-//! This module does not know the purpose of the process.
+//! This module does not depend on what the process does.
 
 use std::process::ExitStatus;
 
-/// Describes an exit status, for example as `SIGSEGV (segmentation fault)` or `exit code 3`.
+/// Describes an exit status in words, such as `SIGSEGV (segmentation fault)` or `exit code 3`.
 pub fn exit_in_words(status: ExitStatus) -> String {
     match (signal(status), status.code()) {
         (Some(number), _) => match NAMES.iter().find(|(known, _)| *known == number) {

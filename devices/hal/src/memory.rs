@@ -1,4 +1,4 @@
-//! Host memory, as the operating system reports it.
+//! Size of the host's memory, as the operating system reports it.
 //!
 //! This module knows nothing about devices.
 
@@ -14,7 +14,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Queries the operating system for the current figures.
+    /// Returns the current figures from the operating system.
     pub fn now() -> Self {
         let ram = MemoryRefreshKind::nothing().with_ram();
         let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));

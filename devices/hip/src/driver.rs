@@ -23,7 +23,7 @@ const PORTABLE: u32 = 1;
 /// `hipStreamCaptureModeThreadLocal`: the capture does not affect other threads.
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 
-/// Makes the driver's device current on the calling thread and calls a function of the runtime.
+/// Makes the driver's device current on the calling thread, and calls a function of the runtime.
 macro_rules! on_device {
     ($driver:expr, $call:ident, $function:ident($($argument:expr),* $(,)?)) => {
         $driver.select().and_then(|()| $call!($driver.api.functions, $function($($argument),*)))
@@ -45,7 +45,7 @@ unsafe impl Sync for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // Errors are ignored: the caller could not react to a failed release, and after a device loss every
+        // Errors are ignored: nothing can be done about a failed release, and after a device loss every
         // release fails.
         if self.api.select(self.ordinal).is_ok() {
             // SAFETY: the handle belongs to this destroy function and is not used again.

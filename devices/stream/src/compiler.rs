@@ -37,7 +37,7 @@ pub struct CompiledText {
 }
 
 impl CompilerCalls {
-    /// Compiles a source, which the compiler's log calls `name`.
+    /// Compiles a source. In the log, the source is called `name`.
     ///
     /// # Errors
     /// Returns [`Error::Compile`] with the log if the compilation fails.

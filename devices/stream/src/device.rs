@@ -159,10 +159,11 @@ fn address<D: Driver>(span: &Span<D>) -> u64 {
 /// # Errors
 /// Returns the driver's error.
 pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>) -> Result<()> {
-    // The product's module initialised the library, and all dispatches use the compute stream. SAFETY: the
-    // script keeps the buffers and regions of all spans alive until it has ended. Until then, points and
-    // reservations exclude other access to these bytes. `Checked` validated launches against the entry's ABI
-    // and products against their extents. It submits a program only after the program's last run has ended.
+    // The product's module initialised the library, and all dispatches use the compute stream.
+    // SAFETY: the script keeps the buffers and regions of all spans alive until it has ended. Until then,
+    // points and reservations exclude other access to these bytes. `Checked` validated launches against the
+    // entry's ABI and products against their extents. It submits a program only after the program's previous
+    // run has ended.
     unsafe {
         match step {
             Step::Launch(launch) => match &launch.code {

@@ -171,8 +171,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
 
-    /// Returns true if a recorded event has passed or failed. [`Driver::synchronise`] then returns the error
-    /// of a failed event.
+    /// Returns true if a recorded event has passed or failed. For a failed event, [`Driver::synchronise`]
+    /// returns the error.
     fn has_passed(&self, event: &Self::Event) -> bool;
 
     /// Sleeps until a recorded event has passed.
@@ -285,7 +285,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the compiler's log.
     fn load(&self, language: KernelLanguage, text: &str) -> Result<Self::Module>;
 
-    /// Looks up a function in a module and sets the amount of dynamic local memory for its launches.
+    /// Looks up a function in a module, and sets the size of the dynamic local memory for its launches.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) if the module has no function of that name.

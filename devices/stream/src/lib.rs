@@ -1,10 +1,9 @@
-//! The common part of the CUDA and HIP backends: it implements `ragtag-hal`'s driver trait on top of a trait
-//! for the API's calls.
+//! The common part of the CUDA and HIP backends. It implements `ragtag-hal`'s driver trait with the calls of
+//! [`Driver`], which each backend implements for its API.
 //!
 //! CUDA and HIP have the same objects: in-order streams, events that streams record and wait for, executable
-//! graphs, and modules of kernels. A backend implements [`Driver`], which declares the calls.
-//! [`StreamDevice`] is the device that results from this implementation. It has three streams, each with a
-//! completion thread, runs programs as graphs, and pins host regions.
+//! graphs, and modules of kernels. [`StreamDevice`] is a device on top of these calls. It has three streams,
+//! each with a completion thread, runs programs as graphs, and pins host regions.
 //!
 //! | file | subject |
 //! | --- | --- |

@@ -37,8 +37,9 @@ impl Library {
 }
 
 /// Returns the paths to try for a library. The list starts with the bare `names`, which the loader looks up
-/// in its search path. The names within `folder` follow: first below each directory to which an environment
-/// variable of `variables` is set, then below the default directory `home`. Windows has no default directory.
+/// in its search path. Then follow the paths `DIRECTORY/folder/NAME`, where DIRECTORY is first the value of
+/// each environment variable in `variables` and finally the default directory `home`. Windows has no default
+/// directory, and uses `bin` instead of `folder`.
 pub fn places(names: &[&str], variables: &[&str], home: &str, folder: &str) -> Vec<OsString> {
     let named = variables.iter().filter_map(|name| std::env::var_os(name).filter(|path| !path.is_empty()));
     let homes = named.map(PathBuf::from).chain((!cfg!(windows)).then(|| home.into()));

@@ -32,7 +32,7 @@ pub struct Kernel<D: Driver> {
 /// Returns one of these errors:
 /// - [`Error::Compile`] with the log, if a source does not compile;
 /// - [`Error::Unsupported`], if the device does not accept the language, or if a function needs larger groups
-///   or more local memory than the device has;
+///   or more local memory than the device supports;
 /// - [`Error::Invalid`], if a function does not match its ABI.
 pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Result<Vec<Code<D>>> {
     let (language, texts, gemms) = parts(&module.source).ok_or_else(|| refused(driver, adapter, module))?;
@@ -51,8 +51,7 @@ pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module)
         None => Vec::new(),
     };
     let mut codes: Vec<_> = kernels.into_iter().map(Code::Kernel).collect();
-    // Products are inserted in ascending order of their index, so all entries before a product are in place
-    // when it is inserted.
+    // Products are inserted in ascending order of index, so that all earlier entries are already in place.
     gemms.into_iter().for_each(|(at, gemm)| codes.insert(at, Code::Gemm(gemm)));
     Ok(codes)
 }

@@ -44,7 +44,7 @@ impl<D: Driver> Pins<D> {
         if let Some(pin) = pins.get(&address).and_then(Weak::upgrade) {
             return Some(pin);
         }
-        // SAFETY: the pin keeps the region alive until it has unpinned it.
+        // SAFETY: the pin keeps the region alive until the region is unpinned.
         if let Err(error) = unsafe { driver.pin(region.as_ptr(), region.bytes()) } {
             tracing::debug!(%error, bytes = region.bytes(), "cannot pin a region");
             return None;

@@ -5,11 +5,11 @@
 //! the point. The APIs could also make a stream wait until a word of pinned memory changes
 //! (`cuStreamWaitValue64`, `hipStreamWaitValue64`). The host would write that word when the point passes.
 //!
-//! Ragtag does not use such waits, because work that is enqueued behind one cannot be cancelled. If the other
-//! device fails, the host must still write the word, because otherwise the stream never finishes. The work
-//! then runs without its input. With an outdated parameter block, a kernel may read invalid addresses, and
-//! this device is lost too. Such waits would save only one or two microseconds, because launching a graph is
-//! already a single call.
+//! Ragtag does not use such waits, because work that is enqueued behind a wait cannot be cancelled. If the
+//! other device fails, the host must still write the word, because otherwise the stream never finishes. The
+//! work then runs without its input. With an outdated parameter block, a kernel may read invalid addresses,
+//! and then this device is lost too. Such waits would save only one or two microseconds, because launching a
+//! graph is already a single call.
 //!
 //! This module does not depend on buffers, kernels or points.
 

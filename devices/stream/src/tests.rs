@@ -80,7 +80,7 @@ fn fill(buffer: u32, word: u32) -> Command {
     Command::Fill { to: all(buffer), word }
 }
 
-/// A bench on the fake driver. Module 0 contains `scale` and `hold`.
+/// A test bench with the fake driver. Module 0 contains `scale` and `hold`.
 struct Bench {
     fake: Fake,
     bench: device_bench::Bench,

@@ -41,7 +41,7 @@ pub fn bindings_may_start_inside_buffers(on: &dyn Subject) {
     });
 }
 
-/// Checks that each launch of a long program sees the results of the launches before it.
+/// Checks that each launch in a long program sees the results of all earlier launches.
 pub fn programs_of_many_launches_run_in_order(on: &dyn Subject) {
     each(on, |mut bench| {
         let commands = (0..200).map(|turn| scale(all(turn % 2), all((turn + 1) % 2), 3));
@@ -127,7 +127,7 @@ pub fn smaller_allocations_work_after_running_out_of_memory(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that a copy fails if the host has leased its bytes.
+/// Checks that a copy fails if the host has leased the bytes in the region.
 pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
     each(on, |mut bench| {
         let region = Arc::clone(&bench.region);

@@ -1,5 +1,5 @@
-//! Tests of waits for points of other devices, with different APIs and drivers, and of points that never
-//! pass.
+//! Tests of waits for points of other devices, which may have other APIs and drivers, and for points that
+//! never pass.
 
 use super::Subject;
 use crate::*;
@@ -43,7 +43,7 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     same(&a.region_words(), &wanted, "the region");
 }
 
-/// Checks that submissions do not block. The submitting thread also advances the awaited timeline, so it
+/// Checks that submissions do not block. The submitting thread itself advances the awaited timeline, so it
 /// would hang if a submission blocked.
 pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
     for adapter in on.adapters() {
@@ -94,8 +94,8 @@ pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that work that waits for a failed point fails with the cause of that failure, on any queue, and
-/// that earlier work is unaffected.
+/// Checks that, on any queue, work that waits for a failed point fails with the cause of that failure.
+/// Earlier work must be unaffected.
 pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));

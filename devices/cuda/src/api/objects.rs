@@ -1,6 +1,6 @@
 //! Owned driver objects that are released on drop.
 //!
-//! Every object keeps its context alive and makes the context current on the calling thread.
+//! Every object keeps its context alive. Every call first makes the context current on the calling thread.
 
 use super::functions::{Functions, check, enter};
 use super::partition::{Partition, report};
@@ -72,7 +72,7 @@ impl Context {
         self.functions.version()
     }
 
-    /// Returns the free and the total bytes of device memory.
+    /// Returns the free and total device memory in bytes.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two numbers.
@@ -83,7 +83,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The partition refers to the context, so it is dropped before the context is released.
+        // The partition refers to the context, so it must be dropped before the context is released.
         self.partition = None;
         // SAFETY: the context was retained in `new`, and every object that needs it keeps it alive.
         report(unsafe { check!(&self.functions, cuDevicePrimaryCtxRelease_v2(self.device)) });

@@ -197,8 +197,8 @@ fn closing_waits_for_work_and_frees_everything() {
     assert_eq!(free.load(Ordering::Relaxed), TOTAL_BYTES);
 }
 
-/// Checks that closing a device does not wait forever for a driver that hangs, and leaks only the memory and
-/// threads of that driver.
+/// Checks that closing a device gives up on a driver that hangs, and leaks only that driver's memory and
+/// threads.
 #[test]
 fn a_driver_that_never_finishes_is_left_behind() {
     let mut bench = Bench::new(true);
@@ -229,8 +229,8 @@ fn a_driver_that_never_finishes_is_left_behind() {
     assert!(Arc::strong_count(&driver) > 1, "the driver stays");
 }
 
-/// Checks that releasing programs does not wait for a busy queue. The memory of the programs is freed when
-/// the queue finishes.
+/// Checks that releasing programs does not wait for a busy queue. The programs' memory is freed when the
+/// queue finishes.
 #[test]
 fn a_hanging_queue_does_not_block_a_release() {
     let mut bench = Bench::new(true);

@@ -138,7 +138,7 @@ impl Api {
         Ok(bytes as u64)
     }
 
-    /// Returns the free and the total memory of the current device in bytes.
+    /// Returns the free and total memory of the current device in bytes.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -217,7 +217,7 @@ fn no_device(version: Version, said: Option<&Error>) -> String {
     format!("HIP {version} is installed and finds no AMD device ({said})")
 }
 
-/// Returns a string that `write` stores in a buffer of `BYTES` bytes.
+/// Returns the string that `write` stores in a buffer of `BYTES` bytes.
 fn text<const BYTES: usize>(write: impl FnOnce(*mut c_char, i32) -> Result<()>) -> Result<String> {
     let mut buffer = [0u8; BYTES];
     // The last byte of the buffer stays zero.

@@ -1,5 +1,5 @@
-//! A fake driver. Each stream is a thread, and device memory is host memory. The driver checks every access,
-//! and so detects use after free.
+//! A fake driver. Each stream is a thread, and device memory is host memory. The driver checks every access
+//! to memory, so it detects use after free.
 //!
 //! The driver has two kernels: `scale` multiplies and adds, and `hold` waits until the test releases it. The
 //! fake product library interprets the bits of f16 values as integers.
