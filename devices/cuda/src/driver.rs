@@ -49,7 +49,7 @@ struct Ordered {
     stream: Stream,
 }
 
-/// Optional libraries of a device.
+/// Optional libraries that a device can use.
 #[derive(Default)]
 pub(crate) struct Tools {
     pub(crate) compiler: Option<Compiler>,
@@ -76,7 +76,7 @@ pub(crate) struct Code {
 pub(crate) struct Function {
     raw: api::Function,
     entry: Option<Entry>,
-    /// Whether the start of this function may overlap the tail of the previous kernel.
+    /// Whether this function may start before the previous kernel has ended.
     overlaps: bool,
 }
 

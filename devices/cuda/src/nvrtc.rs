@@ -60,7 +60,7 @@ impl Compiler {
         key(parts.into_iter().chain(self.options.iter().map(String::as_bytes)))
     }
 
-    /// Returns the code for a source, from the cache or by compiling the source.
+    /// Returns the code of a source. The code comes from the cache or from the compiler.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 pub(crate) struct Entry {
     /// Number of parameters.
     pub(crate) parameters: usize,
-    /// Whether the function contains `griddepcontrol.wait`. If so, its start may overlap the end of the
-    /// previous kernel.
+    /// Whether the function contains `griddepcontrol.wait`. If so, the function may start before the previous
+    /// kernel has ended.
     pub(crate) waits_for_grids: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Tests of waits for points of devices with other APIs, and of points that never pass.
+//! Tests of submissions that wait for devices of other APIs, or for points that never pass.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

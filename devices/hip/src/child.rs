@@ -1,4 +1,4 @@
-//! Compiles in a child process, because the compiler may abort its process.
+//! Compiles sources in a child process, because the compiler may abort the process in which it runs.
 //!
 //! The application starts itself or another program as the child, which calls [`compile_child`]. The parent
 //! writes the request to the child's standard input. The child writes the answer to its standard output,
@@ -25,7 +25,7 @@ pub(crate) struct Request<'a> {
     pub(crate) text: &'a str,
 }
 
-/// Starts a child process with `command`, which compiles a source.
+/// Compiles a source in a child process, which `command` starts.
 ///
 /// # Errors
 /// Returns [`Error::Compile`] with the compiler's log, or with the exit status of a child that gave no
@@ -175,8 +175,8 @@ mod tests {
         }
     }
 
-    /// Checks that AMD's compiler from HIP 5, if it is installed, compiles for RDNA 2. For RDNA 3, it aborts,
-    /// and only the compiler process may end.
+    /// Checks that AMD's compiler from HIP 5, if it is installed, compiles for RDNA 2. For RDNA 3, the
+    /// compiler aborts, which must end only the compiler process.
     #[cfg(unix)]
     #[test]
     fn the_genuine_compiler_aborts_only_its_own_process() {

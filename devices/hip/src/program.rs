@@ -46,7 +46,8 @@ impl Programs {
         key([self.fingerprint.as_bytes(), options.as_bytes(), text.as_bytes()])
     }
 
-    /// Calls `load` with the code object for a source, which comes from the cache or from the compiler.
+    /// Calls `load` with the code object of a source. The code object comes from the cache or from the
+    /// compiler.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.

@@ -96,8 +96,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the API's name for messages, such as `CUDA` or `HIP`.
     fn api(&self) -> &'static str;
 
-    /// Returns the total and the free device memory. Memory that [`Driver::free`] has released counts as
-    /// free.
+    /// Returns the total and free device memory. Memory that [`Driver::free`] has released counts as free.
     ///
     /// # Errors
     /// Returns the driver's error.

@@ -64,7 +64,7 @@ pub enum MatrixUnits {
 }
 
 impl MatrixUnits {
-    /// Reads `RAGTAG_VULKAN_MATRICES`. Ignores an unknown value with a warning.
+    /// Reads `RAGTAG_VULKAN_MATRICES`. Logs a warning about an unknown value, and ignores the value.
     fn wanted() -> Self {
         const VARIABLE: &str = "RAGTAG_VULKAN_MATRICES";
         let value = std::env::var_os(VARIABLE).unwrap_or_default();

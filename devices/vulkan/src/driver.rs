@@ -114,9 +114,8 @@ impl Driver for Vulkan {
         Ok(heap(self.kind, self.logical.heap(self.types.heap)))
     }
 
-    /// Returns false for discrete GPUs, whose drivers only estimate the free bytes. Other devices use host
-    /// memory, and their limit must be respected: if host memory runs out, the system swaps or kills the
-    /// process.
+    /// Returns false for discrete GPUs, whose drivers only estimate the free bytes. Returns true for other
+    /// devices, because they use host memory: if host memory runs out, the system swaps or kills the process.
     fn trusts_free_bytes(&self) -> bool {
         self.kind != AdapterKind::Discrete
     }

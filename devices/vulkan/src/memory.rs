@@ -61,8 +61,8 @@ impl MemoryTypes {
     }
 }
 
-/// Returns the total and the free memory for buffers. If the driver does not report the free bytes of a
-/// device that uses host memory, the host's free bytes are the limit. Software devices also use host memory.
+/// Returns the total and free memory for buffers. If the driver does not report the free bytes of a device
+/// that uses host memory, the host's free bytes are the limit. Software devices also use host memory.
 pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u64>)) -> ragtag_hal::Memory {
     let (heap, free_bytes, source) = match (kind, free_bytes) {
         (AdapterKind::Discrete, free_bytes) => (HeapKind::Device, free_bytes, MemorySource::Api),

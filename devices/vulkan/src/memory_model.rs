@@ -43,8 +43,8 @@ pub(crate) fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])>
     })
 }
 
-/// Adds the missing marks and semantics to a module. Returns a module that does not declare the Vulkan memory
-/// model unchanged.
+/// Adds the missing marks and semantics to a module. Returns the module unchanged if it does not declare the
+/// Vulkan memory model.
 pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
     if !instructions(&words).any(|(op, words)| op == OP_MEMORY_MODEL && words.get(2) == Some(&VULKAN)) {
         return words;

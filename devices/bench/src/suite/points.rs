@@ -1,5 +1,4 @@
-//! Tests of waits for points of other devices, which may have other APIs and drivers, and for points that
-//! never pass.
+//! Tests of submissions that wait for devices of other APIs or drivers, or for points that never pass.
 
 use super::Subject;
 use crate::*;

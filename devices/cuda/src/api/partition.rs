@@ -46,7 +46,7 @@ type Create = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, CUdevice, c_ui
 type Destroy = unsafe extern "C" fn(*mut c_void) -> c_uint;
 type CreateStream = unsafe extern "C" fn(*mut CUstream, *mut c_void, c_uint, c_int) -> c_uint;
 
-/// Looks up a function that the older ones among the supported drivers lack.
+/// Looks up a function that not every supported driver has.
 ///
 /// # Safety
 /// The driver's header declares a function of this name with type `T`.

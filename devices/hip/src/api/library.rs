@@ -91,8 +91,9 @@ pub(crate) struct NotLoaded {
     pub(crate) broken: Option<String>,
 }
 
-/// Returns false if the loader's message `said` reports that the file `name` itself is missing. On Linux,
-/// such a message starts with the name of the missing file. Always returns false on other systems.
+/// Returns true if the loader's message `said` is about a library that exists but cannot be loaded. On Linux,
+/// the message about a missing library starts with `name`. On other systems, the two cases cannot be
+/// distinguished, and the result is false.
 fn is_broken(said: &str, name: &str) -> bool {
     cfg!(target_os = "linux") && !said.starts_with(&format!("{name}: cannot open shared object file"))
 }

@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 /// Extension that lets the driver compose larger matrices from smaller ones.
 pub(super) const FLEXIBLE: &CStr = c"VK_NV_cooperative_matrix2";
 
-/// Number of rows, number of columns and depth of the matrix products in kernels.
+/// Rows, columns and depth of the matrix products in kernels.
 const SIDE: u32 = 16;
 
 /// Component type of the operands. Products accumulate in f32.
