@@ -24,14 +24,14 @@ use std::thread;
 /// Number of chunks per thread into which the pieces of a step are divided. With several chunks per thread,
 /// faster threads can do more of the work.
 const CHUNKS_PER_THREAD: u32 = 4;
-/// Number of times that a waiting thread spins before it yields, which takes a few microseconds.
+/// Number of spin iterations of a waiting thread before it yields. They take a few microseconds.
 const SPINS: u32 = 128;
 
 /// Progress of a step.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Number of pieces that threads have taken. It has 64 bits, because each thread may add a chunk once
-    /// after all pieces are taken.
+    /// Number of pieces that threads have taken. It has 64 bits, because each thread may still add one chunk
+    /// after all pieces have been taken.
     taken: AtomicU64,
     /// Number of pieces that are done.
     done: AtomicU64,

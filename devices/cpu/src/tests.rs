@@ -68,7 +68,7 @@ fn open(config: CpuConfig, limits: &Limits) -> Checked {
     Checked::new(backend.open(&[(adapter, DEVICE)], limits).unwrap().swap_remove(0))
 }
 
-/// Returns a bench whose module 1 has the kernels above.
+/// Returns a bench whose module 1 contains the kernels above.
 fn bench(threads: u32) -> Bench {
     let mut bench = Bench::new(open(config(threads), &Limits::default()));
     let module = Module {

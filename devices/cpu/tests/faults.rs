@@ -139,7 +139,7 @@ fn a_slow_queue_delays_each_point_and_its_waiters() {
     b.wait(copied);
     assert!(begun.elapsed() >= 2 * DELAY, "the delays add up, and the copy waits for both");
 
-    // Waits of another device for the point are delayed by the same time.
+    // Another device that waits for the point is delayed by the same time.
     let mut other = faulty(1, Faults::default());
     other.device.import_timeline(b.device.timeline(QueueKind::Upload)).unwrap();
     let begun = Instant::now();

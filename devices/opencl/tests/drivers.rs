@@ -1,6 +1,6 @@
 //! Tests of driver installations: without a driver, and with a driver that is installed twice. The OpenCL
-//! library looks for drivers once per process. Each case therefore runs in a child process, which is this
-//! test binary with other environment variables.
+//! library looks for drivers once per process. Each case therefore has its own child process, which runs this
+//! test binary with different environment variables.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -154,7 +154,7 @@ pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory
 
 /// Returns the features that Ragtag can use and the adapter supports. Cooperative matrices are excluded. They
 /// require the Vulkan memory model, in which barriers must explicitly make workgroup memory visible. The
-/// barriers in the SPIR-V that wgpu 30 generates do not.
+/// barriers in the SPIR-V that wgpu 30 generates do not make it visible.
 pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
     use wgpu::Features;
     let wanted = Features::IMMEDIATES

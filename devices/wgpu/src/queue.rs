@@ -21,14 +21,14 @@ use wgpu::SubmissionIndex;
 pub(crate) struct Job {
     pub(crate) kind: QueueKind,
     pub(crate) script: Arc<Script>,
-    /// Fates of the scripts that this script waits for. They are known before the encoder reaches this
+    /// Outcomes of the scripts that this script waits for. They are known before the encoder reaches this
     /// script.
     pub(crate) after: Vec<Arc<Fate>>,
     pub(crate) fate: Arc<Fate>,
     pub(crate) progress: Sender<Progress>,
 }
 
-/// Fate of a script: the error, if the script was not submitted because of one.
+/// Outcome of submitting a script: the error if the script was not submitted, otherwise empty.
 pub(crate) type Fate = OnceLock<Error>;
 
 /// Progress of a script, as the encoder thread reports it.
@@ -41,8 +41,8 @@ pub(crate) enum Progress {
 
 /// A submitted part of a script.
 pub(crate) struct Piece {
-    /// Latest submission of the encoder, with which the piece ends. `None` if the encoder has not submitted
-    /// anything yet.
+    /// Latest submission of the encoder. The piece has ended when this submission has ended. The field is
+    /// `None` if the encoder has not submitted anything yet.
     pub(crate) index: Option<SubmissionIndex>,
     pub(crate) readbacks: Vec<Readback>,
     pub(crate) stamps: Option<Reading>,
@@ -123,7 +123,7 @@ impl DriverQueue for Queue {
         Ok(Ends { first: None, last: Arc::new(Event { progress, fate, ticks: Mutex::default() }) })
     }
 
-    /// Returns `None`, because polling is not enough: [`Queue::wait`] must also copy the downloads.
+    /// Returns `None`: polling would not be enough, because [`Queue::wait`] must also copy the downloads.
     fn passed(&self, _: &Event) -> Option<bool> {
         None
     }

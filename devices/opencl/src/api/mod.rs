@@ -25,8 +25,8 @@ use ragtag_hal::{Error, Result};
 /// Returns an error if no library was found.
 ///
 /// # Safety
-/// The bindings declare the functions as safe, although not all arguments are. Callers must follow OpenCL's
-/// rules for each function.
+/// The bindings declare the functions as safe, although some arguments cause undefined behaviour. Callers
+/// must follow OpenCL's rules for each function.
 unsafe fn library() -> Result<&'static OpenClRuntime> {
     let library = cl3::load_library().as_ref();
     library.map_err(|error| Error::Unsupported { what: format!("OpenCL (cannot load the library: {error})") })

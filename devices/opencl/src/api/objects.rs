@@ -104,7 +104,7 @@ impl Context {
 impl Mem {
     /// Creates a buffer. Some drivers commit the memory of a buffer only on first use.
     pub(crate) fn new(context: &Context, bytes: usize) -> Result<Self> {
-        // SAFETY: the context is valid, and the buffer has no host memory.
+        // SAFETY: the context is valid, and the buffer does not use host memory.
         unsafe { create!(clCreateBuffer(context.0, CL_MEM_READ_WRITE, bytes, ptr::null_mut())) }.map(Self)
     }
 

@@ -1,6 +1,6 @@
 //! Tests of driver installations: no driver, a driver that is installed twice, and different sub-group
-//! widths. The loader and its drivers read environment variables once per process. Each case therefore runs
-//! in a child process, which is this test binary with other environment variables.
+//! widths. The loader and its drivers read environment variables once per process. Each case therefore has
+//! its own child process, which runs this test binary with different environment variables.
 
 use crate::support::*;
 use ragtag_hal::{Adapter, AdapterKind};
