@@ -137,7 +137,7 @@ pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Resu
 
 /// Returns true if a binary is SPIR-V and its last instruction is complete. Intel's CPU runtime aborts the
 /// process on an incomplete binary. SPIR-V 1.0, section 2.3, defines the layout: a header of five words,
-/// followed by instructions, each of which states its length in its first word.
+/// followed by instructions. The first word of an instruction contains its length.
 fn whole(binary: &[u8]) -> bool {
     let (words, rest) = binary.as_chunks::<4>();
     let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
