@@ -1,9 +1,9 @@
 //! Adaptive waiting: a thread parks until shortly before an event is expected, then spins until it arrives.
 //!
-//! Waking a parked thread costs tens of microseconds (up to 100 in a virtual machine), and a token passes
-//! several such threads. A pipeline step takes about as long as the step before it, so a thread can predict
-//! when the next event arrives. During generation, spinning takes up part of a core. On machines with fewer
-//! than eight cores, threads therefore do not spin around predicted times.
+//! Waking a parked thread costs tens of microseconds (up to 100 in a virtual machine), and each token passes
+//! through several such threads. A pipeline step takes about as long as the step before it, so a thread can
+//! predict when the next event arrives. During generation, spinning takes up part of a core. On machines with
+//! fewer than eight cores, threads therefore do not spin around predicted times.
 //!
 //! This module knows nothing about the events that it waits for.
 

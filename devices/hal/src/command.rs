@@ -6,7 +6,7 @@ use crate::host::HostFn;
 use crate::ids::{BufferId, ModuleId, Point, ProgramId, QueueKind, RegionId};
 use std::sync::Arc;
 
-/// Access of a kernel to the bytes of a binding.
+/// A kernel's access to the bytes of a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The kernel only reads the binding.
@@ -34,7 +34,7 @@ pub struct BufferRange {
 pub struct Binding {
     /// Range of the buffer to bind.
     pub range: BufferRange,
-    /// Access of the kernel to the range. It must match the entry's ABI.
+    /// The kernel's access to the range. It must match the entry's ABI.
     pub access: Access,
 }
 
@@ -124,7 +124,7 @@ pub struct Submission {
 pub struct EntryAbi {
     /// Name in its module.
     pub name: &'static str,
-    /// Access of the kernel to each binding.
+    /// The kernel's access to each binding.
     pub bindings: &'static [Access],
     /// Number of 32-bit constants.
     pub constants: usize,

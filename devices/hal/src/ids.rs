@@ -23,7 +23,7 @@ ids! {
     DeviceId(u16), "device ";
     /// ID of a device buffer.
     BufferId(u32), "buffer ";
-    /// ID of a module of kernels that is loaded on a device.
+    /// ID of a kernel module that is loaded on a device.
     ModuleId(u32), "module ";
     /// ID of a recorded program.
     ProgramId(u32), "program ";

@@ -17,7 +17,7 @@ const LOST: [i32; 7] = [
     code::LAUNCH_FAILURE,
 ];
 
-/// Returns the error for a return code of HIP.
+/// Returns the error for a HIP return code.
 pub(crate) fn failure(call: &str, returned: i32) -> Error {
     Error::of_call(call, returned.into(), name(returned), LOST.contains(&returned))
 }

@@ -3,7 +3,7 @@
 use ash::vk;
 use ragtag_hal::Error;
 
-/// Returns the error for a result code of Vulkan.
+/// Returns the error for a Vulkan result code.
 pub(crate) fn failure(call: &str, code: vk::Result) -> Error {
     let is_lost = code == vk::Result::ERROR_DEVICE_LOST;
     Error::of_call(call, code.as_raw().into(), Some(&format!("{code:?}")), is_lost)

@@ -407,7 +407,7 @@ struct Waits {
 impl Waits {
     fn new<Q: DriverQueue>() -> Self {
         let anticipation = || match Q::RUNS_IN_WAIT {
-            // On such a device, the threads that run kernels need the cores.
+            // If `wait` runs the scripts, the device's kernel threads need the cores.
             true => Anticipation::brief(BRIEF),
             false => Anticipation::lingering_if_spare(LINGER),
         };
