@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Number of past waits kept for prediction.
 const REMEMBERED: usize = 4;
-/// Lead time with which a thread wakes before the expected event. It is longer than the delay with which the
-/// system's timers wake threads.
+/// Time by which a thread wakes before the expected event. It is longer than the usual delay of the system's
+/// timers.
 const EARLY: Duration = Duration::from_micros(150);
 /// Time after the expected event during which a thread keeps spinning.
 const LATE: Duration = Duration::from_micros(100);

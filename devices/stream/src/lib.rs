@@ -2,7 +2,7 @@
 //! [`Driver`], which each backend implements for its API.
 //!
 //! CUDA and HIP have the same objects: in-order streams, events that streams record and wait for, executable
-//! graphs, and modules of kernels. [`StreamDevice`] is a device on top of these calls. It has three streams,
+//! graphs, and modules of kernels. [`StreamDevice`] is a device on top of a [`Driver`]. It has three streams,
 //! each with a completion thread, runs programs as graphs, and pins host regions.
 //!
 //! | file | subject |
