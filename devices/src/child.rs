@@ -1,8 +1,10 @@
-//! Probing in a child process, so that a crashing or hanging driver cannot take the application down.
+//! Probes backends in a child process, so that a driver that crashes or hangs cannot take the application
+//! down.
 //!
-//! The caller names the program that the child runs, usually its own program. The child receives a backend's
-//! name, probes the backend ([`crate::Backends::answer`]) and prints one line. The parent kills the child as
-//! soon as the line has arrived, because a driver may also crash on exit. This module knows no backend.
+//! The caller names the program that the child runs, usually the application's own program. The child
+//! receives a backend's name, probes the backend ([`crate::Backends::answer`]) and prints one line. The
+//! parent kills the child as soon as the line has arrived, because a driver may also crash on exit. This
+//! module knows no backend.
 
 use ragtag_hal::{Adapter, Unavailable, exit_in_words};
 use serde::{Deserialize, Serialize};
@@ -15,16 +17,16 @@ use std::time::{Duration, Instant};
 
 /// Prefix of the answer. It is needed because drivers also print to standard output.
 const MARK: &str = "ragtag-probe ";
-/// Interval at which the parent checks whether a child without an answer has exited.
+/// Interval at which the parent checks whether a child that has not answered has exited.
 const STEP: Duration = Duration::from_millis(5);
-/// Time limit for the remaining output of a child that has exited.
+/// Time for which the parent waits for the remaining output of a child that has exited.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// Maximum number of bytes that are read from a child's output.
+/// Maximum number of bytes that the parent reads from a child's output.
 const MOST_BYTES: u64 = 1 << 20;
 /// Maximum number of characters that an error quotes from the output of a crashed child.
 const MOST_QUOTED: usize = 200;
 
-/// Command that starts a process which probes one backend.
+/// Command that starts a child process, which probes one backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeChild {
     /// Program.
@@ -39,8 +41,8 @@ impl ProbeChild {
     /// Default time limit of a probe. On machines with many GPUs, drivers take seconds to initialise.
     pub const LIMIT: Duration = Duration::from_secs(30);
 
-    /// Starts the child. Returns `None` if the child cannot be started. The caller then probes in this
-    /// process.
+    /// Starts the child. Returns `None` if the child cannot be started. In that case, the caller probes in
+    /// this process.
     pub(crate) fn ask(&self, backend: &str) -> Option<Asked> {
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
@@ -60,13 +62,14 @@ impl ProbeChild {
     }
 }
 
-/// Formats the result of a probe as the line that the child prints.
+/// Formats a probe result as the line that the child prints.
 pub(crate) fn line(probe: &Result<Vec<Adapter>, Unavailable>) -> String {
     let answer = match probe {
         Ok(adapters) => Answer::Found(adapters.clone()),
         Err(unavailable) => Answer::Unavailable(unavailable.clone()),
     };
-    // Adapters and causes are plain data, so serialization does not fail. An empty line counts as no answer.
+    // Adapters and causes are plain data, so serialization cannot fail. The parent treats an empty line as no
+    // answer.
     serde_json::to_string(&answer).map(|json| format!("{MARK}{json}\n")).unwrap_or_default()
 }
 
@@ -91,8 +94,8 @@ impl Asked {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// Returns the backend's own error, or an error that describes the crash (with the signal) or the timeout
-    /// of the child.
+    /// Returns the backend's own error. If the child crashes, returns an error that describes the crash,
+    /// including the signal. If the child exceeds its time limit, returns an error that says so.
     pub(crate) fn wait(mut self) -> Result<Vec<Adapter>, Unavailable> {
         loop {
             match self.answer.recv_timeout(STEP) {
@@ -119,7 +122,7 @@ impl Asked {
         let answer = serde_json::from_str(line);
         let backend = self.backend.clone();
         let said = self.end();
-        // The answer has all results, so the drivers' output is only logged.
+        // The answer contains all results. The drivers' other output is only logged.
         if let Ok(said) = said.recv_timeout(LAST_WORDS) {
             said.lines().for_each(|line| tracing::debug!(backend, "{line}"));
         }
@@ -139,7 +142,7 @@ impl Asked {
         unavailable(format!("the driver crashed while listing its devices: {how}{said}"))
     }
 
-    /// Kills the child. Another thread waits for the exit of the child, which may take long.
+    /// Kills the child. Another thread waits for the child to exit, because this may take long.
     fn end(mut self) -> Receiver<String> {
         std::thread::spawn(move || {
             // The child may have exited already.
@@ -154,7 +157,7 @@ fn unavailable(cause: String) -> Unavailable {
     Unavailable { tried: vec!["a separate process".into()], cause }
 }
 
-/// Starts a thread that reads `out` until a line with an answer arrives, and then sends the answer.
+/// Starts a thread that reads `out` until a line that contains an answer arrives, and then sends the answer.
 fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -163,7 +166,7 @@ fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
             let line = String::from_utf8_lossy(&line.ok()?).into_owned();
             Some(line.split_once(MARK)?.1.to_string())
         });
-        // The send fails if the time limit has passed.
+        // The send fails after the time limit.
         let _ = marked.map(|line| sender.send(line));
     });
     receiver
@@ -174,7 +177,7 @@ fn said_by(err: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut said = Vec::new();
-        // On a read error, the output so far is kept.
+        // On a read error, the thread sends the output that it has read so far.
         let _ = err.take(MOST_BYTES).read_to_end(&mut said);
         let _ = sender.send(String::from_utf8_lossy(&said).into_owned());
     });

@@ -1,23 +1,23 @@
-//! Detection of adapters that are one physical device seen through several APIs.
+//! Detects adapters that represent the same physical device in different APIs.
 //!
 //! This module knows no backend by name. It relies on the order of the backends, which is the order of
 //! preference.
 
 use ragtag_hal::{Adapter, AdapterKind, Memory, MemorySource};
 
-/// Adapters of one physical device, by their indices in the report.
+/// Indices, in the report, of the adapters of one physical device.
 type Group = Vec<usize>;
 
-/// Criteria that identify two adapters as one device, most reliable first. Each criterion is applied to all
-/// adapters before the next criterion, so that a weaker match cannot displace a stronger match.
+/// Criteria that identify two adapters as one device, most reliable first. [`merge`] applies each criterion
+/// to all adapters before the next one, so that a weaker match cannot displace a stronger match.
 const EVIDENCE: [fn(&Adapter, &Adapter) -> bool; 3] = [same_address, same_uuid, same_name];
 
-/// Groups adapters by physical device. Adapters are sorted by preference. Groups and their members keep this
-/// order.
+/// Groups adapters by physical device. `adapters` are in order of preference. Groups and their members keep
+/// this order.
 ///
-/// Two adapters of one backend are always two devices, even if they have the same UUID, as some software
-/// devices do. A group therefore has at most one adapter per backend. Identical devices are matched in the
-/// order in which the backends list them.
+/// Two adapters of one backend are always different devices, even if they report the same UUID, as some
+/// software devices do. A group therefore has at most one adapter per backend. If several devices are
+/// identical, they are matched in the order in which the backends list them.
 pub(crate) fn merge(adapters: &[&Adapter]) -> Vec<Group> {
     let mut groups: Vec<Group> = (0..adapters.len()).map(|at| vec![at]).collect();
     for same in EVIDENCE {
@@ -55,9 +55,9 @@ fn same_name(a: &Adapter, b: &Adapter) -> bool {
     a.name.eq_ignore_ascii_case(&b.name) && similar(total_bytes(a), total_bytes(b))
 }
 
-/// Returns true if two adapters cannot be one device. Adapters of the same backend are different devices.
-/// Otherwise the PCI addresses decide. If an address is missing, the UUIDs decide. CPU devices are never
-/// merged, because only the backend `cpu` divides the processor.
+/// Returns true if two adapters cannot be the same device. Adapters of the same backend are different
+/// devices. Otherwise the PCI addresses decide. If an address is missing, the UUIDs decide. CPU devices are
+/// never merged, because only the backend `cpu` divides the CPU into several devices.
 fn differ(a: &Adapter, b: &Adapter) -> bool {
     let cpu = a.kind == AdapterKind::Cpu || b.kind == AdapterKind::Cpu;
     let named_apart = match (a.identity.pci.zip(b.identity.pci), a.identity.uuid.zip(b.identity.uuid)) {
@@ -79,15 +79,16 @@ fn similar(a: u64, b: u64) -> bool {
     a.abs_diff(b) <= a.max(b) / 16
 }
 
-/// Returns the memory figures of an adapter, completed with the figures of other APIs of the same device.
-/// Returns `None` if the adapter reports all figures or the other APIs add none.
+/// Returns the memory figures of an adapter. Takes the missing figures from other adapters of the same
+/// device. Returns `None` if no figure is missing, or if the other adapters do not report the missing figures
+/// either.
 pub(crate) fn borrowed_memory(adapter: &Adapter, others: &[&Adapter]) -> Option<Memory> {
     let own = adapter.memory.first();
     if own.is_some_and(|own| own.free_bytes.is_some()) {
         return None;
     }
     let heaps = || others.iter().filter_map(|other| other.memory.first());
-    // A heap without free bytes helps only if the adapter reports no heap.
+    // A heap whose free bytes are unknown is useful only if the adapter reports no heap at all.
     let lent = heaps().find(|heap| heap.free_bytes.is_some()).or(heaps().next().filter(|_| own.is_none()))?;
     let total_bytes = own.map_or(lent.total_bytes, |own| own.total_bytes);
     Some(Memory {
@@ -163,7 +164,7 @@ mod tests {
         assert_eq!(merged(&[opencl, cpu[0].clone(), cpu[1].clone()]).len(), 3);
     }
 
-    /// Checks two equal cards when OpenCL reports the PCI address of only one of them. The match by name must
+    /// Tests two identical cards. OpenCL reports the PCI address of only one of them. The match by name must
     /// not displace the match by address.
     #[test]
     fn a_match_by_name_does_not_displace_a_match_by_address() {
@@ -179,7 +180,7 @@ mod tests {
         let all = [a, b, opencl[0].clone(), opencl[1].clone()];
         assert_eq!(merged(&all), [["cuda:0", "opencl:1"], ["cuda:1", "opencl:0"]]);
 
-        // An adapter matched only by name does not pull in a third adapter.
+        // An adapter that joins a group only by its name does not bring a third adapter into the group.
         let [a, b] = cuda;
         let all = [a, b, card("opencl", 0, None), card("wgpu", 0, Some(2))];
         assert_eq!(merged(&all), [["cuda:0", "opencl:0"], ["cuda:1", "wgpu:0"]]);

@@ -1,5 +1,5 @@
-//! The devices of this machine: the available backends, their adapters, the detection of one physical device
-//! behind several APIs, and the user's selection.
+//! The devices of this machine: the available backends, their adapters, the adapters that represent the same
+//! physical device, and the user's selection.
 //!
 //! This crate names backends and opens their adapters. It does not know the kernels or models that run on
 //! devices. It neither reads the environment nor prints.

@@ -1,4 +1,4 @@
-//! Device selection. Parses the values of `--device` and `RAGTAG_DEVICES`, and resolves them to adapters of
+//! Device selection: parses the values of `--device` and `RAGTAG_DEVICES`, and resolves them to adapters of
 //! this machine.
 //!
 //! ```text
@@ -8,10 +8,11 @@
 //! ```
 //!
 //! `auto` selects every GPU, or every CPU device if there is no GPU. A list that contains only filters
-//! implies `auto`. A software GPU is selected only by name. A backend's name selects all its devices. The
-//! words `auto`, `gpu` and `cpu` select each physical device once. If another item of the list names an API
-//! of the device, Ragtag opens the device through that API, otherwise through the preferred API. A device is
-//! selected twice only if the list names two of its APIs. This module knows no backend by name except `cpu`.
+//! implies `auto`. A software GPU is selected only if the list names it or its backend. A backend's name
+//! selects all of the backend's devices. The words `auto`, `gpu` and `cpu` select each physical device once.
+//! If another item of the list names the device through one of its APIs, Ragtag opens it through that API,
+//! otherwise through the preferred API. A device is selected twice only if the list names it through two
+//! APIs. `cpu` is the only backend that this module knows by name.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -39,7 +40,7 @@ pub enum SelectionError {
         /// Complete selection that contains the item.
         text: String,
     },
-    /// A filter has an invalid value.
+    /// A filter is unknown or has an invalid value.
     #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB or 8GiB")]
     FilterSyntax {
         /// Item that is not a filter.
@@ -53,7 +54,7 @@ pub enum SelectionError {
         /// Names of all backends.
         known: Vec<String>,
     },
-    /// The backend is not in this build.
+    /// This build does not include the backend.
     #[error("backend {name:?} is not compiled into this build")]
     NotCompiled {
         /// Name of the backend.
@@ -216,7 +217,7 @@ pub enum Source {
     Default,
 }
 
-/// A selection with its origin.
+/// A selection and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requested {
     /// Selection.
@@ -227,10 +228,10 @@ pub struct Requested {
 
 impl Requested {
     /// Parses the selection in `flag`. Without a flag, parses `environment`, the value of `RAGTAG_DEVICES`.
-    /// If that is missing or empty too, returns the selection `auto`.
+    /// If the variable is not set or is empty, returns the selection `auto`.
     ///
     /// # Errors
-    /// Returns an error if the value that takes effect is invalid.
+    /// Returns an error if the value that it parses is invalid.
     pub fn new(flag: Option<&str>, environment: Option<&str>) -> Result<Self, SelectionError> {
         let environment = environment.filter(|value| !value.trim().is_empty());
         Ok(match (flag, environment) {
@@ -251,14 +252,14 @@ impl Requested {
     }
 }
 
-/// Requested, detected and selected devices. The `Display` output is the first line that a run prints.
+/// Requested, detected and selected devices. A run prints the `Display` output as its first line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
     /// Selection as the user wrote it.
     pub requested: String,
     /// Origin of the selection.
     pub source: Source,
-    /// All physical devices with the labels of their adapters, such as `cuda:0 = opencl:1`.
+    /// Labels of each physical device's adapters, such as `cuda:0 = opencl:1`.
     pub detected: Vec<String>,
     /// Adapters to open, in the requested order.
     pub selected: Vec<Adapter>,
@@ -308,7 +309,7 @@ impl Selection {
             };
             for (at, adapter) in devices {
                 if chosen.iter().all(|&(other, _)| other != at) {
-                    // If another item names the device, the API of that item is used.
+                    // If another item names the device, Ragtag uses the API that this item names.
                     chosen.push((at, named.get(&at).copied().unwrap_or(adapter)));
                 }
             }
@@ -320,8 +321,8 @@ impl Selection {
         Ok(chosen.into_iter().map(|(_, adapter)| adapter).collect())
     }
 
-    /// Returns the indices of the physical devices that the selection names, each with the first named
-    /// adapter.
+    /// Returns the indices of the physical devices that the selection names. Each index maps to the first
+    /// named adapter of the device.
     fn named<'a>(&self, report: &'a Report) -> Result<BTreeMap<usize, &'a Adapter>, SelectionError> {
         let mut named: BTreeMap<usize, &Adapter> = BTreeMap::new();
         for term in &self.terms {
@@ -349,8 +350,8 @@ fn is_gpu(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated)
 }
 
-/// Returns true for devices of the backend `cpu`. An OpenCL device of the processor does not count, because
-/// it would use the same cores again.
+/// Returns true for devices of the backend `cpu`. A CPU device of OpenCL does not count, because it would use
+/// the same cores a second time.
 fn is_cpu(adapter: &Adapter) -> bool {
     adapter.backend == "cpu"
 }
@@ -359,14 +360,14 @@ fn labels(report: &Report) -> Vec<String> {
     report.adapters().map(Adapter::label).collect()
 }
 
-/// Returns the physical devices whose preferred adapter satisfies `is`.
+/// Returns the physical devices whose preferred adapter satisfies the predicate `is`.
 fn of_kind(report: &Report, is: fn(&Adapter) -> bool) -> Vec<Device<'_>> {
     let best = |physical: &crate::table::Physical| report.adapter(physical.adapters.first()?);
     let devices = report.devices.iter().enumerate().filter_map(|(at, physical)| Some((at, best(physical)?)));
     devices.filter(|(_, adapter)| is(adapter)).collect()
 }
 
-/// Returns the adapter with this label and its physical device.
+/// Returns the adapter with this backend and index, and its physical device.
 fn find<'a>(report: &'a Report, backend: &str, index: u32) -> Result<Device<'a>, SelectionError> {
     let label = format!("{backend}:{index}");
     adapters(report, backend, &label)?;
@@ -375,7 +376,7 @@ fn find<'a>(report: &'a Report, backend: &str, index: u32) -> Result<Device<'a>,
     found.ok_or_else(|| SelectionError::NoSuchDevice { label, existing: labels(report) })
 }
 
-/// Returns all adapters of a backend with their physical devices.
+/// Returns all adapters of a backend and their physical devices.
 fn find_all<'a>(report: &'a Report, backend: &str) -> Result<Vec<Device<'a>>, SelectionError> {
     let adapters = adapters(report, backend, backend)?;
     if adapters.is_empty() {
@@ -384,7 +385,7 @@ fn find_all<'a>(report: &'a Report, backend: &str) -> Result<Vec<Device<'a>>, Se
     adapters.iter().map(|adapter| find(report, backend, adapter.index)).collect()
 }
 
-/// Returns the adapters of a backend. `label` is the requested name, for errors.
+/// Returns the adapters of a backend. Errors contain `label`, the name that the user requested.
 fn adapters<'a>(report: &'a Report, backend: &str, label: &str) -> Result<&'a [Adapter], SelectionError> {
     let known = report.backends.iter().find(|known| known.name == backend);
     match known.map(|known| &known.status) {

@@ -1,6 +1,6 @@
-//! Table of backends. Probes backends, merges their reports and opens their adapters.
+//! Table of backends. This module probes backends, merges their reports and opens their adapters.
 //!
-//! This module knows nothing about the syntax of selections.
+//! It knows nothing about the syntax of selections.
 
 use crate::child::{self, Asked, ProbeChild};
 use crate::identity;
@@ -20,22 +20,23 @@ use std::sync::{Mutex, PoisonError};
 /// User settings that apply to all backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Number of CPU devices into which the backend `cpu` divides the host's processor.
+    /// Number of CPU devices into which the backend `cpu` divides the host's cores.
     pub cpu_devices: u32,
-    /// Number of threads of each CPU device. By default the cores are divided among the devices.
+    /// Number of threads of each CPU device. By default, the backend divides the cores among the devices.
     pub cpu_threads: Option<u32>,
-    /// CPU features that kernels may use if the processor has them. By default kernels use all features.
-    /// Tests of slower code paths restrict the features.
+    /// CPU features that kernels may use if the CPU has them. By default, kernels use all features of the
+    /// CPU. Tests restrict the features to cover slower code paths.
     pub cpu_features: Option<Features>,
-    /// Command that starts a child process to probe drivers that may crash. Without a command, this process
-    /// probes them.
+    /// Command that starts a child process, which probes drivers that may crash. Without a command, this
+    /// process probes them.
     pub child: Option<ProbeChild>,
-    /// Command, with arguments, that starts a child process to compile HIP sources, because the compiler may
-    /// crash. The program must call `compile_for_hip`. If the list is empty, this process compiles.
+    /// Command, including arguments, that starts a child process for compiling HIP sources, because the
+    /// compiler may crash. The program must call `compile_for_hip`. If the list is empty, this process
+    /// compiles the sources.
     pub hip_compiler: Vec<OsString>,
     /// Throttles of devices and links.
     pub throttles: Vec<ThrottleSpec>,
-    /// Use of matrix product libraries.
+    /// Choice between Ragtag's kernels and matrix product libraries.
     pub gemm: GemmChoice,
 }
 
@@ -54,7 +55,7 @@ impl Default for Config {
     }
 }
 
-/// A backend of the table.
+/// An entry of the table: a backend and the process that probes it.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     /// The backend, or `None` if it is not compiled in.
@@ -69,20 +70,21 @@ pub(crate) enum Probed {
     /// This process.
     Here,
     /// A child process, if the configuration has a command for it. Drivers that are known to crash are probed
-    /// in this way.
+    /// in a child process.
     Apart,
 }
 
-/// Returns the rows in order of preference. If several backends report one physical device, Ragtag uses the
-/// first of these backends.
+/// Returns the rows in order of preference. If several backends report the same physical device, Ragtag uses
+/// the first of these backends.
 ///
-/// Ragtag probes a backend in this process or in a child process for these reasons:
-/// - CUDA: NVIDIA's library returns error codes and does not crash. Initialising many GPUs in two processes
-///   would take long.
+/// Reasons for probing each backend in this process or in a child process:
+/// - CUDA: NVIDIA's library returns error codes and does not crash. Initialising many GPUs twice, in two
+///   processes, would take too long.
 /// - HIP: AMD's runtime aborts on GPUs for which it was not built.
-/// - OpenCL: the loader loads every installed driver. Two drivers that each contain a compiler are known to
-///   abort. PoCL aborts on unknown settings.
-/// - Vulkan and wgpu: Vulkan's loader loads every installed driver, and layers that users install for games.
+/// - OpenCL: the loader loads every installed driver. Two drivers in one process that each contain a compiler
+///   are known to abort. PoCL aborts on unknown settings.
+/// - Vulkan and wgpu: Vulkan's loader loads every installed driver, as well as layers that users install for
+///   games.
 fn rows(config: &Config) -> Vec<Row> {
     vec![
         Row { name: "cuda", backend: cuda(config), probed: Probed::Here },
@@ -94,8 +96,9 @@ fn rows(config: &Config) -> Vec<Row> {
     ]
 }
 
-/// Process-wide table of backends, keyed by configuration, for APIs whose drivers start and compile slowly. A
-/// repeated probe reuses a backend with its results and compiled programs.
+/// Process-wide table of backends, keyed by configuration. It is used for APIs whose drivers start and
+/// compile slowly: a later probe with the same configuration reuses the backend, its probe results and its
+/// compiled programs.
 #[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 struct Kept<C, B>(Mutex<Vec<(C, Arc<B>)>>);
 
@@ -194,7 +197,7 @@ fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
 pub enum Status {
     /// The build does not include the backend.
     NotCompiled,
-    /// The backend's library or driver is missing or does not work.
+    /// The backend's library or driver is missing or broken.
     Unavailable(Unavailable),
     /// The backend works and has these adapters, possibly none.
     Found {
@@ -203,7 +206,7 @@ pub enum Status {
     },
 }
 
-/// A backend with its probe result.
+/// A backend and its probe result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendReport {
     /// Name of the backend: `cpu` in `cpu:0`.
@@ -216,7 +219,7 @@ pub struct BackendReport {
 /// One physical device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Physical {
-    /// Labels of the device's adapters, the preferred adapter first. The list is never empty.
+    /// Labels of the device's adapters, starting with the preferred adapter. The list is never empty.
     pub adapters: Vec<String>,
 }
 
@@ -251,7 +254,7 @@ impl Report {
     }
 
     /// Builds a report from probe results. Merges the adapters of each physical device. If an adapter lacks
-    /// memory figures, takes them from another adapter of the device.
+    /// memory figures, uses those of another adapter of the same device.
     fn of(backends: Vec<BackendReport>) -> Self {
         let mut report = Self { backends, devices: Vec::new() };
         let all: Vec<&Adapter> = report.adapters().collect();
@@ -291,7 +294,7 @@ impl Report {
 /// Function that wraps an opened device in validation.
 pub type Check<'a> = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync + 'a;
 
-/// Backends of this build.
+/// The backends that this build includes.
 pub struct Backends {
     rows: Vec<Row>,
     child: Option<ProbeChild>,
@@ -340,7 +343,7 @@ impl Backends {
                 Some(Err(unavailable)) => Status::Unavailable(unavailable),
                 Some(Ok(mut adapters)) => {
                     for adapter in &mut adapters {
-                        // The child process of a probe does not know the user's choice.
+                        // A child process that probes a backend does not know the user's choice.
                         adapter.caps.gemm = self.gemm.of(adapter.caps.gemm.take());
                         // Measurements of a throttled device do not describe the hardware, so reports must
                         // show the throttle.
@@ -359,7 +362,7 @@ impl Backends {
         self.rows.iter().any(|row| row.name == backend && row.backend.is_some())
     }
 
-    /// Probes one backend and returns the line that a child process must print: see [`ProbeChild`]. Returns
+    /// Probes one backend and returns the line that a child process must print (see [`ProbeChild`]). Returns
     /// `None` if this build does not include the backend.
     pub fn answer(&self, backend: &str) -> Option<String> {
         let row = self.rows.iter().find(|row| row.name == backend)?;
@@ -376,11 +379,11 @@ impl Backends {
         self.open_with(adapters, limits, &|_, device| Ok(Checked::new(device)))
     }
 
-    /// Opens adapters, as [`Backends::open`] does, but `check` wraps each device. Tests use `check` to inject
+    /// Opens adapters like [`Backends::open`], but lets `check` wrap each device. Tests use `check` to inject
     /// faults.
     ///
     /// # Errors
-    /// Returns the errors of [`Backends::open`] and the errors of `check`.
+    /// Returns the errors of [`Backends::open`] and of `check`.
     pub fn open_with(
         &self,
         adapters: &[(Adapter, DeviceId)],

@@ -1,4 +1,5 @@
-//! Throttles of devices and links. They emulate a mixed machine on equal devices.
+//! Throttles of devices and links. They let a machine with identical devices behave like a machine with
+//! different ones.
 //!
 //! ```text
 //! throttle = device "=threads:" number | device "=sms:" number | device "=duty:" number "%"
@@ -6,8 +7,8 @@
 //! rate     = number ( "B/s" | "kB/s" | "MB/s" | "GB/s" )
 //! ```
 //!
-//! This module parses throttles and checks them against the selected devices. It knows nothing about the
-//! implementation of throttles.
+//! This module parses throttles and checks them against the selected devices. It does not know how throttles
+//! are implemented.
 
 use ragtag_hal::Label;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ThrottleSpec {
-    /// Number of threads of one CPU device. Other CPU devices are not affected.
+    /// Number of threads of one CPU device. The setting does not affect other CPU devices.
     Threads {
         /// Label of the device.
         device: Label,
@@ -81,7 +82,7 @@ pub enum ThrottleError {
         /// Devices that support it.
         only: &'static str,
     },
-    /// Another throttle already limits the setting.
+    /// Another throttle already limits the same setting.
     #[error("duplicate throttle {throttle}: this setting is already throttled")]
     Twice {
         /// The later of the two throttles.
@@ -148,8 +149,8 @@ impl ThrottleSpec {
     /// Checks throttles against the labels of the selected devices.
     ///
     /// # Errors
-    /// Returns an error that names the first throttle with a repeated setting, an unsupported setting, or a
-    /// device that is not selected.
+    /// Returns an error that names the first invalid throttle: it repeats a setting, the device does not
+    /// support it, or the device is not selected.
     pub fn check(throttles: &[ThrottleSpec], selected: &[String]) -> Result<(), ThrottleError> {
         for (at, throttle) in throttles.iter().enumerate() {
             if throttles[..at].iter().any(|other| other.is_about_the_same(throttle)) {
@@ -167,8 +168,8 @@ impl ThrottleSpec {
         Ok(())
     }
 
-    /// Returns the only type of device that supports this throttle, or `None` if the throttled device already
-    /// has that type or the throttle suits every device.
+    /// Returns the only type of device that supports this throttle. Returns `None` if the throttled device is
+    /// of that type, or if every device supports the throttle.
     fn only(&self) -> Option<&'static str> {
         match self {
             ThrottleSpec::Threads { device, .. } if device.backend != "cpu" => Some("CPU"),
@@ -202,7 +203,8 @@ fn bytes_per_s(text: &str) -> Option<u64> {
     let (number, unit) = UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
     let plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let rate = number.parse::<f64>().ok().filter(|_| plain)? * unit as f64;
-    // No link is faster. Above 2^53, an `f64` also cannot represent every integer.
+    // No link is faster than 1e15 bytes per second. Besides, an `f64` above 2^53 cannot represent every
+    // integer.
     (1.0..=1e15).contains(&rate).then_some(rate as u64)
 }
 

@@ -1,5 +1,5 @@
 //! Tests of device loss and out-of-memory errors. A layer between Vulkan's loader and the driver injects the
-//! faults, so the tests work with any driver. The tests of each backend choose the Vulkan call that fails.
+//! faults, so the tests work with any driver. Each backend's tests choose the Vulkan call that fails.
 
 use crate::{Bench, WORDS, all, download, in_time, open, scale, upload};
 use ragtag_hal::{
@@ -11,7 +11,7 @@ use test_drivers::{LostAt, VulkanFaults};
 
 /// Number of successful submissions before the loss.
 const GOOD: u64 = 5;
-/// Number of submissions that the test makes after it has armed the loss.
+/// Number of submissions that the test makes after the successful ones.
 const MORE: usize = 12;
 /// Region for downloads that may fail.
 const OTHER: RegionId = RegionId(1);
@@ -22,9 +22,10 @@ fn launch() -> Vec<Command> {
     vec![scale(all(0), all(1), 3)]
 }
 
-/// Opens two devices and loses one of them. Asserts that the error contains `words`, that every call to the
-/// lost device returns the same error, and that nothing leaks. Also asserts that the other device and a
-/// device that is opened afterwards work. Each submission makes one call that can lose the device.
+/// Opens two devices and causes the loss of one. Asserts that the error contains `words`, that every call to
+/// the lost device returns the same error, and that nothing leaks. Also asserts that the other device still
+/// works, and that a device can be opened afterwards. Each submission makes one driver call at which the
+/// device can be lost.
 #[track_caller]
 pub fn loses_one_of_two(
     faults: &VulkanFaults,
@@ -48,7 +49,7 @@ pub fn loses_one_of_two(
     for _ in 0..GOOD {
         assert_eq!(sick.failure(QueueKind::Compute, launch()), None, "{label}: lost too early");
     }
-    // Submits work to the three queues in turn. Earlier copies may have run on the host.
+    // Submit work to the three queues in turn. Copies that precede the loss may run on the host.
     let queues = QueueKind::ALL.into_iter().cycle().take(MORE);
     let mut submit = |queue| {
         let commands = match queue {
@@ -59,7 +60,8 @@ pub fn loses_one_of_two(
         sick.try_submit(queue, Work::Commands(commands), &[])
     };
     let submitted: Vec<_> = queues.map(&mut submit).collect();
-    // Work that ended before the loss has succeeded. Work that ended during the loss may have succeeded.
+    // Work that ended before the loss must have succeeded. Work that ended during the loss may have
+    // succeeded.
     let outcome = |submitted: Result<_, _>| submitted.map_or_else(Some, |point| sick.outcome(point));
     let outcomes: Vec<_> = submitted.into_iter().filter_map(outcome).collect();
     let lost = outcomes.first().map(|error| error.root().clone());
@@ -102,8 +104,9 @@ pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     }
 }
 
-/// Limits the driver to `room` more bytes, although it reports more as free. Asserts that the out-of-memory
-/// error contains the requested bytes, that a smaller allocation works, and that freed memory can be reused.
+/// Limits the driver to `room` more bytes, although it reports that more are free. Asserts that the
+/// out-of-memory error contains the requested bytes, that a smaller allocation works, and that freed memory
+/// can be reused.
 #[track_caller]
 pub fn runs_out_of_memory(faults: &VulkanFaults, backend: &dyn Backend, adapter: &Adapter, room: u64) {
     let number = faults.opened();

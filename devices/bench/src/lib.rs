@@ -1,5 +1,5 @@
-//! Test bench for backends: an opened device with a kernel in its language, buffers, a host region, IDs,
-//! points, and timeouts.
+//! Test bench for backends: an opened device, a test kernel in a language that the device accepts, buffers
+//! and a host region. The bench assigns IDs and points, and limits the duration of waits.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -9,7 +9,8 @@
 //! | `stray.rs` | a kernel that writes to an invalid address |
 //! | `faults.rs` | device loss and out-of-memory errors |
 //!
-//! For tests only. This crate knows no backend. If a device breaks its contract, the calling test fails.
+//! This crate is only for tests, and knows no backend. If a device breaks its contract, the calling test
+//! fails.
 
 #![allow(clippy::print_stdout)] // test output
 
@@ -32,7 +33,7 @@ use std::time::Duration;
 
 /// Time limit of a wait for one point.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
-/// Size of each buffer of [`Bench`] in words.
+/// Size in words of each buffer of [`Bench`].
 pub const WORDS: usize = 4096;
 /// Number of work items in a group of the test kernels.
 pub(crate) const GROUP: u32 = 64;
@@ -52,12 +53,12 @@ pub fn open(backend: &dyn Backend, adapter: &Adapter, id: u16, limits: &Limits) 
     Checked::new(devices.swap_remove(0))
 }
 
-/// Returns the range of `words` words from word `first` of a buffer.
+/// Returns the range of `words` words that starts at word `first` of a buffer.
 pub fn buffer_range(buffer: u32, first: usize, words: usize) -> BufferRange {
     BufferRange { buffer: BufferId(buffer), offset: first as u64 * 4, bytes: words as u64 * 4 }
 }
 
-/// Returns the whole range of a buffer of [`Bench`].
+/// Returns the range that covers a whole buffer of [`Bench`].
 pub fn all(buffer: u32) -> BufferRange {
     buffer_range(buffer, 0, WORDS)
 }
@@ -87,8 +88,8 @@ pub fn download(buffer: u32) -> Command {
     Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
 }
 
-/// A device with buffers 0 to 3 of [`WORDS`] words and region 0 of the same size. If the kernel [`SCALE`] is
-/// available in a language of the device, module 0 contains it.
+/// A device with buffers 0 to 3 of [`WORDS`] words and region 0 of the same size. If the device accepts a
+/// language in which [`SCALE`] is available, module 0 contains that kernel.
 pub struct Bench {
     /// Device.
     pub device: Checked,
@@ -104,7 +105,7 @@ impl Bench {
         Self::try_new(device).unwrap()
     }
 
-    /// Creates the bench on a device. Unlike `new`, returns the device's error.
+    /// Creates the bench on a device. Unlike `new`, returns the device's error instead of failing the test.
     ///
     /// # Errors
     /// Returns an error if a call to the device fails.
@@ -215,8 +216,8 @@ impl Bench {
         self.region_words()
     }
 
-    /// Asserts that module 0 computes the correct result. Uploads the input from the region and downloads the
-    /// result to it.
+    /// Asserts that the kernel in module 0 computes the correct result. Uploads the input from the region,
+    /// and downloads the result into the region.
     #[track_caller]
     pub fn works(&mut self) {
         self.fill_region(|at| at);
@@ -248,7 +249,7 @@ pub fn in_time<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + '
     let (done, finished) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let result = run();
-        // The send fails only if the time limit has passed.
+        // The send fails only after the time limit.
         let _ = done.send(());
         result
     });

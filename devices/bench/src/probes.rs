@@ -1,4 +1,5 @@
-//! Probing in a child process, because loaders and drivers read environment variables once per process.
+//! Probes devices in a child process, because loaders and drivers read environment variables once per
+//! process.
 
 use ragtag_hal::Backend;
 use test_support::Child;
@@ -22,6 +23,6 @@ pub fn prints_its_probe(test: &str, backend: &dyn Backend) {
 /// Runs a child process that calls [`prints_its_probe`], and returns the lines that it prints.
 pub fn probed(child: Child) -> Vec<String> {
     let text = String::from_utf8_lossy(&child.passes().stdout).into_owned();
-    // In the first line, output of the test runner may precede the prefix.
+    // On the first line, output of the test runner may precede the prefix.
     text.lines().filter_map(|line| Some(line.split_once(MARK)?.1.to_string())).collect()
 }

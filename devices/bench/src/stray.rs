@@ -6,7 +6,7 @@ use ragtag_hal::{
     Error, KernelLanguage, Limits, Module, ModuleId, QueueKind,
 };
 
-/// A kernel that writes a word far outside its binding, in violation of its ABI.
+/// A kernel that violates its ABI: it writes a word far outside its binding.
 static STRAY: EntryAbi = EntryAbi {
     name: "stray",
     bindings: &[Access::Write],
@@ -14,9 +14,9 @@ static STRAY: EntryAbi = EntryAbi {
     extents: |_, extents| extents[0] = 4,
 };
 
-/// Loses a device with the kernel `stray`, which writes a word at the distance `far` from its binding.
-/// Returns the first error and the error that reported the loss. Returns `None` if the device confines
-/// kernels to their bindings. After the loss, tries to open the device again through the backend `again`.
+/// Causes a device loss with the kernel `stray`, which writes a word at the distance `far` from its binding.
+/// Returns the first error and the error that reports the loss. Returns `None` if the device confines kernels
+/// to their bindings. After the loss, tries to open the device again through the backend `again`.
 #[track_caller]
 pub fn goes_astray(
     [backend, again]: [&dyn Backend; 2],
@@ -33,7 +33,7 @@ pub fn goes_astray(
     let first = bench.failure(QueueKind::Compute, vec![Command::Dispatch(stray)]);
     println!("{label}: {first:?}");
     let first = first?;
-    // If the first error did not report the loss, one of the next ten calls must report it.
+    // One of the next ten submissions must report the loss, even if the first error did not.
     let said = (0..10).find_map(|_| {
         let said = bench.failure(QueueKind::Upload, vec![upload(0)])?;
         matches!(said.root(), Error::Lost { .. }).then_some(said)
@@ -44,7 +44,8 @@ pub fn goes_astray(
     assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
     in_time("closing a lost device", move || drop(bench));
 
-    // Some drivers stay unusable in this process after a loss. They must report the loss again.
+    // Some drivers are unusable for the rest of the process after a loss. Such a driver must report the loss
+    // again.
     match again.open(&[(adapter.clone(), DeviceId(0))], &Limits::default()) {
         Ok(mut devices) => {
             let mut bench = Bench::new(Checked::new(devices.swap_remove(0)));

@@ -2,7 +2,7 @@
 //!
 //! [`device_tests!`](crate::device_tests), [`point_tests!`](crate::point_tests) and
 //! [`cache_tests!`](crate::cache_tests) generate the tests of a backend. The test in `lost.rs` runs on a
-//! device that a backend's own tests have opened.
+//! device that the backend's own tests open.
 
 pub mod cache;
 pub mod devices;
@@ -19,7 +19,7 @@ pub trait Subject {
     /// Returns the name of the API in reports of skipped tests, such as `OpenCL`.
     fn api(&self) -> &'static str;
 
-    /// Returns the backend. The backend caches no programs on disk.
+    /// Returns the backend, which must not cache programs on disk.
     fn backend(&self) -> &dyn Backend;
 
     /// Returns the backend's adapters. Records a skipped test if there are none.
@@ -42,8 +42,8 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
-/// Returns the discrete GPUs, for tests with a stray kernel, which would crash the process on a CPU device.
-/// Records a skipped test if there are none.
+/// Returns the discrete GPUs, for tests with a stray kernel. On a CPU device, a stray kernel would crash the
+/// process. Records a skipped test if there are none.
 pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     let cards = on.adapters().into_iter().filter(|adapter| adapter.kind == AdapterKind::Discrete);
     let cards: Vec<_> = cards.collect();
@@ -53,10 +53,10 @@ pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     cards
 }
 
-/// Defines the helpers of a backend's tests. `Tested` implements [`Subject`](crate::suite::Subject) for the
-/// type of backend. `subject()` wraps the result of `backend()`, which the caller defines. `adapters()`
-/// returns all adapters, or records a skipped test with `$missing` if there are none. It fails if there are
-/// fewer than `$wanted` adapters. `$check` implements `Subject::check`.
+/// Defines helpers for a backend's tests. `Tested` implements [`Subject`](crate::suite::Subject) for the
+/// backend's type. `subject()` wraps the result of `backend()`, which the caller defines. `adapters()`
+/// returns all adapters. If there are none, it records a skipped test whose missing requirement is
+/// `$missing`. It fails if there are fewer than `$wanted` adapters. `$check` implements `Subject::check`.
 #[macro_export]
 macro_rules! tested {
     ($backend:ty, $language:ident, $api:literal, $missing:literal) => {

@@ -65,7 +65,8 @@ done:
 }
 ";
 
-/// HIP C++ with a prelude, as in Ragtag's kernels. The stand-in for AMD's compiler replaces the prelude.
+/// HIP C++ source that starts with a prelude, like Ragtag's kernels. The stand-in for AMD's compiler replaces
+/// the prelude.
 const HIP_C: &str = "
 typedef unsigned int uint;
 #define KERNEL(items) extern \"C\" __global__ void __launch_bounds__(items)
@@ -79,8 +80,8 @@ KERNEL(64) scale(const GLOBAL uint *in, GLOBAL uint *out, uint factor, uint coun
 }
 ";
 
-/// Returns the source of [`SCALE`] in a language, if it exists. There is no source in CUDA C++, because not
-/// every machine has a compiler for it.
+/// Returns the source of [`SCALE`] in a language, if there is one. There is none in CUDA C++, because not
+/// every machine has a compiler for that language.
 pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     match language {
         KernelLanguage::OpenClC => Some(OPENCL_C.into()),
@@ -91,8 +92,8 @@ pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     }
 }
 
-/// Returns a variant of [`scale_text`] that adds `addend` instead of 1, and is therefore a different program
-/// for the cache.
+/// Returns a variant of [`scale_text`] that adds `addend` instead of 1. For the cache, it is a different
+/// program.
 pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<str>> {
     let (one, other) = match language {
         KernelLanguage::Ptx => ("%r1, 1;", format!("%r1, {addend};")),
@@ -106,7 +107,7 @@ pub fn function(name: &str) -> DeviceFunction {
     DeviceFunction { name: name.into(), work_group: [GROUP, 1, 1], dynamic_local_bytes: 0 }
 }
 
-/// Returns a module of one function with the ABI of [`SCALE`].
+/// Returns a module that contains one function with the ABI of [`SCALE`].
 pub fn module_of(language: KernelLanguage, text: Arc<str>, function: DeviceFunction) -> Module {
     let source = ModuleSource::Text { language, entries: vec![TextEntry { text, function }] };
     Module { name: "test".into(), entries: vec![&SCALE], source }

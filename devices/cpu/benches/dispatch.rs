@@ -13,7 +13,7 @@ use std::time::Instant;
 
 static NOTHING: EntryAbi = EntryAbi { name: "nothing", bindings: &[], constants: 0, extents: |_, _| {} };
 
-/// A kernel that accesses no memory, so any call is sound.
+/// A kernel that does not access memory, so that any call is sound.
 unsafe fn nothing(_: &HostCall<'_>, _: Range<u32>) {}
 
 fn main() -> Result<()> {

@@ -1,4 +1,4 @@
-//! The CPU backend: reports shares of the host's processor as adapters and opens them.
+//! The CPU backend: reports shares of the host's CPU cores as adapters, and opens them.
 //!
 //! This module knows nothing about queues or kernels.
 
@@ -12,16 +12,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::thread::available_parallelism;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-/// Division of the host's processor into devices.
+/// Division of the host's CPU cores into devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
     /// Number of devices.
     pub devices: u32,
-    /// Number of threads of each device. By default the cores are divided among the devices, and each device
-    /// has at least one thread.
+    /// Number of threads of each device. By default, the backend divides the cores among the devices, and
+    /// each device has at least one thread.
     pub threads: Option<u32>,
-    /// CPU features that kernels may use if the processor has them. By default kernels use all features.
-    /// Tests of slower code paths restrict the features.
+    /// CPU features that kernels may use if the CPU has them. By default, kernels use all features of the
+    /// CPU. Tests restrict the features to cover slower code paths.
     pub features: Option<Features>,
     /// Number of threads for individual devices, keyed by device number. It overrides `threads`.
     pub threads_of: BTreeMap<u32, u32>,
@@ -108,8 +108,8 @@ impl Backend for CpuBackend {
         Ok(self.adapters())
     }
 
-    /// Opens devices. A device starts as many threads as its adapter states. The caller may have lowered this
-    /// number since the probe.
+    /// Opens devices. The number of threads comes from the adapter, where the caller may have lowered it
+    /// since the probe.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let present = self.adapters();
         let open = |(wanted, id): &(Adapter, DeviceId)| {
@@ -123,7 +123,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Returns the processor's name as the operating system reports it.
+/// Returns the name of the CPU, as the operating system reports it.
 fn processor_name() -> String {
     let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
     let name = system.cpus().first().map(|cpu| cpu.brand().trim().to_string());

@@ -1,4 +1,4 @@
-//! The driver of a share of the host's processor.
+//! The driver of one CPU device, which is a share of the host's CPU cores.
 //!
 //! This module knows nothing about IDs or points.
 
@@ -19,10 +19,10 @@ pub(crate) type Script = driver::Script<Cpu>;
 pub(crate) type Step = driver::Step<Cpu>;
 pub(crate) type Span = driver::Span<Buffer>;
 
-/// An opened share of the host's processor.
+/// An opened CPU device.
 pub(crate) struct Cpu {
-    /// Memory for buffers in bytes: the user's limit, or else the device's share of the memory that was free
-    /// at the probe.
+    /// Memory for buffers in bytes: the user's limit, or, if there is none, the device's share of the memory
+    /// that was free at the time of the probe.
     total_bytes: u64,
 }
 

@@ -1,10 +1,10 @@
-//! Run-time detection of the processor's features.
+//! Run-time detection of the CPU's features.
 //!
-//! This module knows instruction sets, not the kernels that use them.
+//! This module knows instruction sets, but not the kernels that use them.
 
 use ragtag_hal::{Feature, Features};
 
-/// Returns the features of the current processor.
+/// Returns the features of the CPU on which this process runs.
 pub(crate) fn detect() -> Features {
     let mut features = Features::new();
     #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,9 @@
-//! The CPU backend: shares of the host's processor as devices `cpu:0 … cpu:N-1`.
+//! The CPU backend: shares of the host's CPU cores as devices `cpu:0 … cpu:N-1`.
 //!
-//! A device has three queues. The thread of a queue takes submissions in order, waits for their points, runs
-//! their commands and advances the queue's timeline. The compute queue divides the work groups of each
-//! dispatch among the device's threads. Kernels are `Host` functions that the caller passes as modules.
+//! A device has three queues. Each queue has a thread, which takes submissions in order, waits for the points
+//! that they need, runs their commands and advances the queue's timeline. The compute queue divides the work
+//! groups of each dispatch among the device's threads. Kernels are `Host` functions that the caller passes as
+//! modules.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -12,7 +13,7 @@
 //! | `script.rs` | execution of steps |
 //! | `team.rs` | threads that share the work of a script |
 //! | `memory.rs` | memory of buffers |
-//! | `features.rs` | features of the processor |
+//! | `features.rs` | features of the CPU |
 //!
 //! This crate knows no operator, kernel or model.
 

@@ -6,13 +6,13 @@ use memmap2::{MmapMut, MmapRaw};
 use ragtag_hal::driver::Allocation;
 use std::sync::Arc;
 
-/// Minimum size in bytes at which a buffer requests huge pages. Huge pages reduce TLB misses when a kernel
-/// streams through a large matrix.
+/// Minimum size in bytes of a buffer that uses huge pages. Huge pages reduce TLB misses when a kernel streams
+/// through a large matrix.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Page-aligned memory of a buffer. Threads access it only through raw pointers, because only the points of
-/// submissions order their accesses.
+/// submissions order the accesses.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffer {
     /// Several CPU devices share the mapping if one of them has imported it.
@@ -20,13 +20,13 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Allocates a buffer of `bytes` bytes. Returns `None` if the host refuses. Pages are committed on first
-    /// access.
+    /// Allocates a buffer of `bytes` bytes. Returns `None` if the host cannot provide the memory. Pages are
+    /// committed on first access.
     pub(crate) fn new(bytes: u64) -> Option<Self> {
         let map = MmapMut::map_anon(usize::try_from(bytes).ok()?).ok()?;
         #[cfg(target_os = "linux")]
         if map.len() >= HUGE_PAGE_BYTES {
-            // The request is a hint. Without huge pages, accesses are somewhat slower.
+            // A failure is ignored: without huge pages, accesses are only somewhat slower.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         Some(Self { map: Arc::new(MmapRaw::from(map)) })

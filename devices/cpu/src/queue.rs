@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// A queue of the device.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    /// Threads that share the work of a script. If `None`, the queue's own thread runs scripts alone.
+    /// Threads that share the work of a script. If this is `None`, the queue's own thread runs scripts alone.
     pub(crate) team: Option<Team>,
 }
 
 /// Completion event of a script.
 pub(crate) struct Event {
-    /// Script of the event. The queue takes the script out of the event to run it, so that the script is
-    /// released before its end is reported.
+    /// Script whose end the event signals. The queue takes the script out of the event to run it, so that the
+    /// script is released before its end is reported.
     script: Mutex<Option<Arc<Script>>>,
     times_ns: OnceLock<(u64, u64)>,
 }
@@ -55,7 +55,7 @@ impl DriverQueue for Queue {
         ends.last.times_ns.get().copied()
     }
 
-    /// Does nothing, because all work has events.
+    /// Does nothing, because all work has an event, for which the completion thread waits.
     fn finish(&self) -> Result<()> {
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Launch {
     function: HostFn,
-    /// Memory of the bindings. The step's spans keep it alive.
+    /// Memory of the bindings, which the step's spans keep alive.
     bindings: Vec<HostBinding>,
     constants: Vec<u32>,
     grid: [u32; 3],
@@ -38,7 +38,7 @@ fn pointer(span: &Span) -> *mut u8 {
     span.buffer().pointer().wrapping_add(span.offset() as usize)
 }
 
-/// Returns the name of a step for messages: the name of the kernel or the kind of copy.
+/// Returns the name of a step for messages: the name of the kernel, or the type of command.
 pub(crate) fn name(step: &Step) -> &'static str {
     match step {
         Step::Launch(launch) => launch.abi.name,
@@ -49,7 +49,7 @@ pub(crate) fn name(step: &Step) -> &'static str {
     }
 }
 
-/// Returns the number of pieces into which threads may divide a step: the number of work groups of a launch,
+/// Returns the number of pieces into which threads may divide a step: the number of work groups for a launch,
 /// otherwise 1.
 pub(crate) fn pieces(step: &Step) -> u32 {
     match step {
@@ -74,8 +74,8 @@ pub(crate) fn run(step: &Step, pieces: Range<u32>) {
         Step::Upload { from, to } => (from.pointer(), pointer(to), from.range().len()),
         Step::Download { from, to } => (pointer(from), to.pointer(), to.range().len()),
     };
-    // SAFETY: source and destination are inside live memory and equally long. Ranges of one buffer do not
-    // overlap (`Checked`), and the memory of a region never belongs to a buffer. The queue has leased the
+    // SAFETY: source and destination are inside live memory and have the same length. Ranges of one buffer do
+    // not overlap (`Checked`), and the memory of a region never belongs to a buffer. The queue has leased the
     // bytes of a region. Nothing else accesses the bytes of a buffer during the copy (the submission rules).
     unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to, bytes) }
 }

@@ -1,11 +1,11 @@
 //! The threads of a device that share the work of a script.
 //!
 //! There is no fork and join per kernel, and no thread waits for another thread to wake up. A launch is
-//! divided into pieces, one per work group, and any other step is a single piece. Every thread walks through
-//! all steps. In each step, it takes chunks of pieces from a shared counter until no piece is left. Then it
+//! divided into pieces, one per work group. Any other step is a single piece. Every thread walks through all
+//! steps. In each step, it takes chunks of pieces from a shared counter until no pieces are left. It then
 //! waits until all pieces of the step are done, and continues with the next step. A thread that starts late
-//! finds the counters exhausted and catches up in nanoseconds. A preempted thread delays the other threads
-//! only by the chunk that it holds.
+//! finds the counters exhausted and catches up within nanoseconds. A preempted thread delays the others only
+//! until it has finished the chunk that it holds.
 //!
 //! This module knows nothing about queues, points or timelines.
 
@@ -21,16 +21,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-/// Number of chunks per thread into which the pieces of a step are divided. Several chunks balance threads of
-/// unequal speed.
+/// Number of chunks per thread into which the pieces of a step are divided. With several chunks per thread,
+/// faster threads can do more of the work.
 const CHUNKS_PER_THREAD: u32 = 4;
-/// Number of iterations for which a waiting thread spins before it yields. They take a few microseconds.
+/// Number of spin iterations of a waiting thread before it yields. They take a few microseconds.
 const SPINS: u32 = 128;
 
 /// Progress of a step.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Number of pieces that threads have taken. It has 64 bits, because each thread overshoots the end once.
+    /// Number of pieces that threads have taken. It has 64 bits, because each thread may still add one chunk
+    /// after all pieces have been taken.
     taken: AtomicU64,
     /// Number of pieces that are done.
     done: AtomicU64,
@@ -51,7 +52,7 @@ impl Run {
         Self { script, progress, threads, failure: OnceLock::new() }
     }
 
-    /// Takes part in the run until all work is done or a step has failed.
+    /// Works on the run until all steps are done or a step has failed.
     fn work(&self) {
         for (step, progress) in self.script.steps().iter().zip(&self.progress) {
             if let Err(error) = self.share(step, progress) {
@@ -79,13 +80,13 @@ impl Run {
             }
             let end = pieces.min(start + chunk);
             run_caught(step, start as u32, end as u32)?;
-            // Releases the writes to the threads that acquire the sum.
+            // Publishes this thread's writes to the threads that acquire the counter.
             progress.done.fetch_add(end - start, Ordering::AcqRel);
         }
         Ok(())
     }
 
-    /// Waits until all threads have done their chunks of a step. Returns false if a chunk failed.
+    /// Waits until all pieces of a step are done. Returns false if a step has failed.
     fn all_done(&self, step: &Step, progress: &Progress) -> bool {
         let pieces = u64::from(pieces(step));
         let mut turns = 0;
@@ -118,10 +119,10 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-/// Runs a script on this thread only.
+/// Runs a script on the calling thread only.
 ///
 /// # Errors
-/// Returns the first failure of a step, such as a panic of a kernel.
+/// Returns the first failure of a step, such as a panic in a kernel.
 pub(crate) fn run_alone(script: &Script) -> Result<()> {
     script.steps().iter().try_for_each(|step| run_caught(step, 0, pieces(step)))
 }
@@ -156,8 +157,8 @@ impl Team {
     /// Runs a script on all threads and returns when it is done.
     ///
     /// # Errors
-    /// Returns the first failure of a step, such as a panic of a kernel. Other threads may still run a chunk.
-    /// They keep the script alive.
+    /// Returns the first failure of a step, such as a panic in a kernel. Other threads may still be running
+    /// chunks, and keep the script alive.
     pub(crate) fn run(&self, script: &Arc<Script>) -> Result<()> {
         if self.helpers.is_empty() || !script.steps().iter().any(|step| pieces(step) > 1) {
             return run_alone(script);

@@ -1,5 +1,5 @@
 //! Tests of this backend's own behaviour: threads, panics, closing, and the fast path for small copies. The
-//! conformance suite has the tests that every backend must pass.
+//! conformance suite contains the tests that every backend must pass.
 
 use crate::{CpuBackend, CpuConfig};
 use device_bench::{Bench, buffer_range, in_time};
@@ -16,7 +16,7 @@ use std::time::Instant;
 const DEVICE: DeviceId = DeviceId(0);
 const GROUPS: u32 = 250;
 
-/// A kernel whose group g replaces word g by 3 · word g + 1.
+/// A kernel in which group g replaces word g with 3 · word g + 1.
 static STEP: EntryAbi = EntryAbi {
     name: "step",
     bindings: &[Access::ReadWrite],
@@ -32,8 +32,8 @@ unsafe fn step(call: &HostCall<'_>, groups: Range<u32>) {
     }
 }
 
-/// A kernel whose group g writes g plus the sum of all words of the first binding to word g. The result is
-/// wrong if the previous step is incomplete.
+/// A kernel that sums all words of the first binding. Group g adds g and stores the result in word g of the
+/// second binding. The result is wrong if the previous step is incomplete.
 static SUM: EntryAbi = EntryAbi {
     name: "sum",
     bindings: &[Access::Read, Access::Write],
@@ -68,7 +68,7 @@ fn open(config: CpuConfig, limits: &Limits) -> Checked {
     Checked::new(backend.open(&[(adapter, DEVICE)], limits).unwrap().swap_remove(0))
 }
 
-/// Returns a bench whose module 1 has the kernels above.
+/// Returns a bench whose module 1 contains the kernels above.
 fn bench(threads: u32) -> Bench {
     let mut bench = Bench::new(open(config(threads), &Limits::default()));
     let module = Module {
@@ -181,7 +181,7 @@ fn small_copies_are_done_when_submit_returns() {
     bench.region.write(0..4).unwrap().copy_from_slice(&9u32.to_le_bytes());
     let point = bench.submit(QueueKind::Upload, upload(), &[]);
     assert_eq!(bench.device.timeline(QueueKind::Upload).value(), point.value);
-    // The queue's thread runs a copy that must wait, and all copies after it.
+    // The queue's thread runs a copy that must wait, and all copies that follow it.
     let held = bench.submit(QueueKind::Upload, upload(), &[abroad.id().at(1)]);
     let next = bench.submit(QueueKind::Upload, upload(), &[]);
     assert_eq!(bench.device.timeline(QueueKind::Upload).value(), point.value);
@@ -270,7 +270,7 @@ fn limits_bound_the_buffers_and_freed_memory_can_be_reused() {
     let stats = device.pool_stats();
     assert_eq!((stats.hits, stats.misses, stats.in_use_bytes, stats.peak_bytes), (1, 2, 8 * mib, 8 * mib));
     device.destroy_buffer(BufferId(0)).unwrap();
-    // The pool frees cached memory to make room.
+    // The pool must free cached memory to make room for this buffer.
     device.create_buffer(BufferId(0), 5 * mib).unwrap();
     assert_eq!((device.pool_stats().cached_bytes, device.pool_stats().trimmed), (0, 1));
     let all = open(config(1), &Limits::default()).create_buffer(BufferId(0), 1 << 50);

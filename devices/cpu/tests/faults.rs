@@ -1,4 +1,4 @@
-//! Tests that fault injection on working devices causes exactly the requested faults.
+//! Tests of fault injection on working devices: it must cause exactly the requested faults.
 
 use device_bench::{Bench, TIMEOUT, buffer_range};
 use ragtag_cpu::{CpuBackend, CpuConfig};
@@ -54,7 +54,7 @@ fn without_faults_no_layer_is_added() {
     let own = device.timeline(QueueKind::Compute);
     let checked = Checked::with_faults(device, Faults::default()).unwrap();
     assert!(Arc::ptr_eq(&own, &checked.timeline(QueueKind::Compute)));
-    // Faults that do not affect timelines start no thread.
+    // Fault injection starts a thread only for faults that affect timelines.
     let device = open(0);
     let own = device.timeline(QueueKind::Compute);
     let faults = Faults { failing_allocation: Some(1), ..Faults::default() };
@@ -139,7 +139,7 @@ fn a_slow_queue_delays_each_point_and_its_waiters() {
     b.wait(copied);
     assert!(begun.elapsed() >= 2 * DELAY, "the delays add up, and the copy waits for both");
 
-    // A wait on another device is delayed by the same time.
+    // Another device that waits for the point is delayed by the same time.
     let mut other = faulty(1, Faults::default());
     other.device.import_timeline(b.device.timeline(QueueKind::Upload)).unwrap();
     let begun = Instant::now();
@@ -149,7 +149,7 @@ fn a_slow_queue_delays_each_point_and_its_waiters() {
     assert!(begun.elapsed() >= DELAY);
 }
 
-/// Checks that queues overtake each other and that the data stay correct.
+/// Checks that random delays let queues overtake each other, and that the data stays correct.
 #[test]
 fn random_delays_change_the_order_but_not_the_data() {
     let mut overtaken = 0;
@@ -176,7 +176,7 @@ fn random_delays_change_the_order_but_not_the_data() {
         }
         let order: Vec<_> =
             heard.try_iter().filter(|(_, value)| *value > 0).map(|(queue, _)| queue).collect();
-        // Uploads are submitted before fills. If a fill is reported first, it has overtaken.
+        // Uploads are submitted before fills. If a fill is reported first, it has overtaken an upload.
         let rounds = order.chunks(4);
         overtaken += rounds.filter(|round| round.first() == Some(&QueueKind::Compute)).count();
     }

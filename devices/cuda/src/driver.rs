@@ -1,11 +1,12 @@
-//! CUDA's implementation of the stream-ordered driver calls.
+//! Implementation of the stream-ordered driver calls with CUDA.
 //!
 //! # Overlapping launches
 //! From compute capability 9.0 on, programmatic dependent launch can start a kernel while its predecessor in
-//! the stream still runs. Such a kernel must contain `griddepcontrol.wait`, which waits for the predecessor's
-//! results. Only kernels with this instruction are launched with the attribute that permits the overlap.
+//! the stream is still running. Such a kernel must contain `griddepcontrol.wait`, which waits for the
+//! predecessor's results. Only kernels with this instruction are launched with the attribute that permits the
+//! overlap.
 //!
-//! From CUDA 12.3 on, a capture keeps the attribute as an edge of the graph. Older drivers refuse such a
+//! From CUDA 12.3 on, a capture turns the attribute into an edge of the graph. Older drivers reject such a
 //! graph, so captures on older drivers omit the attribute.
 
 use crate::api::{
@@ -25,30 +26,30 @@ use std::ffi::{CString, c_int};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// First CUDA version whose graphs keep the overlap attribute.
+/// First CUDA version whose graphs support the overlap attribute.
 const OVERLAP_IN_GRAPHS: i32 = 12_030;
 
 /// Size of cuBLASLt's workspace. NVIDIA recommends 32 MiB for compute capability 9.0.
 pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 
-/// Properties of a device that affect its calls.
+/// Properties of a device that affect the driver calls.
 pub(crate) struct Abilities {
     /// Whether the device supports programmatic dependent launch.
     pub(crate) overlaps: bool,
-    /// Whether memory is allocated from stream-ordered pools.
+    /// Whether Ragtag allocates memory from stream-ordered pools.
     pub(crate) pools: bool,
     /// Maximum local memory of a work group, in bytes.
     pub(crate) local_memory_bytes: u64,
 }
 
-/// A stream-ordered pool with a stream used only for allocations. Because of this stream, allocations do not
-/// wait for other work, and other work does not wait for allocations.
+/// A stream-ordered pool, and a stream that is used only for allocations. Because of this separate stream,
+/// allocations and other work do not wait for each other.
 struct Ordered {
     pool: Pool,
     stream: Stream,
 }
 
-/// Optional libraries of a device.
+/// Optional libraries that a device can use.
 #[derive(Default)]
 pub(crate) struct Tools {
     pub(crate) compiler: Option<Compiler>,
@@ -75,7 +76,7 @@ pub(crate) struct Code {
 pub(crate) struct Function {
     raw: api::Function,
     entry: Option<Entry>,
-    /// Whether a launch of the function may overlap the tail of the previous kernel.
+    /// Whether this function may start before the previous kernel has ended.
     overlaps: bool,
 }
 
@@ -102,8 +103,8 @@ impl Drop for CudaDriver {
         let products = self.products.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some((products, workspace)) = products else { return };
         drop(products);
-        // SAFETY: the workspace was allocated for the products, which are gone. Enqueued work keeps the
-        // driver alive until it has ended.
+        // SAFETY: the workspace was allocated for the products, which have been dropped. Enqueued work keeps
+        // the driver alive until it has ended.
         if let Err(error) = unsafe { self.free(workspace.address) } {
             tracing::debug!(%error, "cannot free cuBLASLt's workspace");
         }
@@ -124,7 +125,7 @@ impl Ordered {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let allocate = || self.pool.allocate(&self.stream, bytes);
         let allocated = allocate().or_else(|error| match error {
-            // Freed memory may be fragmented into blocks that are too small.
+            // The pool's free memory may be fragmented into blocks that are too small.
             Error::OutOfMemory { .. } => self.settle().and_then(|()| allocate()),
             other => Err(other),
         });
@@ -282,7 +283,7 @@ impl Driver for CudaDriver {
         match Products::new(library, &self.context, workspace) {
             Ok(products) => *ready = Some((products, workspace)),
             Err(error) => {
-                // SAFETY: nothing has used the workspace.
+                // SAFETY: nothing has used this workspace yet.
                 unsafe { self.free(address) }?;
                 return Err(error);
             }

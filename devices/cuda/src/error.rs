@@ -3,8 +3,7 @@
 use cudarc::driver::sys::CUresult;
 use ragtag_hal::Error;
 
-/// Codes which mean that the device is gone, or that every later call in the context fails with the same
-/// code.
+/// Codes that mean that the device is gone, or that every later call in the context fails with the same code.
 const STICKY: &[CUresult] = &[
     CUresult::CUDA_ERROR_DEINITIALIZED,
     CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
@@ -24,10 +23,10 @@ const STICKY: &[CUresult] = &[
     CUresult::CUDA_ERROR_UNKNOWN,
 ];
 
-/// `CUDA_ERROR_CONTAINED` of CUDA 12.8: the error was contained in this process, which must exit.
+/// `CUDA_ERROR_CONTAINED` (CUDA 12.8): the error affects only this process, which must exit.
 const CONTAINED: u32 = 226;
 
-/// Codes which mean that kernel code is invalid or was compiled for another device.
+/// Codes that mean that kernel code is invalid or was compiled for a different device.
 const REFUSED_CODE: &[CUresult] = &[
     CUresult::CUDA_ERROR_INVALID_IMAGE,
     CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
@@ -44,12 +43,12 @@ fn is(code: u32, list: &[CUresult]) -> bool {
     list.iter().any(|&known| known as u32 == code)
 }
 
-/// Returns the error for a result code. `name` is the driver's name of the code.
+/// Returns the error for a result code. `name` is the driver's name for the code.
 pub(crate) fn failure(call: &str, code: u32, name: Option<&str>) -> Error {
     Error::of_call(call, code.into(), name, code == CONTAINED || is(code, STICKY))
 }
 
-/// Converts an error to [`Error::OutOfMemory`] if its code reports that the device is out of memory.
+/// Converts an error to [`Error::OutOfMemory`] if its code means that the device is out of memory.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     error.or_shortage(|code| code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as i64, wanted)
 }
@@ -84,7 +83,7 @@ mod tests {
             let error = failure("cuX", code, None);
             assert!(matches!(&error, Error::Lost { cause } if cause.contains(&code.to_string())), "{error}");
         }
-        // The context stays usable after these errors: too many resources for a launch, not ready, not
+        // These errors leave the context usable, for example: too many resources for a launch, not ready, not
         // supported, and errors of stream capture.
         for code in [1, 2, 200, 218, 400, 500, 600, 701, 704, 801, 900, 901] {
             assert!(matches!(failure("cuX", code, None), Error::Api { .. }), "{code}");

@@ -1,10 +1,10 @@
 //! The CUDA backend: NVIDIA GPUs, named `cuda:0`, `cuda:1` and so on. It loads the driver library at run
 //! time.
 //!
-//! A device is a [`StreamDevice`](ragtag_stream::StreamDevice) over the driver's calls. It has three streams
-//! and runs programs as graphs. The driver compiles the kernels from PTX. If NVRTC is installed, it compiles
-//! the CUDA C++ source of the kernels instead. From compute capability 9.0 on, programmatic dependent launch
-//! overlaps the launch of a dependent kernel with the tail of its predecessor.
+//! A device is a [`StreamDevice`](ragtag_stream::StreamDevice) on top of the driver's calls. It has three
+//! streams and runs programs as graphs. The driver compiles the kernels from PTX. If NVRTC is installed, it
+//! compiles the CUDA C++ source of the kernels instead. From compute capability 9.0 on, programmatic
+//! dependent launch overlaps the launch of a dependent kernel with the tail of its predecessor.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -16,8 +16,8 @@
 //! | `error.rs` | conversion of CUDA's codes to errors |
 //! | `api/` | the driver library, NVRTC and cuBLASLt: functions, objects, calls |
 //!
-//! The driver reads `CUDA_VISIBLE_DEVICES` and other variables of CUDA. An adapter's `driver` shows the value
-//! of `CUDA_VISIBLE_DEVICES`, because this variable can hide devices.
+//! The driver reads `CUDA_VISIBLE_DEVICES` and other environment variables. An adapter's `driver` shows the
+//! value of `CUDA_VISIBLE_DEVICES`, because this variable can hide devices.
 //!
 //! This crate does not depend on operators, kernels or models.
 

@@ -1,13 +1,13 @@
 //! CUDA C++ kernels, compiled for the exact architecture and cached on disk.
 //!
-//! The cache stores machine code together with the PTX that describes its functions.
+//! The cache stores machine code together with the PTX, which describes the functions.
 
 use crate::api::Nvrtc;
 use ragtag_hal::Result;
 use ragtag_hal::cache::{Folder, Key, key};
 use std::sync::Arc;
 
-/// Size of the length field before the PTX in a cache file.
+/// Size in bytes of the length field that precedes the PTX in a cache file.
 const LENGTH_BYTES: usize = 8;
 
 /// PTX and machine code compiled from one source.
@@ -32,9 +32,9 @@ impl Compiled {
     }
 }
 
-/// Returns the compiler options. The target is the device's exact architecture, with the features that only
-/// this architecture has. Rounding follows IEEE 754 without contraction, so that all compilers produce the
-/// same results.
+/// Returns the compiler options. The target is the device's exact architecture, including the features that
+/// only this architecture has. Rounding follows IEEE 754, and contraction is disabled, so that all compilers
+/// produce the same results.
 pub(crate) fn options((major, minor): (i32, i32)) -> Vec<String> {
     let suffix = if (major, minor) >= (9, 0) { "a" } else { "" };
     let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");
@@ -60,7 +60,7 @@ impl Compiler {
         key(parts.into_iter().chain(self.options.iter().map(String::as_bytes)))
     }
 
-    /// Returns the code for a source. Takes the code from the cache, or compiles the source.
+    /// Returns the code of a source. The code comes from the cache or from the compiler.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-/// Lowest supported compute capability. It is the first with four-way int8 dot products.
+/// Lowest supported compute capability: the first that has four-way int8 dot products.
 const LOWEST_CAPABILITY: (i32, i32) = (6, 1);
 /// Required alignment of a binding's offset, in bytes. Kernels load 16 bytes at a time.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
@@ -19,28 +19,27 @@ const NAME_BYTES: usize = 256;
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// The driver's handle and the properties needed to open a device.
+/// Driver handle of a device, and the properties that are needed to open it.
 #[derive(Clone, Debug)]
 pub(crate) struct Native {
     pub(crate) device: CUdevice,
     /// Major and minor number of the compute capability.
     pub(crate) capability: (i32, i32),
-    /// Whether memory is allocated from stream-ordered pools.
+    /// Whether Ragtag allocates memory from stream-ordered pools.
     pub(crate) pools: bool,
 }
 
 /// Settings common to all adapters of a backend.
 pub(crate) struct Common<'a> {
     pub(crate) backend: &'static str,
-    /// Function that returns true if NVRTC compiles for a compute capability.
+    /// Function that returns true if NVRTC supports a compute capability.
     pub(crate) compiles: &'a dyn Fn((i32, i32)) -> bool,
 }
 
-/// Returns the devices that Ragtag can use, in the driver's order. A device that cannot be queried is left
-/// out.
+/// Returns the devices that Ragtag can use, in the driver's order. Skips a device that cannot be queried.
 ///
 /// # Errors
-/// Returns the driver's error if it cannot count the devices.
+/// Returns the driver's error if the driver cannot count the devices.
 pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<Found>> {
     let mut count = 0;
     // SAFETY: the call writes one number.
@@ -64,7 +63,7 @@ pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<
     Ok(found)
 }
 
-/// Returns the adapters whose memory a device can access, according to the driver.
+/// Returns the indices of the adapters whose memory a device can access, according to the driver.
 fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     let device = found[at].device;
     let reaches = |other: &&Found| {
@@ -77,7 +76,8 @@ fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     others.filter(reaches).map(|other| other.adapter.index).collect()
 }
 
-/// Returns the free device memory. Creates a temporary context, whose own memory is not counted as free.
+/// Returns the free bytes of device memory. Creates a temporary context for the query. The memory of that
+/// context does not count as free.
 pub(crate) fn free_bytes(functions: &Arc<Functions>, device: CUdevice) -> Result<u64> {
     Context::new(functions, device, None)?.memory().map(|(free, _)| free)
 }
@@ -111,7 +111,8 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         memory_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
         memory_bus_bits: reported(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
     };
-    // Mapped memory can be exported if the driver supports a handle type for it.
+    // Memory that is mapped through virtual memory management can be exported if the driver supports a handle
+    // type for it.
     let exports = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0
         && attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0;
     let sharing = MemorySharing {
@@ -173,8 +174,8 @@ fn driver(number: i32) -> DriverInfo {
     }
 }
 
-/// Returns the version of NVIDIA's driver, such as 580.159.04, if the system reports it. The API reports only
-/// the CUDA version.
+/// Returns the version of NVIDIA's driver, such as 580.159.04, if the operating system reports it. The API
+/// reports only the CUDA version.
 fn release() -> Option<String> {
     let release = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
     let release = release.trim();

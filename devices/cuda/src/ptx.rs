@@ -11,8 +11,8 @@ use std::collections::HashMap;
 pub(crate) struct Entry {
     /// Number of parameters.
     pub(crate) parameters: usize,
-    /// Whether the function contains `griddepcontrol.wait`, so that its launch may overlap the end of the
-    /// previous kernel.
+    /// Whether the function contains `griddepcontrol.wait`. If so, the function may start before the previous
+    /// kernel has ended.
     pub(crate) waits_for_grids: bool,
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn entries(text: &str) -> HashMap<String, Entry> {
     let text = without_comments(text);
     let mut entries = HashMap::new();
     for part in text.split(".entry").skip(1) {
-        // The text before the next entry may also contain functions that are not kernels.
+        // The text up to the next entry may also contain functions that are not kernels.
         let part = part.split(".func").next().unwrap_or(part);
         let name: String = part.trim_start().chars().take_while(|&c| is_name(c)).collect();
         let head = part.split('{').next().unwrap_or(part);

@@ -1,5 +1,5 @@
 //! Tests on every CUDA device of the machine: kernels in both languages, overlapping launches, programs and
-//! errors. The conformance suite has the tests that are common to all devices.
+//! errors. The conformance suite contains the tests that are common to all devices.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

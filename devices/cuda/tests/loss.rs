@@ -1,5 +1,5 @@
-//! Test of a real device loss, caused by a kernel that writes to an invalid address. It runs in its own
-//! process, because some drivers are unusable after a loss.
+//! Test of a real device loss, caused by a kernel that writes to an invalid address. The test has its own
+//! process, because a driver may be unusable after a loss.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -39,7 +39,8 @@ fn a_stray_kernel_loses_the_device() {
     let Error::Lost { cause } = first.root() else { panic!("{first:?}") };
     assert!(cause.contains("cu") && cause.contains("700"), "the call and its code: {cause}");
     assert_eq!(later.root(), first.root(), "the first cause is kept");
-    // CUDA does not specify the effect on other devices of the process: they keep working or are lost too.
+    // CUDA does not specify the effect on the process's other devices: they keep working, or they are lost
+    // too.
     for mut other in others {
         let label = other.device.adapter().label();
         let error = other.failure(QueueKind::Compute, vec![Command::Fill { to: all(0), word: 4 }]);

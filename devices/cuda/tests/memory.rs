@@ -1,5 +1,5 @@
-//! Test of a device that runs out of memory. It runs in its own process, because it uses all memory of the
-//! device.
+//! Test of a device that runs out of memory. The test has its own process, because it uses up the device's
+//! memory.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

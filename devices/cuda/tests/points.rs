@@ -1,4 +1,4 @@
-//! Tests of points between devices of different APIs, and of points that never pass.
+//! Tests of submissions that wait for devices of other APIs, or for points that never pass.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

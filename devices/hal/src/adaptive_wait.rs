@@ -1,9 +1,9 @@
 //! Adaptive waiting: a thread parks until shortly before an event is expected, then spins until it arrives.
 //!
-//! Waking a parked thread costs tens of microseconds (up to 100 in a virtual machine), and a token passes
-//! several such threads. Pipeline steps take about as long as the steps before them, so a thread can predict
-//! when the next event arrives. Spinning takes part of a core during generation. On machines with fewer than
-//! eight cores, threads do not spin on predictions.
+//! Waking a parked thread costs tens of microseconds (up to 100 in a virtual machine), and each token passes
+//! through several such threads. A pipeline step takes about as long as the step before it, so a thread can
+//! predict when the next event arrives. During generation, spinning takes up part of a core. On machines with
+//! fewer than eight cores, threads therefore do not spin around predicted times.
 //!
 //! This module knows nothing about the events that it waits for.
 
@@ -13,15 +13,14 @@ use std::time::{Duration, Instant};
 
 /// Number of past waits kept for prediction.
 const REMEMBERED: usize = 4;
-/// Time before the expected event at which a thread wakes. It is longer than the delay with which timers wake
-/// threads.
+/// Time by which a thread wakes before the expected event. It is longer than the usual delay of the system's
+/// timers.
 const EARLY: Duration = Duration::from_micros(150);
 /// Time after the expected event during which a thread keeps spinning.
 const LATE: Duration = Duration::from_micros(100);
-/// Minimum number of correct predictions among the last eight waits. With fewer, a thread makes no
-/// prediction.
+/// Minimum number of correct predictions among the last eight waits. Below it, a thread makes no prediction.
 const RELIABLE: u32 = 4;
-/// Minimum number of cores at which threads spin on predictions.
+/// Minimum number of cores of a machine on which threads spin around predicted times.
 const SPARE_FROM: usize = 8;
 
 /// Next action of a waiting thread.
@@ -29,7 +28,7 @@ const SPARE_FROM: usize = 8;
 pub enum Turn {
     /// Poll once.
     Look,
-    /// Park until another thread wakes the waiting thread. If there is a timeout, wake up after it.
+    /// Park until another thread wakes the waiting thread, or until the timeout, if there is one.
     Rest(Option<Duration>),
 }
 
@@ -119,13 +118,13 @@ enum Phase {
 struct History {
     recent: [Duration; REMEMBERED],
     waits: usize,
-    /// One bit for each of the last eight waits. A bit is set if one of the windows contained the duration of
-    /// the wait.
+    /// One bit for each of the last eight waits. The bit is set if the wait's duration was within one of the
+    /// windows.
     predicted: u8,
 }
 
 impl History {
-    /// Returns a time window around the duration of each recent wait.
+    /// Returns one time window per recent wait, around the duration of that wait.
     fn windows(&self) -> impl Iterator<Item = Range<Duration>> {
         self.recent.iter().take(self.waits).map(|&wait| wait.saturating_sub(EARLY)..wait + LATE)
     }
@@ -149,7 +148,7 @@ impl History {
     fn learn(&mut self, waited: Duration) {
         self.predicted = self.predicted << 1 | u8::from(self.is_expected(waited));
         self.recent[self.waits % REMEMBERED] = waited;
-        // Bounds the counter. From `REMEMBERED` on, only its remainder matters.
+        // Bounds the counter. Once it has reached `REMEMBERED`, only its remainder matters.
         self.waits = if self.waits + 1 == 2 * REMEMBERED { REMEMBERED } else { self.waits + 1 };
     }
 }

@@ -22,9 +22,9 @@ pub enum AdapterKind {
     Discrete,
     /// A GPU that shares the host's memory.
     Integrated,
-    /// The host's processor as a compute device.
+    /// The host's CPU as a compute device.
     Cpu,
-    /// A software implementation of a GPU API on the host's processor.
+    /// A software implementation of a GPU API that runs on the host's CPU.
     Software,
 }
 
@@ -83,7 +83,7 @@ pub enum HeapKind {
     Host,
 }
 
-/// Source of the size and the free bytes of a heap.
+/// Source of a heap's size and free bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemorySource {
@@ -181,16 +181,16 @@ impl Adapter {
     }
 }
 
-/// Driver name and version, with the environment variables and throttles that restrict the device. The
+/// Driver name and version, and the environment variables and throttles that restrict the device. The
 /// serialized form is a string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub struct DriverInfo {
     /// Driver name and version as the API reports them.
     pub name: String,
-    /// Environment variables that hide devices, with their values.
+    /// Environment variables that hide devices, and their values.
     pub hidden_by: Option<String>,
-    /// Maximum number of multiprocessors that the device uses, if a throttle limits it.
+    /// Maximum number of multiprocessors that the device uses, if a throttle limits the number.
     pub multiprocessors: Option<u32>,
     /// Duty cycle of the compute queue in percent, if a throttle limits it.
     pub duty_percent: Option<u32>,
@@ -247,8 +247,7 @@ impl<T> Found<T> {
         found.into_iter().map(|found| found.adapter).collect()
     }
 
-    /// Returns the device in `present` that an earlier probe reported as `wanted`. `present` is the result of
-    /// a new probe.
+    /// Looks up `wanted`, an adapter from an earlier probe, in `present`, the result of a new probe.
     ///
     /// # Errors
     /// Returns [`Error::Invalid`] if the device is no longer present.
@@ -258,11 +257,11 @@ impl<T> Found<T> {
         found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
     }
 
-    /// Finds each adapter of `wanted` in `present`, and calls `open` with the device found, the adapter, and
-    /// the ID that is paired with the adapter.
+    /// Finds each adapter of `wanted` in `present`, and calls `open` with the device, the adapter, and the ID
+    /// that is paired with the adapter.
     ///
     /// # Errors
-    /// Returns the errors of [`find`](Self::find) and the errors of `open`.
+    /// Returns the error of [`find`](Self::find) or of `open`.
     pub fn open_each<D: Device + 'static>(
         present: &[Self],
         wanted: &[(Adapter, DeviceId)],
@@ -292,11 +291,12 @@ pub trait Backend: Send + Sync {
     /// Returns the adapters that this API reports.
     ///
     /// # Errors
-    /// Returns [`Unavailable`], which names the missing library or driver.
+    /// Returns [`Unavailable`], which names the missing or broken library or driver.
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable>;
 
-    /// Opens each adapter in `adapters` and assigns it the ID that it is paired with. Devices that are opened
-    /// in one call can share a driver context. The IDs of a device's timelines contain the ID of the device.
+    /// Opens each adapter in `adapters` and gives the device the ID that is paired with the adapter. Devices
+    /// opened in one call can share a driver context. The IDs of a device's timelines contain the ID of the
+    /// device.
     ///
     /// # Errors
     /// Returns an error if an adapter no longer exists or a driver call fails.
@@ -315,7 +315,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Returns the monotonic time in nanoseconds since the first call in this process.
+    /// Returns the time in nanoseconds since the first call in this process. The clock is monotonic.
     pub fn now_ns() -> u64 {
         static EPOCH: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
         EPOCH.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
@@ -344,11 +344,11 @@ pub trait Device: Send {
     /// Returns the ID with which the device was opened.
     fn id(&self) -> DeviceId;
 
-    /// Returns the adapter as probed when the device was opened.
+    /// Returns the adapter as the probe reported it when the device was opened.
     fn adapter(&self) -> &Adapter;
 
-    /// Returns the current sizes and free bytes of the device's heaps. Buffers are allocated from the first
-    /// heap.
+    /// Returns the current size and free bytes of each heap of the device. Buffers are allocated from the
+    /// first heap.
     ///
     /// # Errors
     /// Returns an error if an API call fails.
@@ -369,7 +369,7 @@ pub trait Device: Send {
     /// Returns an error if an API call fails.
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()>;
 
-    /// Returns the statistics of the buffer pool.
+    /// Returns statistics about the buffer pool.
     fn pool_stats(&self) -> PoolStats;
 
     /// Frees the allocations that the pool caches for reuse. Returns their total size in bytes.
@@ -448,15 +448,14 @@ pub trait Device: Send {
     /// Returns an error if an API call fails.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()>;
 
-    /// Enqueues work and returns without waiting for it. If the work fails later, the timeline of its queue
-    /// fails.
+    /// Enqueues work and returns without waiting for it. If the work fails later, its queue's timeline fails.
     ///
     /// # Errors
-    /// Returns an error if the API rejects the submission. The queue's timeline then fails as well.
+    /// Returns an error if the API rejects the submission. In this case, the queue's timeline also fails.
     fn submit(&mut self, submission: Submission) -> Result<()>;
 
-    /// Appends to `timings` the times of the submissions that ended since the last call, if the API measures
-    /// them.
+    /// Appends to `timings` the start and end of each submission that has ended since the last call. Appends
+    /// nothing if the API does not measure times.
     fn take_timings(&mut self, timings: &mut Vec<Timing>);
 }
 

@@ -1,8 +1,8 @@
 //! Cache of compiled programs, in memory and in a folder of bounded size. Files are written atomically and
 //! carry a checksum.
 //!
-//! Failures of the cache cause no errors. An unreadable program is compiled again, and a program whose write
-//! fails is not cached. This module knows nothing about drivers.
+//! The cache never reports its failures as errors. A program whose file is unreadable is compiled again. If
+//! writing a file fails, the program is not cached. This module knows nothing about drivers.
 
 use crate::error::Result;
 use blake3::{Hash, Hasher};
@@ -15,7 +15,7 @@ use std::time::SystemTime;
 
 /// Maximum size of the folder in bytes. Beyond it, the cache removes the least recently used files.
 const MAX_BYTES: u64 = 256 << 20;
-/// Size of the checksum before each program in bytes.
+/// Size in bytes of the checksum, which precedes the program in a file.
 const CHECKSUM_BYTES: usize = 32;
 
 /// Digest of all inputs that determine the code of a program.
@@ -60,11 +60,12 @@ impl Folder {
         self.path.join(format!("{}.bin", key.to_hex()))
     }
 
-    /// Returns the program that is stored under this key, if its file is intact.
+    /// Returns the program stored under this key, if its file is intact.
     pub fn load(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.file(key);
         let mut content = Vec::new();
-        // The limit protects against endless files behind symbolic links. The cache stores no larger files.
+        // The limit protects against endless files behind symbolic links. The cache itself never stores a
+        // larger file.
         fs::File::open(&path).ok()?.take(self.max_bytes).read_to_end(&mut content).ok()?;
         let (checksum, program) = content.split_at_checked(CHECKSUM_BYTES)?;
         if blake3::hash(program).as_bytes() != checksum {
@@ -76,7 +77,7 @@ impl Folder {
         Some(program.to_vec())
     }
 
-    /// Stores a program under a key. Replaces any program that was stored under the key.
+    /// Stores a program under a key. Replaces the previous program under this key, if any.
     pub fn store(&self, key: &Key, program: &[u8]) {
         if let Err(error) = self.write(key, program).and_then(|()| self.prune()) {
             tracing::debug!(%error, path = %self.path.display(), "cannot store a program in the cache");
@@ -91,8 +92,8 @@ impl Folder {
         file.persist(self.file(key)).map(drop).map_err(|error| error.error)
     }
 
-    /// Removes the least recently used files until the folder is within its limit. Temporary files that a
-    /// crashed process left behind are treated like the others.
+    /// Removes the least recently used files until the folder is within its limit. Temporary files left
+    /// behind by a crashed process are treated like the other files.
     fn prune(&self) -> io::Result<()> {
         let mut files: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.path)? {
@@ -116,7 +117,7 @@ impl Folder {
     }
 }
 
-/// Numbers of programs that a backend's devices requested, by the origin of the program.
+/// Numbers of programs that a backend's devices requested, by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     /// Compiled from source.
@@ -127,8 +128,8 @@ pub struct CacheCounters {
     pub reused: u64,
 }
 
-/// Compiled binaries of programs, shared by all devices of a backend. They stay in memory as long as the
-/// backend exists. If there is a cache folder, they are also stored on disk for later processes.
+/// Compiled binaries of programs, shared by all devices of a backend. The binaries stay in memory as long as
+/// the backend exists. If there is a cache folder, they are also stored there for later processes.
 #[derive(Debug, Default)]
 pub struct Shelf {
     folder: Option<Folder>,
@@ -140,7 +141,8 @@ pub struct Shelf {
 type Place = Arc<Mutex<Option<Arc<[u8]>>>>;
 
 impl Shelf {
-    /// Returns a shelf that also stores binaries in `folder`. Without a folder, binaries stay in memory only.
+    /// Returns a shelf that also stores binaries in `folder`. Without a folder, it keeps binaries only in
+    /// memory.
     pub fn new(folder: Option<Folder>) -> Self {
         Self { folder, ..Self::default() }
     }
@@ -150,7 +152,7 @@ impl Shelf {
         *lock(&self.counters)
     }
 
-    /// Returns the cached binary of a program, and the counter to increment for its origin.
+    /// Returns the cached binary of a program, and the counter to increment for the binary's origin.
     fn find(&self, key: &Key, place: &Option<Arc<[u8]>>) -> Option<(Arc<[u8]>, Counter)> {
         match place {
             Some(bytes) => Some((Arc::clone(bytes), |counters| &mut counters.reused)),
@@ -180,7 +182,7 @@ pub struct Programs<P> {
 type Slot<P> = Arc<Mutex<Option<P>>>;
 
 impl<P: Clone> Programs<P> {
-    /// Returns an empty table that takes binaries from `shelf`.
+    /// Returns an empty table that looks up binaries in `shelf`.
     pub fn new(shelf: Arc<Shelf>) -> Self {
         Self { shelf, slots: Mutex::default() }
     }

@@ -1,5 +1,5 @@
-//! Capabilities of a device, as data. Ragtag chooses kernel variants, resident layouts and routes by these
-//! capabilities.
+//! Capabilities of a device, as data. Ragtag selects kernel variants, resident layouts and routes based on
+//! these capabilities.
 
 use crate::gemm::GemmLibrary;
 use serde::{Deserialize, Serialize};
@@ -30,13 +30,13 @@ pub enum Feature {
     /// NVIDIA compute capability 9.0 or newer: programmatic dependent launch overlaps the start of a launch
     /// with the tail of its predecessor.
     Sm90,
-    /// NVIDIA compute capability 9.0 only: matrix instructions of four warps (`wgmma`).
+    /// NVIDIA compute capability 9.0 only: matrix instructions that four warps execute together (`wgmma`).
     Sm90a,
     /// AMD GPUs with wavefronts of 64 work items.
     Wave64,
-    /// AMD matrix instructions of RDNA 3 and newer.
+    /// Matrix instructions of AMD RDNA 3 and newer.
     Wmma,
-    /// AMD matrix instructions of CDNA.
+    /// Matrix instructions of AMD CDNA.
     Mfma,
     /// Cooperative matrices: a sub-group multiplies tiles of 16 × 16 f16 values and accumulates in f32.
     CooperativeMatrix,
@@ -61,7 +61,7 @@ pub enum KernelLanguage {
     HipC,
     /// SPIR-V for OpenCL's kernel execution model.
     SpirV,
-    /// WebGPU's shading language, with constants in the address space `immediate`.
+    /// WGSL, WebGPU's shading language, with constants in the address space `immediate`.
     Wgsl,
 }
 
@@ -92,8 +92,8 @@ pub struct Caps {
     pub max_binding_bytes: u64,
     /// Required alignment of a binding's offset, in bytes.
     pub binding_alignment_bytes: u64,
-    /// Required alignment of the buffer offsets and of the lengths of uploads, downloads and copies, in
-    /// bytes. If a range ends at the end of its buffer, its length may be unaligned.
+    /// Required alignment of buffer offsets and lengths in uploads, downloads and copies, in bytes. The
+    /// length may be unaligned if the range ends at the end of its buffer.
     pub copy_alignment_bytes: u64,
     /// Number of threads or compute units that execute a dispatch.
     pub parallel_units: u32,
@@ -101,7 +101,7 @@ pub struct Caps {
     pub max_work_group_items: u32,
     /// Maximum local memory of a group in bytes.
     pub local_memory_bytes: u64,
-    /// Clocks and widths that the API reports.
+    /// Clock rates and widths that the API reports.
     #[serde(default, skip_serializing_if = "Clocks::is_unknown")]
     pub clocks: Clocks,
     /// Matrix product library that modules may link to, if one was found.
@@ -113,8 +113,8 @@ pub struct Caps {
 }
 
 impl Default for Caps {
-    /// Returns the capabilities of an unrestricted CPU: three queues, unlimited memory, groups of one work
-    /// item.
+    /// Returns the capabilities of an unrestricted CPU: three concurrent queues, unlimited memory, and groups
+    /// of one work item.
     fn default() -> Self {
         Self {
             languages: BTreeSet::new(),
@@ -123,7 +123,7 @@ impl Default for Caps {
             records_programs: true,
             max_allocation_bytes: isize::MAX as u64,
             max_binding_bytes: isize::MAX as u64,
-            // The size of a cache line, so that the outputs of two kernels never share a line.
+            // The size of a cache line, so that the outputs of two kernels never share a cache line.
             binding_alignment_bytes: 64,
             copy_alignment_bytes: 1,
             parallel_units: 1,
@@ -142,7 +142,7 @@ impl Default for Caps {
 pub struct Clocks {
     /// Clock of the compute units, in kHz.
     pub compute_khz: u32,
-    /// f32 lanes per unit of [`Caps::parallel_units`].
+    /// Number of f32 lanes per compute unit. [`Caps::parallel_units`] is the number of compute units.
     pub lanes_per_unit: u32,
     /// Memory clock, in kHz. The memory makes two transfers per cycle.
     pub memory_khz: u32,
@@ -151,7 +151,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Returns true if the API reports neither a clock rate nor a width.
+    /// Returns true if the API reports no clock rates and no widths.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
@@ -175,19 +175,20 @@ impl Clocks {
     }
 }
 
-/// Kinds of memory sharing that a driver claims to support. A trial must confirm each kind before use.
+/// Kinds of memory sharing that a driver claims to support. Ragtag must test each kind on the machine before
+/// using it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySharing {
     /// Indices of adapters of the same backend whose memory the device can access.
     pub peers: BTreeSet<u32>,
-    /// Handle types with which the device can export memory.
+    /// Handle types as which the device can export memory.
     pub exports: BTreeSet<MemoryHandle>,
-    /// Handle types with which the device can import memory.
+    /// Handle types from which the device can import memory.
     pub imports: BTreeSet<MemoryHandle>,
 }
 
 impl MemorySharing {
-    /// Returns true if the driver claims no kind of memory sharing.
+    /// Returns true if the driver does not claim to support any kind of memory sharing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

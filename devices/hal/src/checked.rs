@@ -1,11 +1,11 @@
-//! Validation of every device call, once for all backends.
+//! Validates every call to a device, once for all backends.
 //!
 //! [`Checked`] enforces the contract in the crate's documentation, so a backend may trust its arguments. An
 //! invalid call fails with [`Error::Invalid`] before it reaches the backend, and changes nothing. `Checked`
-//! validates the commands of a program when the program is recorded. When the program is submitted, it
-//! validates only the points of the submission and that the last run of the program has ended.
+//! validates a program's commands when the program is recorded. When the program is submitted, `Checked` only
+//! validates the points of the submission and checks that the program's previous run has ended.
 //!
-//! This module knows no API. It reads only commands, capabilities and timelines.
+//! This module is independent of any API. It reads only commands, capabilities and timelines.
 
 mod commands;
 mod leaks;
@@ -32,12 +32,12 @@ use std::sync::Arc;
 /// - an ID names one resource at a time;
 /// - a wait on the device's own timeline names a point that an earlier submission signals. Any other wait
 ///   names a point of an imported timeline;
-/// - a resource is destroyed only when no submission that uses it is outstanding. A program that names a
+/// - a resource is destroyed only when no submission that uses it is outstanding. A program that uses a
 ///   destroyed buffer, region or module can no longer be submitted.
 ///
 /// Submissions on a failed timeline do not count as outstanding.
 ///
-/// On drop, `Checked` warns about resources that were not destroyed: see [`Checked::leaks`].
+/// When `Checked` is dropped, it warns about resources that were not destroyed: see [`Checked::leaks`].
 pub struct Checked {
     inner: Box<dyn Device>,
     own: [Own; 3],
@@ -60,7 +60,7 @@ impl Own {
     }
 }
 
-/// Value of the last submission that uses a resource, for each queue.
+/// For each queue, the value that the last submission that uses a resource signals.
 #[derive(Clone, Copy, Default)]
 struct LastUse([u64; 3]);
 
@@ -97,7 +97,7 @@ impl Checked {
         Self { inner, own, imported, resources, programs, watch: LeakWatch::default() }
     }
 
-    /// Wraps a device in validation and injects faults. An empty set of faults adds no overhead. If the
+    /// Wraps a device in validation and fault injection. An empty set of faults adds no overhead. If the
     /// faults include delays or losses, starts a thread that advances mirrored timelines.
     ///
     /// # Errors
@@ -300,7 +300,7 @@ impl Device for Checked {
         self.check_idle(&last_use, format_args!("{id} is recorded anew"))?;
         self.check_commands(QueueKind::Compute, &commands)?;
         let names = names(&commands);
-        // The old program is removed even if the backend rejects the new program.
+        // The old program is removed even if the backend rejects the new one.
         self.programs.remove(&id);
         self.inner.record(id, commands)?;
         self.programs.insert(id, Program { names, last_use, missing: None });
@@ -318,8 +318,8 @@ impl Device for Checked {
         let (queue, signal) = (submission.queue, submission.signal);
         self.check_signal(&submission)?;
         submission.waits.iter().try_for_each(|&wait| self.check_wait(wait))?;
-        // Resources are marked before the call. If the backend rejects the submission, the timeline fails and
-        // no longer counts as having outstanding work.
+        // Resources are marked before the backend call. If the backend rejects the submission, the timeline
+        // fails, and work on a failed timeline does not count as outstanding.
         match &submission.work {
             Work::Commands(commands) => {
                 self.check_commands(queue, commands)?;

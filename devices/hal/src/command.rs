@@ -6,7 +6,7 @@ use crate::host::HostFn;
 use crate::ids::{BufferId, ModuleId, Point, ProgramId, QueueKind, RegionId};
 use std::sync::Arc;
 
-/// Access of a kernel to the bytes of a binding.
+/// A kernel's access to the bytes of a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The kernel only reads the binding.
@@ -24,17 +24,17 @@ pub struct BufferRange {
     pub buffer: BufferId,
     /// First byte.
     pub offset: u64,
-    /// Number of bytes, not zero.
+    /// Number of bytes. It is never zero.
     pub bytes: u64,
 }
 
-/// A range of a buffer that is bound to a kernel argument. A written binding must not overlap another binding
-/// of the dispatch.
+/// A range of a buffer that is bound to a kernel argument. A binding that the kernel writes must not overlap
+/// any other binding of the dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// Range of the buffer to bind.
     pub range: BufferRange,
-    /// Access of the kernel to the range. It must match the entry's ABI.
+    /// The kernel's access to the range. It must match the entry's ABI.
     pub access: Access,
 }
 
@@ -45,17 +45,17 @@ pub struct Dispatch {
     pub module: ModuleId,
     /// Entry of the module: an index into [`Module::entries`].
     pub entry: u32,
-    /// Arguments in the ABI's order.
+    /// Bound ranges in the ABI's order.
     pub bindings: Vec<Binding>,
     /// Constants in the ABI's order. Floats are passed as their bit patterns.
     pub constants: Vec<u32>,
-    /// Numbers of work groups along x, y and z, at most 2^32 - 1 groups in total. If one of the numbers is
-    /// zero, the dispatch does nothing. Groups of one dispatch may run concurrently and in any order. Two
-    /// groups must not write the same bytes.
+    /// Number of work groups along x, y and z, at most 2^32 - 1 groups in total. If any of the three is zero,
+    /// the dispatch does nothing. Groups of one dispatch may run concurrently and in any order. Two groups
+    /// must not write the same bytes.
     pub grid: [u32; 3],
 }
 
-/// A command of a queue. Commands of one submission take effect in order.
+/// A command for a queue. The commands of a submission take effect in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// A kernel launch (compute queue).
@@ -71,7 +71,7 @@ pub enum Command {
     Fill {
         /// Destination.
         to: BufferRange,
-        /// Word that the command writes repeatedly.
+        /// Word that fills the range.
         word: u32,
     },
     /// A copy from a registered host region (compute or upload queue).
@@ -97,25 +97,25 @@ pub enum Command {
 /// The work of a submission.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// Commands to execute once. An empty list only waits and signals.
+    /// Commands to execute once. A submission with an empty list only waits and signals.
     Commands(Vec<Command>),
     /// A recorded program (compute queue only).
     Program(ProgramId),
 }
 
-/// Work for a queue, with the points that it waits for and signals.
+/// Work for a queue, the points that it waits for, and the point that it signals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Submission {
     /// Queue that executes the work.
     pub queue: QueueKind,
     /// Work to execute.
     pub work: Work,
-    /// Points that must pass before the work starts. A point of another device needs an imported timeline. A
-    /// point of this device needs an earlier submission that signals it, because APIs cannot wait for later
-    /// submissions.
+    /// Points that must pass before the work starts. The timeline of a point of another device must have been
+    /// imported. A point of this device must be signalled by an earlier submission, because APIs cannot wait
+    /// for later submissions.
     pub waits: Vec<Point>,
-    /// Point that passes when the work is done. It lies on the timeline of `queue`, above the points of all
-    /// earlier submissions.
+    /// Point that passes when the work is done. It lies on the timeline of `queue`, and its value is larger
+    /// than the values of all earlier submissions.
     pub signal: Point,
 }
 
@@ -124,29 +124,29 @@ pub struct Submission {
 pub struct EntryAbi {
     /// Name in its module.
     pub name: &'static str,
-    /// Access of the kernel to each binding.
+    /// The kernel's access to each binding.
     pub bindings: &'static [Access],
     /// Number of 32-bit constants.
     pub constants: usize,
     /// Function that computes the extent of each binding. The extent is the number of bytes, from the start
-    /// of the binding, that a launch with `constants` may access. The arithmetic saturates. On overflow, the
-    /// extent is `u64::MAX`, so the dispatch is invalid, because no binding is that large.
+    /// of the binding, that a launch with `constants` may access. The arithmetic saturates. An overflowing
+    /// extent becomes `u64::MAX`. This makes the dispatch invalid, because no binding is that large.
     pub extents: fn(constants: &[u32], extents: &mut [u64]),
 }
 
 /// Code of a module.
 #[derive(Clone, Debug)]
 pub enum ModuleSource {
-    /// CPU kernels: functions in this process, one for each entry.
+    /// CPU kernels: one Rust function in this process per entry.
     Host(Vec<HostFn>),
-    /// Source texts for the driver or its compiler, one for each entry.
+    /// Source code for the driver or its compiler, one text per entry.
     Text {
         /// The language: OpenCL C, CUDA C++, PTX, HIP C++ or WGSL.
         language: KernelLanguage,
         /// Source text and function of each entry.
         entries: Vec<TextEntry>,
     },
-    /// Kernel source for some entries, and a library's matrix products for the other entries. The device's
+    /// Kernel source for some entries, and matrix products of a library for the others. The device's
     /// capabilities name the library.
     Linked {
         /// Language of the source texts, or `None` if all entries are products.
@@ -154,7 +154,7 @@ pub enum ModuleSource {
         /// Kernels and products, in the order of [`Module::entries`].
         entries: Vec<LinkedEntry>,
     },
-    /// A SPIR-V binary that has one function for each entry.
+    /// A SPIR-V binary with one function per entry.
     SpirV {
         /// SPIR-V words in little-endian order.
         binary: Arc<[u8]>,
@@ -163,13 +163,13 @@ pub enum ModuleSource {
     },
 }
 
-/// A kernel function for a device compiler. Its parameters are the entry's bindings as global pointers,
+/// A kernel function in code for a device. Its parameters are the entry's bindings as global pointers,
 /// followed by the constants as 32-bit words.
 ///
-/// In WGSL the bindings are `@group(0) @binding(i)` in the address space `storage`, in the entry's order. The
-/// address space `immediate` holds the position of the first work group in three words, followed by the
-/// constants. A grid that exceeds the device's limit is launched in parts. The position of a group in the
-/// grid is its `workgroup_id` plus the position of the first work group.
+/// In WGSL, the bindings are `@group(0) @binding(i)` in the address space `storage`, in the entry's order.
+/// The address space `immediate` holds the position of the first work group in three words, followed by the
+/// constants. A grid that exceeds the device's limit is launched in several parts. The position of a group in
+/// the grid is therefore its `workgroup_id` plus the position of the first work group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFunction {
     /// Name.
@@ -181,7 +181,7 @@ pub struct DeviceFunction {
     pub dynamic_local_bytes: u32,
 }
 
-/// A kernel function with its source text.
+/// A kernel function and its source text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextEntry {
     /// Complete source text. Entries with equal texts share one program.
@@ -195,12 +195,12 @@ pub struct TextEntry {
 pub enum LinkedEntry {
     /// A kernel.
     Text(TextEntry),
-    /// A matrix product that the library computes. A dispatch with an empty grid skips the product. Any other
-    /// grid computes the whole product, whatever its size.
+    /// A matrix product that the library computes. A dispatch with an empty grid skips the product. A
+    /// dispatch with any other grid computes the whole product.
     Gemm(GemmEntry),
 }
 
-/// A set of kernel entries with their ABIs and their code.
+/// A set of kernel entries: their ABIs and their code.
 #[derive(Clone, Debug)]
 pub struct Module {
     /// Name for messages and reports.

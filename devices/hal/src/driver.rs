@@ -1,15 +1,15 @@
-//! The common device implementation above every backend's driver.
+//! The device implementation that all backends share. It runs on top of a backend's driver.
 //!
 //! A backend implements [`Driver`] and [`DriverQueue`], and passes both to [`DriverDevice::open`]. This
 //! module implements the rest of [`Device`](crate::Device).
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | `device.rs` | the device: ids, points, submissions |
-//! | `script.rs` | commands whose ids are resolved to memory and kernels |
+//! | `device.rs` | the device: IDs, points, submissions |
+//! | `script.rs` | commands whose IDs are resolved to memory and kernels |
 //! | `memory.rs` | the buffer pool and its size limit |
 //!
-//! This module knows no API.
+//! This module is independent of any API.
 
 mod device;
 mod memory;
@@ -32,12 +32,12 @@ pub trait Allocation: Send + Sync + 'static {
     /// Size in bytes.
     fn bytes(&self) -> u64;
 
-    /// Returns a pointer through which the host can write the memory, if the host has access.
+    /// Returns a pointer through which the host can write the memory, or `None` if the host has no access.
     fn writable(&self) -> Option<*mut u8> {
         None
     }
 
-    /// Returns a pointer through which the host can read the memory, if such reads are fast.
+    /// Returns a pointer through which the host can read the memory quickly, or `None` if it cannot.
     fn readable(&self) -> Option<*const u8> {
         None
     }
@@ -55,14 +55,14 @@ pub trait Driver: Send + Sync + Sized + 'static {
     type Region: Send + Sync;
     /// A loaded entry of a module.
     type Entry: Send;
-    /// A kernel launch with bound arguments. The caller keeps the launch's spans alive.
+    /// A kernel launch with bound arguments. The caller keeps the bound spans alive.
     type Launch: Send + Sync;
-    /// Driver state of a script in addition to its steps. It is dropped before the steps.
+    /// State that the driver keeps for a script in addition to its steps. It is dropped before the steps.
     type Recording: Send + Sync;
     /// A queue of the device.
     type Queue: DriverQueue<Driver = Self>;
 
-    /// Checks for errors that the driver reports through a channel other than return codes, such as a
+    /// Checks for errors that the driver does not report through return codes, such as the messages of a
     /// validation layer.
     ///
     /// # Errors
@@ -71,14 +71,15 @@ pub trait Driver: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// Returns the current size and free bytes of the heap for buffers. Ignores limits that the user set.
+    /// Returns the current size and free bytes of the heap from which buffers are allocated. Ignores the
+    /// user's limits.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
     fn heap(&self) -> Result<Memory>;
 
-    /// Returns true if the number of free bytes that the heap reports is reliable. The device then rejects a
-    /// buffer larger than this number without a driver call.
+    /// Returns true if the reported free bytes of the heap are reliable. If so, the device rejects a buffer
+    /// that is larger than that without calling the driver.
     fn trusts_free_bytes(&self) -> bool;
 
     /// Allocates memory and commits it before the call returns.
@@ -110,8 +111,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the errors of [`Device::create_module`](crate::Device::create_module).
     fn entries(&self, module: &Module) -> Result<Vec<Self::Entry>>;
 
-    /// Binds spans and constants to an entry. The caller has checked that their numbers match the entry's
-    /// ABI.
+    /// Binds spans and constants to an entry. The caller has checked that the number of spans and the number
+    /// of constants match the entry's ABI.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -130,8 +131,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// failure to pin is not an error.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Self::Region>;
 
-    /// Appends `step` to the steps of a script. If the API lacks the command, appends other steps with the
-    /// same effect.
+    /// Appends `step` to the steps of a script. If the API has no such command, appends other steps that have
+    /// the same effect.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.

@@ -1,4 +1,4 @@
-//! Errors of devices, as types that callers can match on.
+//! Device errors, as types that callers can match on.
 
 use crate::ids::Point;
 use serde::{Deserialize, Serialize};
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 /// Result of a call to a device.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failed call or submission. The type is `Clone` because a failed timeline reports its error to every
+/// A failed call or submission. The type is `Clone`, because a failed timeline reports its error to every
 /// waiter.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
-    /// The device cannot hold an allocation.
+    /// The device has too little memory for an allocation.
     #[error("out of device memory: {wanted} bytes wanted, {} free", free.map_or("unknown".into(), |f| f.to_string()))]
     OutOfMemory {
         /// Requested bytes.
         wanted: u64,
-        /// Free bytes that the device reports, if any.
+        /// Free bytes, if the device reports them.
         free: Option<u64>,
     },
     /// The allocation exceeds the device's limit for one allocation, regardless of free memory.
@@ -34,7 +34,7 @@ pub enum Error {
         /// Cause as the driver reports it.
         cause: String,
     },
-    /// The owner has closed the device. The results of outstanding work are no longer reported.
+    /// The owner has closed the device. The outcome of outstanding work is no longer reported.
     #[error("device closed: {cause}")]
     Closed {
         /// Reason why the device was closed.
@@ -63,7 +63,7 @@ pub enum Error {
     /// The caller broke the contract: unknown ID, range outside a buffer, wrong arity, wrong access.
     #[error("invalid use: {what}")]
     Invalid {
-        /// The broken rule with the offending values.
+        /// The broken rule and the offending values.
         what: String,
     },
     /// The timeline of an awaited point failed before it reached the point.
@@ -77,7 +77,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns an [`Error::Invalid`] whose text is `what`.
+    /// Returns an [`Error::Invalid`] with the text `what`.
     pub fn invalid(what: impl Into<String>) -> Self {
         Error::Invalid { what: what.into() }
     }
@@ -92,8 +92,8 @@ impl Error {
         }
     }
 
-    /// If the error is an [`Error::Api`] whose code satisfies `is_shortage`, returns [`Error::OutOfMemory`]
-    /// for an allocation of `wanted` bytes. Otherwise returns the error unchanged.
+    /// Converts an [`Error::Api`] whose code satisfies `is_shortage` to [`Error::OutOfMemory`] for an
+    /// allocation of `wanted` bytes. Returns any other error unchanged.
     pub fn or_shortage(self, is_shortage: impl FnOnce(i64) -> bool, wanted: u64) -> Self {
         match self {
             Error::Api { code, .. } if is_shortage(code) => Error::OutOfMemory { wanted, free: None },
@@ -115,12 +115,12 @@ impl Error {
     }
 }
 
-/// Reason why a backend has no adapters: its library or driver is missing or does not work.
+/// Reason why a backend has no adapters: its library or driver is missing or broken.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[error("{cause} (tried {})", if tried.is_empty() { "nothing".into() } else { tried.join(", ") })]
 pub struct Unavailable {
     /// Libraries or paths that were tried.
     pub tried: Vec<String>,
-    /// Cause as text.
+    /// Text that describes the cause.
     pub cause: String,
 }

@@ -1,10 +1,10 @@
 //! Descriptions of process exit statuses, for reports about crashed drivers and compilers.
 //!
-//! This module knows nothing about the purpose of the process.
+//! This module does not depend on what the process does.
 
 use std::process::ExitStatus;
 
-/// Describes an exit status, for example as `SIGSEGV (segmentation fault)` or `exit code 3`.
+/// Describes an exit status in words, such as `SIGSEGV (segmentation fault)` or `exit code 3`.
 pub fn exit_in_words(status: ExitStatus) -> String {
     match (signal(status), status.code()) {
         (Some(number), _) => match NAMES.iter().find(|(known, _)| *known == number) {
@@ -29,7 +29,7 @@ fn signal(_: ExitStatus) -> Option<i32> {
     None
 }
 
-/// Signals that end a process, by their Linux numbers on x86-64 and AArch64.
+/// Signals that end a process, and their numbers on Linux (x86-64 and AArch64).
 const NAMES: &[(i32, &str)] = &[
     (4, "SIGILL (illegal instruction)"),
     (5, "SIGTRAP (trap)"),
@@ -58,8 +58,8 @@ mod tests {
 
     #[test]
     fn signals_and_codes_are_described() {
-        // Raw statuses as wait() reports them. The low seven bits hold the signal, bits 8 to 15 hold the exit
-        // code.
+        // Raw statuses, as `wait` reports them. The low seven bits hold the signal, and bits 8 to 15 hold the
+        // exit code.
         let words = |raw| exit_in_words(ExitStatus::from_raw(raw));
         assert_eq!(words(11), "SIGSEGV (segmentation fault)");
         assert_eq!(words(6 | 0x80), "SIGABRT (abort)", "with a core file");

@@ -1,9 +1,9 @@
-//! Fault injection: a device that, on request, runs out of memory, rejects calls, is lost or slows down.
+//! Fault injection: on request, a device runs out of memory, rejects calls, is lost or slows down.
 //!
 //! Tests of the layers above a device use fault injection. [`Faulty`] sits between a backend and
-//! [`Checked`](crate::Checked), so `Checked` still enforces the contract of the caller. The backend executes
-//! all work that reaches it. Only the reports of completion are late or missing. [`Faulty`] also implements a
-//! [`Throttle`]. This module knows no API.
+//! [`Checked`](crate::Checked), so `Checked` still enforces the caller's contract. The backend executes all
+//! work that reaches it, but `Faulty` delays or suppresses the reports of completion. [`Faulty`] also
+//! implements a [`Throttle`]. This module is independent of any API.
 
 mod mirror;
 
@@ -25,39 +25,39 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// Number of the allocation that fails, counted from 1. The error reports half of the requested bytes as
-    /// free.
+    /// The allocation that fails, counted from 1. Its error reports half of the requested bytes as free.
     pub failing_allocation: Option<u64>,
     /// Maximum size of an allocation in bytes. Larger allocations fail.
     pub largest_allocation_bytes: Option<u64>,
     /// Maximum total size of all buffers in bytes, regardless of the free bytes that the device reports.
     /// Allocations beyond it fail, and their errors do not contain the free bytes.
     pub most_bytes: Option<u64>,
-    /// Maximum size of a host region in bytes. Registration of a larger region fails with out of memory.
+    /// Maximum size of a host region in bytes. Registering a larger region fails with an out-of-memory error.
     pub largest_region_bytes: Option<u64>,
-    /// Maximum number of recorded programs. Recording another program fails with out of memory.
+    /// Maximum number of recorded programs. Recording another program fails with an out-of-memory error.
     pub most_programs: Option<usize>,
-    /// Number of the submission that the device rejects, counted from 1.
+    /// The submission that the device rejects, counted from 1.
     pub failing_submission: Option<u64>,
-    /// Number of the submission at which the driver reports the device as lost, counted from 1. This call and
-    /// all later calls fail.
+    /// The submission at which the driver reports a device loss, counted from 1. This call and all later
+    /// calls fail.
     pub losing_submission: Option<u64>,
-    /// Number of the command at which the device is lost, counted from 1 across all submissions. The commands
-    /// of a program count again in each submission. The submission that contains this command does not start.
+    /// The command at which the device is lost, counted from 1 across all submissions. The commands of a
+    /// program count once per submission of the program. The submission that contains this command does not
+    /// start.
     pub lost_at_command: Option<u64>,
     /// Delay per queue in microseconds, in the order of [`QueueKind::ALL`]. The delay of a point starts when
-    /// its work is done and the previous point has passed. All waits for the point are delayed, including
-    /// waits of the device's own submissions.
+    /// its work is done and the previous point has passed. It affects all waits for the point, including
+    /// those of the device's own submissions.
     pub delay_us: [u64; 3],
-    /// Maximum random delay in microseconds, in addition to `delay_us`. Random delays let queues overtake
-    /// each other.
+    /// Maximum random delay in microseconds, which is added to `delay_us`. With random delays, queues
+    /// overtake each other.
     pub random_delay_us: u64,
     /// Seed of the random delays. With the same seed, a submission has the same delay in every run.
     pub seed: u64,
 }
 
 impl Faults {
-    /// Returns true if the faults delay or suppress reports of completion.
+    /// Returns true if these faults delay or suppress reports of completion.
     fn touch_timelines(&self) -> bool {
         self.lost_at_command.is_some() || self.random_delay_us > 0 || self.delay_us.iter().any(|&us| us > 0)
     }
@@ -77,26 +77,25 @@ fn scramble(seed: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// Size in bytes that the out-of-memory error of [`Faults::most_programs`] assumes for each command of a
-/// program.
+/// Size in bytes of one command of a program in the out-of-memory error of [`Faults::most_programs`].
 const PROGRAM_BYTES: u64 = 1 << 10;
 
 /// A device with injected faults.
 pub(crate) struct Faulty {
-    /// Mirrored timelines. They are declared before `inner`, so that their thread ends before the device
-    /// closes.
+    /// Mirrored timelines. The field is declared before `inner`, so that the mirror's thread ends before the
+    /// device closes.
     mirror: Option<Mirror>,
     inner: Box<dyn Device>,
     faults: Faults,
     throttle: Throttle,
     /// Imported timelines of other devices. The map is empty if the throttle sets no duty cycle.
     imported: HashMap<TimelineId, Arc<Timeline>>,
-    /// Point of the last submission to the compute queue.
+    /// Point of the latest submission to the compute queue.
     computes: Option<Point>,
     allocations: u64,
     submissions: u64,
     commands: u64,
-    /// Number of commands of each program.
+    /// Number of commands in each program.
     programs: HashMap<ProgramId, u64>,
     /// Error of the submission at which the device was lost.
     loss: Option<Error>,
@@ -132,8 +131,8 @@ impl Faulty {
         self.mirror.as_ref().filter(|mirror| mirror.has_queues())
     }
 
-    /// Returns the time at which to report a submission as completed. With a duty cycle, makes a compute
-    /// submission wait until the previous compute submission and the rest period after it have ended.
+    /// Returns the time at which to report a submission as completed. With a duty cycle, also makes a compute
+    /// submission wait until the previous compute submission and its rest period have ended.
     fn due(&mut self, submission: &mut Submission) -> Due {
         let (queue, signal) = (submission.queue, submission.signal);
         if queue != QueueKind::Compute || self.throttle.duty_percent.is_none() {
@@ -164,8 +163,8 @@ impl Faulty {
         }
     }
 
-    /// Counts the commands of a submission. Returns true if the count has reached the command at which the
-    /// device is lost.
+    /// Adds the commands of a submission to the count. Returns true if the count has reached the command at
+    /// which the device is lost.
     fn loses_device(&mut self, work: &Work) -> bool {
         self.commands += match work {
             Work::Commands(commands) => commands.len() as u64,
@@ -315,7 +314,7 @@ impl Device for Faulty {
         let due = self.due(&mut submission);
         if let Some(mirror) = self.queues() {
             if lost {
-                // This submission and later submissions do not run. The mirror's thread reports the loss.
+                // Neither this submission nor a later one runs. The mirror's thread reports the loss.
                 mirror.expect(queue, News::Loss);
                 return Ok(());
             }

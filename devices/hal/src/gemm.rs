@@ -1,23 +1,24 @@
 //! Matrix products that a library computes. They are the only operation that the hardware layer knows by
 //! name.
 //!
-//! An API may have a product library (cuBLASLt, rocBLAS) that is found at run time. An entry of a module may
-//! then be a product instead of a kernel. A dispatch of such an entry has the bindings and constants of the
-//! entry's ABI. [`GemmEntry`] describes the product. This module knows no library, operator or model.
+//! Some APIs have a product library (cuBLASLt, rocBLAS) that Ragtag looks for at run time. If it is found, a
+//! module entry may be a product instead of a kernel. A dispatch of such an entry has the bindings and
+//! constants of the entry's ABI, like any other dispatch. [`GemmEntry`] describes the product. This module
+//! knows no library, operator or model.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// Required alignment of the rows of x and W, in f16 values. It equals 16 bytes, which libraries require for
-/// the use of matrix units.
+/// Required alignment of the rows of x and W, in f16 values. Eight values are 16 bytes, the alignment that
+/// libraries require to use matrix units.
 pub const GEMM_PITCH_VALUES: u32 = 8;
 
 /// y = x · Wᵀ, or y += x · Wᵀ.
 ///
-/// x is `[rows, depth]` and W is `[columns, depth]`, both f16. y is `[rows, columns]` in f32, and sums are in
-/// f32. The pitch of a matrix is the number of values from the start of one row to the start of the next. The
-/// product does not access the gap between rows. The pitches of x and W are multiples of
-/// [`GEMM_PITCH_VALUES`]. The pitch of y is arbitrary.
+/// x is `[rows, depth]` and W is `[columns, depth]`, both f16. y is `[rows, columns]` in f32, and the product
+/// accumulates in f32. The pitch of a matrix is the number of values from the start of one row to the start
+/// of the next. The product does not access the gaps between rows. The pitches of x and W are multiples of
+/// [`GEMM_PITCH_VALUES`]. The pitch of y need not be aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gemm {
     /// Rows of x and y.
@@ -37,8 +38,8 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Returns true if a library can compute the product. No size may be zero, rows must not overlap, pitches
-    /// must be aligned, and all sizes must fit in a signed 32-bit integer.
+    /// Returns true if a library can compute the product: no size is zero, rows do not overlap, the pitches
+    /// of x and W are aligned, and all sizes fit in a signed 32-bit integer.
     pub fn is_sound(&self) -> bool {
         let Self { rows, columns, depth, x_pitch, weights_pitch, y_pitch, .. } = *self;
         let sizes = [rows, columns, depth, x_pitch, weights_pitch, y_pitch];
@@ -47,7 +48,7 @@ impl Gemm {
             && y_pitch >= columns
     }
 
-    /// Returns the number of bytes that each of x, W and y spans, from its first to its last value.
+    /// Returns the number of bytes from the first to the last value of each of x, W and y.
     pub fn extents(&self) -> [u64; 3] {
         let reach = |rows: u32, pitch: u32, width: u32, bytes: u64| {
             let before = u64::from(rows.saturating_sub(1)).saturating_mul(pitch.into());
@@ -66,8 +67,8 @@ impl Gemm {
 pub struct GemmEntry {
     /// Indices of the bindings of x, W and y.
     pub bindings: [usize; 3],
-    /// Function that returns the product for a dispatch with `constants`. The number of constants matches the
-    /// entry's ABI.
+    /// Function that returns the product of a dispatch with `constants`. The caller ensures that the number
+    /// of constants matches the entry's ABI.
     pub product: fn(constants: &[u32]) -> Gemm,
 }
 
@@ -81,21 +82,22 @@ pub struct GemmLibrary {
     /// Size of the library's workspace in device memory, in bytes. The first module with a product allocates
     /// the workspace.
     pub workspace_bytes: u64,
-    /// Whether the library is preferred over kernels for large products. Otherwise the library is used only
-    /// if no kernels exist for the device's matrix units.
+    /// Whether to prefer the library to Ragtag's kernels for large products. Otherwise Ragtag uses the
+    /// library only if it has no kernels for the device's matrix units.
     pub preferred: bool,
 }
 
-/// Choice between Ragtag's kernels and a product library for products of many rows.
+/// Choice between Ragtag's kernels and a product library for products with many rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GemmChoice {
-    /// Kernels for the device's matrix units if there are any, otherwise the library if it is installed.
+    /// Ragtag's kernels if there are any for the device's matrix units, otherwise the library if it is
+    /// installed.
     #[default]
     Auto,
-    /// Always kernels.
+    /// Always Ragtag's kernels.
     Own,
-    /// The library, if it is installed.
+    /// The library if it is installed.
     Library,
 }
 

@@ -1,4 +1,4 @@
-//! Launch interface of CPU kernels (`Host`): functions over raw bindings that the CPU backend runs group by
+//! Launch interface of CPU kernels (`Host`): functions on raw bindings, which the CPU backend runs group by
 //! group.
 //!
 //! A CPU kernel is the counterpart of a GPU kernel. It receives its bindings as raw memory, its constants as
@@ -13,13 +13,13 @@ use std::ops::Range;
 /// # Safety
 /// Callers guarantee the following conditions, which [`Checked`](crate::Checked) and the submission rules
 /// establish:
-/// - the number of bindings is the number in the entry's ABI;
-/// - each binding is valid for its bytes and its access during the call;
+/// - the number of bindings matches the entry's ABI;
+/// - during the call, each binding is valid for its length and for its declared access;
 /// - each binding is at least as long as its extent in the ABI for these constants;
 /// - the start of each buffer is 64-byte aligned;
 /// - no other work accesses the bytes that this launch writes.
 ///
-/// Implementations write only the bytes that belong to the groups that they receive.
+/// A kernel writes only the bytes that belong to the groups that it receives.
 pub type HostFn = unsafe fn(call: &HostCall<'_>, groups: Range<u32>);
 
 /// Memory of one binding of a CPU kernel.
@@ -30,9 +30,9 @@ pub struct HostBinding {
 }
 
 // SAFETY: a binding is an address and a length. Dereferencing the address is unsafe and follows the rules of
-// `HostFn`: threads of one launch access disjoint bytes or only read.
+// `HostFn`: the threads of one launch access disjoint bytes or only read.
 unsafe impl Send for HostBinding {}
-// SAFETY: the argument for `Send` holds here too.
+// SAFETY: the reasoning for `Send` applies here too.
 unsafe impl Sync for HostBinding {}
 
 impl HostBinding {
@@ -65,7 +65,7 @@ pub struct HostCall<'a> {
 }
 
 impl HostCall<'_> {
-    /// Returns binding `index` as values of `T` for reading.
+    /// Returns binding `index` as a read-only slice of `T`.
     ///
     /// # Safety
     /// The conditions of [`HostFn`] hold. `T` is plain data, and every bit pattern is a valid `T`. No thread
@@ -78,7 +78,7 @@ impl HostCall<'_> {
         unsafe { std::slice::from_raw_parts(binding.pointer.cast(), binding.bytes / size_of::<T>()) }
     }
 
-    /// Returns elements `range` of binding `index` as values of `T` for writing.
+    /// Returns elements `range` of binding `index` as a mutable slice of `T`.
     ///
     /// # Panics
     /// Panics if the range lies outside the binding.

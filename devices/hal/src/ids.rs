@@ -1,4 +1,4 @@
-//! IDs of devices, resources, timelines and points. The caller assigns all IDs. No ID is an API handle.
+//! IDs of devices, resources, timelines and points. The caller assigns all IDs, and no ID is an API handle.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -23,7 +23,7 @@ ids! {
     DeviceId(u16), "device ";
     /// ID of a device buffer.
     BufferId(u32), "buffer ";
-    /// ID of a module of kernels that is loaded on a device.
+    /// ID of a kernel module that is loaded on a device.
     ModuleId(u32), "module ";
     /// ID of a recorded program.
     ProgramId(u32), "program ";
@@ -52,7 +52,7 @@ impl QueueKind {
         self as usize
     }
 
-    /// Returns the lower-case name that traces show.
+    /// Returns the lower-case name that appears in traces.
     pub fn name(self) -> &'static str {
         match self {
             QueueKind::Compute => "compute",

@@ -7,18 +7,18 @@
 //!   commands without waiting for a reply;
 //! - orders work with [`Point`]s: each submission waits for points and signals one point. Within a queue,
 //!   submissions start in submission order. Between queues, only points order work;
-//! - keeps a buffer, region, module or program alive until the last submission that names it has passed.
-//!   Unless the device is lost, the caller destroys all resources before it drops the device;
-//! - orders conflicting submissions: if a submission writes bytes that another submission reads or writes, a
-//!   point orders the two.
+//! - keeps a buffer, region, module or program alive until the point of the last submission that uses it has
+//!   passed. The caller destroys all resources before it drops the device, unless the device is lost;
+//! - orders conflicting submissions: if a submission writes bytes that another submission reads or writes,
+//!   one of the two waits for a point of the other.
 //!
 //! *The backend*
-//! - never blocks the calling thread on the device: `submit` enqueues;
+//! - never makes the calling thread wait for the device: `submit` only enqueues work;
 //! - advances the host mirror ([`Timeline`]) of each of its queues from its own threads;
 //! - keeps all resources of a submission alive until the device has finished the submission, even on a
 //!   timeline that failed because the device was closed;
-//! - fails a timeline with a typed error when a submission fails, and never panics because of a driver's
-//!   results;
+//! - fails a timeline with a typed error when a submission fails, and never panics, whatever the driver
+//!   returns;
 //! - trusts its arguments: [`Checked`] validates IDs, ranges, arity and access once, above every backend.
 //!
 //! This crate knows no operator, model or backend.

@@ -1,10 +1,10 @@
-//! Host memory, as the operating system reports it.
+//! Size of the host's memory, as the operating system reports it.
 //!
 //! This module knows nothing about devices.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// Size and free bytes of the host's memory. The limits of a container reduce both figures.
+/// Size and free bytes of the host's memory. Both figures take the limits of a container into account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
     /// Total bytes.
@@ -14,7 +14,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Queries the operating system for the current figures.
+    /// Returns the current figures from the operating system.
     pub fn now() -> Self {
         let ram = MemoryRefreshKind::nothing().with_ram();
         let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));

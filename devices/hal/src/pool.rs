@@ -1,10 +1,10 @@
 //! Pool of native allocations. A new buffer reuses the allocation of a freed buffer of the same size class.
 //!
-//! Requests are rounded up to size classes, so that buffers of similar sizes can reuse each other's memory.
-//! Unused allocations stay cached within [`PoolLimits`]. The pool frees them after a long idle time or when
-//! memory runs out.
+//! The pool rounds requests up to size classes, so that buffers of similar sizes can reuse each other's
+//! memory. Unused allocations stay cached within the limits of [`PoolLimits`]. The pool frees them when they
+//! have been idle for long or when memory runs out.
 //!
-//! This module knows nothing about the allocations. It reads no clock, because the caller passes the time.
+//! This module knows nothing about the allocations themselves. It reads no clock: the caller passes the time.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -13,16 +13,16 @@ use std::time::Duration;
 
 /// Smallest size class.
 const SMALLEST_BYTES: u64 = 256;
-/// Maximum distance between size classes.
+/// Maximum difference between consecutive size classes.
 const LARGEST_STEP_BYTES: u64 = 64 << 10;
-/// Number of size classes per power of two. For large sizes there are more classes, [`LARGEST_STEP_BYTES`]
+/// Number of size classes per power of two. Large sizes have more classes, which are [`LARGEST_STEP_BYTES`]
 /// apart.
 const STEPS: u64 = 8;
 
-/// Returns the size class of a buffer of `bytes` bytes. The smallest class has 256 bytes. Up to 512 KiB there
+/// Returns the size class of a buffer of `bytes` bytes. The smallest class is 256 bytes. Up to 512 KiB there
 /// are eight classes per power of two. Larger classes are multiples of 64 KiB. Above 256 bytes, rounding
-/// wastes less than one eighth of the buffer's size. Zero bytes take zero bytes, and the result saturates at
-/// `u64::MAX`.
+/// wastes less than one eighth of the buffer's size. The class of zero bytes is zero, and the result
+/// saturates at `u64::MAX`.
 pub fn class_bytes(bytes: u64) -> u64 {
     match bytes {
         0 => 0,
@@ -35,7 +35,7 @@ pub fn class_bytes(bytes: u64) -> u64 {
     }
 }
 
-/// Limits of a pool's unused allocations.
+/// Limits on the allocations that a pool caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolLimits {
     /// Maximum total size of cached allocations in bytes. The default is 256 MiB, and 0 disables the cache.
@@ -53,7 +53,7 @@ impl Default for PoolLimits {
     }
 }
 
-/// Statistics of a device's pool. Sizes in bytes include the rounding to size classes.
+/// Statistics of a device's pool. All sizes are allocation sizes: they include the rounding to size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStats {
     /// Number of allocations in use.
@@ -70,8 +70,8 @@ pub struct PoolStats {
     pub hits: u64,
     /// Number of buffers that needed a new allocation.
     pub misses: u64,
-    /// Number of cached allocations that the pool freed, because they were idle too long, exceeded a limit,
-    /// or had to make room for a new allocation.
+    /// Number of cached allocations that the pool freed because they were idle too long, exceeded a limit, or
+    /// had to make room for a new allocation.
     pub trimmed: u64,
 }
 
@@ -83,20 +83,20 @@ struct Cached<T> {
     since_ns: u64,
 }
 
-/// Pool of native allocations in one kind of memory. Dropping a `T` frees the allocation.
+/// Pool of native allocations in one heap. Dropping a `T` frees the allocation.
 #[derive(Debug)]
 pub struct Pool<T> {
     limits: PoolLimits,
     budget_bytes: u64,
     largest_bytes: u64,
-    /// Cached allocations in order of idle time. The longest idle allocation is first.
+    /// Cached allocations, ordered by idle time. The allocation that has been idle longest comes first.
     cached: VecDeque<Cached<T>>,
     stats: PoolStats,
 }
 
 impl<T> Pool<T> {
-    /// Returns an empty pool. All allocations together, in use and cached, take at most `budget_bytes` bytes.
-    /// A single allocation takes at most `largest_bytes` bytes.
+    /// Returns an empty pool. The allocations in use and in the cache take at most `budget_bytes` bytes
+    /// together. A single allocation takes at most `largest_bytes` bytes.
     pub fn new(limits: PoolLimits, budget_bytes: u64, largest_bytes: u64) -> Self {
         let (cached, stats) = (VecDeque::new(), PoolStats::default());
         Self { limits, budget_bytes, largest_bytes, cached, stats }
@@ -107,18 +107,18 @@ impl<T> Pool<T> {
         self.stats
     }
 
-    /// Returns the part of the budget that buffers do not use. Cached allocations count as free.
+    /// Returns the number of bytes of the budget that no buffer uses. Cached allocations count as free.
     pub fn free_bytes(&self) -> u64 {
         self.budget_bytes.saturating_sub(self.stats.in_use_bytes)
     }
 
     /// Returns an allocation for a buffer of `bytes` bytes: a cached allocation, or a new allocation from
-    /// `allocate`. A new allocation has the size of its class, unless the budget or the largest allocation
-    /// size limits it. If memory runs out, frees the cache and calls `allocate` again.
+    /// `allocate`. A new allocation has the size of its class, or less if the budget or the maximum
+    /// allocation size requires it. If memory runs out, frees the cache and calls `allocate` again.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`] with the requested bytes if the budget or the system has less memory.
-    /// Other errors of `allocate` are passed on.
+    /// Returns [`Error::OutOfMemory`] with the requested bytes if the budget or the system has too little
+    /// memory left. Returns any other error of `allocate` unchanged.
     pub fn acquire(
         &mut self,
         bytes: u64,
@@ -163,11 +163,11 @@ impl<T> Pool<T> {
         Some(cached.native)
     }
 
-    /// Takes back an allocation, and caches it if the limits allow it. `bytes` is the size of the allocation,
-    /// not of its buffer.
+    /// Returns an allocation to the pool, which caches it if the limits allow it. `bytes` is the size of the
+    /// allocation, not of its buffer.
     pub fn put(&mut self, native: T, bytes: u64, now_ns: u64) {
         self.forget(bytes);
-        // The size of a truncated allocation is not a size class.
+        // A truncated allocation does not have the size of its class, so the pool does not cache it.
         if bytes == class_bytes(bytes) && bytes <= self.limits.max_pool_bytes {
             self.cached.push_back(Cached { native, bytes, since_ns: now_ns });
             self.count_cached();
@@ -176,8 +176,8 @@ impl<T> Pool<T> {
         self.trim(now_ns);
     }
 
-    /// Removes an allocation of `bytes` bytes from the statistics. The allocation must not return to the
-    /// pool.
+    /// Removes an allocation of `bytes` bytes from the statistics. The caller must not return this allocation
+    /// to the pool.
     pub fn forget(&mut self, bytes: u64) {
         self.stats.in_use_buffers = self.stats.in_use_buffers.saturating_sub(1);
         self.stats.in_use_bytes = self.stats.in_use_bytes.saturating_sub(bytes);
@@ -198,8 +198,8 @@ impl<T> Pool<T> {
         bytes
     }
 
-    /// Frees the longest idle allocations until at most `buffers` allocations and `bytes` bytes remain
-    /// cached.
+    /// Frees cached allocations, longest idle first, until at most `buffers` allocations and `bytes` bytes
+    /// remain cached.
     fn keep_at_most(&mut self, buffers: usize, bytes: u64) {
         while self.cached.len() > buffers || self.stats.cached_bytes > bytes {
             self.cached.pop_front();

@@ -1,9 +1,9 @@
-//! Queues of a device over a driver's in-order queues and events.
+//! Queues of a device, built on a driver's in-order queues and events.
 //!
-//! A `TrackedQueue` is one driver queue with its outstanding work and its completion thread, which advances
-//! the timeline. The `Submitter` enqueues a device's submissions. A submission is enqueued at once if the
-//! driver has events for all points that it waits for. Otherwise a submission thread enqueues the submission
-//! when the points of other devices have passed. A backend implements [`DriverQueue`].
+//! A `TrackedQueue` is one driver queue, its outstanding work, and the completion thread that advances its
+//! timeline. The `Submitter` enqueues a device's submissions. A submission is enqueued immediately if the
+//! driver has events for all points that it waits for. Otherwise a submission thread enqueues it when the
+//! points of other devices have passed. A backend implements [`DriverQueue`].
 //!
 //! This module knows nothing about buffers, kernels or any API.
 

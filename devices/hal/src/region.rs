@@ -1,8 +1,8 @@
-//! Page-aligned host memory that devices and the host share and lease by range.
+//! Page-aligned host memory that devices and the host share. Leases guard access to ranges of the memory.
 //!
-//! Rust's borrow checker cannot see when devices copy into and out of regions. Each use therefore leases its
-//! range. Two leases may overlap only if both are for reading. A scheduling bug then causes an error that
-//! names the range, instead of corrupting data.
+//! Rust's borrow checker cannot see when devices copy into and out of regions. Each access therefore takes a
+//! lease on its range. Two leases may overlap only if both are read leases. A scheduling bug then causes an
+//! error that names the range, instead of corrupting data.
 
 use crate::error::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -25,9 +25,9 @@ pub struct HostRegion {
 }
 
 // SAFETY: the memory is accessed only through leases and through the pointer of `as_ptr`. Overlapping leases
-// exclude each other unless both are for reading, and any use of the pointer is unsafe.
+// exclude each other unless both are read leases, and any use of the pointer is unsafe.
 unsafe impl Send for HostRegion {}
-// SAFETY: the argument for `Send` holds here too.
+// SAFETY: the reasoning for `Send` applies here too.
 unsafe impl Sync for HostRegion {}
 
 impl std::fmt::Debug for HostRegion {
@@ -82,12 +82,12 @@ impl HostRegion {
         Ok(LeaseMut { region: self, range })
     }
 
-    /// Leases a range for a device that copies asynchronously. The lease does not borrow the region. It lasts
-    /// as long as the returned value.
+    /// Leases a range for a device that copies asynchronously. The lease does not borrow the region, and
+    /// lasts until the returned value is dropped.
     ///
     /// # Errors
-    /// Returns the errors of [`HostRegion::write`] if `writes` is true, otherwise the errors of
-    /// [`HostRegion::read`].
+    /// Returns the errors of [`HostRegion::write`] if `writes` is true, and those of [`HostRegion::read`]
+    /// otherwise.
     pub fn reserve(self: &Arc<Self>, range: Range<usize>, writes: bool) -> Result<Reservation> {
         self.hold(range.clone(), writes)?;
         Ok(Reservation { region: Arc::clone(self), range, writes })
@@ -142,8 +142,8 @@ pub struct Lease<'a> {
 }
 
 impl Lease<'_> {
-    /// Returns the bytes as 32-bit floats in the host's byte order. Returns `None` if the range is not
-    /// aligned to whole floats.
+    /// Returns the bytes as 32-bit floats in the host's byte order. Returns `None` if the range is not a
+    /// whole number of aligned floats.
     pub fn floats(&self) -> Option<&[f32]> {
         // SAFETY: every bit pattern is a valid float.
         match unsafe { self.align_to::<f32>() } {

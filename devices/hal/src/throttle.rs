@@ -1,15 +1,15 @@
 //! Throttles: a throttled device computes only part of the time, or its downloads reach other devices late.
-//! Throttles emulate a mixed machine on equal devices.
+//! Throttles let a machine with identical devices behave like a machine with different ones.
 //!
 //! The hardware runs at full speed. The timelines of the device report completed work late: see [`Faulty`].
-//! This module knows nothing about the work.
+//! This module does not know what the work is.
 
 use crate::backend::Device;
 use crate::error::Result;
 use crate::faults::{Faults, Faulty};
 use std::time::{Duration, Instant};
 
-/// Throttle of a device. The default does not throttle.
+/// Throttle settings of a device. The default does not throttle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
     /// Duty cycle of the compute queue in percent: 1 to 100. After each submission, the queue idles for a
@@ -21,7 +21,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Wraps a device in the throttle. Returns the device itself if the throttle is disabled.
+    /// Wraps a device in this throttle. Returns the device itself if the throttle does nothing.
     ///
     /// # Errors
     /// Returns an error if the device cannot import mirrored timelines, or the system cannot start the
@@ -34,12 +34,12 @@ impl Throttle {
     }
 }
 
-/// State from which the completion times of throttled work are calculated.
+/// State for calculating the completion times of throttled work.
 #[derive(Debug)]
 pub(crate) struct Pace {
     throttle: Throttle,
-    /// Rest periods that are still due, in nanoseconds. The value is negative if the queue has rested too
-    /// long, because threads may sleep longer than requested.
+    /// Rest that is still due, in nanoseconds. The value is negative if the queue has rested too long, which
+    /// happens because a thread may sleep longer than requested.
     due_ns: i64,
     /// Time at which the link becomes free.
     free: Option<Instant>,
@@ -50,7 +50,7 @@ impl Pace {
         Self { throttle, due_ns: 0, free: None }
     }
 
-    /// Returns the duration for which the queue must rest after work that took `worked`.
+    /// Returns how long the queue must rest after work that took `worked`.
     pub(crate) fn rest(&mut self, worked: Duration) -> Duration {
         let percent = i64::from(self.throttle.duty_percent.unwrap_or(100).clamp(1, 100));
         let worked_ns = i64::try_from(worked.as_nanos()).unwrap_or(i64::MAX).min(i64::MAX / 100);

@@ -24,7 +24,7 @@ struct State {
     subscribers: Vec<Subscriber>,
 }
 
-/// A monotonic counter of finished work, with the error that ended it, if any.
+/// A monotonic counter of finished work, and the error that ended it, if any.
 pub struct Timeline {
     id: TimelineId,
     value: AtomicU64,
@@ -83,10 +83,10 @@ impl Timeline {
         }
     }
 
-    /// Calls `subscriber` now and at each later change, on the thread that makes the change (a thread of the
-    /// backend or the submitting thread). The subscriber must be quick, must not block and must not call back
-    /// into the timeline. For example, waiting for room in a mailbox that the same thread empties would
-    /// deadlock.
+    /// Calls `subscriber` now and after each later change, on the thread that makes the change (a thread of
+    /// the backend or the submitting thread). The subscriber must be quick, must not block and must not call
+    /// back into the timeline. For example, it would deadlock if it waited for room in a mailbox that the
+    /// same thread empties.
     pub fn subscribe(&self, subscriber: impl Fn(&Progress) + Send + 'static) {
         let mut state = self.lock();
         subscriber(&Progress { value: self.value(), failure: state.failure.clone() });

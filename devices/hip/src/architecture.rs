@@ -1,6 +1,6 @@
 //! Features of AMD's GPU architectures, by name.
 //!
-//! Sources are LLVM's list of AMD GPU processors (`AMDGPUUsage`) and the ISA documents.
+//! The sources are LLVM's list of AMD GPU processors (`AMDGPUUsage`) and AMD's ISA documents.
 
 use ragtag_hal::{Feature, Features};
 
@@ -10,9 +10,10 @@ const OLDEST: u32 = 0x900;
 /// An AMD GPU architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Architecture {
-    /// Compilation target: the name with its settings, such as `gfx90a:sramecc+:xnack-`.
+    /// Compilation target: the architecture's name and settings, such as `gfx90a:sramecc+:xnack-`.
     pub(crate) target: String,
-    /// Major version, then one hexadecimal digit each for minor version and stepping, such as 0x90a.
+    /// Major version, followed by one hexadecimal digit for the minor version and one for the stepping, such
+    /// as 0x90a.
     number: u32,
 }
 
@@ -20,7 +21,7 @@ impl Architecture {
     /// Parses an architecture name.
     ///
     /// # Errors
-    /// Returns a message with the reason why kernels cannot be compiled for the architecture.
+    /// Returns a message that explains why kernels cannot be compiled for the architecture.
     pub(crate) fn of(target: &str) -> Result<Self, String> {
         let name = target.split(':').next().unwrap_or_default();
         let number = name
@@ -35,7 +36,7 @@ impl Architecture {
         Ok(Self { target: target.into(), number })
     }
 
-    /// Returns the features that select kernel variants. `wave_items` is the wave size that the driver
+    /// Returns the features that select kernel variants. `wave_items` is the wavefront size that the driver
     /// reports.
     pub(crate) fn features(&self, wave_items: u32) -> Features {
         [
@@ -51,7 +52,7 @@ impl Architecture {
         .collect()
     }
 
-    /// Returns the name without its settings, such as `gfx90a`.
+    /// Returns the name without settings, such as `gfx90a`.
     pub(crate) fn name(&self) -> &str {
         self.target.split(':').next().unwrap_or_default()
     }
@@ -71,7 +72,7 @@ impl Architecture {
     }
 
     /// Returns true if the architecture has the matrix instructions of RDNA 3 and 4. gfx125x is excluded,
-    /// because its instructions have other shapes.
+    /// because its instructions have different shapes.
     fn wmma(&self) -> bool {
         matches!(self.number, 0x1100..=0x124f)
     }
@@ -82,8 +83,8 @@ impl Architecture {
     }
 }
 
-/// Parses `90a` to 0x90a and `1100` to 0x1100. The input is a decimal major version, then one digit each for
-/// minor version and stepping.
+/// Parses `90a` to 0x90a and `1100` to 0x1100. The input is a decimal major version, followed by one digit
+/// for the minor version and one for the stepping.
 fn number(digits: &str) -> Option<u32> {
     let major = digits.get(..digits.len().checked_sub(2)?)?;
     let plain = !major.is_empty() && digits.len() <= 4 && major.bytes().all(|digit| digit.is_ascii_digit());

@@ -16,11 +16,12 @@ const NAME: &str = "hip";
 /// Configuration of the HIP backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HipConfig {
-    /// Folder for compiled programs. `None` disables the cache, so that every source is compiled again.
+    /// Folder for compiled programs. `None` disables the cache, and every source is compiled again at each
+    /// start.
     pub cache_folder: Option<PathBuf>,
     /// Command that starts a child process, which compiles a source with
-    /// [`compile_child`](crate::compile_child). If the command is empty, this process compiles. The compiler
-    /// aborts the process if it does not know the architecture.
+    /// [`compile_child`](crate::compile_child). If the command is empty, this process compiles. A compiler
+    /// that does not know the architecture may abort its process.
     pub compiler: Vec<OsString>,
 }
 

@@ -1,8 +1,8 @@
-//! Compilation in a child process, because the compiler may abort the process.
+//! Compiles sources in a child process, because the compiler may abort the process in which it runs.
 //!
-//! A program starts itself or another program as the child, which calls [`compile_child`]. The parent writes
-//! the request to the child's standard input. The child writes the answer to its standard output, after
-//! anything that libraries print.
+//! The application starts itself or another program as the child, which calls [`compile_child`]. The parent
+//! writes the request to the child's standard input. The child writes the answer to its standard output,
+//! after any output of libraries.
 
 use crate::api::{Code, Compiler};
 use ragtag_hal::{Error, Result, exit_in_words};
@@ -17,7 +17,7 @@ const MAX_REQUEST_BYTES: u64 = 64 << 20;
 /// Maximum number of bytes quoted from the output of a crashed child.
 const MAX_LAST_WORDS: usize = 2000;
 
-/// A source to compile, with its compiler library and options.
+/// A source to compile, the compiler library, and the options.
 pub(crate) struct Request<'a> {
     /// Name under which the compiler library was loaded.
     pub(crate) library: &'a str,
@@ -25,10 +25,11 @@ pub(crate) struct Request<'a> {
     pub(crate) text: &'a str,
 }
 
-/// Compiles a source in a child process started with `command`.
+/// Compiles a source in a child process, which `command` starts.
 ///
 /// # Errors
-/// Returns [`Error::Compile`] with the log, or with the exit status of the child.
+/// Returns [`Error::Compile`] with the compiler's log, or with the exit status of a child that gave no
+/// answer.
 pub(crate) fn compile(command: &[OsString], request: &Request<'_>) -> Result<Code> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| Error::invalid("the compiler command is empty"))?;
@@ -48,13 +49,14 @@ pub(crate) fn compile(command: &[OsString], request: &Request<'_>) -> Result<Cod
 /// Sends the request and collects the output of the child.
 fn converse(mut child: Child, request: &Request<'_>) -> io::Result<Output> {
     if let Some(mut input) = child.stdin.take() {
-        // A child that exits before it has read the whole request reports the reason.
+        // The error is ignored: if a child exits before it has read the whole request, its output gives the
+        // reason.
         let _ = input.write_all(&encoded(request));
     }
     child.wait_with_output()
 }
 
-/// Encodes the library, the source and the options. The length of each part precedes the part.
+/// Encodes the library, the source and the options. Each part is preceded by its length.
 fn encoded(request: &Request<'_>) -> Vec<u8> {
     let parts = [request.library, request.text].into_iter().chain(request.options.iter().map(String::as_str));
     let part = |part: &str| [&(part.len() as u64).to_le_bytes(), part.as_bytes()].concat();
@@ -72,13 +74,14 @@ fn decoded(mut request: &[u8]) -> Option<Vec<String>> {
     Some(parts)
 }
 
-/// Reads one part, which starts with its length. Returns the part and the remaining bytes.
+/// Reads a length and the part that follows it. Returns the part and the remaining bytes.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
 }
 
-/// Returns the child's answer: the code object or the error. Returns `None` if the output contains no answer.
+/// Extracts the child's answer from its output: the code object or the error. Returns `None` if the output
+/// contains no answer.
 fn answer(said: &[u8]) -> Option<Result<Code>> {
     let at = said.windows(MARK.len()).position(|window| window == MARK)?;
     let (kind, rest) = said[at + MARK.len()..].split_first()?;
@@ -89,7 +92,7 @@ fn answer(said: &[u8]) -> Option<Result<Code>> {
     })
 }
 
-/// Returns a message about a child that ended without an answer.
+/// Returns a message about a child that exited without an answer.
 fn no_answer(output: &Output) -> String {
     let words = String::from_utf8_lossy(&output.stderr);
     let words = words.trim();
@@ -125,7 +128,7 @@ pub fn compile_child() -> io::Result<()> {
     output.flush()
 }
 
-/// Returns the compiler's log if the error contains one, otherwise the error's message.
+/// Returns the compiler's log if the error contains it, and the error's message otherwise.
 fn log_of(error: Error) -> String {
     match error {
         Error::Compile { log } => log,
@@ -172,8 +175,8 @@ mod tests {
         }
     }
 
-    /// Checks that AMD's compiler of HIP 5, if it is installed, compiles for RDNA 2. For RDNA 3 it aborts,
-    /// which must end only the compiler process.
+    /// Checks that AMD's compiler from HIP 5, if it is installed, compiles for RDNA 2. For RDNA 3, the
+    /// compiler aborts, which must end only the compiler process.
     #[cfg(unix)]
     #[test]
     fn the_genuine_compiler_aborts_only_its_own_process() {

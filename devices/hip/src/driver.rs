@@ -1,4 +1,4 @@
-//! HIP's implementation of the stream-ordered driver calls.
+//! Implementation of the stream-ordered driver calls with HIP.
 //!
 //! Objects release their handles on drop.
 
@@ -23,7 +23,7 @@ const PORTABLE: u32 = 1;
 /// `hipStreamCaptureModeThreadLocal`: the capture does not affect other threads.
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 
-/// Makes the driver's device current on the calling thread and calls a function of the runtime.
+/// Makes the driver's device current on the calling thread, and calls a function of the runtime.
 macro_rules! on_device {
     ($driver:expr, $call:ident, $function:ident($($argument:expr),* $(,)?)) => {
         $driver.select().and_then(|()| $call!($driver.api.functions, $function($($argument),*)))
@@ -38,14 +38,15 @@ pub(crate) struct Object {
     destroy: unsafe extern "C" fn(Handle) -> i32,
 }
 
-// SAFETY: HIP's objects may be used from any thread, and from several threads at once.
+// SAFETY: HIP objects may be used from any thread, and from several threads at once.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // Errors are ignored. A failed release has no remedy, and releases fail after a device loss.
+        // Errors are ignored: nothing can be done about a failed release, and after a device loss every
+        // release fails.
         if self.api.select(self.ordinal).is_ok() {
             // SAFETY: the handle belongs to this destroy function and is not used again.
             let _ = unsafe { (self.destroy)(self.handle) };
@@ -64,10 +65,10 @@ unsafe impl Send for Function {}
 // SAFETY: as for objects.
 unsafe impl Sync for Function {}
 
-/// rocBLAS on one device, with its workspace.
+/// rocBLAS on one device, and its workspace.
 struct Products {
     blas: &'static Blas,
-    /// Field order: the handle is dropped before the workspace.
+    /// Library handle. It is declared before the workspace, so that it is dropped first.
     handle: Object,
     _workspace: Object,
 }
@@ -80,8 +81,8 @@ pub(crate) struct HipDriver {
     local_memory_bytes: u64,
     /// Stream used only for allocations. It exists if the driver has memory pools.
     pool: Option<Object>,
-    /// Product library. A thread holds the lock from setting the library's stream until the product is
-    /// enqueued.
+    /// Product library. A thread that enqueues a product holds the lock from setting the library's stream
+    /// until the product is enqueued.
     products: Mutex<Option<Products>>,
 }
 
@@ -113,7 +114,7 @@ impl HipDriver {
         Object { api: self.api, ordinal: self.ordinal, handle, destroy }
     }
 
-    /// Initialises rocBLAS with a workspace that Ragtag allocates. Otherwise, rocBLAS may allocate its own
+    /// Initialises rocBLAS with a workspace that Ragtag allocates. Without it, rocBLAS may allocate a
     /// workspace during a capture, and the capture fails.
     fn products(&self) -> Result<Products> {
         let none = || Error::Unsupported { what: "matrix products without rocBLAS".into() };
@@ -180,7 +181,8 @@ impl Driver for HipDriver {
     }
 
     fn heap(&self) -> Result<Heap> {
-        // The pool releases freed memory when its stream is synchronised. The stream has only allocations.
+        // The pool releases freed memory when its stream is synchronised. This does not wait for other work,
+        // because the stream is used only for allocations.
         self.pool.as_ref().map_or(Ok(()), |pool| self.finish(pool))?;
         self.select()?;
         let (free_bytes, total_bytes) = self.api.memory()?;
@@ -334,8 +336,8 @@ impl Driver for HipDriver {
         Ok(())
     }
 
-    /// Enqueues a product. rocBLAS is column-major, so it reads each row-major matrix of Ragtag as the
-    /// transpose and computes yᵀ = (Wᵀ)ᵀ · xᵀ.
+    /// Enqueues a product. rocBLAS is column-major, so it reads each of Ragtag's row-major matrices as its
+    /// transpose, and computes yᵀ = (Wᵀ)ᵀ · xᵀ.
     unsafe fn gemm(&self, stream: &Object, product: &Gemm, operands: Operands) -> Result<()> {
         self.select()?;
         let products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
@@ -396,7 +398,7 @@ impl Driver for HipDriver {
         unsafe { call_optional!(functions, hipStreamEndCapture(stream.handle, &raw mut graph)) }?;
         let graph = self.object(graph, destroy_graph);
         let mut executable = ptr::null_mut();
-        // SAFETY: the call writes a handle. The log buffer has no bytes, as its length says.
+        // SAFETY: the call writes a handle. The log buffer is empty, and its length is zero.
         unsafe {
             call_optional!(
                 functions,

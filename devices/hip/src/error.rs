@@ -17,12 +17,12 @@ const LOST: [i32; 7] = [
     code::LAUNCH_FAILURE,
 ];
 
-/// Returns the error for a return code of HIP.
+/// Returns the error for a HIP return code.
 pub(crate) fn failure(call: &str, returned: i32) -> Error {
     Error::of_call(call, returned.into(), name(returned), LOST.contains(&returned))
 }
 
-/// Converts an error to [`Error::OutOfMemory`] if its code reports that the device is out of memory.
+/// Converts an error to [`Error::OutOfMemory`] if its code means that the device is out of memory.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     error.or_shortage(|code| code == code::OUT_OF_MEMORY.into(), wanted)
 }

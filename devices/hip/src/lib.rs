@@ -2,14 +2,14 @@
 //!
 //! The backend loads HIP's libraries at run time. `ragtag-stream` implements the device. This crate contains
 //! HIP's calls, and detects devices and their properties. It compiles kernels from HIP C++ with hiprtc and
-//! caches them on disk. If the program provides a child process ([`compile_child`]), the compiler runs in
+//! caches them on disk. If the application provides a child process ([`compile_child`]), the compiler runs in
 //! that process.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `backend.rs` | probe and open |
 //! | `probe.rs`, `architecture.rs` | devices, their properties, and the features of their architectures |
-//! | `driver.rs` | HIP's implementation of the stream-ordered driver calls |
+//! | `driver.rs` | implementation of the stream-ordered driver calls with HIP |
 //! | `program.rs`, `child.rs` | code objects: caching, and compilation in a child process |
 //! | `error.rs`, `api/` | HIP's codes, libraries and calls |
 //!

@@ -1,4 +1,4 @@
-//! Detection of HIP devices, which returns their adapters and the properties needed to open them.
+//! Detection of HIP devices: their adapters, and the properties that are needed to open them.
 
 use crate::api::symbols::attribute;
 use crate::api::{Api, Compiler, api, blas, compiler};
@@ -8,7 +8,7 @@ use ragtag_hal::{
     MemoryHandle, MemorySharing, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
 
-/// Alignment of a binding's offset, in bytes. The widest load of a kernel has 16 bytes.
+/// Required alignment of a binding's offset, in bytes. The widest loads in kernels are 16 bytes.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
 /// First major version of HIP with which Ragtag uses stream-ordered pools.
 const POOLS_SINCE: u32 = 6;
@@ -20,7 +20,7 @@ const VISIBILITY: [&str; 4] =
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// Properties needed to open a device.
+/// Properties that are needed to open a device.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) api: &'static Api,
@@ -29,7 +29,7 @@ pub(crate) struct Native {
     pub(crate) ordinal: i32,
     /// Compilation target of the device.
     pub(crate) target: String,
-    /// Whether stream-ordered allocation is supported.
+    /// Whether Ragtag allocates memory from stream-ordered pools.
     pub(crate) pools: bool,
 }
 
@@ -73,12 +73,12 @@ pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<
     Ok(found)
 }
 
-/// Returns the ways in which a device can share memory, according to the driver.
+/// Returns the kinds of memory sharing that a device supports, according to the driver.
 fn sharing(found: &[Found], at: usize) -> MemorySharing {
     let Native { api, ordinal, .. } = found[at].native;
     let reached =
         found.iter().filter(|other| other.ordinal != ordinal && api.reaches(ordinal, other.ordinal));
-    // Windows uses other types of handle.
+    // On Windows, memory is shared through other types of handles.
     let imports = api.imports_memory && cfg!(target_os = "linux");
     MemorySharing {
         peers: reached.map(|other| other.adapter.index).collect(),
@@ -108,7 +108,7 @@ fn environment(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
 /// Queries the properties of a device.
 ///
 /// # Errors
-/// Returns a message with the reason why the device cannot be used.
+/// Returns a message that explains why the device cannot be used.
 fn describe(
     backend: &str,
     index: u32,
@@ -156,8 +156,9 @@ fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
     let number = |attribute| api.attribute(attribute, ordinal);
     let total_bytes = api.total_bytes(ordinal)?;
     let features = architecture.features(number(attribute::WARP_SIZE)?);
-    // HIP counts compute units with waves of 32 work items in pairs. The memory clock is left out: the number
-    // of transfers per cycle depends on the memory type, which HIP does not report.
+    // On devices with wavefronts of 32 work items, HIP counts two compute units as one. The memory clock is
+    // omitted, because the number of transfers per cycle depends on the memory type, which HIP does not
+    // report.
     let clocks = Clocks {
         compute_khz: number(attribute::CLOCK_RATE).unwrap_or(0),
         lanes_per_unit: if features.contains(&Feature::Wave64) { 64 } else { 128 },

@@ -1,4 +1,4 @@
-//! Code objects, compiled once per source and device and cached on disk.
+//! Code objects. Each source is compiled once per device, and the result is cached on disk.
 //!
 //! This module does not depend on kernels or modules.
 
@@ -9,14 +9,14 @@ use ragtag_hal::Result;
 use ragtag_hal::cache::{Folder, Key, key};
 use std::ffi::OsString;
 
-/// Compiler options besides the architecture. Contraction is off, because sources fuse operations explicitly.
-/// No option trades accuracy for speed.
+/// Compiler options other than the architecture. Contraction is disabled, because the sources fuse operations
+/// explicitly. No option trades accuracy for speed.
 pub(crate) const OPTIONS: [&str; 3] = ["-std=c++17", "-O3", "-ffp-contract=off"];
 
 /// Compiles and caches the code objects of a device.
 pub(crate) struct Programs {
     compiler: &'static Compiler,
-    /// Command of the compiler process. If it is empty, this process compiles.
+    /// Command that starts the compiler process. If it is empty, this process compiles.
     command: Vec<OsString>,
     folder: Option<Folder>,
     options: Vec<String>,
@@ -46,8 +46,8 @@ impl Programs {
         key([self.fingerprint.as_bytes(), options.as_bytes(), text.as_bytes()])
     }
 
-    /// Calls `load` with the code object for a source. Takes the code object from the cache, or compiles the
-    /// source.
+    /// Calls `load` with the code object of a source. The code object comes from the cache or from the
+    /// compiler.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.

@@ -1,5 +1,5 @@
-//! Tests of the backend on a stand-in for AMD's driver, which executes on OpenCL devices. They cover the
-//! probe, kernels, programs, the compiler process and the cache.
+//! Tests of the backend with a stand-in for AMD's driver, which runs kernels on OpenCL devices. The tests
+//! cover the probe, kernels, programs, the compiler process and the cache.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use test_drivers::with_hip_on_opencl;
 
-/// Environment variable that is set in the compiler process.
+/// Environment variable that marks this process as the compiler process.
 const COMPILE: &str = "RAGTAG_TEST_COMPILE";
 
 /// Acts as the compiler process if `RAGTAG_TEST_COMPILE` is set.
@@ -129,7 +129,7 @@ fn cached_programs_need_no_compiler() {
         let other = source().replace("+ 1u", "+ 2u");
         let refused = bench.device.create_module(ModuleId(1), &module(other.into()));
         assert!(matches!(refused, Err(Error::Compile { log }) if log.contains("no-such-compiler")));
-        // A cached program that cannot be loaded is compiled again.
+        // The backend must recompile a cached program that cannot be loaded.
         for file in std::fs::read_dir(folder.path()).unwrap() {
             std::fs::write(file.unwrap().path(), "damaged").unwrap();
         }

@@ -1,5 +1,5 @@
-//! Benchmark of uploads, programs and kernels on each OpenCL device, with every method that the backend
-//! supports. The methods alternate, so that noise affects all of them equally.
+//! Benchmark of transfers and programs on each OpenCL device, with every method that the backend supports.
+//! The methods alternate, so that noise affects all of them equally.
 //!
 //! Usage: `cargo bench -p ragtag-opencl --bench submit`
 #![allow(clippy::print_stdout)] // a report is what it is for
@@ -29,7 +29,7 @@ fn main() {
 fn bench(config: OpenClConfig, adapter: &Adapter) -> Option<Bench> {
     let backend = OpenClBackend::new(config);
     let mut device = open(&backend, adapter, 0, &Limits::default());
-    // Devices without memory of this kind are skipped.
+    // Skip a device that does not support this transfer mode.
     device.create_buffer(BufferId(9), 64).ok()?;
     Some(Bench::new(device))
 }
@@ -39,11 +39,11 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// Runs several benchmarks in alternation. Returns the median time of each benchmark in microseconds.
+/// Runs several benchmarks alternately. Returns the median time of each benchmark in microseconds.
 fn in_turns(benches: &mut [Bench], mut run: impl FnMut(&mut Bench)) -> Vec<f64> {
     let mut samples = vec![Vec::with_capacity(ROUNDS); benches.len()];
     for round in 0..2 * ROUNDS {
-        // The first half warms up the clocks.
+        // The first half of the rounds lets the clock rates settle.
         let counts = round >= ROUNDS;
         for (bench, samples) in benches.iter_mut().zip(&mut samples) {
             let start = Instant::now();

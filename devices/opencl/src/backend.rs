@@ -17,9 +17,9 @@ const NAME: &str = "opencl";
 pub struct OpenClConfig {
     /// Folder for compiled programs. If it is `None`, programs are cached only in memory.
     pub cache_folder: Option<PathBuf>,
-    /// Transfer mode for all devices. If it is `None`, each device uses its best mode.
+    /// Transfer mode for all devices. If it is `None`, each device uses the mode that is best for it.
     pub transfer: Option<TransferMode>,
-    /// Whether programs are recorded in command buffers where the driver supports them.
+    /// Whether to record programs in command buffers if the driver supports them.
     pub command_buffers: bool,
 }
 
@@ -35,8 +35,8 @@ impl Default for OpenClConfig {
 pub struct OpenClBackend {
     config: OpenClConfig,
     shelf: Arc<Shelf>,
-    /// Contexts in use. A device that is opened later uses an existing context if that context contains the
-    /// device.
+    /// Contexts in use. A device that is opened later uses an existing context that contains it, if there is
+    /// one.
     contexts: Mutex<Vec<Weak<Context>>>,
 }
 
@@ -56,7 +56,8 @@ impl OpenClBackend {
         probe(NAME)
     }
 
-    /// Returns a context for devices of one platform. An existing context is used if it contains all of them.
+    /// Returns a context for devices of one platform. Reuses an existing context if it contains all of these
+    /// devices.
     fn context(&self, platform: PlatformId, found: &[&Found]) -> Result<Arc<Context>> {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         contexts.retain(|context| context.strong_count() > 0);
@@ -107,7 +108,7 @@ impl Backend for OpenClBackend {
         let present = self.found()?;
         let all: Vec<&Found> =
             adapters.iter().map(|(wanted, _)| Found::find(&present, wanted)).collect::<Result<_>>()?;
-        // Devices of a platform share a context, which lives as long as any of them.
+        // The devices of a platform share a context, which lives as long as any of them.
         let contexts = all.iter().map(|one| {
             let siblings: Vec<&Found> =
                 all.iter().copied().filter(|other| other.platform == one.platform).collect();

@@ -1,8 +1,9 @@
 //! Conversion of device times to the host's clock.
 //!
-//! If the driver can read both clocks at once, the backend measures the offset with that call. Otherwise it
-//! compares the device time at which a command ended with the host time at which the host saw the end. The
-//! host always sees the end late, so the smallest observed difference is the best estimate of the offset.
+//! If the driver has a call that reads both clocks at once, the backend measures the offset with this call.
+//! Otherwise it compares the device time at which a command ended with the host time at which the host
+//! noticed the end. The host always notices the end late, so the smallest observed difference is the best
+//! estimate of the offset.
 
 use opencl3::device::Device;
 use ragtag_hal::Timing;
@@ -10,7 +11,7 @@ use ragtag_hal::queues::Difference;
 
 /// Age after which the offset is measured again, in nanoseconds.
 const SAMPLE_NS: u64 = 1_000_000_000;
-/// Number of readings per measurement. The fastest reading is used.
+/// Number of readings per measurement. The measurement uses the reading that took the least time.
 const QUESTIONS: u32 = 4;
 
 /// Offset between the device's clock and the host's clock.
@@ -28,8 +29,8 @@ impl Clock {
         Self { device, reads_both: difference.is_some(), difference }
     }
 
-    /// Converts the start and the end of a command to host time. Must be called as soon as the host has seen
-    /// the command end.
+    /// Converts the start and end of a command to host time. The caller must make this call as soon as it
+    /// observes the end of the command.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64) -> (u64, u64) {
         let now_ns = Timing::now_ns();
         let old = |difference: Difference| now_ns.saturating_sub(difference.at_ns) > SAMPLE_NS;

@@ -17,7 +17,7 @@ pub(crate) struct Context {
     programs: Programs<Arc<Program>>,
     /// Pinned regions, keyed by address. A region that two devices register is pinned only once.
     pins: Mutex<HashMap<usize, Weak<Pin>>>,
-    /// Field order: the OpenCL context is released last.
+    /// The context is the last field, so that it is released last.
     api: api::Context,
 }
 
@@ -33,7 +33,7 @@ impl Context {
         Ok(Self { platform, devices, programs, pins: Mutex::default(), api })
     }
 
-    /// Returns true if the context contains all devices in `found`. These devices belong to one platform.
+    /// Returns true if the context contains all devices in `found`, which belong to one platform.
     pub(crate) fn serves(&self, found: &[&Found]) -> bool {
         let has = |one: &&Found| self.devices.iter().any(|device| device.id() == one.device.id());
         found.iter().all(|one| one.platform == self.platform && has(one))
@@ -47,7 +47,7 @@ impl Context {
         &self.programs
     }
 
-    /// Pins a region. Returns `None` if the driver refuses to pin it. Copies of an unpinned region still
+    /// Pins a region. Returns `None` if the driver cannot pin it. Copies to and from an unpinned region still
     /// work, but are slower.
     pub(crate) fn pin(&self, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Option<Arc<Pin>> {
         let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,15 +67,15 @@ impl Context {
 pub(crate) struct Pin {
     queue: Arc<api::Queue>,
     memory: Mem,
-    /// Mapped address, which is the address of the region.
+    /// Mapped address, which equals the address of the region.
     mapped: usize,
     /// Reference that keeps the region alive until the driver has unpinned it.
     _region: Arc<HostRegion>,
 }
 
 impl Pin {
-    /// Pins a region by mapping it. The driver pins mapped host memory and recognises its addresses in copies
-    /// to and from other buffers.
+    /// Pins a region by mapping it. The driver pins host memory while it is mapped, and recognises its
+    /// addresses in copies to and from other buffers.
     fn new(context: &api::Context, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Result<Self> {
         // SAFETY: the region lives as long as the pin. No command uses this buffer, and it stays mapped for
         // its lifetime.

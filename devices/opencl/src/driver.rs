@@ -27,8 +27,8 @@ pub(crate) struct OpenCl {
     found: Found,
     mode: TransferMode,
     compute: Arc<api::Queue>,
-    /// Queue for the first write to a new buffer. It is recreated after a failure. Its commands never wait
-    /// for other commands.
+    /// Queue for the first write to a new buffer, or `None` before the first use and after a failure. Its
+    /// commands never wait for other commands.
     touching: Mutex<Option<api::Queue>>,
     /// Queue for mapping pinned regions. Its commands never wait for other commands.
     pinning: Arc<api::Queue>,
@@ -65,7 +65,8 @@ pub(crate) struct Launch {
 
 impl OpenCl {
     /// Writes to a buffer once, so that the driver commits its memory. Some drivers commit memory only on
-    /// first use and report that they are out of memory only then, long after the allocation.
+    /// first use. Without this write, they would report that they are out of memory long after the
+    /// allocation.
     fn commit(&self, memory: &api::Mem) -> Result<()> {
         let mut touching = self.touching.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = match touching.take() {
@@ -75,7 +76,7 @@ impl OpenCl {
         let event = queue.touch(memory)?;
         queue.flush()?;
         event.wait()?;
-        // The queue is kept only if no command on it failed.
+        // Keep the queue only if no command on it has failed.
         *touching = Some(queue);
         Ok(())
     }
@@ -127,8 +128,8 @@ impl Driver for OpenCl {
         Ok(Launch { kernel, size: api::Range3 { global, local } })
     }
 
-    /// Pins a region, unless the device uses host memory. Such a device copies as fast as the host, so
-    /// pinning brings no gain.
+    /// Pins a region, unless the device uses host memory. Such a device copies no faster than the host, so
+    /// pinning would not help.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin>>> {
         let apart = !self.found.memory.host_memory;
         Ok(apart.then(|| self.context.pin(&self.pinning, region)).flatten())

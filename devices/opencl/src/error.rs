@@ -6,7 +6,7 @@ use opencl3::error_codes::{
 };
 use ragtag_hal::Error;
 
-/// NVIDIA's code for an invalid memory access by a kernel. The context is unusable afterwards.
+/// NVIDIA's code for an invalid memory access by a kernel, after which the context is unusable.
 const NV_ILLEGAL_ACCESS: cl_int = -9999;
 
 /// Returns the error for a status code. The code comes from a call or from the event of a failed command.
@@ -15,13 +15,13 @@ pub(crate) fn failure(call: &str, code: cl_int) -> Error {
         "UNKNOWN_ERROR" => None,
         name => Some(name),
     };
-    // Ragtag's queues stay valid while they are in use. A driver reports an invalid queue after a failure
-    // that broke the queue.
+    // Ragtag's queues are valid while they are in use. If a driver reports an invalid queue, an earlier
+    // failure has broken the queue.
     let lost = matches!(code, CL_DEVICE_NOT_AVAILABLE | CL_INVALID_COMMAND_QUEUE | NV_ILLEGAL_ACCESS);
     Error::of_call(call, code.into(), name, lost)
 }
 
-/// Converts an error to [`Error::OutOfMemory`] if its code reports that the device is out of memory.
+/// Converts an error to [`Error::OutOfMemory`] if its code means that the device is out of memory.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     const SHORTAGE: [cl_int; 4] = [
         CL_MEM_OBJECT_ALLOCATION_FAILURE,

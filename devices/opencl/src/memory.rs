@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Device memory that is released on drop.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Field order: sub-buffers are dropped before `memory`.
+    /// Sub-buffers. They are declared before `memory`, so that they are dropped first.
     parts: Mutex<Parts>,
     memory: Mem,
     bytes: usize,
@@ -40,15 +40,15 @@ impl Buffer {
             (TransferMode::Unified, None) | (TransferMode::Explicit, _) => None,
         };
         let memory = match &block {
-            // SAFETY: the block has this many bytes and lives as long as the memory object. Points order all
-            // access to it, as for every buffer.
+            // SAFETY: the block has this many bytes and lives as long as the memory object. As for every
+            // buffer, points order all access to it.
             Some(block) => unsafe { Mem::over(context, block.pointer(), size) }?,
             None => Mem::new(context, size)?,
         };
         Ok(Self { parts: Mutex::default(), memory, bytes: size, block })
     }
 
-    /// Returns true if the host can access the buffer's memory.
+    /// Returns true if the host can access the buffer's memory directly.
     pub(crate) fn is_shared(&self) -> bool {
         self.block.is_some()
     }
@@ -58,7 +58,7 @@ impl Buffer {
     }
 
     /// Returns a memory object for the range from an offset to the end of the buffer. Returns `None` for
-    /// offset 0. A kernel's pointer starts at the start of its memory object, so a binding at an offset needs
+    /// offset 0. A kernel receives a pointer to the start of a memory object, so a binding at an offset needs
     /// its own object.
     ///
     /// # Errors
@@ -85,17 +85,17 @@ impl Allocation for Buffer {
         self.writable().map(<*mut u8>::cast_const)
     }
 
-    /// Drops the sub-buffers, because the next user of the buffer binds other offsets.
+    /// Drops the sub-buffers, because the next user of the buffer will bind other offsets.
     fn recycle(&mut self) {
         self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
 /// Sub-buffers for bindings at an offset, in order of creation. Each offset has only one object, because
-/// NVIDIA's driver crashes when objects with the same start are released.
+/// NVIDIA's driver crashes when objects with the same offset are released.
 ///
-/// The driver has also crashed when objects were released in order of creation. So they are released in
-/// reverse order, before the buffer.
+/// The driver has also crashed when objects were released in order of creation. They are therefore released
+/// in reverse order, before the buffer.
 #[derive(Debug, Default)]
 struct Parts(Vec<(usize, Arc<Mem>)>);
 

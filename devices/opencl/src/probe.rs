@@ -1,4 +1,4 @@
-//! Detection of OpenCL platforms and devices, which returns their adapters and the properties needed to open
+//! Detection of OpenCL platforms and devices: their adapters, and the properties that are needed to open
 //! them.
 
 use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
@@ -37,8 +37,7 @@ const FINAL_COMMAND_BUFFERS: u32 = 1 << 22;
 const PACKED_DOT: u64 = 1;
 /// Device property of NVIDIA's driver: the domain of the device's PCI address.
 const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
-/// Capability bit of `cl_intel_unified_shared_memory`. If it is set, kernels can read and write the
-/// allocation.
+/// Capability bit of `cl_intel_unified_shared_memory`: kernels can read and write the allocation.
 const UNIFIED_ACCESS: u64 = 1;
 
 /// Lock that serialises probes. PoCL 3.1 initialises its devices in the first probe and crashes on concurrent
@@ -68,17 +67,17 @@ pub(crate) enum FreeMemory {
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// Properties needed to open a device.
+/// Properties that are needed to open a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Native {
     pub(crate) platform: PlatformId,
     pub(crate) device: Device,
     /// Compiler options for OpenCL C.
     pub(crate) options: String,
-    /// Key that identifies platform, device and driver. A compiled program is valid only for an equal
-    /// fingerprint.
+    /// Key that identifies platform, device and driver. A compiled program is valid only for devices with the
+    /// same fingerprint.
     pub(crate) fingerprint: Key,
-    /// Whether the platform has OpenCL 2.0 or later.
+    /// Whether the platform supports OpenCL 2.0 or later.
     pub(crate) modern: bool,
     pub(crate) command_buffers: Option<CommandBuffers>,
     pub(crate) spir_v: Option<SpirVLoader>,
@@ -243,8 +242,8 @@ fn c_version(device: &Device) -> (u32, u32) {
     listed.map_or(said, |listed| listed.max(said))
 }
 
-/// Returns the options for OpenCL's compiler. No option trades accuracy for speed. `-w` prevents PoCL's
-/// compiler from printing the number of warnings to standard error.
+/// Returns the options for the OpenCL compiler. No option trades accuracy for speed. Because of `-w`, PoCL's
+/// compiler does not print the number of warnings to standard error.
 fn options((major, minor): (u32, u32), features: &Features) -> String {
     let standard = match (major, minor) {
         (3.., _) => "CL3.0",
@@ -273,7 +272,7 @@ fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features 
     [
         (extensions.has("cl_khr_fp16"), Feature::Fp16),
         (sub_groups, Feature::SubGroups),
-        // NVIDIA's driver does not list the extension, but its compiler accepts the instruction.
+        // NVIDIA's driver does not report the extension, but its compiler accepts the instruction.
         (dot || nvidia, Feature::IntegerDot),
     ]
     .into_iter()
@@ -306,7 +305,7 @@ fn spir_v(
     }
 }
 
-/// Returns the number of f32 lanes per compute unit of a vendor's GPUs. Returns 0 for an unknown vendor.
+/// Returns the number of f32 lanes per compute unit in a vendor's GPUs, or 0 for an unknown vendor.
 fn lanes_per_unit(vendor: &str) -> u32 {
     let vendor = vendor.to_lowercase();
     match () {
@@ -344,7 +343,7 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
     })
 }
 
-/// Returns the total and the free memory for buffers of the device.
+/// Returns the total and free memory for the device's buffers.
 pub(crate) fn heap(device: &Device, free: FreeMemory) -> Option<Memory> {
     let total_bytes = device.global_mem_size().ok().filter(|&bytes| bytes > 0)?;
     let free_bytes = match free {
@@ -360,8 +359,8 @@ pub(crate) fn heap(device: &Device, free: FreeMemory) -> Option<Memory> {
     })
 }
 
-/// Returns the free memory that AMD's extension reports. The extension reports sizes in KiB, and the first is
-/// the total of all free blocks.
+/// Returns the free memory that AMD's extension reports. The extension reports sizes in KiB. The first size
+/// is the total of all free blocks.
 fn amd_free_bytes(device: &Device) -> Option<u64> {
     let figures = device.get_data(CL_DEVICE_GLOBAL_FREE_MEMORY_AMD).ok()?;
     let kib = u64::from_ne_bytes(*figures.first_chunk()?);
@@ -395,12 +394,13 @@ fn pci(device: &Device, nvidia: bool) -> Option<PciAddress> {
     }
     if nvidia {
         let bus = u8::try_from(number(device, CL_DEVICE_PCI_BUS_ID_NV)?).ok()?;
-        // The byte encodes the device and the function number as on the PCI bus.
+        // The byte contains the device number and the function number, as in a PCI address.
         let slot = u8::try_from(number(device, CL_DEVICE_PCI_SLOT_ID_NV)?).ok()?;
         let domain = number(device, CL_DEVICE_PCI_DOMAIN_ID_NV).unwrap_or(0);
         return Some(PciAddress { domain: domain as u32, bus, device: slot >> 3, function: slot & 7 });
     }
-    // AMD's value is a word with value 1, then bytes. The last three bytes are bus, device and function.
+    // AMD's value starts with a word of value 1, followed by bytes. The last three bytes are bus, device and
+    // function.
     let topology = device.get_data(CL_DEVICE_TOPOLOGY_AMD).ok()?;
     match topology.as_slice() {
         [1, 0, 0, 0, .., bus, device, function] if topology.len() == 24 => {

@@ -1,4 +1,4 @@
-//! Programs, compiled once per source, options and device. They are cached in memory and on disk.
+//! Programs. Each program is compiled once per source, options and device, and cached in memory and on disk.
 //!
 //! This module does not depend on kernel arguments.
 
@@ -33,7 +33,7 @@ impl Source<'_> {
         }
     }
 
-    /// Returns the compiler options. There are none for SPIR-V.
+    /// Returns the compiler options. They are empty for SPIR-V.
     fn options(&self, found: &Found) -> Result<CString> {
         let options = match self {
             Source::OpenClC(_) => found.options.as_str(),
@@ -53,7 +53,7 @@ impl Source<'_> {
     }
 }
 
-/// A function of a module with its launch parameters.
+/// A function of a module and its launch parameters.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) work_group: [usize; 3],
@@ -103,8 +103,8 @@ fn compile(context: &Context, found: &Found, source: Source<'_>) -> Result<Compi
 /// # Errors
 /// Returns one of these errors:
 /// - [`Error::Compile`] with the log, if a program does not compile;
-/// - [`Error::Unsupported`], if the device does not accept the language, or if a function's groups are too
-///   large for the device;
+/// - [`Error::Unsupported`], if the device does not accept the language, or if a function needs larger groups
+///   than the device supports;
 /// - [`Error::Invalid`], if a function does not match its ABI.
 pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Result<Vec<Entry>> {
     let functions: Vec<(Source<'_>, &DeviceFunction)> = match &module.source {
@@ -135,9 +135,9 @@ pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Resu
     functions.iter().zip(&module.entries).map(entry).collect()
 }
 
-/// Returns true if a binary is SPIR-V and ends at the end of an instruction. Intel's CPU runtime aborts the
-/// process on an incomplete binary. SPIR-V 1.0, section 2.3, defines the layout: a header of five words, then
-/// instructions that start with their length.
+/// Returns true if a binary is SPIR-V and its last instruction is complete. Intel's CPU runtime aborts the
+/// process on an incomplete binary. SPIR-V 1.0, section 2.3, defines the layout: a header of five words,
+/// followed by instructions. The first word of an instruction contains its length.
 fn whole(binary: &[u8]) -> bool {
     let (words, rest) = binary.as_chunks::<4>();
     let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -154,7 +154,7 @@ fn whole(binary: &[u8]) -> bool {
     true
 }
 
-/// Looks up a function and checks that it matches its ABI.
+/// Looks up a function and checks it against its ABI.
 fn checked(
     program: Arc<Program>,
     function: &DeviceFunction,
@@ -171,7 +171,8 @@ fn checked(
     if has != wanted {
         return Err(Error::invalid(format!("function {name} has {has} parameters, its ABI {wanted}")));
     }
-    // The required work group in the source was compiled, even if the driver reports a smaller limit.
+    // The compiler accepted the work group size that the source requires, so the function can run with it
+    // even if the driver reports a smaller limit.
     if kernel.required_group(found.device)? == entry.work_group {
         return Ok(entry);
     }

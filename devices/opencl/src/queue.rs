@@ -1,15 +1,15 @@
-//! An implementation of `ragtag-hal`'s queue over an OpenCL queue. It enqueues scripts, returns events, and
-//! converts times to the host's clock.
+//! An implementation of `ragtag-hal`'s queue on top of an OpenCL queue. It enqueues scripts, returns events,
+//! and converts times to the host's clock.
 //!
 //! Ragtag does not use OpenCL's user events for points of other devices. With a user event, a command could
-//! be enqueued at once and would wait until the host completes the event. But drivers handle the failure of a
-//! user event badly:
+//! be enqueued immediately and would wait until the host completes the event. However, drivers handle failed
+//! user events badly:
 //! - Intel's CPU runtime double-frees memory after a command has waited for a failed user event and another
 //!   event. It may also run commands that wait for a failed event.
 //! - PoCL 3.1 aborts the process when an in-order command without an event follows a command that waits for a
 //!   failed event.
 //!
-//! User events would also bring no gain. NVIDIA's driver starts to launch the commands of a waiting queue
+//! User events would not be faster, either. NVIDIA's driver starts to launch the commands of a waiting queue
 //! only when the event is completed. Enqueueing the commands at that time takes just as long.
 //!
 //! This module does not depend on IDs or points.
@@ -40,14 +40,14 @@ impl Queue {
         let (steps, mut recorded) = (script.steps(), script.recording().iter().peekable());
         let (mut at, mut first, mut last) = (0, None, None);
         while at < steps.len() {
-            // The queue is in-order, so only the first step needs the wait list.
+            // The queue runs in order, so only the first step needs the wait list.
             let after = if at == 0 { after } else { &[] };
             let recorded = recorded.next_if(|recorded| recorded.steps.start == at);
             let end = recorded.map_or(at + 1, |recorded| recorded.steps.end);
             let wanted = at == 0 || end == steps.len();
             let ends = api::Ends { after, wanted };
             let event = match recorded {
-                // SAFETY: the guarantees for launches apply.
+                // SAFETY: the reasoning for launches, below, applies.
                 Some(recorded) => unsafe { self.api.play(&recorded.buffer, ends) }?,
                 None => enqueue(&self.api, &steps[at], ends)?,
             };
@@ -65,8 +65,8 @@ impl Queue {
 fn enqueue(queue: &api::Queue, step: &Step, ends: api::Ends<'_>) -> Result<Option<Event>> {
     match step {
         // SAFETY: `Checked` validated the dispatch against the entry's ABI: the number, access and extent of
-        // the bindings. So the kernel accesses only its bindings. They lie inside buffers that the script
-        // keeps alive.
+        // the bindings. The kernel therefore accesses only its bindings, which lie inside buffers that the
+        // script keeps alive.
         Step::Launch(launch) => unsafe { queue.launch(&launch.code.kernel, &launch.code.size, ends) },
         Step::Copy { from, to } => queue.copy(part(from), part(to), ends),
         Step::Fill { to, word } => queue.fill(part(to), *word, ends),
@@ -79,7 +79,7 @@ fn enqueue(queue: &api::Queue, step: &Step, ends: api::Ends<'_>) -> Result<Optio
     }
 }
 
-/// Returns the byte range of a span, for OpenCL's copies.
+/// Returns the byte range of a span, for copy and fill commands.
 pub(crate) fn part(span: &Span) -> Part<'_> {
     Part { memory: span.buffer().memory(), offset: span.offset() as usize, bytes: span.bytes() as usize }
 }
@@ -88,7 +88,8 @@ impl DriverQueue for Queue {
     type Driver = OpenCl;
     type Event = Event;
 
-    /// True, because NVIDIA's driver sometimes crashes in `clReleaseMemObject` shortly after the last event.
+    /// True, because NVIDIA's driver sometimes crashes if `clReleaseMemObject` is called shortly after the
+    /// last event.
     const USES_AFTER_END: bool = true;
 
     fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
@@ -104,8 +105,8 @@ impl DriverQueue for Queue {
         event.wait()
     }
 
-    /// Returns the start and the end of a script. Returns `None` if the driver did not measure one of its
-    /// commands.
+    /// Returns the start and end of a script, or `None` if the driver did not measure its first or its last
+    /// command.
     fn times_ns(&self, ends: &Ends<Event>) -> Option<(u64, u64)> {
         let first = ends.first.as_ref().unwrap_or(&ends.last);
         let (start_ns, end_ns) = (first.start_ns().ok()?, ends.last.end_ns().ok()?);

@@ -1,8 +1,8 @@
 //! Recording of steps in command buffers (`cl_khr_command_buffer`).
 //!
 //! Copies to and from host regions are never recorded, because such a copy depends on the contents and the
-//! pinning of its region at the time when it runs. So a program is a series of command buffers with such
-//! copies between them.
+//! pinning of its region at the time when it runs. A program is therefore a series of command buffers with
+//! such copies between them.
 
 use crate::api::{self, CommandBuffer, CommandBuffers};
 use crate::driver::Step;
@@ -17,8 +17,8 @@ pub(crate) struct Recorded {
     pub(crate) buffer: CommandBuffer,
 }
 
-/// Records each sequence of two or more steps that do not access host regions. Omits a sequence if the driver
-/// refuses to record it.
+/// Records each sequence of two or more steps that do not access host regions. Omits a sequence that the
+/// driver cannot record.
 pub(crate) fn recorded(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Vec<Recorded> {
     let stays = |step: &Step| matches!(step, Step::Launch(_) | Step::Copy { .. } | Step::Fill { .. });
     let mut all = Vec::new();

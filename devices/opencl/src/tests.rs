@@ -1,4 +1,4 @@
-//! Tests of shared contexts and lost devices that use internals of the crate. The folder `tests` and the
+//! Tests of shared contexts and lost devices. They use internals of the crate. The folder `tests` and the
 //! conformance suite test the public interface.
 
 #![allow(clippy::print_stdout)] // a skip is visible

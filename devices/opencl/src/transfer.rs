@@ -1,5 +1,5 @@
-//! Transfer modes between host regions and buffers. A transfer is a command of the driver. If host and device
-//! share memory, it may also be a copy by the host.
+//! Modes of transfer between host regions and buffers. Normally, a transfer is a driver command. If host and
+//! device share memory, the host may make the copy instead.
 //!
 //! The mode depends only on the capabilities of the device.
 
@@ -8,15 +8,15 @@
 pub struct MemoryCaps {
     /// Whether the device uses host memory, like a CPU or an integrated GPU.
     pub host_memory: bool,
-    /// Whether the device has fine-grained buffers in shared virtual memory (OpenCL 2.0). When a command has
-    /// ended, host and device see each other's writes without a further call.
+    /// Whether the device has fine-grained buffers in shared virtual memory (OpenCL 2.0). Once a command has
+    /// ended, host and device see each other's writes without another call.
     pub fine_grained_buffers: bool,
-    /// Whether kernels can read and write unified shared memory on the host
+    /// Whether kernels can read and write unified shared memory that is allocated on the host
     /// (`cl_intel_unified_shared_memory`).
     pub unified_host: bool,
 }
 
-/// Method for writing and reading a device's buffers.
+/// Method for writing to and reading from a device's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferMode {
     /// The driver makes all copies.
@@ -27,9 +27,9 @@ pub enum TransferMode {
     Unified,
 }
 
-/// Returns the transfer mode for a device. Only devices that use host memory share buffers with the host.
-/// Kernels of other devices would access shared buffers over the bus. If a device has both kinds of shared
-/// memory, the kind of the OpenCL standard is used.
+/// Returns the best transfer mode for a device. Buffers are shared with the host only on devices that use
+/// host memory. On other devices, kernels would access shared buffers over the bus. If a device supports both
+/// kinds of shared memory, the kind from the OpenCL standard is preferred.
 pub fn transfer_mode(caps: &MemoryCaps) -> TransferMode {
     match caps {
         MemoryCaps { host_memory: false, .. } => TransferMode::Explicit,

@@ -68,7 +68,7 @@ fn functions_are_checked_against_their_abi() {
 fn overcommitted_memory_is_detected() {
     let backend = backend();
     for adapter in adapters(&backend) {
-        // If the free memory is known, the backend refuses the allocation itself.
+        // If the free memory is known, the backend itself rejects the allocation.
         if adapter.memory[0].free_bytes.is_some() {
             test_support::skip!("driver that hides its free memory", "{} reports it", adapter.label());
             continue;

@@ -1,6 +1,6 @@
 //! Tests of driver installations: without a driver, and with a driver that is installed twice. The OpenCL
-//! library looks for drivers once per process. So each case runs in a child process, which starts this test
-//! binary again with an environment variable.
+//! library looks for drivers once per process. Each case therefore has its own child process, which runs this
+//! test binary with different environment variables.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -14,13 +14,13 @@ use test_support::child as child_process;
 /// Name of the test that child processes run.
 const CHILD: &str = "child";
 
-/// Prints the probe result in a child process.
+/// Prints the probe result if this process is a child process.
 #[test]
 fn child() {
     prints_its_probe(CHILD, &backend());
 }
 
-/// Returns the probe result of a child process that loads the drivers of a folder.
+/// Returns the probe result of a child process that loads the drivers listed in a folder.
 fn probed_with(vendors: &Path) -> Vec<String> {
     probed(child_process(CHILD).env("OCL_ICD_VENDORS", vendors))
 }
@@ -46,7 +46,8 @@ fn a_driver_that_is_installed_twice_lists_its_devices_once() {
         fs::copy(file, twice.path().join(format!("{at}-again.icd"))).unwrap();
     }
     let devices = |lines: Vec<String>| {
-        // The order of drivers is unspecified. The test compares the devices and how often each occurs.
+        // The order of drivers is unspecified, so the test only compares the devices and how often each
+        // occurs.
         let mut names: Vec<_> =
             lines.iter().filter_map(|line| line.split_once(' ')).map(|at| at.1.to_string()).collect();
         names.sort_unstable();

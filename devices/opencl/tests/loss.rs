@@ -1,6 +1,6 @@
 //! Test of a real device loss, caused by a kernel that writes to an invalid address. The test needs a device
-//! with its own memory, because on a CPU device the write would crash the process. It runs in its own
-//! process.
+//! with its own memory, because on a CPU device the write would crash the process. It has its own process,
+//! because a driver may be unusable after a loss.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -16,7 +16,7 @@ const TEXT: &str = "__kernel void stray(__global uint *out, uint far) {
 #[test]
 fn a_stray_kernel_loses_the_device() {
     let subject = subject();
-    // Only one device is tested, because some drivers are unusable in this process afterwards.
+    // Test only one device, because some drivers are unusable for the rest of the process after a loss.
     if let Some(adapter) = suite::cards(&subject).first() {
         let anew = support::backend();
         let lost = goes_astray([&subject.0, &anew], adapter, (KernelLanguage::OpenClC, TEXT), 0x7000_0000);

@@ -14,12 +14,12 @@ use support::*;
 struct Assembler(Vec<u32>);
 
 impl Assembler {
-    /// Writes the header of a SPIR-V 1.0 module whose IDs are less than `bound`.
+    /// Starts a SPIR-V 1.0 module whose IDs are less than `bound`.
     fn new(bound: u32) -> Self {
         Self(vec![0x0723_0203, 0x0001_0000, 0, bound, 0])
     }
 
-    /// Appends an instruction. Its first word has the length and the opcode, and the operands follow.
+    /// Appends an instruction: a word with the length and the opcode, followed by the operands.
     fn op(&mut self, code: u32, operands: &[u32]) -> &mut Self {
         self.0.push((operands.len() as u32 + 1) << 16 | code);
         self.0.extend(operands);
@@ -31,8 +31,8 @@ impl Assembler {
     }
 }
 
-/// Returns the kernel `scale`: out[at] = factor · in[at] + 1 for at < count. See SPIR-V 1.0, sections 2.3
-/// (layout) and 3.32 (instructions).
+/// Returns the kernel `scale`, which computes out[at] = factor · in[at] + 1 for at < count. See SPIR-V 1.0,
+/// sections 2.3 (layout) and 3.32 (instructions).
 fn scale_binary() -> Arc<[u8]> {
     const NAME: [u32; 2] = [u32::from_le_bytes(*b"scal"), u32::from_le_bytes(*b"e\0\0\0")];
     let (void, uint, ulong, ulong3, global, input, function, boolean) = (1, 2, 3, 4, 5, 6, 7, 8);

@@ -67,7 +67,7 @@ fn a_backend_name_selects_all_of_its_devices() {
     assert_eq!(said(choose_on(&none, "cpu,cuda").unwrap_err()), "cuda shows no device; there are cpu:0");
 }
 
-/// Checks that two APIs of one card are both selected only if both are named.
+/// Checks that a card is selected through two APIs only if the selection names both.
 #[test]
 fn two_apis_of_one_device_are_used_if_both_are_named() {
     assert_eq!(choose("cuda:0,vulkan:1").unwrap(), ["cuda:0", "vulkan:1"]);
@@ -170,8 +170,7 @@ fn memory_figures_of_another_api_are_in_the_report() {
     assert_eq!((free_bytes, source), (Some(5 << 30), MemorySource::OtherApi));
 }
 
-/// Checks that the backends of this build are in order of preference, for any set of features that the build
-/// enables.
+/// Checks that the backends of this build are in order of preference, whichever features the build enables.
 #[test]
 fn backends_are_in_order_of_preference() {
     const ORDER: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];

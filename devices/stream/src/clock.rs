@@ -1,8 +1,8 @@
 //! Conversion of device times to the host's clock.
 //!
-//! The APIs report the time between two events as an `f32` in milliseconds. This value is exact to a
-//! microsecond if the events are at most a few seconds apart. So the clock measures from a recent event, the
-//! anchor, and replaces the anchor every second.
+//! The APIs report the time between two events as an `f32` in milliseconds. This value is accurate to a
+//! microsecond if the events are at most a few seconds apart. The clock therefore measures from a recent
+//! event, the anchor, and replaces the anchor every second.
 
 use crate::driver::Driver;
 use ragtag_hal::Timing;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 /// Age after which the anchor is replaced, in milliseconds.
 const ANCHOR_MS: f32 = 1000.0;
-/// Device time of the first anchor. It is not zero, because another stream may have events before the anchor.
+/// Device time of the first anchor. It is not zero, because events on another stream may precede the anchor.
 const EPOCH_NS: u64 = 1 << 60;
 
-/// An event with known device time.
+/// An event whose device time is known.
 struct Anchor<E> {
     event: Arc<E>,
     ns: u64,
@@ -31,8 +31,8 @@ impl<E> Clock<E> {
         Self { anchor: None, difference: None }
     }
 
-    /// Converts the start and the end of a script to host time. Must be called as soon as the host has seen
-    /// the script end.
+    /// Converts the start and end of a script to host time. The caller must make this call as soon as it
+    /// observes the end of the script.
     pub(crate) fn host<D: Driver<Event = E>>(&mut self, driver: &D, ends: &Ends<E>) -> Option<(u64, u64)> {
         let now_ns = Timing::now_ns();
         let lasted_ms = driver.elapsed_ms(ends.first.as_ref()?, &ends.last).ok()?;

@@ -1,10 +1,10 @@
-//! Kernel compilers that are libraries: NVRTC and hiprtc, whose calls have the same signatures.
+//! Kernel compilers in the form of libraries: NVRTC and hiprtc, whose calls have the same signatures.
 
 use ragtag_hal::{Error, Result};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// Maximum size of a log or of code, in bytes. Larger sizes are treated as errors.
+/// Maximum size of a log or of code, in bytes. A larger size is treated as an error.
 const MAX_BYTES: usize = 1 << 30;
 
 type Handle = *mut c_void;
@@ -37,13 +37,13 @@ pub struct CompiledText {
 }
 
 impl CompilerCalls {
-    /// Compiles a source. The log refers to it as `name`.
+    /// Compiles a source. In the log, the source is called `name`.
     ///
     /// # Errors
     /// Returns [`Error::Compile`] with the log if the compilation fails.
     ///
     /// # Safety
-    /// All functions belong to one compiler, which stays loaded.
+    /// All functions belong to the same compiler library, which stays loaded.
     pub unsafe fn compile(self, name: &CStr, text: &str, options: &[String]) -> Result<CompiledText> {
         let refused = |log: String| Error::Compile { log };
         let zero = |_| refused("the source or an option contains a zero byte".into());
@@ -69,8 +69,8 @@ impl CompilerCalls {
 }
 
 impl CompiledText {
-    /// Reads an output of the program. `bytes` returns its size and `get` its contents. Returns `None` if
-    /// either call fails.
+    /// Reads an output of the program. `bytes` returns the size of the output, and `get` its contents.
+    /// Returns `None` if either call fails.
     pub fn output(&self, bytes: OutputBytes, get: Output) -> Option<Vec<u8>> {
         let mut size = 0;
         // SAFETY: the program is alive. The call writes one number.
@@ -90,7 +90,8 @@ impl CompiledText {
 
 impl Drop for CompiledText {
     fn drop(&mut self) {
-        // SAFETY: this compiler made the program, and nothing else owns it. A failed release is ignored.
+        // SAFETY: this compiler created the program, and nothing else owns it. A failure to destroy it is
+        // ignored.
         unsafe { (self.calls.destroy)(&mut self.handle) };
     }
 }

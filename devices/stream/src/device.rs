@@ -1,4 +1,4 @@
-//! An implementation of `ragtag-hal`'s driver trait over the calls of a stream-ordered API.
+//! An implementation of `ragtag-hal`'s driver trait on top of the calls of a stream-ordered API.
 //!
 //! This module does not depend on IDs or points.
 
@@ -24,13 +24,13 @@ pub(crate) type Span<D> = driver::Span<Buffer<D>>;
 /// Implementation of `ragtag-hal`'s driver trait for one device.
 pub struct Streams<D: Driver> {
     adapter: Adapter,
-    /// Stream on which programs are captured. It runs no work.
+    /// Stream on which programs are captured. No work runs on it.
     capture: D::Stream,
     pins: Arc<Pins<D>>,
     driver: Arc<D>,
 }
 
-/// Opens a device on `driver`, which has opened this adapter. All devices of a backend share `pins`.
+/// Creates a device on top of `driver`, which has opened this adapter. All devices of a backend share `pins`.
 ///
 /// # Errors
 /// Returns an error if a driver call fails or the system cannot start a thread.
@@ -48,7 +48,7 @@ pub fn open<D: Driver>(
     DriverDevice::open(Common::new(id), adapter, streams, queues, limits)
 }
 
-/// A launch with its arguments.
+/// A launch and its arguments.
 pub enum Bound<D: Driver> {
     /// A kernel launch.
     Kernel {
@@ -122,8 +122,9 @@ impl<D: Driver> driver::Driver for Streams<D> {
     }
 
     /// Captures a program as a graph. The graph never changes. Values that differ between runs are in the
-    /// parameter block, which the first step copies from a host region. Returns `None` if a graph brings no
-    /// gain or the driver cannot capture the steps. The queue then enqueues the steps one by one.
+    /// parameter block, which the first step copies from a host region. Returns `None` if a graph would not
+    /// be faster or the driver cannot capture the steps. In that case, the queue enqueues the steps one by
+    /// one.
     fn prepare(&self, steps: &[Step<D>], program: bool) -> Result<Option<D::Graph>> {
         if !program || steps.len() < 2 {
             return Ok(None);
@@ -153,16 +154,16 @@ fn address<D: Driver>(span: &Span<D>) -> u64 {
     span.buffer().address() + span.offset()
 }
 
-/// Enqueues a step. The step is captured if the stream is capturing.
+/// Enqueues a step. If a capture is active on the stream, the step is captured.
 ///
 /// # Errors
 /// Returns the driver's error.
 pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>) -> Result<()> {
     // The product's module initialised the library, and all dispatches use the compute stream.
-    // SAFETY: the script keeps the buffers and regions of all spans alive until it has ended. Meanwhile,
+    // SAFETY: the script keeps the buffers and regions of all spans alive until it has ended. Until then,
     // points and reservations exclude other access to these bytes. `Checked` validated launches against the
-    // entry's ABI and products against their extents. It submits a program only after the program's last run
-    // has ended.
+    // entry's ABI and products against their extents. It submits a program only after the program's previous
+    // run has ended.
     unsafe {
         match step {
             Step::Launch(launch) => match &launch.code {

@@ -1,12 +1,13 @@
-//! The calls that Ragtag makes to a stream-ordered GPU API on one opened device.
+//! The calls that Ragtag makes through a stream-ordered GPU API on one opened device.
 //!
 //! # Contract of an implementation
-//! - Every method may be called from any thread. It first makes its device current on that thread.
+//! - Every method may be called from any thread, and first makes its device current on that thread.
 //! - Objects ([`Driver::Stream`] and the other associated types) own their native handles and keep alive
-//!   everything that the handles need. A drop may happen on any thread and must not wait for the device.
-//! - A failure that permanently breaks the device or its context is [`Error::Lost`](ragtag_hal::Error::Lost)
-//!   with the call's name and code. Other failures are [`Error::Api`](ragtag_hal::Error::Api) unless the
-//!   method's documentation says otherwise.
+//!   everything that the handles need. They may be dropped on any thread. Dropping them must not wait for the
+//!   device.
+//! - A failure that permanently breaks the device or its context returns
+//!   [`Error::Lost`](ragtag_hal::Error::Lost) with the call's name and code. Any other failure returns
+//!   [`Error::Api`](ragtag_hal::Error::Api) unless the method's documentation says otherwise.
 //! - No method panics, whatever the driver returns.
 
 use ragtag_hal::{DeviceFunction, Gemm, KernelLanguage, Result};
@@ -22,17 +23,17 @@ pub struct Heap {
     pub free_bytes: u64,
 }
 
-/// Properties of a kernel function that the driver reports.
+/// Properties of a kernel function, as the driver reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Maximum number of work items in a group.
     pub max_work_group_items: u32,
-    /// Number of parameters, if the driver reports it.
+    /// Number of parameters, or `None` if the driver does not report it.
     pub parameters: Option<usize>,
 }
 
 /// Arguments of a launch: the device addresses, then the 32-bit constants. Each argument occupies one 64-bit
-/// word. On a little-endian machine, a 32-bit argument is in the first bytes of its word.
+/// word. On a little-endian machine, a 32-bit argument occupies the first four bytes of its word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arguments(Box<[u64]>);
 
@@ -42,8 +43,8 @@ impl Arguments {
         Self(addresses.into_iter().chain(constants.iter().map(|&word| u64::from(word))).collect())
     }
 
-    /// Returns pointers to the arguments, for a launch call. The pointers are valid as long as `self`. The
-    /// driver must not write through them.
+    /// Returns pointers to the arguments, for a launch call. The pointers are valid while `self` is alive.
+    /// The driver must not write through them.
     pub fn pointers(&self) -> Vec<*mut c_void> {
         self.0.iter().map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect()
     }
@@ -58,11 +59,11 @@ impl Arguments {
 pub struct Launch<'a, D: Driver> {
     /// Kernel function.
     pub function: &'a D::Function,
-    /// Number of work groups in each dimension, never zero.
+    /// Number of work groups in each dimension. No number is zero.
     pub grid: [u32; 3],
     /// Number of work items per group in each dimension.
     pub work_group: [u32; 3],
-    /// Local memory per group in bytes, beyond the amount that the code declares.
+    /// Local memory per group in bytes, in addition to the memory that the code declares.
     pub dynamic_local_bytes: u32,
     /// Addresses and constants.
     pub arguments: &'a Arguments,
@@ -79,11 +80,11 @@ pub struct Operands {
     pub y: u64,
 }
 
-/// The calls of a stream-ordered GPU API on one opened device.
+/// A stream-ordered GPU API on one opened device.
 pub trait Driver: Send + Sync + Sized + 'static {
     /// An in-order queue of the device, without implicit synchronisation with other streams.
     type Stream: Send + Sync;
-    /// An event that records the time at which it passes. Threads that wait for it sleep.
+    /// An event that records its completion time. A thread that waits for it sleeps instead of spinning.
     type Event: Send + Sync;
     /// A loaded module.
     type Module: Send + Sync;
@@ -95,7 +96,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the API's name for messages, such as `CUDA` or `HIP`.
     fn api(&self) -> &'static str;
 
-    /// Returns the total and the free device memory. Memory released by [`Driver::free`] counts as free.
+    /// Returns the total and free device memory. Memory that [`Driver::free`] has released counts as free.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -105,8 +106,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// the call returns. With stream-ordered pools, the call does not wait for other work on the device.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`](ragtag_hal::Error::OutOfMemory). The caller sets the field `free` of
-    /// this error.
+    /// Returns [`Error::OutOfMemory`](ragtag_hal::Error::OutOfMemory) if the device has too little memory.
+    /// The caller sets the field `free` of this error.
     fn allocate(&self, bytes: u64) -> Result<u64>;
 
     /// Frees device memory. With stream-ordered pools, the call does not wait for work on the device.
@@ -124,7 +125,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The memory stays allocated until [`Driver::unpin`].
     ///
     /// # Errors
-    /// Returns the driver's error, for example if the limit of locked memory is reached or the memory is
+    /// Returns the driver's error, for example if the limit on locked memory is reached or the memory is
     /// already pinned.
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()>;
 
@@ -143,13 +144,14 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error.
     fn stream(&self) -> Result<Self::Stream>;
 
-    /// Waits until all work on a stream has ended. The thread sleeps if the API supports that.
+    /// Waits until all work on a stream has ended. If the API supports it, the thread sleeps instead of
+    /// spinning.
     ///
     /// # Errors
-    /// Returns the first error of the work on the stream.
+    /// Returns the first error in the work on the stream.
     fn finish(&self, stream: &Self::Stream) -> Result<()>;
 
-    /// Creates an event in the unrecorded state.
+    /// Creates an event that has not been recorded yet.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -168,18 +170,18 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
 
-    /// Returns true if a recorded event has passed or failed. [`Driver::synchronise`] then returns the error
-    /// of a failed event.
+    /// Returns true if a recorded event has passed or failed. For a failed event, [`Driver::synchronise`]
+    /// returns the error.
     fn has_passed(&self, event: &Self::Event) -> bool;
 
     /// Sleeps until a recorded event has passed.
     ///
     /// # Errors
-    /// Returns the error of the work before the event.
+    /// Returns the error of work that precedes the event.
     fn synchronise(&self, event: &Self::Event) -> Result<()>;
 
-    /// Returns the milliseconds from one passed event to another. The result is negative if `to` passed
-    /// first.
+    /// Returns the milliseconds between two events that have passed. The result is negative if `to` passed
+    /// before `from`.
     ///
     /// # Errors
     /// Returns the driver's error, for example if an event has not passed.
@@ -253,17 +255,17 @@ pub trait Driver: Send + Sync + Sized + 'static {
     unsafe fn gemm(&self, stream: &Self::Stream, product: &Gemm, operands: Operands) -> Result<()>;
 
     /// Starts a capture. Until the capture ends, the driver records the work that the calling thread enqueues
-    /// on the stream, and does not run it. Other threads are not affected.
+    /// on the stream instead of running it. Other threads are not affected.
     ///
     /// # Errors
-    /// Returns the driver's error, for example if the driver has no graphs.
+    /// Returns the driver's error, for example if the driver does not support graphs.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
 
-    /// Ends the capture and returns the graph. The thread that started the capture makes this call, even
-    /// after an error during the capture. Even if this call fails, the stream runs later work normally.
+    /// Ends the capture and returns the graph. The thread that started the capture must make this call, even
+    /// after an error during the capture. The stream runs later work normally, even if this call fails.
     ///
     /// # Errors
-    /// Returns the driver's error if it cannot make a graph from the captured work.
+    /// Returns the driver's error if it cannot build a graph from the captured work.
     fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph>;
 
     /// Enqueues one run of a graph.
@@ -282,7 +284,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the compiler's log.
     fn load(&self, language: KernelLanguage, text: &str) -> Result<Self::Module>;
 
-    /// Looks up a function in a module and sets the amount of dynamic local memory for its launches.
+    /// Looks up a function in a module, and sets the size of the dynamic local memory for its launches.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) if the module has no function of that name.
@@ -290,7 +292,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// memory.
     fn function(&self, module: &Arc<Self::Module>, function: &DeviceFunction) -> Result<Self::Function>;
 
-    /// Returns the properties of a function that the driver reports.
+    /// Returns the properties of a function, as the driver reports them.
     ///
     /// # Errors
     /// Returns the driver's error.

@@ -1,15 +1,14 @@
-//! The common part of the CUDA and HIP backends: an implementation of `ragtag-hal`'s driver trait over a
-//! trait for the API's calls.
+//! The common part of the CUDA and HIP backends. It implements `ragtag-hal`'s driver trait with the calls of
+//! [`Driver`], which each backend implements for its API.
 //!
 //! CUDA and HIP have the same objects: in-order streams, events that streams record and wait for, executable
-//! graphs, and modules of kernels. A backend implements [`Driver`], which declares the calls.
-//! [`StreamDevice`] builds a device from that implementation. It has three streams with a completion thread
-//! each, runs programs as graphs, and pins host regions.
+//! graphs, and modules of kernels. [`StreamDevice`] is a device on top of a [`Driver`]. It has three streams,
+//! each with a completion thread, runs programs as graphs, and pins host regions.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `driver.rs` | the API's calls |
-//! | `device.rs` | commands as API calls, one by one and as graphs |
+//! | `device.rs` | commands as API calls, either one by one or as graphs |
 //! | `queue.rs` | a stream, as `ragtag-hal` uses it |
 //! | `module.rs` | modules and their kernels |
 //! | `memory.rs`, `pins.rs` | device memory, pinned host memory |

@@ -1,4 +1,4 @@
-//! Vendor libraries, which are found at run time, loaded once and never unloaded.
+//! Vendor libraries. They are looked up at run time, loaded once and never unloaded.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -14,19 +14,19 @@ impl Library {
     /// Returns the loader's message.
     ///
     /// # Safety
-    /// Running the library's initialisers in this process is safe.
+    /// The library's initialisers must be safe to run in this process.
     pub unsafe fn load(place: &OsStr) -> Result<Self, String> {
         // SAFETY: guaranteed by the caller.
         match unsafe { libloading::Library::new(place) } {
             Ok(library) => Ok(Self(Box::leak(Box::new(library)))),
-            // The source of the error contains the loader's message.
+            // The loader's message is in the source of the error.
             Err(error) => {
                 Err(std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
             }
         }
     }
 
-    /// Returns a function, or `None` if the library lacks it.
+    /// Returns a function of the library, or `None` if the library does not export it.
     ///
     /// # Safety
     /// The library's header declares a function of this name with type `T`.
@@ -36,9 +36,10 @@ impl Library {
     }
 }
 
-/// Returns the paths to try for a library. The list starts with `names` alone, which the loader looks up in
-/// its search path. Paths in `folder` follow, first within each directory that one of the environment
-/// variables `variables` names, and finally within the default directory `home`, except on Windows.
+/// Returns the paths to try for a library. The list starts with the bare `names`, which the loader looks up
+/// in its search path. Then follow the paths `DIRECTORY/folder/NAME`, where DIRECTORY is first the value of
+/// each environment variable in `variables` and finally the default directory `home`. Windows has no default
+/// directory, and uses `bin` instead of `folder`.
 pub fn places(names: &[&str], variables: &[&str], home: &str, folder: &str) -> Vec<OsString> {
     let named = variables.iter().filter_map(|name| std::env::var_os(name).filter(|path| !path.is_empty()));
     let homes = named.map(PathBuf::from).chain((!cfg!(windows)).then(|| home.into()));
@@ -47,9 +48,9 @@ pub fn places(names: &[&str], variables: &[&str], home: &str, folder: &str) -> V
     names.iter().map(OsString::from).chain(elsewhere.map(PathBuf::into_os_string)).collect()
 }
 
-/// Defines a structure of library functions that are looked up by name. Its function `of` returns the name of
-/// a missing function as an error. Functions of the second list are optional. The author of the list
-/// guarantees that the signatures match the library's header.
+/// Defines a structure of library functions that are looked up by name. If a function is missing, the
+/// structure's constructor `of` returns the name of that function as an error. Functions in the second list
+/// are optional. The author of the lists guarantees that the signatures match the library's header.
 #[macro_export]
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident {
@@ -70,7 +71,7 @@ macro_rules! functions {
 
             pub(crate) fn of(library: $crate::Library) -> std::result::Result<Self, &'static str> {
                 Ok(Self {
-                    // SAFETY: the list has the signatures of the library's header.
+                    // SAFETY: the signatures in the list match the library's header.
                     $($name: unsafe { library.symbol(stringify!($name)) }.ok_or(stringify!($name))?,)*
                     // SAFETY: as above.
                     $($($optional: unsafe { library.symbol(stringify!($optional)) },)*)?

@@ -1,6 +1,6 @@
 //! Device memory of buffers.
 //!
-//! All device memory is allocated and freed in this module. It does not depend on commands.
+//! This module allocates and frees all device memory. It does not depend on commands.
 
 use crate::driver::Driver;
 use ragtag_hal::Result;

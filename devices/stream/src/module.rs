@@ -26,13 +26,13 @@ pub struct Kernel<D: Driver> {
 }
 
 /// Loads a module and returns its entries. Compiles and loads distinct sources in parallel. Initialises the
-/// vendor's library if the module has products.
+/// product library if the module contains products.
 ///
 /// # Errors
 /// Returns one of these errors:
 /// - [`Error::Compile`] with the log, if a source does not compile;
-/// - [`Error::Unsupported`], if the device does not accept the language, or if a function's groups or local
-///   memory are too large for the device;
+/// - [`Error::Unsupported`], if the device does not accept the language, or if a function needs larger groups
+///   or more local memory than the device supports;
 /// - [`Error::Invalid`], if a function does not match its ABI.
 pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Result<Vec<Code<D>>> {
     let (language, texts, gemms) = parts(&module.source).ok_or_else(|| refused(driver, adapter, module))?;
@@ -51,7 +51,7 @@ pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module)
         None => Vec::new(),
     };
     let mut codes: Vec<_> = kernels.into_iter().map(Code::Kernel).collect();
-    // Products are inserted in ascending order, so each index already counts the earlier products.
+    // Products are inserted in ascending order of index, so that all earlier entries are already in place.
     gemms.into_iter().for_each(|(at, gemm)| codes.insert(at, Code::Gemm(gemm)));
     Ok(codes)
 }
@@ -60,12 +60,12 @@ fn refused<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Error {
     Error::Unsupported { what: format!("module {} on {} ({})", module.name, adapter.label(), driver.api()) }
 }
 
-/// Parts of a module: the language of its sources, the sources, and the products. Each source and each
-/// product is paired with the index of its entry.
+/// The language of a module's sources, the sources, and the products. Each source and each product is paired
+/// with the index of its entry.
 type Parts<'a> = (Option<KernelLanguage>, Vec<(usize, &'a TextEntry)>, Vec<(usize, GemmEntry)>);
 
-/// Splits the entries of a module into sources and products. Returns `None` for modules of CPU functions and
-/// for SPIR-V.
+/// Splits the entries of a module into sources and products. Returns `None` for a module of CPU functions or
+/// SPIR-V.
 fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
     match source {
         ModuleSource::Text { language, entries } => {
@@ -124,7 +124,7 @@ fn load<D: Driver>(
     Ok(Arc::new(loaded))
 }
 
-/// Looks up a function and checks that it matches its ABI.
+/// Looks up a function and checks it against its ABI.
 fn checked<D: Driver>(
     driver: &D,
     code: &Arc<D::Module>,

@@ -1,7 +1,7 @@
 //! Pinned host memory, which devices access directly.
 //!
-//! The driver pins memory for all devices of an API and pins each range only once. So the devices of a
-//! backend share one [`Pins`].
+//! The driver pins memory for all devices of an API, and a range can be pinned only once. The devices of a
+//! backend therefore share one [`Pins`].
 
 use crate::driver::Driver;
 use ragtag_hal::HostRegion;
@@ -35,7 +35,7 @@ impl<D: Driver> Default for Pins<D> {
 }
 
 impl<D: Driver> Pins<D> {
-    /// Pins a region. Returns `None` if the driver refuses to pin it. Copies of an unpinned region still
+    /// Pins a region. Returns `None` if the driver cannot pin it. Copies to and from an unpinned region still
     /// work, but are slower.
     pub(crate) fn pin(&self, driver: &Arc<D>, region: &Arc<HostRegion>) -> Option<Arc<Pin<D>>> {
         let mut pins = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -44,7 +44,7 @@ impl<D: Driver> Pins<D> {
         if let Some(pin) = pins.get(&address).and_then(Weak::upgrade) {
             return Some(pin);
         }
-        // SAFETY: the pin keeps the region alive until it has unpinned it.
+        // SAFETY: the pin keeps the region alive until the region is unpinned.
         if let Err(error) = unsafe { driver.pin(region.as_ptr(), region.bytes()) } {
             tracing::debug!(%error, bytes = region.bytes(), "cannot pin a region");
             return None;

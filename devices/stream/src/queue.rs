@@ -1,15 +1,15 @@
-//! An implementation of `ragtag-hal`'s queue over a stream. It enqueues scripts, returns events, and converts
-//! times to the host's clock.
+//! An implementation of `ragtag-hal`'s queue on top of a stream. It enqueues scripts, returns events, and
+//! converts times to the host's clock.
 //!
-//! The host waits until a point of another device has passed, and only then enqueues the work that needs the
-//! point. The APIs could also make a stream wait until a word of pinned memory changes
+//! The host waits until a point of another device has passed, and only then enqueues the work that depends on
+//! the point. The APIs could also make a stream wait until a word of pinned memory changes
 //! (`cuStreamWaitValue64`, `hipStreamWaitValue64`). The host would write that word when the point passes.
 //!
-//! Ragtag does not use such waits, because the work behind them cannot be withdrawn. If the other device
-//! fails, the host must still write the word, because otherwise the stream never ends. The work then runs
-//! without its input. An outdated parameter block can make a kernel read invalid addresses, so that this
-//! device is lost too. The gain would be only one or two microseconds, because launching a graph is already a
-//! single call.
+//! Ragtag does not use such waits, because work that is enqueued behind a wait cannot be cancelled. If the
+//! other device fails, the host must still write the word, because otherwise the stream never finishes. The
+//! work then runs without its input. With an outdated parameter block, a kernel may read invalid addresses,
+//! and then this device is lost too. Such waits would save only one or two microseconds, because launching a
+//! graph is already a single call.
 //!
 //! This module does not depend on buffers, kernels or points.
 
@@ -54,7 +54,7 @@ impl<D: Driver> DriverQueue for Queue<D> {
         after.iter().try_for_each(|event| self.driver.wait(&self.stream, event))?;
         let first = self.mark()?;
         match script.recording() {
-            // SAFETY: the guarantees for each step apply.
+            // SAFETY: the guarantees for each single step apply to the graph.
             Some(graph) => unsafe { self.driver.play(&self.stream, graph) }?,
             None => script
                 .steps()

@@ -1,5 +1,5 @@
-//! Tests of the device over a fake driver: order, programs, points of other devices, failures, and use after
-//! free. The backends' tests and the conformance suite cover real drivers.
+//! Tests of the device on top of a fake driver: order, programs, points of other devices, failures, and use
+//! after free. The backends' tests and the conformance suite cover real drivers.
 
 mod fake;
 
@@ -33,7 +33,7 @@ fn adapter() -> Adapter {
             source: MemorySource::Api,
         }],
         caps: Caps {
-            // The bench has no kernel in this language.
+            // The test bench of `ragtag-bench` has no kernel in this language.
             languages: [KernelLanguage::CudaC].into(),
             max_allocation_bytes: TOTAL_BYTES,
             max_binding_bytes: TOTAL_BYTES,
@@ -80,7 +80,7 @@ fn fill(buffer: u32, word: u32) -> Command {
     Command::Fill { to: all(buffer), word }
 }
 
-/// A bench on the fake driver. Module 0 contains `scale` and `hold`.
+/// A test bench with the fake driver. Module 0 contains `scale` and `hold`.
 struct Bench {
     fake: Fake,
     bench: device_bench::Bench,
@@ -181,7 +181,7 @@ fn points_order_the_work_of_streams() {
     bench.close();
 }
 
-/// Checks that all waiters see four times the duration of the work if the duty cycle is one quarter.
+/// Checks that, with a duty cycle of one quarter, every waiter sees the work take four times as long.
 #[test]
 fn a_duty_cycle_delays_all_waiters() {
     let throttle = Throttle { duty_percent: Some(25), ..Throttle::default() };
@@ -207,7 +207,7 @@ fn a_duty_cycle_delays_all_waiters() {
     bench.close();
 }
 
-/// Checks that a device closes at once, even during a long rest period of its duty cycle.
+/// Checks that a device closes immediately, even during a long rest period of its duty cycle.
 #[test]
 fn a_resting_device_closes_at_once() {
     let throttle = Throttle { duty_percent: Some(1), ..Throttle::default() };
@@ -311,7 +311,7 @@ fn a_loss_is_reported_once_and_ends_everything() {
     let across = bench.commands(QueueKind::Download, vec![download(0)], &[held]);
     bench.fake.lose(lost());
     assert_eq!((bench.outcome(held), bench.outcome(across)), (Some(lost()), Some(lost())));
-    // The first loss is kept, whatever later calls report.
+    // The device keeps reporting the first loss, whatever later calls return.
     bench.fake.lose(Error::Lost { cause: "said later".into() });
     let late = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
     assert_eq!(late, Err(lost()));
@@ -496,8 +496,8 @@ fn products_use_the_library_in_commands_and_programs() {
     for (at, word) in bench.region_words().into_iter().enumerate() {
         assert_eq!(f32::from_bits(word), if at < 20 && at % 4 < 3 { sums } else { 1.0 }, "value {at}");
     }
-    // A product may access more bytes than its ABI states. `Checked` must refuse small bindings and unsound
-    // products.
+    // A product may access more bytes than its ABI states. `Checked` must reject bindings that are too small,
+    // and unsound products.
     for (depth, y_bytes, why) in [(7, 72, "its product 76"), (9, 80, "no library"), (0, 80, "no library")] {
         let refused =
             bench.try_submit(QueueKind::Compute, Work::Commands(vec![product(depth, y_bytes)]), &[]);

@@ -17,13 +17,12 @@ const NAME: &str = "vulkan";
 pub struct VulkanConfig {
     /// Folder for compiled programs. If it is `None`, programs are cached only in memory.
     pub cache_folder: Option<PathBuf>,
-    /// Use of the validation layer. Its messages are logged, and [`VulkanBackend::validation_messages`]
-    /// returns them.
+    /// Use of the validation layer. The backend logs the layer's messages, and
+    /// [`VulkanBackend::validation_messages`] returns them.
     pub validation: Validation,
-    /// Whether buffers are placed in host-visible memory. This applies only to devices whose entire memory is
-    /// host-visible.
+    /// Whether to place buffers in host-visible memory, on devices whose entire memory is host-visible.
     pub direct_memory: bool,
-    /// Whether host regions are imported on devices that support it.
+    /// Whether to import host regions on devices that support it.
     pub import_regions: bool,
     /// Types of device on which kernels use cooperative matrices.
     pub matrices: MatrixUnits,
@@ -55,17 +54,17 @@ impl Validation {
 /// Types of device on which kernels use cooperative matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixUnits {
-    /// No device. This value is for drivers that compute wrong results with matrices, and for comparisons.
+    /// No device. Use this value for comparisons, or if a driver computes wrong results with matrices.
     Off,
     /// GPUs.
     Hardware,
-    /// GPUs and software devices. This value is for tests: matrices make software devices slower, and kernels
-    /// with many matrices take minutes to compile.
+    /// GPUs and software devices. This value is for tests: matrices make software devices slower, and a
+    /// kernel with many matrices takes minutes to compile.
     Software,
 }
 
 impl MatrixUnits {
-    /// Reads `RAGTAG_VULKAN_MATRICES`. Ignores an unknown value with a warning.
+    /// Reads `RAGTAG_VULKAN_MATRICES`. Logs a warning about an unknown value, and ignores the value.
     fn wanted() -> Self {
         const VARIABLE: &str = "RAGTAG_VULKAN_MATRICES";
         let value = std::env::var_os(VARIABLE).unwrap_or_default();
@@ -125,8 +124,8 @@ impl VulkanBackend {
         self.messages.all()
     }
 
-    /// Returns a pipeline compiler for each physical device that has the required Vulkan version and queues,
-    /// even if the machine cannot run the compiled pipelines on that device.
+    /// Returns a pipeline compiler for each physical device that has the required Vulkan version and queues.
+    /// This includes devices on which this machine cannot run the compiled pipelines.
     ///
     /// # Errors
     /// Returns an error if there is no loader or a device cannot be opened.

@@ -1,12 +1,13 @@
 //! Conversion of device times to the host's clock.
 //!
-//! The host sees the end of a submission only after the submission has ended. So the smallest observed
-//! difference between the clocks is the best estimate of their offset. This module reads no clock.
+//! The host notices the end of a submission only some time after the submission has ended. The smallest
+//! observed difference between the clocks is therefore the best estimate of their offset. This module reads
+//! no clock.
 
 use ragtag_hal::queues::Difference;
 
-/// Maximum decrease of the device time, in nanoseconds, that can result from observing ends out of order. A
-/// larger decrease means that the device's clock has wrapped.
+/// Maximum decrease of the device time, in nanoseconds, that can occur because the host observes ends out of
+/// order. A larger decrease means that the device's clock has wrapped around.
 const DISORDER_NS: u64 = 60_000_000_000;
 
 /// Offset between the device's clock and the host's clock.
@@ -18,11 +19,11 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Converts the start and the end of a submission to host time. Must be called as soon as the host has
-    /// seen the submission end.
+    /// Converts the start and end of a submission to host time. The caller must make this call as soon as it
+    /// observes the end of the submission.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64, now_ns: u64) -> (u64, u64) {
         if end_ns.saturating_add(DISORDER_NS) < self.latest_ns {
-            // Some clocks have few bits and wrap within hours.
+            // Some clocks have only a few bits and wrap around within hours.
             *self = Self::default();
         }
         self.latest_ns = self.latest_ns.max(end_ns);

@@ -1,5 +1,4 @@
-//! Pipeline compilation without running kernels. Some drivers can compile for GPUs that the machine does not
-//! have.
+//! Compiles pipelines without running them. Some drivers can compile for GPUs that the machine does not have.
 //!
 //! This module does not depend on buffers or queues.
 
@@ -10,7 +9,7 @@ use ragtag_hal::cache::Shelf;
 use ragtag_hal::{Caps, Module, Result};
 use std::sync::Arc;
 
-/// A pipeline compiler for one physical device. It writes nothing to the disk cache.
+/// A pipeline compiler for one physical device. It does not use the disk cache.
 pub struct PipelineCompiler {
     name: String,
     caps: Caps,

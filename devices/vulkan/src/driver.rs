@@ -41,7 +41,7 @@ pub(crate) struct Opening<'a> {
     pub(crate) instance: &'a Arc<Instance>,
     pub(crate) found: Found,
     pub(crate) shelf: &'a Arc<Shelf>,
-    /// Whether host regions are imported if the device supports it.
+    /// Whether to import host regions if the device supports it.
     pub(crate) import_regions: bool,
 }
 
@@ -91,7 +91,7 @@ fn counts(queues: &[(u32, u32); 3]) -> Vec<(u32, u32)> {
     counts.into_iter().collect()
 }
 
-/// A dispatch of a pipeline with its bindings and constants.
+/// A dispatch of a pipeline: its constants and its grid.
 pub(crate) struct Launch {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) constants: Vec<u32>,
@@ -114,8 +114,8 @@ impl Driver for Vulkan {
         Ok(heap(self.kind, self.logical.heap(self.types.heap)))
     }
 
-    /// Returns false for discrete GPUs, because a driver only estimates the free bytes of its own heap. Other
-    /// devices use host memory. If host memory runs out, the system swaps or kills the process.
+    /// Returns false for discrete GPUs, whose drivers only estimate the free bytes. Returns true for other
+    /// devices, because they use host memory: if host memory runs out, the system swaps or kills the process.
     fn trusts_free_bytes(&self) -> bool {
         self.kind != AdapterKind::Discrete
     }
@@ -143,8 +143,8 @@ impl Driver for Vulkan {
         Mapping::new(&self.logical, &self.types, region, self.import_regions)
     }
 
-    /// Prepares the steps of a script. Only programs are recorded here. Other scripts are recorded when they
-    /// are enqueued, because the host may perform a small copy itself, without the driver.
+    /// Prepares the steps of a script. This method records only programs. Other scripts are recorded when
+    /// they are enqueued, because the host may perform small copies itself, without the driver.
     fn prepare(&self, steps: &[Step], program: bool) -> Result<Prepared> {
         let prepared = Prepared::new(steps);
         if program {

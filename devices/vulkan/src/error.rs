@@ -3,14 +3,14 @@
 use ash::vk;
 use ragtag_hal::Error;
 
-/// Returns the error for a result code of Vulkan.
+/// Returns the error for a Vulkan result code.
 pub(crate) fn failure(call: &str, code: vk::Result) -> Error {
     let is_lost = code == vk::Result::ERROR_DEVICE_LOST;
     Error::of_call(call, code.as_raw().into(), Some(&format!("{code:?}")), is_lost)
 }
 
-/// Converts an error to [`Error::OutOfMemory`] if its code reports that the device is out of memory. This
-/// includes the codes for an exhausted pool and for too many allocations.
+/// Converts an error to [`Error::OutOfMemory`] if its code means that the device is out of memory. These
+/// codes include those for an exhausted pool and for too many allocations.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     const SHORTAGE: [vk::Result; 4] = [
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,

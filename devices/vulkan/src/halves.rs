@@ -1,9 +1,9 @@
-//! SPIR-V pass over naga's output that removes conversions of f16 values to f32 and back.
+//! Pass over the SPIR-V that naga generates. It removes conversions of f16 values to f32 and back.
 //!
 //! WGSL kernels read f16 values 16 bytes at a time, as words, because WGSL has no f16 vector of that size.
-//! naga cannot express a bitcast of words to f16. So it unpacks each value to f32 and converts it back, and
-//! drivers do not optimise that away. This pass replaces the conversion of an unpacked value with a bitcast.
-//! The opcodes are those of SPIR-V 1.6 and GLSL.std.450.
+//! naga cannot express a bitcast of words to f16. It therefore unpacks each value to f32 and converts it
+//! back, which drivers do not optimise away. This pass replaces the conversion of an unpacked value with a
+//! bitcast. The opcodes are those of SPIR-V 1.6 and GLSL.std.450.
 //!
 //! This module does not depend on WGSL.
 
@@ -19,7 +19,7 @@ const OP_F_CONVERT: u32 = 115;
 const OP_BITCAST: u32 = 124;
 const UNPACK_HALF_2X16: u32 = 62;
 
-/// Returns the module with bitcasts in place of conversions of unpacked f16 values.
+/// Replaces conversions of unpacked f16 values in a module with bitcasts.
 pub(crate) fn keep(words: Vec<u32>) -> Vec<u32> {
     let facts = Facts::of(&words);
     let Some(two_words) = facts.two_words else { return words };
@@ -53,9 +53,9 @@ struct Facts {
     two_words: Option<u32>,
     /// Type IDs of the vectors of two and of four f16 values.
     halves: Vec<u32>,
-    /// Word that each vector of two f32 values was unpacked from, by the ID of the vector.
+    /// For each vector of two f32 values, by ID: the word from which it was unpacked.
     unpacked: HashMap<u32, u32>,
-    /// Words that each vector of four f32 values was unpacked from, by the ID of the vector.
+    /// For each vector of four f32 values, by ID: the two words from which it was unpacked.
     pairs: HashMap<u32, [u32; 2]>,
 }
 

@@ -1,8 +1,8 @@
 //! Placement of barriers between the commands of a command buffer.
 //!
 //! Vulkan may run the commands of a command buffer concurrently unless a barrier separates them. Two commands
-//! need a barrier between them if one of them writes bytes that the other reads or writes. A barrier orders
-//! all commands before it before all commands after it. So only the commands since the last barrier matter.
+//! need a barrier between them if one of them writes bytes that the other reads or writes. A barrier makes
+//! all later commands wait for all earlier ones. Only the commands since the last barrier therefore matter.
 //!
 //! This module does not depend on Vulkan's calls.
 
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// A read or write of a byte range by a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// Identifier of the memory. Each memory object has its own value.
+    /// Identifier of the memory, unique per memory object.
     pub(crate) memory: usize,
     pub(crate) range: Range<u64>,
     pub(crate) writes: bool,
@@ -31,7 +31,7 @@ impl Use {
 pub(crate) struct Hazards(Vec<Use>);
 
 impl Hazards {
-    /// Adds the accesses of a command. Returns true if the command needs a barrier before it.
+    /// Adds the accesses of a command. Returns true if a barrier must precede the command.
     pub(crate) fn barrier_before(&mut self, uses: Vec<Use>) -> bool {
         let barrier = uses.iter().any(|one| self.0.iter().any(|before| one.conflicts(before)));
         if barrier {

@@ -2,10 +2,10 @@
 //! on.
 //!
 //! The backend loads the Vulkan loader at run time. A device has up to three queues, each with a timeline
-//! semaphore. A submission that waits only for its own device is enqueued at once, with the semaphore values
-//! of its predecessors. A submission that waits for another device is enqueued when the points of that device
-//! have passed. One thread per queue waits for the semaphore and advances the timeline. Kernels are WGSL,
-//! which this process translates to SPIR-V. Pipelines are cached on disk.
+//! semaphore. A submission that waits only for its own device is enqueued immediately, with the semaphore
+//! values of its predecessors. A submission that waits for another device is enqueued when the points of that
+//! device have passed. One thread per queue waits for the semaphore and advances the timeline. Kernels are
+//! WGSL, which this process translates to SPIR-V. Pipelines are cached on disk.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -15,8 +15,8 @@
 //! | `queue.rs` | a driver queue, as `ragtag-hal` uses it |
 //! | `recording.rs` | recording of command buffers |
 //! | `hazards.rs` | placement of barriers |
-//! | `program.rs`, `translate.rs` | pipelines, cached in memory and on disk, and their SPIR-V |
-//! | `halves.rs`, `memory_model.rs` | SPIR-V passes over naga's output |
+//! | `program.rs`, `translate.rs` | pipelines and their SPIR-V, cached in memory and on disk |
+//! | `halves.rs`, `memory_model.rs` | passes over the SPIR-V that naga generates |
 //! | `compiler.rs` | pipeline compilation for GPUs that the machine does not have |
 //! | `memory.rs`, `region.rs` | buffer memory, and host regions as buffers |
 //! | `clock.rs` | conversion of the device's clock to the host's |

@@ -7,7 +7,7 @@ use ash::vk::{self, MemoryPropertyFlags as Flags};
 use ragtag_hal::driver::Allocation;
 use ragtag_hal::{AdapterKind, HeapKind, HostMemory, MemorySource};
 
-/// Flags of memory that host and device can access without flushes.
+/// Flags of memory that both the host and the device can access without flushes.
 const SHARED: Flags = Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
 
 /// Memory types of a device for each purpose, best first.
@@ -24,8 +24,8 @@ pub(crate) struct MemoryTypes {
 impl MemoryTypes {
     /// Selects the memory types of a device. If `direct` is true and the entire device memory is
     /// host-visible, buffers are placed in host-visible memory. Devices that use host memory and devices with
-    /// a resizable BAR meet this condition. A device with a BAR of only 256 MiB does not, and Ragtag leaves
-    /// that BAR to the driver.
+    /// a resizable BAR meet this condition. A device with a BAR of only 256 MiB does not. Ragtag leaves such
+    /// a BAR to the driver.
     pub(crate) fn of(memory: &vk::PhysicalDeviceMemoryProperties, direct: bool) -> Self {
         let types = &memory.memory_types[..memory.memory_type_count as usize];
         let size = |one: &vk::MemoryType| memory.memory_heaps[one.heap_index as usize].size;
@@ -38,7 +38,8 @@ impl MemoryTypes {
             ranked.sort_unstable();
             ranked.into_iter().map(|(_, at)| at).collect()
         };
-        // A type with a small part of the device's memory is a BAR or serves a special purpose.
+        // A memory type whose heap covers only a small part of the device's memory is a BAR or serves a
+        // special purpose.
         let whole = |one: &vk::MemoryType| size(one) >= largest / 2;
         let device = rank(&|one: &vk::MemoryType| {
             let flags = one.property_flags;
@@ -60,8 +61,8 @@ impl MemoryTypes {
     }
 }
 
-/// Returns the total and the free memory for buffers. Devices that use host memory, including software
-/// devices, cannot use more than its free bytes.
+/// Returns the total and free memory for buffers. If the driver does not report the free bytes of a device
+/// that uses host memory, the host's free bytes are the limit. Software devices also use host memory.
 pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u64>)) -> ragtag_hal::Memory {
     let (heap, free_bytes, source) = match (kind, free_bytes) {
         (AdapterKind::Discrete, free_bytes) => (HeapKind::Device, free_bytes, MemorySource::Api),
@@ -73,7 +74,7 @@ pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u6
     ragtag_hal::Memory { heap, total_bytes, free_bytes, source }
 }
 
-/// Returns true if host reads of buffers are fast and need no flush.
+/// Returns true if the host can read buffers quickly and without a flush.
 pub(crate) fn host_reads(logical: &Logical, types: &MemoryTypes) -> bool {
     let all = &logical.facts().memory.memory_types;
     let best = types.device.first().and_then(|&at| all.get(at as usize));

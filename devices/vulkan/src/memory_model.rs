@@ -1,16 +1,17 @@
-//! SPIR-V pass over naga's output that makes writes to local memory visible across barriers.
+//! Pass over the SPIR-V that naga generates. It makes writes to local memory visible across barriers.
 //!
 //! Cooperative matrices require the Vulkan memory model. In this model, a memory access is private to its
-//! invocation unless it is marked as non-private. A barrier makes only the memory available and visible that
-//! its semantics name. naga declares the model but emits neither the mark nor the semantics. So a driver may
-//! move accesses to local memory across barriers. This pass adds `NonPrivatePointer` to each access, and
-//! `MakeAvailable` and `MakeVisible` to each barrier. The opcodes are those of SPIR-V 1.6.
+//! invocation unless it is marked as non-private. A barrier makes memory available and visible only if the
+//! barrier's semantics name that memory. naga declares the model, but emits neither the marks nor the
+//! semantics. A driver may therefore move accesses to local memory across barriers. This pass adds
+//! `NonPrivatePointer` to each access, and `MakeAvailable` and `MakeVisible` to each barrier. The opcodes are
+//! those of SPIR-V 1.6.
 //!
 //! This module does not depend on WGSL.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Number of words before the first instruction. The fourth of these words is the ID bound.
+/// Number of header words before the first instruction. The header word at index [`BOUND`] is the ID bound.
 pub(crate) const HEADER: usize = 5;
 pub(crate) const BOUND: usize = 3;
 
@@ -42,15 +43,16 @@ pub(crate) fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])>
     })
 }
 
-/// Returns the module with the missing marks and semantics. A module that does not declare the Vulkan memory
-/// model is returned unchanged.
+/// Adds the missing marks and semantics to a module. Returns the module unchanged if it does not declare the
+/// Vulkan memory model.
 pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
     if !instructions(&words).any(|(op, words)| op == OP_MEMORY_MODEL && words.get(2) == Some(&VULKAN)) {
         return words;
     }
     let facts = Facts::of(&words);
     let mut out: Vec<u32> = words[..HEADER].to_vec();
-    // Barriers get new constants for their semantics, because other instructions may use the old constants.
+    // Barriers get new constants for their semantics, because other instructions may also use the old
+    // constants.
     let mut semantics = HashMap::new();
     for (op, instruction) in instructions(&words) {
         let mut instruction = instruction.to_vec();
@@ -83,7 +85,7 @@ pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
 struct Facts {
     /// IDs of pointers to local memory.
     local: BTreeSet<u32>,
-    /// IDs of the constants that are barrier semantics.
+    /// IDs of the constants that barriers use as their semantics.
     semantics: BTreeSet<u32>,
 }
 

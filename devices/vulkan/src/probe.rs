@@ -1,4 +1,4 @@
-//! Detection of physical devices, which returns their adapters and the properties needed to open them.
+//! Detection of physical devices: their adapters, and the properties that are needed to open them.
 
 use crate::api::{Facts, Family, Instance};
 use crate::backend::MatrixUnits;
@@ -16,16 +16,16 @@ const ODD: QueueFlags = QueueFlags::from_raw(
         | QueueFlags::VIDEO_ENCODE_KHR.as_raw()
         | QueueFlags::OPTICAL_FLOW_NV.as_raw(),
 );
-/// Assumed number of compute units of a device that does not report it: the first value is for discrete GPUs,
-/// the second for other devices.
+/// Assumed number of compute units if a device does not report it. The first value is for discrete GPUs, the
+/// second for other devices.
 const UNITS: [u32; 2] = [48, 16];
 
-/// Queue family and index of a queue.
+/// Family of a queue, and the queue's index in the family.
 pub(crate) type QueuePlace = (u32, u32);
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// Properties needed to open a device.
+/// Properties that are needed to open a device.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) facts: Arc<Facts>,
@@ -43,8 +43,8 @@ pub(crate) struct Common {
     pub(crate) matrices: MatrixUnits,
 }
 
-/// Returns the physical devices that can run kernels, and the reasons for leaving out the others. GPUs come
-/// first and software devices last.
+/// Returns the physical devices that can run kernels, and the reasons why the others cannot. GPUs come first
+/// and software devices last.
 ///
 /// # Errors
 /// Returns a message with the loader's result code if the loader cannot list the devices.
@@ -137,8 +137,8 @@ fn pci([domain, bus, device, function]: [u32; 4]) -> Option<PciAddress> {
 }
 
 fn features(facts: &Facts, units: MatrixUnits) -> Features {
-    // Dot products without acceleration are no gain, so their variants are not selected. Software devices
-    // select them anyway, for tests.
+    // Unaccelerated dot products bring no benefit, so devices without acceleration do not use these kernel
+    // variants. Software devices use them anyway, for tests.
     let dot = facts.integer_dot && (facts.integer_dot_accelerated || kind(facts) == AdapterKind::Software);
     let matrices = match units {
         MatrixUnits::Off => false,
@@ -182,9 +182,10 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
     }
 }
 
-/// Selects the three queues. Compute prefers a family without graphics. Copies prefer a dedicated transfer
-/// family, which has its own engines. If there is none, they use further queues of the compute family. If a
-/// family has too few queues, several of Ragtag's queues share one.
+/// Selects the three queues. The compute queue prefers a family without graphics. The copy queues prefer a
+/// dedicated transfer family, which has its own copy engines. If there is no such family, they use additional
+/// queues of the compute family. If a family has too few queues, several of Ragtag's queues share a Vulkan
+/// queue.
 fn places(families: &[Family]) -> Option<[QueuePlace; 3]> {
     let does = |family: &&Family, flags| family.flags.contains(flags) && family.queues > 0;
     let computes = || families.iter().filter(|family| does(family, QueueFlags::COMPUTE));

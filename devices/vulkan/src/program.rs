@@ -2,7 +2,7 @@
 //! are cached in memory and on disk.
 //!
 //! The cache stores the SPIR-V of a source and the driver's pipeline cache data. A second device with the
-//! same hardware and driver reuses the SPIR-V and the data.
+//! same hardware and driver reuses both.
 //!
 //! This module does not depend on kernel arguments.
 
@@ -26,7 +26,7 @@ struct Artefact {
 }
 
 impl Artefact {
-    /// Serialises the SPIR-V words, preceded by their number, and then the driver's data. Integers are
+    /// Serialises the number of SPIR-V words, the words, and then the driver's data. Integers are
     /// little-endian.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity((self.words.len() + 1) * WORD_BYTES + self.kept.len());
@@ -46,7 +46,7 @@ impl Artefact {
     }
 }
 
-/// A WGSL source with the interface of its entry point.
+/// A WGSL source, and the interface of its entry point.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     text: &'a str,
@@ -107,7 +107,7 @@ impl Programs {
         self.pipelines.get(self.key(source), 0, load, || self.compile(source))
     }
 
-    /// Checks a function against the limits of the device.
+    /// Checks that a function is within the limits of the device.
     ///
     /// # Errors
     /// Returns an error if the function exceeds a limit.
@@ -156,7 +156,7 @@ impl Programs {
         if made.bindings > bindings {
             return Err(source.wrong(format!("{} bindings, its ABI {bindings}", made.bindings)));
         }
-        // The constants are a structure, which is padded to whole vectors of 16 bytes.
+        // The constants form a structure, whose size WGSL may round up to a multiple of 16 bytes.
         if made.constant_bytes > push_bytes.next_multiple_of(16) {
             return Err(
                 source.wrong(format!("{} bytes of constants, its ABI {push_bytes}", made.constant_bytes))

@@ -1,10 +1,10 @@
-//! An implementation of `ragtag-hal`'s queue over a Vulkan queue. It submits scripts, signals a timeline
+//! An implementation of `ragtag-hal`'s queue on top of a Vulkan queue. It submits scripts, signals a timeline
 //! semaphore, and converts times to the host's clock.
 //!
-//! The host waits until a point of another device has passed, and only then submits the work that needs the
-//! point. A submission could instead wait for a semaphore that the host signals when the point passes. Ragtag
-//! does not use such a semaphore, because enqueued work cannot be withdrawn. If the point failed, the work
-//! would run without its input. Until the point passed, the work would also block every queue that shares the
+//! The host waits until a point of another device has passed, and only then submits the work that depends on
+//! the point. A submission could instead wait for a semaphore that the host signals when the point passes.
+//! Ragtag does not use such semaphores, because enqueued work cannot be cancelled. If the point failed, the
+//! work would run without its input. While the work waited, it would also block every queue that shares the
 //! Vulkan queue.
 //!
 //! This module does not depend on buffers, kernels or points.
@@ -18,7 +18,7 @@ use ragtag_hal::queues::{DriverQueue, Ends, Thread};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A value of a queue's semaphore. It passes when the script has ended.
+/// A value of a queue's semaphore. The semaphore reaches it when the script has ended.
 pub(crate) struct Event {
     semaphore: Arc<Semaphore>,
     value: u64,
@@ -27,13 +27,12 @@ pub(crate) struct Event {
     copy_outs: Arc<[HostSpan]>,
     /// Progress of the queue's copy-outs.
     settled: Arc<Settled>,
-    /// Progress of the copy-ins, and the value of the copy-in for this script. It is `None` if the script has
-    /// no copy-in.
+    /// Progress of the copy-ins, and the value of this script's copy-in. `None` if the script has no copy-in.
     copy_in: Option<(Arc<Settled>, u64)>,
 }
 
-/// Progress of a thread that copies to or from staging buffers. Copies for all values up to `value` are done
-/// or were cancelled.
+/// Progress of a thread that copies into or out of staging buffers. Copies for all values up to `value` are
+/// done or were cancelled.
 #[derive(Default)]
 struct Settled {
     state: Mutex<SettledState>,
@@ -67,15 +66,15 @@ impl Settled {
     }
 }
 
-/// A copy into staging buffers before a submission starts. It waits for the copy-outs of earlier submissions,
-/// which may still run after those submissions have ended.
+/// A copy into staging buffers that takes place before a submission starts. It waits for the copy-outs of
+/// earlier submissions, which may still be running after those submissions have ended.
 struct CopyIn {
     spans: Arc<[HostSpan]>,
     after: Vec<(Arc<Settled>, u64)>,
     value: u64,
 }
 
-/// The copy-in thread, which is started with the first staging buffer.
+/// The thread that performs copy-ins. It starts with the first copy-in.
 struct CopyInThread {
     inbox: Option<Sender<CopyIn>>,
     semaphore: Arc<Semaphore>,
@@ -102,8 +101,8 @@ impl CopyInThread {
     }
 }
 
-/// Runs the copy-in thread, which waits for earlier submissions. Each wait ends, because the loss of the
-/// device also ends it.
+/// Runs the copy-in thread. The thread waits for earlier submissions. Each of these waits ends at the latest
+/// when the device is lost.
 fn serve_copy_ins(copy_ins: &Receiver<CopyIn>, done: &Semaphore, settled: &Settled) {
     for copy_in in copy_ins {
         let left = copy_in.after.iter().all(|(settled, value)| settled.wait(*value));
@@ -124,7 +123,7 @@ impl Drop for CopyInThread {
     }
 }
 
-/// State that is locked while a script is submitted.
+/// State that is locked during the submission of a script.
 #[derive(Default)]
 struct Order {
     /// Semaphore value of the latest submission.
@@ -137,7 +136,7 @@ pub(crate) struct Queue {
     shared: Arc<SharedQueue>,
     recorders: Arc<Recorders>,
     semaphore: Arc<Semaphore>,
-    /// Progress of the copy-outs. The queue's completion thread advances it in the order of events.
+    /// Progress of the copy-outs. The queue's completion thread updates it in the order of the events.
     settled: Arc<Settled>,
     order: Mutex<Order>,
     /// Clock of the device, shared by its queues.
@@ -168,7 +167,8 @@ impl Queue {
         &self.recorders
     }
 
-    /// Returns the copy-in of a script and the copy-in thread. The copy-in waits for the given events.
+    /// Returns the copy-in of a script and the copy-in thread. The copy-in waits for the events in `after`
+    /// and for earlier work of this queue. Returns `None` if the script has no copy-in.
     fn copy_in<'a>(
         &self,
         order: &'a mut Order,
@@ -210,12 +210,13 @@ impl DriverQueue for Queue {
         let commands = recording.as_ref().and_then(|recording| recording.recorder()).map(|one| one.buffer());
         // SAFETY: the caller keeps the script alive until the event has passed. The script keeps the
         // recording and all its objects alive. The device's queues keep the semaphores alive, and are dropped
-        // after that. `Checked` allows the submission of a program only after its last run has ended. The
-        // waits are for values that were enqueued before, or that a thread signals after such values.
+        // after that. `Checked` allows the submission of a program only after its previous run has ended.
+        // Each awaited value either was enqueued before, or is signalled by a thread that waits only for such
+        // values.
         let submitted = unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) };
         submitted.map_err(|error| script.recording().refused(error))?;
-        // The copy-in is sent only after a successful submission. The bytes of a refused submission are no
-        // longer leased.
+        // The copy-in is sent only after a successful submission, because the bytes of a rejected submission
+        // are no longer leased.
         let copy_in = copy_in.map(|(copy_thread, copy_in)| {
             let settled = (Arc::clone(&copy_thread.settled), copy_in.value);
             copy_thread.send(copy_in);
@@ -236,8 +237,8 @@ impl DriverQueue for Queue {
     fn wait(&self, event: &Event) -> Result<()> {
         let ended = event.semaphore.wait(event.value);
         if let Some((copy_in, value)) = &event.copy_in {
-            // If the device is lost, the copy-in may outlast the submission. The region stays leased until
-            // the copy-in is done.
+            // After a device loss, the submission may end before its copy-in. The region must stay leased
+            // until the copy-in is done.
             copy_in.wait(*value);
         }
         if ended.is_ok() {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Recorders {
     idle: Mutex<Vec<Recorder>>,
     queue: Arc<SharedQueue>,
-    /// Whether the host may read results without a download.
+    /// Whether the host may read device memory directly, without a download.
     shows_host: bool,
     /// Maximum number of groups of a dispatch along each axis.
     max_groups: [u32; 3],
@@ -36,11 +36,11 @@ impl Recorders {
     }
 }
 
-/// Estimated driver memory per step, in bytes. It is used because drivers do not report the size of a failed
-/// allocation.
+/// Estimated driver memory per step, in bytes. Errors contain this estimate, because drivers do not report
+/// the size of a failed allocation.
 const STEP_BYTES: u64 = 256;
 
-/// Command buffer and staging copies of a script.
+/// A script's command buffer and staging copies.
 pub(crate) struct Prepared {
     recording: Mutex<Option<Arc<Recording>>>,
     steps: usize,
@@ -90,7 +90,7 @@ impl Prepared {
         Ok(recording.clone())
     }
 
-    /// Converts the driver's error for a script that the driver could not record or submit. The size in an
+    /// Converts the driver's error after a failure to record or submit the script. The size in an
     /// out-of-memory error is an estimate.
     pub(crate) fn refused(&self, error: Error) -> Error {
         allocation_failure(error, self.steps.max(1) as u64 * STEP_BYTES)
@@ -119,7 +119,7 @@ fn uses(step: &Step) -> Vec<Use> {
     }
 }
 
-/// Returns the byte range of a span, for Vulkan's copies.
+/// Returns the byte range of a span, for copy and fill commands.
 fn part(span: &Span) -> Part<'_> {
     Part { memory: &span.buffer().0, offset: span.offset(), bytes: span.bytes() }
 }
@@ -130,7 +130,7 @@ fn host_part(span: &HostSpan) -> Part<'_> {
 
 /// A recorded command buffer. It can run many times, but only one run may be pending.
 pub(crate) struct Recording {
-    /// The recorder. It is `None` only during the drop.
+    /// The recorder. It is `None` only while `drop` runs.
     recorder: Option<Recorder>,
     recorders: Arc<Recorders>,
 }
@@ -150,7 +150,7 @@ impl Recording {
         };
         recorder.begin(launches().count() as u32, launches().sum())?;
         let mut hazards = Hazards::default();
-        // Set after a copy or a fill, until the next barrier. Launches need only a weaker barrier.
+        // True from a copy or a fill until the next barrier. Between launches, a weaker barrier is enough.
         let mut copied = false;
         for step in steps {
             let copies = !matches!(step, Step::Launch(_));
@@ -199,7 +199,7 @@ fn record(recorder: &Recorder, step: &Step, max_groups: [u32; 3]) -> Result<()> 
     Ok(())
 }
 
-/// Records a launch. A grid that exceeds the device's limit is split into parts. The first push constants of
+/// Records a launch. Splits a grid that exceeds the device's limit into parts. The first push constants of
 /// each part hold the position of its first group.
 fn record_launch(recorder: &Recorder, launch: &Launch, spans: &[Span], max_groups: [u32; 3]) -> Result<()> {
     let Launch { pipeline, constants, grid } = launch;

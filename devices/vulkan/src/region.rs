@@ -1,7 +1,7 @@
-//! Host regions as buffers. A region is imported if the device supports it. Otherwise it gets a staging
-//! buffer.
+//! Host regions as buffers. If the device supports it, a region is imported. Otherwise the region gets a
+//! staging buffer.
 //!
-//! A staging buffer is host-visible and has the size of its region. The host copies uploaded bytes into the
+//! A staging buffer is host-visible and as large as its region. The host copies bytes to upload into the
 //! staging buffer before the device starts a submission, and copies downloaded bytes out of it after the
 //! device has finished. Leases reserve these bytes for one submission at a time.
 //!
@@ -17,10 +17,10 @@ use std::sync::Arc;
 /// Minimum alignment of regions, and granularity of their mapping, in bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// A buffer over the memory of a host region, or the region's staging buffer.
+/// A buffer that uses the memory of a host region, or the region's staging buffer.
 pub(crate) struct Mapping {
-    /// Imported memory or staging buffer. Field order: it is dropped before the region, whose memory it may
-    /// use.
+    /// Imported memory or staging buffer. The field is declared before the region, whose memory it may use,
+    /// so that it is dropped first.
     memory: Memory,
     region: Arc<HostRegion>,
     /// Whether `memory` is a staging buffer.
@@ -31,8 +31,8 @@ impl Mapping {
     /// Imports a region or creates a staging buffer for it.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`] with the size, or another error if the driver refuses both the import
-    /// and the staging buffer.
+    /// Returns [`Error::OutOfMemory`] with the size, or another error, if both the import and the staging
+    /// buffer fail.
     pub(crate) fn new(
         logical: &Arc<Logical>,
         types: &MemoryTypes,
@@ -44,7 +44,7 @@ impl Mapping {
         let aligned = logical.facts().import_alignment_bytes.is_some_and(|bytes| bytes <= PAGE_BYTES);
         if import && aligned {
             // SAFETY: the region starts at a page boundary and stays alive. The rest of its last page is
-            // mapped with it, and no command accesses that rest.
+            // mapped as well, and no command accesses that rest.
             match unsafe { Memory::over(logical, region.as_ptr(), bytes, &types.host) } {
                 Ok(memory) => return Ok(made(memory, false)),
                 Err(error @ Error::Lost { .. }) => return Err(error),
@@ -73,8 +73,9 @@ impl Mapping {
     /// Copies bytes of the region into the staging buffer. Does nothing for an imported region.
     pub(crate) fn copy_in(&self, range: &Range<usize>) {
         if let Some(staging) = self.staging_at(range) {
-            // SAFETY: both sides are `range` in memory of the same size. The caller has leased these bytes of
-            // the region, which also excludes other users of the same bytes of the staging buffer.
+            // SAFETY: source and destination are `range` in memory of the same size. The caller has leased
+            // these bytes of the region, which also excludes other users of the same bytes of the staging
+            // buffer.
             unsafe { std::ptr::copy_nonoverlapping(self.region_at(range), staging, range.len()) }
         }
     }

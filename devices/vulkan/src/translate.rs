@@ -1,11 +1,11 @@
-//! Translation of WGSL to SPIR-V by naga.
+//! Translation of WGSL to SPIR-V with naga.
 //!
-//! The device's features decide which WGSL a source may use. They also affect the translation: a dot product
-//! of packed bytes becomes one instruction only if the device has that instruction.
+//! The device's features determine which WGSL features a source may use. They also affect the translation: a
+//! dot product of packed bytes becomes a single instruction only if the device has that instruction.
 //!
-//! The safety checks of WGSL are disabled, because kernels do not need them. `Checked` limits dispatches to
-//! the extents of their bindings, so indices need no checks. All loops end, divisors are not zero, and local
-//! memory is written before it is read.
+//! WGSL's safety checks are disabled, because Ragtag's kernels do not need them. `Checked` ensures that
+//! dispatches stay within their bindings, so indices need no checks. In the kernels, all loops end, divisors
+//! are not zero, and local memory is written before it is read.
 //!
 //! This module does not depend on Vulkan objects.
 
@@ -18,7 +18,7 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, ResourceBinding};
 use ragtag_hal::{Error, Feature, Features, Result};
 
-/// Version of the translator in cache keys. Change it when this file or naga changes.
+/// Version of the translator, which is part of the cache keys. Change it whenever this file or naga changes.
 pub(crate) const VERSION: &str = "naga 30, 3";
 
 /// Vulkan version and device features for which a source is translated.
@@ -52,13 +52,13 @@ impl SpirVTarget {
                 _ => Capabilities::empty(),
             };
         }
-        // The instructions that unpack f16 values from words need no capability.
+        // The instructions that unpack f16 values from words need no device feature.
         accepted | Capabilities::SHADER_FLOAT16_IN_FLOAT32
     }
 
     /// Returns the SPIR-V capabilities that the output may declare. Cooperative matrices require the Vulkan
-    /// memory model. So only sources with matrices may declare the capabilities for matrices and for this
-    /// memory model.
+    /// memory model. Only sources with cooperative matrices may therefore declare the capabilities for
+    /// matrices and for this memory model.
     fn capabilities(&self, has_matrices: bool) -> Vec<Capability> {
         let mut all = vec![Capability::Shader];
         for feature in self.features.iter().filter(|f| has_matrices || **f != Feature::CooperativeMatrix) {
@@ -157,7 +157,7 @@ fn arguments(module: &naga::Module) -> std::result::Result<(u32, u32), String> {
     Ok((bindings, constant_bytes))
 }
 
-/// Returns a map that keeps the binding numbers of the source.
+/// Returns a binding map that preserves the binding numbers of the source.
 fn bindings(module: &naga::Module) -> BindingMap {
     let bound = module.global_variables.iter().filter_map(|(_, variable)| variable.binding);
     bound
@@ -172,8 +172,8 @@ fn bindings(module: &naga::Module) -> BindingMap {
         .collect()
 }
 
-/// Returns true if a module declares a capability for sub-group operations. These are the capabilities 61 to
-/// 68 and the capability for cooperative matrices (SPIR-V specification, section 3.31). The opcode of
+/// Returns true if a module declares a capability for sub-group operations. These capabilities are numbers 61
+/// to 68 and the capability for cooperative matrices (SPIR-V specification, section 3.31). The opcode of
 /// `OpCapability` is 17.
 pub(crate) fn uses_sub_groups(words: &[u32]) -> bool {
     let mut rest = words.get(5..).unwrap_or_default();

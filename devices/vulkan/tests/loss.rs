@@ -1,7 +1,7 @@
 //! Test of a real device loss, caused by a kernel that writes to an invalid address. The test needs a device
-//! with its own memory, because on a CPU device the write would crash the process. It runs in its own
-//! process. Devices with robust access cannot be lost this way. `vulkan/faults.rs` simulates their loss with
-//! a layer.
+//! with its own memory, because on a CPU device the write would crash the process. It has its own process,
+//! because a driver may be unusable after a loss. A device with robust buffer access cannot be lost in this
+//! way. `vulkan/faults.rs` simulates the loss of such a device with a layer.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

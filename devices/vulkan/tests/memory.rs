@@ -1,5 +1,5 @@
-//! Test of a device that runs out of memory. It runs in its own process, because it uses all memory of the
-//! device.
+//! Test of a device that runs out of memory. The test has its own process, because it uses up the device's
+//! memory.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -9,8 +9,8 @@ mod support;
 use ragtag_hal::{BufferId, Device, Error, Limits};
 use support::*;
 
-/// Checks that a device reports sizes when buffers exceed its total memory, although each buffer alone would
-/// fit.
+/// Checks that the error contains sizes if buffers together exceed the device's memory, although each buffer
+/// alone would fit.
 #[test]
 fn a_shortage_is_reported_with_sizes() {
     let backend = backend();
@@ -24,7 +24,7 @@ fn a_shortage_is_reported_with_sizes() {
         assert!(wanted == block && free.is_none_or(|free| free < block), "{wanted} of {free:?}");
         let too_large = device.create_buffer(BufferId(1000), u64::MAX / 2);
         assert!(matches!(too_large, Err(Error::AllocationTooLarge { .. })), "{too_large:?}");
-        // Other processes may use so much host memory that not even the first block was allocated.
+        // If other processes use a lot of host memory, even the first allocation may have failed.
         if at > 0 {
             device.destroy_buffer(BufferId(0)).unwrap();
         }

@@ -1,8 +1,8 @@
-//! Pools of staging chunks, through which transfers read and write buffers.
+//! Belts: pools of staging chunks, through which transfers read and write buffers.
 //!
-//! Idle upload chunks stay mapped for the host. The chunks of a belt have at most [`MAX_BYTES`] in total. If
-//! a thread needs a chunk beyond this limit, it waits until another chunk is returned. This module does not
-//! depend on commands or regions.
+//! Idle upload chunks stay mapped for the host. The chunks of a belt take at most [`MAX_BYTES`] bytes in
+//! total. A thread that would need a chunk beyond this limit waits until another chunk is returned. This
+//! module does not depend on commands or regions.
 
 use crate::gpu::{Failure, Gpu};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -32,7 +32,7 @@ struct State {
 }
 
 impl State {
-    /// Drops an idle chunk. Returns false if no chunk is idle.
+    /// Frees an idle chunk. Returns false if no chunk is idle.
     fn give_one_up(&mut self) -> bool {
         let one = self.free.pop();
         self.bytes -= one.as_ref().map_or(0, Buffer::size);
@@ -58,12 +58,12 @@ impl Belt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a chunk of at least `bytes` bytes. `bytes` is at most [`CHUNK_BYTES`]. Returns `None` if
-    /// the caller must wait for a chunk in use: the belt has reached its maximum size, or the device is out
-    /// of memory.
+    /// Takes a chunk of at least `bytes` bytes, where `bytes` is at most [`CHUNK_BYTES`]. Returns `None` if
+    /// the caller must wait until another chunk is returned, because the belt has reached its maximum size or
+    /// the device is out of memory.
     ///
     /// # Errors
-    /// Returns an error if the device has no memory for a single chunk, or if the device is lost.
+    /// Returns an error if the device has too little memory for even one chunk, or if the device is lost.
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Option<Chunk>, Failure> {
         let size = bytes.next_power_of_two().max(SMALLEST_BYTES);
         let chunk = |buffer| Some(Chunk { buffer, belt: Arc::downgrade(self), kept: false });
@@ -87,9 +87,9 @@ impl Belt {
             let mut state = self.lock();
             state.bytes -= size;
             match failure {
-                // The memory of a dropped idle chunk may be large enough.
+                // Freeing an idle chunk may make enough memory available.
                 Failure::OutOfMemory { .. } if state.give_one_up() => {}
-                // Chunks that are in use will be returned.
+                // Wait, because the chunks in use will be returned.
                 Failure::OutOfMemory { .. } if state.bytes > 0 => return Ok(None),
                 failure => return Err(failure.wanting(size)),
             }
@@ -112,8 +112,8 @@ impl Belt {
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         let state = self.lock();
         if state.free.is_empty() && state.bytes > 0 {
-            // Threads that wait for submissions return their chunks. The timeout handles a device that is
-            // lost in the meantime.
+            // Threads that wait for submissions will return their chunks. Because of the timeout, this thread
+            // also notices if the device is lost in the meantime.
             let some = std::time::Duration::from_millis(100);
             drop(self.returned.wait_timeout(state, some).unwrap_or_else(PoisonError::into_inner));
         }
@@ -124,8 +124,8 @@ impl Belt {
 /// A chunk in use. [`Chunk::put_back`] returns the chunk to the belt. Dropping the chunk frees its memory.
 pub(crate) struct Chunk {
     buffer: Buffer,
-    /// Weak reference, because wgpu may hold the chunk until its device is dropped, and the belt keeps the
-    /// device alive.
+    /// The reference is weak to avoid a cycle: wgpu may keep the chunk until its device is dropped, and the
+    /// belt keeps the device alive.
     belt: Weak<Belt>,
     kept: bool,
 }
@@ -149,8 +149,7 @@ impl Chunk {
         Ok(())
     }
 
-    /// Returns an upload chunk to the belt when the device has finished with the chunk and it is mapped
-    /// again.
+    /// Returns an upload chunk to the belt once the device has finished with it and it is mapped again.
     pub(crate) fn put_back_later(self) {
         let buffer = self.buffer.clone();
         buffer.slice(..).map_async(MapMode::Write, move |mapped| {
@@ -160,13 +159,14 @@ impl Chunk {
         });
     }
 
-    /// Maps a download chunk when the device has written it. Calls `then` with true if the mapping succeeded.
+    /// Maps a download chunk once the device has written it. Then calls `then`, with true if the mapping
+    /// succeeded.
     pub(crate) fn map(&self, then: impl FnOnce(bool) + Send + 'static) {
         self.buffer.slice(..).map_async(MapMode::Read, move |mapped| then(mapped.is_ok()));
     }
 
-    /// Calls `take` with the first bytes of a mapped download chunk. Then unmaps the chunk, so that the
-    /// device can use it.
+    /// Calls `take` with the first `bytes` bytes of a mapped download chunk. Then unmaps the chunk, so that
+    /// the device can use it.
     ///
     /// # Errors
     /// Returns an error if the device is lost.

@@ -32,8 +32,8 @@ pub(crate) struct Wgpu {
     /// Encoder thread. It ends when the queues are dropped.
     _encoder: Joined,
     pub(crate) found: Found,
-    /// Memory size at the time when the device was opened. It is used if the driver does not report the
-    /// current size.
+    /// Memory figures from the time when the device was opened. They are used if the driver does not report
+    /// current figures.
     assumed: Memory,
     pub(crate) programs: Programs,
     tools: Tools,
@@ -52,7 +52,7 @@ impl Drop for Joined {
 /// Opens a device.
 ///
 /// # Errors
-/// Returns an error if no API reports the device's memory size, or if the system cannot start a thread.
+/// Returns an error if the device's memory size is unknown, or if the system cannot start a thread.
 pub(crate) fn open(
     id: DeviceId,
     gpu: Gpu,
@@ -92,8 +92,8 @@ pub(crate) fn open(
 
 /// Fails all timelines when wgpu reports that the device is lost.
 fn report_loss(gpu: &Arc<Gpu>, common: &Arc<Common>) {
-    // wgpu's device keeps the callback. The references are weak, because the callback must not keep the
-    // owners of the device alive.
+    // wgpu's device owns the callback. The references are weak, because the callback must not keep the
+    // device's owners alive.
     let (theirs, common) = (Arc::downgrade(gpu), Arc::downgrade(common));
     gpu.device.set_device_lost_callback(move |reason, message| {
         let Some(gpu) = theirs.upgrade() else { return };
@@ -146,7 +146,7 @@ impl Driver for Wgpu {
     }
 
     /// Appends a step. wgpu can copy only between different buffers and fill only with zeros. All other
-    /// copies and fills become launches of kernels.
+    /// copies and fills become kernel launches.
     fn append(&self, step: Step, steps: &mut Vec<Step>) -> Result<()> {
         match step {
             Step::Copy { from, to } if Arc::ptr_eq(from.buffer(), to.buffer()) => {

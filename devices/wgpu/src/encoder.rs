@@ -1,13 +1,13 @@
 //! The thread that encodes and submits scripts in the order in which they were enqueued.
 //!
-//! A script is one submission, unless it transfers more bytes than the belts can hold. A script fails without
-//! submission in two cases: an earlier script of its queue has failed, or a script of another queue that it
-//! waits for has failed.
+//! A script becomes one submission, unless it transfers more bytes than the belts can hold. A script fails
+//! without being submitted in two cases: an earlier script of its queue has failed, or a script of another
+//! queue that it waits for has failed.
 //!
 //! # Host data
 //! The encoder reads uploaded bytes when it encodes the upload. At that time, the work that the script waits
-//! for may still run on the device. The bytes in the host region are already valid, unless an unfinished
-//! download will write them. The encoder waits for such downloads.
+//! for may still be running on the device. The bytes in the host region are nevertheless valid, unless an
+//! unfinished download is going to write them. The encoder waits for such downloads.
 //!
 //! This module does not depend on points or IDs.
 
@@ -22,7 +22,8 @@ use ragtag_hal::{Error, Result};
 use std::sync::Arc;
 use wgpu::{CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor, SubmissionIndex};
 
-/// A host range that an unfinished download will write. The sender of `done` is dropped after the write.
+/// A host range that an unfinished download is going to write. The sender of `done` is dropped after the
+/// write.
 struct Arrival {
     to: Footprint,
     done: Receiver<()>,
@@ -55,7 +56,7 @@ impl Encoder {
                 self.failures[job.kind.index()].get_or_insert_with(|| error.clone());
                 let _ = job.fate.set(error.clone());
             }
-            // The buffers of the script are released before its end is reported.
+            // Release the script's buffers before reporting its end.
             let Job { script, progress, .. } = job;
             drop(script);
             // Sending fails only if the completion thread has ended.
@@ -63,7 +64,7 @@ impl Encoder {
         }
     }
 
-    /// Returns an error if the device is lost or an earlier script, on which this script depends, has failed.
+    /// Fails if the device is lost, or if an earlier script on which this script depends has failed.
     fn check(&self, job: &Job) -> Result<()> {
         let own = self.failures[job.kind.index()].as_ref();
         match own.or_else(|| job.after.iter().find_map(|fate| fate.get())) {
@@ -87,7 +88,7 @@ impl Encoder {
                 Step::Copy { from, to } => {
                     draft.copy(place(from), place(to), padded_bytes(from));
                 }
-                // This is a fill with zeros. All other fills are launches of kernels.
+                // This fill writes zeros. All other fills are kernel launches.
                 Step::Fill { to, .. } => draft.clear(to),
                 Step::Upload { from, to } => {
                     for offset in (0..to.bytes()).step_by(CHUNK_BYTES as usize) {
@@ -129,7 +130,7 @@ impl Encoder {
             let arrival = self.arrivals.swap_remove(at);
             let full = std::mem::replace(draft, self.draft());
             self.submit(job, full)?;
-            // No value is ever sent. The call returns when the sender is dropped.
+            // Nothing is ever sent on this channel. The call returns when the sender is dropped.
             let _ = arrival.done.recv();
             self.gpu.check()?;
         }
@@ -155,8 +156,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Returns a chunk of a belt. If all chunks are in use, submits the draft first, because it may hold
-    /// chunks itself.
+    /// Returns a chunk from a belt. If all chunks are in use, first submits the draft, because the draft
+    /// itself may hold chunks.
     fn chunk(
         &mut self,
         job: &Job,
@@ -221,7 +222,7 @@ impl Descent {
     }
 }
 
-/// Encoded commands that are not yet submitted.
+/// Encoded commands that have not been submitted yet.
 struct Draft {
     gpu: Arc<Gpu>,
     stamps: Option<Arc<Stamps>>,

@@ -14,9 +14,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use wgpu::{CommandEncoder, ErrorFilter, PollError, PollType, SubmissionIndex};
 
-/// Timeout of one wait. After a timeout, Ragtag checks whether the device is lost, because some drivers never
-/// end the wait. The timeout is longer than any submission, because wgpu 30 panics if one wait times out
-/// while another thread sees the same submission end.
+/// Timeout of one wait. After a timeout, Ragtag checks whether the device is lost, because with some drivers
+/// the wait would never end. The timeout is longer than any submission, because wgpu 30 panics if one wait
+/// times out while another thread observes the end of the same submission.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An error of wgpu.
@@ -62,11 +62,11 @@ impl From<wgpu::Error> for Failure {
 
 thread_local! {
     /// Name of the wgpu call that this thread is executing. The callback for a lost device runs inside the
-    /// call that detected the loss and does not receive the name of the call.
+    /// call that detects the loss, but does not receive the name of that call.
     static CALL: Cell<&'static str> = const { Cell::new("wgpu") };
 }
 
-/// Runs `make` with `call` as the name of the current wgpu call. `make` must not panic.
+/// Runs `make`, with `call` as the name of the current wgpu call. `make` must not panic.
 fn named<T>(call: &'static str, make: impl FnOnce() -> T) -> T {
     let before = CALL.replace(call);
     let value = make();
@@ -79,7 +79,7 @@ pub(crate) fn heard(words: &str) -> String {
     format!("{}: {words}", CALL.get())
 }
 
-/// A wgpu device with its queue.
+/// A wgpu device and its queue.
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
@@ -88,16 +88,17 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     pub(crate) fn new(device: wgpu::Device, queue: wgpu::Queue) -> Self {
-        // An error outside of a guard affects the objects that are created there, and guarded calls report
-        // it.
+        // An error outside a guard makes the created object invalid. Guarded calls that use the object then
+        // report the error.
         device.on_uncaptured_error(std::sync::Arc::new(|error| tracing::debug!(%error, "wgpu")));
         Self { device, queue, lost: OnceLock::new() }
     }
 
-    /// Runs calls to wgpu and returns their errors.
+    /// Runs calls to wgpu, and returns their result or error.
     ///
     /// # Errors
-    /// Returns the first error that wgpu reports on this thread. A panic counts as the loss of the device.
+    /// Returns the first error that wgpu reports on this thread during the calls. A panic counts as a device
+    /// loss.
     pub(crate) fn guarded<T>(&self, calls: impl FnOnce() -> T) -> Result<T, Failure> {
         let filters = [ErrorFilter::Validation, ErrorFilter::Internal, ErrorFilter::OutOfMemory];
         let scopes = filters.map(|filter| self.device.push_error_scope(filter));
@@ -135,7 +136,7 @@ impl Gpu {
     /// Sleeps until a submission has ended. Runs the callbacks of all completed work.
     ///
     /// # Errors
-    /// Returns an error if the device is lost in the meantime.
+    /// Returns an error if the device is lost before the submission has ended.
     pub(crate) fn wait(&self, submission: &SubmissionIndex) -> Result<(), Failure> {
         loop {
             self.check()?;

@@ -1,7 +1,8 @@
-//! The wgpu backend: devices of Vulkan, Metal and Direct3D 12, named `wgpu:0`, `wgpu:1` and so on.
+//! The wgpu backend: devices available through Vulkan, Metal and Direct3D 12, named `wgpu:0`, `wgpu:1` and so
+//! on.
 //!
-//! Ragtag uses wgpu for Metal and Direct3D 12. For Vulkan, Ragtag has its own backend with fewer layers above
-//! the driver. A device has one hardware queue. A thread encodes every submission anew, because wgpu's
+//! Ragtag uses wgpu for Metal and Direct3D 12. For Vulkan, Ragtag has its own backend, which has fewer layers
+//! above the driver. A device has one hardware queue. A thread encodes every submission anew, because wgpu's
 //! command buffers can be submitted only once. The completion threads of the queues wait for results and copy
 //! downloads to host regions. Kernels are WGSL.
 //!
@@ -17,7 +18,7 @@
 //! | `script.rs`, `tools.rs` | launches, and commands implemented as kernels |
 //! | `encoder.rs` | the thread that encodes and submits |
 //! | `stamps.rs` | conversion of the device's clock to the host's |
-//! | `queue.rs` | the three queues over that thread, as `ragtag-hal` uses them |
+//! | `queue.rs` | the three queues, which share that thread, as `ragtag-hal` uses them |
 //!
 //! This crate does not depend on operators, kernels or models.
 

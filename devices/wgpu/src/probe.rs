@@ -11,12 +11,12 @@ use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
 
-/// APIs in this build. If several APIs show the same device, the first of them is used.
+/// APIs in order of preference. If several of them report the same device, Ragtag uses the first.
 const APIS: [Backend; 3] = [Backend::Vulkan, Backend::Metal, Backend::Dx12];
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// Properties needed to open an adapter.
+/// Properties that are needed to open an adapter.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) wgpu: wgpu::Adapter,
@@ -24,7 +24,7 @@ pub(crate) struct Native {
     pub(crate) fingerprint: Key,
 }
 
-/// Returns the APIs of this build that `WGPU_BACKEND` allows. Without the variable, all are allowed.
+/// Returns the APIs that `WGPU_BACKEND` allows. If the variable is not set, all APIs are allowed.
 fn apis() -> Vec<Backend> {
     let wanted = Backends::from_env().unwrap_or(Backends::all());
     let compiled = Instance::enabled_backend_features();
@@ -36,7 +36,7 @@ fn apis() -> Vec<Backend> {
 pub(crate) fn instance() -> Instance {
     let instance = Instance::new(InstanceDescriptor {
         backends: apis().iter().fold(Backends::empty(), |set, api| set | (*api).into()),
-        // Debug layers are enabled only by `WGPU_DEBUG` and `WGPU_VALIDATION`.
+        // Only `WGPU_DEBUG` and `WGPU_VALIDATION` enable debug layers.
         flags: InstanceFlags::empty().with_env(),
         ..InstanceDescriptor::new_without_display_handle()
     });
@@ -81,8 +81,9 @@ fn lack(info: &AdapterInfo, adapter: &wgpu::Adapter) -> Option<String> {
     (!has).then(|| format!("{name} has no compute shaders"))
 }
 
-/// Removes devices that a preferred API also shows. On Windows, Vulkan and Direct3D may show the same device.
-/// Devices with the same name and PCI ID are matched by their order within each API.
+/// Removes adapters whose device is also available through a preferred API. On Windows, Vulkan and Direct3D
+/// may both report a device. Devices with the same name and PCI ID are matched by their order within each
+/// API.
 fn once_each<T>(mut all: Vec<(AdapterInfo, T)>) -> Vec<(AdapterInfo, T)> {
     let rank = |info: &AdapterInfo| APIS.iter().position(|api| *api == info.backend).unwrap_or(APIS.len());
     all.sort_by_key(|(info, _)| rank(info));
@@ -135,9 +136,10 @@ fn kind(device_type: DeviceType) -> AdapterKind {
     }
 }
 
-/// Returns the total and the free memory for buffers. For a discrete GPU, only the driver's sizes count.
-/// Without them, for example through Direct3D, the result is `None`, and another API or the user must supply
-/// the sizes. Other devices share host memory, so the sizes of the system limit those of the driver.
+/// Returns the total and free memory for buffers. For a discrete GPU, only the driver's figures count. If
+/// there are none, for example with Direct3D, the result is `None`, and the figures must come from another
+/// API or from the user. Other devices share host memory, so the host's free bytes limit the driver's
+/// figures.
 pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory> {
     if kind == AdapterKind::Discrete {
         return reported;
@@ -152,7 +154,7 @@ pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory
 
 /// Returns the features that Ragtag can use and the adapter supports. Cooperative matrices are excluded. They
 /// require the Vulkan memory model, in which barriers must explicitly make workgroup memory visible. The
-/// SPIR-V that wgpu 30 generates has no such barriers.
+/// barriers in the SPIR-V that wgpu 30 generates do not make it visible.
 pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
     use wgpu::Features;
     let wanted = Features::IMMEDIATES
@@ -176,8 +178,8 @@ fn caps(adapter: &wgpu::Adapter, integer_dot: bool) -> Caps {
         languages: BTreeSet::from([KernelLanguage::Wgsl]),
         features: features.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect(),
         queues: QueueLayout::Single,
-        // A recorded program keeps its bind groups and split grids. Its commands are encoded again for each
-        // run.
+        // A recorded program keeps its bind groups and split grids, but its commands are encoded again for
+        // each run.
         records_programs: true,
         max_allocation_bytes: words(limits.max_buffer_size),
         max_binding_bytes: words(limits.max_storage_buffer_binding_size),
@@ -219,7 +221,7 @@ mod tests {
             ("llvmpipe", vulkan),
             ("llvmpipe", vulkan),
             ("Basic Render Driver", dx12),
-            // Direct3D shows two devices, and Vulkan shows only one of them.
+            // Direct3D reports two devices, and Vulkan reports only one of them.
             ("Arc A770", dx12),
         ];
         assert_eq!(kept, wanted);

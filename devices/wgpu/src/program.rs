@@ -1,5 +1,5 @@
-//! Programs, compiled once per source and device. They are cached in memory, and also on disk if the driver
-//! provides binaries.
+//! Programs. Each program is compiled once per source and device, and cached in memory. If the driver
+//! provides binaries, programs are also cached on disk.
 //!
 //! This module does not depend on kernel arguments.
 
@@ -18,12 +18,12 @@ use wgpu::{
     ShaderRuntimeChecks, ShaderSource, ShaderStages,
 };
 
-/// Number of words before the constants. They hold the position of a launch's first work group.
+/// Number of words that precede the constants. They hold the position of a launch's first work group.
 pub(crate) const FIRST_GROUP_WORDS: usize = 3;
-/// Size of an empty pipeline cache in bytes: a header of wgpu (64) and a header of Vulkan (32).
+/// Size of an empty pipeline cache in bytes: wgpu's header (64) and Vulkan's header (32).
 const EMPTY_CACHE_BYTES: usize = 96;
 
-/// A compute pipeline with its launch parameters.
+/// A compute pipeline and its launch parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) pipeline: ComputePipeline,
@@ -63,7 +63,7 @@ impl Programs {
         entries.par_iter().map(entry).collect()
     }
 
-    /// Returns the program for a source, compiled on first use.
+    /// Returns the program for a source, and compiles it on first use.
     ///
     /// # Errors
     /// Returns the same errors as [`Programs::entries`].
@@ -97,7 +97,8 @@ impl Programs {
         function: &DeviceFunction,
         abi: &'static EntryAbi,
     ) -> Result<Entry> {
-        // The structure starts with a vector of three words, so its size is a multiple of four words.
+        // The structure of the constants starts with a vector of three words, so its size is a multiple of
+        // four words.
         let immediate_bytes = (FIRST_GROUP_WORDS + abi.constants).next_multiple_of(4) * 4;
         let limits = gpu.device.limits();
         if immediate_bytes > limits.max_immediate_size as usize {
@@ -127,7 +128,7 @@ impl Programs {
                 layout: Some(&pipeline_layout),
                 module: &module,
                 entry_point: Some(&function.name),
-                // Kernels write local memory before they read it.
+                // Local memory need not be zeroed, because kernels write it before they read it.
                 compilation_options: PipelineCompilationOptions {
                     zero_initialize_workgroup_memory: false,
                     ..PipelineCompilationOptions::default()
@@ -140,7 +141,7 @@ impl Programs {
     }
 
     /// Returns a bind group layout whose bindings are all writable. wgpu rejects a launch that reads a buffer
-    /// through one binding and writes it through another. Kernels often do that with different parts of one
+    /// through one binding and writes it through another. Kernels often read and write different parts of one
     /// buffer.
     fn layout(&self, gpu: &Gpu, bindings: usize) -> Result<BindGroupLayout> {
         let mut layouts = self.layouts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,16 +173,16 @@ fn cache(gpu: &Gpu, data: Option<&[u8]>) -> std::result::Result<Option<PipelineC
         return Ok(None);
     }
     let descriptor = PipelineCacheDescriptor { label: None, data, fallback: false };
-    // SAFETY: the data come from a pipeline cache for this device and driver, which the key identifies. Their
-    // checksum is valid.
+    // SAFETY: the data was saved from a pipeline cache for the same device and driver, which the key
+    // identifies, and its checksum is valid.
     gpu.guarded(|| unsafe { gpu.device.create_pipeline_cache(&descriptor) }).map(Some)
 }
 
-/// Creates a shader module from a source. All its bindings are writable, and it has no run-time checks.
+/// Creates a shader module from a source. All bindings become writable, and run-time checks are disabled.
 fn shader_module(gpu: &Gpu, text: &str) -> ShaderModule {
     let text = text.replace("var<storage, read>", "var<storage, read_write>");
     let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(Cow::Owned(text)) };
     // SAFETY: `Checked` validates every launch against its entry's ABI, so the kernel accesses only its
-    // bindings. The loops of kernels end, and their divisors are not zero.
+    // bindings. In kernels, all loops end and divisors are not zero.
     unsafe { gpu.device.create_shader_module_trusted(descriptor, ShaderRuntimeChecks::unchecked()) }
 }

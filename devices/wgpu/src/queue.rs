@@ -1,10 +1,10 @@
-//! An implementation of `ragtag-hal`'s three queues over the device's single hardware queue. It accepts
+//! An implementation of `ragtag-hal`'s three queues on top of the device's single hardware queue. It accepts
 //! scripts and returns events.
 //!
-//! The scripts of all queues go to the encoder thread in one order, and the device executes them in that
-//! order. So a script always runs after the scripts of other queues that it waits for. The completion thread
-//! of a queue waits for the device and copies downloads to their regions. This module does not depend on
-//! buffers or kernels.
+//! The encoder thread receives the scripts of all queues in one order, and the device executes them in that
+//! order. A script therefore always runs after the scripts of other queues that it waits for. The completion
+//! thread of a queue waits for the device and copies downloads to their regions. This module does not depend
+//! on buffers or kernels.
 
 use crate::belt::Chunk;
 use crate::driver::{HostSpan, Script, Wgpu};
@@ -21,14 +21,14 @@ use wgpu::SubmissionIndex;
 pub(crate) struct Job {
     pub(crate) kind: QueueKind,
     pub(crate) script: Arc<Script>,
-    /// Results of the scripts that this script waits for. They are known before the encoder reaches this
+    /// Outcomes of the scripts that this script waits for. They are known before the encoder reaches this
     /// script.
     pub(crate) after: Vec<Arc<Fate>>,
     pub(crate) fate: Arc<Fate>,
     pub(crate) progress: Sender<Progress>,
 }
 
-/// Error of a script that was not submitted.
+/// Outcome of submitting a script: the error if the script was not submitted, otherwise empty.
 pub(crate) type Fate = OnceLock<Error>;
 
 /// Progress of a script, as the encoder thread reports it.
@@ -41,8 +41,8 @@ pub(crate) enum Progress {
 
 /// A submitted part of a script.
 pub(crate) struct Piece {
-    /// Last submission of the encoder, which ends the piece. It is `None` if the encoder has submitted
-    /// nothing yet.
+    /// Latest submission of the encoder. The piece has ended when this submission has ended. The field is
+    /// `None` if the encoder has not submitted anything yet.
     pub(crate) index: Option<SubmissionIndex>,
     pub(crate) readbacks: Vec<Readback>,
     pub(crate) stamps: Option<Reading>,
@@ -55,7 +55,7 @@ pub(crate) struct Readback {
     pub(crate) mapped: Receiver<bool>,
     pub(crate) to: HostSpan,
     pub(crate) bytes: u64,
-    /// Sender that is dropped when the bytes are in the region. The encoder may wait for the drop.
+    /// Sender that is dropped once the bytes are in the region. The encoder may wait for this.
     pub(crate) _arrival: Sender<()>,
 }
 
@@ -72,7 +72,7 @@ impl Readback {
     }
 }
 
-/// Completion event of a script, for which the completion thread waits.
+/// Completion event of a script. The completion thread waits for it.
 pub(crate) struct Event {
     progress: Receiver<Progress>,
     fate: Arc<Fate>,
@@ -123,13 +123,13 @@ impl DriverQueue for Queue {
         Ok(Ends { first: None, last: Arc::new(Event { progress, fate, ticks: Mutex::default() }) })
     }
 
-    /// Returns `None`, because an event cannot be polled: the downloads are copied by [`Queue::wait`].
+    /// Returns `None`: polling would not be enough, because [`Queue::wait`] must also copy the downloads.
     fn passed(&self, _: &Event) -> Option<bool> {
         None
     }
 
-    /// Waits for all pieces of a script, even after an error, because the device uses the script's resources
-    /// until then.
+    /// Waits for all pieces of a script, even after an error, because the device may use the script's
+    /// resources until then.
     fn wait(&self, event: &Event) -> Result<()> {
         let mut result = Ok(());
         loop {
@@ -152,7 +152,7 @@ impl DriverQueue for Queue {
         Some(self.stamps.as_ref()?.host_ns(ticks?))
     }
 
-    /// Does nothing, because every script has an event.
+    /// Does nothing, because every script has an event, for which the completion thread waits.
     fn finish(&self) -> Result<()> {
         Ok(())
     }

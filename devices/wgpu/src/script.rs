@@ -1,4 +1,4 @@
-//! Launches with bind groups and constants, and access to the bytes of spans.
+//! Launches with their bind groups and constants, and access to the bytes of spans.
 //!
 //! This module does not depend on the encoder.
 
@@ -11,8 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use wgpu::{BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, ComputePipeline};
 
-/// Returns the size of a span, rounded up to whole words. The buffer is always large enough for the rounded
-/// size.
+/// Returns the size of a span, rounded up to whole words. The rounded span always fits in its buffer.
 pub(crate) fn padded_bytes(span: &Span) -> u64 {
     span.bytes().next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT)
 }
@@ -38,7 +37,8 @@ pub(crate) fn read<T>(span: &HostSpan, take: impl FnOnce(&[u8]) -> T) -> T {
 /// Writes bytes to a host span.
 pub(crate) fn write(span: &HostSpan, bytes: &[u8]) {
     let count = span.range().len().min(bytes.len());
-    // SAFETY: as above. Points and reservations exclude all other access during the call.
+    // SAFETY: the bytes lie in the region, as for `read`. Points and reservations exclude all other access
+    // during the call.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), span.pointer(), count) }
 }
 
@@ -61,7 +61,7 @@ impl Footprint {
     }
 }
 
-/// A launch of a kernel. It is split into parts within the device's limits.
+/// A launch of a kernel, split into parts that are within the device's limits.
 pub(crate) struct Launch {
     pub(crate) pipeline: ComputePipeline,
     pub(crate) bind_group: BindGroup,

@@ -1,8 +1,8 @@
 //! Timestamps of submissions, converted from the device's clock to the host's.
 //!
 //! Each measured submission uses a slot. A slot has two queries, a buffer range for their results, and a
-//! buffer that the host can map. Submissions are not measured while all slots are in use. This module does
-//! not depend on commands.
+//! buffer that the host can map. While all slots are in use, further submissions are not measured. This
+//! module does not depend on commands.
 
 use crate::gpu::Gpu;
 use crossbeam_channel::{Receiver, bounded};
@@ -14,7 +14,7 @@ use wgpu::{
     QUERY_RESOLVE_BUFFER_ALIGNMENT, QuerySet, QuerySetDescriptor, QueryType,
 };
 
-/// Maximum number of submissions that are measured at the same time.
+/// Maximum number of submissions that can be measured at the same time.
 const SLOTS: u32 = 64;
 /// Size of two timestamps in bytes.
 const BYTES: u64 = 16;
@@ -28,14 +28,14 @@ pub(crate) struct Stamps {
     period_ns: f64,
 }
 
-/// A timestamp slot with its index and its mappable buffer.
+/// A timestamp slot: its index and its mappable buffer.
 struct Slot {
     number: u32,
     buffer: Buffer,
 }
 
 impl Stamps {
-    /// Creates the slots. Returns `None` if the device has no timestamps.
+    /// Creates the slots. Returns `None` if the device does not support timestamps.
     pub(crate) fn new(gpu: &Gpu) -> Option<Arc<Self>> {
         let wanted = Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS;
         let period_ns = f64::from(gpu.queue.get_timestamp_period());
@@ -84,7 +84,7 @@ impl Stamps {
         Some(Begun { stamps: Arc::clone(self), slot })
     }
 
-    /// Converts two device timestamps to host time. Must be called as soon as the host has read the
+    /// Converts two device timestamps to host time. The caller must make this call as soon as it has read the
     /// timestamps.
     pub(crate) fn host_ns(&self, (start, end): (u64, u64)) -> (u64, u64) {
         let ns = |ticks: u64| (ticks as f64 * self.period_ns) as u64;
@@ -131,15 +131,15 @@ impl Ended {
     }
 }
 
-/// Timestamps of an ended submission that are being mapped.
+/// Timestamps of a submission whose mapping is in progress.
 pub(crate) struct Reading {
     ended: Ended,
     mapped: Receiver<bool>,
 }
 
 impl Reading {
-    /// Waits for the mapping and returns the timestamps in ticks. Returns `None` if the mapping failed. The
-    /// slot is not used again after a failure.
+    /// Waits for the mapping and returns the timestamps in ticks. Returns `None` if the mapping fails. After
+    /// a failure, the slot is not used again.
     pub(crate) fn ticks(self) -> Option<(u64, u64)> {
         self.mapped.recv().ok().filter(|is| *is)?;
         let Ended { stamps, slot } = self.ended;

@@ -1,4 +1,4 @@
-//! Tests of lost devices that use internals of the crate. The folder `tests` and the conformance suite test
+//! Tests of lost devices. They use internals of the crate. The folder `tests` and the conformance suite test
 //! the public interface.
 
 #![allow(clippy::print_stdout)] // a skip is visible

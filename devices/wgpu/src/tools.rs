@@ -1,7 +1,8 @@
-//! Kernels for fills with any word and for copies within one buffer. wgpu has no commands for them.
+//! Kernels for two operations that wgpu has no commands for: fills with an arbitrary word, and copies within
+//! one buffer.
 //!
-//! Each launch binds a range that starts at an aligned offset and is within the size limit of a binding. This
-//! module does not depend on the encoder.
+//! Each launch binds a range that starts at an aligned offset and does not exceed the size limit of a
+//! binding. This module does not depend on the encoder.
 
 use crate::driver::{Span, Step, Wgpu};
 use crate::probe::Found;
@@ -92,17 +93,17 @@ fn entry(place: &Mutex<Option<Entry>>, on: &Wgpu, text: &str, abi: &'static Entr
     Ok(place.insert(on.programs.get(&on.gpu, &on.found, text, &function, abi)?).clone())
 }
 
-/// Returns the maximum number of bytes per launch. It is below the binding limit, because a binding starts at
-/// an aligned offset, which can lie before the start of the span.
+/// Returns the maximum number of bytes per launch. It is smaller than the limit of a binding, because the
+/// binding starts at an aligned offset, which can lie before the start of the span.
 fn piece_bytes(found: &Found) -> u64 {
     let caps = &found.adapter.caps;
     let most = caps.max_binding_bytes.saturating_sub(2 * caps.binding_alignment_bytes);
-    // The size is a whole number of groups, so that only the last piece has a partial group.
+    // The result is a multiple of the group size, so that only the last piece has a partial group.
     (most - most % (4 * GROUP_WORDS)).max(4 * GROUP_WORDS)
 }
 
-/// Extends a span down to an aligned offset. Returns the extended span and the index of the original span's
-/// first word in it.
+/// Extends a span so that it starts at an aligned offset. Returns the extended span, and the index of the
+/// original span's first word within it.
 fn bind(span: &Span, found: &Found) -> Result<(Span, u32)> {
     let before = span.offset() % found.adapter.caps.binding_alignment_bytes.max(1);
     let bound = Span::new(span.buffer(), span.offset() - before, before + padded_bytes(span));

@@ -1,7 +1,7 @@
 //! Properties that Vulkan reports and wgpu does not: memory sizes, UUID, and int8 dot products.
 //!
-//! wgpu exposes the driver's handles, and this module uses them only for queries. Adapters of other APIs have
-//! none of these properties.
+//! wgpu exposes the driver's handles, and this module uses them only for queries. For adapters of other APIs,
+//! these properties are unknown.
 
 use ragtag_hal::{HeapKind, Memory, MemorySource};
 
@@ -27,7 +27,7 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
     };
     let (shared, device) = (native.shared_instance(), native.raw_physical_device());
     let capabilities = native.physical_device_capabilities();
-    // The functions below need Vulkan 1.1.
+    // The functions that are called below need Vulkan 1.1.
     if shared.instance_api_version() < vk::API_VERSION_1_1 {
         return Facts::default();
     }
@@ -42,7 +42,7 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
     let software = properties.properties.device_type == vk::PhysicalDeviceType::CPU;
     let modern = properties.properties.api_version >= vk::API_VERSION_1_3;
     let has_dot = modern || capabilities.supports_extension(khr::shader_integer_dot_product::NAME);
-    // A software device has no such instruction, but its packed dot products are not slower.
+    // Packed dot products are not accelerated on a software device, but they are not slower, either.
     let accelerated = dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
 
     let tells_budget = capabilities.supports_extension(ext::memory_budget::NAME);

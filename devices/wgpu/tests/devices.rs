@@ -11,7 +11,7 @@ use support::*;
 device_bench::device_tests!(subject());
 
 /// Checks that a launch can read one part of a buffer and write another. wgpu rejects such bindings unless
-/// all are writable.
+/// all bindings are writable.
 #[test]
 fn parts_of_one_buffer_are_read_and_written() {
     each(&subject(), |mut bench| {
@@ -53,8 +53,8 @@ fn large_transfers_are_split() {
     });
 }
 
-/// Checks that an upload waits for an earlier download of the same bytes, in the same or in another
-/// submission. The encoder reads uploaded bytes when it encodes the upload.
+/// Checks that an upload waits for an earlier download of the same bytes, whether in the same submission or
+/// in a different one. This matters because the encoder reads the bytes when it encodes the upload.
 #[test]
 fn downloads_can_be_uploaded_again() {
     each(&subject(), |mut bench| {
@@ -80,7 +80,8 @@ fn functions_are_checked_against_their_abi() {
         let other = source().replacen("@binding(1)", "@binding(2)", 1);
         let refused = bench.device.create_module(ModuleId(1), &module(other.into()));
         assert!(matches!(refused, Err(Error::Compile { .. })), "{refused:?}");
-        // A constant beyond the ABI causes an error when a launch does not supply it.
+        // The kernel reads a constant that its ABI does not contain. A launch that does not supply this
+        // constant causes an error.
         let more = source().replacen("count: u32", "count: u32, more: array<u32, 4>", 1);
         let more = module(more.replacen("constants.count", "constants.more[3]", 1).into());
         bench.device.create_module(ModuleId(2), &more).unwrap();

@@ -14,7 +14,8 @@ use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 /// Restricts wgpu to Vulkan devices.
 const VULKAN: &[(&str, &str)] = &[("WGPU_BACKEND", "vulkan")];
 
-/// Loses each device in turn. Any wgpu call may detect the loss, because several threads use the device.
+/// Simulates the loss of each device in turn. Any wgpu call may detect the loss, because several threads use
+/// the device.
 fn loses_each(faults: &VulkanFaults, at: LostAt) {
     let backend = backend();
     for adapter in adapters(&backend) {
@@ -47,9 +48,8 @@ fn refused_memory_is_reported_with_sizes() {
     });
 }
 
-/// Checks large transfers with little memory, and then without free memory. With little memory, transfers
-/// wait for each other. Without free memory, the error gives the size of the failed allocation, and other
-/// queues continue.
+/// Checks large transfers with little free memory, and then with none. With little memory, transfers wait for
+/// each other. With none, the error contains the size of the failed allocation, and other queues continue.
 #[test]
 fn transfers_work_with_the_available_memory() {
     const BYTES: usize = 40 << 20;

@@ -1,5 +1,5 @@
-//! Tests of the program cache in the process and on disk. Damaged programs and programs that the driver
-//! rejects are compiled again.
+//! Tests of the program cache in memory and on disk. The cache must recompile a program whose file is damaged
+//! or that the driver rejects.
 
 use super::Subject;
 use crate::*;
@@ -13,7 +13,7 @@ pub trait Cached: Subject {
     /// Returns the counters of the backend's cache.
     fn counters(&self) -> CacheCounters;
 
-    /// Returns a new backend that uses the cache folder `folder`, like the backend of a later process.
+    /// Returns a new backend with the cache folder `folder`. It simulates the backend of a later process.
     fn anew(&self, folder: Option<&Path>) -> Box<dyn Cached>;
 }
 
@@ -83,7 +83,7 @@ pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
             continue;
         };
         let whole = fs::read(file).unwrap();
-        // An update of the driver may leave such a file behind.
+        // A driver update may leave such a file behind.
         let foreign = b"not a program of any driver".to_vec();
         let foreign = [blake3::hash(&foreign).as_bytes().to_vec(), foreign].concat();
         for damaged in [whole[..whole.len() / 2].to_vec(), Vec::new(), foreign] {
@@ -99,7 +99,7 @@ pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
     }
 }
 
-/// Checks that two identical devices share binaries, but each has its own loaded program.
+/// Checks that two identical devices share binaries, but that each device has its own loaded program.
 pub fn identical_devices_have_their_own_programs(on: &dyn Cached) {
     let adapters = on.adapters();
     let pair = adapters.iter().enumerate().find_map(|(at, a)| {
@@ -118,8 +118,8 @@ pub fn identical_devices_have_their_own_programs(on: &dyn Cached) {
     both.check();
 }
 
-/// Checks that a backend without a cache folder compiles its program, even if an earlier backend has compiled
-/// it.
+/// Checks that a backend without a cache folder compiles a program, even if an earlier backend has already
+/// compiled it.
 pub fn everything_works_without_a_folder(on: &dyn Cached) {
     for adapter in on.adapters() {
         for _ in 0..2 {

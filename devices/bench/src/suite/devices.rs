@@ -24,7 +24,7 @@ pub fn a_kernel_computes(on: &dyn Subject) {
     });
 }
 
-/// Checks that a binding may start inside its buffer, at a multiple of the device's alignment.
+/// Checks that a binding may start at any multiple of the device's alignment within its buffer.
 pub fn bindings_may_start_inside_buffers(on: &dyn Subject) {
     each(on, |mut bench| {
         let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
@@ -41,7 +41,7 @@ pub fn bindings_may_start_inside_buffers(on: &dyn Subject) {
     });
 }
 
-/// Checks that each launch of a long program sees the results of the launches before it.
+/// Checks that each launch in a long program sees the results of all earlier launches.
 pub fn programs_of_many_launches_run_in_order(on: &dyn Subject) {
     each(on, |mut bench| {
         let commands = (0..200).map(|turn| scale(all(turn % 2), all((turn + 1) % 2), 3));
@@ -72,8 +72,8 @@ pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
     });
 }
 
-/// Checks that a module of many programs can be compiled in parallel. The test exposes compilers that are not
-/// thread-safe.
+/// Checks that the programs of a large module can be compiled in parallel. The test detects compilers that
+/// are not thread-safe.
 pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     each(on, |mut bench| {
         let offsets = 10..26u32;
@@ -103,7 +103,8 @@ pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     });
 }
 
-/// Checks that a failed allocation reports sizes, and that a smaller allocation then succeeds.
+/// Checks that the error of a failed allocation contains the sizes, and that a smaller allocation succeeds
+/// afterwards.
 pub fn smaller_allocations_work_after_running_out_of_memory(on: &dyn Subject) {
     for adapter in on.adapters() {
         let limit = 64 << 20;
@@ -126,7 +127,7 @@ pub fn smaller_allocations_work_after_running_out_of_memory(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that a copy fails if the host has leased its bytes.
+/// Checks that a copy fails if the host has leased the bytes in the region.
 pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
     each(on, |mut bench| {
         let region = Arc::clone(&bench.region);
@@ -134,7 +135,7 @@ pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
         let refused = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
         drop(held);
-        // If the copy waits for other work, the conflict may be detected only when the copy starts.
+        // If the copy waits for other work, the device may detect the conflict only when the copy starts.
         let held = region.read(0..4).unwrap();
         let fills = (0..50).map(|word| Command::Fill { to: all(1), word });
         let busy = bench.commands(QueueKind::Compute, fills.collect(), &[]);
@@ -145,7 +146,8 @@ pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
     });
 }
 
-/// Checks that a region can be registered under two IDs, and that the device releases it afterwards.
+/// Checks that a region can be registered under two IDs, and that the device releases it once both are
+/// unregistered.
 pub fn regions_can_be_registered_and_released(on: &dyn Subject) {
     each(on, |mut bench| {
         for round in 0..20u32 {
@@ -169,7 +171,7 @@ pub fn regions_can_be_registered_and_released(on: &dyn Subject) {
     });
 }
 
-/// Checks that timings are in order, and that they lie between submission and completion.
+/// Checks that timings are in order and lie between submission and completion.
 pub fn timings_are_in_order_between_submission_and_completion(on: &dyn Subject) {
     each(on, |mut bench| {
         let mut timings: Vec<Timing> = Vec::new();
@@ -191,8 +193,8 @@ pub fn timings_are_in_order_between_submission_and_completion(on: &dyn Subject) 
     });
 }
 
-/// Checks that a program in which launches, copies, fills, uploads and downloads alternate can be replayed.
-/// Each run must use the current contents of the region.
+/// Checks that a program that mixes launches, copies, fills, uploads and downloads can be replayed. Each run
+/// must use the current contents of the region.
 pub fn programs_replay(on: &dyn Subject) {
     let program = vec![
         upload(0),
@@ -264,7 +266,8 @@ pub fn commands_that_overlap_in_part_take_effect_in_order(on: &dyn Subject) {
     });
 }
 
-/// Checks that a source with an error returns the compiler's log, and that the device still works.
+/// Checks that loading a source with an error returns the compiler's log, and that the device still works
+/// afterwards.
 pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
     each(on, |mut bench| {
         let language = language(&bench);

@@ -41,7 +41,7 @@ pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
     in_time(&label, move || drop(device));
 }
 
-/// Records a device loss, as if the driver had reported it.
+/// Records a device loss as if the driver had reported it.
 pub fn unplug<D: Driver>(device: &DriverDevice<D>) {
     device.common().record(Error::Lost { cause: "unplugged for a test".into() });
 }

@@ -1,4 +1,4 @@
-//! Tests of points between devices of different APIs and drivers, and of points that never pass.
+//! Tests of submissions that wait for devices of other APIs or drivers, or for points that never pass.
 
 use super::Subject;
 use crate::*;
@@ -28,7 +28,7 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     a.fill_region(|at| at);
     let mut ready = Vec::new();
     for round in 0..rounds {
-        // The loop submits all rounds without waiting for results.
+        // Submit all rounds without waiting for results.
         for (at, bench) in [&mut a, &mut b].into_iter().enumerate() {
             let up = bench.commands(QueueKind::Upload, vec![upload(0)], &ready);
             let word = 2 * round + at as u32;
@@ -42,7 +42,7 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     same(&a.region_words(), &wanted, "the region");
 }
 
-/// Checks that submissions do not block. The submitting thread also advances the awaited timeline, so it
+/// Checks that submissions do not block. The submitting thread itself advances the awaited timeline, so it
 /// would hang if a submission blocked.
 pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
     for adapter in on.adapters() {
@@ -93,8 +93,8 @@ pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that work on any queue that waits for a failed point fails with the cause of that failure, and that
-/// earlier work is unaffected.
+/// Checks that, on any queue, work that waits for a failed point fails with the cause of that failure.
+/// Earlier work must be unaffected.
 pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -119,7 +119,7 @@ pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that a device can be closed while its work waits for points that never pass.
+/// Checks that a device can be closed while its work is waiting for points that never pass.
 pub fn closing_with_waits_that_never_end_does_not_hang(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -151,7 +151,7 @@ pub fn closing_with_waits_that_never_end_does_not_hang(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that points and data pass between the CPU and each device in both directions.
+/// Checks that each device and the CPU exchange data in both directions and wait for each other's points.
 pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
     for adapter in on.adapters() {
         let opened = || Bench::new(open(on.backend(), &adapter, 1, &Limits::default()));
@@ -161,7 +161,8 @@ pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that points and data pass between all pairs of devices, with the same driver or different drivers.
+/// Checks that all pairs of devices, with the same driver or different drivers, exchange data and wait for
+/// each other's points.
 pub fn points_cross_between_devices(on: &dyn Subject) {
     let adapters = on.adapters();
     let rest = |at: usize| adapters[at + 1..].iter();

@@ -1,9 +1,9 @@
 //! cuBLASLt, NVIDIA's matrix product library.
 //!
-//! Declarations follow `cublasLt.h`. They are the same in CUDA 12.0 to 13.0.
+//! The declarations follow `cublasLt.h`, and are the same in CUDA 12.0 to 13.0.
 //!
-//! The library's matrices are column-major, so it reads each row-major matrix of Ragtag as the transpose. It
-//! therefore computes y = x · Wᵀ as yᵀ = (Wᵀ)ᵀ · xᵀ, which is the fastest layout for the library.
+//! The library is column-major, so it reads each of Ragtag's row-major matrices as its transpose. It
+//! therefore computes y = x · Wᵀ as yᵀ = (Wᵀ)ᵀ · xᵀ. This layout is the fastest for the library.
 
 use super::objects::{Context, Stream};
 use super::toolkit_places;
@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Returns the file names of the libraries to try with a driver for CUDA `driver_version`, newest first. Each
-/// name contains a major version of CUDA. A driver also supports libraries of earlier versions.
+/// name contains a major version of CUDA. A driver also supports libraries for earlier CUDA versions.
 fn names(driver_version: i32) -> &'static [&'static str] {
     match driver_version / 1000 {
         13.. if cfg!(windows) => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
@@ -27,7 +27,7 @@ fn names(driver_version: i32) -> &'static [&'static str] {
     }
 }
 
-/// Values of the library's enumerations under their original names.
+/// Values of the library's enumerations, with their original names.
 mod value {
     use std::ffi::c_int;
 
@@ -143,7 +143,8 @@ impl CublasLt {
         Ok(Object { raw, destroy: self.functions.cublasLtMatrixLayoutDestroy })
     }
 
-    /// Creates the library's description of the product: the first factor is transposed, and sums use f32.
+    /// Creates the library's description of the product: the first factor is transposed, and the product
+    /// accumulates in f32.
     fn operation(&self) -> Result<Object> {
         let (sums, scale) = (value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F);
         let mut raw = null_mut();
@@ -166,8 +167,8 @@ impl CublasLt {
         Ok(operation)
     }
 
-    /// Creates the library's description of the constraints on an algorithm: workspace size and alignment of
-    /// the matrices.
+    /// Creates the library's description of the constraints on an algorithm: the workspace size and the
+    /// alignment of the matrices.
     fn preference(&self, workspace_bytes: usize, y_alignment: u32) -> Result<Object> {
         let mut raw = null_mut();
         // SAFETY: the call writes one handle.
@@ -230,7 +231,7 @@ pub(crate) struct Workspace {
 
 /// cuBLASLt on one device. It selects an algorithm once per product and caches it as a [`Plan`].
 pub(crate) struct Products {
-    // Field order: plans and the handle are dropped before the library.
+    // The order of the fields matters: plans and the handle must be dropped before the library.
     plans: Mutex<HashMap<(Gemm, u32), Plan>>,
     handle: Object,
     workspace: Workspace,
@@ -261,7 +262,7 @@ impl Products {
     ///
     /// # Safety
     /// The matrices start at the given addresses and stay valid until the product has ended. The addresses of
-    /// x and W are multiples of 16. All products are on one stream.
+    /// x and W are multiples of 16. All products run on the same stream.
     pub(crate) unsafe fn enqueue(
         &self,
         stream: &Stream,
@@ -369,8 +370,8 @@ mod tests {
         assert_eq!([256, 16, 24, 20, 2].map(alignment), [16, 16, 8, 4, 2]);
     }
 
-    /// Checks that an installed library accepts the attributes and layouts, which needs no device. The
-    /// library rejects attributes that are unknown or have the wrong size.
+    /// Checks that an installed library accepts the attributes and layouts. It would reject an attribute that
+    /// is unknown or has the wrong size. This test needs no device.
     #[test]
     fn an_installed_library_accepts_the_descriptions() {
         let Some(library) = CublasLt::find(13_000) else {

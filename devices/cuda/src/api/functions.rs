@@ -1,7 +1,7 @@
 //! The driver library and its functions, loaded at run time.
 //!
-//! Result codes are plain integers here, because newer drivers return codes that the enumeration in the
-//! bindings lacks.
+//! Result codes are plain integers here, because newer drivers return codes that the bindings' enumeration
+//! does not contain.
 
 use crate::error::failure;
 use cudarc::driver::sys::{
@@ -17,11 +17,11 @@ use std::ops::Deref;
 /// File names of the driver library.
 pub(super) const LIBRARIES: &[&str] =
     if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
-/// Oldest supported CUDA version, 12.2. It provides all required functions and accepts the PTX that the
-/// repository contains.
+/// Oldest supported CUDA version, 12.2. It provides all required functions and accepts the PTX in the
+/// repository.
 const OLDEST_VERSION: i32 = 12_020;
 
-/// Reason why no driver is usable.
+/// Reason why no driver can be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Missing {
     #[error("NVIDIA's driver is not there: {0}")]
@@ -137,7 +137,7 @@ impl Functions {
         // of them.
         let version = {
             type Ask = unsafe extern "C" fn(*mut c_int) -> c_uint;
-            // SAFETY: the signature is that of the driver's header.
+            // SAFETY: the signature matches the driver's header.
             let ask = unsafe { library.symbol::<Ask>("cuDriverGetVersion") };
             let ask = ask.ok_or(Missing::Function("cuDriverGetVersion"))?;
             let mut version = 0;
@@ -152,13 +152,13 @@ impl Functions {
         }
         let table = Table::of(library).map_err(Missing::Function)?;
         let functions = Self { table, version, library };
-        // SAFETY: the flags must be zero, and they are.
+        // SAFETY: the flags are zero, as the function requires.
         let started = functions.check("cuInit", unsafe { (functions.cuInit)(0) });
         started.map_err(|error| Missing::Refused(error.to_string()))?;
         Ok(functions)
     }
 
-    /// Returns the library, to look up functions that older supported drivers may lack.
+    /// Returns the library, for looking up functions that some supported drivers lack.
     pub(super) fn library(&self) -> Library {
         self.library
     }
@@ -229,8 +229,8 @@ mod tests {
         }
     }
 
-    /// Checks that a driver that is too old is rejected with its version. A stand-in library reports CUDA
-    /// 11.4.
+    /// Checks that the error for a driver that is too old contains the driver's version. A stand-in library
+    /// reports CUDA 11.4.
     #[test]
     fn a_driver_that_is_too_old_is_named() {
         if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {

@@ -1,11 +1,11 @@
-//! NVRTC, NVIDIA's CUDA C++ compiler as a library.
+//! NVRTC, NVIDIA's CUDA C++ compiler in the form of a library.
 
 use super::toolkit_places;
 use ragtag_hal::{Error, Result};
 use ragtag_stream::{CompilerCalls, Library, functions};
 use std::ffi::{c_char, c_int, c_void};
 
-/// Library names, newest first. A name contains CUDA's major version.
+/// Library names, newest first. Each name contains a major version of CUDA.
 const LIBRARIES: &[&str] = if cfg!(windows) {
     &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"]
 } else {
@@ -44,8 +44,8 @@ pub(crate) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads the newest compiler whose code a driver for CUDA `driver_version` accepts. The major version of
-    /// the compiler is at most the major version of the driver's CUDA.
+    /// Loads the newest compiler whose code a driver for CUDA `driver_version` accepts. The compiler's major
+    /// version must not exceed the driver's major CUDA version.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
         toolkit_places(LIBRARIES).into_iter().find_map(|name| {
             // SAFETY: this is NVIDIA's compiler. Loading it runs only its own initialisers.
@@ -61,7 +61,7 @@ impl Nvrtc {
     fn of(library: Library) -> Option<Self> {
         let functions = Functions::of(library).ok()?;
         let (mut major, mut minor, mut count) = (0, 0, 0);
-        // SAFETY: each call writes numbers to the places passed to it.
+        // SAFETY: each call writes numbers through the pointers that it receives.
         let codes = unsafe {
             [
                 (functions.nvrtcVersion)(&mut major, &mut minor),
@@ -74,12 +74,12 @@ impl Nvrtc {
         (code == 0).then_some(Self { functions, version: (major, minor), architectures })
     }
 
-    /// Returns the major and the minor version.
+    /// Returns the major and minor version.
     pub(crate) fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// Returns true if NVRTC compiles for this compute capability.
+    /// Returns true if NVRTC supports this compute capability.
     pub(crate) fn knows(&self, (major, minor): (i32, i32)) -> bool {
         self.architectures.contains(&(10 * major + minor))
     }
@@ -97,7 +97,7 @@ impl Nvrtc {
             log_bytes: functions.nvrtcGetProgramLogSize,
             log: functions.nvrtcGetProgramLog,
         };
-        // SAFETY: all calls belong to one compiler, which is never unloaded.
+        // SAFETY: all calls belong to the same compiler library, which is never unloaded.
         let compiled = unsafe { calls.compile(c"kernels.cu", text, options) }?;
         let ptx = compiled.output(functions.nvrtcGetPTXSize, functions.nvrtcGetPTX);
         let cubin = compiled.output(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN);

@@ -1,6 +1,6 @@
 //! Owned driver objects that are released on drop.
 //!
-//! Every object keeps its context alive and makes the context current on the calling thread.
+//! Every object keeps its context alive. Every call first makes the context current on the calling thread.
 
 use super::functions::{Functions, check, enter};
 use super::partition::{Partition, report};
@@ -16,10 +16,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes reserved for the log of the driver's compiler.
+/// Size in bytes of the buffer for the log of the driver's compiler.
 const LOG_BYTES: usize = 64 << 10;
 
-/// The primary context of a device. `partition` is set if the streams run on only part of the device.
+/// The primary context of a device. `partition` is set if streams run only on some of the multiprocessors.
 pub(crate) struct Context {
     functions: Arc<Functions>,
     device: CUdevice,
@@ -33,7 +33,8 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Retains the primary context of a device. `Some(n)` limits its streams to `n` multiprocessors.
+    /// Retains the primary context of a device. If the limit is `Some(n)`, streams use at most `n`
+    /// multiprocessors.
     ///
     /// # Errors
     /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the driver cannot limit streams to
@@ -44,8 +45,8 @@ impl Context {
         multiprocessors: Option<u32>,
     ) -> Result<Arc<Self>> {
         let flags = CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as c_uint;
-        // SAFETY: the call sets how threads wait. It fails without effect if another user of the device has
-        // set that.
+        // SAFETY: the call only sets how threads wait. If another user of the device has already set this,
+        // the call fails without effect.
         if let Err(error) = unsafe { check!(functions, cuDevicePrimaryCtxSetFlags_v2(device, flags)) } {
             tracing::debug!(%error, "another user of the context has set how threads wait");
         }
@@ -71,7 +72,7 @@ impl Context {
         self.functions.version()
     }
 
-    /// Returns the free and the total bytes of device memory.
+    /// Returns the free and total device memory in bytes.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two numbers.
@@ -82,7 +83,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The partition is dropped first, because it refers to the context.
+        // The partition refers to the context, so it must be dropped before the context is released.
         self.partition = None;
         // SAFETY: the context was retained in `new`, and every object that needs it keeps it alive.
         report(unsafe { check!(&self.functions, cuDevicePrimaryCtxRelease_v2(self.device)) });
@@ -113,7 +114,7 @@ macro_rules! object {
         impl Drop for $name {
             fn drop(&mut self) {
                 let entered = self.context.enter();
-                // SAFETY: the handle was made in `new`, and nothing else owns it.
+                // SAFETY: the handle was created in `new`, and nothing else owns it.
                 report(entered.and_then(|functions| unsafe { check!(functions, $destroy(self.raw)) }));
             }
         }
@@ -121,7 +122,7 @@ macro_rules! object {
 }
 
 object! {
-    /// An event that records the time at which it passes. Threads that wait for it sleep.
+    /// An event that records its completion time. A thread that waits for it sleeps instead of spinning.
     Event(CUevent), cuEventDestroy_v2
 }
 object! {
@@ -221,7 +222,7 @@ impl Stream {
         // SAFETY: the stream is alive. The call writes one handle.
         unsafe { check!(functions, cuStreamEndCapture(self.raw(), &mut template)) }?;
         let mut raw = null_mut();
-        // SAFETY: the driver made the template. The call writes one handle.
+        // SAFETY: the driver created the template. The call writes one handle.
         let made = unsafe { check!(functions, cuGraphInstantiateWithFlags(&mut raw, template, 0)) };
         // SAFETY: nothing else owns the template, and it is not used again.
         report(unsafe { check!(functions, cuGraphDestroy(template)) });
@@ -238,8 +239,8 @@ impl Module {
         // The driver takes a numeric option as a pointer-sized integer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let mut raw = null_mut();
-        // SAFETY: the code ends with a zero or has its length in its header. The log has as many bytes as the
-        // option says.
+        // SAFETY: the code ends with a zero or states its length in its header. The log buffer is as large as
+        // the option states.
         let loaded = unsafe {
             enter!(
                 context,
@@ -285,7 +286,8 @@ impl Function {
 }
 
 impl Pool {
-    /// Allocates memory in stream order: the memory is usable when all earlier work on the stream has ended.
+    /// Allocates memory in stream order: the memory may be used once all earlier work on the stream has
+    /// ended.
     pub(crate) fn allocate(&self, stream: &Stream, bytes: usize) -> Result<u64> {
         let mut address = 0;
         // SAFETY: the call writes one address.

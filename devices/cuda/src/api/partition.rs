@@ -1,4 +1,4 @@
-//! Partitions of a device's multiprocessors, made with green contexts.
+//! Partitions of a device's multiprocessors, based on green contexts.
 //!
 //! A green context is used only to create streams. The primary context stays current, because a green context
 //! can be current on only one thread at a time.
@@ -18,7 +18,7 @@ const MULTIPROCESSORS: c_uint = 1;
 /// `CU_GREEN_CTX_DEFAULT_STREAM`, which `cuGreenCtxCreate` requires.
 const DEFAULT_STREAM: c_uint = 1;
 
-/// `CUdevResource` with the fields of a multiprocessor resource.
+/// `CUdevResource`, with the fields for multiprocessors.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Resource {
@@ -46,7 +46,7 @@ type Create = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, CUdevice, c_ui
 type Destroy = unsafe extern "C" fn(*mut c_void) -> c_uint;
 type CreateStream = unsafe extern "C" fn(*mut CUstream, *mut c_void, c_uint, c_int) -> c_uint;
 
-/// Looks up a function that older supported drivers lack.
+/// Looks up a function that not every supported driver has.
 ///
 /// # Safety
 /// The driver's header declares a function of this name with type `T`.
@@ -73,12 +73,12 @@ unsafe impl Send for Partition {}
 unsafe impl Sync for Partition {}
 
 impl Partition {
-    /// Creates a partition of exactly `count` multiprocessors. The primary context of the device must be
-    /// retained.
+    /// Creates a partition of exactly `count` multiprocessors. The caller must have retained the device's
+    /// primary context.
     ///
     /// # Errors
-    /// Returns [`Error::Unsupported`] if the driver has no green contexts, or if it rounds `count` up.
-    /// Current devices round up to a multiple of eight.
+    /// Returns [`Error::Unsupported`] if the driver does not support green contexts, or if it rounds `count`
+    /// up. On current devices, the driver rounds up to a multiple of eight.
     pub(super) fn new(functions: &Arc<Functions>, device: CUdevice, count: u32) -> Result<Self> {
         type Calls = (GetResource, Split, Describe, Create, Destroy, CreateStream);
         // SAFETY: the types are those of `cuda.h`.
@@ -108,7 +108,7 @@ impl Partition {
         let (mut description, mut raw) = (null_mut(), null_mut());
         // SAFETY: the call reads one resource and writes one handle.
         check("cuDevResourceGenerateDesc", unsafe { describe(&mut description, &mut part, 1) })?;
-        // SAFETY: the description was made for this device. The call writes one handle.
+        // SAFETY: the description was created for this device. The call writes one handle.
         check("cuGreenCtxCreate", unsafe { create(&mut raw, description, device, DEFAULT_STREAM) })?;
         Ok(Self { functions: Arc::clone(functions), raw: Mutex::new(raw), destroy, create_stream })
     }
@@ -126,13 +126,13 @@ impl Partition {
 impl Drop for Partition {
     fn drop(&mut self) {
         let raw = *self.raw.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the green context was made in `new`, and nothing else owns it. Streams keep the primary
+        // SAFETY: the green context was created in `new`, and nothing else owns it. Streams keep the primary
         // context alive, which contains the partition.
         report(self.functions.check("cuGreenCtxDestroy", unsafe { (self.destroy)(raw) }));
     }
 }
 
-/// Logs a failed release. The program continues.
+/// Logs the error of a failed release. The program continues.
 pub(super) fn report(result: Result<()>) {
     if let Err(error) = result {
         tracing::debug!(%error, "cannot release an object of the driver");
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     /// C source of a stand-in driver for a device with 132 multiprocessors in groups of eight. Its structures
-    /// have the layouts of `cuda.h`.
+    /// have the same layout as in `cuda.h`.
     const GREEN: &str = r"
         struct resource { unsigned type; unsigned char padding[92]; unsigned count; unsigned char rest[44]; };
         int cuDeviceGetDevResource(int device, struct resource *whole, unsigned type) {

@@ -1,4 +1,4 @@
-//! Devices for the tests, and the test kernel in each language.
+//! Backend for the tests, and the test kernel in each language.
 //!
 //! A test that finds no suitable device reports that it was skipped.
 
@@ -15,8 +15,8 @@ pub fn backend() -> CudaBackend {
     CudaBackend::new(CudaConfig { cache_folder: None, ..CudaConfig::default() })
 }
 
-/// Returns [`source`] for compute capability 9.0 and newer. The kernel allows the next launch to start, then
-/// waits for the previous kernel.
+/// Returns [`source`] for compute capability 9.0 and newer, with overlapping launches: the kernel lets the
+/// next launch start, and then waits for the previous kernel.
 pub fn overlapping() -> Arc<str> {
     let (first, wait) =
         ("\tld.param", "\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n\tld.param");

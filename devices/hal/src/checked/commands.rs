@@ -1,4 +1,4 @@
-//! Resources of a device, and validation of the commands that use them.
+//! Resources of a device, and the validation of commands that use them.
 
 use super::LastUse;
 use crate::caps::{Caps, KernelLanguage};
@@ -11,7 +11,7 @@ use crate::ids::{BufferId, ModuleId, QueueKind, RegionId};
 use std::collections::HashMap;
 use std::fmt;
 
-/// Result of a check. The error text states the broken rule with the offending values.
+/// Result of a check. The error text states the broken rule and the offending values.
 type Rule = Result<(), String>;
 
 /// A buffer or a region.
@@ -148,7 +148,7 @@ impl Resources {
         }
     }
 
-    /// Checks that the queue may execute this command with the existing resources.
+    /// Checks that the queue may execute this command, and that the command uses its resources correctly.
     pub(super) fn check(&self, queue: QueueKind, command: &Command) -> Rule {
         let (name, home) = match command {
             Command::Dispatch(_) => ("dispatch", QueueKind::Compute),
@@ -187,8 +187,8 @@ impl Resources {
         }
     }
 
-    /// Checks that a copy starts at a multiple of the device's alignment. The copy must end at such a
-    /// multiple or at the end of its buffer.
+    /// Checks the alignment of a copy: it must start at a multiple of the device's alignment, and end at such
+    /// a multiple or at the end of its buffer.
     fn check_alignment(&self, range: &BufferRange) -> Rule {
         let alignment = self.caps.copy_alignment_bytes.max(1);
         let end = range.offset.saturating_add(range.bytes);
@@ -308,8 +308,8 @@ fn overlap(a: &BufferRange, b: &BufferRange) -> bool {
     a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
 }
 
-/// Checks the byte ranges of a matrix product. A library accesses the whole matrices, even if the extents in
-/// the ABI are smaller.
+/// Checks the byte ranges of a matrix product. A library accesses whole matrices, even if the extents in the
+/// ABI are smaller.
 fn check_product(name: &str, gemm: &GemmEntry, dispatch: &Dispatch) -> Rule {
     let product = (gemm.product)(&dispatch.constants);
     if !product.is_sound() {

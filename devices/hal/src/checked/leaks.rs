@@ -1,4 +1,4 @@
-//! Leak reports: resources that a device's owner created and did not destroy.
+//! Leak reports: resources that a device's owner created but did not destroy.
 
 use super::Checked;
 use crate::error::Error;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Resources that were not destroyed, in order of ID.
+/// Resources that were not destroyed, ordered by ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaks {
     /// Buffers.
@@ -42,7 +42,7 @@ impl fmt::Display for Leaks {
     }
 }
 
-/// Handle that reports the leaks of a device after the device was dropped.
+/// Handle that reports the leaks of a device after the device has been dropped.
 #[derive(Clone, Debug, Default)]
 pub struct LeakWatch(Arc<Mutex<Option<Leaks>>>);
 
@@ -73,7 +73,8 @@ impl Checked {
         self.watch.clone()
     }
 
-    /// Returns true if the device itself was lost. Returns false if it only waited for another lost device.
+    /// Returns true if the device itself was lost. Returns false if it only waited for another device that
+    /// was lost.
     fn is_lost(&self) -> bool {
         self.own.iter().any(|own| matches!(own.timeline.failure(), Some(Error::Lost { .. })))
     }

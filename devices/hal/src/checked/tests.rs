@@ -1,4 +1,5 @@
-//! Tests that [`Checked`] enforces every rule and accepts valid use. The device below it only records calls.
+//! Tests that [`Checked`] enforces every rule and accepts valid use. The device that it wraps only records
+//! calls.
 
 use super::*;
 use crate::backend::{AdapterKind, HeapKind, MemorySource, PhysicalIdentity};
@@ -88,8 +89,8 @@ impl Device for Fake {
     }
 }
 
-/// A kernel that reads `constants[0]` words, writes the same number of words, and may access four bytes of
-/// the third binding.
+/// A kernel that reads `constants[0]` words of the first binding, writes the same number of words to the
+/// second, and may access four bytes of the third.
 static SUM: EntryAbi = EntryAbi {
     name: "sum",
     bindings: &[Access::Read, Access::Write, Access::ReadWrite],

@@ -1,5 +1,5 @@
-//! The common device. It resolves IDs to memory, kernels and scripts, resolves points to waits, and passes
-//! scripts to its queues.
+//! The device that all backends share. It resolves IDs to memory, kernels and scripts, resolves points to
+//! waits, and passes scripts to its queues.
 //!
 //! Callers use the device through [`Checked`](crate::Checked). The device checks again that an ID is known
 //! and that a range lies inside its buffer or region. An invalid call therefore cannot access other memory.
@@ -21,7 +21,7 @@ use std::mem::{ManuallyDrop, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time limit for outstanding work when a device closes. It is longer than any submission takes.
+/// Time limit for outstanding work when a device closes. No submission takes that long.
 const CLOSING_LIMIT: Duration = Duration::from_secs(60);
 
 /// An opened device that runs its work through a backend's driver.
@@ -32,8 +32,8 @@ pub struct DriverDevice<D: Driver> {
     modules: HashMap<ModuleId, Vec<(&'static EntryAbi, D::Entry)>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
-    /// Submitter with the queues. It is declared before the resources that its queues use, so that it is
-    /// dropped first.
+    /// Submitter, which owns the queues. It is declared before the resources that the queues use, so that it
+    /// is dropped first.
     submitter: Submitter<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
     /// Buffers in `buffers` whose memory belongs to another device.
@@ -45,7 +45,7 @@ pub struct DriverDevice<D: Driver> {
 }
 
 impl<D: Driver> DriverDevice<D> {
-    /// Creates a device over a driver that has opened this adapter. `queues` are in the order of
+    /// Creates a device on top of a driver that has opened this adapter. `queues` are in the order of
     /// [`QueueKind::ALL`].
     ///
     /// # Errors
@@ -169,8 +169,8 @@ impl<D: Driver> DriverDevice<D> {
         Ok(Launch { code, spans, abi })
     }
 
-    /// Returns the wait that `queue` needs before work that depends on `point`. Returns `None` for a point of
-    /// the same queue, because a queue executes in order.
+    /// Returns the wait that a submission to `queue` needs in order to start after `point`. Returns `None`
+    /// for a point of the same queue, because a queue executes in order.
     fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
         let Point { timeline: TimelineId { device, queue: other }, value } = point;
         let timeline = match device == self.id {
@@ -193,8 +193,8 @@ impl<D: Driver> DriverDevice<D> {
         self.submitter.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
 
-    /// Waits for outstanding work. If the driver does not finish before the deadline, leaks the driver and
-    /// the resources that its threads may still use.
+    /// Waits until outstanding work has ended. If it has not ended by the deadline, leaks the driver and the
+    /// resources that its threads may still use.
     pub(super) fn close(&mut self, deadline: Instant) {
         if std::mem::replace(&mut self.closed, true) {
             return;
@@ -276,7 +276,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
-        // Programs that use the buffer cannot be submitted again, but would keep its memory alive.
+        // Programs that use the buffer may not be submitted again, but would keep its memory alive.
         self.forget_programs(|_, script| script.uses_buffer(&buffer));
         if !self.borrowed.remove(&id) {
             self.memory.release(buffer);
@@ -304,7 +304,7 @@ impl<D: Driver> Device for DriverDevice<D> {
         Ok(())
     }
 
-    /// Unloads a module. Recorded programs keep the kernels that they launch.
+    /// Unloads a module. Recorded programs keep the kernels that they launch alive.
     fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
         self.modules.remove(&id).map(drop).ok_or_else(|| unknown(id))
     }

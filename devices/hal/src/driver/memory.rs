@@ -1,4 +1,4 @@
-//! Buffers of a device: a pool of allocations within the user's limit.
+//! Buffers of a device, taken from a pool of allocations within the user's memory limit.
 //!
 //! This module knows nothing about commands.
 
@@ -23,7 +23,7 @@ impl<D: Driver> DeviceMemory<D> {
         Ok(Self { pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes), driver, limit_bytes })
     }
 
-    /// Returns the current size and free bytes of the heap, both reduced to the user's limit. Cached
+    /// Returns the current size and free bytes of the heap, both capped at the user's limit. Cached
     /// allocations count as free.
     pub(super) fn heap(&self) -> Result<Memory> {
         let heap = self.driver.heap()?;
@@ -51,8 +51,8 @@ impl<D: Driver> DeviceMemory<D> {
         let allocated = self.pool.acquire(bytes, Timing::now_ns(), |size| driver.allocate(size));
         allocated.map(Arc::new).map_err(|error| match error {
             Error::OutOfMemory { free: None, .. } => {
-                // Fragmentation may cause a failure although enough bytes are free. The error then omits
-                // `free`.
+                // Because of fragmentation, an allocation can fail although enough bytes are free. The error
+                // then omits `free`.
                 let free = self.heap().ok().and_then(|heap| heap.free_bytes).filter(|&free| free < bytes);
                 Error::OutOfMemory { wanted: bytes, free }
             }

@@ -127,8 +127,8 @@ pub struct Launch<D: Driver> {
     pub abi: &'static EntryAbi,
 }
 
-/// Splits a grid into parts of at most `most` groups along each axis. Yields the first group and the size of
-/// each part.
+/// Splits a grid into parts that have at most `most` groups along each axis. Yields the first group and the
+/// size of each part.
 pub fn grid_parts(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32; 3], [u32; 3])> {
     let [x, y, z] = [0, 1, 2].map(|axis| {
         let (all, most) = (grid[axis], most[axis].max(1));
@@ -209,7 +209,7 @@ impl<D: Driver> Step<D> {
     }
 }
 
-/// Steps that take effect in order, with the driver's state for them.
+/// Steps that take effect in order, and the state that the driver keeps for them.
 pub struct Script<D: Driver> {
     recording: D::Recording,
     steps: Vec<Step<D>>,
@@ -217,7 +217,7 @@ pub struct Script<D: Driver> {
 }
 
 impl<D: Driver> Script<D> {
-    /// Prepares steps for the queues.
+    /// Creates a script, and lets the driver prepare its steps for the queues.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -252,7 +252,8 @@ impl<D: Driver> Script<D> {
         self.claims.reserve()
     }
 
-    /// Returns the number of bytes to copy if the host can perform all steps. Returns `None` otherwise.
+    /// Returns the number of bytes that the script copies if the host can perform all of its steps. Returns
+    /// `None` otherwise.
     pub(crate) fn host_bytes(&self) -> Option<usize> {
         self.steps.iter().try_fold(0usize, |sum, step| sum.checked_add(step.host_copy()?.2))
     }
@@ -264,9 +265,10 @@ impl<D: Driver> Script<D> {
     pub(crate) fn run_on_host(&self) -> Result<()> {
         let _reserved = self.claims.reserve()?;
         for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {
-            // SAFETY: source and destination are inside live memory and equally long. The memory of a region
-            // never belongs to a buffer, so they do not overlap. The range of the region is leased. The
-            // caller guarantees for each submission that nothing else accesses the buffer during the copy.
+            // SAFETY: source and destination are inside live memory and have the same length. The memory of a
+            // region never belongs to a buffer, so they do not overlap. The range of the region is leased.
+            // The caller guarantees for each submission that nothing else accesses the buffer during the
+            // copy.
             unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
         }
         Ok(())

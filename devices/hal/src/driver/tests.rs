@@ -1,4 +1,4 @@
-//! Tests of [`DriverDevice`] over a driver that uses host memory. `ragtag-stream` tests the device with
+//! Tests of [`DriverDevice`] with a driver that uses host memory. The tests of `ragtag-stream` cover
 //! concurrent queues.
 
 use super::*;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(30);
 const TOTAL_BYTES: u64 = 1 << 20;
 
-/// Simulated memory that returns its bytes to the driver's counter on drop.
+/// Simulated memory. On drop, it returns its bytes to the driver's counter.
 struct Block {
     bytes: u64,
     free_bytes: Arc<AtomicU64>,
@@ -86,8 +86,8 @@ impl Driver for Fake {
     }
 }
 
-/// A queue with a channel. Each message from the test ends one submission. Dropping the sender ends all
-/// submissions.
+/// A queue that a test controls through a channel. Each message ends one submission. Dropping the sender ends
+/// all submissions.
 struct FakeQueue {
     held: Option<Receiver<()>>,
     pending: AtomicU64,
@@ -197,7 +197,8 @@ fn closing_waits_for_work_and_frees_everything() {
     assert_eq!(free.load(Ordering::Relaxed), TOTAL_BYTES);
 }
 
-/// Checks that closing a device stops waiting for a driver that hangs, and leaks only its memory and threads.
+/// Checks that closing a device gives up on a driver that hangs, and leaks only that driver's memory and
+/// threads.
 #[test]
 fn a_driver_that_never_finishes_is_left_behind() {
     let mut bench = Bench::new(true);
@@ -216,7 +217,7 @@ fn a_driver_that_never_finishes_is_left_behind() {
     assert!(matches!(failure.root(), Error::Closed { .. }), "{failure:?}");
     let taken = 4096 + class_bytes(256);
     assert_eq!(free_bytes.load(Ordering::Relaxed), TOTAL_BYTES - taken, "the driver may still use it");
-    // If the driver finishes later, its thread drops only the script.
+    // If the driver finishes later, the completion thread drops only the script.
     let scripts = Arc::strong_count(&buffer);
     release.send(()).unwrap();
     let end = Instant::now() + LIMIT;
@@ -228,8 +229,8 @@ fn a_driver_that_never_finishes_is_left_behind() {
     assert!(Arc::strong_count(&driver) > 1, "the driver stays");
 }
 
-/// Checks that releasing programs does not wait for a busy queue. The memory of the programs is freed when
-/// the queue finishes.
+/// Checks that releasing programs does not wait for a busy queue. The programs' memory is freed when the
+/// queue finishes.
 #[test]
 fn a_hanging_queue_does_not_block_a_release() {
     let mut bench = Bench::new(true);

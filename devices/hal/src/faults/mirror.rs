@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 /// Index of the timeline of the throttled link. Indices 0 to 2 are the queues.
 const LINK: usize = 3;
 
-/// Pending event of a mirrored timeline.
+/// Pending event on a mirrored timeline.
 #[derive(Debug)]
 pub(super) enum News {
-    /// All work up to this value is done. The mirror reports the value late.
+    /// All work up to this value ends. The mirror reports the value late.
     Done {
         /// Value to report.
         value: u64,
-        /// Delay of the report.
+        /// Time of the report.
         due: Due,
     },
     /// The device is lost.
@@ -36,17 +36,17 @@ pub(super) enum News {
 /// Time at which the mirror reports that work is done.
 #[derive(Debug)]
 pub(super) enum Due {
-    /// The given delay after the end of the work.
+    /// This delay after the end of the work.
     After(Duration),
-    /// The end of the rest period that the duty cycle requires after the work. The work started at the given
-    /// instant. Without an instant, it started when all of the given points had passed.
+    /// The end of the rest period that the duty cycle requires after the work. The work started at this
+    /// instant. If there is no instant, it started when all of these points had passed.
     Rested(Option<Instant>, Vec<(Arc<Timeline>, u64)>),
     /// The time at which the throttled link has transferred this number of bytes.
     Carried(u64),
 }
 
-/// Known times of the first pending event of a timeline: the start and end of its work, and the time to
-/// report it.
+/// Times of the first pending event of a timeline, as far as they are known: the start and end of its work,
+/// and the time at which the mirror reports it.
 #[derive(Default)]
 struct First {
     begun: Option<Instant>,
@@ -61,13 +61,13 @@ struct Shared {
     real: [Arc<Timeline>; 4],
     /// Mirrored timelines, which callers see in place of the device's own timelines.
     visible: [Arc<Timeline>; 4],
-    /// Second mirrors of the queues, under another device ID. The device imports them, and its own
-    /// submissions wait for them.
+    /// Second mirrors of the queues, with a different device ID. The device imports them so that its own
+    /// submissions can wait for them.
     inward: [Arc<Timeline>; 3],
     /// Indices of the mirrored timelines.
     places: Range<usize>,
-    /// Lock for the report of a loss. It prevents calls from reporting the loss before all timelines have
-    /// failed. Subscribers of timelines must not call the device.
+    /// Lock that is held while the timelines fail because of a loss. It prevents device calls from reporting
+    /// the loss before all timelines have failed. Subscribers of timelines must not call the device.
     reporting: Mutex<()>,
     news: Mutex<[VecDeque<News>; 4]>,
     closing: AtomicBool,
@@ -128,7 +128,7 @@ impl Mirror {
         Arc::clone(&self.shared.visible[LINK])
     }
 
-    /// Appends an event of the throttled link.
+    /// Appends an event to the throttled link.
     pub(super) fn expect_on_link(&self, news: News) {
         self.shared.news()[LINK].push_back(news);
         let _ = self.wake.try_send(());
@@ -138,12 +138,12 @@ impl Mirror {
         Arc::clone(&self.shared.visible[queue.index()])
     }
 
-    /// Returns the error with which the device was lost, if any.
+    /// Returns the error of the device loss, if the device is lost.
     pub(super) fn loss(&self) -> Option<Error> {
         self.shared.loss()
     }
 
-    /// Appends an event of a queue.
+    /// Appends an event to a queue.
     pub(super) fn expect(&self, queue: QueueKind, news: News) {
         self.shared.news()[queue.index()].push_back(news);
         let _ = self.wake.try_send(());
@@ -154,7 +154,7 @@ impl Mirror {
         self.shared.fail(queue.index(), error);
     }
 
-    /// Replaces waits for the device's own points by waits for their mirrors.
+    /// Replaces waits for the device's own points with waits for their mirrors.
     pub(super) fn redirect(&self, waits: &mut [Point]) {
         for point in waits.iter_mut().filter(|p| p.timeline.device == self.shared.device) {
             point.timeline.device = self.shared.foreign_id();
@@ -208,7 +208,7 @@ impl Shared {
         self.inward[0].failure().filter(|error| matches!(error, Error::Lost { .. }))
     }
 
-    /// Runs the thread, which sleeps until an event is due or a timeline of the device changes.
+    /// Runs the mirror's thread. The thread sleeps until an event is due or a timeline of the device changes.
     fn serve(&self, reminders: &Receiver<()>, mut pace: Pace) {
         let mut firsts: [First; 4] = Default::default();
         while !self.closing.load(Ordering::Acquire) {
@@ -280,15 +280,15 @@ impl Shared {
     }
 
     fn fail_all(&self, error: &Error) {
-        // The visible timelines fail first, because a caller whose call reports the loss fails them itself.
-        // The lock delays calls until all timelines have failed, so that the next call of a subscriber
-        // reports the same error.
+        // The visible timelines fail first, because a device call that reports the loss fails them as well.
+        // The lock delays such calls until all timelines have failed. A call that a subscriber's thread makes
+        // next therefore reports the same error.
         let _reporting = self.reporting();
         self.visible[self.places.clone()].iter().for_each(|timeline| timeline.fail(error.clone()));
         self.places.clone().for_each(|place| self.fail(place, error));
     }
 
-    /// Replaces the device ID of the second mirrors in `error` with the ID of the device itself.
+    /// Replaces the device ID of the second mirrors in `error` with the device's own ID.
     fn with_public_names(&self, error: Error) -> Error {
         match error {
             Error::Poisoned { mut point, cause } => {
@@ -308,7 +308,7 @@ mod tests {
 
     const DEVICE: DeviceId = DeviceId(3);
 
-    /// Returns the state of a mirror that has no device.
+    /// Returns the state of a mirror without a device.
     fn shared() -> Arc<Shared> {
         Shared::new(|queue| Timeline::new(TimelineId { device: DEVICE, queue }), DEVICE, 0..LINK)
     }
@@ -328,7 +328,8 @@ mod tests {
                 if progress.failure.is_some() {
                     let (theirs, sender) = (Arc::clone(&theirs), sender.clone());
                     std::thread::spawn(move || sender.send(theirs.loss()));
-                    // A call that does not wait for all timelines to fail would return within this time.
+                    // A call that does not wait until all timelines have failed would return within this
+                    // time.
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });

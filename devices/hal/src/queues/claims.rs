@@ -14,7 +14,7 @@ pub struct Claim {
     pub region: Arc<HostRegion>,
     /// Range of bytes in the region.
     pub range: Range<usize>,
-    /// Whether the bytes are written.
+    /// Whether the script writes the bytes.
     pub writes: bool,
 }
 
@@ -23,7 +23,7 @@ pub struct Claim {
 pub struct Claims(Vec<Claim>);
 
 impl Claims {
-    /// Collects the claims of a script and merges claims that overlap. The steps of a script run in order, so
+    /// Collects the claims of a script and merges overlapping claims. The steps of a script run in order, so
     /// they cannot conflict with each other.
     pub fn new(mut claims: Vec<Claim>) -> Self {
         claims.sort_by_key(|claim| (Arc::as_ptr(&claim.region) as usize, claim.range.start));

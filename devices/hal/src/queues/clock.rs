@@ -4,7 +4,7 @@
 //! host time and device time is therefore the best estimate of the offset. This module knows nothing about
 //! commands, and reads no clock.
 
-/// Reciprocal of the assumed drift between the two clocks, which is 1 part in 10,000.
+/// Reciprocal of the assumed drift between the two clocks: 1 part in 10,000.
 const DRIFT: u64 = 10_000;
 
 /// Offset between two clocks.
@@ -17,9 +17,9 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Updates the offset with a command that ended at device time `end_ns`. The host observed the end at
-    /// host time `now_ns`. Keeps the smallest difference, with an allowance for clock drift since the
-    /// measurement of that difference.
+    /// Updates the offset from a command that ended at device time `end_ns` and whose end the host observed
+    /// at host time `now_ns`. Keeps the smallest difference, with an allowance for clock drift since that
+    /// difference was measured.
     pub fn heard(known: Option<Self>, end_ns: u64, now_ns: u64) -> Self {
         let seen = (now_ns as i64).wrapping_sub(end_ns as i64);
         let ns = known.map_or(seen, |known| {
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn clocks_may_drift() {
         let second = 1_000_000_000;
-        // The device's clock is slow by 1 part in 20,000, and the host observes ends at once.
+        // The device's clock is slow by 1 part in 20,000, and the host observes each end without delay.
         let mut known = Difference { ns: 4000, at_ns: 0 };
         for now_ns in (1..=20).map(|seconds| seconds * second) {
             let truth = 4000 + (now_ns / 20_000) as i64;

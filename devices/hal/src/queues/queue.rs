@@ -1,18 +1,19 @@
-//! One in-order driver queue with its outstanding work, and the completion thread that advances its timeline.
+//! One in-order driver queue, its outstanding work, and the completion thread that advances its timeline.
 //!
 //! The completion thread handles submissions in order. For each submission, it first waits for the points of
-//! other queues, and only then for the submission's last event. If it waited for the event at once, some
-//! drivers would spin until those points pass. The thread parks, but spins around the times at which it
-//! expects points and events ([`Anticipation`]).
+//! other queues, and only then for the submission's last event. If it waited for the event immediately, some
+//! drivers would spin until those points pass. The thread is normally parked. It spins only around the times
+//! at which it expects a point or an event ([`Anticipation`]).
 //!
 //! # Leases of a submission
-//! Points order all work, and leases of host regions verify this order. A submission that can start at once
-//! takes its leases before it is enqueued. It is rejected if a lease conflicts. For any other submission, the
-//! completion thread takes the leases when the points that the submission waits for have passed. The leases
-//! last until the submission's own point passes. A conflict at this stage is an error of the caller and fails
-//! the timeline. Regions stay alive until the driver has finished with them, even if the timeline has failed.
+//! Points order all work, and leases of host regions verify this order. A submission that can start
+//! immediately takes its leases before it is enqueued. If a lease conflicts, the submission is rejected. For
+//! any other submission, the completion thread takes the leases once the points that the submission waits for
+//! have passed. A conflict at that time is the caller's error and fails the timeline. The leases last until
+//! the submission's own point passes. Regions stay alive until the driver has finished with them, even if the
+//! timeline has failed.
 //!
-//! This module knows scripts, but no buffers, kernels or other devices.
+//! This module knows about scripts, but not about buffers, kernels or other devices.
 
 use super::thread::Thread;
 use crate::adaptive_wait::{Anticipation, Outcome, Turn};
@@ -28,24 +29,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of bytes that the submitting thread copies itself.
+/// Maximum size in bytes of a script of copies that the submitting thread runs itself.
 const INLINE_BYTES: usize = 64 << 10;
-/// Maximum number of timings that are stored until the caller takes them.
+/// Maximum number of stored timings that the caller has not taken yet.
 const MAX_TIMINGS: usize = 1 << 16;
 /// Time for which a thread spins before it parks, on machines with spare cores. Small copies end within this
 /// time.
 pub(super) const LINGER: Duration = Duration::from_micros(40);
-/// Time for which a completion thread spins before it parks, if it executes the scripts itself. The next
-/// decode step often arrives within this time.
+/// Time for which a completion thread that executes scripts itself spins before it parks. The next decode
+/// step often arrives within this time.
 const BRIEF: Duration = Duration::from_micros(5);
-/// Maximum time between two polls of the driver. The driver does not wake the thread, so a longer sleep could
-/// delay the report of an early end.
+/// Maximum time between two polls of the driver. The driver does not wake the thread, so after a longer sleep
+/// the thread could notice an early end too late.
 const NAP: Duration = Duration::from_micros(100);
 
 /// Interval at which a thread that waits for another device checks whether its own device is closing.
 const CLOSING_PERIOD: Duration = Duration::from_millis(20);
 
-/// Returns the error of work that waited for a point when its device was closed.
+/// Returns the error for work that was still waiting for a point when its device was closed.
 pub(super) fn closed(point: Point) -> Error {
     Error::Lost { cause: format!("the device was closed while it waited for {point}") }
 }
@@ -61,17 +62,17 @@ pub struct Ends<E> {
 
 /// An in-order queue of a driver.
 pub trait DriverQueue: Send + Sync + 'static {
-    /// Driver whose scripts the queue accepts.
+    /// Driver that creates the scripts for this queue.
     type Driver: Driver;
-    /// Event that passes when enqueued work has ended.
+    /// Event that passes when enqueued work ends.
     type Event: Send + Sync + 'static;
 
-    /// Whether [`wait`](Self::wait) runs the script of the event on the calling thread. If so, `wait` also
-    /// waits for the script's predecessors, and after a failure it runs no further script.
+    /// Whether [`wait`](Self::wait) runs the event's script on the calling thread. If so, `wait` also waits
+    /// for the script's predecessors, and runs no more scripts after a failure.
     const RUNS_IN_WAIT: bool = false;
 
-    /// Whether the driver may use the memory and kernels of a script briefly after its end event. If so,
-    /// programs are dropped only after [`finish`](Self::finish).
+    /// Whether the driver may still use the memory and kernels of a script for a short time after its end
+    /// event. If so, programs are dropped only after [`finish`](Self::finish).
     const USES_AFTER_END: bool = false;
 
     /// Enqueues a script and flushes the queue. The script starts after the events in `after`, which belong
@@ -85,7 +86,7 @@ pub trait DriverQueue: Send + Sync + 'static {
         after: &[&Self::Event],
     ) -> Result<Ends<Self::Event>>;
 
-    /// Returns whether an event has passed or failed, or `None` if polling costs more than waiting.
+    /// Returns true if an event has passed or failed. Returns `None` if polling costs more than waiting.
     fn passed(&self, event: &Self::Event) -> Option<bool>;
 
     /// Waits for an event. The thread sleeps if the driver supports it.
@@ -94,8 +95,8 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// Returns an error if the work of the event failed.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// Returns the start and end of a script that has just ended, in host time ([`Timing::now_ns`]). Returns
-    /// `None` if the driver does not measure them.
+    /// Returns the start and end time of a script that has just ended, in host time ([`Timing::now_ns`]).
+    /// Returns `None` if the driver does not measure these times.
     fn times_ns(&self, ends: &Ends<Self::Event>) -> Option<(u64, u64)>;
 
     /// Waits for all enqueued work.
@@ -129,8 +130,8 @@ impl Common {
         &self.timelines
     }
 
-    /// Records an error. A device loss fails the timelines of all queues. Returns the error to report: the
-    /// first loss if `error` is a loss, otherwise `error`.
+    /// Records an error. If `error` is a device loss, fails the timelines of all queues. Returns the error to
+    /// report: the first recorded loss if `error` is a loss, otherwise `error`.
     pub fn record(&self, error: Error) -> Error {
         if !matches!(error, Error::Lost { .. }) {
             return error;
@@ -192,7 +193,7 @@ struct Enqueued<Q: DriverQueue> {
     signal: Point,
     after: Vec<After<Q::Event>>,
     ends: Ends<Q::Event>,
-    /// Leases of the script's host regions, if the submission could start at once.
+    /// Leases of the script's host regions, if the submission could start immediately.
     reserved: Option<Vec<Reservation>>,
     /// Script, which keeps the resources that the driver uses alive.
     script: Arc<Script<Q::Driver>>,
@@ -202,26 +203,26 @@ struct Enqueued<Q: DriverQueue> {
 enum Flight<Q: DriverQueue> {
     /// A submission that was passed to the driver.
     Enqueued(Enqueued<Q>),
-    /// A submission that was not enqueued, because an awaited point or an earlier submission has failed.
+    /// A submission that was not enqueued because an awaited point or an earlier submission has failed.
     Failed(Error),
-    /// The script of a submission that was enqueued in part. No event signals its end.
+    /// The script of a submission that was only partly enqueued. No event signals its end.
     Abandoned(Arc<Script<Q::Driver>>),
     /// Programs to drop when all earlier submissions have ended.
     Retired(Vec<Arc<Script<Q::Driver>>>),
 }
 
-/// State that the lock of a queue's submission order protects. Only the holder of the lock may enqueue.
+/// State under the lock that serialises a queue's submissions. Only the holder of the lock may enqueue.
 pub struct Order<Q: DriverQueue> {
     /// Channel to the completion thread. It is `None` once the queue is closed.
     inbox: Option<Sender<Flight<Q>>>,
     /// Number of messages sent to the completion thread.
     sent: u64,
-    /// Error with which the completion thread will fail the timeline. Nothing may be enqueued after it is
-    /// set.
+    /// Error with which the completion thread will fail the timeline. Once it is set, nothing more may be
+    /// enqueued.
     failed: Option<Error>,
 }
 
-/// A driver queue with its timeline and completion thread. It must be closed before it is dropped.
+/// A driver queue, its timeline and its completion thread. It must be closed before it is dropped.
 pub struct TrackedQueue<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
@@ -231,7 +232,7 @@ pub struct TrackedQueue<Q: DriverQueue> {
     events: Mutex<VecDeque<(u64, Arc<Q::Event>)>>,
     /// Number of messages that the completion thread has handled.
     finished: Arc<AtomicU64>,
-    /// Whether the queue is closing. Closing ends waits for other devices.
+    /// Whether the queue is closing. A closing queue stops waiting for other devices.
     closing: Arc<AtomicBool>,
     completion: Thread,
 }
@@ -284,12 +285,12 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         self.events().iter().find(|(signal, _)| *signal >= value).map(|(_, event)| Arc::clone(event))
     }
 
-    /// Enqueues a script. A small script that only copies and need not wait runs at once on the calling
-    /// thread.
+    /// Enqueues a script. A small script of copies that has nothing to wait for runs immediately on the
+    /// calling thread.
     ///
     /// # Errors
-    /// Returns an error if a driver call fails, or if the script can start now and a lease conflicts with its
-    /// host regions.
+    /// Returns an error if a driver call fails. Also returns an error if the script can start now and another
+    /// lease conflicts with its use of a host region.
     pub fn start(
         &self,
         order: &mut Order<Q>,
@@ -317,8 +318,8 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         Ok(())
     }
 
-    /// Closes the queue. The completion thread ends when it has handled all messages. Nothing may be enqueued
-    /// afterwards.
+    /// Closes the queue. Nothing may be enqueued afterwards. The completion thread ends when it has handled
+    /// all messages.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.order().inbox = None;
@@ -351,7 +352,8 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         drop(programs);
     }
 
-    /// Fails the timeline, and all timelines if the device is lost. Returns the error to report.
+    /// Fails the queue's timeline. If `error` is a device loss, fails the timelines of all queues. Returns
+    /// the error to report.
     pub fn fail(&self, error: Error) -> Error {
         let error = self.record(error);
         self.timeline.fail(error.clone());
@@ -392,11 +394,11 @@ fn finish<Q: DriverQueue>(queue: &Q) {
 
 fn send<Q: DriverQueue>(order: &mut Order<Q>, flight: Flight<Q>) {
     order.sent += 1;
-    // Sending does not fail, because the completion thread ends only after the inbox was dropped.
+    // Sending cannot fail, because the completion thread ends only after the inbox is dropped.
     let _ = order.inbox.as_ref().map(|inbox| inbox.send(flight));
 }
 
-/// Wait policies of a completion thread for the predecessors and the ends of submissions.
+/// Wait policies of a completion thread: one for predecessors, one for the ends of submissions.
 struct Waits {
     start: Anticipation,
     end: Anticipation,
@@ -405,7 +407,7 @@ struct Waits {
 impl Waits {
     fn new<Q: DriverQueue>() -> Self {
         let anticipation = || match Q::RUNS_IN_WAIT {
-            // The device's own threads need the cores.
+            // If `wait` runs the scripts, the device's kernel threads need the cores.
             true => Anticipation::brief(BRIEF),
             false => Anticipation::lingering_if_spare(LINGER),
         };
@@ -413,7 +415,8 @@ impl Waits {
     }
 
     /// Waits for the point of `after`. A point of the same device always passes or fails, unless the driver
-    /// hangs. A point of another device has no event here, so that wait also ends when this device closes.
+    /// hangs. A point of another device has no event here. A wait for such a point also ends when this device
+    /// closes.
     ///
     /// # Errors
     /// Returns an error if the timeline of the point fails or the device closes.
@@ -451,7 +454,7 @@ impl Waits {
     }
 }
 
-/// Part of a queue's state that the completion thread uses.
+/// The part of a queue's state that the completion thread uses.
 struct Completion<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
@@ -485,14 +488,14 @@ impl<Q: DriverQueue> Completion<Q> {
             finished.fetch_add(1, Ordering::Release);
         }
         if !abandoned.is_empty() {
-            // Abandoned scripts have no event, so this waits for the whole queue. The timeline already has
-            // the error.
+            // Abandoned scripts have no event, so this call waits for the whole queue. The timeline has
+            // already failed with the error.
             finish(self.queue.as_ref());
         }
     }
 
-    /// Waits for the end of a submission and returns its point. Releases the submission's resources before
-    /// the caller reports the end.
+    /// Waits for the end of a submission and returns its point. Releases the submission's resources before it
+    /// returns, so that the caller reports the end only afterwards.
     fn end(&self, work: Enqueued<Q>, waits: &mut Waits, closing: &AtomicBool) -> Result<Point> {
         let Enqueued { signal, after, ends, reserved, script } = work;
         let failure = self.timeline.failure().filter(|_| Q::RUNS_IN_WAIT);

@@ -1,13 +1,13 @@
-//! Enqueueing of a device's submissions.
+//! Submitter: enqueues a device's submissions, and holds those that must wait for other devices.
 //!
-//! A submission that waits only for its own device is enqueued at once, because the driver has the events. A
-//! submission that waits for another device is held. Later submissions to the same queue and submissions that
-//! wait for a held submission are held too. The device's submission thread enqueues held submissions when the
-//! awaited points have passed.
+//! A submission that waits only for its own device is enqueued immediately, because the driver has events for
+//! those points. A submission that waits for another device is held. Later submissions to the same queue and
+//! submissions that wait for a held submission are held too. The device's submission thread enqueues held
+//! submissions when the awaited points have passed.
 //!
-//! Waits between devices use no API feature such as shared semaphores. Otherwise the driver would decide what
-//! happens when the other device fails, and enqueued work could not be withdrawn. The documentation of each
-//! backend's queue describes the behaviour of its drivers.
+//! Waits between devices do not use API features such as shared semaphores. With such a feature, the driver
+//! would decide what happens when the other device fails, and enqueued work could not be cancelled. The
+//! documentation of each backend's queue describes how its drivers behave in this case.
 //!
 //! This module knows nothing about commands or the driver.
 
@@ -49,9 +49,9 @@ pub struct Task<D: Driver> {
     pub signal: Point,
 }
 
-/// State of a task: whether it can be enqueued.
+/// Whether a task can be enqueued.
 enum Readiness<E> {
-    /// The task can be enqueued. It runs after these predecessors.
+    /// The task can be enqueued, and runs after these predecessors.
     Ready(Vec<After<E>>),
     /// The task cannot be enqueued before this point passes.
     Waiting(Point),
@@ -59,7 +59,7 @@ enum Readiness<E> {
     Failed(Error),
 }
 
-/// A task with its readiness. The task is ready or has failed.
+/// A task and its readiness, which is never `Waiting`.
 type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<<Q as DriverQueue>::Event>);
 
 /// Wake-up signal of the submission thread.
@@ -120,11 +120,11 @@ impl Alarm {
     }
 }
 
-/// Queues of a device with their held tasks.
+/// Queues of a device and their held tasks.
 struct Shared<Q: DriverQueue> {
     queues: [TrackedQueue<Q>; 3],
-    /// Held tasks of each queue in submission order. A thread that needs both locks first takes the lock of
-    /// the queue's order.
+    /// Held tasks of each queue in submission order. A thread that needs this lock and the lock of the
+    /// queue's `Order` takes the lock of `Order` first.
     held: [Mutex<VecDeque<Task<Q::Driver>>>; 3],
     alarm: Arc<Alarm>,
 }
@@ -137,8 +137,8 @@ impl<Q: DriverQueue> Shared<Q> {
     fn readiness(&self, task: &Task<Q::Driver>) -> Readiness<Q::Event> {
         let mut after = Vec::new();
         for wait in &task.waits {
-            // The order of these reads matters. A failed timeline does not advance, so a point that has not
-            // passed by the last read will never pass.
+            // The failure must be read before the value. A failed timeline does not advance, so if the value
+            // read afterwards is too small, the point will never pass.
             let failure = wait.timeline.failure();
             let event = wait.own.and_then(|queue| self.queues[queue.index()].event(wait.value));
             if wait.timeline.value() >= wait.value {
@@ -160,8 +160,8 @@ impl<Q: DriverQueue> Shared<Q> {
         Readiness::Ready(after)
     }
 
-    /// Enqueues the ready tasks of a queue. If `closing` is true, fails all other tasks. Returns true if any
-    /// task was removed.
+    /// Enqueues the held tasks of a queue that are ready. If `closing` is true, fails all other held tasks.
+    /// Returns true if it removed any task.
     fn submit_ready(&self, queue: QueueKind, closing: bool) -> bool {
         let tracked = &self.queues[queue.index()];
         let mut moved = false;
@@ -177,8 +177,8 @@ impl<Q: DriverQueue> Shared<Q> {
         }
     }
 
-    /// Takes the first held task of a queue if it is ready or has failed. If `closing` is true, a task that
-    /// still waits fails.
+    /// Takes the first held task of a queue if it is ready or has failed. If `closing` is true, also takes a
+    /// task that is still waiting, and fails it.
     fn next(&self, queue: QueueKind, closing: bool) -> Option<Fate<Q>> {
         let mut held = self.held(queue);
         let task = held.front()?;
@@ -212,7 +212,7 @@ fn submit_one<Q: DriverQueue>(
     }
 }
 
-/// Handle with which a device submits work. It must be closed before it is dropped.
+/// Handle through which a device submits work. It must be closed before it is dropped.
 pub struct Submitter<Q: DriverQueue> {
     shared: Arc<Shared<Q>>,
     thread: Thread,
@@ -228,7 +228,7 @@ impl<Q: DriverQueue> Submitter<Q> {
         let theirs = Arc::clone(&shared);
         let thread = Thread::spawn(name, move || serve(&theirs))?;
         let submitter = Self { shared, thread };
-        // Held tasks may also wait for held tasks of another queue.
+        // A held task may also wait for a held task of another queue of this device.
         submitter.shared.queues.iter().for_each(|tracked| submitter.listen(tracked.timeline()));
         Ok(submitter)
     }
@@ -240,7 +240,7 @@ impl<Q: DriverQueue> Submitter<Q> {
 
     /// Wakes the submission thread whenever `timeline` changes.
     pub fn listen(&self, timeline: &Timeline) {
-        // The reference is weak, because subscriptions outlive the device.
+        // The reference is weak, because a subscription can outlive the device.
         let alarm = Arc::downgrade(&self.shared.alarm);
         timeline.subscribe(move |_| {
             if let Some(alarm) = alarm.upgrade() {
@@ -249,18 +249,19 @@ impl<Q: DriverQueue> Submitter<Q> {
         });
     }
 
-    /// Fails held tasks and waits for the driver until the deadline. Returns true if all work has ended.
-    /// Otherwise leaks the queues, because a thread may still use the resources of its submissions.
+    /// Fails all held tasks and waits until the deadline for the driver to finish. Returns true if all work
+    /// has ended. Otherwise leaks the queues, because a thread may still use the resources of its
+    /// submissions.
     pub fn close(&self, deadline: Instant) -> bool {
         self.shared.alarm.lock().closing = true;
         self.shared.alarm.ring();
         let queues = &self.shared.queues;
-        // A thread that is still inside the driver may hold the lock of a queue's order. The queues are then
-        // not closed.
+        // A submission thread that is still inside the driver may hold the lock of a queue's `Order`. In that
+        // case, the queues are not closed.
         let mut ended = self.thread.ends_before(deadline);
         if ended {
-            // All queues close before this thread waits for any queue, because a queue may wait for work of
-            // another queue.
+            // Close all queues before waiting for any of them, because a queue may wait for work of another
+            // queue.
             queues.iter().for_each(TrackedQueue::close);
             ended = queues.each_ref().map(|tracked| tracked.ends_before(deadline)) == [true; 3];
         }
@@ -275,8 +276,8 @@ impl<Q: DriverQueue> Submitter<Q> {
     /// Enqueues a task now or when it becomes ready. Does nothing on a failed timeline.
     ///
     /// # Errors
-    /// Returns an error if the task is ready, and a driver call fails or a lease conflicts with its host
-    /// regions.
+    /// Returns an error if the task is ready, and either a driver call fails or another lease conflicts with
+    /// the task's use of a host region.
     pub fn submit(&self, queue: QueueKind, task: Task<Q::Driver>) -> Result<()> {
         let tracked = self.tracked(queue);
         if tracked.timeline().failure().is_some() {
@@ -309,7 +310,7 @@ fn serve<Q: DriverQueue>(shared: &Shared<Q>) {
             let state = shared.alarm.lock();
             (state.rings, state.closing)
         };
-        // `map` handles every queue, even if an earlier queue has changed.
+        // `map` visits every queue. `any` would stop at the first queue that has changed.
         let moved = QueueKind::ALL.map(|queue| shared.submit_ready(queue, closing));
         if moved.contains(&true) {
             continue;

@@ -33,7 +33,7 @@ impl Thread {
 
     /// Waits until the thread ends.
     pub fn end(&self) {
-        // The channel carries no messages, so this returns when the thread ends.
+        // The channel carries no messages, so `recv` returns when the thread ends.
         let _ = self.0.recv();
     }
 }

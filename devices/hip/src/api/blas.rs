@@ -1,15 +1,15 @@
 //! Detection of rocBLAS, AMD's matrix product library, and of the architectures that it supports.
 //!
-//! rocBLAS aborts the process if it has no kernels for an architecture. So Ragtag first checks the kernel
-//! files of rocBLAS, whose names contain the architectures. The files are in `rocblas/library` beside the
-//! library, or in the folder that `ROCBLAS_TENSILE_LIBPATH` names.
+//! rocBLAS aborts the process if it has no kernels for an architecture. Ragtag therefore first checks the
+//! names of the kernel files of rocBLAS, which contain the architectures. The files are in the folder
+//! `rocblas/library` next to the library, or in the folder that `ROCBLAS_TENSILE_LIBPATH` names.
 
 use super::library::{self, BlasFunctions, Version};
 use super::text;
 use ragtag_hal::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Environment variable with the folder that rocBLAS searches first.
+/// Environment variable that names the folder that rocBLAS searches first.
 const KERNELS: &str = "ROCBLAS_TENSILE_LIBPATH";
 
 /// The loaded library.
@@ -21,7 +21,7 @@ pub(crate) struct Blas {
 }
 
 impl Blas {
-    /// Loads the library for a version of the HIP runtime.
+    /// Loads the library that matches a version of the HIP runtime.
     pub(super) fn find(version: Version) -> Option<Self> {
         let (functions, name) = library::blas(version)?;
         let said = text::<128>(|buffer, bytes| {
@@ -43,13 +43,13 @@ impl Blas {
     }
 }
 
-/// Converts a status code of rocBLAS to a result. These codes differ from HIP's.
+/// Converts a status code of rocBLAS to a result. rocBLAS codes differ from HIP codes.
 pub(crate) fn check(function: &str, returned: i32) -> Result<()> {
     if returned == 0 { Ok(()) } else { Err(Error::Api { call: function.into(), code: returned.into() }) }
 }
 
-/// Returns the path of the loaded library `name`. If `name` is not a path, looks it up in the list of loaded
-/// files that Linux reports.
+/// Returns the path of the loaded library `name`. If `name` is not a path, looks it up in the list of mapped
+/// files that Linux reports for this process.
 fn place(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
     if path.is_absolute() {

@@ -1,6 +1,6 @@
 //! hiprtc, which compiles HIP C++ to code objects.
 //!
-//! hiprtc may abort the process: version 5.2 does so for unknown architectures.
+//! hiprtc may abort the process. For example, version 5.2 aborts on an unknown architecture.
 
 use super::library::{self, CompilerFunctions, Version, compiler_names};
 use ragtag_hal::{Error, Result};
@@ -34,7 +34,7 @@ impl Compiler {
         Ok(Self { functions, library: name })
     }
 
-    /// Returns the version, for cache keys.
+    /// Returns the version, which is part of the cache keys.
     pub(crate) fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the call writes two numbers.
@@ -57,7 +57,7 @@ impl Compiler {
             log_bytes: functions.hiprtcGetProgramLogSize,
             log: functions.hiprtcGetProgramLog,
         };
-        // SAFETY: all calls belong to one compiler, which is never unloaded.
+        // SAFETY: all calls belong to the same compiler library, which is never unloaded.
         let compiled = unsafe { calls.compile(c"ragtag.hip", text, options) }?;
         let code = compiled.output(functions.hiprtcGetCodeSize, functions.hiprtcGetCode);
         code.ok_or_else(|| Error::Compile { log: "hiprtc produced no code".into() })

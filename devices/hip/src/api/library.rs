@@ -1,11 +1,11 @@
-//! HIP's libraries, which are found at run time, loaded once and never unloaded.
+//! HIP's libraries. They are looked up at run time, loaded once and never unloaded.
 
 use super::symbols::Handle;
 use ragtag_stream::{Library, functions, places};
 use std::ffi::c_char;
 use std::fmt;
 
-/// Names of the runtime library: versions 7, 6 and 5, then the name without a version.
+/// Names of the runtime library: for versions 7, 6 and 5, then the name without a version.
 const RUNTIME: &[&str] = if cfg!(windows) {
     &["amdhip64_7.dll", "amdhip64_6.dll", "amdhip64.dll"]
 } else {
@@ -44,7 +44,7 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// Unpacks a version number of `hipRuntimeGetVersion`.
+    /// Unpacks a version number that `hipRuntimeGetVersion` returned.
     pub(super) fn of(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 10_000_000, minor: number / 100_000 % 100, patch: number % 100_000 }
@@ -57,7 +57,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Loads the first library in the list that can be loaded. Returns the library and its name.
+/// Tries the libraries in the list in order. Returns the first that can be loaded, and its name.
 ///
 /// # Errors
 /// Returns the names of the libraries that were tried. If a library exists but cannot be loaded, the error
@@ -66,11 +66,11 @@ fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
     let mut not = NotLoaded { tried: Vec::new(), broken: None };
     for place in places(names, &["ROCM_PATH"], ROCM, "lib") {
         let name = place.to_string_lossy().into_owned();
-        // SAFETY: these libraries' initialisers run in every program that uses HIP.
+        // SAFETY: the initialisers of these libraries run in every program that uses HIP.
         match unsafe { Library::load(&place) } {
             Ok(library) => return Ok((library, name)),
             Err(said) => {
-                // The message about an existing library that lacks a dependency is more useful than the
+                // If a library exists but lacks a dependency, the message about it is more useful than a
                 // message about a missing library.
                 if is_broken(&said, &name) {
                     not.broken.get_or_insert(said);
@@ -87,12 +87,13 @@ fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
 pub(crate) struct NotLoaded {
     /// Library names that were tried.
     pub(crate) tried: Vec<String>,
-    /// Message of the loader about a library that exists.
+    /// Loader's message about a library that exists but cannot be loaded.
     pub(crate) broken: Option<String>,
 }
 
-/// Returns true unless `said`, the loader's message, says that the file `name` is missing. On Linux, such a
-/// message starts with the name of the missing file.
+/// Returns true if the loader's message `said` is about a library that exists but cannot be loaded. On Linux,
+/// the message about a missing library starts with `name`. On other systems, the two cases cannot be
+/// distinguished, and the result is false.
 fn is_broken(said: &str, name: &str) -> bool {
     cfg!(target_os = "linux") && !said.starts_with(&format!("{name}: cannot open shared object file"))
 }
@@ -100,7 +101,7 @@ fn is_broken(said: &str, name: &str) -> bool {
 /// The loaded HIP runtime.
 pub(crate) struct Runtime {
     pub(crate) functions: Functions,
-    /// Whether the runtime can import memory of other APIs.
+    /// Whether the runtime can import memory from other APIs.
     pub(crate) imports_memory: bool,
     /// Name under which the library was loaded.
     pub(crate) name: String,
@@ -126,8 +127,8 @@ pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     Ok(Runtime { functions, imports_memory, name })
 }
 
-/// Returns the rocBLAS library names to try with a HIP runtime of `version`. rocBLAS links to a runtime of
-/// its own version, so a rocBLAS of another version would load a second runtime.
+/// Returns the rocBLAS library names to try with a HIP runtime of `version`. rocBLAS links to the runtime of
+/// its own version, so a different version of rocBLAS would load a second runtime.
 fn blas_names(version: Version) -> &'static [&'static str] {
     match version.major {
         _ if cfg!(windows) => &["rocblas.dll"],
@@ -156,8 +157,8 @@ pub(crate) struct CompilerLibrary {
 }
 
 /// Returns the names of libraries that may contain the compiler for a version of the runtime. The matching
-/// hiprtc comes first. The runtime is second, because it contained the compiler up to HIP 6. Other versions
-/// of hiprtc come last.
+/// hiprtc comes first. The runtime itself comes second, because it contained the compiler up to HIP 6. Other
+/// versions of hiprtc come last.
 pub(crate) fn compiler_names(runtime: &str, version: Version) -> Vec<String> {
     let Version { major, minor, .. } = version;
     if cfg!(windows) {

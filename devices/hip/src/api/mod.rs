@@ -1,6 +1,6 @@
-//! Wrappers of HIP's calls that return results, and queries of device properties.
+//! Wrappers that turn the return codes of HIP calls into results, and queries for device properties.
 //!
-//! The library is loaded and HIP is initialised once per process. This module does not depend on adapters,
+//! The process loads the library and initialises HIP only once. This module does not depend on adapters,
 //! streams or programs.
 
 mod blas;
@@ -18,8 +18,8 @@ use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 use symbols::{PROPERTIES_R0000, PROPERTIES_R0600, Properties, code};
 
-/// Size of the buffer for `hipGetDeviceProperties` in 64-bit words. It leaves room for larger structures of
-/// later versions. The use of 64-bit words gives the buffer the required alignment.
+/// Size of the buffer for `hipGetDeviceProperties` in 64-bit words. It leaves room for the larger structures
+/// of later versions. Because it consists of 64-bit words, the buffer has the required alignment.
 const PROPERTIES_WORDS: usize = 1024;
 
 /// The loaded and initialised HIP runtime.
@@ -30,7 +30,7 @@ pub(crate) struct Api {
     pub(crate) version: Version,
     /// Number of visible devices.
     pub(crate) devices: i32,
-    /// Whether the runtime can import memory of other APIs.
+    /// Whether the runtime can import memory from other APIs.
     pub(crate) imports_memory: bool,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn api() -> std::result::Result<&'static Api, Unavailable> {
     API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
 }
 
-/// Returns the compiler for the runtime, loaded on first use.
+/// Returns the compiler that belongs to this runtime, loaded on first use.
 ///
 /// # Errors
 /// Returns the library names that were tried.
@@ -52,7 +52,8 @@ pub(crate) fn compiler(api: &'static Api) -> std::result::Result<&'static Compil
     COMPILER.get_or_init(|| Compiler::beside(&api.library, api.version)).as_ref().map_err(Clone::clone)
 }
 
-/// Returns rocBLAS for the runtime, loaded on first use. Returns `None` if it is not installed.
+/// Returns the rocBLAS library that belongs to this runtime, loaded on first use. Returns `None` if it is not
+/// installed.
 pub(crate) fn blas(api: &'static Api) -> Option<&'static Blas> {
     static BLAS: OnceLock<Option<Blas>> = OnceLock::new();
     BLAS.get_or_init(|| Blas::find(api.version)).as_ref()
@@ -91,7 +92,7 @@ impl Api {
         let library::Runtime { functions, imports_memory, name: library } = loaded;
         let unavailable = |cause: String| Unavailable { tried: vec![library.clone()], cause };
         let (mut number, mut devices) = (0, 0);
-        // SAFETY: the arguments match the declarations. HIP was not initialised before.
+        // SAFETY: the arguments match the declarations. HIP has not been initialised before.
         let started = unsafe {
             call!(functions, hipRuntimeGetVersion(&raw mut number))
                 .and_then(|()| call!(functions, hipGetDeviceCount(&raw mut devices)))
@@ -137,7 +138,7 @@ impl Api {
         Ok(bytes as u64)
     }
 
-    /// Returns the free and the total bytes of the current device's memory.
+    /// Returns the free and total memory of the current device in bytes.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -160,7 +161,7 @@ impl Api {
             .map_err(|_| Error::invalid(format!("attribute {attribute} of device {device} is {value}")))
     }
 
-    /// Returns true if a device can access the memory of a peer, according to the driver.
+    /// Returns true if, according to the driver, a device can access the memory of a peer.
     pub(crate) fn reaches(&self, device: i32, peer: i32) -> bool {
         let mut can = 0;
         // SAFETY: the call writes one number.
@@ -168,14 +169,14 @@ impl Api {
         asked.is_ok() && can != 0
     }
 
-    /// Returns the architecture of the device with its settings, such as `gfx90a:sramecc+:xnack-`.
+    /// Returns the architecture of the device and its settings, such as `gfx90a:sramecc+:xnack-`.
     ///
     /// # Errors
     /// Returns an error if the driver call fails or the value is invalid.
     pub(crate) fn architecture(&self, device: i32) -> Result<String> {
         let mut words = [0u64; PROPERTIES_WORDS];
         let properties = words.as_mut_ptr().cast();
-        // The headers use one name for both functions, but each function writes its own structure.
+        // In the headers, both functions have the same name, but each function fills a different structure.
         let layout = if self.functions.hipGetDevicePropertiesR0600.is_some() {
             // SAFETY: the buffer has room for the structure.
             unsafe { call_optional!(self.functions, hipGetDevicePropertiesR0600(properties, device)) }?;
@@ -216,7 +217,7 @@ fn no_device(version: Version, said: Option<&Error>) -> String {
     format!("HIP {version} is installed and finds no AMD device ({said})")
 }
 
-/// Returns a string that `write` stores in a buffer of `BYTES` bytes.
+/// Returns the string that `write` stores in a buffer of `BYTES` bytes.
 fn text<const BYTES: usize>(write: impl FnOnce(*mut c_char, i32) -> Result<()>) -> Result<String> {
     let mut buffer = [0u8; BYTES];
     // The last byte of the buffer stays zero.

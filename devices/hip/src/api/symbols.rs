@@ -1,18 +1,18 @@
-//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list. The backend's function tables and
-//! the stand-in libraries of the tests are generated from this list.
+//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list. Macros generate the backend's
+//! function tables and the tests' stand-in libraries from this list.
 //!
 //! Signatures follow `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0, and the matching
-//! `rocblas/rocblas.h`. They are the same in all these versions. Each function returns a code, with 0 for
-//! success. Enumerations are passed as `i32`, and a `hipDevice_t` is the device's ordinal.
+//! `rocblas/rocblas.h`. They are the same in all of these versions. Each function returns a code, which is 0
+//! on success. Enumerations are passed as `i32`, and a `hipDevice_t` is the device's ordinal.
 
 use std::ffi::c_void;
 
 /// A handle of a driver object, or a device address.
 pub type Handle = *mut c_void;
 
-/// Passes the list of functions to a macro. The list has four parts: required functions of HIP, optional
-/// functions of HIP, hiprtc and rocBLAS. rocBLAS may be missing entirely. The expansion needs `Handle` and
-/// `c_char` in scope.
+/// Passes the list of functions to a macro. The list has four parts: the required functions of HIP, the
+/// optional functions of HIP, the functions of hiprtc, and those of rocBLAS. rocBLAS may be missing entirely.
+/// The expansion needs `Handle` and `c_char` in scope.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! hip_functions {
@@ -148,7 +148,7 @@ pub mod code {
     pub const NO_DEVICE: i32 = 100;
     /// The ordinal is invalid. `hipInit` also returns this code if the machine has no device.
     pub const INVALID_DEVICE: i32 = 101;
-    /// The code object is for another device.
+    /// The code object was compiled for a different device.
     pub const INVALID_IMAGE: i32 = 200;
     /// The handle is invalid.
     pub const INVALID_HANDLE: i32 = 400;
@@ -174,11 +174,11 @@ pub mod attribute {
     pub const INTEGRATED: i32 = 16;
     /// Maximum number of work items in a group.
     pub const MAX_THREADS_PER_BLOCK: i32 = 56;
-    /// Number of compute units. A pair of RDNA compute units may count as one.
+    /// Number of compute units. HIP may count two RDNA compute units as one.
     pub const MULTIPROCESSOR_COUNT: i32 = 63;
     /// Maximum local memory of a group, in bytes.
     pub const MAX_SHARED_MEMORY_PER_BLOCK: i32 = 74;
-    /// Number of work items in a wave.
+    /// Number of work items in a wavefront.
     pub const WARP_SIZE: i32 = 87;
     /// Whether stream-ordered allocation is supported.
     pub const MEMORY_POOLS_SUPPORTED: i32 = 88;

@@ -18,7 +18,7 @@ handle! {
     Queue(cl_command_queue), clReleaseCommandQueue
 }
 
-/// Returns the raw handles of events. They are valid as long as the events live.
+/// Returns the raw handles of events. The handles are valid as long as the events live.
 pub(crate) fn raw<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<cl_event> {
     events.map(|event| event.0).collect()
 }
@@ -37,8 +37,8 @@ fn wait_list(after: &[cl_event]) -> (cl_uint, *const cl_event) {
     (after.len() as cl_uint, if after.is_empty() { ptr::null() } else { after.as_ptr() })
 }
 
-/// Calls an enqueue function. The macro passes the queue before the arguments, and the wait list and the
-/// event after them.
+/// Calls an enqueue function. The macro passes the queue before the given arguments, and the wait list and
+/// the event after them.
 macro_rules! enqueue {
     ($queue:expr, $ends:expr, $function:ident($($argument:expr),* $(,)?)) => {
         give($ends, |count, list, place| status!($function($queue, $($argument,)* count, list, place)))
@@ -56,7 +56,7 @@ fn give(
 }
 
 impl Queue {
-    /// Creates a queue. `modern` states whether the platform has OpenCL 2.0 or later.
+    /// Creates a queue. `modern` states whether the platform supports OpenCL 2.0 or later.
     pub(crate) fn new(context: &Context, device: Device, modern: bool) -> Result<Self> {
         let properties = [CL_QUEUE_PROPERTIES as u64, CL_QUEUE_PROFILING_ENABLE, 0];
         // SAFETY: the device belongs to the context, and the properties end with zero.
@@ -70,7 +70,7 @@ impl Queue {
         queue.map(Self)
     }
 
-    /// Flushes the queue to the device.
+    /// Sends all enqueued commands to the device.
     pub(crate) fn flush(&self) -> Result<()> {
         // SAFETY: the queue is valid.
         unsafe { status!(clFlush(self.0)) }
@@ -165,7 +165,7 @@ impl Queue {
         give(ends, |count, list, place| buffer.enqueue(count, list, place))
     }
 
-    /// Maps a buffer over host memory, so that the driver pins that memory. The contents of the host memory
+    /// Maps a buffer that uses host memory, so that the driver pins this memory. The contents of the memory
     /// do not change.
     pub(crate) fn pin(&self, memory: &Mem, bytes: usize) -> Result<*mut c_void> {
         let mut event: cl_event = ptr::null_mut();
@@ -213,7 +213,8 @@ pub(crate) struct Range3 {
 }
 
 impl Range3 {
-    /// Returns the number of axes, without trailing axes of size one. Some drivers launch fewer axes faster.
+    /// Returns the number of axes, without trailing axes of size one. On some drivers, a launch with fewer
+    /// axes is faster.
     pub(super) fn axes(&self) -> cl_uint {
         let last = (1..3).rev().find(|&axis| self.global[axis] > 1).unwrap_or(0);
         last as cl_uint + 1

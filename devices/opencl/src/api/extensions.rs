@@ -26,12 +26,12 @@ fn address(platform: cl_platform_id, name: &CStr) -> Option<*mut c_void> {
 macro_rules! function {
     ($platform:expr, $name:literal, $type:ty) => {{
         let address = address($platform, $name)?;
-        // SAFETY: the platform returned the function of that name, and the specification defines its type.
+        // SAFETY: the platform returned the function of that name, whose type the specification defines.
         (unsafe { std::mem::transmute::<*mut c_void, $type>(address) })?
     }};
 }
 
-/// The function type inside the nullable function pointer type `T`.
+/// The function type of the nullable function pointer type `T`.
 type Of<T> = <T as IntoIterator>::Item;
 
 /// Functions of `cl_khr_command_buffer`, version 1.0.
@@ -47,8 +47,8 @@ pub(crate) struct CommandBuffers {
 }
 
 impl CommandBuffers {
-    /// Looks up the functions. The device must support version 1.0 or later of the extension, because the
-    /// functions have other signatures in earlier versions.
+    /// Looks up the functions. The device must support version 1.0 or later of the extension, because earlier
+    /// versions have different function signatures.
     pub(crate) fn of(platform: cl_platform_id) -> Option<Self> {
         Some(Self {
             create: function!(platform, c"clCreateCommandBufferKHR", clCreateCommandBufferKHR_fn),
@@ -62,15 +62,15 @@ impl CommandBuffers {
     }
 }
 
-/// A recorded command buffer. Its commands run in the recorded order, because its queue is in-order.
+/// A recorded command buffer. Its commands run in the order of recording, because its queue runs in order.
 #[derive(Debug)]
 pub(crate) struct CommandBuffer {
     functions: CommandBuffers,
     buffer: cl_command_buffer_khr,
 }
 
-// SAFETY: the buffer may be used on any thread, but only one thread may record at a time. Recording takes
-// `&mut`.
+// SAFETY: the buffer may be used on any thread, but only one thread may record at a time. The methods that
+// record take `&mut self`.
 unsafe impl Send for CommandBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for CommandBuffer {}
@@ -196,7 +196,7 @@ impl UnifiedMemory {
     }
 }
 
-/// Function with which a platform loads SPIR-V.
+/// Function through which a platform loads SPIR-V.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SpirVLoader {
     /// The core function of OpenCL 2.1 and later.

@@ -1,7 +1,7 @@
 //! OpenCL objects as owned values, and OpenCL calls that return results.
 //!
-//! Calls go to the library that was found at run time. A missing function is an ordinary error. Objects are
-//! released on drop, and failed releases are only logged.
+//! Calls go to the library that was found at run time. A call to a function that the library lacks returns an
+//! error. Objects are released on drop, and failed releases are only logged.
 //!
 //! This module uses only the error types of the hardware layer.
 
@@ -25,8 +25,8 @@ use ragtag_hal::{Error, Result};
 /// Returns an error if no library was found.
 ///
 /// # Safety
-/// The declarations claim that the functions are safe for any arguments, which is not true. Callers must
-/// follow OpenCL's rules for each function.
+/// The bindings declare the functions as safe, although some arguments cause undefined behaviour. Callers
+/// must follow OpenCL's rules for each function.
 unsafe fn library() -> Result<&'static OpenClRuntime> {
     let library = cl3::load_library().as_ref();
     library.map_err(|error| Error::Unsupported { what: format!("OpenCL (cannot load the library: {error})") })

@@ -31,8 +31,8 @@ macro_rules! handle {
         #[derive(Debug)]
         pub(crate) struct $name(pub(super) $raw);
 
-        // SAFETY: OpenCL's objects may be used on any thread. The one call that must not run concurrently on
-        // an object, clSetKernelArg, takes `&mut`.
+        // SAFETY: OpenCL objects may be used on any thread. Only clSetKernelArg must not run concurrently on
+        // the same object, and the method that calls it takes `&mut self`.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
@@ -104,22 +104,22 @@ impl Context {
 impl Mem {
     /// Creates a buffer. Some drivers commit the memory of a buffer only on first use.
     pub(crate) fn new(context: &Context, bytes: usize) -> Result<Self> {
-        // SAFETY: the context is valid, and the buffer has no host memory.
+        // SAFETY: the context is valid, and the buffer does not use host memory.
         unsafe { create!(clCreateBuffer(context.0, CL_MEM_READ_WRITE, bytes, ptr::null_mut())) }.map(Self)
     }
 
-    /// Creates a buffer over host memory.
+    /// Creates a buffer that uses existing host memory.
     ///
     /// # Safety
-    /// The memory from `pointer` to `pointer + bytes` stays valid as long as the buffer. Nothing else
-    /// accesses it while a command uses it.
+    /// The memory from `pointer` to `pointer + bytes` stays valid for the lifetime of the buffer. Nothing
+    /// else accesses it while a command uses it.
     pub(crate) unsafe fn over(context: &Context, pointer: *mut u8, bytes: usize) -> Result<Self> {
         let flags = CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR;
         // SAFETY: the context is valid, and the caller guarantees that the memory is valid.
         unsafe { create!(clCreateBuffer(context.0, flags, bytes, pointer.cast())) }.map(Self)
     }
 
-    /// Creates a sub-buffer. It keeps the whole buffer alive.
+    /// Creates a sub-buffer, which keeps the whole buffer alive.
     pub(crate) fn part(&self, offset: usize, bytes: usize) -> Result<Self> {
         let region = cl_buffer_region { origin: offset, size: bytes };
         // SAFETY: the memory is valid, and the driver checks the range.
@@ -135,13 +135,13 @@ impl Mem {
     }
 }
 
-/// A block of memory at an address that host and device share.
+/// A block of memory that has the same address on the host and on the device.
 #[derive(Debug)]
 pub(crate) struct SharedBlock {
     context: cl_context,
     pointer: *mut c_void,
-    /// Functions of Intel's extension that free the block. `None` means that the block is shared virtual
-    /// memory of the OpenCL standard.
+    /// Functions of Intel's extension, which free the block. `None` means that the block is shared virtual
+    /// memory as defined by the OpenCL standard.
     unified: Option<UnifiedMemory>,
 }
 
@@ -151,10 +151,10 @@ unsafe impl Send for SharedBlock {}
 unsafe impl Sync for SharedBlock {}
 
 impl SharedBlock {
-    /// Allocates fine-grained shared virtual memory of OpenCL 2. Returns `None` if the allocation fails.
+    /// Allocates fine-grained shared virtual memory (OpenCL 2.0). Returns `None` if the allocation fails.
     pub(crate) fn fine_grained(context: &Context, bytes: usize) -> Result<Option<Self>> {
         let flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
-        // SAFETY: the context is valid. Alignment 0 means the alignment of the largest type.
+        // SAFETY: the context is valid. An alignment of 0 means the alignment of the largest data type.
         let pointer = unsafe { super::library()?.clSVMAlloc(context.0, flags, bytes, 0) };
         let pointer = pointer.ok_or_else(|| missing("clSVMAlloc"))?;
         Ok((!pointer.is_null()).then_some(Self { context: context.0, pointer, unified: None }))
@@ -200,7 +200,7 @@ impl Program {
 
     pub(crate) fn from_spir_v(context: &Context, loader: SpirVLoader, binary: &[u8]) -> Result<Self> {
         let (pointer, bytes) = (binary.as_ptr().cast(), binary.len());
-        // SAFETY: the call reads the binary, of the given length.
+        // SAFETY: the call reads a binary of the given length.
         let program = unsafe {
             match loader {
                 SpirVLoader::Core => create!(clCreateProgramWithIL(context.0, pointer, bytes)),
@@ -238,7 +238,7 @@ impl Program {
     /// Returns [`Error::Compile`] with the device's build log if the build fails.
     pub(crate) fn build(&self, device: Device, options: &CStr) -> Result<()> {
         let id = device.id();
-        // SAFETY: the call reads one device and options that end with zero. There is no callback.
+        // SAFETY: the call reads one device, and options that end with a zero. There is no callback.
         let built = unsafe {
             status!(clBuildProgram(self.0, 1, &raw const id, options.as_ptr(), None, ptr::null_mut()))
         };
@@ -266,7 +266,7 @@ impl Program {
         Ok(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_string())
     }
 
-    /// Returns the driver's binary for the device. Returns `None` if the driver provides no binary.
+    /// Returns the driver's binary for the device, or `None` if the driver provides no binary.
     pub(crate) fn binary(&self, device: Device) -> Result<Option<Vec<u8>>> {
         // A program belongs to all devices of its context, even if it was built for only one of them.
         let mut count: cl_uint = 0;
@@ -279,7 +279,7 @@ impl Program {
         let Some((at, bytes)) = at.map(|at| (at, sizes[at])).filter(|&(_, bytes)| bytes > 0) else {
             return Ok(None);
         };
-        // Every binary gets a buffer, because some drivers write to entries that they should skip.
+        // Every entry gets a buffer, because some drivers write to entries that they should skip.
         let mut binaries: Vec<Vec<u8>> = sizes.iter().map(|&bytes| vec![0u8; bytes]).collect();
         let mut places: Vec<*mut u8> = binaries.iter_mut().map(|binary| binary.as_mut_ptr()).collect();
         self.info(CL_PROGRAM_BINARIES, &mut places)?;
@@ -306,7 +306,7 @@ impl Kernel {
         Ok(ask!(clGetKernelInfo(self.0, CL_KERNEL_NUM_ARGS), cl_uint)? as usize)
     }
 
-    /// Returns the work group that the source requires. Returns zeros if the source requires none.
+    /// Returns the work group size that the source requires, or zeros if the source does not require one.
     pub(crate) fn required_group(&self, device: Device) -> Result<[usize; 3]> {
         let question = CL_KERNEL_COMPILE_WORK_GROUP_SIZE;
         ask!(clGetKernelWorkGroupInfo(self.0, device.id(), question), [usize; 3])
@@ -345,7 +345,8 @@ impl Event {
     pub(crate) fn wait(&self) -> Result<()> {
         // SAFETY: the list has one valid event.
         let waited = unsafe { status!(clWaitForEvents(1, &raw const self.0)) };
-        // For a failed command, the call returns a generic code, and the event has the specific code.
+        // For a failed command, the call returns only a generic code. The status of the event is the specific
+        // code.
         let code = self.status()?;
         if code < 0 { check("a command", code) } else { waited }
     }

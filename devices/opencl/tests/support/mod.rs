@@ -1,4 +1,4 @@
-//! Devices for the tests, and the test kernel in OpenCL C.
+//! Backend for the tests, and the test kernel in OpenCL C.
 //!
 //! A test that finds no suitable device reports that it was skipped.
 

@@ -1,8 +1,8 @@
-//! A fake driver. Each stream is a thread, and device memory is host memory. Every access is checked, which
-//! detects use after free.
+//! A fake driver. Each stream is a thread, and device memory is host memory. The driver checks every access
+//! to memory, so it detects use after free.
 //!
-//! The driver has two kernels. `scale` multiplies and adds, and `hold` waits until the test releases it. Its
-//! product library reads the bits of f16 values as integers.
+//! The driver has two kernels: `scale` multiplies and adds, and `hold` waits until the test releases it. The
+//! fake product library interprets the bits of f16 values as integers.
 
 use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Memory size of the fake device, in bytes.
 pub const TOTAL_BYTES: u64 = 1 << 20;
 
-/// An operation of a stream.
+/// An operation on a stream.
 #[derive(Clone)]
 enum Op {
     Copy { from: u64, to: u64, bytes: usize },
@@ -37,7 +37,7 @@ pub struct State {
     violations: Vec<String>,
     /// Number of calls, by function name.
     calls: HashMap<&'static str, u32>,
-    /// Errors that the next call of each function returns, by function name.
+    /// Error that the next call of a function returns, by function name.
     refusals: HashMap<&'static str, Error>,
     /// Error that every call returns after the device is lost.
     lost: Option<Error>,
@@ -96,7 +96,7 @@ impl Fake {
         self.shared.changed.notify_all();
     }
 
-    /// Returns the numbers of leaked allocations, pinned ranges and graphs, and the invalid accesses.
+    /// Returns the numbers of leaked allocations, pinned ranges and graphs, and a list of invalid accesses.
     pub fn left(&self) -> (usize, usize, i32, Vec<String>) {
         let state = self.shared.lock();
         (state.allocated.len(), state.pinned.len(), state.graphs, state.violations.clone())
@@ -111,7 +111,7 @@ impl Fake {
 }
 
 impl Shared {
-    /// Records a violation unless a range is in device memory or in pinned host memory.
+    /// Records a violation unless the range lies in device memory or in pinned host memory.
     fn check(&self, what: &str, address: u64, bytes: usize) {
         let mut state = self.lock();
         let within = |(&start, length): (&u64, usize)| {
@@ -132,7 +132,8 @@ impl Shared {
             Op::Copy { from, to, bytes } => {
                 self.check("a copy", *from, *bytes);
                 self.check("a copy", *to, *bytes);
-                // SAFETY: both ranges were just looked up. The enqueuing side excludes concurrent access.
+                // SAFETY: both ranges were just looked up. The code that enqueues the copy excludes
+                // concurrent access.
                 unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, *to as *mut u8, *bytes) }
             }
             Op::Fill { to, word, words } => {
@@ -209,7 +210,7 @@ impl Drop for Stream {
     }
 }
 
-/// An event with the time at which it passed, or `None` before that.
+/// An event: the time at which it passed, or `None` if it has not passed.
 #[derive(Clone)]
 pub struct Event {
     shared: Arc<Shared>,
@@ -407,8 +408,8 @@ impl Driver for Fake {
         }
     }
 
-    /// Finds a function in a source. Each line of the source has a function's name and its number of
-    /// parameters.
+    /// Finds a function in a source. Each line of the source contains the name of a function and its number
+    /// of parameters.
     fn function(&self, module: &Arc<String>, function: &DeviceFunction) -> Result<Function> {
         let lines = module.lines().filter_map(|line| line.split_once(' '));
         let found = lines.into_iter().find(|(name, _)| *name == function.name);

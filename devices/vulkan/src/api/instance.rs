@@ -12,7 +12,7 @@ const VERSION: u32 = vk::API_VERSION_1_3;
 /// Name of the validation layer.
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
-/// An instance with its debug messenger.
+/// An instance and its debug messenger.
 pub(crate) struct Instance {
     messenger: Option<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
     raw: ash::Instance,
@@ -20,9 +20,9 @@ pub(crate) struct Instance {
     messages: Arc<Messages>,
 }
 
-/// Keeps the drivers loaded until the process ends. The loader unloads them with the last instance, and some
-/// drivers cannot be reloaded many times. After about twenty reloads of NVIDIA's driver, the loader found no
-/// driver.
+/// Keeps the drivers loaded until the process ends. The loader unloads them when the last instance is
+/// destroyed, and some drivers cannot be reloaded many times. After about twenty reloads of NVIDIA's driver,
+/// the loader no longer found a driver.
 fn keep_drivers(entry: &ash::Entry) {
     static KEPT: OnceLock<Option<(ash::Entry, ash::Instance)>> = OnceLock::new();
     KEPT.get_or_init(|| {
@@ -97,7 +97,7 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Returns an error if the validation layer has reported a message.
+    /// Fails if the validation layer has reported a message.
     ///
     /// # Errors
     /// Returns the first message of the validation layer. All later calls return the same message.
@@ -108,7 +108,8 @@ impl Instance {
 
     fn listen(&mut self, info: &vk::DebugUtilsMessengerCreateInfoEXT<'_>) -> Result<(), String> {
         let functions = ext::debug_utils::Instance::new(&self.entry, &self.raw);
-        // SAFETY: the extension is enabled. The receiver of messages lives as long as the instance.
+        // SAFETY: the extension is enabled. The object that receives the messages lives as long as the
+        // instance.
         let messenger = unsafe { functions.create_debug_utils_messenger(info, None) };
         let messenger = messenger.map_err(|code| format!("vkCreateDebugUtilsMessengerEXT: {code:?}"))?;
         self.messenger = Some((functions, messenger));
@@ -123,7 +124,7 @@ impl Instance {
         &self.entry
     }
 
-    /// Returns the physical devices with their properties, in the loader's order.
+    /// Returns the physical devices and their properties, in the loader's order.
     ///
     /// # Errors
     /// Returns a message with the loader's result code if the loader cannot list the devices.
@@ -137,7 +138,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // SAFETY: every device keeps the instance alive, so no device exists. The messenger is not used
+        // SAFETY: every device keeps the instance alive, so no device is left. The messenger is not used
         // again.
         unsafe {
             if let Some((functions, messenger)) = self.messenger.take() {

@@ -11,7 +11,7 @@ pub(crate) struct Logical {
     pub(super) raw: ash::Device,
     pub(super) import: Option<ext::external_memory_host::Device>,
     facts: Arc<Facts>,
-    /// Queue families of the device's queues, without duplicates.
+    /// Families of the device's queues, without duplicates.
     families: Vec<u32>,
     instance: Arc<Instance>,
 }
@@ -92,7 +92,7 @@ impl Logical {
         &self.instance
     }
 
-    /// Returns the queue families of the device. All buffers are shared between these families.
+    /// Returns the queue families of the device, which share all buffers.
     pub(super) fn families(&self) -> &[u32] {
         &self.families
     }
@@ -105,7 +105,7 @@ impl Logical {
 
 impl Drop for Logical {
     fn drop(&mut self) {
-        // SAFETY: every object of the device keeps it alive, so no object exists.
+        // SAFETY: every object of the device keeps it alive, so no object is left.
         unsafe { self.raw.destroy_device(None) }
     }
 }
@@ -143,15 +143,16 @@ impl SharedQueue {
         &self.logical
     }
 
-    /// Enqueues `commands`, or an empty submission if it is `None`. The submission first waits for the
-    /// semaphore values in `waits`. At its end, it advances a semaphore to the value in `signal`.
+    /// Enqueues `commands`, or an empty submission if `commands` is `None`. The submission first waits for
+    /// the semaphore values in `waits`. At its end, it advances the semaphore in `signal` to the given value.
     ///
     /// # Errors
     /// Returns the driver's error.
     ///
     /// # Safety
     /// The semaphores and all objects of the commands must live until `signal` has passed or the device is
-    /// lost. The command buffer must not be pending. No wait may depend on later work in this queue.
+    /// lost. The command buffer must not be pending. No wait may depend on work that is submitted to this
+    /// queue later.
     pub(crate) unsafe fn submit(
         &self,
         commands: Option<vk::CommandBuffer>,

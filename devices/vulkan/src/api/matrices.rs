@@ -1,22 +1,22 @@
-//! Queries of the matrix shapes that a device's sub-groups can multiply.
+//! Queries for the matrix shapes that a device's sub-groups can multiply.
 //!
-//! Kernels need 16 × 16 matrices. A device may support only smaller matrices and combine them into larger
-//! ones through `VK_NV_cooperative_matrix2` (feature `cooperativeMatrixFlexibleDimensions`). The Rust
-//! bindings of Vulkan lack this extension. So this module declares its structures and its function, as in the
-//! Vulkan specification.
+//! Kernels need 16 × 16 matrices. On a device that supports only smaller matrices, the driver may compose
+//! larger ones through `VK_NV_cooperative_matrix2` (feature `cooperativeMatrixFlexibleDimensions`). The Rust
+//! bindings for Vulkan lack this extension. This module therefore declares the extension's structures and
+//! function as the Vulkan specification defines them.
 
 use super::Instance;
 use ash::vk;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 
-/// Extension that combines matrices into larger ones.
+/// Extension that lets the driver compose larger matrices from smaller ones.
 pub(super) const FLEXIBLE: &CStr = c"VK_NV_cooperative_matrix2";
 
-/// Number of rows, number of columns and depth of the matrix products in kernels.
+/// Rows, columns and depth of the matrix products in kernels.
 const SIDE: u32 = 16;
 
-/// Component type of the operands. Sums are f32.
+/// Component type of the operands. Products accumulate in f32.
 const HALF: vk::ComponentTypeKHR = vk::ComponentTypeKHR::FLOAT16;
 const SINGLE: vk::ComponentTypeKHR = vk::ComponentTypeKHR::FLOAT32;
 
@@ -36,7 +36,7 @@ pub(super) struct FlexibleFeatures<'a> {
 }
 
 impl FlexibleFeatures<'_> {
-    /// Returns the structure with the feature `flexible_dimensions` as requested and all other features
+    /// Returns the structure with the given value of the feature `flexible_dimensions` and all other features
     /// disabled.
     pub(super) fn with(flexible_dimensions: bool) -> Self {
         Self {
@@ -78,7 +78,7 @@ struct FlexibleProperties {
 type FlexibleCall =
     unsafe extern "system" fn(vk::PhysicalDevice, *mut u32, *mut FlexibleProperties) -> vk::Result;
 
-/// Maximum number of rows that Ragtag reads from the driver's table of matrix shapes.
+/// Maximum number of entries that Ragtag reads from the driver's table of matrix shapes.
 const MOST_ROWS: usize = 1024;
 
 /// Returns true if sub-groups can multiply 16 × 16 f16 matrices. The device must support
@@ -94,17 +94,17 @@ pub(super) fn multiplies(instance: &Instance, handle: vk::PhysicalDevice) -> boo
     })
 }
 
-/// Returns true if sub-groups can multiply 16 × 16 f16 matrices that are combined from smaller ones. The
-/// device must support [`FLEXIBLE`] and its feature.
+/// Returns true if sub-groups can multiply 16 × 16 f16 matrices that the driver composes from smaller ones.
+/// The device must support [`FLEXIBLE`] and its feature.
 pub(super) fn puts_together(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
     let name = c"vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV";
     // SAFETY: the instance is alive, and the name ends with a zero.
     let call = unsafe { instance.entry().get_instance_proc_addr(instance.raw().handle(), name.as_ptr()) };
     let Some(call) = call else { return false };
-    // SAFETY: the specification defines this type for the function of this name.
+    // SAFETY: in the specification, the function of this name has this type.
     let call = unsafe { std::mem::transmute::<unsafe extern "system" fn(), FlexibleCall>(call) };
     let mut count = 0;
-    // SAFETY: with a null array, the call writes only the number of rows.
+    // SAFETY: with a null array, the call writes only the number of entries.
     let asked = unsafe { call(handle, &raw mut count, std::ptr::null_mut()) };
     if asked != vk::Result::SUCCESS {
         return false;

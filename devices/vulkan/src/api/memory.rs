@@ -1,14 +1,15 @@
 //! Buffers, each with its own device memory.
 //!
 //! Drivers allow thousands of allocations (`maxMemoryAllocationCount` is at least 4096). A stage has only
-//! hundreds of buffers, most of them large, and its pool caches few. So sub-allocation brings no gain.
+//! hundreds of buffers, most of them large, and its pool caches only a few. Sub-allocation would therefore
+//! bring no benefit.
 
 use super::{Logical, said};
 use ash::vk;
 use ragtag_hal::{Error, Result};
 use std::sync::Arc;
 
-/// Granularity of fills, and of memory access in shaders, in bytes.
+/// Granularity in bytes of fills and of memory accesses in shaders.
 const WORD_BYTES: u64 = 4;
 
 /// A mapping of device memory into the host's address space.
@@ -16,7 +17,7 @@ const WORD_BYTES: u64 = 4;
 pub(crate) struct Mapped {
     /// Host address of the first byte.
     pub(crate) address: usize,
-    /// Whether the memory is cached on the host, so that reads are fast.
+    /// Whether the host caches the memory, which makes reads fast.
     pub(crate) cached: bool,
 }
 
@@ -24,7 +25,7 @@ pub(crate) struct Mapped {
 pub(crate) struct Memory {
     logical: Arc<Logical>,
     raw: vk::Buffer,
-    /// Memory of the buffer. It is null before the allocation.
+    /// Memory of the buffer, or null before it is allocated.
     memory: vk::DeviceMemory,
     bytes: u64,
     mapped: Option<Mapped>,
@@ -56,15 +57,15 @@ impl Memory {
         Ok(buffer)
     }
 
-    /// Creates a buffer over the host memory from `pointer` to `pointer + bytes`. The size is rounded up to
-    /// the device's import alignment.
+    /// Creates a buffer that uses the host memory from `pointer` to `pointer + bytes`. The size is rounded up
+    /// to the device's import alignment.
     ///
     /// # Errors
     /// Returns the driver's error.
     ///
     /// # Safety
-    /// The host memory, including the rest of the last alignment unit, stays mapped as long as the buffer
-    /// lives.
+    /// The host memory, including the rest of the last alignment unit, stays mapped for the lifetime of the
+    /// buffer.
     pub(crate) unsafe fn over(
         logical: &Arc<Logical>,
         pointer: *mut u8,
@@ -118,7 +119,7 @@ impl Memory {
                     | vk::BufferUsageFlags::TRANSFER_DST,
             );
         if families.len() > 1 {
-            // Any queue may use the buffer at any time. Concurrent sharing has no cost for buffers.
+            // Any queue may use the buffer at any time. For buffers, concurrent sharing costs nothing.
             info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(families);
         }
         if !external.handle_types.is_empty() {
@@ -136,15 +137,14 @@ impl Memory {
 
     fn allocate(&mut self, info: &vk::MemoryAllocateInfo<'_>) -> Result<()> {
         let raw = &self.logical.raw;
-        // SAFETY: the buffer supports the type and the size of the memory. The memory is bound once.
+        // SAFETY: the memory has a type and a size that the buffer supports, and is bound only once.
         unsafe {
             self.memory = said("vkAllocateMemory", raw.allocate_memory(info, None))?;
             said("vkBindBufferMemory", raw.bind_buffer_memory(self.raw, self.memory, 0))
         }
     }
 
-    /// Maps the memory if possible. If the driver refuses, the buffer still works, but the host cannot access
-    /// it directly.
+    /// Maps the memory. If mapping fails, the buffer still works, but the host cannot access it directly.
     fn map(&mut self, index: u32) {
         use vk::MemoryPropertyFlags as Flags;
         let flags = self.logical.facts().memory.memory_types[index as usize].property_flags;
@@ -169,7 +169,7 @@ impl Memory {
         self.bytes
     }
 
-    /// Returns the host mapping. Returns `None` if the memory is not mapped.
+    /// Returns the host mapping, or `None` if the memory is not mapped.
     pub(crate) fn mapped(&self) -> Option<Mapped> {
         self.mapped
     }
@@ -190,7 +190,7 @@ impl Part<'_> {
         self.memory.raw
     }
 
-    /// Returns the descriptor of a storage buffer. Its size is rounded up to whole words, the smallest unit
+    /// Returns the descriptor for a storage buffer. Its size is rounded up to whole words, the smallest unit
     /// that kernels access.
     pub(super) fn descriptor(&self) -> vk::DescriptorBufferInfo {
         vk::DescriptorBufferInfo {

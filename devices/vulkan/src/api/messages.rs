@@ -5,7 +5,7 @@ use ragtag_hal::Error;
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, PoisonError};
 
-/// Maximum number of stored messages. One mistake may cause millions of messages.
+/// Maximum number of stored messages. A single mistake can cause millions of messages.
 const MAX_MESSAGES: usize = 100;
 
 /// Messages of the validation layer since the instance was created.
@@ -24,7 +24,7 @@ impl Messages {
         all.first().map(|first| Error::invalid(format!("the validation layer objects: {first}")))
     }
 
-    /// Returns the description of a messenger that stores its messages in `self`. `self` must outlive the
+    /// Returns the create info for a messenger that stores its messages in `self`. `self` must outlive the
     /// messenger.
     pub(super) fn messenger(&self) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
         use vk::{DebugUtilsMessageSeverityFlagsEXT as Severity, DebugUtilsMessageTypeFlagsEXT as Type};
@@ -44,15 +44,15 @@ impl Messages {
     }
 }
 
-/// Callback that the loader calls for a message. It stores only messages of the validation layer.
+/// Callback for each message. It stores only messages of the validation layer.
 unsafe extern "system" fn heard(
     _: vk::DebugUtilsMessageSeverityFlagsEXT,
     kinds: vk::DebugUtilsMessageTypeFlagsEXT,
     data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
     messages: *mut c_void,
 ) -> vk::Bool32 {
-    // SAFETY: `messages` is the pointer that `messenger` passed. `data` and its text are valid during this
-    // call.
+    // SAFETY: `messages` is the pointer that `messenger` registered. `data` and its text are valid during
+    // this call.
     let (messages, text) = unsafe {
         let text = (*data).p_message;
         let text = if text.is_null() { c"" } else { CStr::from_ptr(text) };

@@ -1,7 +1,8 @@
 //! Vulkan calls, and owned Vulkan objects.
 //!
-//! All `unsafe` calls of the crate are here. Each function states its requirements. In general, the objects
-//! of a command must live until the command has ended, and the waits of a submission must be satisfiable.
+//! This module contains all `unsafe` calls of the crate. Each function states its requirements. In general,
+//! the objects that a command uses must live until the command has ended, and the waits of a submission must
+//! be satisfiable.
 
 mod instance;
 mod logical;

@@ -13,7 +13,7 @@ pub(crate) struct Family {
     pub(crate) index: u32,
     pub(crate) flags: vk::QueueFlags,
     pub(crate) queues: u32,
-    /// Number of valid timestamp bits. It is 0 if the family has no timestamps.
+    /// Number of valid timestamp bits, or 0 if the family has no timestamps.
     pub(crate) timestamp_bits: u32,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Facts {
     pub(crate) max_allocation_bytes: u64,
     pub(crate) memory: vk::PhysicalDeviceMemoryProperties,
     pub(crate) families: Vec<Family>,
-    /// Required alignment of an imported host pointer. It is `None` if the device cannot import host memory.
+    /// Required alignment of an imported host pointer, or `None` if the device cannot import host memory.
     pub(crate) import_alignment_bytes: Option<u64>,
     pub(crate) memory_budget: bool,
     pub(crate) timeline_semaphores: bool,
@@ -45,15 +45,15 @@ pub(crate) struct Facts {
     pub(crate) sub_groups: bool,
     /// Whether sub-group operations also accept f16.
     pub(crate) sub_group_types: bool,
-    /// Maximum number of work items in a full sub-group. It is `None` if pipelines cannot require full
+    /// Maximum number of work items in a full sub-group, or `None` if pipelines cannot require full
     /// sub-groups.
     pub(crate) full_sub_groups: Option<u32>,
     pub(crate) integer_dot: bool,
-    /// Whether integer dot products are faster than separate instructions.
+    /// Whether an integer dot product is faster than the equivalent sequence of instructions.
     pub(crate) integer_dot_accelerated: bool,
-    /// Whether sub-groups can multiply 16 × 16 f16 matrices with f32 sums.
+    /// Whether sub-groups can multiply 16 × 16 f16 matrices and accumulate in f32.
     pub(crate) cooperative_matrices: bool,
-    /// Whether sub-groups can multiply 16 × 16 matrices that are combined from smaller ones.
+    /// Whether sub-groups can multiply 16 × 16 matrices that the driver composes from smaller ones.
     pub(crate) flexible_matrices: bool,
     pub(crate) compute_units: Option<u32>,
 }
@@ -108,7 +108,7 @@ impl Facts {
         if has(amd::shader_core_properties2::NAME) {
             properties = properties.push_next(&mut amd);
         }
-        // SAFETY: a device of this version with these extensions supports each structure.
+        // SAFETY: a device with this version and these extensions supports each structure.
         unsafe { raw.get_physical_device_properties2(handle, &mut properties) };
 
         let mut in_1_1 = vk::PhysicalDeviceVulkan11Features::default();
@@ -206,8 +206,8 @@ impl Facts {
         })
     }
 
-    /// Returns the size of a heap and the bytes that this process may still allocate. The latter is `None` if
-    /// the driver does not report it.
+    /// Returns the size of a heap, and the number of bytes that this process may still allocate. The second
+    /// value is `None` if the driver does not report it.
     pub(crate) fn heap(&self, instance: &Instance, index: u32) -> (u64, Option<u64>) {
         let index = index as usize;
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();

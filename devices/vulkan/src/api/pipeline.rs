@@ -25,7 +25,7 @@ impl PipelineCache {
         Ok(Self { logical: Arc::clone(logical), raw })
     }
 
-    /// Returns the contents of the cache, to be stored.
+    /// Returns the contents of the cache, for storage.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -42,7 +42,7 @@ impl Drop for PipelineCache {
     }
 }
 
-/// A compute pipeline with its layout.
+/// A compute pipeline and its layout.
 pub(crate) struct Pipeline {
     logical: Arc<Logical>,
     pub(super) raw: vk::Pipeline,
@@ -53,8 +53,8 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Creates a pipeline for one entry point. It has `bindings` storage buffers in set 0 and `push_bytes`
-    /// bytes of push constants. If `full_sub_groups` is true, all its sub-groups are full.
+    /// Creates a pipeline for one entry point. The pipeline has `bindings` storage buffers in set 0 and
+    /// `push_bytes` bytes of push constants. If `full_sub_groups` is true, it runs only with full sub-groups.
     ///
     /// # Errors
     /// Returns [`Error::Compile`] if the driver rejects the code.
@@ -78,7 +78,8 @@ impl Pipeline {
         let name =
             CString::new(entry).map_err(|_| Error::invalid(format!("invalid function name {entry:?}")))?;
         let info = vk::ShaderModuleCreateInfo::default().code(words);
-        // SAFETY: the words are SPIR-V that naga has written. Stored words are protected by a checksum.
+        // SAFETY: the words are SPIR-V that naga generated. A checksum protects words that come from the
+        // cache.
         let module = unsafe { logical.raw.create_shader_module(&info, None) };
         let module = said("vkCreateShaderModule", module)?;
         let made = pipeline.make(module, &name, full_sub_groups, cache);
@@ -131,7 +132,7 @@ impl Pipeline {
         let made = unsafe { self.logical.raw.create_compute_pipelines(cache.raw, &[info], None) };
         match made {
             Ok(pipelines) => self.raw = pipelines[0],
-            // Vulkan has no compiler log.
+            // Vulkan does not provide a compiler log.
             Err((_, vk::Result::ERROR_UNKNOWN | vk::Result::ERROR_INVALID_SHADER_NV)) => {
                 let log = format!("the driver refuses {name:?} without a reason");
                 return Err(Error::Compile { log });

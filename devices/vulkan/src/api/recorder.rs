@@ -1,11 +1,11 @@
-//! Command buffers, with the descriptor sets and timestamps that belong to them.
+//! Command buffers, and the descriptor sets and timestamps that belong to them.
 
 use super::{Logical, Part, Pipeline, SharedQueue, said};
 use ash::vk;
 use ragtag_hal::Result;
 use std::sync::Arc;
 
-/// Numbers of descriptor sets and of descriptors that fit in a descriptor pool.
+/// Capacity of a descriptor pool: the number of descriptor sets and the number of descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Room {
     sets: u32,
@@ -38,8 +38,8 @@ impl Stamps {
         unsafe { self.logical.raw.reset_query_pool(self.pool, 0, 2) }
     }
 
-    /// Returns the start and the end of the previous run in nanoseconds on the device's clock. Returns `None`
-    /// before the run has ended.
+    /// Returns the start and end of the latest run, in nanoseconds on the device's clock. Returns `None` if
+    /// the run has not ended.
     pub(crate) fn times_ns(&self) -> Option<(u64, u64)> {
         let mut ticks = [0u64; 2];
         // SAFETY: the pool has two queries, and `ticks` has room for both.
@@ -71,7 +71,7 @@ pub(crate) struct Recorder {
     stamps: Option<Arc<Stamps>>,
     /// Pipeline stages that the queue supports.
     stages: vk::PipelineStageFlags,
-    /// Kinds of write access that the queue supports.
+    /// Types of write access that the queue supports.
     writes: vk::AccessFlags,
 }
 
@@ -83,7 +83,8 @@ impl Recorder {
     pub(crate) fn new(queue: &SharedQueue) -> Result<Self> {
         let logical = queue.logical();
         let raw = &logical.raw;
-        // The timestamps are created before the command pool, which has no owner until it is in the recorder.
+        // The timestamps are created first: if creating them failed after the command pool was created,
+        // nothing would destroy the pool.
         let stamps = Stamps::new(queue)?;
         let info = vk::CommandPoolCreateInfo::default().queue_family_index(queue.family);
         // SAFETY: the device is alive and has the family.
@@ -119,8 +120,8 @@ impl Recorder {
         self.stamps.as_ref()
     }
 
-    /// Resets the command buffer and begins a recording. `bindings` is the total number of bindings of all
-    /// dispatches.
+    /// Resets the command buffer and begins a recording of `dispatches` dispatches, which have `bindings`
+    /// bindings in total.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -187,13 +188,14 @@ impl Recorder {
         self.wait_for_writes([self.stages; 2], self.writes, reads | self.writes);
     }
 
-    /// Records a barrier between launches only. Drivers flush less for it than for [`Recorder::barrier`].
+    /// Records a barrier that only orders launches. Drivers flush fewer caches for it than for
+    /// [`Recorder::barrier`].
     pub(crate) fn barrier_between_launches(&self) {
         let (stage, writes) = (vk::PipelineStageFlags::COMPUTE_SHADER, vk::AccessFlags::SHADER_WRITE);
         self.wait_for_writes([stage; 2], writes, vk::AccessFlags::SHADER_READ | writes);
     }
 
-    /// Records a barrier that makes earlier writes visible to the host when the command buffer has ended.
+    /// Records a barrier that makes earlier writes visible to the host once the command buffer has ended.
     pub(crate) fn show_host(&self) {
         let stages = [self.stages, vk::PipelineStageFlags::HOST];
         self.wait_for_writes(stages, self.writes, vk::AccessFlags::HOST_READ);
@@ -243,7 +245,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Dispatches groups of the bound pipeline. `words` are its first push constants.
+    /// Dispatches groups of the bound pipeline. `words` are the first push constants.
     pub(crate) fn dispatch(&self, pipeline: &Pipeline, words: &[u32], groups: [u32; 3]) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let raw = &self.logical.raw;

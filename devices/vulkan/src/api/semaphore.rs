@@ -5,7 +5,7 @@ use ash::vk;
 use ragtag_hal::Result;
 use std::sync::Arc;
 
-/// A timeline semaphore. Submissions and the host can advance it and wait for a value.
+/// A timeline semaphore. Both submissions and the host can advance it, and wait until it reaches a value.
 pub(crate) struct Semaphore {
     logical: Arc<Logical>,
     pub(super) raw: vk::Semaphore,
@@ -35,8 +35,8 @@ impl Semaphore {
         said("vkWaitSemaphores", unsafe { self.logical.raw.wait_semaphores(&info, u64::MAX) })
     }
 
-    /// Returns true if the semaphore has reached `value` or the device is lost. [`Semaphore::wait`] then
-    /// reports the loss.
+    /// Returns true if the semaphore has reached `value` or the device is lost. After a loss,
+    /// [`Semaphore::wait`] reports it.
     pub(crate) fn has_passed(&self, value: u64) -> bool {
         // SAFETY: the semaphore is alive.
         let counter = unsafe { self.logical.raw.get_semaphore_counter_value(self.raw) };

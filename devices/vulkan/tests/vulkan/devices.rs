@@ -16,8 +16,8 @@ fn programs_replay_in_every_memory_mode() {
     }
 }
 
-/// Checks which devices report cooperative matrices under each setting of `MatrixUnits`. A device without
-/// matrices never reports them.
+/// Checks which devices report cooperative matrices under each setting of `MatrixUnits`. A device that does
+/// not support them must never report them.
 #[test]
 fn matrix_units_follow_the_setting() {
     let with = |matrices| {
@@ -34,7 +34,7 @@ fn matrix_units_follow_the_setting() {
     }
 }
 
-/// Checks that copies through staging buffers obey points and the order of submissions in a queue.
+/// Checks that copies through staging buffers respect points and the order of submissions in a queue.
 #[test]
 fn staging_buffers_follow_their_regions() {
     let backend = VulkanBackend::new(VulkanConfig { import_regions: false, ..config() });
@@ -43,8 +43,8 @@ fn staging_buffers_follow_their_regions() {
         let all = |buffer| buffer_range(buffer, 0, WORDS);
         for round in 1..20u32 {
             bench.fill_region(|at| at * round);
-            // The region is downloaded and uploaded on one queue without a point in between. This happens
-            // once within a submission and once across submissions.
+            // The test downloads to a region and then uploads from it, on one queue and without a point in
+            // between: once within a single submission, and once in two submissions.
             let first =
                 vec![upload(0), scale(all(0), all(1), 3), download(1), upload(2), scale(all(2), all(3), 5)];
             bench.commands(QueueKind::Compute, first, &[]);
@@ -59,8 +59,8 @@ fn staging_buffers_follow_their_regions() {
     no_objections(&backend);
 }
 
-/// Checks that an upload waits until an earlier download has written the region. The host does not wait in
-/// between.
+/// Checks that an upload waits until an earlier download has written the region, even if the host does not
+/// wait in between.
 #[test]
 fn a_download_through_staging_can_be_uploaded_again() {
     let backend = VulkanBackend::new(VulkanConfig { import_regions: false, ..config() });

@@ -1,6 +1,6 @@
-//! Tests of driver installations: no driver, a duplicate driver, and other sub-group widths. The loader and
-//! its drivers read environment variables once per process. So each case runs in a child process, which
-//! starts this test binary again with an environment variable.
+//! Tests of driver installations: no driver, a driver that is installed twice, and different sub-group
+//! widths. The loader and its drivers read environment variables once per process. Each case therefore has
+//! its own child process, which runs this test binary with different environment variables.
 
 use crate::support::*;
 use ragtag_hal::{Adapter, AdapterKind};
@@ -10,7 +10,7 @@ use test_support::child as child_process;
 /// Name of the test that child processes run.
 const CHILD: &str = "drivers::child";
 
-/// Prints the probe result in a child process.
+/// Prints the probe result if this process is a child process.
 #[test]
 fn child() {
     prints_its_probe(CHILD, &backend());

@@ -11,8 +11,8 @@ use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 /// Device memory left for allocations, in bytes.
 const ROOM: u64 = 4 << 20;
 
-/// Loses each device in turn, with imported regions and with staging buffers. The error may name any Vulkan
-/// call, because the thread that first uses the lost device reports it.
+/// Simulates the loss of each device in turn, with imported regions and with staging buffers. The error may
+/// name any Vulkan call, because the thread that first uses the lost device reports it.
 fn loses_each(faults: &VulkanFaults, at: LostAt) {
     for import_regions in [true, false] {
         let backend = VulkanBackend::new(VulkanConfig { import_regions, ..config() });
@@ -48,8 +48,8 @@ fn refused_memory_is_reported_with_sizes() {
     });
 }
 
-/// Checks that registering a region reports the requested size if the driver is out of memory. Whether the
-/// region is imported or gets a staging buffer depends on the device.
+/// Checks that, if the driver is out of memory, the error for registering a region contains the requested
+/// size. Depending on the device, the region is imported or gets a staging buffer.
 #[test]
 fn a_shortage_for_regions_is_reported_with_sizes() {
     with_vulkan_faults("faults::a_shortage_for_regions_is_reported_with_sizes", &[], |faults| {
@@ -67,8 +67,8 @@ fn a_shortage_for_regions_is_reported_with_sizes() {
     });
 }
 
-/// Checks that recording a program or creating a module reports a failed allocation. Drivers also allocate
-/// memory for these objects, not only for buffers.
+/// Checks that recording a program or creating a module reports a failed allocation. Drivers allocate memory
+/// not only for buffers, but also for these objects.
 #[test]
 fn a_shortage_for_programs_is_reported_with_sizes() {
     with_vulkan_faults("faults::a_shortage_for_programs_is_reported_with_sizes", &[], |faults| {

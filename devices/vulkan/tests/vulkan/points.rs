@@ -1,4 +1,4 @@
-//! Tests of points between devices of different APIs or drivers, and of points that never pass.
+//! Tests of submissions that wait for devices of other APIs or drivers, or for points that never pass.
 
 use crate::support::*;
 

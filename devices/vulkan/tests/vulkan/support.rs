@@ -1,4 +1,4 @@
-//! Devices for the tests, and the test kernel in WGSL.
+//! Backend for the tests, and the test kernel in WGSL.
 //!
 //! A test that finds no suitable device reports that it was skipped.
 
