@@ -110,8 +110,8 @@ impl Planner {
     }
 
     /// Plans for the selected devices and their currently free memory. The devices' rates come from
-    /// datasheets or from the API, or the planner assumes them. Predictions from such rates are rough, so
-    /// call [`Planner::calibrated`] as well.
+    /// datasheets or from the API. If neither provides a rate, the planner assumes one. Predictions from such
+    /// rates are rough, so call [`Planner::calibrated`] as well.
     pub fn devices(self, devices: &Devices) -> Self {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);

@@ -1,5 +1,5 @@
-//! Measures the hand-over time of a stage, the time of the token return, and the transfer times of the links
-//! in a calibration pipeline, whose devices are busy.
+//! Measures the hand-over time of a stage, the time of the token return, and the transfer times of the links.
+//! It measures them in a calibration pipeline, so that the devices are busy as in a real run.
 //!
 //! Each overhead is a difference between times of the same run, so that drift between runs cancels out. The
 //! result is the median over several runs. It is not the minimum, because thread wake-ups are just as slow in

@@ -34,8 +34,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use steps::Steps;
 
-/// Ratio between measured and predicted time (in either direction) above which a run contradicts a profile,
-/// and the minimum numbers of decode steps and of chunks that such a run must have.
+/// A run contradicts a profile if measured and predicted times differ by more than this factor, in either
+/// direction. The run must have at least the following numbers of decode steps or chunks.
 const CONTRADICTING_FACTOR: f64 = 1.5;
 const CONTRADICTING_STEPS: u64 = 16;
 const CONTRADICTING_CHUNKS: u64 = 8;
