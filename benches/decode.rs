@@ -101,8 +101,8 @@ fn decode(engine: &Engine) -> ragtag::Result<f64> {
     })
 }
 
-/// Allocates memory on huge pages if they are available, like the CPU backend. On normal pages, the measured
-/// bandwidth would be lower than the backend's bandwidth for weights.
+/// Allocates memory on huge pages if they are available, as the CPU backend does. On normal pages, the
+/// measured bandwidth would be lower than the backend's bandwidth for weights.
 fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     let mapped = memmap2::MmapMut::map_anon(bytes)
         .map_err(|e| ragtag::Error::Usage(format!("cannot map {bytes} bytes to measure the bandwidth: {e}")));

@@ -192,7 +192,6 @@ impl Session {
     /// generation.
     ///
     /// # Errors
-    ///
     /// Returns [`Error::Usage`] for invalid sampling settings, and [`Error::Tokenizer`] if a text prompt
     /// cannot be encoded. If the pipeline rejects the request, the stream returns the error.
     pub fn generate<'a>(

@@ -136,8 +136,8 @@ impl Notice {
     /// made before.
     pub(crate) fn arm(&self) {
         self.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `take`. After this fence, the owner sees all writes before the other
-        // thread's fence. Otherwise the other thread sees that the notice is armed.
+        // Pairs with the fence in `take`. Either the owner sees all writes that precede the other thread's
+        // fence, or the other thread sees that the notice is armed.
         fence(Ordering::SeqCst);
     }
 

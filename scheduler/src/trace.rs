@@ -177,12 +177,13 @@ impl Computed {
 pub struct SizeReport {
     /// Whether the micro-batches contain only decode steps.
     pub decode: bool,
-    /// Upper bound of the rows of these micro-batches, a power of two. Each micro-batch has more than half as
-    /// many rows.
+    /// Upper bound on the number of rows per micro-batch, a power of two. Each micro-batch has more than half
+    /// as many rows.
     pub rows: u32,
     /// Sums over all micro-batches.
     pub computed: Computed,
-    /// Sums without the first micro-batch, whose time may include kernel compilation and command recording.
+    /// Sums over all micro-batches except the first, whose time may include kernel compilation and command
+    /// recording.
     #[serde(default)]
     pub warm: Computed,
 }
@@ -241,7 +242,7 @@ pub(crate) struct Ends {
     pub(crate) outgoing: Option<Transfers>,
 }
 
-/// Matches the timings that a device reports with the submissions of one stage.
+/// Matches device-reported timings to the submissions of one stage.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     stage: u32,
@@ -278,7 +279,7 @@ impl Recorder {
         }
     }
 
-    /// Records that an incoming micro-batch has got a slot at the time `now_ns`.
+    /// Records that an incoming micro-batch got a slot at the time `now_ns`.
     pub(crate) fn admitted(&self, micro_batch: MicroBatchId, now_ns: Nanoseconds) {
         if let Some(edge) = &self.ends.incoming {
             edge.admitted(micro_batch, now_ns);

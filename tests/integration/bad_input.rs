@@ -63,7 +63,7 @@ impl CorruptModels {
     }
 }
 
-/// Checks that Ragtag refuses a model file whose header contains a count that is far too large. Returns the
+/// Checks that Ragtag rejects a model file whose header contains a count that is far too large. Returns the
 /// message. On Linux, the test limits the address space, so that the process aborts if it allocates memory
 /// for this count.
 fn refused_in_little_memory(path: &str) -> String {
@@ -177,7 +177,7 @@ fn refuses_false_counts_lengths_and_offsets() {
             assert!(reasons.iter().any(|reason| err.contains(reason)), "{what} is {lie}: {err}");
         }
     }
-    // A plan needs no data, but data at offsets beyond any file is refused.
+    // A plan needs no data, but data at offsets beyond any file is rejected.
     let path = corrupt.patched("lie.gguf", query + 24, &(u64::MAX - 31).to_le_bytes());
     let words = [
         "the data of tensor blk.0.attn_q.weight",
@@ -247,8 +247,8 @@ fn refuses_unknown_architectures_types_and_tensors() {
                     &[&words.replace("blk.0.attn_q.weight", ""), "blk.0.attn_q.weight", "Q8_0"],
                 );
             }
-            // The type is supported but has another size. The command reads wrong values, but stays within
-            // the tensor's bytes.
+            // This type is supported, but its values have another size. The command reads wrong values, but
+            // stays within the tensor's bytes.
             None => drop(ragtag().args(["inspect", &path]).assert().success()),
         }
     }

@@ -448,7 +448,7 @@ fn bench_measures_prompts_and_generation() {
     assert_eq!(stages.len(), 2);
     for (stage, planned) in stages.iter().zip(json["plan"]["stages"].as_array().unwrap()) {
         assert_eq!(stage["device"], planned["device"]);
-        // The memory in use equals the memory that the plan proved. Only scratch may be overestimated.
+        // The memory in use equals the memory that the plan promised. Only scratch may be overestimated.
         let promised = |part: &str| planned["memory_bytes"][part].as_u64().unwrap();
         let most = promised("total") - promised("staging");
         let taken = stage["report"]["pool"]["in_use_bytes"].as_u64().unwrap();

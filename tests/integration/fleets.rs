@@ -54,7 +54,7 @@ fn plans_for_a_line_of_cards_without_devices() {
     assert_eq!(plan["workload"]["generated_tokens"], 128);
     let mix = json(&["plan", "--fleet", line, "--objective", "mix:latency=1,first-token=0.5", "--json"]);
     assert_eq!(mix["objective"]["mix"]["first_token"], 0.5);
-    // Splits use the labels of cards, and the command reads plans for fleets like other plans.
+    // Splits use the labels of cards, and the command reads plans for fleets like any other plan.
     let split = json(&["plan", "--fleet", line, "--split", "0-4=arc-a770:1,5-13=rx7900xtx:0", "--json"]);
     assert_eq!(devices_of(&split), ["arc-a770:1", "rx7900xtx:0"]);
     let folder = tempfile::tempdir().unwrap();

@@ -18,8 +18,9 @@ const SIZES_APART: f64 = 2.0;
 const SPREADS: f64 = 3.0;
 /// Minimum relative standard deviation of a time. Smaller measured deviations are not credible.
 const LEAST_SPREAD: f64 = 0.05;
-/// Minimum product of the number of micro-batches and the logarithm of a ratio for which a difference counts
-/// as persistent. A ratio of 1.5 needs 20 micro-batches, and a ratio of 4 needs six.
+/// A difference between two devices counts as persistent if the number of micro-batches times the logarithm
+/// of the ratio between their deviations is at least this value. A ratio of 1.5 needs 20 micro-batches, and a
+/// ratio of 4 needs six.
 const PERSISTENT: f64 = 8.0;
 
 /// Groups of devices that share correction factors. The devices of a group differ only in their labels and
@@ -76,8 +77,8 @@ fn is_like(a: &DeviceFacts, b: &DeviceFacts) -> bool {
         }
 }
 
-/// Returns whether the deviations of two devices' stages differ in either phase, persistently and by more
-/// than noise.
+/// Returns whether the deviations of two devices' stages differ persistently and by more than noise, in
+/// decode or in prefill.
 fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
     let stage = |label: &str, phase: Phase| {
         comparison.parts.iter().find(|p| p.place == Place::Stage && p.device == label && p.phase == phase)

@@ -111,7 +111,7 @@ pub enum RunAction {
         /// Result of the sequence.
         finished: Finished,
     },
-    /// A sequence was refused or failed.
+    /// A sequence was rejected or failed.
     Fail {
         /// The sequence.
         sequence: SequenceId,

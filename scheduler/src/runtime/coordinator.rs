@@ -95,7 +95,7 @@ enum Incoming {
     Request(RequestMessage),
 }
 
-/// Refuses the requests that are still in the channel after the run has ended.
+/// Rejects the requests that are still in the channel after the run has ended.
 pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
     while let Ok(message) = requests.try_recv() {
         if let RequestMessage::Submit { mut client, .. } = message {
@@ -116,7 +116,7 @@ impl Coordinator {
             }
             self.stop_devices();
         }
-        // A sender that sees `ended` refuses the remaining requests itself. Setting `ended` first ensures
+        // A sender that sees `ended` rejects the remaining requests itself. Setting `ended` first ensures
         // that this thread or the sender sees each request.
         self.ended.store(true, Ordering::SeqCst);
         refuse(&self.requests);

@@ -331,7 +331,7 @@ fn every_requested_token_arrives_once() {
             assert_eq!(summary.waiting_requests, Depth::default());
         }
         if arrivals == Arrivals::Together {
-            // Cache blocks are allocated by need, so more than six sequences fit.
+            // A sequence gets only as many cache blocks as it needs, so more than six sequences fit.
             assert!((100..194).contains(&summary.waiting_requests.max), "{:?}", summary.waiting_requests);
             assert!(summary.first_token_us.p90 > summary.first_token_us.p50);
         }

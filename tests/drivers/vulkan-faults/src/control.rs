@@ -102,7 +102,7 @@ fn records() -> MutexGuard<'static, Records> {
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether all devices refuse to open.
+/// Returns whether all devices fail to open.
 pub fn all_are_closed() -> bool {
     std::env::var_os(CLOSED).is_some()
 }
