@@ -2,8 +2,8 @@
 //! machine's read bandwidth divided by the bytes of weights that the computation of a token reads.
 //!
 //! Usage: `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`. `cargo xtask synth-model --preset
-//! 1.1b` makes such a model. The bench alternates between the bandwidth and the models, so that noise affects
-//! all measurements alike. It prints the raw samples as JSON.
+//! 1.1b` makes such a model. The bench alternates between measuring the bandwidth and the models, so that
+//! noise affects all measurements alike. It prints the raw samples as JSON.
 #![allow(clippy::print_stdout)] // prints a report
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt};

@@ -1,5 +1,5 @@
 //! Compares the decode rate of a device with an upper bound that the same run measures, and measures the
-//! prefill rate. The upper bound of the decode rate is the device's copy rate (bytes read plus bytes written
+//! prefill rate. The upper bound on the decode rate is the device's copy rate (bytes read plus bytes written
 //! per second) divided by the bytes of weights that the computation of a token reads. For prefill, the bench
 //! also reports TFLOP/s, at two operations per block weight and token.
 //!

@@ -15,7 +15,7 @@ pub(crate) enum DeviceMessage {
         /// The event.
         event: StageEvent,
     },
-    /// A timeline for which the core waits has advanced.
+    /// A timeline that the core waits for has advanced.
     Progress,
     /// The next stage has returned a slot of an outgoing ring. The slot itself is in the quiet queue.
     RingSlot,

@@ -2,7 +2,7 @@
 //! devices. It caches the results on disk.
 //!
 //! All CPU devices are timed at the same time, because they also work at the same time in a pipeline and
-//! share caches and memory bandwidth. Every other device is timed alone. CPU devices with equally many
+//! share caches and memory bandwidth. Every other device is timed alone. CPU devices with the same number of
 //! threads share one profile, which is the mean of their measured profiles.
 
 mod budget;

@@ -247,8 +247,8 @@ fn refuses_unknown_architectures_types_and_tensors() {
                     &[&words.replace("blk.0.attn_q.weight", ""), "blk.0.attn_q.weight", "Q8_0"],
                 );
             }
-            // This type is supported, but its values have another size. The command reads wrong values, but
-            // stays within the tensor's bytes.
+            // This type is supported, but its values have a different size. The command reads wrong values,
+            // but stays within the tensor's bytes.
             None => drop(ragtag().args(["inspect", &path]).assert().success()),
         }
     }
@@ -335,7 +335,8 @@ fn refuses_split_models_with_mismatched_files() {
     patch(&mut bytes, at, twice.as_bytes());
     changed(&third, &bytes, &["duplicate tensor", twice]);
 
-    // One file is a part under another name. The other is a whole file under the name of a part.
+    // One file is a part of a split model under an unrelated name. The other is a complete model under the
+    // name of a part.
     let alone = corrupt.write("alone.gguf", &parts[0]);
     corrupt.refused(&alone, &["is missing: it is shard 2 of 3"]);
     let first = corrupt.write("part-00001-of-00003.gguf", &corrupt.sound);

@@ -213,7 +213,7 @@ fn a_header_gets_the_plan_of_its_file_and_does_not_run() {
     let arguments = ["--fleet", "2x-rtx3060", "--json"];
     let of_header = json(&[&["plan", path], &arguments[..]].concat());
     let mut of_whole = json(&[&["plan", text(&whole)], &arguments[..]].concat());
-    // The plan for the header also fits the whole file. Only the displayed name differs.
+    // The plan for the header is also valid for the whole file. Only the displayed name differs.
     of_whole["model"]["name"] = of_header["model"]["name"].clone();
     assert_eq!(of_header, of_whole);
     assert!(succeeds(&["inspect", path]).contains("metadata only"));

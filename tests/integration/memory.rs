@@ -318,7 +318,7 @@ fn refused_staging_shrinks_and_changes_no_token() {
         let model = model();
         let expected: Vec<_> =
             golden(MODEL).cases.iter().map(|case| case.greedy_ids[..24].to_vec()).collect();
-        // The ring fits into regions of this size.
+        // The ring fits into a region of either tested size.
         let most = |bytes| Faults { largest_region_bytes: Some(bytes), ..Faults::default() };
         let error = faulty(&model, most(1 << 20)).unwrap_err();
         let Error::Run(error) = &error else { panic!("{error:?}") };

@@ -96,9 +96,9 @@ fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
 /// Corrects facts from a measured run.
 ///
 /// - Device: the deviations of its stages scale its launch times, its bandwidth and its arithmetic rates.
-///   Each deviation is weighted by the share that the value has in the predicted time.
-/// - Unused device: its assumed values are scaled by the mean factors of the devices with the same API that
-///   ran. Its other values do not change.
+///   Each deviation is weighted by the value's share of the predicted time.
+/// - Unused device: its assumed values are scaled by the mean factors of the devices of the same API that
+///   took part in the run. Its other values do not change.
 /// - Token return: it consists mostly of host time for sampling, so the measured difference is added to the
 ///   host latency of every device.
 /// - Link: latency and bandwidth are computed from transfers of two sizes if possible. Otherwise the link's

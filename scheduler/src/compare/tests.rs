@@ -224,8 +224,8 @@ fn corrected_facts_predict_what_was_measured() {
     assert!(comparison.largest_stage_deviation() < 0.01, "{comparison:#?}");
     assert_eq!(run.devices[0].bandwidth_bytes_per_s.source, FigureSource::Fitted);
     assert!(run.devices.iter().all(|device| device.nonsense().is_none()));
-    // Assumptions about unused devices are corrected like those of the same API. Devices of other APIs do not
-    // change.
+    // Assumed values of an unused device get the corrections of the other devices of its API. Devices of
+    // other APIs do not change.
     let bandwidth = |at: usize| run.devices[at].bandwidth_bytes_per_s.value;
     assert!((bandwidth(2) / (bandwidth(0) * bandwidth(1)).sqrt() - 1.0).abs() < 1e-9);
     assert_eq!(run.devices[2].bandwidth_bytes_per_s.source, FigureSource::Assumed);

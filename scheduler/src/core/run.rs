@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct RunShape {
     /// Number of stages.
     pub stages: u32,
-    /// Maximum number of micro-batches with decode rows that are in flight.
+    /// Maximum number of in-flight micro-batches that have decode rows.
     pub decode_groups: u32,
     /// Maximum number of micro-batches in flight.
     pub credits: u32,

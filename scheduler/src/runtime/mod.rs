@@ -369,7 +369,7 @@ impl Loader {
                 }
             }
         }
-        // Each actor sends one result, whether or not it loads.
+        // Each actor sends one result, whether or not loading succeeds.
         for result in loaded.iter().take(threads.len()) {
             if let Err(error) = result {
                 self.abort.store(true, Ordering::Relaxed);

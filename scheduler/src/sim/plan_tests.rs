@@ -141,7 +141,7 @@ fn a_lone_token_takes_all_stages_transfers_and_the_return() {
     for blocks in [&[3][..], &[2, 5], &[4, 1, 3], &[1, 1, 1, 1, 1, 1, 1, 1]] {
         let planned = Planned::new(blocks);
         let summary = planned.run(&burst(1, 100, 101));
-        // These are the tokens after the first. Their rows attend to 101 up to 200 positions.
+        // These are the tokens after the first. Their rows attend to between 101 and 200 positions.
         let expected = planned.stages_us(1, 1, 150.5) + planned.moving_us(1, 1);
         let between = summary.between_tokens_us;
         assert_eq!(between.count, 100);
