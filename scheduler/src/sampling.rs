@@ -2,8 +2,8 @@
 //!
 //! The filters run in llama.cpp's order: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
 //! min-p therefore use the probabilities before the temperature is applied. A sampler has its own random
-//! generator, so its results are deterministic. Equal settings, logits and histories give equal tokens on
-//! every machine.
+//! generator, so its results are deterministic. Identical settings, logits and histories produce identical
+//! tokens on every machine.
 //!
 //! This module does not depend on the source of the logits.
 

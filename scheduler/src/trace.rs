@@ -107,9 +107,9 @@ impl TraceSink {
 pub struct Computed {
     /// Number of micro-batches.
     pub micro_batches: u64,
-    /// Total rows of the micro-batches.
+    /// Total number of rows in the micro-batches.
     pub rows: u64,
-    /// Total sequences of the micro-batches. A sequence counts once in each of its micro-batches.
+    /// Total number of sequences in the micro-batches. A sequence counts once for each of its micro-batches.
     pub sequences: u64,
     /// Number of positions to which each row attends, summed over all rows.
     pub positions: u64,

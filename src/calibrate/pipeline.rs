@@ -2,7 +2,6 @@
 //! has only one block or the head.
 //!
 //! Overheads between stages and between steps are realistic only if each stage takes as long as in a real
-//! Overheads between stages and between steps are realistic only if each stage takes as long as in a real
 //! run. In a real run, a stage takes milliseconds, while the other threads sleep and their cores are idle.
 //! The calibration pipeline therefore repeats the dispatches of a decode step. It omits the dispatches of
 //! chunks, because it measures only the transfers of chunks.

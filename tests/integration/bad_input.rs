@@ -448,7 +448,7 @@ impl PlanFile {
         refused(&[&arguments[..], more].concat(), code, words);
     }
 
-    /// Replaces the first `from` in the plan file by `to` and runs the changed plan. Checks that the run
+    /// Replaces the first `from` in the plan file with `to` and runs the changed plan. Checks that the run
     /// fails with exit code `code` and a message that contains every string in `words`.
     fn changed(&self, from: &str, to: &str, code: i32, words: &[&str]) {
         let changed = self.json.replacen(from, to, 1);

@@ -203,8 +203,8 @@ fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     });
 }
 
-/// Replaces `file` by a link to an endless file and runs `test`. Checks that `test` replaces the link by a
-/// regular file. Does nothing on systems without endless files.
+/// Replaces `file` with a link to an endless file and runs `test`. Checks that `test` replaces the link with
+/// a regular file. Does nothing on systems without endless files.
 fn without_end(file: &Path, test: impl FnOnce()) {
     #[cfg(unix)]
     {

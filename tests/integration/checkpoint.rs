@@ -36,7 +36,7 @@ impl Copied {
         text(self.folder.path())
     }
 
-    /// Replaces the first occurrence of `from` in the file `name` by `to`.
+    /// Replaces the first occurrence of `from` in the file `name` with `to`.
     fn change(&self, name: &str, from: &str, to: &str) -> &Self {
         let old = std::fs::read_to_string(self.file(name)).unwrap();
         let new = old.replacen(from, to, 1);

@@ -576,7 +576,7 @@ fn a_receipt_records_what_ran() {
 }
 
 /// Checks that the command writes into an existing pipe, such as `/dev/stdout`, and into the target of a
-/// link. It must not replace the pipe or the link by a file. The test writes to no device file, because a
+/// link. It must not replace the pipe or the link with a file. The test writes to no device file, because a
 /// defect could delete a device file of this machine.
 #[cfg(unix)]
 #[test]

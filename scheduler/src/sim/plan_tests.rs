@@ -126,7 +126,7 @@ fn segment(kind: SegmentKind) -> Segment {
     }
 }
 
-/// Returns a load of equal requests that all arrive at the start.
+/// Returns a load of identical requests that all arrive at the start.
 fn burst(requests: u32, prompt: u32, new: u32) -> Load {
     let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 0 }.draw().unwrap()

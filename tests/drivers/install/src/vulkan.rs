@@ -90,7 +90,8 @@ impl VulkanFaults {
         }
     }
 
-    /// Loses a device at a call of kind `at`, after `passes` calls of this kind have succeeded.
+    /// Makes the layer lose a device at a call of kind `at`, after `passes` calls of this kind have
+    /// succeeded.
     pub fn lose(&self, device: u32, at: LostAt, passes: u64) {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {
