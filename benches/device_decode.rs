@@ -214,7 +214,7 @@ impl Copies {
         let label = arguments.device.split(',').next().unwrap_or_default();
         let report = Backends::new(&Config::default()).probe();
         let own = report.device(label).map(|device| device.adapters.clone()).unwrap_or_default();
-        // The hardware limit is the fastest copy over all APIs that show the device, because some drivers
+        // The hardware limit is the fastest copy over all APIs that expose the device, because some drivers
         // copy with slower engines.
         let mut best: Option<Self> = None;
         for label in own {

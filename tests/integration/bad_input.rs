@@ -1,5 +1,5 @@
-//! Tests that each kind of bad input gives a specific message and exit code, nothing on standard output, and
-//! no panic.
+//! Tests that each kind of bad input leads to a specific message and exit code, prints nothing to standard
+//! output, and causes no panic.
 
 use crate::support::{self, metadata_value, model_path, patch, ragtag, tensor_data, tensor_info, text};
 use std::path::{Path, PathBuf};

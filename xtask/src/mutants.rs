@@ -276,7 +276,8 @@ fn try_out(root: &Path, tree: &Path, area: &Area, left_out: &[&str], results: &P
     command.args(["--", "--"]).args(area.filter);
     let status = command.status().map_err(|e| format!("cannot start cargo: {e}"))?;
     match status.code() {
-        // The codes mean that all mutants were caught, that some survived, or that some timed out.
+        // The codes mean, in this order, that all mutants were caught, that some survived, and that some
+        // timed out.
         Some(0 | 2 | 3) => Ok(()),
         _ => Err(format!("cargo mutants failed ({status}); {} has its logs", results.display())),
     }
