@@ -18,7 +18,7 @@ use ragtag_planner::{
 use ragtag_transfer::Route;
 
 /// Length in tokens of the first prefill chunk that the planner tries by default. A chunk of this length uses
-/// most of a device's arithmetic throughput, and the chunks of one prompt still fill a pipeline.
+/// most of a device's arithmetic throughput, and a prompt still has enough chunks to fill a pipeline.
 pub const DEFAULT_CHUNK: u32 = 128;
 
 /// Length in tokens of the longest prefill chunk that the planner tries by default. A chunk is never longer

@@ -102,7 +102,7 @@ impl<M, U> Mailbox<M, U> {
         self.quiet.try_recv().or_else(|_| self.waking.try_recv()).ok().map(Envelope::Normal)
     }
 
-    /// Returns the queues that wake the owner, for owners that also wait for other channels.
+    /// Returns the queues that wake the owner, for owners that also wait on other channels.
     pub(crate) fn waking_queues(&self) -> (&Receiver<M>, &Receiver<U>) {
         (&self.waking, &self.urgent)
     }

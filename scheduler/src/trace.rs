@@ -252,7 +252,7 @@ pub(crate) struct Recorder {
     ends: Ends,
     pub(crate) prefill: Computed,
     pub(crate) decode: Computed,
-    /// Sums by size of micro-batch. The key is whether all rows are decode steps, and the number of rows
+    /// Sums by size of micro-batch. The key states whether all rows are decode steps, and the number of rows,
     /// rounded up to a power of two.
     sizes: BTreeMap<(bool, u32), SizeReport>,
     /// Longest turn of the actor.

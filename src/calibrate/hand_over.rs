@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of new tokens per sequence in a run. The adaptive waits settle within the first few tokens.
 const TOKENS: u32 = 32;
-/// Maximum number of timed runs per number of sequences, and the time after which two runs suffice.
+/// Maximum number of timed runs for each number of sequences, and the elapsed time after which two runs are
+/// enough.
 const RUNS: usize = 5;
 const LIMIT: Duration = Duration::from_millis(250);
 

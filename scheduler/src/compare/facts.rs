@@ -13,8 +13,8 @@ const LARGEST_FACTOR: f64 = 1e3;
 /// separately.
 const SIZES_APART: f64 = 2.0;
 
-/// Minimum difference between the results of two equal devices, in standard deviations, for which each device
-/// gets its own correction.
+/// Two identical devices get separate corrections if their results differ persistently and by more than this
+/// number of standard deviations.
 const SPREADS: f64 = 3.0;
 /// Minimum relative standard deviation of a time. Smaller measured deviations are not credible.
 const LEAST_SPREAD: f64 = 0.05;

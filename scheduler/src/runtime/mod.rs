@@ -258,7 +258,7 @@ fn connect(
     });
     let rings = rings.collect::<Result<Vec<_>>>()?;
     let hosts: Vec<usize> = stages.iter().map(|stage| stage.device).collect();
-    // Index of a stage among those of its device.
+    // Index of a stage among the stages of its device.
     let local = |stage: usize| hosts[..stage].iter().filter(|host| **host == hosts[stage]).count();
     let mailboxes: Vec<_> = (0..devices.len())
         .map(|device| {
