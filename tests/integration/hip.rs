@@ -77,9 +77,9 @@ fn a_pipeline_with_the_cpu_gives_the_tokens_of_one_device() {
 }
 
 /// Checks a prompt that is long enough to use the GEMM library, with weights that Ragtag dequantises for the
-/// library. The stand-in's own kernel computes these products. The test therefore only checks that the right
-/// products reach the library, from the plan to the recorded graph. The plan uses the library by default,
-/// because the reported architecture has no matrix units.
+/// library. The stand-in's own kernel computes the library's products. The test therefore only checks that
+/// the right products reach the library, from the plan to the recorded graph. The plan uses the library by
+/// default, because the reported architecture has no matrix units.
 #[test]
 fn a_long_prompt_uses_the_matrix_library() {
     let (variable, folder) = rocblas_kernels();
