@@ -2,8 +2,8 @@
 //! machine's read bandwidth divided by the bytes of weights that the computation of a token reads.
 //!
 //! Usage: `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`. `cargo xtask synth-model --preset
-//! 1.1b` makes such a model. The bench alternates between the bandwidth and the models, so that noise affects
-//! all measurements alike. It prints the raw samples as JSON.
+//! 1.1b` makes such a model. The bench alternates between measuring the bandwidth and the models, so that
+//! noise affects all measurements alike. It prints the raw samples as JSON.
 #![allow(clippy::print_stdout)] // prints a report
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt};
@@ -101,8 +101,8 @@ fn decode(engine: &Engine) -> ragtag::Result<f64> {
     })
 }
 
-/// Allocates memory on huge pages if they are available, like the CPU backend. On normal pages, the measured
-/// bandwidth would be lower than the backend's bandwidth for weights.
+/// Allocates memory on huge pages if they are available, as the CPU backend does. On normal pages, the
+/// measured bandwidth would be lower than the backend's bandwidth for weights.
 fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     let mapped = memmap2::MmapMut::map_anon(bytes)
         .map_err(|e| ragtag::Error::Usage(format!("cannot map {bytes} bytes to measure the bandwidth: {e}")));

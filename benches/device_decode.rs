@@ -1,7 +1,7 @@
 //! Compares the decode rate of a device with an upper bound that the same run measures, and measures the
-//! prefill rate. The upper bound of the decode rate is the device's copy rate (bytes read plus bytes written
-//! per second) divided by the bytes of weights that the computation of a token reads. The bench reports
-//! prefill in operations on weights per second.
+//! prefill rate. The upper bound on the decode rate is the device's copy rate (bytes read plus bytes written
+//! per second) divided by the bytes of weights that the computation of a token reads. For prefill, the bench
+//! also reports TFLOP/s, at two operations per block weight and token.
 //!
 //! Usage: `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`. Each model is PRESET:TYPE or
 //! a GGUF file. PRESET is a preset of `cargo xtask synth-model`. The bench makes such a model in memory with
@@ -134,7 +134,7 @@ fn engine(
     Ok((engine, segments.iter().map(|s| s.read_bytes).sum()))
 }
 
-/// Measures the prefill rate with one prompt after the other.
+/// Measures the prefill rate with one prompt at a time.
 fn prefill(
     arguments: &Arguments,
     name: &str,
@@ -214,7 +214,7 @@ impl Copies {
         let label = arguments.device.split(',').next().unwrap_or_default();
         let report = Backends::new(&Config::default()).probe();
         let own = report.device(label).map(|device| device.adapters.clone()).unwrap_or_default();
-        // The hardware limit is the fastest copy over all APIs that show the device, because some drivers
+        // The hardware limit is the fastest copy over all APIs that expose the device, because some drivers
         // copy with slower engines.
         let mut best: Option<Self> = None;
         for label in own {

@@ -174,8 +174,7 @@ impl Row {
         Ok(Self { model: (*name).into(), devices: plan.stages.len(), rate: rate(&plan)?, untuned, tuned })
     }
 
-    /// Returns the ratio of the simulated requests per second of the planner's placement to those of a rule's
-    /// placement.
+    /// Returns the ratio of the planner's simulated requests per second to those of a rule.
     fn ratio(&self, (_, rate): &OfRule) -> f64 {
         self.rate / rate
     }

@@ -14,8 +14,8 @@ use ragtag::{Fleet, Model, Objective, Planner, Workload};
 use shapes::{SHAPES, model};
 use std::time::Instant;
 
-/// Fleets of sixteen cards of one, four and sixteen kinds. Each entry has a description and the list of
-/// cards.
+/// Fleets of sixteen cards, with one, four and sixteen different types of cards. Each entry has a description
+/// and the list of cards.
 const FLEETS: [(&str, &str); 3] = [
     ("of one kind", "16x-rtx4090"),
     ("of four kinds", "4x-rtx3090+4x-rtx4090+4x-rx7900xtx+4x-l40s"),

@@ -86,10 +86,11 @@ struct Arguments {
     /// Seconds to time each device
     #[arg(long, default_value_t = 2.0)]
     calibration: f64,
-    /// Measurements per figure; the median counts
+    /// Measurements per figure; the median is reported
     #[arg(long, default_value_t = 1)]
     rounds: usize,
-    /// Maximum predicted seconds of a plan: longer drawn plans are drawn again, longer rule plans are not run
+    /// Maximum predicted duration of a plan in seconds; a random plan over the limit is redrawn, and a
+    /// rule-based plan over it is skipped
     #[arg(long, default_value_t = 20.0)]
     longest: f64,
     /// Layers of a model made in memory

@@ -2,10 +2,10 @@
 //!
 //! Demonstrates how to trace an engine and how to read the trace. A single decoding sequence keeps only one
 //! stage busy at a time. Sixteen sequences keep both stages busy, and so do the chunks of one long prompt.
-//! For each run, the program prints a bar for each stage, and a bar "both" for the time in which both stages
-//! compute. The full width of a bar stands for the time from the start of the first computation to the end of
-//! the last. The bar "both" is empty only for the first run. It is long only if the machine has two idle
-//! cores, because the threads of the stages otherwise compete for cores.
+//! For each run, the program prints a bar for each stage, and a bar labelled "both" for the time in which
+//! both stages compute. The full width of a bar stands for the time from the start of the first computation
+//! to the end of the last computation. The bar "both" is empty only for the first run. It is long only if the
+//! machine has two idle cores, because the threads of the stages otherwise compete for cores.
 //!
 //! ```sh
 //! cargo run --release --example 05-overlap

@@ -195,9 +195,8 @@ impl Devices {
     }
 
     /// Returns the rates and the free memory of the selected devices, for the planner. The rates come from
-    /// the card library if it lists the device, and otherwise from the API. Rates that neither of them gives
-    /// are assumed. If a physical device is selected through several APIs, these APIs divide its memory
-    /// evenly.
+    /// the card library if it lists the device, and otherwise from the API. A rate that neither provides is
+    /// assumed. If a physical device is selected through several APIs, they divide its memory evenly.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {

@@ -34,8 +34,8 @@ pub struct EngineOptions {
     pub progress: Option<Progress>,
 }
 
-/// Engine options that remain usable after a failed start. A start borrows them, whereas it would consume
-/// [`EngineOptions`].
+/// Engine options that remain usable after a failed start. Starting an engine only borrows these options,
+/// whereas it would consume [`EngineOptions`].
 pub(crate) struct Options {
     trace: bool,
     all_logits: bool,

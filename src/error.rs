@@ -143,7 +143,7 @@ pub enum Error {
         /// The driver's error.
         cause: ragtag_hal::Error,
     },
-    /// A failed pipeline, or a request that the pipeline refused.
+    /// A failed pipeline, or a request that the pipeline rejected.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
     /// A self-test in which tests failed.
@@ -154,10 +154,10 @@ pub enum Error {
         /// Number of tests in total.
         tests: usize,
     },
-    /// A run that `--strict` refused.
+    /// A run that `--strict` rejected.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict {
-        /// Reasons for the refusal, one per finding.
+        /// Reasons for the rejection, one per finding.
         findings: Vec<String>,
     },
 }

@@ -125,7 +125,7 @@ impl Model {
         Err(Error::Usage("this build has no bundled model; name a .gguf file".into()))
     }
 
-    /// Opens a model from the bytes of a `.gguf` file. Errors call the file `name`.
+    /// Opens a model from the bytes of a `.gguf` file. Error messages refer to the file as `name`.
     ///
     /// # Errors
     /// Returns [`Error::Model`] if the model is invalid or unsupported.
@@ -205,8 +205,8 @@ impl Model {
 
     /// Returns a digest that identifies the model. Computing it does not read the weights. The digest covers
     /// the headers, the sizes of the weights, and the files without weights. Plans contain this digest, so a
-    /// plan for a header alone is also valid for the complete file. [`Model::digest`] returns a digest of the
-    /// complete content.
+    /// plan made from only the header of a file is also valid for the complete file. [`Model::digest`]
+    /// returns a digest of the complete content.
     ///
     /// # Errors
     /// Returns [`Error::Model`] if a file can no longer be read.
@@ -263,7 +263,7 @@ fn map(path: &Path) -> Result<Arc<dyn Source>> {
     }
 }
 
-/// Maps the files of a model directory that exist, except the files with weights. Also returns the name of
+/// Maps those files of a model directory that exist, except the files with weights. Also returns the name of
 /// the directory.
 fn directory(path: &Path) -> Result<(String, Directory)> {
     // A path such as `..` has no file name.

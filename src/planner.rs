@@ -18,7 +18,7 @@ use ragtag_planner::{
 use ragtag_transfer::Routes;
 
 /// Length in tokens of the first prefill chunk that the planner tries by default. A chunk of this length uses
-/// most of a device's arithmetic throughput, and the chunks of one prompt still fill a pipeline.
+/// most of a device's arithmetic throughput, and a prompt still has enough chunks to fill a pipeline.
 pub const DEFAULT_CHUNK: u32 = 128;
 
 /// Length in tokens of the longest prefill chunk that the planner tries by default. A chunk is never longer
@@ -110,8 +110,8 @@ impl Planner {
     }
 
     /// Plans for the selected devices and their currently free memory. The devices' rates come from
-    /// datasheets or from the API, or the planner assumes them. Predictions from such rates are rough, so
-    /// call [`Planner::calibrated`] as well.
+    /// datasheets or from the API. If neither provides a rate, the planner assumes one. Predictions from such
+    /// rates are rough, so call [`Planner::calibrated`] as well.
     pub fn devices(self, devices: &Devices) -> Self {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);

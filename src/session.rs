@@ -193,7 +193,7 @@ impl Session {
     ///
     /// # Errors
     /// Returns [`Error::Usage`] for invalid sampling settings, and [`Error::Tokenizer`] if a text prompt
-    /// cannot be encoded. If the pipeline refuses the request, the stream returns the error.
+    /// cannot be encoded. If the pipeline rejects the request, the stream returns the error.
     pub fn generate<'a>(
         &self,
         prompt: impl Into<Prompt<'a>>,
@@ -241,12 +241,12 @@ impl Session {
     /// row-major order.
     ///
     /// # Errors
-    /// Returns [`Error::Run`] if the pipeline refuses the ids or fails.
+    /// Returns [`Error::Run`] if the pipeline rejects the ids or fails.
     pub async fn logits(&self, ids: &[u32]) -> Result<Vec<f32>> {
         self.start_logits(ids).collect().await
     }
 
-    /// Starts the computation of [`Session::logits`] without waiting. If the pipeline refuses the request,
+    /// Starts the computation of [`Session::logits`] without waiting. If the pipeline rejects the request,
     /// the stream returns the error.
     pub fn start_logits(&self, ids: &[u32]) -> LogitStream {
         let (id, replies) = self.submit(ids.to_vec(), Job::Logits, ids.len() + 2);
@@ -265,7 +265,7 @@ impl Session {
     }
 }
 
-/// Guard of a running sequence. If the guard is dropped before the sequence ends, it cancels the sequence.
+/// Guard of a running sequence. Dropping the guard before the sequence ends cancels the sequence.
 #[derive(Debug)]
 struct Running {
     pipeline: Arc<Pipeline>,
@@ -296,7 +296,7 @@ impl TokenStream {
     /// Waits for the next event. [`Event::Finished`] is the last event.
     ///
     /// # Errors
-    /// Returns [`Error::Run`] if the pipeline refused the prompt or failed.
+    /// Returns [`Error::Run`] if the pipeline rejected the prompt or failed.
     pub async fn next_event(&mut self) -> Result<Event> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
@@ -429,7 +429,7 @@ impl LogitStream {
     /// in row-major order.
     ///
     /// # Errors
-    /// Returns [`Error::Run`] if the pipeline refused the ids or failed.
+    /// Returns [`Error::Run`] if the pipeline rejected the ids or failed.
     pub async fn collect(mut self) -> Result<Vec<f32>> {
         let mut logits = Vec::new();
         while let Some(reply) = self.replies.recv().await {

@@ -1,4 +1,4 @@
-//! Detects suspicious weights. The option `--strict` refuses models with such weights.
+//! Detects suspicious weights. The option `--strict` rejects models with such weights.
 
 use crate::error::{Error, Result};
 use crate::model::Model;

@@ -41,7 +41,7 @@ fn read(array: Array<'_>) {
             text.expect("was checked");
             read_count += 1;
         }),
-        // Count only numbers that fit. An array of another type fails at its first element.
+        // Count only numbers that fit in a u64. An array of a different type fails at its first element.
         _ => read_count = count.max(array.list::<u64>().filter(Result::is_ok).count() as u64),
     }
     assert_eq!(read_count, count);

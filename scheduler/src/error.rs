@@ -1,11 +1,11 @@
-//! Errors of a pipeline: refused requests, and failures that end the run.
+//! Errors of a pipeline: rejected requests, and failures that end the run.
 
 use serde::{Deserialize, Serialize};
 
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Reason why the pipeline refused a request. The pipeline continues.
+/// Reason why the pipeline rejected a request. The pipeline continues.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Refusal {
     /// The prompt is empty.
@@ -41,11 +41,11 @@ pub enum Refusal {
     },
 }
 
-/// A refused request or a failure of the run. It implements `Clone` because every sequence of a failed run
+/// A rejected request or a failure of the run. It implements `Clone` because every sequence of a failed run
 /// receives the same error.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
-    /// The request was refused.
+    /// The request was rejected.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The sampler failed for one sequence. The pipeline continues.
@@ -111,7 +111,7 @@ pub enum Error {
     Stopped,
 }
 
-/// An allocation that a device refused while its stage was loaded.
+/// An allocation that failed while a stage was loaded, because the device was out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedMemory<'a> {
     /// Label of the device.
@@ -127,8 +127,8 @@ pub struct RefusedMemory<'a> {
     pub needed_bytes: u64,
 }
 
-/// Fraction of the previously held memory that a retry does not request, as its reciprocal. Drivers and other
-/// programs may use that memory in the meantime.
+/// Reciprocal of the fraction of previously held memory that a retry leaves unrequested, because drivers and
+/// other programs may use that memory in the meantime.
 const MARGIN: u64 = 32;
 
 impl RefusedMemory<'_> {
@@ -139,23 +139,23 @@ impl RefusedMemory<'_> {
     }
 
     /// Returns the bytes that the stage's buffers may use on retry. If `believed` is true and the device
-    /// reported free bytes, these are the held bytes plus the free bytes. Otherwise they are the held bytes
+    /// reported free bytes, the result is the held bytes plus the free bytes. Otherwise it is the held bytes
     /// minus a margin. If all buffers were allocated, the failed allocation was for another object. The
-    /// function then also subtracts the requested bytes, but at most half of the result.
+    /// function then also subtracts the bytes of that allocation, but at most half of the result.
     pub fn available_bytes(&self, believed: bool) -> u64 {
         let known = match self.free_bytes.filter(|_| believed) {
             Some(free) => self.held_bytes.saturating_add(free),
             None => self.held_bytes - self.held_bytes.div_ceil(MARGIN),
         };
-        // If all buffers were allocated, another object needs the memory. Reserve the bytes that it
-        // requested.
+        // If all buffers were allocated, the failed allocation was for another object. Reserve the bytes that
+        // it requested.
         let beside = if self.held_bytes < self.needed_bytes { 0 } else { self.wanted_bytes };
         known - beside.min(known / 2)
     }
 }
 
 impl Error {
-    /// Returns the allocation that a device refused, if the error is an out-of-memory error during loading.
+    /// Returns the failed allocation if the error is an out-of-memory error during loading.
     pub fn refused_memory(&self) -> Option<RefusedMemory<'_>> {
         let Error::Memory { device, cause, held_bytes, needed_bytes, .. } = self else { return None };
         let (wanted_bytes, free_bytes) = match *cause.root() {

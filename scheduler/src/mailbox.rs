@@ -2,9 +2,9 @@
 //! the owner, and for quiet messages that the owner reads only when it is awake. Sending never blocks.
 //!
 //! The waking queue and the quiet queue are bounded ([`crate::capacity`]). Credits and ring slots limit the
-//! messages in flight. If a queue is full nevertheless, this is a bug and sending returns an error. The
-//! urgent queue is unbounded but receives few messages: a pipeline stops at most once, and each stage and
-//! each timeline fails at most once.
+//! messages in flight. A full queue therefore indicates a bug, and sending returns an error. The urgent queue
+//! is unbounded but receives few messages: a pipeline stops at most once, and each stage and each timeline
+//! fails at most once.
 
 use crate::capacity::Lanes;
 use crate::error::Error;
@@ -102,7 +102,7 @@ impl<M, U> Mailbox<M, U> {
         self.quiet.try_recv().or_else(|_| self.waking.try_recv()).ok().map(Envelope::Normal)
     }
 
-    /// Returns the queues that wake the owner, for owners that also wait for other channels.
+    /// Returns the queues that wake the owner, for owners that also wait on other channels.
     pub(crate) fn waking_queues(&self) -> (&Receiver<M>, &Receiver<U>) {
         (&self.waking, &self.urgent)
     }
@@ -125,19 +125,19 @@ pub(crate) fn found<T, E>(message: Result<T, E>) -> Outcome<T> {
 /// Notice of progress on timelines. It sends at most one message each time the owner arms it, and none while
 /// it is not armed.
 ///
-/// The owner arms the notice, then checks the timelines again because they may have advanced before, and then
-/// sleeps. The timelines may pass any number of points before the message is sent. A notice that is not armed
+/// The owner arms the notice, checks the timelines again because they may have advanced before it was armed,
+/// and then sleeps. Any number of points may pass before the message is sent. A notice that is not armed
 /// never wakes its owner.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notice(Arc<AtomicBool>);
 
 impl Notice {
     /// Requests a message at the next progress. After this call, the caller must check for progress that was
-    /// made before.
+    /// made before the call.
     pub(crate) fn arm(&self) {
         self.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `take`. After this fence, the owner sees all writes before the other
-        // thread's fence. Otherwise the other thread sees that the notice is armed.
+        // Pairs with the fence in `take`. Either the owner sees all writes that precede the other thread's
+        // fence, or the other thread sees that the notice is armed.
         fence(Ordering::SeqCst);
     }
 

@@ -15,7 +15,7 @@ pub(crate) enum DeviceMessage {
         /// The event.
         event: StageEvent,
     },
-    /// A timeline for which the core waits has advanced.
+    /// A timeline that the core waits for has advanced.
     Progress,
     /// A next stage has put a message for which the device waits into the quiet queue.
     Quiet,
@@ -33,7 +33,7 @@ pub(crate) enum DeviceUrgent {
 /// Messages from the actors to the coordinator.
 #[derive(Debug)]
 pub(crate) enum RunMessage {
-    /// Announces that the last stage has processed a micro-batch once the point in the message passes.
+    /// Announces the results of a micro-batch. They are in host memory once the point in the message passes.
     Return(Return),
     /// The last stage's download timeline has advanced.
     Downloaded,

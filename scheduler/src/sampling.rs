@@ -2,8 +2,8 @@
 //!
 //! The filters run in llama.cpp's order: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
 //! min-p therefore use the probabilities before the temperature is applied. A sampler has its own random
-//! generator, so its results are deterministic. Equal settings, logits and histories give equal tokens on
-//! every machine.
+//! generator, so its results are deterministic. Identical settings, logits and histories produce identical
+//! tokens on every machine.
 //!
 //! This module does not depend on the source of the logits.
 
@@ -26,7 +26,8 @@ pub struct Sampling {
     /// Penalty for recent tokens, above 0. Their positive logits are divided by it, and their negative logits
     /// are multiplied by it. The value 1 has no effect.
     pub repetition_penalty: f32,
-    /// Number of latest tokens that count as recent. The value 0 disables the repetition penalty.
+    /// Number of tokens at the end of the history that count as recent. The value 0 disables the repetition
+    /// penalty.
     pub repetition_window: u32,
     /// Seed of the random generator.
     pub seed: u64,

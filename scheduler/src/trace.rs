@@ -107,9 +107,9 @@ impl TraceSink {
 pub struct Computed {
     /// Number of micro-batches.
     pub micro_batches: u64,
-    /// Total rows of the micro-batches.
+    /// Total number of rows in the micro-batches.
     pub rows: u64,
-    /// Total sequences of the micro-batches. A sequence counts once in each of its micro-batches.
+    /// Total number of sequences in the micro-batches. A sequence counts once for each of its micro-batches.
     pub sequences: u64,
     /// Number of positions to which each row attends, summed over all rows.
     pub positions: u64,
@@ -177,12 +177,13 @@ impl Computed {
 pub struct SizeReport {
     /// Whether the micro-batches contain only decode steps.
     pub decode: bool,
-    /// Upper bound of the rows of these micro-batches, a power of two. Each micro-batch has more than half as
-    /// many rows.
+    /// Upper bound on the number of rows per micro-batch, a power of two. Each micro-batch has more than half
+    /// as many rows.
     pub rows: u32,
     /// Sums over all micro-batches.
     pub computed: Computed,
-    /// Sums without the first micro-batch, whose time may include kernel compilation and command recording.
+    /// Sums over all micro-batches except the first, whose time may include kernel compilation and command
+    /// recording.
     #[serde(default)]
     pub warm: Computed,
 }
@@ -249,7 +250,7 @@ pub(crate) struct Ends {
     pub(crate) outgoing: Option<Transfers>,
 }
 
-/// Matches the timings that a device reports with the submissions of one stage.
+/// Matches device-reported timings to the submissions of one stage.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     stage: u32,
@@ -259,7 +260,7 @@ pub(crate) struct Recorder {
     ends: Ends,
     pub(crate) prefill: Computed,
     pub(crate) decode: Computed,
-    /// Sums by size of micro-batch. The key is whether all rows are decode steps, and the number of rows
+    /// Sums by size of micro-batch. The key states whether all rows are decode steps, and the number of rows,
     /// rounded up to a power of two.
     sizes: BTreeMap<(bool, u32), SizeReport>,
     /// Longest turn of the actor.
@@ -286,7 +287,7 @@ impl Recorder {
         }
     }
 
-    /// Records that an incoming micro-batch has got a slot at the time `now_ns`.
+    /// Records that an incoming micro-batch got a slot at the time `now_ns`.
     pub(crate) fn admitted(&self, micro_batch: MicroBatchId, now_ns: Nanoseconds) {
         if let Some(edge) = &self.ends.incoming {
             edge.admitted(micro_batch, now_ns);

@@ -207,7 +207,7 @@ fn devices_with_several_stages_generate_equal_tokens() {
 #[test]
 fn stages_of_one_device_share_scratch_and_equal_weights() {
     const SCRATCH_BYTES: u64 = 1 << 20;
-    // The first and the last stage have one equal weight.
+    // The first and the last stage have one identical weight, which they share on the same device.
     let in_use = |hosts: &[usize]| {
         let setup = Setup::on(hosts);
         let mut specs = setup.specs();

@@ -69,7 +69,8 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
     for seed in 0..60 {
         let mut world = random_world(seed);
         world.limits.sequences = world.limits.sequences.max(2);
-        // The chunks include those of engines. Each has its own scratch size.
+        // The planner also tries the chunk lengths of other engines. Each chunk length has its own scratch
+        // size.
         let wider = |chunk: u64| {
             let scratch = |segment: &Segment| Segment {
                 scratch_bytes: segment.scratch_bytes * chunk / 128,
@@ -98,7 +99,7 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
                 let rows = world.limits.sequences.div_ceil(groups);
                 assert_eq!(untuned.decode_rows, rows, "seed {seed}, {rule}, {decode}");
                 let rates = [&tuned, &untuned].map(served);
-                // A plan's chunks are short while sequences generate. Those of engines are not.
+                // The plan shortens its chunks while sequences generate. Other engines do not.
                 assert!(rates[0] >= rates[1] * 0.99, "seed {seed}, {rule}, {decode}: {rates:?}");
                 better += usize::from(rates[0] > rates[1] * 1.02);
                 plans += 1;

@@ -49,7 +49,7 @@ impl Budget {
         1.0 - left * (1.0 - part)
     }
 
-    /// Creates a budget that starts now. Its length is the fraction `part` of [`Self::left`] for `share`.
+    /// Creates a budget that starts now and lasts for the fraction `part` of `self.left(share)`.
     pub(super) fn part(&self, share: f64, part: f64) -> Self {
         Self::new(self.whole.map(|_| self.left(share).mul_f64(part)))
     }

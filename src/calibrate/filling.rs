@@ -1,5 +1,5 @@
-//! Synthetic weights for timing. Reading the weights of a large model would be slow, and the time of a matmul
-//! does not depend on their values.
+//! Synthetic weights for timing. Reading the weights of a large model would be slow, and their values do not
+//! affect the time of a matmul.
 
 use ragtag_graph::{CompiledStage, WeightBuffer, WeightChunk};
 use ragtag_scheduler::WeightSource;
@@ -16,9 +16,9 @@ pub(super) struct Filling {
 impl Filling {
     /// Creates synthetic weights for a compiled stage.
     pub(super) fn new(compiled: &CompiledStage) -> Self {
-        // The values are f16 numbers of both signs from 1/2 to 1. If they are read as f32, they are small,
-        // but their products are still normal numbers, so CPUs do not slow down on denormals. The values
-        // differ, because equal values would draw less power.
+        // The values are f16 numbers of either sign with magnitudes from 1/2 to 1. Read as f32, they are
+        // small, but their products are still normal numbers, so CPUs do not slow down on denormals. The
+        // values differ, because equal values would draw less power.
         let mut state = 1u32;
         let mut value = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

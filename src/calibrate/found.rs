@@ -19,8 +19,8 @@ pub(super) struct Known {
     pub(super) complete: bool,
 }
 
-/// A link from one device to another. It has the indices of the devices, and the facts about the link if they
-/// are known.
+/// A link from one device to another: the indices of both devices, and the facts about the link if they are
+/// known.
 pub(super) struct KnownLink {
     pub(super) from: usize,
     pub(super) to: usize,
@@ -58,8 +58,9 @@ impl KnownFacts {
         Ok(Self { devices, links })
     }
 
-    /// Returns whether no device or link needs timing. A quick calibration accepts missing links unless all
-    /// are missing, because a link is about as fast as the link in the opposite direction.
+    /// Returns whether no device or link needs timing. A quick calibration tolerates missing links as long as
+    /// one link is known. A missing link is assumed to be about as fast as the link in the opposite
+    /// direction.
     pub(super) fn is_complete(&self, is_quick: bool) -> bool {
         let missing = self.missing_links().len();
         self.missing_profiles() == 0 && (missing == 0 || (is_quick && missing < self.links.len()))
@@ -70,7 +71,7 @@ impl KnownFacts {
         self.devices.iter().filter(|known| !known.complete).count()
     }
 
-    /// Returns the links that need timing, as pairs of the sender's and the receiver's index.
+    /// Returns the links that need timing, as pairs of the sender's and the receiver's indices.
     pub(super) fn missing_links(&self) -> Vec<(usize, usize)> {
         let missing = self.links.iter().filter(|link| link.facts.is_none());
         missing.map(|link| (link.from, link.to)).collect()

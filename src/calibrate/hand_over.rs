@@ -1,5 +1,5 @@
-//! Measures the hand-over time of a stage, the time of the token return, and the transfer times of the links
-//! in a calibration pipeline, whose devices are busy.
+//! Measures the hand-over time of a stage, the time of the token return, and the transfer times of the links.
+//! It measures them in a calibration pipeline, so that the devices are busy as in a real run.
 //!
 //! Each overhead is a difference between times of the same run, so that drift between runs cancels out. The
 //! result is the median over several runs. It is not the minimum, because thread wake-ups are just as slow in
@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of new tokens per sequence in a run. The adaptive waits settle within the first few tokens.
 const TOKENS: u32 = 32;
-/// Maximum number of timed runs per number of sequences, and the time after which two runs suffice.
+/// Maximum number of timed runs for each number of sequences, and the elapsed time after which two runs are
+/// enough.
 const RUNS: usize = 5;
 const LIMIT: Duration = Duration::from_millis(250);
 

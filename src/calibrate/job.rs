@@ -86,7 +86,7 @@ impl Job<'_> {
         let count = |processors: bool| {
             known.iter().filter(|k| !k.complete && is_processor(&k.adapter) == processors).count()
         };
-        // CPU devices are timed concurrently, so they take one turn together.
+        // CPU devices are timed concurrently, so all of them together count as one turn.
         let mut turns = count(false) + count(true).min(1);
         let mut outcomes = Vec::new();
         let mut budget = || {

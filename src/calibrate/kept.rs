@@ -96,8 +96,8 @@ impl Kept {
         self.failure.get().map(String::as_str)
     }
 
-    /// Reads the cached profile with the given identity. Returns `None` if there is none, or if it has
-    /// expired or been contradicted.
+    /// Reads the cached profile with the given identity. Returns `None` if there is none, if it has expired,
+    /// or if a run has contradicted it.
     pub(super) fn profile(&self, identity: &ProfileIdentity) -> Option<Profile> {
         let path = self.path("profile", identity)?;
         let json = read(&path)?;
@@ -144,8 +144,8 @@ impl Kept {
     }
 
     /// Marks a cached profile that a run has contradicted, so that the next calibration measures it again.
-    /// Returns whether it has marked the profile. If the profile itself replaced a marked profile, it cannot
-    /// be marked until the old mark expires, because another measurement would hardly be better.
+    /// Returns whether it has marked the profile. A profile that replaced a marked profile cannot be marked
+    /// until the old mark expires, because another measurement would hardly be better.
     pub(super) fn contradict(&self, profile: &Profile) -> bool {
         let Some(path) = self.path("stale", &profile.identity) else { return false };
         let before = mark(&path).filter(|before| !is_old(before.marked_unix_s));

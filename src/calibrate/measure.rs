@@ -53,8 +53,8 @@ const RUNS: f64 = 4.0;
 /// and GPUs have a higher one.
 const FLOPS_PER_BYTE: f64 = 50.0;
 
-/// Memory that evicts everything else from the CPU caches when a sweep touches it. In a run, all blocks
-/// execute before the head, so the head never finds its weights in a cache.
+/// Buffer that a sweep touches to evict everything else from the CPU caches. In a run, all blocks execute
+/// before the head, so the head never finds its weights in a cache.
 struct Sweep(Vec<u64>);
 
 impl Sweep {
@@ -167,7 +167,7 @@ impl Timer<'_> {
         self.load(device, compiled)
     }
 
-    /// Repeats the measurement `once` until the time of [`Self::share`] has passed. Stops earlier if the
+    /// Repeats the measurement `once` for the time that [`Self::share`] returns. Stops earlier if the
     /// fraction `until` of the budget is used up.
     fn taken(&self, until: f64, once: impl FnMut() -> Result<f64>) -> Result<Stats> {
         let stats = Stats::taken(self.share(), self.budget.left(until), once);
@@ -175,7 +175,7 @@ impl Timer<'_> {
         stats
     }
 
-    /// Returns the time of a micro-batch on an empty stage, in microseconds.
+    /// Measures the time of a micro-batch on an empty stage, in microseconds.
     fn stage_us(&self, device: &mut SoloDevice) -> Result<f64> {
         let first = self.steps.window.start.min(self.steps.head());
         let mut compiled = self.steps.compile_decode(first..first + 1, device.adapter())?;

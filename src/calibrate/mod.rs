@@ -2,7 +2,7 @@
 //! devices. It caches the results on disk.
 //!
 //! All CPU devices are timed at the same time, because they also work at the same time in a pipeline and
-//! share caches and memory bandwidth. Every other device is timed alone. CPU devices with equally many
+//! share caches and memory bandwidth. Every other device is timed alone. CPU devices with the same number of
 //! threads share one profile, which is the mean of their measured profiles.
 
 mod budget;
@@ -34,8 +34,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use steps::Steps;
 
-/// Ratio between measured and predicted time (in either direction) above which a run contradicts a profile,
-/// and the minimum numbers of decode steps and of chunks that such a run must have.
+/// A run contradicts a profile if measured and predicted times differ by more than this factor, in either
+/// direction. The run must have at least the following numbers of decode steps or chunks.
 const CONTRADICTING_FACTOR: f64 = 1.5;
 const CONTRADICTING_STEPS: u64 = 16;
 const CONTRADICTING_CHUNKS: u64 = 8;

@@ -2,9 +2,9 @@
 //! has only one block or the head.
 //!
 //! Overheads between stages and between steps are realistic only if each stage takes as long as in a real
-//! run. There, a stage takes milliseconds, while the other threads sleep and their cores are idle. The
-//! calibration pipeline therefore repeats the dispatches of a decode step. It omits the dispatches of chunks,
-//! because it measures only the transfers of chunks.
+//! run. In a real run, a stage takes milliseconds, while the other threads sleep and their cores are idle.
+//! The calibration pipeline therefore repeats the dispatches of a decode step. It omits the dispatches of
+//! chunks, because it measures only the transfers of chunks.
 
 use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
@@ -26,7 +26,7 @@ use std::time::Duration;
 const BUSY_US: f64 = 1500.0;
 /// Maximum number of repetitions of a decode step's dispatches.
 const MOST_TIMES: f64 = 64.0;
-/// Time to wait after the last token, in which the pipeline records the remaining statistics.
+/// Time to wait after the last token, during which the pipeline records the remaining statistics.
 const SETTLED: Duration = Duration::from_millis(2);
 
 /// A running calibration pipeline.

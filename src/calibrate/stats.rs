@@ -66,8 +66,8 @@ impl Stats {
         Ok(if second.count < FEWEST { first } else { second })
     }
 
-    /// Repeats the measurement `once` up to `most` times as long as the time `left` allows, but at least
-    /// once. Returns all times.
+    /// Repeats the measurement `once` until it has run `most` times or the time `left` has passed, whichever
+    /// comes first. Runs it at least once. Returns all times.
     pub(super) fn times(
         most: usize,
         left: Duration,

@@ -2,8 +2,8 @@
 //! few alternatives.
 //!
 //! Each alternative changes one setting. The KV cache type and the wire type stay the same. The default and
-//! the alternative run in turns. The reported ratio of their speeds is the median of the ratios of all
-//! rounds, because a busy machine slows both runs of a round.
+//! the alternative run alternately, once per round. The reported ratio of their speeds is the median of the
+//! ratios of all rounds, because a busy machine slows both runs of a round.
 
 use super::args::BenchArgs;
 use super::output::{inform, note, print_json, show, table};
@@ -31,11 +31,11 @@ const PROMPT_TOKENS: u32 = 16;
 const NEW_TOKENS: u32 = 64;
 /// Maximum number of alternatives per workload.
 const MOST_ALTERNATIVES: usize = 12;
-/// Ratio of default to alternative speed below which Ragtag measures the pair again. The smallest of several
-/// noisy ratios is biased.
+/// Ratio of default to alternative speed below which Ragtag measures the pair again, because the smallest of
+/// several noisy ratios is biased low.
 const MEASURED_AGAIN: f64 = 0.98;
-/// Ratio of default to alternative speed. An alternative is measured only once if all workloads exceed this
-/// ratio in the first round.
+/// Ratio of default to alternative speed. If all workloads exceed this ratio in the first round, the later
+/// rounds are skipped.
 const HOPELESS: f64 = 1.2;
 /// Time in seconds above which a burst runs only in the first round, unless the pair is measured again.
 const LONG_S: f64 = 2.0;
@@ -238,7 +238,7 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
             match &outcome {
                 Ok(Some(measured)) => {
                     let measured = measured[at].clone();
-                    // Prints each figure at once, so that an interrupted command has not lost the earlier
+                    // Prints each figure at once, so that an interrupted command does not lose the earlier
                     // figures.
                     inform(&format!("{}: {}", report.cell, measured.in_words()));
                     report.alternatives.push(measured);
@@ -323,7 +323,7 @@ impl<'a> Runner<'a> {
         Engine::start_exact(self.model, contender.devices, &contender.plan, EngineOptions::default())
     }
 
-    /// Measures the default and an alternative in turns. Returns the samples of both for each workload, in
+    /// Measures the default and an alternative alternately. Returns the samples of both for each workload, in
     /// tokens per second. Keeps both engines loaded if they fit into memory together. Otherwise reloads an
     /// engine for each turn.
     fn in_turns(
@@ -393,8 +393,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Plans and starts one alternative. Measures the alternative and the default in turns. Returns `None` if
-    /// both have the same plan.
+    /// Plans and starts one alternative. Measures the alternative and the default alternately. Returns `None`
+    /// if both have the same plan.
     fn against(
         &mut self,
         args: &BenchArgs,

@@ -29,7 +29,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
             show(&format!("{line}\n"))?;
         }
     }
-    // The list is printed even if `--strict` refuses the selection.
+    // The list is printed even if `--strict` rejects the selection.
     if args.devices.strict { super::strict::check_devices(&devices) } else { Ok(()) }
 }
 

@@ -1,7 +1,7 @@
 //! Implements `ragtag perplexity`, which computes the perplexity of a model on a text.
 //!
-//! The command cuts the text into pieces of `--ctx` tokens and replaces the first token of each piece by BOS.
-//! The model predicts each token in the second half of a piece from all earlier tokens of the piece. The
+//! The command cuts the text into pieces of `--ctx` tokens and replaces the first token of each piece with
+//! BOS. The model predicts each token in the second half of a piece from all earlier tokens of the piece. The
 //! perplexity is the exponential of the mean negative log-probability of these tokens.
 
 use super::args::PerplexityArgs;

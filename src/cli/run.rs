@@ -136,7 +136,7 @@ async fn generate(
     let before = engine.stats().prompt_tokens;
     let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let (mut text, mut tokens) = (String::new(), Vec::new());
-    // The echo is printed with the first event, so that a refused prompt is not echoed.
+    // The echo is printed with the first event, so that a rejected prompt is not echoed.
     let mut unprinted = shown.then_some(echo);
     let mut prefill = Some(Prefill::of(ids.len()));
     loop {

@@ -259,7 +259,7 @@ impl<'a> Wanted<'a> {
         if let Some(wire_type) = self.wire_type(Some(usual)) {
             planner = planner.wire_type(wire_type);
         }
-        // For another number of sequences, the planner chooses the micro-batches again.
+        // If the number of sequences differs from the plan's, the planner chooses the micro-batches again.
         if self.sequences() == plan.sequences {
             planner = planner.decode_groups(plan.decode_groups).credits(plan.credits);
         }

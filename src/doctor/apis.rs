@@ -95,7 +95,7 @@ fn device(adapter: &Adapter, report: &Report) -> Finding {
     Finding::new("devices", State::Ok, found)
 }
 
-/// Formats the GEMM library of a device, and the devices that it can access as a peer.
+/// Formats the GEMM library of a device, and the peers that the device can access.
 fn beyond(adapter: &Adapter) -> String {
     let caps = &adapter.caps;
     let library = caps.gemm.iter().map(|library| format!("matmuls by {} {}", library.name, library.version));

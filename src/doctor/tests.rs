@@ -187,7 +187,8 @@ fn amd_gpus_need_kfd_hip_and_hiprtc() {
         ["Missing: no libhiprtc.so: kernels cannot be compiled → dnf install rocm-hip"]
     );
 
-    // The library is first outside and then on the search path. The newest version takes precedence.
+    // At first, the library is only outside the search path. Later, it is on the search path as well. The
+    // newest version takes precedence.
     fake.library("/opt/rocm/lib", "libamdhip64.so.6.4.60400", "libamdhip64.so.6");
     fake.library("/opt/rocm/lib", "libhiprtc.so.6.4.60400", "libhiprtc.so.6");
     let library = about(&fake.findings("hip"), "library");

@@ -9,7 +9,7 @@ use ragtag_planner::plan::{Place, Plan, PlanStage, PredictedTimes};
 use ragtag_planner::wording::Quantity;
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase, TOLERANCE};
 
-/// CSS classes of the colors for stages and micro-batches. Numbers beyond the last color start again with the
+/// CSS classes of the colors for stages and micro-batches. Numbers beyond the last color start over at the
 /// first one.
 const COLOURS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
 
@@ -191,8 +191,8 @@ fn byte_ticks(end: f64) -> Vec<Tick> {
     ticks(end / unit, |value| format!("{value} {name}"))
 }
 
-/// Maximum number of spans in a chart. A chart with more spans would be unreadable, and its file would have
-/// several megabytes.
+/// Maximum number of spans in a chart. A chart with more spans would be unreadable, and its file would be
+/// several megabytes in size.
 const SPANS: usize = 1500;
 
 /// Creates a Gantt chart of a timeline.

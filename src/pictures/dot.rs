@@ -6,7 +6,7 @@ use super::words::{bytes, edge_routes, percent, rate, time};
 use ragtag_planner::plan::{Plan, PlanStage, PredictedTimes};
 use std::fmt::Write;
 
-/// Draws the plan of a report as a graph in the language of Graphviz. `dot -Tsvg` converts it to a picture.
+/// Draws the plan of a report as a graph in Graphviz's DOT language. `dot -Tsvg` converts it to a picture.
 pub fn dot(report: &Report) -> String {
     let report = report.printable();
     let plan = &report.plan;

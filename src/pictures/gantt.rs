@@ -252,8 +252,8 @@ impl<'a> Estimate<'a> {
         self.chart(format!("A burst of {CHUNKS} prompt chunks"))
     }
 
-    /// Estimates decode steps. Each span has the number of its group. The next step of a group starts when
-    /// the group's tokens have returned to the first stage.
+    /// Estimates decode steps. The micro-batch number of each span is the number of its group. The next step
+    /// of a group starts when the group's tokens have returned to the first stage.
     fn decode(mut self, groups: usize) -> Gantt {
         let mut ready_us = vec![0.0; groups];
         let back = self.free_us.len().saturating_sub(1);

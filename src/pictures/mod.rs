@@ -98,7 +98,7 @@ impl Report {
     }
 }
 
-/// Speed of a pipeline. A rate that is unknown is `None`.
+/// Speed of a pipeline. `None` means that a rate is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// Decode speed of all sequences together, in tokens per second.

@@ -1,4 +1,4 @@
-//! Draws bars for the terminal, which show the utilization of stages and edges and the memory use of stages.
+//! Draws bars for the terminal. They show the utilization of stages and edges, and the memory use of stages.
 //! The caller passes the width and the character set of the terminal.
 
 use super::Report;

@@ -1,5 +1,5 @@
-//! Tests that each kind of bad input gives a specific message and exit code, nothing on standard output, and
-//! no panic.
+//! Tests that each kind of bad input leads to a specific message and exit code, prints nothing to standard
+//! output, and causes no panic.
 
 use crate::support::{self, metadata_value, model_path, patch, ragtag, tensor_data, tensor_info, text};
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ impl CorruptModels {
     }
 }
 
-/// Checks that Ragtag refuses a model file whose header contains a count that is far too large. Returns the
+/// Checks that Ragtag rejects a model file whose header contains a count that is far too large. Returns the
 /// message. On Linux, the test limits the address space, so that the process aborts if it allocates memory
 /// for this count.
 fn refused_in_little_memory(path: &str) -> String {
@@ -177,7 +177,7 @@ fn refuses_false_counts_lengths_and_offsets() {
             assert!(reasons.iter().any(|reason| err.contains(reason)), "{what} is {lie}: {err}");
         }
     }
-    // A plan needs no data, but data at offsets beyond any file is refused.
+    // A plan needs no data, but data at offsets beyond any file is rejected.
     let path = corrupt.patched("lie.gguf", query + 24, &(u64::MAX - 31).to_le_bytes());
     let words = [
         "the data of tensor blk.0.attn_q.weight",
@@ -247,8 +247,8 @@ fn refuses_unknown_architectures_types_and_tensors() {
                     &[&words.replace("blk.0.attn_q.weight", ""), "blk.0.attn_q.weight", "Q8_0"],
                 );
             }
-            // The type is supported but has another size. The command reads wrong values, but stays within
-            // the tensor's bytes.
+            // This type is supported, but its values have a different size. The command reads wrong values,
+            // but stays within the tensor's bytes.
             None => drop(ragtag().args(["inspect", &path]).assert().success()),
         }
     }
@@ -335,7 +335,8 @@ fn refuses_split_models_with_mismatched_files() {
     patch(&mut bytes, at, twice.as_bytes());
     changed(&third, &bytes, &["duplicate tensor", twice]);
 
-    // One file is a part under another name. The other is a whole file under the name of a part.
+    // One file is a part of a split model under an unrelated name. The other is a complete model under the
+    // name of a part.
     let alone = corrupt.write("alone.gguf", &parts[0]);
     corrupt.refused(&alone, &["is missing: it is shard 2 of 3"]);
     let first = corrupt.write("part-00001-of-00003.gguf", &corrupt.sound);
@@ -447,7 +448,7 @@ impl PlanFile {
         refused(&[&arguments[..], more].concat(), code, words);
     }
 
-    /// Replaces the first `from` in the plan file by `to` and runs the changed plan. Checks that the run
+    /// Replaces the first `from` in the plan file with `to` and runs the changed plan. Checks that the run
     /// fails with exit code `code` and a message that contains every string in `words`.
     fn changed(&self, from: &str, to: &str, code: i32, words: &[&str]) {
         let changed = self.json.replacen(from, to, 1);

@@ -99,8 +99,8 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
         let (again, steps) = calibrate(&model, &devices, &options);
         assert_eq!((again.timed.len(), steps), (0, 0));
 
-        // Each case has one defect: a truncated file, another version, another device, an old date, or a
-        // future date.
+        // Each case has one defect: a truncated file, a different version, a different device, an old date,
+        // or a future date.
         let profiles = files(&folder, "profile-");
         let whole = std::fs::read_to_string(&profiles[0]).unwrap();
         let changed = |change: &dyn Fn(&mut Profile)| {
@@ -205,8 +205,8 @@ fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     });
 }
 
-/// Replaces `file` by a link to an endless file and runs `test`. Checks that `test` replaces the link by a
-/// regular file. Does nothing on systems without endless files.
+/// Replaces `file` with a link to an endless file and runs `test`. Checks that `test` replaces the link with
+/// a regular file. Does nothing on systems without endless files.
 fn without_end(file: &Path, test: impl FnOnce()) {
     #[cfg(unix)]
     {
@@ -230,7 +230,7 @@ fn another_driver_or_number_of_threads_is_another_profile() {
         let (second, _) = calibrate(&model, &support::devices(&other), &options);
         assert_eq!(second.timed.len(), 2);
         assert_eq!(files(folder.path(), "profile-").len(), 2);
-        // Calibration ignores a profile of another driver, regardless of the file's name.
+        // Calibration ignores a profile made with a different driver, regardless of the file's name.
         for path in files(folder.path(), "profile-") {
             let mut profile = Profile::from_json(&std::fs::read_to_string(&path).unwrap()).unwrap();
             profile.identity.driver.push_str(" of yesterday");

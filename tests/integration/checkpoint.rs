@@ -36,7 +36,7 @@ impl Copied {
         text(self.folder.path())
     }
 
-    /// Replaces the first occurrence of `from` in the file `name` by `to`.
+    /// Replaces the first occurrence of `from` in the file `name` with `to`.
     fn change(&self, name: &str, from: &str, to: &str) -> &Self {
         let old = std::fs::read_to_string(self.file(name)).unwrap();
         let new = old.replacen(from, to, 1);
@@ -120,7 +120,8 @@ fn plans_identify_a_directory_by_all_its_files() {
     let plan = copied.file("plan.json");
     std::fs::write(&plan, succeeds(&["plan", copied.path(), "--json"])).unwrap();
 
-    // Other weights change the digest. Other metadata also changes the model identity that plans record.
+    // A changed weight changes the digest. Changed metadata also changes the model identity that plans
+    // record.
     let shard = copied.file(SECOND_SHARD);
     let mut weights = std::fs::read(&shard).unwrap();
     *weights.last_mut().unwrap() ^= 1;

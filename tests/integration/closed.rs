@@ -18,7 +18,7 @@ fn model() -> Model {
     Model::open(model_path(MODEL)).unwrap()
 }
 
-/// Returns the error from a driver without enough memory for a context.
+/// Returns the error of a driver that does not have enough memory for a context.
 fn full() -> DeviceError {
     DeviceError::OutOfMemory { wanted: 1 << 20, free: Some(0) }
 }

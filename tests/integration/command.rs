@@ -449,7 +449,7 @@ fn bench_measures_prompts_and_generation() {
     assert_eq!(stages.len(), 2);
     for (stage, planned) in stages.iter().zip(json["plan"]["stages"].as_array().unwrap()) {
         assert_eq!(stage["device"], planned["device"]);
-        // The memory in use equals the memory that the plan proved. Only scratch may be overestimated.
+        // The memory in use equals the memory that the plan promised. Only scratch may be overestimated.
         let promised = |part: &str| planned["memory_bytes"][part].as_u64().unwrap();
         let most = promised("total") - promised("staging");
         let taken = stage["report"]["pool"]["in_use_bytes"].as_u64().unwrap();
@@ -577,7 +577,7 @@ fn a_receipt_records_what_ran() {
 }
 
 /// Checks that the command writes into an existing pipe, such as `/dev/stdout`, and into the target of a
-/// link. It must not replace the pipe or the link by a file. The test writes to no device file, because a
+/// link. It must not replace the pipe or the link with a file. The test writes to no device file, because a
 /// defect could delete a device file of this machine.
 #[cfg(unix)]
 #[test]

@@ -54,7 +54,7 @@ fn plans_for_a_line_of_cards_without_devices() {
     assert_eq!(plan["workload"]["generated_tokens"], 128);
     let mix = json(&["plan", "--fleet", line, "--objective", "mix:latency=1,first-token=0.5", "--json"]);
     assert_eq!(mix["objective"]["mix"]["first_token"], 0.5);
-    // Splits use the labels of cards, and the command reads plans for fleets like other plans.
+    // Splits use the labels of cards, and the command reads plans for fleets like any other plan.
     let split = json(&["plan", "--fleet", line, "--split", "0-4=arc-a770:1,5-13=rx7900xtx:0", "--json"]);
     assert_eq!(devices_of(&split), ["arc-a770:1", "rx7900xtx:0"]);
     let folder = tempfile::tempdir().unwrap();
@@ -215,7 +215,7 @@ fn a_header_gets_the_plan_of_its_file_and_does_not_run() {
     let arguments = ["--fleet", "2x-rtx3060", "--json"];
     let of_header = json(&[&["plan", path], &arguments[..]].concat());
     let mut of_whole = json(&[&["plan", text(&whole)], &arguments[..]].concat());
-    // The plan for the header also fits the whole file. Only the displayed name differs.
+    // The plan for the header is also valid for the whole file. Only the displayed name differs.
     of_whole["model"]["name"] = of_header["model"]["name"].clone();
     assert_eq!(of_header, of_whole);
     assert!(succeeds(&["inspect", path]).contains("metadata only"));

@@ -22,8 +22,8 @@ const ARCHITECTURES: [&str; 2] = [BITNET, "tales-q8_0"];
 const SEGMENTS: u32 = 14;
 /// Token limit and chunk size for [`check_logits`]: no limit, and chunks of 32 rows.
 const WHOLE: (usize, u32) = (usize::MAX, 32);
-/// Number of prompt tokens in tests of small chunks. These process the prompt as four chunks of one row, or
-/// as a chunk of three rows and a chunk of one row.
+/// Number of prompt tokens in tests of small chunks. These tests process the prompt as four chunks of one
+/// row, or as a chunk of three rows and a chunk of one row.
 const FEW_ROWS: usize = 4;
 /// Minimum gap between the two largest logits for which docs/numerics.md promises the golden token.
 const MARGIN: f64 = 0.005;
@@ -68,7 +68,8 @@ fn drivers() -> Vec<[String; 2]> {
     twins.map(|twins| [twins[0].label(), twins[twins.len() - 1].label()]).collect()
 }
 
-/// Returns all adapters except duplicates of adapters that run shaders on the CPU, because these are slow.
+/// Returns all adapters except duplicates of adapters that run shaders on the CPU, because such adapters are
+/// slow.
 fn distinct() -> Vec<Adapter> {
     let mut all = hardware_first();
     let same =
@@ -85,8 +86,8 @@ fn distinct_and_quick() -> Vec<Adapter> {
 }
 
 /// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU
-/// gets half of the models. The other numerics class, the other of Vulkan and wgpu, and the next identical
-/// adapter get the other half.
+/// gets half of the models. It gets the other half in the other numerics class. The same device through the
+/// other API (Vulkan or wgpu) and the next identical adapter also get the other half.
 fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
     if adapter.kind != AdapterKind::Software {
         return MODELS.to_vec();
@@ -266,7 +267,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
             if cuts.is_empty() {
                 continue;
             }
-            // Shaders on the CPU are slow for every token.
+            // Shaders that run on the CPU are slow, so the test compares fewer tokens on such devices.
             let most =
                 if slow.iter().any(|label| label == first || label == second) { 19 } else { usize::MAX };
             for &cut in &cuts {
@@ -349,7 +350,8 @@ fn attention_and_feed_forward_halves_apart_give_the_golden_tokens() {
     });
 }
 
-/// Checks one pipeline over as many APIs as possible. Without CUDA, the CPU has the first and the last stage.
+/// Checks one pipeline over as many APIs as possible. Without CUDA, the CPU runs the first and the last
+/// stage.
 #[test]
 fn five_stages_on_four_apis_give_the_golden_tokens() {
     let all = hardware_first();

@@ -76,8 +76,8 @@ fn a_pipeline_with_the_cpu_gives_the_tokens_of_one_device() {
     });
 }
 
-/// Checks a prompt that is long enough for products in the GEMM library, with weights that Ragtag dequantises
-/// for the library. The stand-in's own kernel computes these products. The test therefore only checks that
+/// Checks a prompt that is long enough to use the GEMM library, with weights that Ragtag dequantises for the
+/// library. The stand-in's own kernel computes the library's products. The test therefore only checks that
 /// the right products reach the library, from the plan to the recorded graph. The plan uses the library by
 /// default, because the reported architecture has no matrix units.
 #[test]

@@ -40,8 +40,8 @@ fn holding(bytes: u64) -> Devices {
     devices(&setup()).limited_to(Limits { memory_bytes: Some(bytes), ..Limits::default() })
 }
 
-/// Starts an engine that replans if a device refuses memory, and checks the engine's tokens. Returns the plan
-/// that finally runs, the number of abandoned plans, and the first error.
+/// Starts an engine that replans if a device rejects an allocation, and checks the engine's tokens. Returns
+/// the plan that finally runs, the number of abandoned plans, and the first error.
 fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, String) {
     let plan = planner.plan().unwrap();
     let (mut tried, mut first) = (0, String::new());
@@ -136,8 +136,9 @@ fn keeps_requested_values_and_otherwise_fails_with_sizes() {
     });
 }
 
-/// Checks a device that refuses memory and does not report its free memory. If the device granted enough
-/// memory, it must keep a smaller stage. The other device must take the remaining segments.
+/// Checks a device that rejects allocations and does not report its free memory. If the allocations that
+/// succeeded suffice for a smaller stage, the device must keep such a stage. The other device must take the
+/// remaining segments.
 #[test]
 fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
     within(300, || {
@@ -153,7 +154,7 @@ fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
         };
         let whole = asked(&devices(&setup)).plan().unwrap();
         let (segments, bytes) = of(&whole, "cpu:1").expect("both have a stage");
-        // The device has most of the memory, a small part of it, or none.
+        // The device has most of the memory that the plan needs, a small part of it, or none.
         let most_of_it = bytes / 4 * 3;
         for most in [most_of_it, bytes / 16, 0] {
             let faults = Faults { most_bytes: Some(most), ..Faults::default() };
@@ -173,7 +174,7 @@ fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
     });
 }
 
-/// Checks the error if the only device has no memory. It must report the first refused allocation and the
+/// Checks the error if the only device has no memory. It must report the first failed allocation and the
 /// sizes.
 #[test]
 fn a_single_device_without_memory_is_an_error_with_sizes() {
@@ -192,7 +193,7 @@ fn a_single_device_without_memory_is_an_error_with_sizes() {
     });
 }
 
-/// Checks a driver that reports plenty of memory but refuses allocations. The CPU must take the remaining
+/// Checks a driver that reports plenty of memory but rejects allocations. The CPU must take the remaining
 /// segments.
 #[test]
 fn a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest() {
@@ -309,15 +310,15 @@ fn retries_an_allocation_that_failed_once() {
     });
 }
 
-/// Checks that Ragtag shrinks the staging memory for weights if the device refuses to allocate it. If the
-/// device refuses even the minimum, the stage is out of memory.
+/// Checks that Ragtag shrinks the staging memory for weights if the device fails to allocate it. If even the
+/// minimum cannot be allocated, the stage is out of memory.
 #[test]
 fn refused_staging_shrinks_and_changes_no_token() {
     within(120, || {
         let model = model();
         let expected: Vec<_> =
             golden(MODEL).cases.iter().map(|case| case.greedy_ids[..24].to_vec()).collect();
-        // The ring fits into regions of this size.
+        // The ring fits into a region of either tested size.
         let most = |bytes| Faults { largest_region_bytes: Some(bytes), ..Faults::default() };
         let error = faulty(&model, most(1 << 20)).unwrap_err();
         let Error::Run(error) = &error else { panic!("{error:?}") };

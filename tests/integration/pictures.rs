@@ -415,7 +415,8 @@ fn estimated_timelines_match_a_pipeline() {
         let spans = gantt.spans.iter().filter(|s| s.row == row);
         spans.map(|s| (s.micro_batch.unwrap(), s.start_us, s.end_us)).collect()
     };
-    // The second stage is slower. Each chunk waits for the previous chunk, after 150 µs to fill the pipeline.
+    // The second stage is slower. The first chunk reaches it after 150 µs, and each later chunk waits there
+    // for the previous one.
     assert_eq!(of(&prefill, 0)[..2], [(0, 0.0, 100.0), (1, 100.0, 200.0)]);
     assert_eq!(of(&prefill, 1)[..2], [(0, 100.0, 150.0), (1, 200.0, 250.0)]);
     assert_eq!(of(&prefill, 2)[..2], [(0, 150.0, 350.0), (1, 350.0, 550.0)]);

@@ -1,5 +1,5 @@
 //! Tests that all pipelines give the same results, whatever their cuts, devices and micro-batches. Tests that
-//! a sequence frees its resources in every kind of ending.
+//! a sequence frees its resources no matter how it ends.
 
 use crate::support::{
     self, Said, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,

@@ -218,8 +218,8 @@ pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
 /// Gives `command` a clean environment, which its child processes inherit.
 pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
-    // The folder names no OpenCL driver and no GPU of any API, because these tests assume a fixed set of
-    // devices.
+    // These tests assume a fixed set of devices. The settings below therefore hide all OpenCL and Vulkan
+    // drivers and all GPUs.
     command.env("OCL_ICD_VENDORS", test_support::golden("tiny-hf"));
     command.env("VK_DRIVER_FILES", root().join("no-driver.json"));
     command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");

@@ -1,5 +1,5 @@
-//! Checks AArch64 on a machine with another architecture. Cross-compiles the workspace and runs the NEON CPU
-//! kernels in QEMU. If `RAGTAG_TEST_ALL` is set, QEMU also runs the conformance suite of CPU devices.
+//! Checks AArch64 on a machine with a different architecture. Cross-compiles the workspace and runs the NEON
+//! CPU kernels in QEMU. If `RAGTAG_TEST_ALL` is set, QEMU also runs the conformance suite of CPU devices.
 //!
 //! Knows nothing about individual kernels.
 

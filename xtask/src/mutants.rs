@@ -1,8 +1,8 @@
 //! Runs seeded samples of the mutants that cargo-mutants generates. Checks that the tests of an area detect
 //! each mutant.
 //!
-//! A mutant survives if no test fails on it. The task fails if a mutant survives that docs/mutants.md does
-//! not accept with a reason.
+//! A mutant survives if no test fails on it. The task fails if docs/mutants.md does not accept a surviving
+//! mutant and give the reason.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -146,8 +146,8 @@ pub fn areas() -> impl Iterator<Item = &'static str> {
 /// Tests a sample of an area's mutants and prints the mutants that survive.
 ///
 /// # Errors
-/// Returns an error if a mutant survives that [`ACCEPTED`] does not list. Also returns an error if
-/// cargo-mutants is missing or fails.
+/// Returns an error if [`ACCEPTED`] does not list a surviving mutant. Also returns an error if cargo-mutants
+/// is missing or fails.
 pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     let area = AREAS.iter().find(|area| area.name == args.area).ok_or("no such area")?;
     let listed = std::fs::read_to_string(root.join(ACCEPTED)).map_err(|e| format!("{ACCEPTED}: {e}"))?;
@@ -276,7 +276,8 @@ fn try_out(root: &Path, tree: &Path, area: &Area, left_out: &[&str], results: &P
     command.args(["--", "--"]).args(area.filter);
     let status = command.status().map_err(|e| format!("cannot start cargo: {e}"))?;
     match status.code() {
-        // The codes mean that all mutants were caught, that some survived, or that some timed out.
+        // The codes mean, in this order, that all mutants were caught, that some survived, and that some
+        // timed out.
         Some(0 | 2 | 3) => Ok(()),
         _ => Err(format!("cargo mutants failed ({status}); {} has its logs", results.display())),
     }

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Maximum size of a package, in bytes. The registry refuses larger packages.
+/// Maximum size of a package, in bytes. The registry rejects larger packages.
 const PACKAGE_BYTES: u64 = 10 << 20;
 
 /// Example to run, its arguments for a small problem size, and text that its output must contain.

@@ -76,7 +76,8 @@ impl Binary {
             waiting.drain(..threads.min(waiting.len())).map(|test| (test, self.start)).collect();
         let mut times = Vec::new();
         for (test, end) in &self.ended {
-            // If libtest ran more threads than assumed, a test may have no start. Its duration is then zero.
+            // If libtest ran more threads than assumed, the start of a test may be unknown. Its duration is
+            // then zero.
             let start = running.remove(test.as_str()).unwrap_or(*end);
             times.push((test.as_str(), *end - start));
             running.extend(waiting.pop_front().map(|next| (next, *end)));

@@ -13,13 +13,14 @@ const LARGEST_FACTOR: f64 = 1e3;
 /// separately.
 const SIZES_APART: f64 = 2.0;
 
-/// Minimum difference between the results of two equal devices, in standard deviations, for which each device
-/// gets its own correction.
+/// Two identical devices get separate corrections if their results differ persistently and by more than this
+/// number of standard deviations.
 const SPREADS: f64 = 3.0;
 /// Minimum relative standard deviation of a time. Smaller measured deviations are not credible.
 const LEAST_SPREAD: f64 = 0.05;
-/// Minimum product of the number of micro-batches and the logarithm of a ratio for which a difference counts
-/// as persistent. A ratio of 1.5 needs 20 micro-batches, and a ratio of 4 needs six.
+/// A difference between two devices counts as persistent if the number of micro-batches times the logarithm
+/// of the ratio between their deviations is at least this value. A ratio of 1.5 needs 20 micro-batches, and a
+/// ratio of 4 needs six.
 const PERSISTENT: f64 = 8.0;
 
 /// Groups of devices that share correction factors. The devices of a group differ only in their labels and
@@ -76,8 +77,8 @@ fn is_like(a: &DeviceFacts, b: &DeviceFacts) -> bool {
         }
 }
 
-/// Returns whether the deviations of two devices' stages differ in either phase, persistently and by more
-/// than noise.
+/// Returns whether the deviations of two devices' stages differ persistently and by more than noise, in
+/// decode or in prefill.
 fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
     let stage = |label: &str, phase: Phase| {
         comparison.parts.iter().find(|p| p.place == Place::Stage && p.device == label && p.phase == phase)
@@ -95,9 +96,9 @@ fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
 /// Corrects facts from a measured run.
 ///
 /// - Device: the deviations of its stages scale its launch times, its bandwidth and its arithmetic rates.
-///   Each deviation is weighted by the share that the value has in the predicted time.
-/// - Unused device: its assumed values are scaled by the mean factors of the devices with the same API that
-///   ran. Its other values do not change.
+///   Each deviation is weighted by the value's share of the predicted time.
+/// - Unused device: its assumed values are scaled by the mean factors of the devices of the same API that
+///   took part in the run. Its other values do not change.
 /// - Token return: it consists mostly of host time for sampling, so the measured difference is added to the
 ///   host latency of every device.
 /// - Link: latency and bandwidth are computed from transfers of two sizes if possible. Otherwise the link's

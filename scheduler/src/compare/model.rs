@@ -244,8 +244,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Returns two micro-batches whose row counts are the average row count, rounded down and rounded up. Their
-/// weights make the weighted mean equal to the average.
+/// Returns two micro-batches whose row counts are the average row count, rounded down and rounded up. The
+/// weights are chosen so that the weighted mean of both row counts equals the average.
 fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     let count = computed.micro_batches as f64;
     let rows = computed.rows as f64 / count;

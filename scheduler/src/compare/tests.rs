@@ -74,8 +74,8 @@ impl Run {
     }
 }
 
-/// Returns a report of `count` micro-batches of one size that each take `each_us`. A warm-up micro-batch
-/// before them is not counted in `warm`.
+/// Returns a report of `count` micro-batches of one size that each take `each_us`, after a warm-up
+/// micro-batch that `warm` does not count.
 fn size(decode: bool, count: u64, rows: u64, logit_rows: u64, each_us: u64) -> SizeReport {
     let sequences = if decode { rows } else { 1 };
     let computed = |count: u64| Computed {
@@ -190,7 +190,8 @@ fn edges_have_latency_and_bandwidth() {
     assert_eq!((back.device.as_str(), back.to.as_deref()), ("cpu:1", Some("cpu:0")));
     assert!((back.predicted_us - 4.0).abs() < 1e-9 && back.deviation.abs() < 1e-9);
 
-    // The host took as long as predicted. 100 µs more are added to every device.
+    // The token return above took as long as predicted. This one takes 100 µs longer, and the correction adds
+    // the difference to the host latency of every device.
     let slow_return = EdgeReport { decode: crossed(10, 2000, 106), ..EdgeReport::default() };
     let slow_return = run.compare(&PipelineStats { token_return: slow_return, ..PipelineStats::default() });
     let (devices, _) = facts_from(&slow_return, &run.alike(&slow_return), &run.devices, &run.links);
@@ -223,8 +224,8 @@ fn corrected_facts_predict_what_was_measured() {
     assert!(comparison.largest_stage_deviation() < 0.01, "{comparison:#?}");
     assert_eq!(run.devices[0].bandwidth_bytes_per_s.source, FigureSource::Fitted);
     assert!(run.devices.iter().all(|device| device.nonsense().is_none()));
-    // Assumptions about unused devices are corrected like those of the same API. Devices of other APIs do not
-    // change.
+    // Assumed values of an unused device get the corrections of the other devices of its API. Devices of
+    // other APIs do not change.
     let bandwidth = |at: usize| run.devices[at].bandwidth_bytes_per_s.value;
     assert!((bandwidth(2) / (bandwidth(0) * bandwidth(1)).sqrt() - 1.0).abs() < 1e-9);
     assert_eq!(run.devices[2].bandwidth_bytes_per_s.source, FigureSource::Assumed);

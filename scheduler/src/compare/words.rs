@@ -11,7 +11,7 @@ use ragtag_planner::wording::{self, Quantity};
 /// Returns an explanation of why a part took longer or shorter than predicted. Returns `None` if the
 /// deviation is within the tolerance.
 pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<String> {
-    // The comparison is also false for NaN and without a prediction.
+    // The condition is also false if the deviation is NaN or if there is no prediction.
     let off = part.deviation.abs() > TOLERANCE && part.predicted_us > 0.0;
     if !off {
         return None;

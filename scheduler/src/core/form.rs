@@ -4,8 +4,8 @@
 //! depends on the entering prompts and on whether other sequences generate tokens.
 //!
 //! Generating sequences are divided into decode groups to keep all stages busy. The plan's number of groups
-//! limits both the decode rows of a micro-batch and the number of micro-batches with decode rows in flight.
-//! More groups would make micro-batches smaller, and each micro-batch reads all weights.
+//! limits both the number of decode rows per micro-batch and the number of in-flight micro-batches with
+//! decode rows. More groups would make micro-batches smaller, and each micro-batch reads all weights.
 
 use crate::core::batch::{Item, LogitRows};
 use crate::core::run::{RunCore, RunShape};

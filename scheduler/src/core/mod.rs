@@ -2,7 +2,7 @@
 //! the simulator run the same cores.
 //!
 //! A core handles micro-batches, slots, credits and points. It uses no devices, buffers, programs or threads.
-//! Equal events produce equal actions. Events and actions are plain data, so a run can be logged and
+//! Identical events produce identical actions. Events and actions are plain data, so a run can be logged and
 //! replayed.
 
 mod batch;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct RunShape {
     /// Number of stages.
     pub stages: u32,
-    /// Maximum number of micro-batches with decode rows that are in flight.
+    /// Maximum number of in-flight micro-batches that have decode rows.
     pub decode_groups: u32,
     /// Maximum number of micro-batches in flight.
     pub credits: u32,
@@ -111,7 +111,7 @@ pub enum RunAction {
         /// Result of the sequence.
         finished: Finished,
     },
-    /// A sequence was refused or failed.
+    /// A sequence was rejected or failed.
     Fail {
         /// The sequence.
         sequence: SequenceId,
@@ -434,9 +434,9 @@ impl RunCore {
     }
 
     /// Removes a sequence and frees its cache blocks. Micro-batches in flight may still write to these
-    /// blocks. This is safe. The next owner's micro-batches enter later, and every stage processes
-    /// micro-batches in order, so they run after these writes. The function does not search the queues,
-    /// because they may be long. A sequence whose last results have arrived is in no queue.
+    /// blocks. This is safe, because the micro-batches of the next owner enter later and every stage
+    /// processes micro-batches in order. This function does not search the queues, because they may be long
+    /// and a sequence whose last results have arrived is in none of them.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());

@@ -107,7 +107,7 @@ impl Generation {
 }
 
 impl Sequence {
-    /// Creates a sequence for the request `prompt`. Refuses a request that is invalid, or that does not fit
+    /// Creates a sequence for the request `prompt`. Rejects a request that is invalid, or that does not fit
     /// `context` tokens or `total_blocks` cache blocks.
     pub(crate) fn new(
         prompt: Prompt,

@@ -108,7 +108,8 @@ fn short_prompts_share_a_chunk_and_decode_rows_join_them() {
     run.submit(1, 3, 4);
     run.submit(2, 9, 4);
     run.give_back();
-    // The first sequence's decode row goes first. Two prompts follow, then as many rows of the third as fit.
+    // The first sequence's decode row goes first. Two complete prompts follow, and then as many rows of the
+    // third prompt as fit.
     assert_eq!(items(&run.entered[0]), [(0, 3, 1), (1, 0, 3), (2, 0, 4)]);
 }
 
@@ -121,7 +122,7 @@ fn each_prompt_gets_the_chunk_listed_for_its_length() {
         run.submit(0, tokens, 1);
         assert_eq!(items(&run.entered[0]), [(0, 0, rows)], "{tokens} tokens");
     }
-    // The lengths of all waiting prompts add up.
+    // The total length of all waiting prompts determines the chunk.
     let mut run = Run::new(RunShape { chunks, credits: 1, ..shape(1) });
     run.submit(0, 4, 1);
     run.submit(1, 4, 1);

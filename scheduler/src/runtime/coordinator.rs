@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Host memory for logits. It has one part per credit. Each row holds f32 values.
+/// Host memory for logits, with one part per credit. Each row holds f32 values.
 pub(super) struct Logits {
     pub(super) region: Arc<HostRegion>,
     part_bytes: u64,
@@ -95,7 +95,7 @@ enum Incoming {
     Request(RequestMessage),
 }
 
-/// Refuses the requests that are still in the channel after the run has ended.
+/// Rejects the requests that are still in the channel after the run has ended.
 pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
     while let Ok(message) = requests.try_recv() {
         if let RequestMessage::Submit { mut client, .. } = message {
@@ -116,7 +116,7 @@ impl Coordinator {
             }
             self.stop_devices();
         }
-        // A sender that sees `ended` refuses the remaining requests itself. Setting `ended` first ensures
+        // A sender that sees `ended` rejects the remaining requests itself. Setting `ended` first ensures
         // that this thread or the sender sees each request.
         self.ended.store(true, Ordering::SeqCst);
         refuse(&self.requests);
@@ -296,8 +296,8 @@ impl Coordinator {
         self.actors.iter().for_each(|actor| actor.send_urgent(DeviceUrgent::Stop));
     }
 
-    /// Attributes an error to the stage on which it began. Another stage may report it first because it
-    /// waited for a point of that stage.
+    /// Attributes an error to the stage on which it began. Another stage may report the error first, because
+    /// that stage waited for a point of the failed stage.
     fn attribute(&self, error: Error) -> Error {
         let Error::Stage { stage, device, cause } = error else { return error };
         let began = culprit(&cause).and_then(|id| self.devices.iter().position(|(other, _)| *other == id));

@@ -70,7 +70,7 @@ pub struct PipelineReport {
 /// A pipeline of loaded, running stages. Dropping it stops the stages and cancels unfinished sequences.
 pub struct Pipeline {
     requests: Sender<RequestMessage>,
-    /// Receiving end of the request channel. After the coordinator has ended, the pipeline uses it to refuse
+    /// Receiving end of the request channel. After the coordinator has ended, the pipeline uses it to reject
     /// late requests.
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
@@ -157,8 +157,9 @@ impl Pipeline {
         })
     }
 
-    /// Submits a request. All its results arrive at its reply sink, including a refusal. If very many
-    /// requests are pending, this call may block briefly, so a reply sink must not call it.
+    /// Submits a request. All its results arrive at its reply sink. If the pipeline rejects the request, the
+    /// error arrives there as well. If very many requests are pending, this call may block briefly, so a
+    /// reply sink must not call it.
     pub fn submit(&self, request: Request) -> SequenceId {
         let sequence = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
         let (want, sampler) = match request.job {
@@ -263,7 +264,7 @@ fn connect(
     });
     let rings = rings.collect::<Result<Vec<_>>>()?;
     let hosts: Vec<usize> = stages.iter().map(|stage| stage.device).collect();
-    // Index of a stage among those of its device.
+    // Index of a stage among the stages of its device.
     let local = |stage: usize| hosts[..stage].iter().filter(|host| **host == hosts[stage]).count();
     let mailboxes: Vec<_> = (0..devices.len())
         .map(|device| {
@@ -383,7 +384,7 @@ impl Loader {
                 }
             }
         }
-        // Each actor sends one result, whether or not it loads.
+        // Each actor sends one result, whether or not loading succeeds.
         for result in loaded.iter().take(threads.len()) {
             if let Err(error) = result {
                 self.abort.store(true, Ordering::Relaxed);

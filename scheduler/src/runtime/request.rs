@@ -50,7 +50,7 @@ pub enum Reply {
     },
     /// The sequence has ended. Its times are on the clock of [`ragtag_hal::Timing::now_ns`].
     Finished(Finished),
-    /// The request was refused, or the run has failed.
+    /// The request was rejected, or the run has failed.
     Failed(Error),
 }
 

@@ -11,8 +11,8 @@ use ragtag_transfer::{Route, Routes};
 
 /// Devices and stages of a pipeline.
 pub struct PipelineSpec {
-    /// Devices, each wrapped in [`ragtag_hal::Checked`] and without submissions. Each runs at least one
-    /// stage.
+    /// Devices, each wrapped in [`ragtag_hal::Checked`]. Nothing has been submitted to them yet, and each
+    /// runs at least one stage.
     pub devices: Vec<Box<dyn Device>>,
     /// Stages in pipeline order.
     pub stages: Vec<StageSpec>,
@@ -67,8 +67,8 @@ impl PipelineOptions {
     }
 
     /// Returns the smallest number of slots per stage that causes no delay, but no more than `credits`. One
-    /// micro-batch computes, one is uploaded, one is downloaded, and one has left the device without the host
-    /// knowing it yet.
+    /// micro-batch computes, one is uploaded, and one is downloaded. A fourth has left the device, but the
+    /// host does not know this yet.
     pub fn slots(credits: u32) -> u32 {
         credits.min(4)
     }

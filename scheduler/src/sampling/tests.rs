@@ -183,7 +183,7 @@ fn top_p_sees_probabilities_before_the_temperature_and_after_top_k() {
 
 #[test]
 fn top_p_is_right_when_many_tokens_are_needed() {
-    // There are more equal probabilities than are sorted at once. The half with the lowest ids is kept.
+    // The first sort does not cover enough of the equal probabilities. The half with the lowest ids is kept.
     let logits = vec![1.0f32; 2000];
     let mut sampler = sampler(Sampling { top_p: 0.5, ..plain() });
     let drawn: Vec<_> = (0..4000).map(|_| sampler.sample(&logits, &[]).expect("a token")).collect();

@@ -383,7 +383,7 @@ mod tests {
         assert!((mean(&|r| r.prompt_tokens) - 20.0).abs() < 0.2);
         assert!(requests.iter().all(|r| (10..=30).contains(&r.prompt_tokens) && new_tokens(r) >= 1));
         assert!((mean(&new_tokens) - 40.0).abs() < 1.0, "{}", mean(&new_tokens));
-        // A geometric variable with mean 40 is 1 in one of 40 draws.
+        // A geometric variable with mean 40 has the value 1 in one of 40 draws on average.
         let ones = requests.iter().filter(|r| new_tokens(r) == 1).count();
         assert!((400..600).contains(&ones), "{ones}");
         // The gaps of a Poisson process have mean and standard deviation 1 / rate.

@@ -46,7 +46,7 @@ pub enum Outcome {
         /// The emitted tokens.
         tokens: Vec<u32>,
     },
-    /// The sequence failed or was refused.
+    /// The sequence failed or was rejected.
     Failed {
         /// Error that ended the sequence.
         error: Error,

@@ -36,8 +36,7 @@ impl Work {
         }
     }
 
-    /// Returns the fraction of the time from the start of the first work to the end of the last in which the
-    /// resource was idle.
+    /// Returns the idle fraction of the period from the start of the first work to the end of the last work.
     pub fn bubble(&self) -> f64 {
         let span_ns = self.last_ns.saturating_sub(self.first_ns.unwrap_or(self.last_ns));
         if span_ns == 0 { 0.0 } else { 1.0 - self.busy_ns as f64 / span_ns as f64 }

@@ -126,7 +126,7 @@ fn segment(kind: SegmentKind) -> Segment {
     }
 }
 
-/// Returns a load of equal requests that all arrive at the start.
+/// Returns a load of identical requests that all arrive at the start.
 fn burst(requests: u32, prompt: u32, new: u32) -> Load {
     let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 0 }.draw().unwrap()
@@ -141,7 +141,7 @@ fn a_lone_token_takes_all_stages_transfers_and_the_return() {
     for blocks in [&[3][..], &[2, 5], &[4, 1, 3], &[1, 1, 1, 1, 1, 1, 1, 1]] {
         let planned = Planned::new(blocks);
         let summary = planned.run(&burst(1, 100, 101));
-        // These are the tokens after the first. Their rows attend to 101 up to 200 positions.
+        // These are the tokens after the first. Their rows attend to between 101 and 200 positions.
         let expected = planned.stages_us(1, 1, 150.5) + planned.moving_us(1, 1);
         let between = summary.between_tokens_us;
         assert_eq!(between.count, 100);
@@ -331,7 +331,7 @@ fn every_requested_token_arrives_once() {
             assert_eq!(summary.waiting_requests, Depth::default());
         }
         if arrivals == Arrivals::Together {
-            // Cache blocks are allocated by need, so more than six sequences fit.
+            // A sequence gets only as many cache blocks as it needs, so more than six sequences fit.
             assert!((100..194).contains(&summary.waiting_requests.max), "{:?}", summary.waiting_requests);
             assert!(summary.first_token_us.p90 > summary.first_token_us.p50);
         }

@@ -8,16 +8,16 @@ use crate::trace::Computed;
 use ragtag_hal::QueueKind;
 use serde::{Deserialize, Serialize};
 
-/// Summary of a simulated run. Rates and fractions of the time refer to the time from the first request to
-/// the end.
+/// Summary of a simulated run. Rates and fractions of time refer to the period from the first request to the
+/// end of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimSummary {
-    /// Number of requests that got all their tokens, or as many as fit into the context.
+    /// Number of requests that received all their tokens, or as many as fit into the context.
     pub finished: u64,
     /// Number of finished requests that ended early because the context was full.
     pub cut_short: u64,
-    /// Number of requests that were refused because they do not fit the plan.
+    /// Number of requests that were rejected because they do not fit the plan.
     pub refused: u64,
     /// Prompt tokens of finished requests.
     pub prompt_tokens: u64,
@@ -87,8 +87,8 @@ pub struct StageUse {
     pub device: String,
     /// Fraction of the time in which the stage computed.
     pub utilisation: f64,
-    /// Fraction of the time from the start of the stage's first computation to the end of its last in which
-    /// the stage was idle.
+    /// Idle fraction of the period from the start of the stage's first computation to the end of its last
+    /// computation.
     pub bubble: f64,
     /// Fraction of the time in which activations or logits were copied from the stage.
     pub download_utilisation: f64,

@@ -32,8 +32,8 @@ fn the_doctor_reports_findings_for_every_api() {
             assert!(["ok", "note", "missing"].contains(&state), "{finding}");
         }
     }
-    // The doctor reports an invalid selection instead of refusing it, because users run the doctor when
-    // nothing else works.
+    // The doctor reports an invalid selection instead of failing, because users run the doctor when nothing
+    // else works.
     let mut command = ragtag();
     command.env("RAGTAG_DEVICES", "cuda:7").args(["devices", "--doctor", "--json"]);
     let json = done_by(&mut command).json();

@@ -1,8 +1,8 @@
 //! Implements `cargo xtask kernels`. It writes the kernel sources to files, builds or checks the committed
 //! PTX, and compiles kernels for GPUs that this machine does not have.
 //!
-//! Runs no kernel; the conformance suite checks their results. Downloads no compiler: each must be installed,
-//! or an argument must name its folder.
+//! Runs no kernels; the conformance suite checks their results. Downloads no compilers: each must be
+//! installed, or an argument must name its folder.
 
 mod amd;
 mod jobs;

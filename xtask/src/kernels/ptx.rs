@@ -158,8 +158,8 @@ pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc, share: Share) -> Res
     jobs::verdict("PTX compared", jobs.len(), &failures(&jobs, results))
 }
 
-/// Returns the lines of PTX that do not depend on how NVRTC numbers or orders instructions. They contain the
-/// compiler, the target, the shared memory, and the entries with their parameters and launch bounds.
+/// Returns the lines of PTX that do not depend on how NVRTC numbers or orders instructions. These lines state
+/// the compiler, the target, the shared memory, and the entries with their parameters and launch bounds.
 fn interface(ptx: &str) -> Vec<&str> {
     let starts =
         ["// Cuda", ".version", ".target", ".visible", ".param", ".maxntid", ".shared", ".minnctapersm"];

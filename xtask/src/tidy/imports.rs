@@ -79,8 +79,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("device-bench", &["ragtag-hal", "ragtag-cpu", "test-drivers", "test-support"]),
     // A layer over Vulkan's drivers, for tests.
     ("vulkan-faults", &[]),
-    // Writes models with random weights, schemas, and kernels for devices by their features, translated as in
-    // a backend. Also counts the skips that tests record.
+    // Writes models with random weights and schemas. Also writes kernels, selected by device features and
+    // translated as a backend translates them, and counts the skips that tests record.
     (
         "xtask",
         &["ragtag-hal", "ragtag-kernels", "ragtag-vulkan", "ragtag-planner", "ragtag-synth", "test-support"],

@@ -2,7 +2,7 @@
 //! `cargo xtask synth-model` writes files, and benchmarks create models in memory.
 //!
 //! The weights are scaled so that activations stay finite through any number of layers. The vocabulary can
-//! tokenise text. The same arguments always give the same bytes. Memory use is bounded for any model size.
+//! tokenise text. The same arguments always produce the same bytes. Memory use is bounded for any model size.
 
 mod fill;
 mod shape;

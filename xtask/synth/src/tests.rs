@@ -1,5 +1,5 @@
-//! Tests synthetic models. Checks that Ragtag can read them, that the same arguments give the same bytes, and
-//! that the weights have plausible means and standard deviations.
+//! Tests synthetic models. Checks that Ragtag can read them, that the same arguments produce the same bytes,
+//! and that the weights have plausible means and standard deviations.
 
 use super::*;
 use ragtag_graph::{MemorySource, ModelFile, Tokenizer};

@@ -45,7 +45,7 @@ pub(crate) struct Cuda {
 #[derive(Clone, Copy)]
 struct Shared(Handle);
 
-// SAFETY: any thread may use CUDA's objects, also concurrently.
+// SAFETY: any thread may use CUDA's objects, even concurrently with other threads.
 unsafe impl Send for Shared {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Shared {}
@@ -309,7 +309,7 @@ impl Engine for Cuda {
     fn function(&self, module: &Object, name: &CStr) -> Result<Function> {
         let device = module.device;
         let handle = self.handle(device, |function| {
-            // SAFETY: a module of this device, and a zero-terminated name.
+            // SAFETY: the module belongs to this device, and the name is zero-terminated.
             unsafe { (self.driver.cuModuleGetFunction)(function, module.handle.0, name.as_ptr()) }
         });
         Ok(Function { device, handle: Shared(handle?) })

@@ -25,8 +25,8 @@ const ALIGNMENT: usize = 256;
 pub(crate) struct Place {
     pub(crate) device: Device,
     pub(crate) context: Context,
-    /// Live allocations. Maps the aligned address that the caller has to the unaligned start address and the
-    /// size in bytes.
+    /// Live allocations. Maps the caller's aligned address to the unaligned start address and the size in
+    /// bytes.
     blocks: Mutex<HashMap<usize, (usize, usize)>>,
 }
 

@@ -2,8 +2,8 @@
 //! devices, addresses are plain pointers.
 //!
 //! A HIP C++ kernel consists of HIP's prelude and the source that all C-like languages share. This crate
-//! replaces HIP's prelude with the prelude of OpenCL C. Its functions, written from AMD's ISA documents,
-//! emulate AMD's matrix instructions. The tests therefore cover memory, queues, programs and kernel sources,
+//! replaces HIP's prelude with the prelude of OpenCL C. It emulates AMD's matrix instructions with functions
+//! written from AMD's ISA documents. The tests therefore cover memory, queues, programs and kernel sources,
 //! but not AMD's compilers. The crate knows nothing about the backend that calls it.
 
 mod engine;

@@ -62,7 +62,8 @@ fn in_own_process(
     child.envs(prepared).envs(variables.iter().copied()).passes();
 }
 
-/// Returns the folder with links from the names of AMD's libraries to the stand-in that runs on OpenCL.
+/// Returns the folder of links to the stand-in that runs on OpenCL. Each link has the name of one of AMD's
+/// libraries.
 ///
 /// # Panics
 /// Panics if the folder cannot be created.

@@ -1,4 +1,5 @@
-//! Runs tests in separate processes in which a test can make Vulkan devices get lost or refuse memory.
+//! Runs tests in separate processes in which a test can make a Vulkan device fail: the device is lost, or its
+//! allocations fail.
 //!
 //! Vulkan's loader puts a layer between itself and the drivers. The test opens the layer's library and
 //! controls the layer through its functions.
@@ -89,7 +90,8 @@ impl VulkanFaults {
         }
     }
 
-    /// Loses a device at a call of kind `at`, after `passes` calls of this kind have succeeded.
+    /// Makes the layer lose a device at a call of kind `at`, after `passes` calls of this kind have
+    /// succeeded.
     pub fn lose(&self, device: u32, at: LostAt, passes: u64) {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {
@@ -99,7 +101,7 @@ impl VulkanFaults {
     }
 
     /// Limits the total size of a device's allocations to `bytes` from now on, regardless of the heap size.
-    /// If `bytes` is 0, command buffers and pipelines get no memory either.
+    /// If `bytes` is 0, the creation of command buffers and pipelines fails as well.
     pub fn limit(&self, device: u32, bytes: u64) {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {

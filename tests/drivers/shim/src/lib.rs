@@ -163,7 +163,8 @@ macro_rules! export {
             /// # Safety
             /// The caller must meet HIP's requirements.
             #[allow(non_snake_case)] // HIP's name
-            // SAFETY: no other function of the process has a name of HIP's, unless it is meant to replace it.
+            // SAFETY: no other function of the process has the name of a HIP function, unless this function
+            // is meant to replace it.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> i32 {
                 // SAFETY: the caller meets HIP's requirements.

@@ -64,8 +64,8 @@ pub unsafe fn take<L: Copy>(
 ) -> Option<L> {
     while !next.is_null() {
         let info = next.cast_mut().cast::<Info<L>>();
-        // SAFETY: a structure of the chain. All start with their kind and the next pointer, and the loader's
-        // may be written.
+        // SAFETY: `info` is a structure of the chain. Every structure starts with its kind and a pointer to
+        // the next one, and the loader's structures may be written.
         unsafe {
             if (*info).kind == kind && (*info).function == LINK {
                 let link = *(*info).link.as_ref()?;

@@ -102,7 +102,7 @@ fn records() -> MutexGuard<'static, Records> {
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether all devices refuse to open.
+/// Returns whether all devices fail to open.
 pub fn all_are_closed() -> bool {
     std::env::var_os(CLOSED).is_some()
 }
@@ -132,8 +132,8 @@ pub extern "C" fn faults_opened() -> u32 {
     records().opened
 }
 
-/// Loses a device at a call of kind `call`, after `passes` calls of this kind have succeeded. `call` is 0 for
-/// submissions and 1 for waits.
+/// Makes the layer lose a device at a call of kind `call`, after `passes` calls of this kind have succeeded.
+/// `call` is 0 for submissions and 1 for waits.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_lose(device: u32, call: u32, passes: u64) {

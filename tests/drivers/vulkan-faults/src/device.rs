@@ -80,7 +80,7 @@ impl Device {
     }
 
     /// Loses the device after all its submitted work has ended. Other threads that wait for this work keep
-    /// waiting. They get the loss from their next call that reports lost devices.
+    /// waiting. Their next call that can report a lost device returns the loss.
     fn lose(&self, _queues: &MutexGuard<'_, ()>) -> vk::Result {
         // SAFETY: the device is alive, and the guard excludes other uses of its queues.
         let idle = unsafe { self.next.device_wait_idle() };

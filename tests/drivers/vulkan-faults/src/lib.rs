@@ -1,12 +1,12 @@
 //! Vulkan layer between the loader and any driver. It forwards all calls. On request it loses a device or
-//! refuses memory allocations.
+//! makes memory allocations fail.
 //!
 //! A lost device returns `VK_ERROR_DEVICE_LOST` from every call that may return this code. The device is lost
 //! only after all submitted work has ended, because the real driver below the layer still runs this work and
 //! uses its memory.
 //!
-//! Devices are numbered in the order in which the process opens them. A test loads the same library as the
-//! loader, and calls the functions of `control.rs`.
+//! Devices are numbered in the order in which the process opens them. A test loads the library that the
+//! loader has also loaded, and calls the functions in `control.rs`.
 //!
 //! Used only by tests. Knows nothing about the tested code.
 
