@@ -447,7 +447,7 @@ mod tests {
         ];
         for (at, (queue, kind, recorder)) in (1..).zip(ends) {
             let point = TimelineId { device: DeviceId(0), queue }.at(1);
-            recorder.submitted(point, Label::copy(kind, batch.id, 64));
+            recorder.submitted(point, Label::copy(kind, batch.id, 64, false));
             recorder.timed(&Timing { point, start_ns: at * 100, end_ns: at * 100 + 50 });
         }
         let crossed = Crossed { crossings: 1, bytes: 64, busy_ns: 150 };
