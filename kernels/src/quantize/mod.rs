@@ -26,7 +26,8 @@
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
-use crate::kernel::{Activations, Kernel};
+use crate::kernel::{Accuracy, Activations, Kernel, Spec};
+use crate::layout::Layout;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Number of values that share a scale.
@@ -112,21 +113,32 @@ pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     Ok(row[..width].iter().enumerate().map(|(i, q)| scale(i) * f64::from(*q as i8)).collect())
 }
 
-pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (shape, width) in ROW_SHAPES.into_iter().zip([32, 96, 256, 768, 64, 160]) {
-        out.push(case(&mut random, activations, shape, width));
-    }
-    if activations == Activations::Int8 {
-        out.push(not_finite());
-    }
-    out
-}
+pub(crate) struct Quantize(pub Activations);
 
-pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
-    let (shape, width) = (RowShape::random(random, 40), 32 * (1 + random.below(30)));
-    case(random, activations, shape, width)
+impl Spec for Quantize {
+    fn exists(&self) -> bool {
+        self.0 != Activations::F32
+    }
+
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::of_rows(self.0, 1e-6)
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (shape, width) in ROW_SHAPES.into_iter().zip([32, 96, 256, 768, 64, 160]) {
+            out.push(case(random, self.0, shape, width));
+        }
+        if self.0 == Activations::Int8 {
+            out.push(not_finite());
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (shape, width) = (RowShape::random(random, 40), 32 * (1 + random.below(30)));
+        case(random, self.0, shape, width)
+    }
 }
 
 /// Builds a case in which one block contains an infinity and another contains a NaN. It checks only the

@@ -16,7 +16,8 @@
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
-use crate::kernel::{Activations, Kernel};
+use crate::kernel::{Accuracy, Activations, Kernel, Spec};
+use crate::layout::Layout;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface with f32 output.
@@ -53,21 +54,28 @@ pub(crate) fn small_rows(x: &mut [f32], width: usize) {
     x.chunks_mut(width).skip(1).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x *= 1e-3));
 }
 
-pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
-        let width = if activations == Activations::F32 { width } else { width / 32 * 32 };
-        out.push(case(&mut random, activations, shape, width));
-    }
-    out
-}
+pub(crate) struct RmsNorm(pub Activations);
 
-pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
-    let blocks = 1 + random.below(30);
-    let width = if activations == Activations::F32 { 1 + random.below(900) } else { blocks * 32 };
-    let shape = RowShape::random(random, 40);
-    case(random, activations, shape, width)
+impl Spec for RmsNorm {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::of_rows(self.0, 1e-6)
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
+            let width = if self.0 == Activations::F32 { width } else { width / 32 * 32 };
+            out.push(case(random, self.0, shape, width));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let blocks = 1 + random.below(30);
+        let width = if self.0 == Activations::F32 { 1 + random.below(900) } else { blocks * 32 };
+        let shape = RowShape::random(random, 40);
+        case(random, self.0, shape, width)
+    }
 }
 
 fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {
