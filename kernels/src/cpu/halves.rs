@@ -14,6 +14,7 @@ use crate::half_rows::row_bytes;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, group_bytes};
 use crate::quantize::BLOCK;
+use crate::table::NEVER;
 use crate::{add, matmul, quantize, rms_norm, silu_mul, widen};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
@@ -145,6 +146,7 @@ pub(crate) struct Product<W>(Of<W>);
 
 impl<W: Format> HostKernel for Product<W> {
     const KERNEL: Kernel = product(W::TYPE, Activations::F16);
+    const MIN_ROWS: u32 = NEVER;
 
     fn abi() -> &'static EntryAbi {
         matmul::abi(W::TYPE, Layout::RowMajor, Activations::F16)
@@ -191,6 +193,7 @@ pub(crate) struct Widen<W>(Of<W>);
 
 impl<W: Quantised> HostKernel for Widen<W> {
     const KERNEL: Kernel = Kernel::Widen(W::TYPE);
+    const MIN_ROWS: u32 = NEVER;
 
     fn abi() -> &'static EntryAbi {
         widen::abi(W::TYPE)

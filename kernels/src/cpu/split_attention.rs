@@ -12,6 +12,7 @@ use crate::attention::{merge, partial};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use crate::quantize::BLOCK;
+use crate::table::NEVER;
 use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -21,6 +22,7 @@ pub(crate) struct Partial<E>(PhantomData<E>);
 
 impl<E: Stored> HostKernel for Partial<E> {
     const KERNEL: Kernel = Kernel::AttentionPartial(E::TYPE);
+    const MIN_ROWS: u32 = NEVER;
 
     fn abi() -> &'static EntryAbi {
         match E::TYPE {
@@ -153,6 +155,7 @@ pub(crate) struct Merge;
 
 impl HostKernel for Merge {
     const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F32);
+    const MIN_ROWS: u32 = NEVER;
 
     fn abi() -> &'static EntryAbi {
         &merge::ABI_F32
@@ -179,6 +182,7 @@ pub(crate) struct MergeF16;
 
 impl HostKernel for MergeF16 {
     const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F16);
+    const MIN_ROWS: u32 = NEVER;
 
     fn abi() -> &'static EntryAbi {
         &merge::ABI_F16
@@ -207,6 +211,7 @@ pub(crate) struct MergeInt8;
 
 impl HostKernel for MergeInt8 {
     const KERNEL: Kernel = Kernel::AttentionMerge(Activations::Int8);
+    const MIN_ROWS: u32 = NEVER;
 
     fn abi() -> &'static EntryAbi {
         &merge::ABI_INT8
