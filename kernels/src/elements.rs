@@ -5,8 +5,10 @@
 //! word is zero.
 
 use crate::abi::{IMPOSSIBLE, product};
-use crate::kernel::ElementType;
+use crate::composer::Compose;
+use crate::kernel::{ElementType, Kernel};
 use half::{bf16, f16};
+use ragtag_hal::EntryAbi;
 
 /// Maximum number of dimensions of a strided traversal. Tensors with fewer dimensions get leading dimensions
 /// of size 1.
@@ -18,6 +20,21 @@ pub(crate) const ITEMS: u32 = 256;
 /// Returns a grid of one group per [`ITEMS`] words.
 pub(crate) fn grid(words: u32) -> [u32; 3] {
     [words.div_ceil(ITEMS), 1, 1]
+}
+
+/// Sources of a general operator for GPUs. The name of the ABI is also the name of the function.
+pub(crate) struct Operator {
+    pub abi: &'static EntryAbi,
+    pub grid: fn(constants: &[u32]) -> [u32; 3],
+    /// Part of the program that the operators share in the languages of the C family.
+    pub c: &'static str,
+    /// Composes the program in WGSL.
+    pub wgsl: Compose,
+}
+
+/// Returns all operators, in the order of their kernels.
+pub(crate) fn operators() -> impl Iterator<Item = (Kernel, Operator)> {
+    Kernel::all().into_iter().filter_map(|kernel| Some((kernel, kernel.spec().operator()?)))
 }
 
 /// Returns the number that identifies `element` in the constants of kernels.

@@ -3,7 +3,9 @@
 
 use crate::blocks::TensorType;
 use crate::cases::{Case, Random};
+use crate::elements::Operator;
 use crate::layout::Layout;
+use crate::rows::RowKernel;
 use crate::{abi, half_rows, quantize};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -205,6 +207,16 @@ pub(crate) trait Spec {
         None
     }
 
+    /// Returns the sources of a kernel in the programs of row kernels.
+    fn row_kernel(&self) -> Option<RowKernel> {
+        None
+    }
+
+    /// Returns the sources of a general operator other than a product.
+    fn operator(&self) -> Option<Operator> {
+        None
+    }
+
     /// Returns the listed conformance cases, with weights in `layout`.
     fn cases(&self, layout: Layout, random: &mut Random) -> Vec<Case>;
 
@@ -272,10 +284,24 @@ kernels! {
     "embed" Embed(weights: TensorType) => embed::Embed(weights);
     /// Selects the rows that need logits.
     "gather" Gather => gather::Gather;
-    /// RMS norm with output of the given activation type.
-    "rms-norm" RmsNorm(out: Activations) => rms_norm::RmsNorm(out);
+    /// Addition in place: x += y.
+    "add" Add => add::Add;
     /// Converts f32 to int8 or f16 activations.
     "quantize" Quantize(out: Activations) => quantize::Quantize(out);
+    /// RMS norm with output of the given activation type.
+    "rms-norm" RmsNorm(out: Activations) => rms_norm::RmsNorm(out);
+    /// SiLU(gate) · up with output of the given activation type.
+    "silu-mul" SiluMul(out: Activations) => silu_mul::SiluMul(out);
+    /// Second launch of split attention: combines the splits into activations of the given type.
+    "attention-merge" AttentionMerge(out: Activations) => attention::merge::AttentionMerge(out);
+    /// Softmax of rows.
+    "softmax" Softmax => softmax::Softmax;
+    /// Position of the largest value in each row.
+    "arg-max" ArgMax => arg_max::ArgMax;
+    /// The largest values of each row, in descending order.
+    "top-k" TopK => top_k::TopK;
+    /// RMS norm of each query and key head.
+    "head-norm" HeadNorm => head_norm::HeadNorm;
     /// Product of weights of the given type and activations.
     "matmul" MatMul(weights: TensorType, x: Activations) => matmul::MatMul(weights, x);
     /// RMS norm fused with the product of its f32 output and weights of the given type.
@@ -285,8 +311,6 @@ kernels! {
     "gated-matmul" GatedMatMul(weights: TensorType) => matmul::normed::Normed(weights, true);
     /// Dequantizes weights of the given type to f16.
     "widen" Widen(weights: TensorType) => widen::Widen(weights);
-    /// RMS norm of each query and key head.
-    "head-norm" HeadNorm => head_norm::HeadNorm;
     /// RoPE and KV append.
     "rope-append" RopeAppend(kv: KvType) => rope_append::RopeAppend(kv);
     /// Causal attention over the KV cache.
@@ -295,18 +319,6 @@ kernels! {
     "attention-partial" AttentionPartial(kv: KvType) => attention::partial::AttentionPartial(kv);
     /// RoPE, KV append and the first launch of split attention, fused, for one row.
     "append-attention" AppendAttention(kv: KvType) => attention::append::AppendAttention(kv);
-    /// Second launch of split attention: combines the splits into activations of the given type.
-    "attention-merge" AttentionMerge(out: Activations) => attention::merge::AttentionMerge(out);
-    /// SiLU(gate) · up with output of the given activation type.
-    "silu-mul" SiluMul(out: Activations) => silu_mul::SiluMul(out);
-    /// Addition in place: x += y.
-    "add" Add => add::Add;
-    /// Softmax of rows.
-    "softmax" Softmax => softmax::Softmax;
-    /// Position of the largest value in each row.
-    "arg-max" ArgMax => arg_max::ArgMax;
-    /// The largest values of each row, in descending order.
-    "top-k" TopK => top_k::TopK;
     /// C = α · op(A) · op(B) + β · C, with A and B of the given type.
     "gemm" Gemm(element: ElementType) => gemm::Gemm(element);
     /// Attention over dense keys and values of the given type, with the masks and score functions of common

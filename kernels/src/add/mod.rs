@@ -12,6 +12,8 @@ use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
+use crate::rows::{RowKernel, part_grid};
+use crate::wgsl::rows::plain;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -38,6 +40,15 @@ fn reference(x: &[f32], y: &[f32]) -> Vec<f64> {
 pub(crate) struct Add;
 
 impl Spec for Add {
+    fn row_kernel(&self) -> Option<RowKernel> {
+        Some(RowKernel::new(
+            &ABI,
+            part_grid,
+            include_str!("add.cl"),
+            plain!("add", [include_str!("add.wgsl")]),
+        ))
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let mut out = Vec::new();
         for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 64, 768, 1, 256]) {

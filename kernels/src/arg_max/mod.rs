@@ -12,9 +12,12 @@
 //! −∞. If all values are NaN, the result is position 0.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::{ORDER, reducing};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -42,6 +45,13 @@ fn reference(row: &[f32]) -> u32 {
 pub(crate) struct ArgMax;
 
 impl Spec for ArgMax {
+    fn row_kernel(&self) -> Option<RowKernel> {
+        // The part of `top_k` follows and uses the order, too.
+        let c = concat!(include_str!("../c_family/order.cl"), "\n", include_str!("arg_max.cl"));
+        let wgsl = reducing!("arg_max", [ORDER, include_str!("arg_max.wgsl")]);
+        Some(RowKernel::new(&ABI, grid, c, wgsl))
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let shapes = ROW_SHAPES.into_iter().zip([32, 70, 768, 33, 64, 1]);
         let vocabulary = [(RowShape { capacity: 9, rows: 8, count_word: 1 }, 32000)];

@@ -21,6 +21,9 @@ use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
 use crate::params::ROWS;
 use crate::quantize::{BLOCK, scales_alone};
+use crate::rows::{self, RowKernel};
+use crate::wgsl::rows::plain;
+use crate::wgsl::{F32_ROWS, HALF_ROWS, INT8_ROWS, repeat};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface with f32 output.
@@ -66,11 +69,33 @@ fn reference(means: &[f32], sums: &[[f32; 2]], head_dim: usize) -> Vec<f64> {
     out
 }
 
+/// Returns a grid of rows × parts of a row.
+fn grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(rows::ITEMS), 1]
+}
+
+/// Number of splits that the kernel combines at once: `BATCH` in the WGSL source.
+const BATCH: u32 = 16;
+
+/// Returns the WGSL source. Unrolls the loop over the splits of a batch.
+fn unrolled() -> String {
+    repeat(include_str!("merge.wgsl"), &[("$s", BATCH)])
+}
+
 pub(crate) struct AttentionMerge(pub Activations);
 
 impl Spec for AttentionMerge {
     fn accuracy(&self) -> Accuracy {
         Accuracy::of_rows(self.0, 2e-6)
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let (abi, wgsl) = match self.0 {
+            Activations::F32 => (&ABI_F32, plain!("attention_merge", [F32_ROWS, &unrolled()])),
+            Activations::Int8 => (&ABI_INT8, plain!("attention_merge", [INT8_ROWS, &unrolled()])),
+            Activations::F16 => (&ABI_F16, plain!("attention_merge", [HALF_ROWS, &unrolled()])),
+        };
+        Some(RowKernel { local_bytes: 8 << 10, ..RowKernel::new(abi, grid, include_str!("merge.cl"), wgsl) })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -16,9 +16,10 @@
 use crate::abi::{IMPOSSIBLE, product};
 use crate::cases::{Build, Case, Content, Random, Stored};
 use crate::copy::padded;
-use crate::elements::{self, RANK, in_a_word};
+use crate::elements::{self, Operator, RANK, in_a_word};
 use crate::kernel::{ElementType, Kernel, Spec};
 use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// A binary operation. Its discriminant is the kernel's constant.
@@ -86,6 +87,11 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct Binary;
 
 impl Spec for Binary {
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::numbers(&[include_str!("binary.wgsl")]);
+        Some(Operator { abi: &ABI, grid, c: include_str!("binary.cl"), wgsl })
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let shapes: [(_, &[u32], &[u32], &[u32]); 7] = [
             (Operation::Add, &[1], &[1], &[1]),

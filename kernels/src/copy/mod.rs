@@ -16,9 +16,10 @@
 
 use crate::abi::product;
 use crate::cases::{Build, Case, Content, Random};
-use crate::elements::{self, RANK, in_a_word};
+use crate::elements::{self, Operator, RANK, in_a_word};
 use crate::kernel::{ElementType, Kernel, Spec};
 use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -72,6 +73,11 @@ pub(crate) fn poison(wanted: &[u32]) -> Vec<u32> {
 pub(crate) struct Copy;
 
 impl Spec for Copy {
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::elements(&[include_str!("copy.wgsl")]);
+        Some(Operator { abi: &ABI, grid, c: include_str!("copy.cl"), wgsl })
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         use ElementType::{BF16, F16, F32};
         let shapes: [(_, _, u32, &[u32], &[u32]); 12] = [

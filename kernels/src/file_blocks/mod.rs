@@ -26,9 +26,10 @@
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, Content, Random};
-use crate::elements;
+use crate::elements::{self, Operator};
 use crate::kernel::{Accuracy, Kernel, Spec};
 use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Returns all types whose blocks have several values.
@@ -115,6 +116,23 @@ impl Spec for FileBlocks {
             // Ties may be rounded either way.
             FileBlocks::Encode => Accuracy::exact(1e-4),
         }
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        Some(match self {
+            FileBlocks::Decode => Operator {
+                abi: &DECODE_ABI,
+                grid: decode_grid,
+                c: include_str!("decode.cl"),
+                wgsl: |_| wgsl::elementwise::blocks(include_str!("decode.wgsl"), |row| row.decode_wgsl),
+            },
+            FileBlocks::Encode => Operator {
+                abi: &ENCODE_ABI,
+                grid: encode_grid,
+                c: include_str!("encode.cl"),
+                wgsl: |_| wgsl::elementwise::blocks(include_str!("encode.wgsl"), |row| row.encode_wgsl),
+            },
+        })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

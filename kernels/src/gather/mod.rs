@@ -14,6 +14,8 @@ use crate::cases::{Build, Case, Params, Random, untouched_after};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
 use crate::params::ParamsShape;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::plain;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -39,6 +41,15 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct Gather;
 
 impl Spec for Gather {
+    fn row_kernel(&self) -> Option<RowKernel> {
+        Some(RowKernel::new(
+            &ABI,
+            grid,
+            include_str!("gather.cl"),
+            plain!("gather", [include_str!("gather.wgsl")]),
+        ))
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         [(1, 1, vec![0], 32), (17, 8, vec![16, 0, 3], 70), (4, 3, vec![2, 4, 1], 256)]
             .map(|(rows, capacity, wanted, width)| case(random, rows, capacity, &wanted, width))

@@ -15,9 +15,10 @@
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::copy::{poison, random_elements};
-use crate::elements::{self, in_a_word};
+use crate::elements::{self, Operator, in_a_word};
 use crate::kernel::{ElementType, Kernel, Spec};
 use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -41,6 +42,11 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct GatherRows;
 
 impl Spec for GatherRows {
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::elements(&[include_str!("gather_rows.wgsl")]);
+        Some(Operator { abi: &ABI, grid, c: include_str!("gather_rows.cl"), wgsl })
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         use ElementType::{BF16, F16, F32};
         [

@@ -17,9 +17,10 @@
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Random, Stored};
-use crate::elements;
+use crate::elements::{self, Operator};
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
 use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -53,6 +54,11 @@ pub(crate) struct LayerNorm;
 impl Spec for LayerNorm {
     fn accuracy(&self) -> Accuracy {
         Accuracy::exact(3e-5)
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::in_columns(include_str!("layer_norm.wgsl"));
+        Some(Operator { abi: &ABI, grid, c: include_str!("layer_norm.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -28,6 +28,9 @@ use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
+use crate::rows::{RowKernel, part_grid};
+use crate::wgsl::rows::plain;
+use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Number of values that share a scale.
@@ -113,6 +116,8 @@ pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     Ok(row[..width].iter().enumerate().map(|(i, q)| scale(i) * f64::from(*q as i8)).collect())
 }
 
+const WGSL: &str = include_str!("quantize.wgsl");
+
 pub(crate) struct Quantize(pub Activations);
 
 impl Spec for Quantize {
@@ -122,6 +127,15 @@ impl Spec for Quantize {
 
     fn accuracy(&self) -> Accuracy {
         Accuracy::of_rows(self.0, 1e-6)
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let (abi, function, wgsl) = match self.0 {
+            Activations::F32 => return None,
+            Activations::Int8 => (&ABI_INT8, "quantize", plain!("quantize", [INT8_ROWS, WGSL])),
+            Activations::F16 => (&ABI_F16, "quantize_f16", plain!("quantize", [HALF_ROWS, WGSL])),
+        };
+        Some(RowKernel { function, ..RowKernel::new(abi, part_grid, include_str!("quantize.cl"), wgsl) })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

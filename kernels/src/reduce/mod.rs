@@ -26,9 +26,10 @@
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
-use crate::elements::{self, ITEMS};
+use crate::elements::{self, ITEMS, Operator};
 use crate::kernel::{ElementType, Kernel, Spec};
 use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Reduction of a line of values. Its discriminant is the kernel's constant.
@@ -121,6 +122,11 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct Reduce;
 
 impl Spec for Reduce {
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::in_columns(include_str!("reduce.wgsl"));
+        Some(Operator { abi: &ABI, grid, c: include_str!("reduce.cl"), wgsl })
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let mut out = Vec::new();
         for (i, shape) in [

@@ -15,9 +15,13 @@
 //! row of finite values exceeds this limit, its output is zero.
 
 use crate::abi::{HEADER_BYTES, words};
+use crate::add::grid;
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::reducing;
+use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface with f32 output.
@@ -54,11 +58,22 @@ pub(crate) fn small_rows(x: &mut [f32], width: usize) {
     x.chunks_mut(width).skip(1).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x *= 1e-3));
 }
 
+const PACKED: &str = include_str!("rms_norm_packed.wgsl");
+
 pub(crate) struct RmsNorm(pub Activations);
 
 impl Spec for RmsNorm {
     fn accuracy(&self) -> Accuracy {
         Accuracy::of_rows(self.0, 1e-6)
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let (abi, wgsl) = match self.0 {
+            Activations::F32 => (&ABI_F32, reducing!("rms_norm", [include_str!("rms_norm.wgsl")])),
+            Activations::Int8 => (&ABI_INT8, reducing!("rms_norm", [INT8_ROWS, PACKED])),
+            Activations::F16 => (&ABI_F16, reducing!("rms_norm", [HALF_ROWS, PACKED])),
+        };
+        Some(RowKernel::new(abi, grid, include_str!("rms_norm.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -21,10 +21,11 @@
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Random, Stored};
-use crate::elements::{self, in_a_word};
+use crate::elements::{self, Operator, in_a_word};
 use crate::kernel::{ElementType, Kernel, Spec};
 use crate::layout::Layout;
 pub use crate::rope_append::{HALVES, INTERLEAVED};
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::TAU;
 
@@ -84,6 +85,11 @@ pub(crate) fn sin_cos(angle: u32) -> (f32, f32) {
 pub(crate) struct Rope;
 
 impl Spec for Rope {
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::elements(&[include_str!("rope.wgsl")]);
+        Some(Operator { abi: &ABI, grid, c: include_str!("rope.cl"), wgsl })
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         [
             (vec![0], 1, 64, 64, INTERLEAVED),

@@ -12,6 +12,9 @@ use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
+use crate::rows::{RowKernel, part_grid};
+use crate::wgsl::rows::plain;
+use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface with f32 output.
@@ -42,6 +45,9 @@ pub(crate) fn reference(gate_up: &[f64]) -> Vec<f64> {
     gate.iter().zip(up).map(one).collect()
 }
 
+const SILU: &str = include_str!("silu.wgsl");
+const PACKED: &str = include_str!("silu_mul_packed.wgsl");
+
 pub(crate) struct SiluMul(pub Activations);
 
 impl Spec for SiluMul {
@@ -53,6 +59,15 @@ impl Spec for SiluMul {
             // The values of a block differ in size.
             Activations::Int8 => Accuracy::fast(2e-2),
         }
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let (abi, wgsl) = match self.0 {
+            Activations::F32 => (&ABI_F32, plain!("silu_mul", [SILU, include_str!("silu_mul.wgsl")])),
+            Activations::Int8 => (&ABI_INT8, plain!("silu_mul", [INT8_ROWS, SILU, PACKED])),
+            Activations::F16 => (&ABI_F16, plain!("silu_mul", [HALF_ROWS, SILU, PACKED])),
+        };
+        Some(RowKernel::new(abi, part_grid, include_str!("silu_mul.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

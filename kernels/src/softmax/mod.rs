@@ -12,9 +12,12 @@
 //! its output is zero. If a row contains NaN or +∞, all its outputs are NaN.
 
 use crate::abi::{HEADER_BYTES, words};
+use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape, untouched_after};
 use crate::kernel::{Accuracy, Kernel, Spec};
 use crate::layout::Layout;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::{ORDER, reducing};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -44,6 +47,11 @@ pub(crate) struct Softmax;
 impl Spec for Softmax {
     fn accuracy(&self) -> Accuracy {
         Accuracy::exact(2e-6)
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = reducing!("softmax", [ORDER, include_str!("softmax.wgsl")]);
+        Some(RowKernel::new(&ABI, grid, include_str!("softmax.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -13,10 +13,11 @@
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
-use crate::elements;
+use crate::elements::{self, Operator};
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
 use crate::layout::Layout;
 use crate::reduce::{lines, strips};
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -55,6 +56,11 @@ pub(crate) struct SoftmaxAxis;
 impl Spec for SoftmaxAxis {
     fn accuracy(&self) -> Accuracy {
         Accuracy::exact(2e-6)
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::in_columns(include_str!("softmax_axis.wgsl"));
+        Some(Operator { abi: &ABI, grid, c: include_str!("softmax_axis.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

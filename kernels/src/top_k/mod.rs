@@ -14,9 +14,12 @@
 //! the lowest position comes first, and NaN comes after every number.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::{ORDER, reducing};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Maximum value of k.
@@ -49,6 +52,11 @@ fn reference(row: &[f32], k: usize) -> Vec<(f32, u32)> {
 pub(crate) struct TopK;
 
 impl Spec for TopK {
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = reducing!("top_k", [ORDER, include_str!("top_k.wgsl")]);
+        Some(RowKernel::new(&ABI, grid, include_str!("top_k.cl"), wgsl))
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let shapes = ROW_SHAPES.into_iter().zip([(32, 32), (70, 64), (768, 40), (33, 5), (64, 64), (1, 1)]);
         let vocabulary = [

@@ -15,9 +15,10 @@
 
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random, Stored};
-use crate::elements::{self, in_a_word};
+use crate::elements::{self, Operator, in_a_word};
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
 use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
@@ -131,6 +132,11 @@ pub(crate) struct Unary;
 impl Spec for Unary {
     fn accuracy(&self) -> Accuracy {
         Accuracy::exact(2e-5)
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::numbers(&[wgsl::elementwise::TANH, include_str!("unary.wgsl")]);
+        Some(Operator { abi: &ABI, grid, c: include_str!("unary.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

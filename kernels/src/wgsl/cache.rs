@@ -1,8 +1,8 @@
-//! Kernels that write and read the KV cache, and the kernel that merges the results of split attention.
+//! Kernels that write and read the KV cache.
 
-use super::{F32_ROWS, Function, HALF_RANGE, HALF_ROWS, INT8_ROWS, function, program, program_with, repeat};
-use crate::attention::{self, merge, partial};
-use crate::kernel::{Activations, Kernel, KvType};
+use super::{Function, HALF_RANGE, function, program, program_with, repeat};
+use crate::attention::{self, partial};
+use crate::kernel::{Kernel, KvType};
 use crate::rope_append;
 use crate::table::Variant;
 use ragtag_hal::Feature;
@@ -34,15 +34,11 @@ const AS_THEY_STAND: &str = include_str!("../attention/as_they_stand.wgsl");
 const RUNS: &str = include_str!("../attention/runs.wgsl");
 const TILED: &str = include_str!("../attention/tiled.wgsl");
 const PLAIN: &str = include_str!("../attention/plain.wgsl");
-/// Number of splits that the merge kernel combines at once: `BATCH` in the source.
-const MERGE_BATCH: u32 = 16;
-const MERGE: &str = include_str!("../attention/merge.wgsl");
 
 pub(super) fn variants() -> Vec<Variant> {
     let mut out = append_functions();
     out.extend(partial_functions());
     out.extend(append_attention_functions());
-    out.extend(merge_functions());
     out.push(matrices_function::<128>("wgsl-matrices"));
     out.extend(tiled_functions());
     // This variant is never selected. It is a shorter copy of the kernel above, for tests with compilers that
@@ -121,20 +117,6 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     program(ITEMS, &parts.concat())
 }
 
-/// Composes the text of the merge kernel. Unrolls the loop over the splits of a batch.
-fn merge_text(rows: &str) -> Arc<str> {
-    program(ITEMS, &[rows, &repeat(MERGE, &[("$s", MERGE_BATCH)])])
-}
-
-fn merge_functions() -> [Function; 3] {
-    let merge = |form, abi| function(Kernel::AttentionMerge(form), abi, merge_grid, "attention_merge", ITEMS);
-    [
-        Function { compose: |_| merge_text(F32_ROWS), ..merge(Activations::F32, &merge::ABI_F32) },
-        Function { compose: |_| merge_text(INT8_ROWS), ..merge(Activations::Int8, &merge::ABI_INT8) },
-        Function { compose: |_| merge_text(HALF_ROWS), ..merge(Activations::F16, &merge::ABI_F16) },
-    ]
-}
-
 fn tiled_functions() -> [Function; 2] {
     let tiled = |kv_type, abi| Function {
         name: "wgsl-tiled",
@@ -184,11 +166,6 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
 /// Returns a grid of rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
-}
-
-/// Returns a grid of rows × parts of a row.
-fn merge_grid(constants: &[u32]) -> [u32; 3] {
-    [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
 }
 
 /// Returns a grid of row tiles × kv heads. The more heads share a kv head, the fewer rows a tile has.

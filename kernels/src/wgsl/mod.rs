@@ -6,10 +6,10 @@
 //! that its text uses (f16, sub-groups, matrices). The module does not translate or launch anything.
 
 mod cache;
-mod elementwise;
+pub(crate) mod elementwise;
 mod matrices;
 mod operators;
-mod rows;
+pub(crate) mod rows;
 mod weights;
 
 use crate::kernel::Kernel;
@@ -33,7 +33,7 @@ pub(crate) fn variants() -> Vec<Variant> {
 
 /// Composes the text of a program with a parameter block: the number of work items, shared code, then
 /// `parts`.
-fn program(items: u32, parts: &[&str]) -> Arc<str> {
+pub(crate) fn program(items: u32, parts: &[&str]) -> Arc<str> {
     program_with("", items, parts)
 }
 
@@ -55,7 +55,7 @@ fn bare_program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
 /// Unrolls loops in `text`. Repeats each line that contains a mark (`$` and a letter), and replaces the mark
 /// by 0, 1, … in the copies. `times` gives the number of copies for each mark. Every compiler then sees
 /// constant indices and separate variables.
-fn repeat(text: &str, times: &[(&str, u32)]) -> String {
+pub(crate) fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     times.iter().fold(text.to_owned(), |text, (mark, times)| {
         let lines = text.split_inclusive('\n');
         lines
@@ -67,9 +67,9 @@ fn repeat(text: &str, times: &[(&str, u32)]) -> String {
 }
 
 /// Sources that write rows of f32, int8 or f16 activations. They define the functions `put` and `padded`.
-const F32_ROWS: &str = include_str!("f32_rows.wgsl");
-const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
-const HALF_ROWS: &str =
+pub(crate) const F32_ROWS: &str = include_str!("f32_rows.wgsl");
+pub(crate) const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
+pub(crate) const HALF_ROWS: &str =
     concat!(include_str!("../half_rows/half_range.wgsl"), "\n", include_str!("../half_rows/half_rows.wgsl"));
 /// Source of the function `in_half_range`, for f16 values that are not rows of activations.
 const HALF_RANGE: &str = include_str!("../half_rows/half_range.wgsl");
