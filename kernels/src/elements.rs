@@ -8,7 +8,6 @@ use crate::abi::{IMPOSSIBLE, product};
 use crate::composer::Compose;
 use crate::kernel::{ElementType, Kernel};
 use half::{bf16, f16};
-use ragtag_hal::EntryAbi;
 
 /// Maximum number of dimensions of a strided traversal. Tensors with fewer dimensions get leading dimensions
 /// of size 1.
@@ -22,9 +21,8 @@ pub(crate) fn grid(words: u32) -> [u32; 3] {
     [words.div_ceil(ITEMS), 1, 1]
 }
 
-/// Sources of a general operator for GPUs. The name of the ABI is also the name of the function.
+/// Sources of a general operator for GPUs. The function has the name of the ABI.
 pub(crate) struct Operator {
-    pub abi: &'static EntryAbi,
     pub grid: fn(constants: &[u32]) -> [u32; 3],
     /// Part of the program that the operators share in the languages of the C family.
     pub c: &'static str,

@@ -7,6 +7,7 @@ use crate::elements::Operator;
 use crate::layout::Layout;
 use crate::rows::RowKernel;
 use crate::{abi, half_rows, quantize};
+use ragtag_hal::EntryAbi;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -201,6 +202,9 @@ pub(crate) trait Spec {
         Accuracy::exact(1e-6)
     }
 
+    /// Returns the binary interface for weights in `layout`.
+    fn abi(&self, layout: Layout) -> &'static EntryAbi;
+
     /// Returns the layout of the weights that the kernel reads, or `None` if it reads no weights. `kept`
     /// returns the layout in which the device stores a type.
     fn layout(&self, _kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
@@ -365,6 +369,11 @@ impl Kernel {
     /// larger [`Variant::bound`](crate::Variant::bound).
     pub fn bound(self) -> f64 {
         self.spec().accuracy().bound
+    }
+
+    /// Returns the binary interface of variants that read weights in `layout`.
+    pub(crate) fn abi(self, layout: Option<Layout>) -> &'static EntryAbi {
+        self.spec().abi(layout.unwrap_or(Layout::Rows16))
     }
 
     /// Returns the layout of the weights that the kernel reads, or `None` if it reads no weights. `kept`

@@ -2,17 +2,15 @@
 
 use crate::composer::Compose;
 use crate::kernel::Kernel;
-use ragtag_hal::EntryAbi;
 
 /// Number of work items per group that every device supports.
 pub(crate) const ITEMS: u32 = 256;
 
 /// Sources of a row kernel for GPUs.
 pub(crate) struct RowKernel {
-    pub abi: &'static EntryAbi,
     pub grid: fn(constants: &[u32]) -> [u32; 3],
-    /// Function in the languages of the C family.
-    pub function: &'static str,
+    /// Function in the languages of the C family, if its name is not that of the ABI.
+    pub function: Option<&'static str>,
     /// Part of the program that the row kernels share in the languages of the C family.
     pub c: &'static str,
     /// Upper bound of the local memory of a group in the languages of the C family, in bytes.
@@ -21,14 +19,8 @@ pub(crate) struct RowKernel {
 }
 
 impl RowKernel {
-    /// Returns the kernel whose function in the languages of the C family has the name of its ABI.
-    pub fn new(
-        abi: &'static EntryAbi,
-        grid: fn(constants: &[u32]) -> [u32; 3],
-        c: &'static str,
-        wgsl: Wgsl,
-    ) -> Self {
-        Self { abi, grid, function: abi.name, c, local_bytes: 4 << 10, wgsl }
+    pub fn new(grid: fn(constants: &[u32]) -> [u32; 3], c: &'static str, wgsl: Wgsl) -> Self {
+        Self { grid, function: None, c, local_bytes: 4 << 10, wgsl }
     }
 }
 

@@ -40,13 +40,13 @@ fn reference(x: &[f32], y: &[f32]) -> Vec<f64> {
 pub(crate) struct Add;
 
 impl Spec for Add {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
-        Some(RowKernel::new(
-            &ABI,
-            part_grid,
-            include_str!("add.cl"),
-            plain!("add", [include_str!("add.wgsl")]),
-        ))
+        let wgsl = plain!("add", [include_str!("add.wgsl")]);
+        Some(RowKernel::new(part_grid, include_str!("add.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -45,11 +45,15 @@ fn reference(row: &[f32]) -> u32 {
 pub(crate) struct ArgMax;
 
 impl Spec for ArgMax {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
         // The part of `top_k` follows and uses the order, too.
         let c = concat!(include_str!("../c_family/order.cl"), "\n", include_str!("arg_max.cl"));
         let wgsl = reducing!("arg_max", [ORDER, include_str!("arg_max.wgsl")]);
-        Some(RowKernel::new(&ABI, grid, c, wgsl))
+        Some(RowKernel::new(grid, c, wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -82,6 +82,10 @@ impl Spec for AppendAttention {
         Accuracy::of_cache(self.0, 3e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let mut out = Vec::new();
         // Position, heads, kv heads, head dimension, rope dimensions, pairing, splits.

@@ -89,13 +89,21 @@ impl Spec for AttentionMerge {
         Accuracy::of_rows(self.0, 2e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        match self.0 {
+            Activations::F32 => &ABI_F32,
+            Activations::Int8 => &ABI_INT8,
+            Activations::F16 => &ABI_F16,
+        }
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
-        let (abi, wgsl) = match self.0 {
-            Activations::F32 => (&ABI_F32, plain!("attention_merge", [F32_ROWS, &unrolled()])),
-            Activations::Int8 => (&ABI_INT8, plain!("attention_merge", [INT8_ROWS, &unrolled()])),
-            Activations::F16 => (&ABI_F16, plain!("attention_merge", [HALF_ROWS, &unrolled()])),
+        let wgsl = match self.0 {
+            Activations::F32 => plain!("attention_merge", [F32_ROWS, &unrolled()]),
+            Activations::Int8 => plain!("attention_merge", [INT8_ROWS, &unrolled()]),
+            Activations::F16 => plain!("attention_merge", [HALF_ROWS, &unrolled()]),
         };
-        Some(RowKernel { local_bytes: 8 << 10, ..RowKernel::new(abi, grid, include_str!("merge.cl"), wgsl) })
+        Some(RowKernel { local_bytes: 8 << 10, ..RowKernel::new(grid, include_str!("merge.cl"), wgsl) })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -84,6 +84,10 @@ impl Spec for Attention {
         Accuracy::exact(3e-5)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let mut out = Vec::new();
         // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension.

@@ -88,6 +88,10 @@ impl Spec for AttentionPartial {
         Accuracy::exact(3e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let mut out = Vec::new();
         // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension, splits.

@@ -166,6 +166,10 @@ impl Spec for AttentionDense {
         Accuracy::exact(2e-5)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        abi(self.0)
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let plain = |heads, mask, d: usize| Shape {
             batch: 1,

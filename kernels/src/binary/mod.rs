@@ -87,9 +87,13 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct Binary;
 
 impl Spec for Binary {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn operator(&self) -> Option<Operator> {
         let wgsl = |_| wgsl::elementwise::numbers(&[include_str!("binary.wgsl")]);
-        Some(Operator { abi: &ABI, grid, c: include_str!("binary.cl"), wgsl })
+        Some(Operator { grid, c: include_str!("binary.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -3,6 +3,7 @@
 use super::{Function, Items, names, program};
 use crate::elements::{self, operators};
 use crate::file_blocks;
+use crate::kernel::Kernel;
 use crate::table::Variant;
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
@@ -10,16 +11,15 @@ use std::sync::Arc;
 const ITEMS: Items = Items(elements::ITEMS);
 
 pub(super) fn variants() -> Vec<Variant> {
-    let function = |(kernel, operator): (_, elements::Operator)| Function {
+    let function = |(kernel, operator): (Kernel, elements::Operator)| Function {
         kernel,
         names: names!(""),
-        abi: operator.abi,
         grid: operator.grid,
         layout: None,
         min_rows: 0,
         max_rows: u32::MAX,
         source,
-        function: operator.abi.name,
+        function: kernel.abi(None).name,
         items: ITEMS,
         local_bytes: 1 << 10,
     };

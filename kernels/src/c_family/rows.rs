@@ -4,8 +4,8 @@ use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Kernel, KvType};
 use crate::rows::{self, RowKernel, row_kernels};
 use crate::table::Variant;
-use crate::{attention, head_norm, rope_append};
-use ragtag_hal::{EntryAbi, KernelLanguage};
+use crate::{attention, head_norm};
+use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
 const ITEMS: Items = Items(rows::ITEMS);
@@ -17,15 +17,15 @@ const HEAD_ITEMS: Items = Items(128);
 const TILE_QUERIES: u32 = 16;
 
 pub(super) fn variants() -> Vec<Variant> {
-    let row = |(kernel, row): (_, RowKernel)| Function {
+    let row = |(kernel, row): (Kernel, RowKernel)| Function {
         local_bytes: row.local_bytes,
-        ..function(kernel, row.abi, row.grid, row.function)
+        ..function(kernel, row.grid, row.function.unwrap_or(kernel.abi(None).name))
     };
     let mut out: Vec<Function> = row_kernels().map(row).collect();
     out.push(Function {
         source: head_source,
         items: HEAD_ITEMS,
-        ..function(Kernel::HeadNorm, &head_norm::ABI, head_norm::grid, "head_norm")
+        ..function(Kernel::HeadNorm, head_norm::grid, "head_norm")
     });
     let [[append, partial, tiled], [append_f16, partial_f16, tiled_f16]] =
         [KvType::F32, KvType::F16].map(cache_functions);
@@ -36,16 +36,10 @@ pub(super) fn variants() -> Vec<Variant> {
     out
 }
 
-fn function(
-    kernel: Kernel,
-    abi: &'static EntryAbi,
-    grid: fn(&[u32]) -> [u32; 3],
-    function: &'static str,
-) -> Function {
+fn function(kernel: Kernel, grid: fn(&[u32]) -> [u32; 3], function: &'static str) -> Function {
     Function {
         kernel,
         names: names!(""),
-        abi,
         grid,
         layout: None,
         min_rows: 0,
@@ -70,20 +64,13 @@ fn head_source(language: KernelLanguage) -> Arc<str> {
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {
-    let (source, [append, partial_abi, abi]): (fn(KernelLanguage) -> Arc<str>, _) = match kv_type {
-        KvType::F32 => (
-            |l| cache_source(l, "0"),
-            [&rope_append::ABI_F32, &attention::partial::ABI_F32, &attention::ABI_F32],
-        ),
-        KvType::F16 => (
-            |l| cache_source(l, "1"),
-            [&rope_append::ABI_F16, &attention::partial::ABI_F16, &attention::ABI_F16],
-        ),
+    let source: fn(KernelLanguage) -> Arc<str> = match kv_type {
+        KvType::F32 => |l| cache_source(l, "0"),
+        KvType::F16 => |l| cache_source(l, "1"),
     };
     let append = Function {
         kernel: Kernel::RopeAppend(kv_type),
         names: names!(""),
-        abi: append,
         grid: append_grid,
         layout: None,
         min_rows: 0,
@@ -95,7 +82,6 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
     };
     let partial = Function {
         kernel: Kernel::AttentionPartial(kv_type),
-        abi: partial_abi,
         grid: attention::partial::grid,
         max_rows: attention::partial::MAX_ROWS,
         function: "attention_partial",
@@ -105,7 +91,6 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
     let tiled = Function {
         kernel: Kernel::Attention(kv_type),
         names: names!("-tiled"),
-        abi,
         grid: tiled_grid,
         max_rows: u32::MAX,
         function: "attention_tiled",

@@ -165,6 +165,10 @@ impl Spec for Conv2d {
         Accuracy::exact(2e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        abi(self.0)
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let plain = Sizes {
             batch: 1,

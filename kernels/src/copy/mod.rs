@@ -73,9 +73,13 @@ pub(crate) fn poison(wanted: &[u32]) -> Vec<u32> {
 pub(crate) struct Copy;
 
 impl Spec for Copy {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn operator(&self) -> Option<Operator> {
         let wgsl = |_| wgsl::elementwise::elements(&[include_str!("copy.wgsl")]);
-        Some(Operator { abi: &ABI, grid, c: include_str!("copy.cl"), wgsl })
+        Some(Operator { grid, c: include_str!("copy.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

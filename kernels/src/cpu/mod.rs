@@ -45,7 +45,7 @@ use crate::types::{self, each_type};
 use formats::{Format, Quantised};
 use half::{bf16, f16};
 use isa::Isa;
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// A kernel that is generic over the instruction set.
@@ -57,8 +57,6 @@ pub(crate) trait HostKernel: 'static {
     /// keep all cores busy.
     const MIN_ROWS: u32 = 0;
 
-    /// Returns the kernel's binary interface.
-    fn abi() -> &'static EntryAbi;
     /// Returns the grid of a launch with `constants`.
     fn grid(constants: &[u32]) -> [u32; 3];
     /// Computes the work groups in `groups`.
@@ -126,14 +124,15 @@ pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
 }
 
 fn variant<S: Isa, K: HostKernel>() -> Variant {
+    let layout = K::KERNEL.layout(|_| Layout::Rows16);
     Variant {
         kernel: K::KERNEL,
         name: S::NAME,
         class: K::KERNEL.class(),
         requires: S::FEATURES,
-        abi: K::abi(),
+        abi: K::KERNEL.abi(layout),
         grid: Grid::Fixed(K::grid),
-        layout: K::KERNEL.layout(|_| Layout::Rows16),
+        layout,
         min_rows: K::MIN_ROWS,
         max_rows: u32::MAX,
         code: Code::Host(S::function::<K>()),

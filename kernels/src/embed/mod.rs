@@ -69,6 +69,10 @@ fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -
 pub(crate) struct Embed(pub TensorType);
 
 impl Spec for Embed {
+    fn abi(&self, layout: Layout) -> &'static EntryAbi {
+        abi(self.0, layout)
+    }
+
     fn layout(&self, kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
         Some(kept(self.0))
     }

@@ -118,16 +118,21 @@ impl Spec for FileBlocks {
         }
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        match self {
+            FileBlocks::Decode => &DECODE_ABI,
+            FileBlocks::Encode => &ENCODE_ABI,
+        }
+    }
+
     fn operator(&self) -> Option<Operator> {
         Some(match self {
             FileBlocks::Decode => Operator {
-                abi: &DECODE_ABI,
                 grid: decode_grid,
                 c: include_str!("decode.cl"),
                 wgsl: |_| wgsl::elementwise::blocks(include_str!("decode.wgsl"), |row| row.decode_wgsl),
             },
             FileBlocks::Encode => Operator {
-                abi: &ENCODE_ABI,
                 grid: encode_grid,
                 c: include_str!("encode.cl"),
                 wgsl: |_| wgsl::elementwise::blocks(include_str!("encode.wgsl"), |row| row.encode_wgsl),

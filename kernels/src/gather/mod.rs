@@ -41,13 +41,13 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct Gather;
 
 impl Spec for Gather {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
-        Some(RowKernel::new(
-            &ABI,
-            grid,
-            include_str!("gather.cl"),
-            plain!("gather", [include_str!("gather.wgsl")]),
-        ))
+        let wgsl = plain!("gather", [include_str!("gather.wgsl")]);
+        Some(RowKernel::new(grid, include_str!("gather.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

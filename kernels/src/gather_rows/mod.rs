@@ -42,9 +42,13 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct GatherRows;
 
 impl Spec for GatherRows {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn operator(&self) -> Option<Operator> {
         let wgsl = |_| wgsl::elementwise::elements(&[include_str!("gather_rows.wgsl")]);
-        Some(Operator { abi: &ABI, grid, c: include_str!("gather_rows.cl"), wgsl })
+        Some(Operator { grid, c: include_str!("gather_rows.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

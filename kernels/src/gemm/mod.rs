@@ -116,6 +116,10 @@ impl Spec for Gemm {
         Accuracy::exact(2e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        abi(self.0)
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let gaps = Shape { row_gaps: [3, 1, 5], matrix_gaps: [7, 0, 2], factors: [0.5, -2.0], ..PLAIN };
         let shapes = [

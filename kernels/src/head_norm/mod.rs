@@ -40,6 +40,10 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct HeadNorm;
 
 impl Spec for HeadNorm {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let heads = [[1, 1, 32], [6, 2, 40], [4, 4, 128], [24, 1, 7], [3, 3, 64], [2, 1, 300]];
         ROW_SHAPES.into_iter().zip(heads).map(|(shape, heads)| case(random, shape, heads)).collect()

@@ -56,9 +56,13 @@ impl Spec for LayerNorm {
         Accuracy::exact(3e-5)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn operator(&self) -> Option<Operator> {
         let wgsl = |_| wgsl::elementwise::in_columns(include_str!("layer_norm.wgsl"));
-        Some(Operator { abi: &ABI, grid, c: include_str!("layer_norm.cl"), wgsl })
+        Some(Operator { grid, c: include_str!("layer_norm.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -129,6 +129,10 @@ impl Spec for MatMul {
         }
     }
 
+    fn abi(&self, layout: Layout) -> &'static EntryAbi {
+        abi(self.0, layout, self.1)
+    }
+
     fn layout(&self, kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
         // Matrix units load rows.
         Some(if self.1 == Activations::F16 { Layout::RowMajor } else { kept(self.0) })

@@ -87,6 +87,10 @@ impl Spec for Normed {
         Accuracy::exact(1e-5)
     }
 
+    fn abi(&self, layout: Layout) -> &'static EntryAbi {
+        abi(self.0, layout, self.1)
+    }
+
     fn layout(&self, kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
         Some(kept(self.0))
     }

@@ -129,13 +129,20 @@ impl Spec for Quantize {
         Accuracy::of_rows(self.0, 1e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == Activations::F16 { &ABI_F16 } else { &ABI_INT8 }
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
-        let (abi, function, wgsl) = match self.0 {
+        let (function, wgsl) = match self.0 {
             Activations::F32 => return None,
-            Activations::Int8 => (&ABI_INT8, "quantize", plain!("quantize", [INT8_ROWS, WGSL])),
-            Activations::F16 => (&ABI_F16, "quantize_f16", plain!("quantize", [HALF_ROWS, WGSL])),
+            Activations::Int8 => ("quantize", plain!("quantize", [INT8_ROWS, WGSL])),
+            Activations::F16 => ("quantize_f16", plain!("quantize", [HALF_ROWS, WGSL])),
         };
-        Some(RowKernel { function, ..RowKernel::new(abi, part_grid, include_str!("quantize.cl"), wgsl) })
+        Some(RowKernel {
+            function: Some(function),
+            ..RowKernel::new(part_grid, include_str!("quantize.cl"), wgsl)
+        })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

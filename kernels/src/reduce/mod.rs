@@ -122,9 +122,13 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 pub(crate) struct Reduce;
 
 impl Spec for Reduce {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn operator(&self) -> Option<Operator> {
         let wgsl = |_| wgsl::elementwise::in_columns(include_str!("reduce.wgsl"));
-        Some(Operator { abi: &ABI, grid, c: include_str!("reduce.cl"), wgsl })
+        Some(Operator { grid, c: include_str!("reduce.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

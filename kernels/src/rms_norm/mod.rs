@@ -67,13 +67,21 @@ impl Spec for RmsNorm {
         Accuracy::of_rows(self.0, 1e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        match self.0 {
+            Activations::F32 => &ABI_F32,
+            Activations::Int8 => &ABI_INT8,
+            Activations::F16 => &ABI_F16,
+        }
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
-        let (abi, wgsl) = match self.0 {
-            Activations::F32 => (&ABI_F32, reducing!("rms_norm", [include_str!("rms_norm.wgsl")])),
-            Activations::Int8 => (&ABI_INT8, reducing!("rms_norm", [INT8_ROWS, PACKED])),
-            Activations::F16 => (&ABI_F16, reducing!("rms_norm", [HALF_ROWS, PACKED])),
+        let wgsl = match self.0 {
+            Activations::F32 => reducing!("rms_norm", [include_str!("rms_norm.wgsl")]),
+            Activations::Int8 => reducing!("rms_norm", [INT8_ROWS, PACKED]),
+            Activations::F16 => reducing!("rms_norm", [HALF_ROWS, PACKED]),
         };
-        Some(RowKernel::new(abi, grid, include_str!("rms_norm.cl"), wgsl))
+        Some(RowKernel::new(grid, include_str!("rms_norm.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -85,9 +85,13 @@ pub(crate) fn sin_cos(angle: u32) -> (f32, f32) {
 pub(crate) struct Rope;
 
 impl Spec for Rope {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn operator(&self) -> Option<Operator> {
         let wgsl = |_| wgsl::elementwise::elements(&[include_str!("rope.wgsl")]);
-        Some(Operator { abi: &ABI, grid, c: include_str!("rope.cl"), wgsl })
+        Some(Operator { grid, c: include_str!("rope.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -131,6 +131,10 @@ impl Spec for RopeAppend {
         Accuracy::of_cache(self.0, 1e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+    }
+
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
         let mut out = Vec::new();
         for (capacity, starts, [heads, kv_heads, head_dim, rope_dims], pairing) in [

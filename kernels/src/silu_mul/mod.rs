@@ -61,13 +61,21 @@ impl Spec for SiluMul {
         }
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        match self.0 {
+            Activations::F32 => &ABI_F32,
+            Activations::Int8 => &ABI_INT8,
+            Activations::F16 => &ABI_F16,
+        }
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
-        let (abi, wgsl) = match self.0 {
-            Activations::F32 => (&ABI_F32, plain!("silu_mul", [SILU, include_str!("silu_mul.wgsl")])),
-            Activations::Int8 => (&ABI_INT8, plain!("silu_mul", [INT8_ROWS, SILU, PACKED])),
-            Activations::F16 => (&ABI_F16, plain!("silu_mul", [HALF_ROWS, SILU, PACKED])),
+        let wgsl = match self.0 {
+            Activations::F32 => plain!("silu_mul", [SILU, include_str!("silu_mul.wgsl")]),
+            Activations::Int8 => plain!("silu_mul", [INT8_ROWS, SILU, PACKED]),
+            Activations::F16 => plain!("silu_mul", [HALF_ROWS, SILU, PACKED]),
         };
-        Some(RowKernel::new(abi, part_grid, include_str!("silu_mul.cl"), wgsl))
+        Some(RowKernel::new(part_grid, include_str!("silu_mul.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -49,9 +49,13 @@ impl Spec for Softmax {
         Accuracy::exact(2e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
         let wgsl = reducing!("softmax", [ORDER, include_str!("softmax.wgsl")]);
-        Some(RowKernel::new(&ABI, grid, include_str!("softmax.cl"), wgsl))
+        Some(RowKernel::new(grid, include_str!("softmax.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

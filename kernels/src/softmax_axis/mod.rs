@@ -58,9 +58,13 @@ impl Spec for SoftmaxAxis {
         Accuracy::exact(2e-6)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn operator(&self) -> Option<Operator> {
         let wgsl = |_| wgsl::elementwise::in_columns(include_str!("softmax_axis.wgsl"));
-        Some(Operator { abi: &ABI, grid, c: include_str!("softmax_axis.cl"), wgsl })
+        Some(Operator { grid, c: include_str!("softmax_axis.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

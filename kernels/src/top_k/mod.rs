@@ -52,9 +52,13 @@ fn reference(row: &[f32], k: usize) -> Vec<(f32, u32)> {
 pub(crate) struct TopK;
 
 impl Spec for TopK {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn row_kernel(&self) -> Option<RowKernel> {
         let wgsl = reducing!("top_k", [ORDER, include_str!("top_k.wgsl")]);
-        Some(RowKernel::new(&ABI, grid, include_str!("top_k.cl"), wgsl))
+        Some(RowKernel::new(grid, include_str!("top_k.cl"), wgsl))
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

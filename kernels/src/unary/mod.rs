@@ -134,9 +134,13 @@ impl Spec for Unary {
         Accuracy::exact(2e-5)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
     fn operator(&self) -> Option<Operator> {
         let wgsl = |_| wgsl::elementwise::numbers(&[wgsl::elementwise::TANH, include_str!("unary.wgsl")]);
-        Some(Operator { abi: &ABI, grid, c: include_str!("unary.cl"), wgsl })
+        Some(Operator { grid, c: include_str!("unary.cl"), wgsl })
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -1,9 +1,8 @@
 //! Kernels that write and read the KV cache.
 
 use super::{Function, HALF_RANGE, function, program, program_with, repeat};
-use crate::attention::{self, partial};
+use crate::attention::partial;
 use crate::kernel::{Kernel, KvType};
-use crate::rope_append;
 use crate::table::Variant;
 use ragtag_hal::Feature;
 use std::sync::Arc;
@@ -48,60 +47,57 @@ pub(super) fn variants() -> Vec<Variant> {
 }
 
 fn append_functions() -> Vec<Function> {
-    let append = |kv_type, abi| function(Kernel::RopeAppend(kv_type), abi, append_grid, "rope_append", ITEMS);
+    let append = |kv_type| function(Kernel::RopeAppend(kv_type), append_grid, "rope_append", ITEMS);
     vec![
-        Function {
-            compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_F32, APPEND]),
-            ..append(KvType::F32, &rope_append::ABI_F32)
-        },
+        Function { compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_F32, APPEND]), ..append(KvType::F32) },
         Function {
             name: "wgsl-f16",
             requires: &[Feature::Fp16],
             compose: |_| {
                 program_with("enable f16;\n", ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_F16, APPEND])
             },
-            ..append(KvType::F16, &rope_append::ABI_F16)
+            ..append(KvType::F16)
         },
         Function {
             compose: |_| program(ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_WORDS, APPEND]),
-            ..append(KvType::F16, &rope_append::ABI_F16)
+            ..append(KvType::F16)
         },
     ]
 }
 
 fn partial_functions() -> [Function; 2] {
-    let partial = |kv_type, abi| Function {
+    let partial = |kv_type| Function {
         max_rows: partial::MAX_ROWS,
         local_bytes: 12 << 10,
-        ..function(Kernel::AttentionPartial(kv_type), abi, partial::grid, "attention_partial", ITEMS)
+        ..function(Kernel::AttentionPartial(kv_type), partial::grid, "attention_partial", ITEMS)
     };
     [
         Function {
             compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, AS_THEY_STAND, PARTIAL]),
-            ..partial(KvType::F32, &partial::ABI_F32)
+            ..partial(KvType::F32)
         },
         Function {
             compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, AS_THEY_STAND, PARTIAL]),
-            ..partial(KvType::F16, &partial::ABI_F16)
+            ..partial(KvType::F16)
         },
     ]
 }
 
 /// Returns the kernels for single-row attention, fused with RoPE and KV append.
 fn append_attention_functions() -> [Function; 2] {
-    let append = |kv_type, abi| Function {
+    let append = |kv_type| Function {
         max_rows: 1,
         local_bytes: 16 << 10,
-        ..function(Kernel::AppendAttention(kv_type), abi, partial::grid, "attention_partial", ITEMS)
+        ..function(Kernel::AppendAttention(kv_type), partial::grid, "attention_partial", ITEMS)
     };
     [
         Function {
             compose: |_| append_attention(KV_F32, &[include_str!("store_f32.wgsl")]),
-            ..append(KvType::F32, &attention::append::ABI_F32)
+            ..append(KvType::F32)
         },
         Function {
             compose: |_| append_attention(KV_F16, &[HALF_RANGE, include_str!("store_f16.wgsl")]),
-            ..append(KvType::F16, &attention::append::ABI_F16)
+            ..append(KvType::F16)
         },
     ]
 }
@@ -118,19 +114,19 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
 }
 
 fn tiled_functions() -> [Function; 2] {
-    let tiled = |kv_type, abi| Function {
+    let tiled = |kv_type| Function {
         name: "wgsl-tiled",
         local_bytes: 16 << 10,
-        ..function(Kernel::Attention(kv_type), abi, tiled_grid::<TILE_QUERIES>, "attention_tiled", ITEMS)
+        ..function(Kernel::Attention(kv_type), tiled_grid::<TILE_QUERIES>, "attention_tiled", ITEMS)
     };
     [
         Function {
             compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, RUNS, TILED, PLAIN]),
-            ..tiled(KvType::F32, &attention::ABI_F32)
+            ..tiled(KvType::F32)
         },
         Function {
             compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, RUNS, TILED, PLAIN]),
-            ..tiled(KvType::F16, &attention::ABI_F16)
+            ..tiled(KvType::F16)
         },
     ]
 }
@@ -155,7 +151,6 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
         local_bytes: if DIMS > 32 { 42 << 10 } else { 30 << 10 },
         ..function(
             Kernel::Attention(KvType::F16),
-            &attention::ABI_F16,
             tiled_grid::<MATRICES_QUERIES>,
             "attention_tiled",
             MATRICES_ITEMS,

@@ -3,16 +3,17 @@
 use super::{Function, bare_program, function};
 use crate::elements::{ITEMS, operators};
 use crate::file_blocks;
+use crate::kernel::Kernel;
 use crate::table::Variant;
 use crate::types::Row;
 use std::sync::Arc;
 
 pub(super) fn variants() -> Vec<Variant> {
-    let variant = |(kernel, operator): (_, crate::elements::Operator)| {
+    let variant = |(kernel, operator): (Kernel, crate::elements::Operator)| {
         let function = Function {
             compose: operator.wgsl,
             local_bytes: 1 << 10,
-            ..function(kernel, operator.abi, operator.grid, operator.abi.name, ITEMS)
+            ..function(kernel, operator.grid, kernel.abi(None).name, ITEMS)
         };
         function.variant()
     };

@@ -15,7 +15,7 @@ mod weights;
 use crate::kernel::Kernel;
 use crate::layout::Layout;
 use crate::table::{Code, Grid, Text, Variant};
-use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
+use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
 /// Returns all variants, best first.
@@ -80,7 +80,6 @@ struct Function {
     kernel: Kernel,
     name: &'static str,
     requires: &'static [Feature],
-    abi: &'static EntryAbi,
     grid: fn(constants: &[u32]) -> [u32; 3],
     layout: Option<Layout>,
     min_rows: u32,
@@ -98,7 +97,7 @@ impl Function {
             name: self.name,
             class: self.kernel.class(),
             requires: self.requires,
-            abi: self.abi,
+            abi: self.kernel.abi(self.layout),
             grid: Grid::Fixed(self.grid),
             layout: self.layout,
             min_rows: self.min_rows,
@@ -117,18 +116,11 @@ impl Function {
 
 /// Returns a kernel that reads no weights and supports any device and any number of rows. The caller sets its
 /// source text.
-fn function(
-    kernel: Kernel,
-    abi: &'static EntryAbi,
-    grid: fn(&[u32]) -> [u32; 3],
-    function: &'static str,
-    items: u32,
-) -> Function {
+fn function(kernel: Kernel, grid: fn(&[u32]) -> [u32; 3], function: &'static str, items: u32) -> Function {
     Function {
         kernel,
         name: "wgsl",
         requires: &[],
-        abi,
         grid,
         layout: None,
         min_rows: 0,

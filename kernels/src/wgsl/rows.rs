@@ -22,17 +22,15 @@ pub(super) fn variants() -> Vec<Variant> {
             let parts = [include_str!("groups.wgsl"), include_str!("../head_norm/head_norm.wgsl")];
             program(HEAD_ITEMS, &parts)
         },
-        ..function(Kernel::HeadNorm, &head_norm::ABI, head_norm::grid, "head_norm", HEAD_ITEMS)
+        ..function(Kernel::HeadNorm, head_norm::grid, "head_norm", HEAD_ITEMS)
     });
     out.into_iter().map(Function::variant).collect()
 }
 
 /// Returns the functions of a row kernel, best first.
 fn functions((kernel, row): (Kernel, RowKernel)) -> Vec<Function> {
-    let narrow = Function {
-        compose: row.wgsl.compose,
-        ..function(kernel, row.abi, row.grid, row.wgsl.function, ITEMS)
-    };
+    let narrow =
+        Function { compose: row.wgsl.compose, ..function(kernel, row.grid, row.wgsl.function, ITEMS) };
     let wide = row.wgsl.sub_groups.map(|compose| Function {
         name: "wgsl-sub-groups",
         requires: &[Feature::SubGroups],

@@ -70,6 +70,10 @@ impl Spec for Widen {
         Accuracy::fast(1e-4)
     }
 
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        abi(self.0)
+    }
+
     fn layout(&self, _: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
         Some(Layout::Rows16)
     }
