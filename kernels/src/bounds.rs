@@ -1,6 +1,7 @@
-//! Error bounds of kernels. A bound is the maximum relative error of a kernel against its reference for the
-//! same inputs. It limits the error of one kernel's arithmetic. A numerics class limits the error of a
-//! model's results instead, and is usually far looser.
+//! Error bounds of variants. A bound is the maximum relative error of a kernel against its reference for the
+//! same inputs. It is a part of the kernel's [`Accuracy`](crate::kernel::Accuracy). It limits the error of one
+//! kernel's arithmetic. A numerics class limits the error of a model's results instead, and is usually far
+//! looser.
 //!
 //! A bound is 4 to 10 times the largest error on any device so far (`docs/reports`), because other devices
 //! sum in other orders. Bounds for outputs that are rounded to 8 or 16 bits have a smaller margin, because

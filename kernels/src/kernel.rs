@@ -1,5 +1,5 @@
-//! Names of kernels. A kernel is the operation that one step of a program computes, independent of its
-//! implementation on a device.
+//! The registry of kernels: one folder with a [`Spec`] and one row per kernel. A kernel is the operation that
+//! one step of a program computes, independent of its implementation on a device.
 
 use crate::blocks::TensorType;
 use crate::cases::{Case, Random};
@@ -239,7 +239,7 @@ macro_rules! each {
 }
 
 /// Defines [`Kernel`]. A row has the name of a kernel in messages, its value of [`Kernel`], and its
-/// specification.
+/// specification. The sources of kernels that share a program follow each other in the order of the rows.
 macro_rules! kernels {
     ($(
         $(#[doc = $doc:literal])*
