@@ -1,49 +1,19 @@
-//! Error bounds of kernels. A bound is the maximum relative error of a kernel against its reference for the
-//! same inputs. It limits the error of one kernel's arithmetic. A numerics class limits the error of a
-//! model's results instead, and is usually far looser.
+//! Error bounds of variants. A bound is the maximum relative error of a kernel against its reference for the
+//! same inputs. It is a part of the kernel's [`Accuracy`](crate::kernel::Accuracy). It limits the error of one
+//! kernel's arithmetic. A numerics class limits the error of a model's results instead, and is usually far
+//! looser.
 //!
 //! A bound is 4 to 10 times the largest error on any device so far (`docs/reports`), because other devices
 //! sum in other orders. Bounds for outputs that are rounded to 8 or 16 bits have a smaller margin, because
 //! their error depends on the values and hardly on the device.
 
 use crate::blocks::TensorType;
-use crate::kernel::{Activations, Kernel, KvType};
+use crate::kernel::{Activations, Kernel};
 use crate::table::Variant;
 use ragtag_hal::Feature;
 
 /// Features of devices whose matrix units convert both factors to bf16.
 const UNITS_OF_BF16: [Feature; 4] = [Feature::Sm80, Feature::Sm90a, Feature::Mfma, Feature::Wmma];
-
-impl Kernel {
-    /// Returns the maximum relative error ‖out − ref‖ / ‖ref‖ of the kernel's variants. Some variants have a
-    /// larger [`Variant::bound`].
-    pub fn bound(self) -> f64 {
-        use Activations::{F16, F32, Int8};
-        match self {
-            Kernel::Gather | Kernel::Copy | Kernel::GatherRows | Kernel::ArgMax | Kernel::TopK => 1e-6,
-            Kernel::Embed(_) | Kernel::DecodeBlocks | Kernel::Add | Kernel::Binary => 1e-6,
-            Kernel::Reduce | Kernel::RmsNorm(F32) | Kernel::HeadNorm | Kernel::SiluMul(F32) => 1e-6,
-            Kernel::Rope | Kernel::RopeAppend(KvType::F32) => 1e-6,
-            Kernel::Gemm(_) | Kernel::Conv2d(_) | Kernel::MatMul(_, Int8) => 2e-6,
-            Kernel::Softmax | Kernel::SoftmaxAxis | Kernel::AttentionMerge(F32) => 2e-6,
-            Kernel::AttentionPartial(_) | Kernel::AppendAttention(KvType::F32) => 3e-6,
-            Kernel::MatMul(_, F16) => 5e-6,
-            Kernel::MatMul(_, F32) | Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) => 1e-5,
-            Kernel::Unary | Kernel::AttentionDense(_) => 2e-5,
-            Kernel::LayerNorm | Kernel::Attention(_) => 3e-5,
-            // Ties may be rounded either way.
-            Kernel::Widen(_) | Kernel::EncodeBlocks => 1e-4,
-            // Rounding to f16: 2.8e-4 if all values have similar size, and at most 4.9e-4.
-            Kernel::RopeAppend(KvType::F16) | Kernel::AppendAttention(KvType::F16) => 6e-4,
-            Kernel::Quantize(F16) | Kernel::RmsNorm(F16) | Kernel::AttentionMerge(F16) => 6e-4,
-            // Many values are subnormal in f16.
-            Kernel::SiluMul(F16) => 1e-3,
-            // Rounding to 8 bits. The values of a block differ in size, especially after SiLU.
-            Kernel::RmsNorm(Int8) | Kernel::AttentionMerge(Int8) | Kernel::Quantize(Int8 | F32) => 1e-2,
-            Kernel::SiluMul(Int8) => 2e-2,
-        }
-    }
-}
 
 impl Variant {
     /// Returns the maximum relative error ‖out − ref‖ / ‖ref‖ of this variant. It equals the bound of the

@@ -5,7 +5,8 @@
 //! zero.
 
 use crate::abi::{IMPOSSIBLE, product};
-use crate::kernel::ElementType;
+use crate::composer::Compose;
+use crate::kernel::{ElementType, Kernel};
 use half::{bf16, f16};
 
 /// Maximum number of dimensions of a strided traversal. Tensors with fewer dimensions are padded with leading
@@ -18,6 +19,20 @@ pub(crate) const ITEMS: u32 = 256;
 /// Returns a grid of one group per [`ITEMS`] words.
 pub(crate) fn grid(words: u32) -> [u32; 3] {
     [words.div_ceil(ITEMS), 1, 1]
+}
+
+/// Sources of a general operator for GPUs. The function has the name of the ABI.
+pub(crate) struct Operator {
+    pub grid: fn(constants: &[u32]) -> [u32; 3],
+    /// Part of the program that the operators share in the languages of the C family.
+    pub c: &'static str,
+    /// Composes the program in WGSL.
+    pub wgsl: Compose,
+}
+
+/// Returns all operators, in the order of their kernels.
+pub(crate) fn operators() -> impl Iterator<Item = (Kernel, Operator)> {
+    Kernel::all().into_iter().filter_map(|kernel| Some((kernel, kernel.spec().operator()?)))
 }
 
 /// Returns the number that identifies `element` in the constants of kernels.

@@ -1,9 +1,13 @@
-//! Names of kernels. A kernel is the operation that one step of a program computes, independent of its
-//! implementation on a device.
+//! The registry of kernels: one folder with a [`Spec`] and one row per kernel. A kernel is the operation that
+//! one step of a program computes, independent of its implementation on a device.
 
 use crate::blocks::TensorType;
+use crate::cases::{Case, Random};
+use crate::elements::Operator;
 use crate::layout::Layout;
+use crate::rows::RowKernel;
 use crate::{abi, half_rows, quantize};
+use ragtag_hal::EntryAbi;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -24,6 +28,44 @@ impl NumericsClass {
             NumericsClass::Exact => 1e-4,
             NumericsClass::Fast => 2e-2,
         }
+    }
+}
+
+/// Bound of results that are rounded to f16. The error is 2.8e-4 if all values have similar size, and at most
+/// 4.9e-4.
+const ROUNDED_TO_F16: f64 = 6e-4;
+
+/// Accuracy of a kernel.
+pub(crate) struct Accuracy {
+    /// Class of the error that the kernel itself adds.
+    pub class: NumericsClass,
+    /// Maximum relative error ‖out − ref‖ / ‖ref‖.
+    pub bound: f64,
+}
+
+impl Accuracy {
+    pub fn exact(bound: f64) -> Self {
+        Self { class: NumericsClass::Exact, bound }
+    }
+
+    pub fn fast(bound: f64) -> Self {
+        Self { class: NumericsClass::Fast, bound }
+    }
+
+    /// Returns the accuracy of a kernel whose output is rows of `activations`. `exact` is its bound for f32.
+    pub fn of_rows(activations: Activations, exact: f64) -> Self {
+        match activations {
+            Activations::F32 => Self::exact(exact),
+            Activations::F16 => Self::fast(ROUNDED_TO_F16),
+            // The values of a block differ in size.
+            Activations::Int8 => Self::fast(1e-2),
+        }
+    }
+
+    /// Returns the accuracy of a kernel that writes keys and values of type `kv_type`. `exact` is its bound
+    /// for f32.
+    pub fn of_cache(kv_type: KvType, exact: f64) -> Self {
+        if kv_type == KvType::F16 { Self::fast(ROUNDED_TO_F16) } else { Self::exact(exact) }
     }
 }
 
@@ -120,6 +162,9 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// All storage types.
+    pub const ALL: [KvType; 2] = [KvType::F32, KvType::F16];
+
     /// Returns the number of bytes in one value.
     pub fn bytes(self) -> u64 {
         match self {
@@ -129,189 +174,212 @@ impl KvType {
     }
 }
 
-/// An operation with a defined interface. Its module documents its bindings, constants and semantics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kernel {
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+        })
+    }
+}
+
+/// Specification of a kernel, in the kernel's folder. Values of the implementing type hold the types that
+/// distinguish the values of [`Kernel`].
+pub(crate) trait Spec {
+    /// Returns whether the kernel has variants.
+    fn exists(&self) -> bool {
+        true
+    }
+
+    /// Returns whether the kernel fuses several others.
+    fn is_fused(&self) -> bool {
+        false
+    }
+
+    /// Returns the accuracy of the kernel. The default fits kernels that copy values, or round few
+    /// intermediate results.
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(1e-6)
+    }
+
+    /// Returns the binary interface for weights in `layout`.
+    fn abi(&self, layout: Layout) -> &'static EntryAbi;
+
+    /// Returns the layout of the weights that the kernel reads, or `None` if it reads no weights. `kept`
+    /// returns the layout in which the device stores a type.
+    fn layout(&self, _kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
+        None
+    }
+
+    /// Returns the sources of a kernel in the programs of row kernels.
+    fn row_kernel(&self) -> Option<RowKernel> {
+        None
+    }
+
+    /// Returns the sources of a general operator other than a product.
+    fn operator(&self) -> Option<Operator> {
+        None
+    }
+
+    /// Returns the listed conformance cases, with weights in `layout`.
+    fn cases(&self, layout: Layout, random: &mut Random) -> Vec<Case>;
+
+    /// Returns a conformance case of random shape, with weights in `layout`.
+    fn random_case(&self, layout: Layout, random: &mut Random) -> Case;
+}
+
+/// Evaluates `$do` for every combination of values of the given types.
+macro_rules! each {
+    ($do:expr;) => { $do };
+    ($do:expr; $of:ident: $type:ty, $($rest:tt)*) => {
+        for $of in <$type>::ALL {
+            each!($do; $($rest)*);
+        }
+    };
+}
+
+/// Defines [`Kernel`]. A row has the name of a kernel in messages, its value of [`Kernel`], and its
+/// specification. The sources of kernels that share a program follow each other in the order of the rows.
+macro_rules! kernels {
+    ($(
+        $(#[doc = $doc:literal])*
+        $text:literal $name:ident $(($($of:ident: $type:ty),+))? => $($module:ident)::+ $(($($part:expr),+))?;
+    )*) => {
+        /// An operation with a defined interface. Its module documents its bindings, constants and semantics.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum Kernel {
+            $($(#[doc = $doc])* $name $(($($type),+))?,)*
+        }
+
+        impl Kernel {
+            /// Returns all kernels that have variants.
+            pub fn all() -> Vec<Kernel> {
+                let mut all = Vec::new();
+                $(each!(all.push(Kernel::$name $(($($of),+))?); $($($of: $type,)+)?);)*
+                all.retain(|kernel| kernel.spec().exists());
+                all
+            }
+
+            /// Returns the specification in the kernel's folder.
+            pub(crate) fn spec(self) -> Box<dyn Spec> {
+                match self {
+                    $(Kernel::$name $(($($of),+))? => Box::new(crate::$($module)::+ $(($($part),+))?),)*
+                }
+            }
+        }
+
+        impl fmt::Display for Kernel {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Kernel::$name $(($($of),+))? => {
+                        f.write_str($text)?;
+                        $($(write!(f, "/{}", $of)?;)+)?
+                    })*
+                }
+                Ok(())
+            }
+        }
+    };
+}
+
+kernels! {
     /// Looks up rows of an embedding table.
-    Embed(TensorType),
+    "embed" Embed(weights: TensorType) => embed::Embed(weights);
     /// Selects the rows that need logits.
-    Gather,
-    /// RMS norm with output of the given activation type.
-    RmsNorm(Activations),
+    "gather" Gather => gather::Gather;
+    /// Addition in place: x += y.
+    "add" Add => add::Add;
     /// Converts f32 to int8 or f16 activations.
-    Quantize(Activations),
+    "quantize" Quantize(out: Activations) => quantize::Quantize(out);
+    /// RMS norm with output of the given activation type.
+    "rms-norm" RmsNorm(out: Activations) => rms_norm::RmsNorm(out);
+    /// SiLU(gate) · up with output of the given activation type.
+    "silu-mul" SiluMul(out: Activations) => silu_mul::SiluMul(out);
+    /// Second launch of split attention: combines the splits into activations of the given type.
+    "attention-merge" AttentionMerge(out: Activations) => attention::merge::AttentionMerge(out);
+    /// Softmax of rows.
+    "softmax" Softmax => softmax::Softmax;
+    /// Position of the largest value in each row.
+    "arg-max" ArgMax => arg_max::ArgMax;
+    /// The largest values of each row, in descending order.
+    "top-k" TopK => top_k::TopK;
+    /// RMS norm of each query and key head.
+    "head-norm" HeadNorm => head_norm::HeadNorm;
     /// Product of weights of the given type and activations.
-    MatMul(TensorType, Activations),
+    "matmul" MatMul(weights: TensorType, x: Activations) => matmul::MatMul(weights, x);
     /// RMS norm fused with the product of its f32 output and weights of the given type.
-    NormMatMul(TensorType),
+    "norm-matmul" NormMatMul(weights: TensorType) => matmul::normed::Normed(weights, false);
     /// RMS norm, the products of its output with gate and up weights, and SiLU(gate) · up, fused into one
     /// kernel.
-    GatedMatMul(TensorType),
+    "gated-matmul" GatedMatMul(weights: TensorType) => matmul::normed::Normed(weights, true);
     /// Dequantizes weights of the given type to f16.
-    Widen(TensorType),
-    /// RMS norm of each query and key head.
-    HeadNorm,
+    "widen" Widen(weights: TensorType) => widen::Widen(weights);
     /// RoPE and KV append.
-    RopeAppend(KvType),
+    "rope-append" RopeAppend(kv: KvType) => rope_append::RopeAppend(kv);
     /// Causal attention over the KV cache.
-    Attention(KvType),
+    "attention" Attention(kv: KvType) => attention::Attention(kv);
     /// First launch of split attention: causal attention over splits of the positions.
-    AttentionPartial(KvType),
+    "attention-partial" AttentionPartial(kv: KvType) => attention::partial::AttentionPartial(kv);
     /// RoPE, KV append and the first launch of split attention, fused, for one row.
-    AppendAttention(KvType),
-    /// Second launch of split attention: combines the splits into activations of the given type.
-    AttentionMerge(Activations),
-    /// SiLU(gate) · up with output of the given activation type.
-    SiluMul(Activations),
-    /// Addition in place: x += y.
-    Add,
-    /// Softmax of rows.
-    Softmax,
-    /// Position of the largest value in each row.
-    ArgMax,
-    /// The largest values of each row, in descending order.
-    TopK,
+    "append-attention" AppendAttention(kv: KvType) => attention::append::AppendAttention(kv);
     /// C = α · op(A) · op(B) + β · C, with A and B of the given type.
-    Gemm(ElementType),
+    "gemm" Gemm(element: ElementType) => gemm::Gemm(element);
     /// Attention over dense keys and values of the given type, with the masks and score functions of common
     /// models.
-    AttentionDense(ElementType),
+    "attention-dense" AttentionDense(element: ElementType) => attention_dense::AttentionDense(element);
     /// Convolution of images with weights, both of the given type.
-    Conv2d(ElementType),
+    "conv2d" Conv2d(element: ElementType) => conv2d::Conv2d(element);
     /// Copies elements between strided tensors and converts their type.
-    Copy,
+    "copy" Copy => copy::Copy;
     /// Looks up rows of a table and converts their type.
-    GatherRows,
+    "gather-rows" GatherRows => gather_rows::GatherRows;
     /// Applies a function to each value.
-    Unary,
+    "unary" Unary => unary::Unary;
     /// Applies an operation to pairs of values.
-    Binary,
+    "binary" Binary => binary::Binary;
     /// Reduces each line of values along an axis to one value.
-    Reduce,
+    "reduce" Reduce => reduce::Reduce;
     /// Softmax along an axis.
-    SoftmaxAxis,
+    "softmax-axis" SoftmaxAxis => softmax_axis::SoftmaxAxis;
     /// Layer norm of rows.
-    LayerNorm,
+    "layer-norm" LayerNorm => layer_norm::LayerNorm;
     /// Rotary position embedding of heads.
-    Rope,
+    "rope" Rope => rope::Rope;
     /// Decodes blocks of a file to values.
-    DecodeBlocks,
+    "decode-blocks" DecodeBlocks => file_blocks::FileBlocks::Decode;
     /// Encodes values as blocks of a file.
-    EncodeBlocks,
+    "encode-blocks" EncodeBlocks => file_blocks::FileBlocks::Encode;
 }
 
 impl Kernel {
-    /// Returns all kernels that have variants. They include a product for each pair of weight and activation
-    /// types that [`crate::matmul::takes`] accepts.
-    pub fn all() -> Vec<Kernel> {
-        let mut all = vec![Kernel::Gather, Kernel::Add, Kernel::HeadNorm];
-        all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
-        all.extend([Kernel::Copy, Kernel::GatherRows, Kernel::Unary, Kernel::Binary]);
-        all.extend([Kernel::Reduce, Kernel::SoftmaxAxis, Kernel::LayerNorm, Kernel::Rope]);
-        all.extend([Kernel::DecodeBlocks, Kernel::EncodeBlocks]);
-        all.extend([Activations::Int8, Activations::F16].map(Kernel::Quantize));
-        for activations in Activations::ALL {
-            all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
-            all.push(Kernel::AttentionMerge(activations));
-            let takes = |t: &TensorType| crate::matmul::takes(*t, activations);
-            all.extend(TensorType::ALL.into_iter().filter(takes).map(|t| Kernel::MatMul(t, activations)));
-        }
-        all.extend(TensorType::ALL.map(Kernel::NormMatMul));
-        all.extend(TensorType::ALL.map(Kernel::GatedMatMul));
-        all.extend(TensorType::ALL.into_iter().filter(|t| t.block_values() > 1).map(Kernel::Widen));
-        for kv_type in [KvType::F32, KvType::F16] {
-            all.extend([Kernel::RopeAppend(kv_type), Kernel::Attention(kv_type)]);
-            all.extend([Kernel::AttentionPartial(kv_type), Kernel::AppendAttention(kv_type)]);
-        }
-        all.extend(TensorType::ALL.map(Kernel::Embed));
-        all.extend(ElementType::ALL.map(Kernel::Gemm));
-        all.extend(ElementType::ALL.map(Kernel::AttentionDense));
-        all.extend(ElementType::ALL.map(Kernel::Conv2d));
-        all
-    }
-
     /// Returns whether the kernel fuses several others. Such a kernel has variants only for devices on which
     /// fusion is faster.
     pub fn is_fused(self) -> bool {
-        matches!(self, Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) | Kernel::AppendAttention(_))
+        self.spec().is_fused()
     }
 
     /// Returns the numerics class of the kernel's variants. The class describes the error that the kernel
     /// itself adds. A kernel that writes an f16 KV cache is fast, because it rounds keys and values.
     pub fn class(self) -> NumericsClass {
-        match self {
-            Kernel::RmsNorm(activations)
-            | Kernel::SiluMul(activations)
-            | Kernel::Quantize(activations)
-            | Kernel::AttentionMerge(activations)
-            | Kernel::MatMul(_, activations)
-                if activations != Activations::F32 =>
-            {
-                NumericsClass::Fast
-            }
-            Kernel::Widen(_) | Kernel::RopeAppend(KvType::F16) | Kernel::AppendAttention(KvType::F16) => {
-                NumericsClass::Fast
-            }
-            _ => NumericsClass::Exact,
-        }
+        self.spec().accuracy().class
+    }
+
+    /// Returns the maximum relative error ‖out − ref‖ / ‖ref‖ of the kernel's variants. Some variants have a
+    /// larger [`Variant::bound`](crate::Variant::bound).
+    pub fn bound(self) -> f64 {
+        self.spec().accuracy().bound
+    }
+
+    /// Returns the binary interface of variants that read weights in `layout`.
+    pub(crate) fn abi(self, layout: Option<Layout>) -> &'static EntryAbi {
+        self.spec().abi(layout.unwrap_or(Layout::Rows16))
     }
 
     /// Returns the layout of the weights that the kernel reads, or `None` if it reads no weights. `kept`
     /// returns the layout in which the device stores a type. Products with f16 activations always read the
     /// row-major layout, because matrix units load rows.
-    pub fn layout(self, kept: impl FnOnce(TensorType) -> Layout) -> Option<Layout> {
-        match self {
-            Kernel::MatMul(_, Activations::F16) => Some(Layout::RowMajor),
-            Kernel::MatMul(tensor_type, _)
-            | Kernel::NormMatMul(tensor_type)
-            | Kernel::GatedMatMul(tensor_type)
-            | Kernel::Embed(tensor_type) => Some(kept(tensor_type)),
-            Kernel::Widen(_) => Some(Layout::Rows16),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kv = |k: &KvType| match k {
-            KvType::F32 => "f32",
-            KvType::F16 => "f16",
-        };
-        match self {
-            Kernel::Embed(t) => write!(f, "embed/{t}"),
-            Kernel::Gather => write!(f, "gather"),
-            Kernel::RmsNorm(a) => write!(f, "rms-norm/{a}"),
-            Kernel::Quantize(a) => write!(f, "quantize/{a}"),
-            Kernel::MatMul(t, a) => write!(f, "matmul/{t}/{a}"),
-            Kernel::NormMatMul(t) => write!(f, "norm-matmul/{t}"),
-            Kernel::GatedMatMul(t) => write!(f, "gated-matmul/{t}"),
-            Kernel::Widen(t) => write!(f, "widen/{t}"),
-            Kernel::HeadNorm => write!(f, "head-norm"),
-            Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
-            Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
-            Kernel::AttentionPartial(k) => write!(f, "attention-partial/{}", kv(k)),
-            Kernel::AppendAttention(k) => write!(f, "append-attention/{}", kv(k)),
-            Kernel::AttentionMerge(a) => write!(f, "attention-merge/{a}"),
-            Kernel::SiluMul(a) => write!(f, "silu-mul/{a}"),
-            Kernel::Add => write!(f, "add"),
-            Kernel::Softmax => write!(f, "softmax"),
-            Kernel::ArgMax => write!(f, "arg-max"),
-            Kernel::TopK => write!(f, "top-k"),
-            Kernel::Gemm(e) => write!(f, "gemm/{e}"),
-            Kernel::AttentionDense(e) => write!(f, "attention-dense/{e}"),
-            Kernel::Conv2d(e) => write!(f, "conv2d/{e}"),
-            Kernel::Copy => write!(f, "copy"),
-            Kernel::GatherRows => write!(f, "gather-rows"),
-            Kernel::Unary => write!(f, "unary"),
-            Kernel::Binary => write!(f, "binary"),
-            Kernel::Reduce => write!(f, "reduce"),
-            Kernel::SoftmaxAxis => write!(f, "softmax-axis"),
-            Kernel::LayerNorm => write!(f, "layer-norm"),
-            Kernel::Rope => write!(f, "rope"),
-            Kernel::DecodeBlocks => write!(f, "decode-blocks"),
-            Kernel::EncodeBlocks => write!(f, "encode-blocks"),
-        }
+    pub fn layout(self, kept: impl Fn(TensorType) -> Layout) -> Option<Layout> {
+        self.spec().layout(&kept)
     }
 }

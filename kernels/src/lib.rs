@@ -38,6 +38,7 @@ pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
+mod rows;
 pub mod silu_mul;
 pub mod softmax;
 pub mod softmax_axis;

@@ -11,7 +11,10 @@
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Spec};
+use crate::layout::Layout;
+use crate::rows::{RowKernel, part_grid};
+use crate::wgsl::rows::plain;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -35,18 +38,30 @@ fn reference(x: &[f32], y: &[f32]) -> Vec<f64> {
     x.iter().zip(y).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect()
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 64, 768, 1, 256]) {
-        out.push(case(&mut random, shape, width));
-    }
-    out
-}
+pub(crate) struct Add;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let (shape, width) = (RowShape::random(random, 40), 1 + random.below(900));
-    case(random, shape, width)
+impl Spec for Add {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = plain!("add", [include_str!("add.wgsl")]);
+        Some(RowKernel::new(part_grid, include_str!("add.cl"), wgsl))
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 64, 768, 1, 256]) {
+            out.push(case(random, shape, width));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (shape, width) = (RowShape::random(random, 40), 1 + random.below(900));
+        case(random, shape, width)
+    }
 }
 
 fn case(random: &mut Random, shape: RowShape, width: usize) -> Case {

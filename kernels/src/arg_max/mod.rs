@@ -13,8 +13,12 @@
 //! all values are NaN, the result is position 0.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Spec};
+use crate::layout::Layout;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::{ORDER, reducing};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -39,20 +43,34 @@ fn reference(row: &[f32]) -> u32 {
     (1..row.len()).fold(0, |best, i| if beats(row[i], row[best]) { i } else { best }) as u32
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let shapes = ROW_SHAPES.into_iter().zip([32, 70, 768, 33, 64, 1]);
-    let vocabulary = [(RowShape { capacity: 9, rows: 8, count_word: 1 }, 32000)];
-    let mut out = Vec::new();
-    for (shape, width) in shapes.chain(vocabulary) {
-        out.push(case(&mut random, shape, width));
-    }
-    out
-}
+pub(crate) struct ArgMax;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
-    case(random, shape, width)
+impl Spec for ArgMax {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        // The part of `top_k` follows and uses the order, too.
+        let c = concat!(include_str!("../c_family/order.cl"), "\n", include_str!("arg_max.cl"));
+        let wgsl = reducing!("arg_max", [ORDER, include_str!("arg_max.wgsl")]);
+        Some(RowKernel::new(grid, c, wgsl))
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let shapes = ROW_SHAPES.into_iter().zip([32, 70, 768, 33, 64, 1]);
+        let vocabulary = [(RowShape { capacity: 9, rows: 8, count_word: 1 }, 32000)];
+        let mut out = Vec::new();
+        for (shape, width) in shapes.chain(vocabulary) {
+            out.push(case(random, shape, width));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
+        case(random, shape, width)
+    }
 }
 
 fn case(random: &mut Random, shape: RowShape, width: usize) -> Case {

@@ -24,7 +24,8 @@ use super::partial::{expected, partials_bytes};
 use super::{LONG, random_scene, scene};
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random};
-use crate::kernel::{Kernel, KvType};
+use crate::kernel::{Accuracy, Kernel, KvType, Spec};
+use crate::layout::Layout;
 use crate::rope_append::{self, HALVES, INTERLEAVED};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -70,40 +71,55 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    // Position, heads, kv heads, head dimension, rope dimensions, pairing, splits.
-    for (position, [heads, kv_heads, head_dim, rope_dims], pairing, splits) in [
-        (Some(0), [1, 1, 64, 64], INTERLEAVED, 1),
-        (Some(200), [8, 1, 64, 64], HALVES, 3),
-        (Some(37), [4, 2, 128, 128], HALVES, 5),
-        (Some(64), [12, 1, 48, 48], INTERLEAVED, 2),
-        (Some(191), [8, 2, 128, 96], HALVES, 64),
-        (Some(66), [2, 1, 20, 6], INTERLEAVED, 2),
-        (Some(101), [20, 2, 256, 256], HALVES, 2),
-        (None, [4, 2, 64, 64], HALVES, 2),
-        (Some(LONG[0] - 1), [2, 1, 64, 64], HALVES, 1),
-        (Some(LONG[1] - 1), [2, 1, 64, 64], INTERLEAVED, 3),
-        (Some(LONG[2] - 1), [2, 1, 64, 64], HALVES, 5),
-    ] {
-        let rope = (rope_dims, pairing);
-        out.push(case(&mut random, kv_type, position, [heads, kv_heads, head_dim], rope, splits, 1.0));
-    }
-    if kv_type == KvType::F16 {
-        // The key and value exceed the range of the cache's type.
-        out.push(case(&mut random, kv_type, Some(37), [4, 2, 64], (64, HALVES), 2, 1e9));
-    }
-    out
-}
+pub(crate) struct AppendAttention(pub KvType);
 
-pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
-    let (_, starts, heads) = random_scene(random);
-    let position = starts.first().map(|(first, _)| *first);
-    let rope_dims = 2 * (1 + random.below(heads[2] / 2));
-    let pairing = if random.below(2) == 0 { INTERLEAVED } else { HALVES };
-    let splits = 1 + random.below(12);
-    case(random, kv_type, position, heads, (rope_dims, pairing), splits, 1.0)
+impl Spec for AppendAttention {
+    fn is_fused(&self) -> bool {
+        true
+    }
+
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::of_cache(self.0, 3e-6)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        // Position, heads, kv heads, head dimension, rope dimensions, pairing, splits.
+        for (position, [heads, kv_heads, head_dim, rope_dims], pairing, splits) in [
+            (Some(0), [1, 1, 64, 64], INTERLEAVED, 1),
+            (Some(200), [8, 1, 64, 64], HALVES, 3),
+            (Some(37), [4, 2, 128, 128], HALVES, 5),
+            (Some(64), [12, 1, 48, 48], INTERLEAVED, 2),
+            (Some(191), [8, 2, 128, 96], HALVES, 64),
+            (Some(66), [2, 1, 20, 6], INTERLEAVED, 2),
+            (Some(101), [20, 2, 256, 256], HALVES, 2),
+            (None, [4, 2, 64, 64], HALVES, 2),
+            (Some(LONG[0] - 1), [2, 1, 64, 64], HALVES, 1),
+            (Some(LONG[1] - 1), [2, 1, 64, 64], INTERLEAVED, 3),
+            (Some(LONG[2] - 1), [2, 1, 64, 64], HALVES, 5),
+        ] {
+            let rope = (rope_dims, pairing);
+            out.push(case(random, self.0, position, [heads, kv_heads, head_dim], rope, splits, 1.0));
+        }
+        if self.0 == KvType::F16 {
+            // The key and value exceed the range of the cache's type.
+            out.push(case(random, self.0, Some(37), [4, 2, 64], (64, HALVES), 2, 1e9));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (_, starts, heads) = random_scene(random);
+        let position = starts.first().map(|(first, _)| *first);
+        let rope_dims = 2 * (1 + random.below(heads[2] / 2));
+        let pairing = if random.below(2) == 0 { INTERLEAVED } else { HALVES };
+        let splits = 1 + random.below(12);
+        case(random, self.0, position, heads, (rope_dims, pairing), splits, 1.0)
+    }
 }
 
 /// Builds a case for a row at `position`. If `position` is `None`, the row's cache blocks do not exist. Keys

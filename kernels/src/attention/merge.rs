@@ -17,9 +17,13 @@
 use super::partial::partials_bytes;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
-use crate::kernel::{Activations, Kernel};
+use crate::kernel::{Accuracy, Activations, Kernel, Spec};
+use crate::layout::Layout;
 use crate::params::ROWS;
 use crate::quantize::{BLOCK, scales_alone};
+use crate::rows::{self, RowKernel};
+use crate::wgsl::rows::plain;
+use crate::wgsl::{F32_ROWS, HALF_ROWS, INT8_ROWS, repeat};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface with f32 output.
@@ -65,26 +69,71 @@ fn reference(means: &[f32], sums: &[[f32; 2]], head_dim: usize) -> Vec<f64> {
     out
 }
 
-pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (shape, [heads, head_dim, splits]) in ROW_SHAPES.into_iter().zip([
-        [1, 64, 1],
-        [8, 128, 33],
-        [16, 20, 2],
-        [4, 48, 64],
-        [32, 2, 3],
-        [5, 96, 7],
-    ]) {
-        out.push(case(&mut random, activations, shape, [heads, head_dim, splits]));
+/// Returns a grid of rows × parts of a row.
+fn grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(rows::ITEMS), 1]
+}
+
+/// Number of splits that the kernel combines at once: `BATCH` in the WGSL source.
+const BATCH: u32 = 16;
+
+/// Returns the WGSL source. Unrolls the loop over the splits of a batch.
+fn unrolled() -> String {
+    repeat(include_str!("merge.wgsl"), &[("$s", BATCH)])
+}
+
+pub(crate) struct AttentionMerge(pub Activations);
+
+impl Spec for AttentionMerge {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::of_rows(self.0, 2e-6)
     }
-    let expected = match activations {
-        Activations::F32 => Some([f64::NAN, 2.0].map(|mean| [Some(mean); BLOCK]).concat()),
-        Activations::Int8 => Some(scales_alone(&[Some(f64::NAN), None])),
-        Activations::F16 => None,
-    };
-    out.extend(expected.map(|expected| not_finite(activations, expected)));
-    out
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        match self.0 {
+            Activations::F32 => &ABI_F32,
+            Activations::Int8 => &ABI_INT8,
+            Activations::F16 => &ABI_F16,
+        }
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = match self.0 {
+            Activations::F32 => plain!("attention_merge", [F32_ROWS, &unrolled()]),
+            Activations::Int8 => plain!("attention_merge", [INT8_ROWS, &unrolled()]),
+            Activations::F16 => plain!("attention_merge", [HALF_ROWS, &unrolled()]),
+        };
+        Some(RowKernel { local_bytes: 8 << 10, ..RowKernel::new(grid, include_str!("merge.cl"), wgsl) })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (shape, [heads, head_dim, splits]) in ROW_SHAPES.into_iter().zip([
+            [1, 64, 1],
+            [8, 128, 33],
+            [16, 20, 2],
+            [4, 48, 64],
+            [32, 2, 3],
+            [5, 96, 7],
+        ]) {
+            out.push(case(random, self.0, shape, [heads, head_dim, splits]));
+        }
+        let expected = match self.0 {
+            Activations::F32 => Some([f64::NAN, 2.0].map(|mean| [Some(mean); BLOCK]).concat()),
+            Activations::Int8 => Some(scales_alone(&[Some(f64::NAN), None])),
+            Activations::F16 => None,
+        };
+        out.extend(expected.map(|expected| not_finite(self.0, expected)));
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let shape = RowShape::random(random, 8);
+        let (heads, splits) = (1 + random.below(9), 1 + random.below(64));
+        let head_dim =
+            if self.0 == Activations::F32 { 4 * (1 + random.below(40)) } else { 32 * (1 + random.below(4)) };
+        case(random, self.0, shape, [heads, head_dim, splits])
+    }
 }
 
 /// Builds a case in which the partial result of one split of the first head is NaN, so that the output of
@@ -96,14 +145,6 @@ fn not_finite(activations: Activations, expected: Vec<Option<f64>>) -> Case {
     let case = Build::new(Kernel::AttentionMerge(activations), "not finite".into(), &constants);
     let case = case.words(&[1; 4]).floats(&[means.as_flattened(), runs.as_flattened()].concat());
     case.floats(&vec![7.0; expected.len()]).expect(2, Content::SomeSame(expected)).done()
-}
-
-pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
-    let shape = RowShape::random(random, 8);
-    let (heads, splits) = (1 + random.below(9), 1 + random.below(64));
-    let head_dim =
-        if activations == Activations::F32 { 4 * (1 + random.below(40)) } else { 32 * (1 + random.below(4)) };
-    case(random, activations, shape, [heads, head_dim, splits])
 }
 
 fn case(

@@ -28,7 +28,8 @@ mod scene;
 
 use crate::abi::{IMPOSSIBLE, params, strided, words};
 use crate::cases::{Build, Case, Content, Random};
-use crate::kernel::{Kernel, KvType};
+use crate::kernel::{Accuracy, Kernel, KvType, Spec};
+use crate::layout::Layout;
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append::cache_bytes;
 use ragtag_hal::{Access, EntryAbi};
@@ -76,31 +77,47 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(TILE_ROWS), constants[5], 1]
 }
 
-pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension.
-    for (capacity, starts, heads, kv_heads, head_dim) in [
-        (1, vec![(0, 1)], 1, 1, 64),
-        (1, vec![(200, 1)], 8, 1, 64),
-        (17, vec![(0, 7), (37, 1), (60, 8)], 4, 2, 64),
-        (33, vec![(0, 33)], 3, 3, 32),
-        (4, vec![(15, 1), (16, 1), (63, 1), (64, 1)], 12, 1, 48),
-        (19, vec![(120, 19)], 6, 2, 128),
-        (2, vec![(70, 2)], 2, 1, 20),
-        (40, vec![(90, 33)], 4, 4, 96),
-        (70, vec![(5, 67)], 2, 2, 80),
-        (200, vec![(3, 199)], 2, 1, 128),
-        (9, vec![(60, 8)], 2, 1, 144),
-        (90, vec![(110, 75), (0, 9)], 4, 2, 32),
-        (70, vec![(60, 70)], 3, 1, 16),
-    ] {
-        out.push(case(&mut random, kv_type, capacity, &starts, [heads, kv_heads, head_dim]));
+pub(crate) struct Attention(pub KvType);
+
+impl Spec for Attention {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(3e-5)
     }
-    // Three rows at the end of a long sequence.
-    out.extend(LONG.map(|seen| case(&mut random, kv_type, 3, &[(seen - 3, 3)], [2, 1, 64])));
-    out.extend([[2, 1, 64], [2, 1, 20]].map(|heads| not_finite(&mut random, kv_type, heads)));
-    out
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension.
+        for (capacity, starts, heads, kv_heads, head_dim) in [
+            (1, vec![(0, 1)], 1, 1, 64),
+            (1, vec![(200, 1)], 8, 1, 64),
+            (17, vec![(0, 7), (37, 1), (60, 8)], 4, 2, 64),
+            (33, vec![(0, 33)], 3, 3, 32),
+            (4, vec![(15, 1), (16, 1), (63, 1), (64, 1)], 12, 1, 48),
+            (19, vec![(120, 19)], 6, 2, 128),
+            (2, vec![(70, 2)], 2, 1, 20),
+            (40, vec![(90, 33)], 4, 4, 96),
+            (70, vec![(5, 67)], 2, 2, 80),
+            (200, vec![(3, 199)], 2, 1, 128),
+            (9, vec![(60, 8)], 2, 1, 144),
+            (90, vec![(110, 75), (0, 9)], 4, 2, 32),
+            (70, vec![(60, 70)], 3, 1, 16),
+        ] {
+            out.push(case(random, self.0, capacity, &starts, [heads, kv_heads, head_dim]));
+        }
+        // Three rows at the end of a long sequence.
+        out.extend(LONG.map(|seen| case(random, self.0, 3, &[(seen - 3, 3)], [2, 1, 64])));
+        out.extend([[2, 1, 64], [2, 1, 20]].map(|heads| not_finite(random, self.0, heads)));
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (capacity, starts, heads) = random_scene(random);
+        case(random, self.0, capacity, &starts, heads)
+    }
 }
 
 /// Builds a case in which the queries of some rows contain NaN or infinities. The results of these rows are
@@ -115,11 +132,6 @@ fn not_finite(random: &mut Random, kv_type: KvType, [heads, kv_heads, head_dim]:
     let build = Build::new(Kernel::Attention(kv_type), label, &scene.constants);
     let out = vec![7.0; expected.len()];
     scene.inputs(build).floats(&out).expect(4, Content::SomeSame(expected.collect())).done()
-}
-
-pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
-    let (capacity, starts, heads) = random_scene(random);
-    case(random, kv_type, capacity, &starts, heads)
 }
 
 fn case(

@@ -25,7 +25,8 @@
 use super::{LONG, Scene, random_scene, scene};
 use crate::abi::{IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, Random};
-use crate::kernel::{Kernel, KvType};
+use crate::kernel::{Accuracy, Kernel, KvType, Spec};
+use crate::layout::Layout;
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
 
@@ -80,28 +81,46 @@ pub(crate) fn run(seen: usize, splits: usize, split: usize) -> std::ops::Range<u
     (split * positions).min(seen)..((split + 1) * positions).min(seen)
 }
 
-pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension, splits.
-    for (capacity, starts, [heads, kv_heads, head_dim], splits) in [
-        (1, vec![(0, 1)], [1, 1, 64], 1),
-        (1, vec![(200, 1)], [8, 1, 64], 3),
-        (8, vec![(0, 2), (37, 1), (160, 3)], [4, 2, 64], 5),
-        (4, vec![(15, 1), (16, 1), (63, 1), (64, 1)], [12, 1, 48], 2),
-        (2, vec![(190, 2)], [8, 2, 128], 64),
-        (2, vec![(70, 2)], [2, 1, 20], 2),
-        (3, vec![(100, 2)], [20, 2, 300], 2),
-    ] {
-        let scene = scene(&mut random, kv_type, (capacity, heads, kv_heads, head_dim), &starts);
-        out.push(case(Kernel::AttentionPartial(kv_type), &scene, splits));
+pub(crate) struct AttentionPartial(pub KvType);
+
+impl Spec for AttentionPartial {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(3e-6)
     }
-    for seen in LONG {
-        let scene = scene(&mut random, kv_type, (3, 2, 1, 64), &[(seen - 3, 3)]);
-        out.push(case(Kernel::AttentionPartial(kv_type), &scene, 3));
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
     }
-    out.extend([f32::NAN, f32::INFINITY].map(|value| not_finite(&mut random, kv_type, value)));
-    out
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension, splits.
+        for (capacity, starts, [heads, kv_heads, head_dim], splits) in [
+            (1, vec![(0, 1)], [1, 1, 64], 1),
+            (1, vec![(200, 1)], [8, 1, 64], 3),
+            (8, vec![(0, 2), (37, 1), (160, 3)], [4, 2, 64], 5),
+            (4, vec![(15, 1), (16, 1), (63, 1), (64, 1)], [12, 1, 48], 2),
+            (2, vec![(190, 2)], [8, 2, 128], 64),
+            (2, vec![(70, 2)], [2, 1, 20], 2),
+            (3, vec![(100, 2)], [20, 2, 300], 2),
+        ] {
+            let scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
+            out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
+        }
+        for seen in LONG {
+            let scene = scene(random, self.0, (3, 2, 1, 64), &[(seen - 3, 3)]);
+            out.push(case(Kernel::AttentionPartial(self.0), &scene, 3));
+        }
+        out.extend([f32::NAN, f32::INFINITY].map(|value| not_finite(random, self.0, value)));
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (capacity, starts, [heads, kv_heads, head_dim]) = random_scene(random);
+        let splits = 1 + random.below(12);
+        let scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
+        case(Kernel::AttentionPartial(self.0), &scene, splits)
+    }
 }
 
 /// Builds a case whose queries contain the non-finite `value`. The means of all splits are NaN, and so is
@@ -119,13 +138,6 @@ fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
         [Some(f64::NAN)].repeat(heads * splits * head_dim).into_iter().chain(sums).collect();
     let build = scene.inputs(build).floats(&vec![7.0; expected.len()]);
     build.expect(4, Content::SomeSame(expected)).done()
-}
-
-pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
-    let (capacity, starts, [heads, kv_heads, head_dim]) = random_scene(random);
-    let splits = 1 + random.below(12);
-    let scene = scene(random, kv_type, (capacity, heads, kv_heads, head_dim), &starts);
-    case(Kernel::AttentionPartial(kv_type), &scene, splits)
 }
 
 fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {

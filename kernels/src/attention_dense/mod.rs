@@ -34,7 +34,8 @@
 
 use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
 use crate::cases::{Build, Case, Content, MANY, Random, Stored, row_starts};
-use crate::kernel::{ElementType, Kernel};
+use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
+use crate::layout::Layout;
 use ragtag_hal::{Access, EntryAbi};
 use std::ops::Range;
 
@@ -158,69 +159,81 @@ const fn causal(rows: usize, positions: usize, window: usize, prefix: usize) -> 
     Mask { rows, positions, causal: true, window, prefix }
 }
 
-pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
-    let plain = |heads, mask, d: usize| Shape {
-        batch: 1,
-        heads,
-        mask,
-        d,
-        scale: 1.0 / (d.max(1) as f32).sqrt(),
-        cap: 0.0,
-        heads_inside: false,
-        gap: 0,
-    };
-    let shapes = [
-        plain([1, 1], rows(1, 1), 1),
-        Shape { batch: 2, ..plain([2, 4], causal(1, 130, 0, 0), 64) },
-        Shape { heads_inside: true, ..plain([2, 2], causal(37, 37, 0, 0), 20) },
-        Shape { gap: 3, ..plain([3, 1], causal(19, 150, 20, 3), 33) },
-        Shape { cap: 5.0, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
-        // The first rows precede the first position. Without a prefix they attend to nothing.
-        plain([1, 2], causal(21, 9, 0, 0), 16),
-        Shape { batch: 2, gap: 1, ..plain([1, 5], causal(21, 9, 4, 2), 7) },
-        // The first rows attend to no position, and the windows of the other rows overlap only in part.
-        plain([1, 1], Mask { window: 9, ..rows(200, 70) }, 48),
-        // Scores are small relative to the cap.
-        Shape { cap: 1e4, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
-        Shape { cap: 1e8, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
-        plain([2, 1], rows(3, 0), 5),
-        plain([2, 1], rows(0, 3), 5),
-    ];
-    let mut random = Random::new(seed);
-    let cases = shapes.into_iter().map(|shape| case(element, &mut random, shape));
-    cases
-        .chain(
-            [(0.0, 2.0), (0.0, f32::NAN), (0.0, f32::INFINITY), (1000.0, 2.0)]
-                .map(|(cap, special)| edges(element, Shape { cap, ..plain([1, 1], EDGE_MASK, 16) }, special)),
-        )
-        .collect()
-}
+pub(crate) struct AttentionDense(pub ElementType);
 
-/// Returns a case of random shape. In a few cases, the launch has more work groups than some devices allow in
-/// one dimension.
-pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
-    let mut few = |bound: usize| random.below(bound);
-    let many = few(64) == 0;
-    let mask = Mask {
-        rows: few(40),
-        positions: few(200),
-        causal: few(2) == 1,
-        window: few(2) * (1 + few(80)),
-        prefix: few(2) * few(100),
-    };
-    let shape = Shape {
-        batch: 1 + few(2),
-        heads: [1 + few(3), 1 + few(5)],
-        mask,
-        d: 1 + few(150),
-        scale: (1 + few(8)) as f32 / 16.0,
-        cap: few(2) as f32 * (1 + few(30)) as f32,
-        heads_inside: few(2) == 1,
-        gap: few(5),
-    };
-    let many_small =
-        Shape { batch: MANY, heads: [1, 1], mask: Mask { rows: 1, positions: 2, ..mask }, d: 1, ..shape };
-    case(element, random, if many { many_small } else { shape })
+impl Spec for AttentionDense {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(2e-5)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        abi(self.0)
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let plain = |heads, mask, d: usize| Shape {
+            batch: 1,
+            heads,
+            mask,
+            d,
+            scale: 1.0 / (d.max(1) as f32).sqrt(),
+            cap: 0.0,
+            heads_inside: false,
+            gap: 0,
+        };
+        let shapes = [
+            plain([1, 1], rows(1, 1), 1),
+            Shape { batch: 2, ..plain([2, 4], causal(1, 130, 0, 0), 64) },
+            Shape { heads_inside: true, ..plain([2, 2], causal(37, 37, 0, 0), 20) },
+            Shape { gap: 3, ..plain([3, 1], causal(19, 150, 20, 3), 33) },
+            Shape { cap: 5.0, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
+            // The first rows precede the first position. Without a prefix they attend to nothing.
+            plain([1, 2], causal(21, 9, 0, 0), 16),
+            Shape { batch: 2, gap: 1, ..plain([1, 5], causal(21, 9, 4, 2), 7) },
+            // The first rows attend to no position, and the windows of the other rows overlap only in part.
+            plain([1, 1], Mask { window: 9, ..rows(200, 70) }, 48),
+            // Scores are small relative to the cap.
+            Shape { cap: 1e4, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
+            Shape { cap: 1e8, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
+            plain([2, 1], rows(3, 0), 5),
+            plain([2, 1], rows(0, 3), 5),
+        ];
+        let cases = shapes.into_iter().map(|shape| case(self.0, random, shape));
+        cases
+            .chain(
+                [(0.0, 2.0), (0.0, f32::NAN), (0.0, f32::INFINITY), (1000.0, 2.0)].map(|(cap, special)| {
+                    edges(self.0, Shape { cap, ..plain([1, 1], EDGE_MASK, 16) }, special)
+                }),
+            )
+            .collect()
+    }
+
+    /// Returns a case of random shape. A few of these cases have more work groups than some devices allow in
+    /// one dimension.
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let mut few = |bound: usize| random.below(bound);
+        let many = few(64) == 0;
+        let mask = Mask {
+            rows: few(40),
+            positions: few(200),
+            causal: few(2) == 1,
+            window: few(2) * (1 + few(80)),
+            prefix: few(2) * few(100),
+        };
+        let shape = Shape {
+            batch: 1 + few(2),
+            heads: [1 + few(3), 1 + few(5)],
+            mask,
+            d: 1 + few(150),
+            scale: (1 + few(8)) as f32 / 16.0,
+            cap: few(2) as f32 * (1 + few(30)) as f32,
+            heads_inside: few(2) == 1,
+            gap: few(5),
+        };
+        let many_small =
+            Shape { batch: MANY, heads: [1, 1], mask: Mask { rows: 1, positions: 2, ..mask }, d: 1, ..shape };
+        case(self.0, random, if many { many_small } else { shape })
+    }
 }
 
 /// Returns the strides of batch, head and row of `[batch, heads, rows, d]`.

@@ -16,8 +16,10 @@
 use crate::abi::{IMPOSSIBLE, product};
 use crate::cases::{Build, Case, Content, Random, Stored};
 use crate::copy::padded;
-use crate::elements::{self, RANK, in_a_word};
-use crate::kernel::{ElementType, Kernel};
+use crate::elements::{self, Operator, RANK, in_a_word};
+use crate::kernel::{ElementType, Kernel, Spec};
+use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// A binary operation. The kernel receives its discriminant as a constant.
@@ -82,42 +84,54 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let shapes: [(_, &[u32], &[u32], &[u32]); 7] = [
-        (Operation::Add, &[1], &[1], &[1]),
-        (Operation::Sub, &[1009], &[1], &[0]),
-        (Operation::Mul, &[37, 41], &[41, 1], &[0, 1]),
-        (Operation::Div, &[37, 41], &[0, 1], &[1, 0]),
-        (Operation::Max, &[3, 5, 7, 11], &[385, 77, 11, 1], &[0, 11, 0, 1]),
-        (Operation::Min, &[5, 3, 2, 2, 3, 4], &[0, 24, 12, 0, 4, 1], &[36, 12, 0, 6, 2, 0]),
-        (Operation::Mul, &[65, 65], &[65, 1], &[1, 65]),
-    ];
-    let mut out = Vec::new();
-    for (i, (operation, sizes, a, b)) in shapes.into_iter().enumerate() {
-        out.push(case(&mut random, operation, ElementType::F32, sizes, [a, b]));
-        out.push(case(&mut random, operation, ElementType::ALL[1 + i % 2], sizes, [a, b]));
-    }
-    out.extend(Operation::ALL.map(edges));
-    out
-}
+pub(crate) struct Binary;
 
-/// Returns a case of random shape with one to six dimensions. Some dimensions are broadcast.
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let operation = Operation::ALL[random.below(Operation::ALL.len())];
-    let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(8) as u32).collect();
-    let mut strides = || {
-        let mut stride = 1;
-        let mut out = vec![0; sizes.len()];
-        for (out, size) in out.iter_mut().zip(&sizes).rev().filter(|_| random.below(4) > 0) {
-            *out = stride;
-            stride *= size;
+impl Spec for Binary {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::numbers(&[include_str!("binary.wgsl")]);
+        Some(Operator { grid, c: include_str!("binary.cl"), wgsl })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let shapes: [(_, &[u32], &[u32], &[u32]); 7] = [
+            (Operation::Add, &[1], &[1], &[1]),
+            (Operation::Sub, &[1009], &[1], &[0]),
+            (Operation::Mul, &[37, 41], &[41, 1], &[0, 1]),
+            (Operation::Div, &[37, 41], &[0, 1], &[1, 0]),
+            (Operation::Max, &[3, 5, 7, 11], &[385, 77, 11, 1], &[0, 11, 0, 1]),
+            (Operation::Min, &[5, 3, 2, 2, 3, 4], &[0, 24, 12, 0, 4, 1], &[36, 12, 0, 6, 2, 0]),
+            (Operation::Mul, &[65, 65], &[65, 1], &[1, 65]),
+        ];
+        let mut out = Vec::new();
+        for (i, (operation, sizes, a, b)) in shapes.into_iter().enumerate() {
+            out.push(case(random, operation, ElementType::F32, sizes, [a, b]));
+            out.push(case(random, operation, ElementType::ALL[1 + i % 2], sizes, [a, b]));
         }
+        out.extend(Operation::ALL.map(edges));
         out
-    };
-    let (a, b) = (strides(), strides());
-    let element = random.element();
-    case(random, operation, element, &sizes, [&a, &b])
+    }
+
+    /// Returns a case of random shape with one to six dimensions. Some dimensions are broadcast.
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let operation = Operation::ALL[random.below(Operation::ALL.len())];
+        let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(8) as u32).collect();
+        let mut strides = || {
+            let mut stride = 1;
+            let mut out = vec![0; sizes.len()];
+            for (out, size) in out.iter_mut().zip(&sizes).rev().filter(|_| random.below(4) > 0) {
+                *out = stride;
+                stride *= size;
+            }
+            out
+        };
+        let (a, b) = (strides(), strides());
+        let element = random.element();
+        case(random, operation, element, &sizes, [&a, &b])
+    }
 }
 
 fn constants(operation: Operation, element: ElementType, sizes: &[u32], [a, b]: [&[u32]; 2]) -> Vec<usize> {

@@ -5,12 +5,12 @@
 
 use super::streams::products;
 use super::{HALF_ROWS, Items, program};
-use crate::attention::{merge, partial};
+use crate::add;
+use crate::attention::partial;
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::layout::{Layout, layout_in};
 use crate::table::{Code, Grid, Text, Variant};
-use crate::{add, rms_norm, rope_append, silu_mul};
-use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
+use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
 pub(super) type Compose = fn(KernelLanguage) -> Arc<str>;
@@ -40,7 +40,6 @@ pub(super) struct Function {
     pub kernel: Kernel,
     pub name: &'static str,
     pub requires: &'static [Feature],
-    pub abi: &'static EntryAbi,
     pub grid: Grid,
     pub max_rows: u32,
     pub source: Compose,
@@ -60,7 +59,7 @@ impl Function {
             name: self.name,
             class: self.kernel.class(),
             requires: self.requires,
-            abi: self.abi,
+            abi: self.kernel.abi(layout),
             grid: self.grid,
             layout,
             min_rows: 0,
@@ -79,11 +78,6 @@ impl Function {
 
 /// Returns the row kernels with output of type `form`.
 fn row_functions(form: Activations) -> [Function; 3] {
-    let (norm_abi, silu_abi, merge_abi) = match form {
-        Activations::F32 => (&rms_norm::ABI_F32, &silu_mul::ABI_F32, &merge::ABI_F32),
-        Activations::Int8 => (&rms_norm::ABI_INT8, &silu_mul::ABI_INT8, &merge::ABI_INT8),
-        Activations::F16 => (&rms_norm::ABI_F16, &silu_mul::ABI_F16, &merge::ABI_F16),
-    };
     let name = |names: [&'static str; 3]| match form {
         Activations::F32 => names[0],
         Activations::Int8 => names[1],
@@ -93,7 +87,6 @@ fn row_functions(form: Activations) -> [Function; 3] {
         kernel: Kernel::RmsNorm(form),
         name: "cuda-few",
         requires: &[Feature::Sm70],
-        abi: norm_abi,
         grid: Grid::Fixed(add::grid),
         max_rows: MAX_ROWS,
         source: norm_source,
@@ -104,7 +97,6 @@ fn row_functions(form: Activations) -> [Function; 3] {
     };
     let silu = Function {
         kernel: Kernel::SiluMul(form),
-        abi: silu_abi,
         grid: Grid::Fixed(silu_grid),
         source: silu_source,
         function: name(["silu_mul_f32", "silu_mul_int8", "silu_mul_f16"]),
@@ -113,7 +105,6 @@ fn row_functions(form: Activations) -> [Function; 3] {
     };
     let merge = Function {
         kernel: Kernel::AttentionMerge(form),
-        abi: merge_abi,
         grid: Grid::Fixed(merge_grid),
         source: merge_source,
         function: name(["attention_merge_f32", "attention_merge_int8", "attention_merge_f16"]),
@@ -126,16 +117,12 @@ fn row_functions(form: Activations) -> [Function; 3] {
 
 /// Returns the kernels that access a KV cache of type `kv_type`.
 fn cache_functions(kv_type: KvType) -> Vec<Function> {
-    let (append_abi, partial_abi, append_source, lanes_source): (_, _, Compose, Compose) = match kv_type {
+    let (append_source, lanes_source): (Compose, Compose) = match kv_type {
         KvType::F32 => (
-            &rope_append::ABI_F32,
-            &partial::ABI_F32,
             |l| cache_source(l, "0", ROPE_ITEMS, &APPEND),
             |l| cache_source(l, "0", PARTIAL_ITEMS, &PARTIAL_LANES),
         ),
         KvType::F16 => (
-            &rope_append::ABI_F16,
-            &partial::ABI_F16,
             |l| cache_source(l, "1", ROPE_ITEMS, &APPEND),
             |l| cache_source(l, "1", PARTIAL_ITEMS, &PARTIAL_LANES),
         ),
@@ -144,7 +131,6 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
         kernel: Kernel::RopeAppend(kv_type),
         name: "cuda-few",
         requires: &[Feature::Sm70],
-        abi: append_abi,
         grid: Grid::Fixed(append_grid),
         max_rows: MAX_ROWS,
         source: append_source,
@@ -155,7 +141,6 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
     };
     let lanes = Function {
         kernel: Kernel::AttentionPartial(kv_type),
-        abi: partial_abi,
         grid: Grid::Fixed(partial::grid),
         max_rows: partial::MAX_ROWS,
         source: lanes_source,

@@ -17,7 +17,7 @@ mod weights;
 use crate::kernel::Kernel;
 use crate::layout::{Layout, layout_in};
 use crate::table::{Code, Grid, Text, Variant};
-use ragtag_hal::{EntryAbi, KernelLanguage};
+use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
 /// Languages in which the shared sources are compiled.
@@ -91,7 +91,6 @@ use names;
 struct Function {
     kernel: Kernel,
     names: Names,
-    abi: &'static EntryAbi,
     grid: fn(constants: &[u32]) -> [u32; 3],
     layout: Option<Layout>,
     min_rows: u32,
@@ -122,7 +121,7 @@ impl Function {
             },
             class: self.kernel.class(),
             requires: &[],
-            abi: self.abi,
+            abi: self.kernel.abi(self.layout),
             grid: Grid::Fixed(self.grid),
             layout: self.layout,
             min_rows: self.min_rows,

@@ -49,7 +49,6 @@ fn gemm_function(element: ElementType) -> Function {
     Function {
         kernel: Kernel::Gemm(element),
         names: names!("-tiled"),
-        abi: gemm::abi(element),
         grid: gemm::grid,
         layout: None,
         min_rows: 0,
@@ -68,7 +67,6 @@ fn gemm_source(language: KernelLanguage, element: ElementType) -> Arc<str> {
 fn attention_function(element: ElementType) -> Function {
     Function {
         kernel: Kernel::AttentionDense(element),
-        abi: attention_dense::abi(element),
         grid: attention_dense::grid,
         source: composer!(element, attention_source),
         function: "attention_dense",
@@ -86,7 +84,6 @@ fn attention_source(language: KernelLanguage, element: ElementType) -> Arc<str> 
 fn conv2d_function(element: ElementType) -> Function {
     Function {
         kernel: Kernel::Conv2d(element),
-        abi: conv2d::abi(element),
         grid: conv2d::grid,
         source: composer!(element, conv2d_source),
         function: "conv2d",

@@ -12,8 +12,7 @@ use super::{Items, program};
 use crate::blocks::TensorType;
 use crate::composer::composer;
 use crate::kernel::{Activations, Kernel};
-use crate::layout::{GROUP_ROWS, layout_in, sections};
-use crate::matmul;
+use crate::layout::{GROUP_ROWS, sections};
 use crate::table::Grid;
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
@@ -136,7 +135,6 @@ fn function(
         kernel: Kernel::MatMul(tensor_type, activations),
         name,
         requires: ring.requires,
-        abi: matmul::abi(tensor_type, layout_in(tensor_type, KernelLanguage::CudaC), activations),
         grid: Grid::PerDevice(if most == FEW_GROUPS {
             grid::<FEW_GROUPS>
         } else {

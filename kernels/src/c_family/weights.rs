@@ -6,7 +6,7 @@ use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout};
 use crate::table::{NEVER, Variant};
-use crate::{add, embed, matmul, widen};
+use crate::{add, matmul, widen};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
@@ -52,7 +52,6 @@ fn embedding(names: Names, tensor_type: TensorType, layout: Layout, source: Comp
     Function {
         kernel: Kernel::Embed(tensor_type),
         names,
-        abi: embed::abi(tensor_type, layout),
         grid: add::grid,
         layout: Some(layout),
         min_rows: 0,
@@ -69,7 +68,6 @@ fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Funct
     let gemv = |names, max_rows, source| Function {
         kernel: Kernel::MatMul(tensor_type, activations),
         names,
-        abi: matmul::abi(tensor_type, Layout::Rows16, activations),
         grid: gemv_grid,
         layout: Some(Layout::Rows16),
         min_rows: 0,
@@ -111,7 +109,6 @@ fn tiled(
     Function {
         kernel: Kernel::MatMul(tensor_type, activations),
         names,
-        abi: matmul::abi(tensor_type, layout, activations),
         grid: tiled_grid,
         layout: Some(layout),
         min_rows: 0,
@@ -158,7 +155,6 @@ fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
         names: names!(""),
-        abi: widen::abi(tensor_type),
         grid: widen::grid,
         layout: Some(Layout::Rows16),
         min_rows: WIDEN_ROWS,

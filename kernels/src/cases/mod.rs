@@ -20,90 +20,18 @@ use crate::params::{LOGIT_ROWS, ParamsShape, ROWS};
 /// Returns the cases of `kernel`. They have odd shapes, capacities beyond the counts, and poisoned outputs.
 /// Weights are in `layout`, or in the layout of the CPU if `layout` is `None`.
 pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
-    let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
-    match kernel {
-        Kernel::Embed(tensor_type) => crate::embed::cases(tensor_type, layout, seed),
-        Kernel::Gather => crate::gather::cases(seed),
-        Kernel::RmsNorm(activations) => crate::rms_norm::cases(activations, seed),
-        Kernel::Quantize(activations) => crate::quantize::cases(activations, seed),
-        Kernel::MatMul(tensor_type, activations) => {
-            crate::matmul::cases(tensor_type, layout, activations, seed)
-        }
-        Kernel::NormMatMul(tensor_type) | Kernel::GatedMatMul(tensor_type) => {
-            crate::matmul::normed::cases(kernel, tensor_type, layout, seed)
-        }
-        Kernel::Widen(tensor_type) => crate::widen::cases(tensor_type, seed),
-        Kernel::HeadNorm => crate::head_norm::cases(seed),
-        Kernel::RopeAppend(kv_type) => crate::rope_append::cases(kv_type, seed),
-        Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
-        Kernel::AttentionPartial(kv_type) => crate::attention::partial::cases(kv_type, seed),
-        Kernel::AppendAttention(kv_type) => crate::attention::append::cases(kv_type, seed),
-        Kernel::AttentionMerge(activations) => crate::attention::merge::cases(activations, seed),
-        Kernel::SiluMul(activations) => crate::silu_mul::cases(activations, seed),
-        Kernel::Add => crate::add::cases(seed),
-        Kernel::Softmax => crate::softmax::cases(seed),
-        Kernel::ArgMax => crate::arg_max::cases(seed),
-        Kernel::TopK => crate::top_k::cases(seed),
-        Kernel::Gemm(element) => crate::gemm::cases(element, seed),
-        Kernel::AttentionDense(element) => crate::attention_dense::cases(element, seed),
-        Kernel::Conv2d(element) => crate::conv2d::cases(element, seed),
-        Kernel::Copy => crate::copy::cases(seed),
-        Kernel::GatherRows => crate::gather_rows::cases(seed),
-        Kernel::Unary => crate::unary::cases(seed),
-        Kernel::Binary => crate::binary::cases(seed),
-        Kernel::Reduce => crate::reduce::cases(seed),
-        Kernel::SoftmaxAxis => crate::softmax_axis::cases(seed),
-        Kernel::LayerNorm => crate::layer_norm::cases(seed),
-        Kernel::Rope => crate::rope::cases(seed),
-        Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::cases(kernel, seed),
-    }
+    kernel.spec().cases(or_default(kernel, layout), &mut Random::new(seed))
 }
 
 /// Returns a case of random shape. `layout` has the same meaning as in [`cases`]. The case depends only on
 /// `seed`, which is part of its label.
 pub fn random_case(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Case {
-    let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
-    let case = random_shape(kernel, layout, &mut Random::new(seed));
+    let case = kernel.spec().random_case(or_default(kernel, layout), &mut Random::new(seed));
     Case { label: format!("{}, seed {seed}", case.label), ..case }
 }
 
-fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
-    match kernel {
-        Kernel::Embed(tensor_type) => crate::embed::random_case(tensor_type, layout, random),
-        Kernel::Gather => crate::gather::random_case(random),
-        Kernel::RmsNorm(activations) => crate::rms_norm::random_case(activations, random),
-        Kernel::Quantize(activations) => crate::quantize::random_case(activations, random),
-        Kernel::MatMul(tensor_type, activations) => {
-            crate::matmul::random_case(tensor_type, layout, activations, random)
-        }
-        Kernel::NormMatMul(tensor_type) | Kernel::GatedMatMul(tensor_type) => {
-            crate::matmul::normed::random_case(kernel, tensor_type, layout, random)
-        }
-        Kernel::Widen(tensor_type) => crate::widen::random_case(tensor_type, random),
-        Kernel::HeadNorm => crate::head_norm::random_case(random),
-        Kernel::RopeAppend(kv_type) => crate::rope_append::random_case(kv_type, random),
-        Kernel::Attention(kv_type) => crate::attention::random_case(kv_type, random),
-        Kernel::AttentionPartial(kv_type) => crate::attention::partial::random_case(kv_type, random),
-        Kernel::AppendAttention(kv_type) => crate::attention::append::random_case(kv_type, random),
-        Kernel::AttentionMerge(activations) => crate::attention::merge::random_case(activations, random),
-        Kernel::SiluMul(activations) => crate::silu_mul::random_case(activations, random),
-        Kernel::Add => crate::add::random_case(random),
-        Kernel::Softmax => crate::softmax::random_case(random),
-        Kernel::ArgMax => crate::arg_max::random_case(random),
-        Kernel::TopK => crate::top_k::random_case(random),
-        Kernel::Copy => crate::copy::random_case(random),
-        Kernel::GatherRows => crate::gather_rows::random_case(random),
-        Kernel::Unary => crate::unary::random_case(random),
-        Kernel::Binary => crate::binary::random_case(random),
-        Kernel::Reduce => crate::reduce::random_case(random),
-        Kernel::SoftmaxAxis => crate::softmax_axis::random_case(random),
-        Kernel::LayerNorm => crate::layer_norm::random_case(random),
-        Kernel::Rope => crate::rope::random_case(random),
-        Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::random_case(kernel, random),
-        Kernel::Gemm(element) => crate::gemm::random_case(element, random),
-        Kernel::AttentionDense(element) => crate::attention_dense::random_case(element, random),
-        Kernel::Conv2d(element) => crate::conv2d::random_case(element, random),
-    }
+fn or_default(kernel: Kernel, layout: Option<Layout>) -> Layout {
+    layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16)
 }
 
 /// Number of work groups that exceeds the limit of some devices for one dimension of a launch.

@@ -29,7 +29,8 @@
 use crate::abi::{IMPOSSIBLE, product, values};
 use crate::cases::{Build, Case, MANY, Random, Stored};
 use crate::gemm::TILE;
-use crate::kernel::{ElementType, Kernel};
+use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
+use crate::layout::Layout;
 use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
@@ -157,85 +158,101 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups, 1, 1]
 }
 
-pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let plain = Sizes {
-        batch: 1,
-        channels: 1,
-        groups: 1,
-        out_channels: 1,
-        size: [1, 1],
-        kernel: [1, 1],
-        stride: [1, 1],
-        padding: [0, 0],
-        dilation: [1, 1],
-        out: [1, 1],
-    };
-    let three = Sizes { kernel: [3, 3], padding: [1, 1], ..plain };
-    let shapes = [
-        plain,
-        Sizes { batch: 2, channels: 3, out_channels: 5, size: [13, 11], out: [13, 11], ..three },
-        // One channel each.
-        Sizes { channels: 7, groups: 7, out_channels: 7, size: [10, 12], out: [10, 12], ..three },
-        Sizes { channels: 67, out_channels: 70, size: [5, 13], out: [5, 13], ..plain },
-        Sizes {
-            batch: 2,
-            channels: 4,
-            groups: 2,
-            out_channels: 6,
-            size: [17, 9],
-            kernel: [3, 2],
-            stride: [2, 1],
-            padding: [1, 0],
-            dilation: [1, 2],
-            out: [9, 7],
-        },
-        // More padding below and to the right than above and to the left.
-        Sizes { size: [9, 5], kernel: [7, 4], stride: [3, 2], padding: [2, 1], out: [4, 3], ..plain },
-        // Most pixels are beyond the edges.
-        Sizes { channels: 2, out_channels: 3, padding: [4, 4], out: [9, 9], ..three },
-        Sizes { batch: 0, size: [3, 3], out: [3, 3], ..three },
-    ];
-    shapes.into_iter().map(|sizes| case(element, &mut random, sizes)).collect()
-}
+pub(crate) struct Conv2d(pub ElementType);
 
-/// Returns a random convolution. In a few cases, the launch has more work groups than some devices allow in
-/// one dimension.
-pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
-    let mut few = |bound: usize| random.below(bound) as u32;
-    let many = few(64) == 0;
-    let groups = 1 + few(3);
-    let mut sizes = Sizes {
-        batch: 1 + few(3),
-        channels: groups * (1 + few(7)),
-        groups,
-        out_channels: groups * (1 + few(40)),
-        size: [1 + few(24), 1 + few(24)],
-        kernel: [1 + few(5), 1 + few(5)],
-        stride: [1 + few(3), 1 + few(3)],
-        padding: [few(4), few(4)],
-        dilation: [1 + few(3), 1 + few(3)],
-        out: [0, 0],
-    };
-    if many {
-        let one = [1, 1];
-        sizes = Sizes {
-            batch: MANY as u32,
-            channels: 2,
+impl Spec for Conv2d {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(2e-6)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        abi(self.0)
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let plain = Sizes {
+            batch: 1,
+            channels: 1,
             groups: 1,
             out_channels: 1,
-            size: one,
-            kernel: one,
-            ..sizes
+            size: [1, 1],
+            kernel: [1, 1],
+            stride: [1, 1],
+            padding: [0, 0],
+            dilation: [1, 1],
+            out: [1, 1],
         };
+        let three = Sizes { kernel: [3, 3], padding: [1, 1], ..plain };
+        let shapes = [
+            plain,
+            Sizes { batch: 2, channels: 3, out_channels: 5, size: [13, 11], out: [13, 11], ..three },
+            // One channel each.
+            Sizes { channels: 7, groups: 7, out_channels: 7, size: [10, 12], out: [10, 12], ..three },
+            Sizes { channels: 67, out_channels: 70, size: [5, 13], out: [5, 13], ..plain },
+            Sizes {
+                batch: 2,
+                channels: 4,
+                groups: 2,
+                out_channels: 6,
+                size: [17, 9],
+                kernel: [3, 2],
+                stride: [2, 1],
+                padding: [1, 0],
+                dilation: [1, 2],
+                out: [9, 7],
+            },
+            // More padding below and to the right than above and to the left.
+            Sizes { size: [9, 5], kernel: [7, 4], stride: [3, 2], padding: [2, 1], out: [4, 3], ..plain },
+            // Most pixels are beyond the edges.
+            Sizes { channels: 2, out_channels: 3, padding: [4, 4], out: [9, 9], ..three },
+            Sizes { batch: 0, size: [3, 3], out: [3, 3], ..three },
+        ];
+        shapes.into_iter().map(|sizes| case(self.0, random, sizes)).collect()
     }
-    sizes.out = std::array::from_fn(|axis| {
-        let padding = sizes.padding[axis] + few(4);
-        let size =
-            out_size(sizes.size[axis], padding, sizes.kernel[axis], sizes.stride[axis], sizes.dilation[axis]);
-        if many { size.min(1) } else { size }
-    });
-    case(element, random, sizes)
+
+    /// Returns a random convolution. A few of these cases have more work groups than some devices allow in
+    /// one dimension.
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let mut few = |bound: usize| random.below(bound) as u32;
+        let many = few(64) == 0;
+        let groups = 1 + few(3);
+        let mut sizes = Sizes {
+            batch: 1 + few(3),
+            channels: groups * (1 + few(7)),
+            groups,
+            out_channels: groups * (1 + few(40)),
+            size: [1 + few(24), 1 + few(24)],
+            kernel: [1 + few(5), 1 + few(5)],
+            stride: [1 + few(3), 1 + few(3)],
+            padding: [few(4), few(4)],
+            dilation: [1 + few(3), 1 + few(3)],
+            out: [0, 0],
+        };
+        if many {
+            let one = [1, 1];
+            sizes = Sizes {
+                batch: MANY as u32,
+                channels: 2,
+                groups: 1,
+                out_channels: 1,
+                size: one,
+                kernel: one,
+                ..sizes
+            };
+        }
+        sizes.out = std::array::from_fn(|axis| {
+            let padding = sizes.padding[axis] + few(4);
+            let size = out_size(
+                sizes.size[axis],
+                padding,
+                sizes.kernel[axis],
+                sizes.stride[axis],
+                sizes.dilation[axis],
+            );
+            if many { size.min(1) } else { size }
+        });
+        case(self.0, random, sizes)
+    }
 }
 
 fn case(element: ElementType, random: &mut Random, sizes: Sizes) -> Case {

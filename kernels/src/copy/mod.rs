@@ -17,8 +17,10 @@
 
 use crate::abi::product;
 use crate::cases::{Build, Case, Content, Random};
-use crate::elements::{self, RANK, in_a_word};
-use crate::kernel::{ElementType, Kernel};
+use crate::elements::{self, Operator, RANK, in_a_word};
+use crate::kernel::{ElementType, Kernel, Spec};
+use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -70,41 +72,54 @@ pub(crate) fn poison(wanted: &[u32]) -> Vec<u32> {
     wanted.iter().map(|word| !word).collect()
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    use ElementType::{BF16, F16, F32};
-    let mut random = Random::new(seed);
-    let shapes: [(_, _, u32, &[u32], &[u32]); 12] = [
-        (F32, F32, 0, &[1], &[1]),
-        (F32, F16, 0, &[1009], &[1]),
-        (F32, BF16, 3, &[1000], &[1]),
-        (F16, F32, 1, &[513], &[1]),
-        (BF16, F32, 0, &[257], &[1]),
-        (F16, BF16, 0, &[300], &[1]),
-        (BF16, F16, 0, &[301], &[1]),
-        (F16, F16, 0, &[31, 37], &[1, 31]),
-        (BF16, BF16, 5, &[3, 1, 5], &[20, 9, 3]),
-        (F32, F32, 7, &[65, 33], &[1, 66]),
-        (F32, F32, 0, &[3, 5, 7, 2], &[7, 0, 1, 21]),
-        (F32, F16, 2, &[2, 3, 1, 5, 3, 7], &[1, 2, 0, 6, 30, 90]),
-    ];
-    shapes.map(|(from, to, first, sizes, strides)| case(&mut random, from, to, first, sizes, strides)).into()
-}
+pub(crate) struct Copy;
 
-/// Returns a random copy with one to six dimensions in random order. Some of these dimensions are broadcast.
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let mut element = || ElementType::ALL[random.below(3)];
-    let (from, to) = (element(), element());
-    let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(9) as u32).collect();
-    let (mut strides, mut stride) = (vec![0; sizes.len()], 1);
-    for dimension in random.shuffled(sizes.len()) {
-        let dimension = dimension as usize;
-        if random.below(5) > 0 {
-            strides[dimension] = stride;
-            stride *= sizes[dimension] + random.below(2) as u32;
-        }
+impl Spec for Copy {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
     }
-    let first = random.below(4) as u32;
-    case(random, from, to, first, &sizes, &strides)
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::elements(&[include_str!("copy.wgsl")]);
+        Some(Operator { grid, c: include_str!("copy.cl"), wgsl })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        use ElementType::{BF16, F16, F32};
+        let shapes: [(_, _, u32, &[u32], &[u32]); 12] = [
+            (F32, F32, 0, &[1], &[1]),
+            (F32, F16, 0, &[1009], &[1]),
+            (F32, BF16, 3, &[1000], &[1]),
+            (F16, F32, 1, &[513], &[1]),
+            (BF16, F32, 0, &[257], &[1]),
+            (F16, BF16, 0, &[300], &[1]),
+            (BF16, F16, 0, &[301], &[1]),
+            (F16, F16, 0, &[31, 37], &[1, 31]),
+            (BF16, BF16, 5, &[3, 1, 5], &[20, 9, 3]),
+            (F32, F32, 7, &[65, 33], &[1, 66]),
+            (F32, F32, 0, &[3, 5, 7, 2], &[7, 0, 1, 21]),
+            (F32, F16, 2, &[2, 3, 1, 5, 3, 7], &[1, 2, 0, 6, 30, 90]),
+        ];
+        shapes.map(|(from, to, first, sizes, strides)| case(random, from, to, first, sizes, strides)).into()
+    }
+
+    /// Returns a random copy with one to six dimensions in random order. Some of these dimensions are
+    /// broadcast.
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let mut element = || ElementType::ALL[random.below(3)];
+        let (from, to) = (element(), element());
+        let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(9) as u32).collect();
+        let (mut strides, mut stride) = (vec![0; sizes.len()], 1);
+        for dimension in random.shuffled(sizes.len()) {
+            let dimension = dimension as usize;
+            if random.below(5) > 0 {
+                strides[dimension] = stride;
+                stride *= sizes[dimension] + random.below(2) as u32;
+            }
+        }
+        let first = random.below(4) as u32;
+        case(random, from, to, first, &sizes, &strides)
+    }
 }
 
 fn case(

@@ -10,9 +10,9 @@ use super::isa::Isa;
 use super::kv::Stored;
 use super::launch::{Lists, row_mut};
 use crate::attention::{self, STEP_TOKENS, TILE_ROWS};
-use crate::kernel::{Kernel, KvType};
+use crate::kernel::Kernel;
 use crate::params::BLOCK_TOKENS;
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -32,12 +32,6 @@ pub(crate) struct Attention<E>(PhantomData<E>);
 impl<E: Stored> HostKernel for Attention<E> {
     const KERNEL: Kernel = Kernel::Attention(E::TYPE);
 
-    fn abi() -> &'static EntryAbi {
-        match E::TYPE {
-            KvType::F32 => &attention::ABI_F32,
-            KvType::F16 => &attention::ABI_F16,
-        }
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         attention::grid(constants)
     }

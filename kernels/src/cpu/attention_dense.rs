@@ -5,7 +5,7 @@ use super::elements::Element;
 use super::isa::Isa;
 use crate::attention_dense::{self, Mask, QUERIES, STEP};
 use crate::kernel::Kernel;
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -16,9 +16,6 @@ pub(crate) struct AttentionDense<E>(PhantomData<E>);
 impl<E: Element> HostKernel for AttentionDense<E> {
     const KERNEL: Kernel = Kernel::AttentionDense(E::TYPE);
 
-    fn abi() -> &'static EntryAbi {
-        attention_dense::abi(E::TYPE)
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         attention_dense::grid(constants)
     }

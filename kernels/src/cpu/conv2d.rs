@@ -6,7 +6,7 @@ use super::gemm::{TILE, product};
 use super::isa::Isa;
 use crate::conv2d::{self, Sizes};
 use crate::kernel::Kernel;
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -16,9 +16,6 @@ pub(crate) struct Conv2d<E>(PhantomData<E>);
 impl<E: Element> HostKernel for Conv2d<E> {
     const KERNEL: Kernel = Kernel::Conv2d(E::TYPE);
 
-    fn abi() -> &'static EntryAbi {
-        conv2d::abi(E::TYPE)
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         conv2d::grid(constants)
     }

@@ -8,7 +8,7 @@ use crate::elements::{ITEMS, RANK, convert, element, in_a_word, place};
 use crate::kernel::Kernel;
 use crate::unary::{self, Function};
 use crate::{copy, gather_rows, rope};
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// Returns the range of items that `groups` write, limited to `count`.
@@ -58,9 +58,6 @@ pub(crate) struct Copy;
 impl HostKernel for Copy {
     const KERNEL: Kernel = Kernel::Copy;
 
-    fn abi() -> &'static EntryAbi {
-        &copy::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         copy::grid(constants)
     }
@@ -87,9 +84,6 @@ pub(crate) struct GatherRows;
 impl HostKernel for GatherRows {
     const KERNEL: Kernel = Kernel::GatherRows;
 
-    fn abi() -> &'static EntryAbi {
-        &gather_rows::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         gather_rows::grid(constants)
     }
@@ -164,9 +158,6 @@ pub(crate) struct Unary;
 impl HostKernel for Unary {
     const KERNEL: Kernel = Kernel::Unary;
 
-    fn abi() -> &'static EntryAbi {
-        &unary::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         unary::grid(constants)
     }
@@ -201,9 +192,6 @@ pub(crate) struct Binary;
 impl HostKernel for Binary {
     const KERNEL: Kernel = Kernel::Binary;
 
-    fn abi() -> &'static EntryAbi {
-        &binary::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         binary::grid(constants)
     }
@@ -230,9 +218,6 @@ pub(crate) struct Rope;
 impl HostKernel for Rope {
     const KERNEL: Kernel = Kernel::Rope;
 
-    fn abi() -> &'static EntryAbi {
-        &rope::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         rope::grid(constants)
     }

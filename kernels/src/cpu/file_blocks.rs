@@ -6,7 +6,7 @@ use crate::blocks::{dequantise, quantise};
 use crate::elements::ITEMS;
 use crate::file_blocks::{self, type_of};
 use crate::kernel::Kernel;
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// Returns the range of blocks that `groups` process, limited to `count`. Each work item processes two
@@ -23,9 +23,6 @@ pub(crate) struct DecodeBlocks;
 impl HostKernel for DecodeBlocks {
     const KERNEL: Kernel = Kernel::DecodeBlocks;
 
-    fn abi() -> &'static EntryAbi {
-        &file_blocks::DECODE_ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         file_blocks::encode_grid(constants)
     }
@@ -50,9 +47,6 @@ pub(crate) struct EncodeBlocks;
 impl HostKernel for EncodeBlocks {
     const KERNEL: Kernel = Kernel::EncodeBlocks;
 
-    fn abi() -> &'static EntryAbi {
-        &file_blocks::ENCODE_ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         file_blocks::encode_grid(constants)
     }

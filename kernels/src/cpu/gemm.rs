@@ -5,7 +5,7 @@ use super::elements::Element;
 use super::isa::Isa;
 use crate::gemm::{self, TILE as TILE_WORDS};
 use crate::kernel::Kernel;
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -24,9 +24,6 @@ pub(crate) struct Gemm<E>(PhantomData<E>);
 impl<E: Element> HostKernel for Gemm<E> {
     const KERNEL: Kernel = Kernel::Gemm(E::TYPE);
 
-    fn abi() -> &'static EntryAbi {
-        gemm::abi(E::TYPE)
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         gemm::grid(constants)
     }

@@ -12,10 +12,11 @@ use super::{HostKernel, product};
 use crate::blocks::TensorType;
 use crate::half_rows::row_bytes;
 use crate::kernel::{Activations, Kernel};
-use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, group_bytes};
+use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
 use crate::quantize::BLOCK;
-use crate::{add, matmul, quantize, rms_norm, silu_mul, widen};
-use ragtag_hal::{EntryAbi, HostCall};
+use crate::table::NEVER;
+use crate::{add, matmul, widen};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// Rounds each lane to f16. Values beyond the range of f16 saturate, and NaN is preserved.
@@ -56,9 +57,6 @@ pub(crate) struct RmsNormF16;
 impl HostKernel for RmsNormF16 {
     const KERNEL: Kernel = Kernel::RmsNorm(Activations::F16);
 
-    fn abi() -> &'static EntryAbi {
-        &rms_norm::ABI_F16
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -88,9 +86,6 @@ pub(crate) struct SiluMulF16;
 impl HostKernel for SiluMulF16 {
     const KERNEL: Kernel = Kernel::SiluMul(Activations::F16);
 
-    fn abi() -> &'static EntryAbi {
-        &silu_mul::ABI_F16
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -119,9 +114,6 @@ pub(crate) struct QuantizeF16;
 impl HostKernel for QuantizeF16 {
     const KERNEL: Kernel = Kernel::Quantize(Activations::F16);
 
-    fn abi() -> &'static EntryAbi {
-        &quantize::ABI_F16
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -145,10 +137,8 @@ pub(crate) struct Product<W>(Of<W>);
 
 impl<W: Format> HostKernel for Product<W> {
     const KERNEL: Kernel = product(W::TYPE, Activations::F16);
+    const MIN_ROWS: u32 = NEVER;
 
-    fn abi() -> &'static EntryAbi {
-        matmul::abi(W::TYPE, Layout::RowMajor, Activations::F16)
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         matmul::grid(constants)
     }
@@ -191,10 +181,8 @@ pub(crate) struct Widen<W>(Of<W>);
 
 impl<W: Quantised> HostKernel for Widen<W> {
     const KERNEL: Kernel = Kernel::Widen(W::TYPE);
+    const MIN_ROWS: u32 = NEVER;
 
-    fn abi() -> &'static EntryAbi {
-        widen::abi(W::TYPE)
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         [widen::grid(constants)[0], 1, 1]
     }

@@ -8,7 +8,7 @@ use crate::kernel::Kernel;
 use crate::reduce::{self, Reduction, columns};
 use crate::{layer_norm, softmax_axis};
 use half::{bf16, f16};
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// Maximum number of columns per group.
@@ -97,9 +97,6 @@ pub(crate) struct Reduce;
 impl HostKernel for Reduce {
     const KERNEL: Kernel = Kernel::Reduce;
 
-    fn abi() -> &'static EntryAbi {
-        &reduce::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         reduce::grid(constants)
     }
@@ -141,9 +138,6 @@ pub(crate) struct SoftmaxAxis;
 impl HostKernel for SoftmaxAxis {
     const KERNEL: Kernel = Kernel::SoftmaxAxis;
 
-    fn abi() -> &'static EntryAbi {
-        &softmax_axis::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         softmax_axis::grid(constants)
     }
@@ -189,9 +183,6 @@ pub(crate) struct LayerNorm;
 impl HostKernel for LayerNorm {
     const KERNEL: Kernel = Kernel::LayerNorm;
 
-    fn abi() -> &'static EntryAbi {
-        &layer_norm::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         layer_norm::grid(constants)
     }

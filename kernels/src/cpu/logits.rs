@@ -3,10 +3,10 @@
 use super::HostKernel;
 use super::isa::Isa;
 use super::launch::{count, row_mut};
+use crate::add;
 use crate::arg_max::beats;
 use crate::kernel::Kernel;
-use crate::{add, arg_max, softmax, top_k};
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// Number of consecutive values whose sum is computed separately and then added to the total of the row.
@@ -59,9 +59,6 @@ pub(crate) struct Softmax;
 impl HostKernel for Softmax {
     const KERNEL: Kernel = Kernel::Softmax;
 
-    fn abi() -> &'static EntryAbi {
-        &softmax::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -96,9 +93,6 @@ pub(crate) struct ArgMax;
 impl HostKernel for ArgMax {
     const KERNEL: Kernel = Kernel::ArgMax;
 
-    fn abi() -> &'static EntryAbi {
-        &arg_max::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -147,9 +141,6 @@ pub(crate) struct TopK;
 impl HostKernel for TopK {
     const KERNEL: Kernel = Kernel::TopK;
 
-    fn abi() -> &'static EntryAbi {
-        &top_k::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }

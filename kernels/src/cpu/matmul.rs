@@ -10,10 +10,10 @@ use super::isa::Isa;
 use super::launch::count;
 use super::{HostKernel, product};
 use crate::kernel::{Activations, Kernel};
-use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, group_bytes};
+use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
 use crate::matmul;
 use crate::quantize::{row_bytes, scales_offset, sums_offset};
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// Number of rows of x that share unpacked weights. Their totals fit into the L1 cache.
@@ -99,9 +99,6 @@ pub(crate) struct Exact<W>(Of<W>);
 impl<W: Format> HostKernel for Exact<W> {
     const KERNEL: Kernel = product(W::TYPE, Activations::F32);
 
-    fn abi() -> &'static EntryAbi {
-        matmul::abi(W::TYPE, Layout::Rows16, Activations::F32)
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         matmul::grid(constants)
     }
@@ -247,9 +244,6 @@ pub(crate) struct Fast<W>(Of<W>);
 impl<W: Quantised> HostKernel for Fast<W> {
     const KERNEL: Kernel = product(W::TYPE, Activations::Int8);
 
-    fn abi() -> &'static EntryAbi {
-        matmul::abi(W::TYPE, Layout::Rows16, Activations::Int8)
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         matmul::grid(constants)
     }

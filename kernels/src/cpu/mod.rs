@@ -38,22 +38,24 @@ mod split_attention;
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
-use crate::table::{Code, Grid, NEVER, Variant};
+use crate::table::{Code, Grid, Variant};
 use crate::types::cpu::{BF16, F16};
 use crate::types::{self, each_type};
 use formats::{Format, Quantised};
 use half::{bf16, f16};
 use isa::Isa;
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// A kernel that is generic over the instruction set.
 pub(crate) trait HostKernel: 'static {
     /// The kernel that this type implements.
     const KERNEL: Kernel;
+    /// Minimum number of rows for which programs prefer the kernel. Programs never dequantize weights to f16
+    /// for CPUs, because CPUs have no matrix units. They never split attention on CPUs, because a few groups
+    /// keep all cores busy.
+    const MIN_ROWS: u32 = 0;
 
-    /// Returns the kernel's binary interface.
-    fn abi() -> &'static EntryAbi;
     /// Returns the grid of a launch with `constants`.
     fn grid(constants: &[u32]) -> [u32; 3];
     /// Computes the work groups in `groups`.
@@ -84,50 +86,27 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         ($($name:ident)*) => { $(types::cpu::$name::variants::<S>(out);)* };
     }
     each_type!(add_types);
-    out.push(variant::<S, rows::Gather>());
-    out.push(variant::<S, rows::RmsNorm>());
-    out.push(variant::<S, rows::RmsNormInt8>());
-    out.push(variant::<S, rows::HeadNorm>());
-    out.push(variant::<S, rows::Quantize>());
-    out.push(variant::<S, rows::SiluMul>());
-    out.push(variant::<S, rows::SiluMulInt8>());
-    out.push(variant::<S, rows::Add>());
-    out.push(variant::<S, halves::RmsNormF16>());
-    out.push(variant::<S, halves::SiluMulF16>());
-    out.push(variant::<S, halves::QuantizeF16>());
-    out.push(variant::<S, halves::Product<F16>>());
-    out.push(variant::<S, halves::Product<BF16>>());
-    out.push(variant::<S, logits::Softmax>());
-    out.push(variant::<S, logits::ArgMax>());
-    out.push(variant::<S, logits::TopK>());
-    out.push(variant::<S, rope_append::RopeAppend<kv::Single>>());
-    out.push(variant::<S, rope_append::RopeAppend<kv::Half>>());
-    out.push(variant::<S, attention::Attention<kv::Single>>());
-    out.push(variant::<S, attention::Attention<kv::Half>>());
-    out.push(variant::<S, split_attention::Partial<kv::Single>>());
-    out.push(variant::<S, split_attention::Partial<kv::Half>>());
-    out.push(variant::<S, split_attention::Merge>());
-    out.push(variant::<S, split_attention::MergeInt8>());
-    out.push(variant::<S, split_attention::MergeF16>());
-    out.push(variant::<S, gemm::Gemm<f32>>());
-    out.push(variant::<S, gemm::Gemm<f16>>());
-    out.push(variant::<S, gemm::Gemm<bf16>>());
-    out.push(variant::<S, attention_dense::AttentionDense<f32>>());
-    out.push(variant::<S, attention_dense::AttentionDense<f16>>());
-    out.push(variant::<S, attention_dense::AttentionDense<bf16>>());
-    out.push(variant::<S, conv2d::Conv2d<f32>>());
-    out.push(variant::<S, conv2d::Conv2d<f16>>());
-    out.push(variant::<S, conv2d::Conv2d<bf16>>());
-    out.push(variant::<S, elementwise::Copy>());
-    out.push(variant::<S, elementwise::GatherRows>());
-    out.push(variant::<S, elementwise::Unary>());
-    out.push(variant::<S, elementwise::Binary>());
-    out.push(variant::<S, lines::Reduce>());
-    out.push(variant::<S, lines::SoftmaxAxis>());
-    out.push(variant::<S, lines::LayerNorm>());
-    out.push(variant::<S, elementwise::Rope>());
-    out.push(variant::<S, file_blocks::DecodeBlocks>());
-    out.push(variant::<S, file_blocks::EncodeBlocks>());
+    macro_rules! add {
+        ($($kernel:ty,)*) => { $(out.push(variant::<S, $kernel>());)* };
+    }
+    add! {
+        rows::Gather, rows::RmsNorm, rows::RmsNormInt8, rows::HeadNorm, rows::Quantize,
+        rows::SiluMul, rows::SiluMulInt8, rows::Add,
+        halves::RmsNormF16, halves::SiluMulF16, halves::QuantizeF16,
+        halves::Product<F16>, halves::Product<BF16>,
+        logits::Softmax, logits::ArgMax, logits::TopK,
+        rope_append::RopeAppend<kv::Single>, rope_append::RopeAppend<kv::Half>,
+        attention::Attention<kv::Single>, attention::Attention<kv::Half>,
+        split_attention::Partial<kv::Single>, split_attention::Partial<kv::Half>,
+        split_attention::Merge, split_attention::MergeInt8, split_attention::MergeF16,
+        gemm::Gemm<f32>, gemm::Gemm<f16>, gemm::Gemm<bf16>,
+        attention_dense::AttentionDense<f32>, attention_dense::AttentionDense<f16>,
+        attention_dense::AttentionDense<bf16>,
+        conv2d::Conv2d<f32>, conv2d::Conv2d<f16>, conv2d::Conv2d<bf16>,
+        elementwise::Copy, elementwise::GatherRows, elementwise::Unary, elementwise::Binary,
+        lines::Reduce, lines::SoftmaxAxis, lines::LayerNorm, elementwise::Rope,
+        file_blocks::DecodeBlocks, file_blocks::EncodeBlocks,
+    }
 }
 
 /// Adds the kernels that every tensor type has, instantiated for the reader `W`.
@@ -143,29 +122,17 @@ pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     out.push(variant::<S, halves::Widen<W>>());
 }
 
-/// Returns the minimum number of rows for which programs prefer variants of `kernel`. On CPUs, programs never
-/// dequantize weights to f16, because there are no matrix units. They never split attention either, because a
-/// few groups keep all cores busy.
-fn min_rows(kernel: Kernel) -> u32 {
-    match kernel {
-        Kernel::Widen(_)
-        | Kernel::MatMul(_, Activations::F16)
-        | Kernel::AttentionPartial(_)
-        | Kernel::AttentionMerge(_) => NEVER,
-        _ => 0,
-    }
-}
-
 fn variant<S: Isa, K: HostKernel>() -> Variant {
+    let layout = K::KERNEL.layout(|_| Layout::Rows16);
     Variant {
         kernel: K::KERNEL,
         name: S::NAME,
         class: K::KERNEL.class(),
         requires: S::FEATURES,
-        abi: K::abi(),
+        abi: K::KERNEL.abi(layout),
         grid: Grid::Fixed(K::grid),
-        layout: K::KERNEL.layout(|_| Layout::Rows16),
-        min_rows: min_rows(K::KERNEL),
+        layout,
+        min_rows: K::MIN_ROWS,
         max_rows: u32::MAX,
         code: Code::Host(S::function::<K>()),
     }

@@ -4,10 +4,10 @@ use super::HostKernel;
 use super::isa::Isa;
 use super::kv::Stored;
 use super::launch::Lists;
-use crate::kernel::{Kernel, KvType};
+use crate::kernel::Kernel;
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append;
-use ragtag_hal::{EntryAbi, HostCall};
+use ragtag_hal::HostCall;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -79,12 +79,6 @@ pub(crate) struct RopeAppend<E>(PhantomData<E>);
 impl<E: Stored> HostKernel for RopeAppend<E> {
     const KERNEL: Kernel = Kernel::RopeAppend(E::TYPE);
 
-    fn abi() -> &'static EntryAbi {
-        match E::TYPE {
-            KvType::F32 => &rope_append::ABI_F32,
-            KvType::F16 => &rope_append::ABI_F16,
-        }
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         rope_append::grid(constants)
     }

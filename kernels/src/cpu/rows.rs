@@ -5,10 +5,10 @@ use super::formats::{Format, Of};
 use super::isa::Isa;
 use super::launch::{Lists, count, row_mut};
 use crate::kernel::{Activations, Kernel};
-use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, group_bytes};
+use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
 use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
-use crate::{add, embed, gather, head_norm, quantize, rms_norm, silu_mul};
-use ragtag_hal::{EntryAbi, HostCall};
+use crate::{add, gather};
+use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// Looks up rows of an embedding table of type `W`.
@@ -17,9 +17,6 @@ pub(crate) struct Embed<W>(Of<W>);
 impl<W: Format> HostKernel for Embed<W> {
     const KERNEL: Kernel = Kernel::Embed(W::TYPE);
 
-    fn abi() -> &'static EntryAbi {
-        embed::abi(W::TYPE, Layout::Rows16)
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -62,9 +59,6 @@ pub(crate) struct Gather;
 impl HostKernel for Gather {
     const KERNEL: Kernel = Kernel::Gather;
 
-    fn abi() -> &'static EntryAbi {
-        &gather::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         gather::grid(constants)
     }
@@ -90,9 +84,6 @@ pub(crate) struct Add;
 impl HostKernel for Add {
     const KERNEL: Kernel = Kernel::Add;
 
-    fn abi() -> &'static EntryAbi {
-        &add::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -166,9 +157,6 @@ pub(crate) struct Quantize;
 impl HostKernel for Quantize {
     const KERNEL: Kernel = Kernel::Quantize(Activations::Int8);
 
-    fn abi() -> &'static EntryAbi {
-        &quantize::ABI_INT8
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -214,9 +202,6 @@ pub(crate) struct RmsNorm;
 impl HostKernel for RmsNorm {
     const KERNEL: Kernel = Kernel::RmsNorm(Activations::F32);
 
-    fn abi() -> &'static EntryAbi {
-        &rms_norm::ABI_F32
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -243,9 +228,6 @@ pub(crate) struct HeadNorm;
 impl HostKernel for HeadNorm {
     const KERNEL: Kernel = Kernel::HeadNorm;
 
-    fn abi() -> &'static EntryAbi {
-        &head_norm::ABI
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -274,9 +256,6 @@ pub(crate) struct RmsNormInt8;
 impl HostKernel for RmsNormInt8 {
     const KERNEL: Kernel = Kernel::RmsNorm(Activations::Int8);
 
-    fn abi() -> &'static EntryAbi {
-        &rms_norm::ABI_INT8
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -319,9 +298,6 @@ pub(crate) struct SiluMul;
 impl HostKernel for SiluMul {
     const KERNEL: Kernel = Kernel::SiluMul(Activations::F32);
 
-    fn abi() -> &'static EntryAbi {
-        &silu_mul::ABI_F32
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }
@@ -356,9 +332,6 @@ pub(crate) struct SiluMulInt8;
 impl HostKernel for SiluMulInt8 {
     const KERNEL: Kernel = Kernel::SiluMul(Activations::Int8);
 
-    fn abi() -> &'static EntryAbi {
-        &silu_mul::ABI_INT8
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
     }

@@ -7,11 +7,12 @@ use super::isa::Isa;
 use super::kv::Stored;
 use super::launch::{Lists, count, row_mut};
 use super::rows::{Int8Row, block};
-use crate::attention::{merge, partial};
-use crate::kernel::{Activations, Kernel, KvType};
+use crate::attention::partial;
+use crate::kernel::{Activations, Kernel};
 use crate::params::BLOCK_TOKENS;
 use crate::quantize::BLOCK;
-use ragtag_hal::{EntryAbi, HostCall};
+use crate::table::NEVER;
+use ragtag_hal::HostCall;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -20,13 +21,8 @@ pub(crate) struct Partial<E>(PhantomData<E>);
 
 impl<E: Stored> HostKernel for Partial<E> {
     const KERNEL: Kernel = Kernel::AttentionPartial(E::TYPE);
+    const MIN_ROWS: u32 = NEVER;
 
-    fn abi() -> &'static EntryAbi {
-        match E::TYPE {
-            KvType::F32 => &partial::ABI_F32,
-            KvType::F16 => &partial::ABI_F16,
-        }
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         partial::grid(constants)
     }
@@ -152,10 +148,8 @@ pub(crate) struct Merge;
 
 impl HostKernel for Merge {
     const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F32);
+    const MIN_ROWS: u32 = NEVER;
 
-    fn abi() -> &'static EntryAbi {
-        &merge::ABI_F32
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         crate::add::grid(constants)
     }
@@ -178,10 +172,8 @@ pub(crate) struct MergeF16;
 
 impl HostKernel for MergeF16 {
     const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F16);
+    const MIN_ROWS: u32 = NEVER;
 
-    fn abi() -> &'static EntryAbi {
-        &merge::ABI_F16
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         crate::add::grid(constants)
     }
@@ -206,10 +198,8 @@ pub(crate) struct MergeInt8;
 
 impl HostKernel for MergeInt8 {
     const KERNEL: Kernel = Kernel::AttentionMerge(Activations::Int8);
+    const MIN_ROWS: u32 = NEVER;
 
-    fn abi() -> &'static EntryAbi {
-        &merge::ABI_INT8
-    }
     fn grid(constants: &[u32]) -> [u32; 3] {
         crate::add::grid(constants)
     }

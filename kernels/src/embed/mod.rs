@@ -19,7 +19,7 @@
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, Params, Random};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Spec};
 use crate::layout::{Layout, Resident};
 use crate::params::ParamsShape;
 use crate::types::each_type;
@@ -67,29 +67,38 @@ fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -
     row.into_iter().map(f64::from).collect()
 }
 
-pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    // The last shape is the second part of a table. Rows of tokens in other parts stay unchanged.
-    [
-        (1, vec![0], (0, 1), 256),
-        (8, vec![39, 16, 15, 40, 3], (0, 40), 512),
-        (3, vec![18, u32::MAX, 0], (0, 19), 768),
-        (6, vec![64, 63, 83, 84, 0], (64, 20), 256),
-    ]
-    .map(|(capacity, tokens, part, width)| {
-        case(&mut random, (tensor_type, layout), capacity, &tokens, part, width)
-    })
-    .into()
-}
+pub(crate) struct Embed(pub TensorType);
 
-/// Returns a case with one part of a table. Some tokens are before or after this part.
-pub(crate) fn random_case(tensor_type: TensorType, layout: Layout, random: &mut Random) -> Case {
-    let capacity = 1 + random.below(20);
-    let (first, vocabulary) = ([0, 64][random.below(2)], 1 + random.below(60));
-    let tokens: Vec<u32> =
-        (0..random.below(capacity + 1)).map(|_| random.below(first + vocabulary + 4) as u32).collect();
-    let width = 256 * (1 + random.below(4));
-    case(random, (tensor_type, layout), capacity, &tokens, (first, vocabulary), width)
+impl Spec for Embed {
+    fn abi(&self, layout: Layout) -> &'static EntryAbi {
+        abi(self.0, layout)
+    }
+
+    fn layout(&self, kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
+        Some(kept(self.0))
+    }
+
+    fn cases(&self, layout: Layout, random: &mut Random) -> Vec<Case> {
+        // The last shape is the second part of a table. Rows of tokens in other parts stay unchanged.
+        [
+            (1, vec![0], (0, 1), 256),
+            (8, vec![39, 16, 15, 40, 3], (0, 40), 512),
+            (3, vec![18, u32::MAX, 0], (0, 19), 768),
+            (6, vec![64, 63, 83, 84, 0], (64, 20), 256),
+        ]
+        .map(|(capacity, tokens, part, width)| case(random, (self.0, layout), capacity, &tokens, part, width))
+        .into()
+    }
+
+    /// Returns a case with one part of a table. Some tokens are before or after this part.
+    fn random_case(&self, layout: Layout, random: &mut Random) -> Case {
+        let capacity = 1 + random.below(20);
+        let (first, vocabulary) = ([0, 64][random.below(2)], 1 + random.below(60));
+        let tokens: Vec<u32> =
+            (0..random.below(capacity + 1)).map(|_| random.below(first + vocabulary + 4) as u32).collect();
+        let width = 256 * (1 + random.below(4));
+        case(random, (self.0, layout), capacity, &tokens, (first, vocabulary), width)
+    }
 }
 
 fn case(

@@ -26,8 +26,10 @@
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, Content, Random};
-use crate::elements;
-use crate::kernel::Kernel;
+use crate::elements::{self, Operator};
+use crate::kernel::{Accuracy, Kernel, Spec};
+use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Returns all types whose blocks have several values.
@@ -100,28 +102,67 @@ pub(crate) fn encode_grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(constants[1].div_ceil(2))
 }
 
-pub(crate) fn cases(kernel: Kernel, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let counts = [1, 3, 8, 17].into_iter().cycle();
-    types().zip(counts).map(|(tensor_type, blocks)| case(kernel, &mut random, tensor_type, blocks)).collect()
+/// The two kernels.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum FileBlocks {
+    Decode,
+    Encode,
 }
 
-pub(crate) fn random_case(kernel: Kernel, random: &mut Random) -> Case {
-    let tensor_type = types().nth(random.below(types().count())).unwrap_or(TensorType::Q8_0);
-    let blocks = 1 + random.below(40);
-    case(kernel, random, tensor_type, blocks)
+impl Spec for FileBlocks {
+    fn accuracy(&self) -> Accuracy {
+        match self {
+            FileBlocks::Decode => Accuracy::exact(1e-6),
+            // Ties may be rounded either way.
+            FileBlocks::Encode => Accuracy::exact(1e-4),
+        }
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        match self {
+            FileBlocks::Decode => &DECODE_ABI,
+            FileBlocks::Encode => &ENCODE_ABI,
+        }
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        Some(match self {
+            FileBlocks::Decode => Operator {
+                grid: decode_grid,
+                c: include_str!("decode.cl"),
+                wgsl: |_| wgsl::elementwise::blocks(include_str!("decode.wgsl"), |row| row.decode_wgsl),
+            },
+            FileBlocks::Encode => Operator {
+                grid: encode_grid,
+                c: include_str!("encode.cl"),
+                wgsl: |_| wgsl::elementwise::blocks(include_str!("encode.wgsl"), |row| row.encode_wgsl),
+            },
+        })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let counts = [1, 3, 8, 17].into_iter().cycle();
+        types().zip(counts).map(|(tensor_type, blocks)| case(*self, random, tensor_type, blocks)).collect()
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let tensor_type = types().nth(random.below(types().count())).unwrap_or(TensorType::Q8_0);
+        let blocks = 1 + random.below(40);
+        case(*self, random, tensor_type, blocks)
+    }
 }
 
-fn case(kernel: Kernel, random: &mut Random, tensor_type: TensorType, blocks: usize) -> Case {
+fn case(codec: FileBlocks, random: &mut Random, tensor_type: TensorType, blocks: usize) -> Case {
     let count = blocks * tensor_type.block_values();
     let constants = [tensor_type.gguf_id() as usize, blocks];
-    let case = Build::new(kernel, format!("{blocks} blocks of {tensor_type}"), &constants);
-    if kernel == Kernel::DecodeBlocks {
+    let label = format!("{blocks} blocks of {tensor_type}");
+    if codec == FileBlocks::Decode {
         let mut file = random.blocks(tensor_type, count);
         let mut values = vec![0.0; count];
         dequantise(tensor_type, &file, &mut values).expect("the blocks are whole");
         file.resize(file.len().next_multiple_of(4), 0xff);
         let wanted = values.into_iter().map(|x| Some(f64::from(x))).collect();
+        let case = Build::new(Kernel::DecodeBlocks, label, &constants);
         return case.bytes(file).poison(count * 4).expect_f32(1, wanted);
     }
     let mut values = random.floats(count, 2.0);
@@ -136,6 +177,6 @@ fn case(kernel: Kernel, random: &mut Random, tensor_type: TensorType, blocks: us
         }
     }
     let bytes = (blocks * tensor_type.block_bytes()).next_multiple_of(4);
-    let case = case.floats(&values).poison(bytes);
+    let case = Build::new(Kernel::EncodeBlocks, label, &constants).floats(&values).poison(bytes);
     case.expect(1, Content::Blocks { tensor_type, values }).done()
 }

@@ -11,8 +11,11 @@
 
 use crate::abi::{params, words};
 use crate::cases::{Build, Case, Params, Random, untouched_after};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Spec};
+use crate::layout::Layout;
 use crate::params::ParamsShape;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::plain;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -35,17 +38,30 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[1], 1, 1]
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    [(1, 1, vec![0], 32), (17, 8, vec![16, 0, 3], 70), (4, 3, vec![2, 4, 1], 256)]
-        .map(|(rows, capacity, wanted, width)| case(&mut random, rows, capacity, &wanted, width))
-        .into()
-}
+pub(crate) struct Gather;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let (rows, capacity, width) = (1 + random.below(40), 1 + random.below(20), 1 + random.below(600));
-    let wanted: Vec<u32> = (0..random.below(capacity + 1)).map(|_| random.below(rows + 1) as u32).collect();
-    case(random, rows, capacity, &wanted, width)
+impl Spec for Gather {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = plain!("gather", [include_str!("gather.wgsl")]);
+        Some(RowKernel::new(grid, include_str!("gather.cl"), wgsl))
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        [(1, 1, vec![0], 32), (17, 8, vec![16, 0, 3], 70), (4, 3, vec![2, 4, 1], 256)]
+            .map(|(rows, capacity, wanted, width)| case(random, rows, capacity, &wanted, width))
+            .into()
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (rows, capacity, width) = (1 + random.below(40), 1 + random.below(20), 1 + random.below(600));
+        let wanted: Vec<u32> =
+            (0..random.below(capacity + 1)).map(|_| random.below(rows + 1) as u32).collect();
+        case(random, rows, capacity, &wanted, width)
+    }
 }
 
 fn case(random: &mut Random, rows: usize, capacity: usize, wanted: &[u32], width: usize) -> Case {

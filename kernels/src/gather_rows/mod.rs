@@ -15,8 +15,10 @@
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::copy::{poison, random_elements};
-use crate::elements::{self, in_a_word};
-use crate::kernel::{ElementType, Kernel};
+use crate::elements::{self, Operator, in_a_word};
+use crate::kernel::{ElementType, Kernel, Spec};
+use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -37,28 +39,41 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    use ElementType::{BF16, F16, F32};
-    let mut random = Random::new(seed);
-    [
-        (F32, F32, vec![0], 1, 1),
-        (F16, F32, vec![4, 0, 3, 5, 4, u32::MAX], 5, 67),
-        (BF16, F32, vec![2, 16, 7], 17, 256),
-        (F32, F16, vec![1, 1, 6], 7, 33),
-        (F16, F16, vec![9, 0, 3, 4], 11, 31),
-        (BF16, BF16, vec![0, 1, 2, 1, 0], 2, 1),
-    ]
-    .map(|(from, to, indices, table_rows, width)| case(&mut random, from, to, &indices, table_rows, width))
-    .into()
-}
+pub(crate) struct GatherRows;
 
-/// Returns a random case in which some indices are beyond the end of the table.
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let mut element = || ElementType::ALL[random.below(3)];
-    let (from, to) = (element(), element());
-    let (table_rows, width) = (1 + random.below(40), 1 + random.below(300));
-    let indices: Vec<u32> = (0..1 + random.below(50)).map(|_| random.below(table_rows + 1) as u32).collect();
-    case(random, from, to, &indices, table_rows, width)
+impl Spec for GatherRows {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::elements(&[include_str!("gather_rows.wgsl")]);
+        Some(Operator { grid, c: include_str!("gather_rows.cl"), wgsl })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        use ElementType::{BF16, F16, F32};
+        [
+            (F32, F32, vec![0], 1, 1),
+            (F16, F32, vec![4, 0, 3, 5, 4, u32::MAX], 5, 67),
+            (BF16, F32, vec![2, 16, 7], 17, 256),
+            (F32, F16, vec![1, 1, 6], 7, 33),
+            (F16, F16, vec![9, 0, 3, 4], 11, 31),
+            (BF16, BF16, vec![0, 1, 2, 1, 0], 2, 1),
+        ]
+        .map(|(from, to, indices, table_rows, width)| case(random, from, to, &indices, table_rows, width))
+        .into()
+    }
+
+    /// Returns a random case in which some indices are beyond the end of the table.
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let mut element = || ElementType::ALL[random.below(3)];
+        let (from, to) = (element(), element());
+        let (table_rows, width) = (1 + random.below(40), 1 + random.below(300));
+        let indices: Vec<u32> =
+            (0..1 + random.below(50)).map(|_| random.below(table_rows + 1) as u32).collect();
+        case(random, from, to, &indices, table_rows, width)
+    }
 }
 
 fn case(

@@ -25,7 +25,8 @@
 
 use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
 use crate::cases::{Build, Case, MANY, Random, Stored, row_starts};
-use crate::kernel::{ElementType, Kernel};
+use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
+use crate::layout::Layout;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Number of rows and of columns of C that one work group computes.
@@ -108,41 +109,52 @@ const PLAIN: Shape = Shape {
     factors: [1.0, 0.0],
 };
 
-pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let gaps = Shape { row_gaps: [3, 1, 5], matrix_gaps: [7, 0, 2], factors: [0.5, -2.0], ..PLAIN };
-    let shapes = [
-        PLAIN,
-        Shape { sizes: [1, 67, 33], ..PLAIN },
-        Shape { sizes: [67, 1, 5], factors: [-1.5, 1.0], ..PLAIN },
-        Shape { sizes: [64, 128, 32], ..PLAIN },
-        Shape { sizes: [65, 63, 17], batch: 2, ..gaps },
-        Shape { sizes: [29, 71, 40], transposed: [true, false], batch: 3, shared: [true, false], ..gaps },
-        Shape { sizes: [71, 29, 31], transposed: [false, true], batch: 2, shared: [false, true], ..gaps },
-        Shape { sizes: [66, 68, 47], transposed: [true, true], row_gaps: [2, 4, 0], ..PLAIN },
-        Shape { sizes: [3, 5, 0], factors: [1.0, 0.5], ..PLAIN },
-        Shape { sizes: [3, 5, 7], factors: [0.0, 2.0], ..PLAIN },
-        Shape { sizes: [0, 5, 7], factors: [1.0, 2.0], ..PLAIN },
-    ];
-    shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
-}
+pub(crate) struct Gemm(pub ElementType);
+
+impl Spec for Gemm {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(2e-6)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        abi(self.0)
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let gaps = Shape { row_gaps: [3, 1, 5], matrix_gaps: [7, 0, 2], factors: [0.5, -2.0], ..PLAIN };
+        let shapes = [
+            PLAIN,
+            Shape { sizes: [1, 67, 33], ..PLAIN },
+            Shape { sizes: [67, 1, 5], factors: [-1.5, 1.0], ..PLAIN },
+            Shape { sizes: [64, 128, 32], ..PLAIN },
+            Shape { sizes: [65, 63, 17], batch: 2, ..gaps },
+            Shape { sizes: [29, 71, 40], transposed: [true, false], batch: 3, shared: [true, false], ..gaps },
+            Shape { sizes: [71, 29, 31], transposed: [false, true], batch: 2, shared: [false, true], ..gaps },
+            Shape { sizes: [66, 68, 47], transposed: [true, true], row_gaps: [2, 4, 0], ..PLAIN },
+            Shape { sizes: [3, 5, 0], factors: [1.0, 0.5], ..PLAIN },
+            Shape { sizes: [3, 5, 7], factors: [0.0, 2.0], ..PLAIN },
+            Shape { sizes: [0, 5, 7], factors: [1.0, 2.0], ..PLAIN },
+        ];
+        shapes.into_iter().map(|shape| case(self.0, random, shape)).collect()
+    }
 
 /// Returns a random product. In a few cases, the launch has more work groups than some devices allow in one
 /// dimension.
-pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
-    let mut few = |bound: usize| random.below(bound);
-    let many = few(64) == 0;
-    let shape = Shape {
-        sizes: [few(140), few(140), few(100)],
-        transposed: [few(2) == 1, few(2) == 1],
-        batch: 1 + few(3),
-        row_gaps: [few(4), few(4), few(4)],
-        matrix_gaps: [few(9), few(9), few(9)],
-        shared: [few(4) == 1, few(4) == 1],
-        factors: [few(5) as f32 / 2.0 - 1.0, few(5) as f32 / 2.0 - 1.0],
-    };
-    let many_small = Shape { sizes: [1, 2, 3], batch: MANY, ..shape };
-    case(element, random, if many { many_small } else { shape })
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let mut few = |bound: usize| random.below(bound);
+        let many = few(64) == 0;
+        let shape = Shape {
+            sizes: [few(140), few(140), few(100)],
+            transposed: [few(2) == 1, few(2) == 1],
+            batch: 1 + few(3),
+            row_gaps: [few(4), few(4), few(4)],
+            matrix_gaps: [few(9), few(9), few(9)],
+            shared: [few(4) == 1, few(4) == 1],
+            factors: [few(5) as f32 / 2.0 - 1.0, few(5) as f32 / 2.0 - 1.0],
+        };
+        let many_small = Shape { sizes: [1, 2, 3], batch: MANY, ..shape };
+        case(self.0, random, if many { many_small } else { shape })
+    }
 }
 
 fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {

@@ -14,7 +14,8 @@
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Spec};
+use crate::layout::Layout;
 use crate::rms_norm;
 use ragtag_hal::{Access, EntryAbi};
 
@@ -36,17 +37,24 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_add(constants[3]), 1]
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let heads = [[1, 1, 32], [6, 2, 40], [4, 4, 128], [24, 1, 7], [3, 3, 64], [2, 1, 300]];
-    ROW_SHAPES.into_iter().zip(heads).map(|(shape, heads)| case(&mut random, shape, heads)).collect()
-}
+pub(crate) struct HeadNorm;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let kv_heads = 1 + random.below(4);
-    let heads = [kv_heads * (1 + random.below(4)), kv_heads, 1 + random.below(150)];
-    let shape = RowShape::random(random, 20);
-    case(random, shape, heads)
+impl Spec for HeadNorm {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let heads = [[1, 1, 32], [6, 2, 40], [4, 4, 128], [24, 1, 7], [3, 3, 64], [2, 1, 300]];
+        ROW_SHAPES.into_iter().zip(heads).map(|(shape, heads)| case(random, shape, heads)).collect()
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let kv_heads = 1 + random.below(4);
+        let heads = [kv_heads * (1 + random.below(4)), kv_heads, 1 + random.below(150)];
+        let shape = RowShape::random(random, 20);
+        case(random, shape, heads)
+    }
 }
 
 fn case(random: &mut Random, shape: RowShape, [heads, kv_heads, head_dim]: [usize; 3]) -> Case {

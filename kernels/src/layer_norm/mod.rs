@@ -17,8 +17,10 @@
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Random, Stored};
-use crate::elements;
-use crate::kernel::{ElementType, Kernel};
+use crate::elements::{self, Operator};
+use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
+use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -47,20 +49,36 @@ fn reference(row: &[f64], weight: &[f32], bias: &[f32], epsilon: f32) -> Vec<f64
     columns.map(|(x, (w, b))| (x - mean) * scale * f64::from(*w) + f64::from(*b)).collect()
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    [(1, 1, 1e-5), (3, 67, 1e-5), (17, 257, 1e-6), (2, 4096, 1e-5), (5, 2, 1e-3)]
-        .into_iter()
-        .flat_map(|(rows, width, epsilon)| {
-            ElementType::ALL.map(|element| case(&mut random, element, rows, width, epsilon))
-        })
-        .collect()
-}
+pub(crate) struct LayerNorm;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let (rows, width) = (1 + random.below(30), 1 + random.below(1500));
-    let element = random.element();
-    case(random, element, rows, width, 1e-5)
+impl Spec for LayerNorm {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(3e-5)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::in_columns(include_str!("layer_norm.wgsl"));
+        Some(Operator { grid, c: include_str!("layer_norm.cl"), wgsl })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        [(1, 1, 1e-5), (3, 67, 1e-5), (17, 257, 1e-6), (2, 4096, 1e-5), (5, 2, 1e-3)]
+            .into_iter()
+            .flat_map(|(rows, width, epsilon)| {
+                ElementType::ALL.map(|element| case(random, element, rows, width, epsilon))
+            })
+            .collect()
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (rows, width) = (1 + random.below(30), 1 + random.below(1500));
+        let element = random.element();
+        case(random, element, rows, width, 1e-5)
+    }
 }
 
 fn case(random: &mut Random, element: ElementType, rows: usize, width: usize, epsilon: f32) -> Case {

@@ -33,7 +33,7 @@ pub mod normed;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
-use crate::kernel::{Activations, Kernel};
+use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::{Layout, Resident};
 use crate::types::each_type;
 use crate::{half_rows, quantize};
@@ -115,39 +115,55 @@ fn reference(weights: &[f32], x: &[f64]) -> Vec<f64> {
     weights.chunks_exact(x.len()).map(dot).collect()
 }
 
-pub(crate) fn cases(
-    tensor_type: TensorType,
-    layout: Layout,
-    activations: Activations,
-    seed: u64,
-) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let shapes =
-        ROW_SHAPES.into_iter().zip([(16, 256), (48, 512), (33, 256), (17, 768), (16, 256), (100, 1024)]);
-    let long = [(RowShape { capacity: 70, rows: 41, count_word: 0 }, (40, 256))];
-    // More than one tile of matrix units, and more K tiles than are in flight.
-    let wide = (RowShape { capacity: 150, rows: 140, count_word: 0 }, (280, 4096));
-    let wide = (activations == Activations::F16).then_some(wide);
-    let mut out = Vec::new();
-    for (i, (shape, (n, k))) in shapes.chain(long).chain(wide).enumerate() {
-        // Types with short blocks also support odd numbers of blocks.
-        let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
-        out.push(case(&mut random, (tensor_type, layout, activations), shape, (n, k), i % 2 == 1));
-    }
-    out
-}
+pub(crate) struct MatMul(pub TensorType, pub Activations);
 
-pub(crate) fn random_case(
-    tensor_type: TensorType,
-    layout: Layout,
-    activations: Activations,
-    random: &mut Random,
-) -> Case {
-    let shape = RowShape::random(random, 48);
-    let blocks = 1 + random.below(12);
-    let k = if tensor_type.block_values() < 256 { blocks * 32 } else { blocks.div_ceil(4) * 256 };
-    let (n, accumulate) = (1 + random.below(120), random.below(2) == 0);
-    case(random, (tensor_type, layout, activations), shape, (n, k), accumulate)
+impl Spec for MatMul {
+    fn exists(&self) -> bool {
+        takes(self.0, self.1)
+    }
+
+    fn accuracy(&self) -> Accuracy {
+        match self.1 {
+            Activations::F32 => Accuracy::exact(1e-5),
+            Activations::Int8 => Accuracy::fast(2e-6),
+            Activations::F16 => Accuracy::fast(5e-6),
+        }
+    }
+
+    fn abi(&self, layout: Layout) -> &'static EntryAbi {
+        abi(self.0, layout, self.1)
+    }
+
+    fn layout(&self, kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
+        // Matrix units load rows.
+        Some(if self.1 == Activations::F16 { Layout::RowMajor } else { kept(self.0) })
+    }
+
+    fn cases(&self, layout: Layout, random: &mut Random) -> Vec<Case> {
+        let Self(tensor_type, activations) = *self;
+        let shapes =
+            ROW_SHAPES.into_iter().zip([(16, 256), (48, 512), (33, 256), (17, 768), (16, 256), (100, 1024)]);
+        let long = [(RowShape { capacity: 70, rows: 41, count_word: 0 }, (40, 256))];
+        // More than one tile of matrix units, and more K tiles than are in flight.
+        let wide = (RowShape { capacity: 150, rows: 140, count_word: 0 }, (280, 4096));
+        let wide = (activations == Activations::F16).then_some(wide);
+        let mut out = Vec::new();
+        for (i, (shape, (n, k))) in shapes.chain(long).chain(wide).enumerate() {
+            // Types with short blocks also support odd numbers of blocks.
+            let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
+            out.push(case(random, (tensor_type, layout, activations), shape, (n, k), i % 2 == 1));
+        }
+        out
+    }
+
+    fn random_case(&self, layout: Layout, random: &mut Random) -> Case {
+        let Self(tensor_type, activations) = *self;
+        let shape = RowShape::random(random, 48);
+        let blocks = 1 + random.below(12);
+        let k = if tensor_type.block_values() < 256 { blocks * 32 } else { blocks.div_ceil(4) * 256 };
+        let (n, accumulate) = (1 + random.below(120), random.below(2) == 0);
+        case(random, (tensor_type, layout, activations), shape, (n, k), accumulate)
+    }
 }
 
 /// Returns cases for products that do not read the parameter block and therefore compute all rows of the

@@ -21,7 +21,7 @@ use super::{Resident, TensorType, reference};
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided, words};
 use crate::blocks::dequantise;
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
-use crate::kernel::Kernel;
+use crate::kernel::{Accuracy, Kernel, Spec};
 use crate::layout::{GROUP_ROWS, Layout};
 use crate::types::each_type;
 use ragtag_hal::{Access, EntryAbi};
@@ -74,47 +74,63 @@ fn extents((tensor_type, layout): (TensorType, Layout), gated: bool, constants: 
     out.copy_from_slice(&[HEADER_BYTES, weights, words(&[rows, k]), y, words(&[k])]);
 }
 
-pub(crate) fn cases(kernel: Kernel, tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let is_gated = matches!(kernel, Kernel::GatedMatMul(_));
-    let is_quantised = tensor_type.block_values() > 1;
-    let shapes = [(18_usize, 256), (96, 512), (34, 256), (2, 768), (32, 256), (192, 1024)];
-    let mut out = Vec::new();
-    for (i, (shape, (n, k))) in ROW_SHAPES.into_iter().zip(shapes).enumerate() {
-        let n = match (is_gated, is_quantised) {
-            (false, _) => n - 1,
-            (true, false) => n,
-            (true, true) => n.next_multiple_of(2 * GROUP_ROWS),
-        };
-        // Types with short blocks also support odd numbers of blocks.
-        let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
-        out.push(case(&mut random, kernel, (tensor_type, layout), shape, (n, k), i % 2 == 1));
-    }
-    out
-}
+/// The type of the weights, and whether the product is gated.
+#[derive(Clone, Copy)]
+pub(crate) struct Normed(pub TensorType, pub bool);
 
-pub(crate) fn random_case(
-    kernel: Kernel,
-    tensor_type: TensorType,
-    layout: Layout,
-    random: &mut Random,
-) -> Case {
-    let is_gated = matches!(kernel, Kernel::GatedMatMul(_));
-    let rows_of_weights = match (is_gated, tensor_type.block_values() > 1) {
-        (false, _) => 1 + random.below(120),
-        (true, false) => 2 * (1 + random.below(60)),
-        (true, true) => 2 * GROUP_ROWS * (1 + random.below(4)),
-    };
-    let blocks = 1 + random.below(12);
-    let k = if tensor_type.block_values() < 256 { blocks * 32 } else { blocks.div_ceil(4) * 256 };
-    let (shape, accumulate) = (RowShape::random(random, 4), random.below(2) == 0);
-    case(random, kernel, (tensor_type, layout), shape, (rows_of_weights, k), accumulate)
+impl Spec for Normed {
+    fn is_fused(&self) -> bool {
+        true
+    }
+
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(1e-5)
+    }
+
+    fn abi(&self, layout: Layout) -> &'static EntryAbi {
+        abi(self.0, layout, self.1)
+    }
+
+    fn layout(&self, kept: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
+        Some(kept(self.0))
+    }
+
+    fn cases(&self, layout: Layout, random: &mut Random) -> Vec<Case> {
+        let Self(tensor_type, is_gated) = *self;
+        let is_quantised = tensor_type.block_values() > 1;
+        let shapes = [(18_usize, 256), (96, 512), (34, 256), (2, 768), (32, 256), (192, 1024)];
+        let mut out = Vec::new();
+        for (i, (shape, (n, k))) in ROW_SHAPES.into_iter().zip(shapes).enumerate() {
+            let n = match (is_gated, is_quantised) {
+                (false, _) => n - 1,
+                (true, false) => n,
+                (true, true) => n.next_multiple_of(2 * GROUP_ROWS),
+            };
+            // Types with short blocks also support odd numbers of blocks.
+            let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
+            out.push(case(random, *self, layout, shape, (n, k), i % 2 == 1));
+        }
+        out
+    }
+
+    fn random_case(&self, layout: Layout, random: &mut Random) -> Case {
+        let Self(tensor_type, is_gated) = *self;
+        let rows_of_weights = match (is_gated, tensor_type.block_values() > 1) {
+            (false, _) => 1 + random.below(120),
+            (true, false) => 2 * (1 + random.below(60)),
+            (true, true) => 2 * GROUP_ROWS * (1 + random.below(4)),
+        };
+        let blocks = 1 + random.below(12);
+        let k = if tensor_type.block_values() < 256 { blocks * 32 } else { blocks.div_ceil(4) * 256 };
+        let (shape, accumulate) = (RowShape::random(random, 4), random.below(2) == 0);
+        case(random, *self, layout, shape, (rows_of_weights, k), accumulate)
+    }
 }
 
 fn case(
     random: &mut Random,
-    kernel: Kernel,
-    (tensor_type, layout): (TensorType, Layout),
+    Normed(tensor_type, is_gated): Normed,
+    layout: Layout,
     shape: RowShape,
     (n, k): (usize, usize),
     accumulate: bool,
@@ -129,14 +145,15 @@ fn case(
     let epsilon = 1e-5_f32;
     let (mut x, norm) = (random.floats(shape.capacity * k, 2.0), random.floats(k, 1.5));
     crate::rms_norm::small_rows(&mut x, k);
-    let is_gated = matches!(kernel, Kernel::GatedMatMul(_));
     let columns = if is_gated { n / 2 } else { n };
     // In every third shape, y is a part of longer rows.
     let stride = if shape.capacity % 3 == 2 { columns + 21 } else { columns };
     let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
     let constants = [&constants[..], &[epsilon.to_bits() as usize]].concat();
     let label = format!("{} → {columns} of {stride}, accumulate {accumulate}", shape.label(k));
-    let build = Build::new(kernel, label, &constants).words(&shape.header()).bytes(resident).floats(&x);
+    let kernel = if is_gated { Kernel::GatedMatMul } else { Kernel::NormMatMul };
+    let build = Build::new(kernel(tensor_type), label, &constants);
+    let build = build.words(&shape.header()).bytes(resident).floats(&x);
 
     let before = random.floats((shape.capacity - 1) * stride + columns, 1.0);
     let mut expected = vec![None; before.len()];

@@ -27,7 +27,11 @@
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
-use crate::kernel::{Activations, Kernel};
+use crate::kernel::{Accuracy, Activations, Kernel, Spec};
+use crate::layout::Layout;
+use crate::rows::{RowKernel, part_grid};
+use crate::wgsl::rows::plain;
+use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Number of values that share a scale.
@@ -113,21 +117,50 @@ pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     Ok(row[..width].iter().enumerate().map(|(i, q)| scale(i) * f64::from(*q as i8)).collect())
 }
 
-pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (shape, width) in ROW_SHAPES.into_iter().zip([32, 96, 256, 768, 64, 160]) {
-        out.push(case(&mut random, activations, shape, width));
-    }
-    if activations == Activations::Int8 {
-        out.push(not_finite());
-    }
-    out
-}
+const WGSL: &str = include_str!("quantize.wgsl");
 
-pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
-    let (shape, width) = (RowShape::random(random, 40), 32 * (1 + random.below(30)));
-    case(random, activations, shape, width)
+pub(crate) struct Quantize(pub Activations);
+
+impl Spec for Quantize {
+    fn exists(&self) -> bool {
+        self.0 != Activations::F32
+    }
+
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::of_rows(self.0, 1e-6)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == Activations::F16 { &ABI_F16 } else { &ABI_INT8 }
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let (function, wgsl) = match self.0 {
+            Activations::F32 => return None,
+            Activations::Int8 => ("quantize", plain!("quantize", [INT8_ROWS, WGSL])),
+            Activations::F16 => ("quantize_f16", plain!("quantize", [HALF_ROWS, WGSL])),
+        };
+        Some(RowKernel {
+            function: Some(function),
+            ..RowKernel::new(part_grid, include_str!("quantize.cl"), wgsl)
+        })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (shape, width) in ROW_SHAPES.into_iter().zip([32, 96, 256, 768, 64, 160]) {
+            out.push(case(random, self.0, shape, width));
+        }
+        if self.0 == Activations::Int8 {
+            out.push(not_finite());
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (shape, width) = (RowShape::random(random, 40), 32 * (1 + random.below(30)));
+        case(random, self.0, shape, width)
+    }
 }
 
 /// Builds a case in which one block contains an infinity and another contains a NaN. It checks only the

@@ -26,8 +26,10 @@
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
-use crate::elements::{self, ITEMS};
-use crate::kernel::{ElementType, Kernel};
+use crate::elements::{self, ITEMS, Operator};
+use crate::kernel::{ElementType, Kernel, Spec};
+use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Reduction of a line of values. The kernel receives its discriminant as a constant.
@@ -119,48 +121,60 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [strips(outer, inner), 1, axis.div_ceil(part.max(1))]
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (i, shape) in [
-        [1, 1, 1],
-        [1, 1009, 1],
-        [7, 257, 1],
-        [3, 31, 5],
-        [2, 70, 67],
-        [1, 3, 1031],
-        [5, 1, 300],
-        [1, 2000, 129],
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let [_, axis, _] = shape;
-        out.push(case(&mut random, Reduction::ALL[i % 4], ElementType::F32, shape, axis));
-        out.push(case(
-            &mut random,
-            Reduction::ALL[(i + 1) % 4],
-            ElementType::ALL[i % 3],
-            shape,
-            axis.div_ceil(3),
-        ));
-    }
-    // More groups than some devices allow in one dimension of a dispatch.
-    out.push(case(&mut random, Reduction::Sum, ElementType::F32, [65_537, 2, 1], 2));
-    out.push(case(&mut random, Reduction::Max, ElementType::F32, [1, 5003, 1], 5));
-    out.extend(Reduction::ALL.map(|reduction| edges(&mut random, reduction)));
-    out
-}
+pub(crate) struct Reduce;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let reduction = Reduction::ALL[random.below(4)];
-    let inner = [2, 50, 600][random.below(3)];
-    let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
-    // Up to sixteen parts per axis. With one value per part, the largest shape would have five million
-    // groups.
-    let (element, parts) = (random.element(), 1 + random.below(16));
-    let part = shape[1].div_ceil(parts);
-    case(random, reduction, element, shape, part)
+impl Spec for Reduce {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::in_columns(include_str!("reduce.wgsl"));
+        Some(Operator { grid, c: include_str!("reduce.cl"), wgsl })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (i, shape) in [
+            [1, 1, 1],
+            [1, 1009, 1],
+            [7, 257, 1],
+            [3, 31, 5],
+            [2, 70, 67],
+            [1, 3, 1031],
+            [5, 1, 300],
+            [1, 2000, 129],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let [_, axis, _] = shape;
+            out.push(case(random, Reduction::ALL[i % 4], ElementType::F32, shape, axis));
+            out.push(case(
+                random,
+                Reduction::ALL[(i + 1) % 4],
+                ElementType::ALL[i % 3],
+                shape,
+                axis.div_ceil(3),
+            ));
+        }
+        // More groups than some devices allow in one dimension of a dispatch.
+        out.push(case(random, Reduction::Sum, ElementType::F32, [65_537, 2, 1], 2));
+        out.push(case(random, Reduction::Max, ElementType::F32, [1, 5003, 1], 5));
+        out.extend(Reduction::ALL.map(|reduction| edges(random, reduction)));
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let reduction = Reduction::ALL[random.below(4)];
+        let inner = [2, 50, 600][random.below(3)];
+        let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
+        // Up to sixteen parts per axis. With one value per part, the largest shape would have five million
+        // groups.
+        let (element, parts) = (random.element(), 1 + random.below(16));
+        let part = shape[1].div_ceil(parts);
+        case(random, reduction, element, shape, part)
+    }
 }
 
 /// Returns the lines along the axis of `x`, which is `[outer, axis, inner]`, in the order of `[outer,

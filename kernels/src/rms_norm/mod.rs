@@ -15,8 +15,13 @@
 //! √width. If a row of finite values exceeds this limit, its output is zero.
 
 use crate::abi::{HEADER_BYTES, words};
+use crate::add::grid;
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
-use crate::kernel::{Activations, Kernel};
+use crate::kernel::{Accuracy, Activations, Kernel, Spec};
+use crate::layout::Layout;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::reducing;
+use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface with f32 output.
@@ -53,21 +58,47 @@ pub(crate) fn small_rows(x: &mut [f32], width: usize) {
     x.chunks_mut(width).skip(1).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x *= 1e-3));
 }
 
-pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
-        let width = if activations == Activations::F32 { width } else { width / 32 * 32 };
-        out.push(case(&mut random, activations, shape, width));
-    }
-    out
-}
+const PACKED: &str = include_str!("rms_norm_packed.wgsl");
 
-pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
-    let blocks = 1 + random.below(30);
-    let width = if activations == Activations::F32 { 1 + random.below(900) } else { blocks * 32 };
-    let shape = RowShape::random(random, 40);
-    case(random, activations, shape, width)
+pub(crate) struct RmsNorm(pub Activations);
+
+impl Spec for RmsNorm {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::of_rows(self.0, 1e-6)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        match self.0 {
+            Activations::F32 => &ABI_F32,
+            Activations::Int8 => &ABI_INT8,
+            Activations::F16 => &ABI_F16,
+        }
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = match self.0 {
+            Activations::F32 => reducing!("rms_norm", [include_str!("rms_norm.wgsl")]),
+            Activations::Int8 => reducing!("rms_norm", [INT8_ROWS, PACKED]),
+            Activations::F16 => reducing!("rms_norm", [HALF_ROWS, PACKED]),
+        };
+        Some(RowKernel::new(grid, include_str!("rms_norm.cl"), wgsl))
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
+            let width = if self.0 == Activations::F32 { width } else { width / 32 * 32 };
+            out.push(case(random, self.0, shape, width));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let blocks = 1 + random.below(30);
+        let width = if self.0 == Activations::F32 { 1 + random.below(900) } else { blocks * 32 };
+        let shape = RowShape::random(random, 40);
+        case(random, self.0, shape, width)
+    }
 }
 
 fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {

@@ -21,9 +21,11 @@
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Random, Stored};
-use crate::elements::{self, in_a_word};
-use crate::kernel::{ElementType, Kernel};
+use crate::elements::{self, Operator, in_a_word};
+use crate::kernel::{ElementType, Kernel, Spec};
+use crate::layout::Layout;
 pub use crate::rope_append::{HALVES, INTERLEAVED};
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::TAU;
 
@@ -80,31 +82,43 @@ pub(crate) fn sin_cos(angle: u32) -> (f32, f32) {
     }
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    [
-        (vec![0], 1, 64, 64, INTERLEAVED),
-        (vec![5, 0, 131_071], 6, 40, 40, HALVES),
-        (vec![1_000_003, 17], 3, 34, 32, HALVES),
-        (vec![7, 63], 5, 33, 6, INTERLEAVED),
-        (vec![1; 9], 2, 3, 0, HALVES),
-        (vec![2, 1 << 31], 1, 128, 128, INTERLEAVED),
-    ]
-    .into_iter()
-    .flat_map(|(positions, heads, head_dim, rope_dims, pairing)| {
-        ElementType::ALL
-            .map(|element| case(&mut random, element, &positions, heads, [head_dim, rope_dims], pairing))
-    })
-    .collect()
-}
+pub(crate) struct Rope;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let positions: Vec<u32> = (0..1 + random.below(20)).map(|_| random.below(200_000) as u32).collect();
-    let head_dim = 1 + random.below(160);
-    let dims = [head_dim, random.below(head_dim / 2 + 1) * 2];
-    let (heads, pairing) = (1 + random.below(9), random.below(2) as u32);
-    let element = random.element();
-    case(random, element, &positions, heads, dims, pairing)
+impl Spec for Rope {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::elements(&[include_str!("rope.wgsl")]);
+        Some(Operator { grid, c: include_str!("rope.cl"), wgsl })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        [
+            (vec![0], 1, 64, 64, INTERLEAVED),
+            (vec![5, 0, 131_071], 6, 40, 40, HALVES),
+            (vec![1_000_003, 17], 3, 34, 32, HALVES),
+            (vec![7, 63], 5, 33, 6, INTERLEAVED),
+            (vec![1; 9], 2, 3, 0, HALVES),
+            (vec![2, 1 << 31], 1, 128, 128, INTERLEAVED),
+        ]
+        .into_iter()
+        .flat_map(|(positions, heads, head_dim, rope_dims, pairing)| {
+            ElementType::ALL
+                .map(|element| case(random, element, &positions, heads, [head_dim, rope_dims], pairing))
+        })
+        .collect()
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let positions: Vec<u32> = (0..1 + random.below(20)).map(|_| random.below(200_000) as u32).collect();
+        let head_dim = 1 + random.below(160);
+        let dims = [head_dim, random.below(head_dim / 2 + 1) * 2];
+        let (heads, pairing) = (1 + random.below(9), random.below(2) as u32);
+        let element = random.element();
+        case(random, element, &positions, heads, dims, pairing)
+    }
 }
 
 fn case(

@@ -37,7 +37,8 @@
 use crate::abi::{IMPOSSIBLE, params, product, words};
 use crate::cases::{Build, Case, Content, Params, Random};
 use crate::half_rows;
-use crate::kernel::{Kernel, KvType};
+use crate::kernel::{Accuracy, Kernel, KvType, Spec};
+use crate::layout::Layout;
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -125,42 +126,53 @@ struct Heads {
     pairing: u32,
 }
 
-pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (capacity, starts, [heads, kv_heads, head_dim, rope_dims], pairing) in [
-        (1, vec![(0_u32, 1_u32)], [1, 1, 64, 64], INTERLEAVED),
-        (17, vec![(5, 3), (31, 1), (14, 9)], [6, 2, 40, 40], HALVES),
-        (33, vec![(0, 33)], [3, 3, 128, 128], HALVES),
-        (4, vec![(60, 4)], [4, 1, 80, 32], HALVES),
-        (3, vec![(7, 1), (63, 1)], [5, 5, 34, 34], INTERLEAVED),
-        (2, vec![(9, 2)], [24, 2, 128, 6], INTERLEAVED),
-    ] {
-        let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing };
-        for content in [Qkv::Plain, Qkv::Lies] {
-            out.push(case(&mut random, kv_type, capacity, &starts, heads, content));
-        }
-    }
-    if kv_type == KvType::F16 {
-        let heads = Heads { heads: 4, kv_heads: 2, head_dim: 40, rope_dims: 12, pairing: HALVES };
-        out.push(case(&mut random, kv_type, 19, &[(3, 18)], heads, Qkv::BeyondF16));
-    }
-    out
-}
+pub(crate) struct RopeAppend(pub KvType);
 
-pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
-    let (mut starts, mut used) = (Vec::new(), 0);
-    for _ in 0..1 + random.below(3) {
-        let (first, count) = (random.below(50), 1 + random.below(14));
-        starts.push((first as u32, count as u32));
-        used += count;
+impl Spec for RopeAppend {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::of_cache(self.0, 1e-6)
     }
-    let (kv_heads, head_dim) = (1 + random.below(4), 2 * (1 + random.below(64)));
-    let (heads, rope_dims) = (kv_heads * (1 + random.below(4)), 2 * (1 + random.below(head_dim / 2)));
-    let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing: random.below(2) as u32 };
-    let capacity = used + random.below(4);
-    let content = if random.below(2) == 0 { Qkv::Lies } else { Qkv::Plain };
-    case(random, kv_type, capacity, &starts, heads, content)
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (capacity, starts, [heads, kv_heads, head_dim, rope_dims], pairing) in [
+            (1, vec![(0_u32, 1_u32)], [1, 1, 64, 64], INTERLEAVED),
+            (17, vec![(5, 3), (31, 1), (14, 9)], [6, 2, 40, 40], HALVES),
+            (33, vec![(0, 33)], [3, 3, 128, 128], HALVES),
+            (4, vec![(60, 4)], [4, 1, 80, 32], HALVES),
+            (3, vec![(7, 1), (63, 1)], [5, 5, 34, 34], INTERLEAVED),
+            (2, vec![(9, 2)], [24, 2, 128, 6], INTERLEAVED),
+        ] {
+            let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing };
+            for content in [Qkv::Plain, Qkv::Lies] {
+                out.push(case(random, self.0, capacity, &starts, heads, content));
+            }
+        }
+        if self.0 == KvType::F16 {
+            let heads = Heads { heads: 4, kv_heads: 2, head_dim: 40, rope_dims: 12, pairing: HALVES };
+            out.push(case(random, self.0, 19, &[(3, 18)], heads, Qkv::BeyondF16));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (mut starts, mut used) = (Vec::new(), 0);
+        for _ in 0..1 + random.below(3) {
+            let (first, count) = (random.below(50), 1 + random.below(14));
+            starts.push((first as u32, count as u32));
+            used += count;
+        }
+        let (kv_heads, head_dim) = (1 + random.below(4), 2 * (1 + random.below(64)));
+        let (heads, rope_dims) = (kv_heads * (1 + random.below(4)), 2 * (1 + random.below(head_dim / 2)));
+        let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing: random.below(2) as u32 };
+        let capacity = used + random.below(4);
+        let content = if random.below(2) == 0 { Qkv::Lies } else { Qkv::Plain };
+        case(random, self.0, capacity, &starts, heads, content)
+    }
 }
 
 /// Contents of `qkv` in a case.

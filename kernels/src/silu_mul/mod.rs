@@ -11,7 +11,11 @@
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
-use crate::kernel::{Activations, Kernel};
+use crate::kernel::{Accuracy, Activations, Kernel, Spec};
+use crate::layout::Layout;
+use crate::rows::{RowKernel, part_grid};
+use crate::wgsl::rows::plain;
+use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface with f32 output.
@@ -42,21 +46,54 @@ pub(crate) fn reference(gate_up: &[f64]) -> Vec<f64> {
     gate.iter().zip(up).map(one).collect()
 }
 
-pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
-        let width = if activations == Activations::F32 { width } else { width / 32 * 32 };
-        out.push(case(&mut random, activations, shape, width));
-    }
-    out
-}
+const SILU: &str = include_str!("silu.wgsl");
+const PACKED: &str = include_str!("silu_mul_packed.wgsl");
 
-pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
-    let blocks = 1 + random.below(30);
-    let width = if activations == Activations::F32 { 2 + random.below(900) } else { blocks * 32 };
-    let shape = RowShape::random(random, 40);
-    case(random, activations, shape, width)
+pub(crate) struct SiluMul(pub Activations);
+
+impl Spec for SiluMul {
+    fn accuracy(&self) -> Accuracy {
+        match self.0 {
+            Activations::F32 => Accuracy::exact(1e-6),
+            // Many values are subnormal in f16.
+            Activations::F16 => Accuracy::fast(1e-3),
+            // The values of a block differ in size.
+            Activations::Int8 => Accuracy::fast(2e-2),
+        }
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        match self.0 {
+            Activations::F32 => &ABI_F32,
+            Activations::Int8 => &ABI_INT8,
+            Activations::F16 => &ABI_F16,
+        }
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = match self.0 {
+            Activations::F32 => plain!("silu_mul", [SILU, include_str!("silu_mul.wgsl")]),
+            Activations::Int8 => plain!("silu_mul", [INT8_ROWS, SILU, PACKED]),
+            Activations::F16 => plain!("silu_mul", [HALF_ROWS, SILU, PACKED]),
+        };
+        Some(RowKernel::new(part_grid, include_str!("silu_mul.cl"), wgsl))
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
+            let width = if self.0 == Activations::F32 { width } else { width / 32 * 32 };
+            out.push(case(random, self.0, shape, width));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let blocks = 1 + random.below(30);
+        let width = if self.0 == Activations::F32 { 2 + random.below(900) } else { blocks * 32 };
+        let shape = RowShape::random(random, 40);
+        case(random, self.0, shape, width)
+    }
 }
 
 fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {

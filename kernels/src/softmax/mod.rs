@@ -13,8 +13,12 @@
 //! its output is zero. If a row contains NaN or +∞, all its outputs are NaN.
 
 use crate::abi::{HEADER_BYTES, words};
+use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape, untouched_after};
-use crate::kernel::Kernel;
+use crate::kernel::{Accuracy, Kernel, Spec};
+use crate::layout::Layout;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::{ORDER, reducing};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -39,21 +43,37 @@ pub(crate) fn reference(row: &[f32]) -> Vec<f64> {
     weights.into_iter().map(|w| w / sum).collect()
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    let shapes = ROW_SHAPES.into_iter().zip([32, 70, 768, 33, 64, 1]);
-    let vocabulary = [(RowShape { capacity: 3, rows: 2, count_word: 1 }, 32000)];
-    for (shape, width) in shapes.chain(vocabulary) {
-        out.push(case(&mut random, shape, width));
-    }
-    out.push(edges(&mut random));
-    out
-}
+pub(crate) struct Softmax;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
-    case(random, shape, width)
+impl Spec for Softmax {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(2e-6)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = reducing!("softmax", [ORDER, include_str!("softmax.wgsl")]);
+        Some(RowKernel::new(grid, include_str!("softmax.cl"), wgsl))
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        let shapes = ROW_SHAPES.into_iter().zip([32, 70, 768, 33, 64, 1]);
+        let vocabulary = [(RowShape { capacity: 3, rows: 2, count_word: 1 }, 32000)];
+        for (shape, width) in shapes.chain(vocabulary) {
+            out.push(case(random, shape, width));
+        }
+        out.push(edges(random));
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
+        case(random, shape, width)
+    }
 }
 
 fn case(random: &mut Random, shape: RowShape, width: usize) -> Case {

@@ -13,9 +13,11 @@
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
-use crate::elements;
-use crate::kernel::{ElementType, Kernel};
+use crate::elements::{self, Operator};
+use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
+use crate::layout::Layout;
 use crate::reduce::{lines, strips};
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.
@@ -49,24 +51,48 @@ fn reference(x: &[f64], shape: [usize; 3]) -> Vec<f64> {
     out
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let shapes =
-        [[1, 1, 1], [7, 257, 1], [3, 31, 5], [2, 70, 67], [1, 3, 1031], [5, 1, 3], [1, 2000, 2], [3, 2, 300]];
-    let mut out = Vec::new();
-    for (i, shape) in shapes.into_iter().enumerate() {
-        out.push(case(&mut random, ElementType::F32, shape));
-        out.push(case(&mut random, ElementType::ALL[1 + i % 2], shape));
-    }
-    out.push(edges(&mut random));
-    out
-}
+pub(crate) struct SoftmaxAxis;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let inner = [2, 50, 300][random.below(3)];
-    let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
-    let element = random.element();
-    case(random, element, shape)
+impl Spec for SoftmaxAxis {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(2e-6)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::in_columns(include_str!("softmax_axis.wgsl"));
+        Some(Operator { grid, c: include_str!("softmax_axis.cl"), wgsl })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let shapes = [
+            [1, 1, 1],
+            [7, 257, 1],
+            [3, 31, 5],
+            [2, 70, 67],
+            [1, 3, 1031],
+            [5, 1, 3],
+            [1, 2000, 2],
+            [3, 2, 300],
+        ];
+        let mut out = Vec::new();
+        for (i, shape) in shapes.into_iter().enumerate() {
+            out.push(case(random, ElementType::F32, shape));
+            out.push(case(random, ElementType::ALL[1 + i % 2], shape));
+        }
+        out.push(edges(random));
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let inner = [2, 50, 300][random.below(3)];
+        let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
+        let element = random.element();
+        case(random, element, shape)
+    }
 }
 
 fn case(random: &mut Random, element: ElementType, shape: [usize; 3]) -> Case {

@@ -14,8 +14,12 @@
 //! the lowest position comes first, and NaN comes after every number.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Spec};
+use crate::layout::Layout;
+use crate::rows::RowKernel;
+use crate::wgsl::rows::{ORDER, reducing};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Maximum value of k.
@@ -44,24 +48,36 @@ fn reference(row: &[f32], k: usize) -> Vec<(f32, u32)> {
     all
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let shapes = ROW_SHAPES.into_iter().zip([(32, 32), (70, 64), (768, 40), (33, 5), (64, 64), (1, 1)]);
-    let vocabulary = [
-        (RowShape { capacity: 9, rows: 8, count_word: 0 }, (32000, 64)),
-        (RowShape { capacity: 2, rows: 2, count_word: 1 }, (32000, 1)),
-    ];
-    let mut out = Vec::new();
-    for (shape, (width, k)) in shapes.chain(vocabulary) {
-        out.push(case(&mut random, shape, width, k));
-    }
-    out
-}
+pub(crate) struct TopK;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
-    let k = 1 + random.below(width.min(MOST as usize));
-    case(random, shape, width, k)
+impl Spec for TopK {
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn row_kernel(&self) -> Option<RowKernel> {
+        let wgsl = reducing!("top_k", [ORDER, include_str!("top_k.wgsl")]);
+        Some(RowKernel::new(grid, include_str!("top_k.cl"), wgsl))
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let shapes = ROW_SHAPES.into_iter().zip([(32, 32), (70, 64), (768, 40), (33, 5), (64, 64), (1, 1)]);
+        let vocabulary = [
+            (RowShape { capacity: 9, rows: 8, count_word: 0 }, (32000, 64)),
+            (RowShape { capacity: 2, rows: 2, count_word: 1 }, (32000, 1)),
+        ];
+        let mut out = Vec::new();
+        for (shape, (width, k)) in shapes.chain(vocabulary) {
+            out.push(case(random, shape, width, k));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
+        let k = 1 + random.below(width.min(MOST as usize));
+        case(random, shape, width, k)
+    }
 }
 
 fn case(random: &mut Random, shape: RowShape, width: usize, k: usize) -> Case {

@@ -15,8 +15,10 @@
 
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random, Stored};
-use crate::elements::{self, in_a_word};
-use crate::kernel::{ElementType, Kernel};
+use crate::elements::{self, Operator, in_a_word};
+use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
+use crate::layout::Layout;
+use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
@@ -125,29 +127,45 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(count.div_ceil(in_a_word(kind).unwrap_or(1)))
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (i, function) in Function::ALL.into_iter().enumerate() {
-        let count = [1, 257, 1009, 4097][i % 4];
-        out.push(case(&mut random, function, ElementType::F32, count, 6.0));
-        out.push(case(&mut random, function, ElementType::ALL[1 + i % 2], count, 6.0));
-        out.push(edges(function));
-    }
-    use Function::{Exp, Gelu, GeluTanh, Log, Sigmoid, Silu, Tanh};
-    let tails =
-        [Sigmoid, Exp, Silu, Gelu, GeluTanh].into_iter().flat_map(|f| [(f, -4.5, 0.5), (f, -8.0, 0.5)]);
-    let small = [(Tanh, 0.0, 1e-3), (Tanh, 0.25, 0.05), (Log, 1.0, 1e-4), (Log, 1.0, 0.3)];
-    let parts = tails.chain(small).chain([(Exp, -80.0, 1.0), (Sigmoid, -80.0, 1.0), (Silu, -80.0, 1.0)]);
-    out.extend(parts.map(|part| small_values(&mut random, part)));
-    out
-}
+pub(crate) struct Unary;
 
-pub(crate) fn random_case(random: &mut Random) -> Case {
-    let function = Function::ALL[random.below(Function::ALL.len())];
-    let (count, size) = (1 + random.below(3000), [0.01, 1.0, 20.0][random.below(3)]);
-    let element = random.element();
-    case(random, function, element, count, size)
+impl Spec for Unary {
+    fn accuracy(&self) -> Accuracy {
+        Accuracy::exact(2e-5)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        &ABI
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let wgsl = |_| wgsl::elementwise::numbers(&[wgsl::elementwise::TANH, include_str!("unary.wgsl")]);
+        Some(Operator { grid, c: include_str!("unary.cl"), wgsl })
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (i, function) in Function::ALL.into_iter().enumerate() {
+            let count = [1, 257, 1009, 4097][i % 4];
+            out.push(case(random, function, ElementType::F32, count, 6.0));
+            out.push(case(random, function, ElementType::ALL[1 + i % 2], count, 6.0));
+            out.push(edges(function));
+        }
+        use Function::{Exp, Gelu, GeluTanh, Log, Sigmoid, Silu, Tanh};
+        let tails =
+            [Sigmoid, Exp, Silu, Gelu, GeluTanh].into_iter().flat_map(|f| [(f, -4.5, 0.5), (f, -8.0, 0.5)]);
+        let small = [(Tanh, 0.0, 1e-3), (Tanh, 0.25, 0.05), (Log, 1.0, 1e-4), (Log, 1.0, 0.3)];
+        let parts = tails.chain(small).chain([(Exp, -80.0, 1.0), (Sigmoid, -80.0, 1.0), (Silu, -80.0, 1.0)]);
+        out.extend(parts.map(|part| small_values(random, part)));
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let function = Function::ALL[random.below(Function::ALL.len())];
+        let (count, size) = (1 + random.below(3000), [0.01, 1.0, 20.0][random.below(3)]);
+        let element = random.element();
+        case(random, function, element, count, size)
+    }
 }
 
 fn case(random: &mut Random, function: Function, element: ElementType, count: usize, size: f32) -> Case {

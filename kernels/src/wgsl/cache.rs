@@ -1,9 +1,8 @@
-//! Kernels that write and read the KV cache, and the kernel that merges the results of split attention.
+//! Kernels that write and read the KV cache.
 
-use super::{F32_ROWS, Function, HALF_RANGE, HALF_ROWS, INT8_ROWS, function, program, program_with, repeat};
-use crate::attention::{self, merge, partial};
-use crate::kernel::{Activations, Kernel, KvType};
-use crate::rope_append;
+use super::{Function, HALF_RANGE, function, program, program_with, repeat};
+use crate::attention::partial;
+use crate::kernel::{Kernel, KvType};
 use crate::table::Variant;
 use ragtag_hal::Feature;
 use std::sync::Arc;
@@ -34,15 +33,11 @@ const AS_THEY_STAND: &str = include_str!("../attention/as_they_stand.wgsl");
 const RUNS: &str = include_str!("../attention/runs.wgsl");
 const TILED: &str = include_str!("../attention/tiled.wgsl");
 const PLAIN: &str = include_str!("../attention/plain.wgsl");
-/// Number of splits that the merge kernel combines at once: `BATCH` in the source.
-const MERGE_BATCH: u32 = 16;
-const MERGE: &str = include_str!("../attention/merge.wgsl");
 
 pub(super) fn variants() -> Vec<Variant> {
     let mut out = append_functions();
     out.extend(partial_functions());
     out.extend(append_attention_functions());
-    out.extend(merge_functions());
     out.push(matrices_function::<128>("wgsl-matrices"));
     out.extend(tiled_functions());
     // This variant is never selected. It is a shorter copy of the kernel above, for tests with compilers that
@@ -52,60 +47,57 @@ pub(super) fn variants() -> Vec<Variant> {
 }
 
 fn append_functions() -> Vec<Function> {
-    let append = |kv_type, abi| function(Kernel::RopeAppend(kv_type), abi, append_grid, "rope_append", ITEMS);
+    let append = |kv_type| function(Kernel::RopeAppend(kv_type), append_grid, "rope_append", ITEMS);
     vec![
-        Function {
-            compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_F32, APPEND]),
-            ..append(KvType::F32, &rope_append::ABI_F32)
-        },
+        Function { compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_F32, APPEND]), ..append(KvType::F32) },
         Function {
             name: "wgsl-f16",
             requires: &[Feature::Fp16],
             compose: |_| {
                 program_with("enable f16;\n", ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_F16, APPEND])
             },
-            ..append(KvType::F16, &rope_append::ABI_F16)
+            ..append(KvType::F16)
         },
         Function {
             compose: |_| program(ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_WORDS, APPEND]),
-            ..append(KvType::F16, &rope_append::ABI_F16)
+            ..append(KvType::F16)
         },
     ]
 }
 
 fn partial_functions() -> [Function; 2] {
-    let partial = |kv_type, abi| Function {
+    let partial = |kv_type| Function {
         max_rows: partial::MAX_ROWS,
         local_bytes: 12 << 10,
-        ..function(Kernel::AttentionPartial(kv_type), abi, partial::grid, "attention_partial", ITEMS)
+        ..function(Kernel::AttentionPartial(kv_type), partial::grid, "attention_partial", ITEMS)
     };
     [
         Function {
             compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, AS_THEY_STAND, PARTIAL]),
-            ..partial(KvType::F32, &partial::ABI_F32)
+            ..partial(KvType::F32)
         },
         Function {
             compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, AS_THEY_STAND, PARTIAL]),
-            ..partial(KvType::F16, &partial::ABI_F16)
+            ..partial(KvType::F16)
         },
     ]
 }
 
 /// Returns the kernels for single-row attention, fused with RoPE and KV append.
 fn append_attention_functions() -> [Function; 2] {
-    let append = |kv_type, abi| Function {
+    let append = |kv_type| Function {
         max_rows: 1,
         local_bytes: 16 << 10,
-        ..function(Kernel::AppendAttention(kv_type), abi, partial::grid, "attention_partial", ITEMS)
+        ..function(Kernel::AppendAttention(kv_type), partial::grid, "attention_partial", ITEMS)
     };
     [
         Function {
             compose: |_| append_attention(KV_F32, &[include_str!("store_f32.wgsl")]),
-            ..append(KvType::F32, &attention::append::ABI_F32)
+            ..append(KvType::F32)
         },
         Function {
             compose: |_| append_attention(KV_F16, &[HALF_RANGE, include_str!("store_f16.wgsl")]),
-            ..append(KvType::F16, &attention::append::ABI_F16)
+            ..append(KvType::F16)
         },
     ]
 }
@@ -121,34 +113,20 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     program(ITEMS, &parts.concat())
 }
 
-/// Composes the source of the merge kernel. Unrolls the loop over the splits of a batch.
-fn merge_text(rows: &str) -> Arc<str> {
-    program(ITEMS, &[rows, &repeat(MERGE, &[("$s", MERGE_BATCH)])])
-}
-
-fn merge_functions() -> [Function; 3] {
-    let merge = |form, abi| function(Kernel::AttentionMerge(form), abi, merge_grid, "attention_merge", ITEMS);
-    [
-        Function { compose: |_| merge_text(F32_ROWS), ..merge(Activations::F32, &merge::ABI_F32) },
-        Function { compose: |_| merge_text(INT8_ROWS), ..merge(Activations::Int8, &merge::ABI_INT8) },
-        Function { compose: |_| merge_text(HALF_ROWS), ..merge(Activations::F16, &merge::ABI_F16) },
-    ]
-}
-
 fn tiled_functions() -> [Function; 2] {
-    let tiled = |kv_type, abi| Function {
+    let tiled = |kv_type| Function {
         name: "wgsl-tiled",
         local_bytes: 16 << 10,
-        ..function(Kernel::Attention(kv_type), abi, tiled_grid::<TILE_QUERIES>, "attention_tiled", ITEMS)
+        ..function(Kernel::Attention(kv_type), tiled_grid::<TILE_QUERIES>, "attention_tiled", ITEMS)
     };
     [
         Function {
             compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, RUNS, TILED, PLAIN]),
-            ..tiled(KvType::F32, &attention::ABI_F32)
+            ..tiled(KvType::F32)
         },
         Function {
             compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, RUNS, TILED, PLAIN]),
-            ..tiled(KvType::F16, &attention::ABI_F16)
+            ..tiled(KvType::F16)
         },
     ]
 }
@@ -173,7 +151,6 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
         local_bytes: if DIMS > 32 { 42 << 10 } else { 30 << 10 },
         ..function(
             Kernel::Attention(KvType::F16),
-            &attention::ABI_F16,
             tiled_grid::<MATRICES_QUERIES>,
             "attention_tiled",
             MATRICES_ITEMS,
@@ -184,11 +161,6 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
 /// Returns a grid of rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
-}
-
-/// Returns a grid with one group per row and per block of `ITEMS` columns.
-fn merge_grid(constants: &[u32]) -> [u32; 3] {
-    [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
 }
 
 /// Returns a grid of row tiles × kv heads. The more heads share a kv head, the fewer rows a tile has.

@@ -7,16 +7,16 @@
 //! anything.
 
 mod cache;
-mod elementwise;
+pub(crate) mod elementwise;
 mod matrices;
 mod operators;
-mod rows;
+pub(crate) mod rows;
 mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::Layout;
 use crate::table::{Code, Grid, Text, Variant};
-use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
+use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
 /// Returns all variants, best first.
@@ -34,7 +34,7 @@ pub(crate) fn variants() -> Vec<Variant> {
 
 /// Composes the source of a program with a parameter block: the number of work items, shared code, then
 /// `parts`.
-fn program(items: u32, parts: &[&str]) -> Arc<str> {
+pub(crate) fn program(items: u32, parts: &[&str]) -> Arc<str> {
     program_with("", items, parts)
 }
 
@@ -56,7 +56,7 @@ fn bare_program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
 /// Unrolls loops in `text`. Repeats each line that contains a mark (`$` and a letter), and replaces the mark
 /// by 0, 1, … in the copies. `times` gives the number of copies for each mark. In the unrolled source, every
 /// compiler sees constant indices and separate variables.
-fn repeat(text: &str, times: &[(&str, u32)]) -> String {
+pub(crate) fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     times.iter().fold(text.to_owned(), |text, (mark, times)| {
         let lines = text.split_inclusive('\n');
         lines
@@ -68,9 +68,9 @@ fn repeat(text: &str, times: &[(&str, u32)]) -> String {
 }
 
 /// Sources that write rows of f32, int8 or f16 activations. They define the functions `put` and `padded`.
-const F32_ROWS: &str = include_str!("f32_rows.wgsl");
-const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
-const HALF_ROWS: &str =
+pub(crate) const F32_ROWS: &str = include_str!("f32_rows.wgsl");
+pub(crate) const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
+pub(crate) const HALF_ROWS: &str =
     concat!(include_str!("../half_rows/half_range.wgsl"), "\n", include_str!("../half_rows/half_rows.wgsl"));
 /// Source of the function `in_half_range`, for f16 values that are not rows of activations.
 const HALF_RANGE: &str = include_str!("../half_rows/half_range.wgsl");
@@ -81,7 +81,6 @@ struct Function {
     kernel: Kernel,
     name: &'static str,
     requires: &'static [Feature],
-    abi: &'static EntryAbi,
     grid: fn(constants: &[u32]) -> [u32; 3],
     layout: Option<Layout>,
     min_rows: u32,
@@ -99,7 +98,7 @@ impl Function {
             name: self.name,
             class: self.kernel.class(),
             requires: self.requires,
-            abi: self.abi,
+            abi: self.kernel.abi(self.layout),
             grid: Grid::Fixed(self.grid),
             layout: self.layout,
             min_rows: self.min_rows,
@@ -118,18 +117,11 @@ impl Function {
 
 /// Returns a kernel that reads no weights and supports any device and any number of rows. The caller sets its
 /// source.
-fn function(
-    kernel: Kernel,
-    abi: &'static EntryAbi,
-    grid: fn(&[u32]) -> [u32; 3],
-    function: &'static str,
-    items: u32,
-) -> Function {
+fn function(kernel: Kernel, grid: fn(&[u32]) -> [u32; 3], function: &'static str, items: u32) -> Function {
     Function {
         kernel,
         name: "wgsl",
         requires: &[],
-        abi,
         grid,
         layout: None,
         min_rows: 0,

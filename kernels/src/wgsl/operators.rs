@@ -56,7 +56,6 @@ fn gemm_function(element: ElementType) -> Function {
         kernel: Kernel::Gemm(element),
         name: "wgsl-tiled",
         requires: &[],
-        abi: gemm::abi(element),
         grid: gemm::grid,
         layout: None,
         min_rows: 0,
@@ -75,7 +74,6 @@ fn gemm_source(element: ElementType) -> Arc<str> {
 fn attention_function(element: ElementType) -> Function {
     Function {
         kernel: Kernel::AttentionDense(element),
-        abi: attention_dense::abi(element),
         grid: attention_dense::grid,
         compose: composer!(element, attention_source),
         function: "attention_dense",
@@ -94,7 +92,6 @@ fn attention_source(element: ElementType) -> Arc<str> {
 fn conv2d_function(element: ElementType) -> Function {
     Function {
         kernel: Kernel::Conv2d(element),
-        abi: conv2d::abi(element),
         grid: conv2d::grid,
         compose: composer!(element, conv2d_source),
         function: "conv2d",

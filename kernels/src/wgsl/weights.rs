@@ -9,9 +9,8 @@ use crate::blocks::TensorType;
 use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout, layout_in};
-use crate::matmul::normed;
 use crate::table::{NEVER, Variant};
-use crate::{add, embed, matmul, widen};
+use crate::{add, matmul, widen};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
@@ -66,7 +65,6 @@ fn embed_function(tensor_type: TensorType) -> Function {
         kernel: Kernel::Embed(tensor_type),
         name: "wgsl",
         requires: &[],
-        abi: embed::abi(tensor_type, layout),
         grid: add::grid,
         layout: Some(layout),
         min_rows: 0,
@@ -97,14 +95,9 @@ fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> 
 /// only if the results must be exact. They have no 8-row variants, because an 8-row variant would sum in a
 /// different order from the other variants and change the result.
 fn normed_products(tensor_type: TensorType) -> Vec<Function> {
-    let layout = layout(tensor_type);
-    let function = |kernel, gated| Function {
-        kernel,
-        abi: normed::abi(tensor_type, layout, gated),
-        ..tiled_product(tensor_type, Activations::F32, composer!(tensor_type, exact_tiled))
-    };
-    let normed = function(Kernel::NormMatMul(tensor_type), false);
-    let gated = function(Kernel::GatedMatMul(tensor_type), true);
+    let tiled = tiled_product(tensor_type, Activations::F32, composer!(tensor_type, exact_tiled));
+    let normed = Function { kernel: Kernel::NormMatMul(tensor_type), ..tiled };
+    let gated = Function { kernel: Kernel::GatedMatMul(tensor_type), ..tiled };
     let all = few_rows(normed, tensor_type, composers::<NORMED>(tensor_type)).chain(few_rows(
         gated,
         tensor_type,
@@ -121,7 +114,6 @@ fn tiled_product(tensor_type: TensorType, activations: Activations, compose: Com
         kernel: Kernel::MatMul(tensor_type, activations),
         name: "wgsl-tiled",
         requires: &[],
-        abi: matmul::abi(tensor_type, layout, activations),
         grid: |constants| [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1],
         layout: Some(layout),
         min_rows: 0,
@@ -224,7 +216,6 @@ fn widen_function(tensor_type: TensorType) -> Function {
         kernel: Kernel::Widen(tensor_type),
         name: "wgsl",
         requires: &[],
-        abi: widen::abi(tensor_type),
         grid: widen::grid,
         layout: Some(Layout::Rows16),
         min_rows: WIDEN_ROWS,

@@ -13,7 +13,7 @@ use crate::abi::IMPOSSIBLE;
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, Content, Random};
 use crate::half_rows::rounded;
-use crate::kernel::Kernel;
+use crate::kernel::{Accuracy, Kernel, Spec};
 use crate::layout::{GROUP_ROWS, Layout, PITCH_VALUES, Resident};
 use crate::types::each_type;
 use ragtag_hal::{Access, EntryAbi};
@@ -58,21 +58,41 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(GROUP_ROWS as u32), constants[1].div_ceil(GROUP_COLUMNS), 1]
 }
 
-pub(crate) fn cases(tensor_type: TensorType, seed: u64) -> Vec<Case> {
-    let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (n, k) in [(1, 256), (16, 768), (40, 1024), (33, 1280)] {
-        // Types with short blocks also support rows that end within the padding.
-        let k = if tensor_type.block_values() < 256 { k - 32 } else { k };
-        out.push(case(&mut random, tensor_type, n, k));
-    }
-    out
-}
+pub(crate) struct Widen(pub TensorType);
 
-pub(crate) fn random_case(tensor_type: TensorType, random: &mut Random) -> Case {
-    let (n, short) = (1 + random.below(60), random.below(8) * 32);
-    let k = 256 * (1 + random.below(4)) - if tensor_type.block_values() < 256 { short } else { 0 };
-    case(random, tensor_type, n, k)
+impl Spec for Widen {
+    fn exists(&self) -> bool {
+        self.0.block_values() > 1
+    }
+
+    fn accuracy(&self) -> Accuracy {
+        // Ties may be rounded either way.
+        Accuracy::fast(1e-4)
+    }
+
+    fn abi(&self, _: Layout) -> &'static EntryAbi {
+        abi(self.0)
+    }
+
+    fn layout(&self, _: &dyn Fn(TensorType) -> Layout) -> Option<Layout> {
+        Some(Layout::Rows16)
+    }
+
+    fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
+        let mut out = Vec::new();
+        for (n, k) in [(1, 256), (16, 768), (40, 1024), (33, 1280)] {
+            // Types with short blocks also support rows that end within the padding.
+            let k = if self.0.block_values() < 256 { k - 32 } else { k };
+            out.push(case(random, self.0, n, k));
+        }
+        out
+    }
+
+    fn random_case(&self, _: Layout, random: &mut Random) -> Case {
+        let (n, short) = (1 + random.below(60), random.below(8) * 32);
+        let k = 256 * (1 + random.below(4)) - if self.0.block_values() < 256 { short } else { 0 };
+        case(random, self.0, n, k)
+    }
 }
 
 fn case(random: &mut Random, tensor_type: TensorType, n: usize, k: usize) -> Case {
