@@ -31,8 +31,7 @@ mod tests;
 
 use crate::blocks::TensorType;
 pub(crate) use pack::{
-    SECTIONS, move_fifth_bits, move_half, move_halves, move_k_nibbles, move_k_scales, move_nibbles,
-    pack_with, put, quad,
+    SECTIONS, Unit, move_fifth_bits, move_k_nibbles, move_k_scales, pack_with, put, put_bytes,
 };
 use ragtag_hal::{Caps, KernelLanguage};
 use serde::{Deserialize, Serialize};
