@@ -228,6 +228,12 @@ impl Resident {
         self.columns / self.tensor_type.block_values() * self.tensor_type.block_bytes()
     }
 
+    /// Returns whether the file bytes of all rows, followed by the zero rows that pad the last group, are
+    /// already the matrix in this layout.
+    pub fn is_file_layout(&self) -> bool {
+        self.group_bytes() == GROUP_ROWS * self.file_row_bytes() && self.layout == Layout::RowMajor
+    }
+
     /// Returns the rows in `groups`. [`Resident::pack`] needs the file bytes of exactly these rows.
     pub fn rows_of(&self, groups: Range<usize>) -> Range<usize> {
         let row = |group: usize| group.saturating_mul(GROUP_ROWS).min(self.rows);
