@@ -14,7 +14,7 @@ use std::iter::once;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum size of a chunk that is requested from a weight source, in bytes. Chunks are small enough to occupy
 /// all threads, and large enough for copies at the bandwidth of the bus.
@@ -74,6 +74,7 @@ impl Loading<'_> {
         let chunks = self.plan(memory, source)?;
         let Some(chunk_bytes) = chunks.iter().map(|(_, chunk)| chunk.bytes).max() else { return Ok(()) };
         let failed = |cause| self.failed(cause);
+        let start = Instant::now();
         let (region, places) = staging(device, chunk_bytes, chunks.len() as u64).map_err(failed)?;
         let (mut chunks, mut free) = (chunks.into_iter(), (0..places).collect::<Vec<_>>());
         // Places that are uploading, each with the timeline value at which its upload ends.
@@ -124,6 +125,7 @@ impl Loading<'_> {
                 (self.progress)(bytes);
             }
         })?;
+        tracing::debug!(device = self.device_label, elapsed = ?start.elapsed(), "loaded the weights of a stage");
         device.unregister_region(STAGING).map_err(failed)
     }
 
