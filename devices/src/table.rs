@@ -16,6 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 #[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// User settings that apply to all backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -330,6 +331,7 @@ impl Backends {
             let apart = row.backend.is_some() && row.probed == Probed::Apart;
             self.child.as_ref().filter(|_| apart).and_then(|child| child.ask(row.name))
         };
+        let start = Instant::now();
         let asked: Vec<_> = self.rows.iter().map(ask).collect();
         let here = self.rows.iter().zip(&asked).map(|(row, asked)| match (&row.backend, asked) {
             (Some(backend), None) => Some(backend.probe()),
@@ -338,6 +340,7 @@ impl Backends {
         let here: Vec<_> = here.collect();
         let answers = here.into_iter().zip(asked).map(|(here, asked)| here.or(asked.map(Asked::wait)));
         let backends = self.rows.iter().zip(answers).map(|(row, answer)| {
+            tracing::debug!(backend = row.name, elapsed = ?start.elapsed(), "probed");
             let status = match answer {
                 None => Status::NotCompiled,
                 Some(Err(unavailable)) => Status::Unavailable(unavailable),

@@ -2,8 +2,8 @@
 //! that share a type.
 //!
 //! If several products have the same input, stacking their weights lets a single launch compute all of them.
-//! A device stores a stack as one matrix. Packing reads each tensor directly from its location in the model's
-//! files.
+//! A device stores a stack as one matrix. Packing reads the rows of each tensor from its location in the
+//! model's files.
 
 use crate::model::ModelError;
 use crate::weights::{TensorInfo, Weights};
@@ -15,6 +15,10 @@ use std::ops::Range;
 /// Alignment, in rows, of the parts of a split matrix. It aligns the output of each part to 256 bytes, as
 /// devices require for bindings.
 pub(crate) const PART_ROWS: usize = 64;
+
+/// Maximum number of bytes that are read at once for packing, so that they stay in the cache of a core. A row
+/// group may need more.
+const PIECE_BYTES: usize = 128 << 10;
 
 /// Weight tensors that together form the matrix of one product.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -126,75 +130,51 @@ impl StackedMatrix {
         groups: Range<usize>,
         out: &mut [u8],
     ) -> Result<(), ModelError> {
-        let parts = self.parts(weights)?;
+        let infos = self.stack.infos(weights)?;
         let groups = groups.start + self.first_group..groups.end + self.first_group;
         let (row_bytes, group_bytes) = (self.whole.file_row_bytes(), self.whole.group_bytes());
-        let (mut group, mut rest) = (groups.start, out);
-        while group < groups.end {
-            let first = self.whole.rows_of(group..group + 1);
-            let part = parts.iter().find(|part| part.rows.contains(&first.start));
-            let end = part.map_or(group, |part| self.groups_within(part, group, groups.end));
-            let joined;
-            let (end, source) = match part {
-                Some(part) if end > group => {
-                    let rows = self.whole.rows_of(group..end);
-                    let bytes =
-                        (rows.start - part.rows.start) * row_bytes..(rows.end - part.rows.start) * row_bytes;
-                    (end, part.bytes.get(bytes).unwrap_or(&[]))
-                }
-                _ => {
-                    joined = join(&parts, first, row_bytes);
-                    (group + 1, &joined[..])
-                }
-            };
-            let packed;
-            (packed, rest) = rest.split_at_mut(((end - group) * group_bytes).min(rest.len()));
-            self.whole.pack(group..end, source, packed)?;
-            group = end;
+        if self.whole.is_file_layout() {
+            let rows = self.whole.rows_of(groups);
+            let (values, padding) = out.split_at_mut((rows.len() * row_bytes).min(out.len()));
+            padding.fill(0);
+            return self.read(weights, &infos, rows, values);
+        }
+        let step = (PIECE_BYTES / (GROUP_ROWS * row_bytes)).max(1);
+        let mut source = Vec::new();
+        for (first, out) in groups.clone().step_by(step).zip(out.chunks_mut(step * group_bytes)) {
+            let piece = first..groups.end.min(first + step);
+            let rows = self.whole.rows_of(piece.clone());
+            source.resize(rows.len() * row_bytes, 0);
+            self.read(weights, &infos, rows, &mut source)?;
+            self.whole.pack(piece, &source, out)?;
         }
         Ok(())
     }
 
     /// Returns the bytes of each tensor, and the range of rows that the tensor occupies in the stack.
-    fn parts<'a>(&self, weights: &'a Weights) -> Result<Vec<Part<'a>>, ModelError> {
-        let mut row = self.stack.zero_rows as usize;
-        let mut parts = Vec::new();
-        for tensor in self.stack.infos(weights)? {
-            let end = row + tensor.rows() as usize;
-            parts.push(Part { rows: row..end, bytes: weights.bytes(tensor)? });
-            row = end;
+    fn read(
+        &self,
+        weights: &Weights,
+        infos: &[&TensorInfo],
+        rows: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), ModelError> {
+        let row_bytes = self.whole.file_row_bytes();
+        let mut first = self.stack.zero_rows as usize;
+        let zeros = first.clamp(rows.start, rows.end) - rows.start;
+        out[..zeros * row_bytes].fill(0);
+        for tensor in infos {
+            let end = first + tensor.rows() as usize;
+            let read = rows.start.max(first)..rows.end.min(end);
+            if !read.is_empty() {
+                let out =
+                    &mut out[(read.start - rows.start) * row_bytes..(read.end - rows.start) * row_bytes];
+                weights.read(tensor, ((read.start - first) * row_bytes) as u64, out)?;
+            }
+            first = end;
         }
-        Ok(parts)
+        Ok(())
     }
-
-    /// Returns the end of the longest run of row groups that starts at `group` and contains only rows of
-    /// `part`. The run does not extend beyond `end`.
-    fn groups_within(&self, part: &Part<'_>, group: usize, end: usize) -> usize {
-        let whole = match part.rows.end == self.whole.rows() {
-            true => self.whole.groups(),
-            false => part.rows.end / GROUP_ROWS,
-        };
-        whole.min(end).max(group)
-    }
-}
-
-/// A tensor in a stack: its range of rows and its bytes.
-struct Part<'a> {
-    rows: Range<usize>,
-    bytes: &'a [u8],
-}
-
-/// Assembles a row group whose rows belong to several tensors or to none. Rows without a tensor are filled
-/// with zero bytes, which decode to 0.
-fn join(parts: &[Part<'_>], rows: Range<usize>, row_bytes: usize) -> Vec<u8> {
-    let mut joined = vec![0; rows.len() * row_bytes];
-    for (row, out) in rows.zip(joined.chunks_exact_mut(row_bytes)) {
-        let part = parts.iter().find(|part| part.rows.contains(&row));
-        let bytes =
-            part.and_then(|part| part.bytes.get((row - part.rows.start) * row_bytes..)?.get(..row_bytes));
-        out.iter_mut().zip(bytes.unwrap_or(&[])).for_each(|(to, from)| *to = *from);
-    }
-    joined
 }
 
 fn unsupported(what: String) -> ModelError {

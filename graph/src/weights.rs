@@ -111,16 +111,25 @@ impl Weights {
     /// Fails if the file has shrunk, or if the tensor is not one of [`Weights::tensors`].
     pub fn bytes(&self, tensor: &TensorInfo) -> Result<&[u8], FormatError> {
         let end = tensor.offset.saturating_add(tensor.bytes);
-        match self.sources.get(tensor.shard) {
-            Some(source) => Ok(source.range(tensor.offset..end)?),
-            None => Err(SourceError::OutOfRange {
-                name: format!("shard {}", tensor.shard),
-                start: tensor.offset,
-                end,
-                bytes: 0,
-            }
-            .into()),
-        }
+        Ok(self.source(tensor)?.range(tensor.offset..end)?)
+    }
+
+    /// Copies stored bytes of a tensor to `out`. The first one is the byte `start` of the tensor.
+    ///
+    /// # Errors
+    /// Fails like [`Weights::bytes`], or if the operating system cannot read the bytes.
+    pub(crate) fn read(&self, tensor: &TensorInfo, start: u64, out: &mut [u8]) -> Result<(), FormatError> {
+        Ok(self.source(tensor)?.read(tensor.offset.saturating_add(start), out)?)
+    }
+
+    fn source(&self, tensor: &TensorInfo) -> Result<&dyn Source, SourceError> {
+        let missing = || SourceError::OutOfRange {
+            name: format!("shard {}", tensor.shard),
+            start: tensor.offset,
+            end: tensor.offset.saturating_add(tensor.bytes),
+            bytes: 0,
+        };
+        self.sources.get(tensor.shard).map(AsRef::as_ref).ok_or_else(missing)
     }
 }
 

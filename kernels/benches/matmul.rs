@@ -185,13 +185,25 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
 
 /// Packs a matrix from one half of the memory into the other. Returns the rate in GB/s of source bytes (in
 /// file format).
-fn pack(tensor_type: TensorType, memory: &mut [u8]) -> f64 {
-    let layout = Resident::new(tensor_type, Layout::Rows16, 5632, 2048).expect("whole blocks");
+fn pack(tensor_type: TensorType, layout: Layout, threads: usize, memory: &mut [u8]) -> f64 {
+    const COLUMNS: u64 = 4096;
+    let group = Resident::new(tensor_type, layout, 16, COLUMNS).expect("whole blocks");
+    let groups = WORKING_SET_BYTES / 2 / group.group_bytes().max(16 * group.file_row_bytes());
+    let groups = groups / threads * threads;
+    let layout = Resident::new(tensor_type, layout, 16 * groups as u64, COLUMNS).expect("whole blocks");
     let (file, resident) = memory.split_at_mut(WORKING_SET_BYTES / 2);
     let file = &file[..layout.rows() * layout.file_row_bytes()];
     let resident = &mut resident[..layout.bytes() as usize];
+    let parts = file.chunks(file.len() / threads).zip(resident.chunks_mut(resident.len() / threads));
     let start = Instant::now();
-    layout.pack(0..layout.groups(), file, resident).expect("lengths are the layout's");
+    std::thread::scope(|scope| {
+        for (file, resident) in parts {
+            scope.spawn(move || {
+                let groups = 0..groups / threads;
+                layout.pack(groups, file, resident).expect("lengths are the layout's");
+            });
+        }
+    });
     file.len() as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
@@ -213,10 +225,15 @@ fn main() {
     }
     let all = !["gemv", "gemm", "pack"].iter().any(|section| asked(section));
     if all || asked("pack") {
-        println!("packing, GB/s of file bytes, median (best) of 5, one thread");
-        for tensor_type in &types {
-            let (median, best) = repeat(5, || pack(*tensor_type, weights.bytes()));
-            println!("{:24}  {median:5.2} ({best:5.2})", tensor_type.name());
+        println!("packing, GB/s of file bytes, median (best) of 5");
+        let row_major = types.iter().filter(|t| t.block_values() == 1).map(|t| (*t, Layout::RowMajor));
+        for (tensor_type, layout) in types.iter().map(|t| (*t, Layout::Rows16)).chain(row_major) {
+            let mut line = format!("{:24}", format!("{tensor_type} {layout:?}"));
+            for threads in [1, 2] {
+                let (median, best) = repeat(5, || pack(tensor_type, layout, threads, weights.bytes()));
+                line += &format!("  {threads} threads {median:5.2} ({best:5.2})");
+            }
+            println!("{line}");
         }
         noise(weights.bytes());
     }

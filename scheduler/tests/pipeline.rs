@@ -523,7 +523,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     assert!(Pipeline::start(specs, &setup.options, |_| {}).is_err());
     nothing_leaks(&watches, "out of memory");
 
-    for how in ["fill", "panic"] {
+    for how in ["fill", "panic", "panic in fill"] {
         let setup = Setup::new(3);
         let (mut specs, watches) = setup.watched();
         let segments = specs.stages[2].compiled.segments.clone();
@@ -538,7 +538,7 @@ struct Spoilt<S>(S, &'static str);
 
 impl<S: WeightSource> WeightSource for Spoilt<S> {
     fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk> {
-        let mut chunks = self.0.chunks(weight, max_bytes);
+        let mut chunks = self.0.chunks(weight, if self.1 == "small" { 500 } else { max_bytes });
         match self.1 {
             "gap" => drop(chunks.remove(1)),
             "short" => drop(chunks.pop()),
@@ -558,6 +558,7 @@ impl<S: WeightSource> WeightSource for Spoilt<S> {
         if self.1 == "fill" && chunk.offset > 0 {
             return Err("the file is shorter than it was".into());
         }
+        assert_ne!(self.1, "panic in fill", "on purpose");
         self.0.fill(weight, chunk, out)
     }
 }
@@ -585,7 +586,9 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
             other => panic!("{how}: {other:?}"),
         }
     }
-    assert!(matches!(start(2, "panic"), Error::Protocol { what } if what.contains("cpu:2")));
+    for how in ["panic", "panic in fill"] {
+        assert!(matches!(start(2, how), Error::Protocol { what } if what.contains("cpu:2")), "{how}");
+    }
 }
 
 #[test]
@@ -614,6 +617,22 @@ fn large_weights_load_completely_with_progress() {
     let total = 2 * setup.model.weight_bytes;
     assert!(reports.iter().all(|p| p.total_bytes == total && p.done_bytes <= total));
     assert_eq!(reports.iter().map(|p| p.done_bytes).max(), Some(total));
+    let prompt = prompt(5, 1);
+    assert_eq!(tokens(&all(&submit(&pipeline, &prompt, generate(2)).1)), setup.model.reference(&prompt, 2));
+}
+
+/// Each weight has more chunks than the staging buffer has places, so all places are in use at the same time.
+#[test]
+fn weights_of_many_chunks_load_completely() {
+    let mut setup = Setup::new(1);
+    setup.model.layers = 2;
+    setup.model.weight_bytes = 200_000;
+    let mut specs = setup.specs();
+    let segments = specs.stages[0].compiled.segments.clone();
+    specs.stages[0].weights = Box::new(Spoilt(setup.model.weights(segments), "small"));
+    let (send, reports) = channel();
+    let pipeline = Pipeline::start(specs, &setup.options, move |p| send.send(p.done_bytes).unwrap()).unwrap();
+    assert_eq!(reports.try_iter().max(), Some(2 * setup.model.weight_bytes));
     let prompt = prompt(5, 1);
     assert_eq!(tokens(&all(&submit(&pipeline, &prompt, generate(2)).1)), setup.model.reference(&prompt, 2));
 }

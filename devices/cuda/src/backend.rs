@@ -3,7 +3,7 @@
 use crate::api::{Context, CublasLt, Functions, Nvrtc};
 use crate::driver::{Abilities, CudaDriver, Tools, WORKSPACE_BYTES};
 use crate::nvrtc::Compiler;
-use crate::probe::{Common, Found, devices, free_bytes};
+use crate::probe::{Common, Found, devices};
 use ragtag_hal::cache::{Folder, default_folder};
 use ragtag_hal::{
     Adapter, Backend, Device, DeviceId, Feature, GemmChoice, GemmLibrary, Limits, Result, Unavailable,
@@ -11,7 +11,7 @@ use ragtag_hal::{
 use ragtag_stream::{Pins, StreamDevice, open};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Name of the backend.
 const NAME: &str = "cuda";
@@ -93,16 +93,23 @@ pub struct CudaBackend {
     config: CudaConfig,
     libraries: OnceLock<std::result::Result<Libraries, Unavailable>>,
     pins: Arc<Pins<CudaDriver>>,
+    /// Contexts of the last probe. They are kept until devices are opened, because the driver takes a tenth of
+    /// a second or more to create a context.
+    probed: Mutex<Vec<Arc<Context>>>,
 }
 
 impl CudaBackend {
     /// Creates a backend with this configuration. The driver is loaded by the first probe.
     pub fn new(config: CudaConfig) -> Self {
-        Self { config, libraries: OnceLock::new(), pins: Arc::default() }
+        Self { config, libraries: OnceLock::new(), pins: Arc::default(), probed: Mutex::default() }
     }
 
     fn libraries(&self) -> std::result::Result<&Libraries, Unavailable> {
         self.libraries.get_or_init(Libraries::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn keep(&self, contexts: Vec<Arc<Context>>) -> Vec<Arc<Context>> {
+        std::mem::replace(&mut self.probed.lock().unwrap_or_else(PoisonError::into_inner), contexts)
     }
 
     fn device(
@@ -146,25 +153,36 @@ impl Backend for CudaBackend {
         let gemm = libraries.gemm(self.config.gemm, &found);
         found.iter_mut().for_each(|found| found.adapter.caps.gemm = gemm.clone());
         let ask = |mut found: Found| {
-            let free = free_bytes(&libraries.functions, found.device);
+            // The memory of the context itself is not counted as free.
+            let context = Context::new(&libraries.functions, found.device, None);
+            let free = context.as_ref().map_err(Clone::clone).and_then(|context| context.memory());
             let free = free.inspect_err(|error| {
                 tracing::warn!(adapter = found.adapter.label(), %error, "cannot query the device's free memory");
             });
-            found.adapter.memory.iter_mut().for_each(|memory| memory.free_bytes = free.clone().ok());
-            found.adapter
+            let free_bytes = free.ok().map(|(free_bytes, _)| free_bytes);
+            found.adapter.memory.iter_mut().for_each(|memory| memory.free_bytes = free_bytes);
+            (found.adapter, context.ok())
         };
         // Creating a context is slow, so each device creates its own in parallel.
-        Ok(std::thread::scope(|scope| {
+        let (adapters, contexts): (_, Vec<_>) = std::thread::scope(|scope| {
             let asked: Vec<_> = found.into_iter().map(|found| scope.spawn(|| ask(found))).collect();
-            asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
-        }))
+            asked.into_iter().filter_map(|thread| thread.join().ok()).unzip()
+        });
+        self.keep(contexts.into_iter().flatten().collect());
+        Ok(adapters)
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let libraries = self.libraries()?;
         let present = libraries.found(&self.config)?;
-        Found::open_each(&present, adapters, |found, adapter, id| {
+        let probed = self.keep(Vec::new());
+        let opened = Found::open_each(&present, adapters, |found, adapter, id| {
             self.device(libraries, found, adapter, id, limits)
-        })
+        });
+        // Destroying the contexts of other devices is slow, so they are destroyed in parallel.
+        std::thread::scope(|scope| {
+            probed.into_iter().for_each(|context| drop(scope.spawn(|| drop(context))))
+        });
+        opened
     }
 }

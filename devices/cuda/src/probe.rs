@@ -1,6 +1,6 @@
 //! Detection of CUDA devices and their properties.
 
-use crate::api::{Context, Functions, check, version};
+use crate::api::{Functions, check, version};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use ragtag_hal::{
     Adapter, AdapterKind, Caps, Clocks, DriverInfo, Feature, Features, HeapKind, KernelLanguage, Memory,
@@ -8,7 +8,6 @@ use ragtag_hal::{
 };
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
-use std::sync::Arc;
 
 /// Lowest supported compute capability: the first that has four-way int8 dot products.
 const LOWEST_CAPABILITY: (i32, i32) = (6, 1);
@@ -74,12 +73,6 @@ fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     };
     let others = found.iter().filter(|other| other.device != device);
     others.filter(reaches).map(|other| other.adapter.index).collect()
-}
-
-/// Returns the free bytes of device memory. Creates a temporary context for the query. The memory of that
-/// context does not count as free.
-pub(crate) fn free_bytes(functions: &Arc<Functions>, device: CUdevice) -> Result<u64> {
-    Context::new(functions, device, None)?.memory().map(|(free, _)| free)
 }
 
 fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Found> {

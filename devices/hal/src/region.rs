@@ -19,8 +19,11 @@ struct Held {
 
 /// Page-aligned, zeroed host memory of fixed size.
 pub struct HostRegion {
+    /// First page.
     pointer: NonNull<u8>,
-    layout: Layout,
+    bytes: usize,
+    /// Allocation that contains the pages.
+    allocation: (NonNull<u8>, Layout),
     held: Mutex<Vec<Held>>,
 }
 
@@ -47,15 +50,20 @@ impl HostRegion {
             return Err(Error::invalid("a host region of zero bytes"));
         }
         let out_of_memory = || Error::OutOfMemory { wanted: bytes as u64, free: None };
-        let layout = Layout::from_size_align(bytes, PAGE_BYTES).map_err(|_| out_of_memory())?;
+        // `alloc_zeroed` obtains zero pages from the system only if it need not align them. Otherwise it writes
+        // the zeros, which takes longer.
+        let layout = bytes.checked_add(PAGE_BYTES).and_then(|bytes| Layout::from_size_align(bytes, 1).ok());
+        let layout = layout.ok_or_else(out_of_memory)?;
         // SAFETY: the layout's size is not zero.
-        let pointer = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
-        Ok(Self { pointer, layout, held: Mutex::new(Vec::new()) })
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        // SAFETY: the offset is less than a page, and the allocation is one page larger than the region.
+        let pointer = unsafe { start.add(start.align_offset(PAGE_BYTES)) };
+        Ok(Self { pointer, bytes, allocation: (start, layout), held: Mutex::new(Vec::new()) })
     }
 
     /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
-        self.layout.size()
+        self.bytes
     }
 
     /// Returns a pointer to the first byte, for drivers that pin or map the memory. Accesses through the
@@ -130,7 +138,7 @@ impl Drop for HostRegion {
     fn drop(&mut self) {
         // SAFETY: `new` allocated the memory with this layout. No lease is left, because leases borrow the
         // region or keep it alive.
-        unsafe { dealloc(self.pointer.as_ptr(), self.layout) }
+        unsafe { dealloc(self.allocation.0.as_ptr(), self.allocation.1) }
     }
 }
 

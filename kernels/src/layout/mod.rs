@@ -31,8 +31,7 @@ mod tests;
 
 use crate::blocks::TensorType;
 pub(crate) use pack::{
-    SECTIONS, move_fifth_bits, move_half, move_halves, move_k_nibbles, move_k_scales, move_nibbles,
-    pack_with, put, quad,
+    SECTIONS, Unit, move_fifth_bits, move_k_nibbles, move_k_scales, pack_with, put, put_bytes,
 };
 use ragtag_hal::{Caps, KernelLanguage};
 use serde::{Deserialize, Serialize};
@@ -227,6 +226,12 @@ impl Resident {
     /// Returns the number of bytes of one row in the file.
     pub fn file_row_bytes(&self) -> usize {
         self.columns / self.tensor_type.block_values() * self.tensor_type.block_bytes()
+    }
+
+    /// Returns whether the file bytes of all rows, followed by the zero rows that pad the last group, are
+    /// already the matrix in this layout.
+    pub fn is_file_layout(&self) -> bool {
+        self.group_bytes() == GROUP_ROWS * self.file_row_bytes() && self.layout == Layout::RowMajor
     }
 
     /// Returns the rows in `groups`. [`Resident::pack`] needs the file bytes of exactly these rows.

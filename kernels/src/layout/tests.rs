@@ -117,20 +117,28 @@ fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
 
 #[test]
 fn packed_groups_match_the_table() {
-    const ROWS: usize = 20;
-    const COLUMNS: usize = 512;
     for tensor_type in TensorType::ALL {
-        let layout = Resident::new(tensor_type, Layout::Rows16, ROWS as u64, COLUMNS as u64).unwrap();
-        let file = Random::new(7).blocks(tensor_type, ROWS * COLUMNS);
-        let mut expected = vec![0.0; ROWS * COLUMNS];
-        dequantise(tensor_type, &file, &mut expected).unwrap();
-        let mut resident = vec![0xff; layout.bytes() as usize];
-        layout.pack(0..layout.groups(), &file, &mut resident).unwrap();
-        for (at, expected) in expected.into_iter().enumerate() {
-            let (row, column) = (at / COLUMNS, at % COLUMNS);
-            let group = &resident[row / GROUP_ROWS * layout.group_bytes()..][..layout.group_bytes()];
-            let value = value(&layout, group, row % GROUP_ROWS, column);
-            assert_eq!(value, expected, "{tensor_type} row {row} column {column}");
+        let unit = tensor_type.block_values().max(COLUMN_BLOCK);
+        for (rows, columns) in [(1, unit), (15, unit * 3), (20, 512), (32, unit * 2), (33, unit)] {
+            let layout = Resident::new(tensor_type, Layout::Rows16, rows as u64, columns as u64).unwrap();
+            let file = Random::new(7).blocks(tensor_type, rows * columns);
+            let mut expected = vec![0.0; rows * columns];
+            dequantise(tensor_type, &file, &mut expected).unwrap();
+            // The rows that pad the last group are zero.
+            expected.resize(layout.groups() * GROUP_ROWS * columns, 0.0);
+            let mut resident = vec![0xff; layout.bytes() as usize];
+            layout.pack(0..layout.groups(), &file, &mut resident).unwrap();
+            for (at, expected) in expected.into_iter().enumerate() {
+                let (row, column) = (at / columns, at % columns);
+                let group = &resident[row / GROUP_ROWS * layout.group_bytes()..][..layout.group_bytes()];
+                let value = value(&layout, group, row % GROUP_ROWS, column);
+                assert_eq!(value, expected, "{tensor_type} row {row} of {rows} column {column} of {columns}");
+            }
+            let section_bytes = sections(tensor_type).iter().map(|s| columns / s.columns * s.bytes);
+            let used = section_bytes.sum::<usize>();
+            for group in resident.chunks_exact(layout.group_bytes()) {
+                assert!(group[used..].iter().all(|byte| *byte == 0), "{tensor_type}: padding of a group");
+            }
         }
     }
 }

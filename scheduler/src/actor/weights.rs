@@ -1,24 +1,29 @@
-//! Loads weights from their source to the device through a small pinned staging buffer. Several threads fill
-//! one half of the buffer while the device uploads the other half.
+//! Loads weights from their source to the device through a small pinned staging buffer. All threads of rayon's
+//! pool fill places of the buffer while the device uploads other places. A place is filled again as soon as
+//! its upload has ended.
 
 use crate::actor::memory::{STAGING, StageBuffers};
 use crate::error::{Error, Result};
 use crate::trace::{Label, Recorder};
+use crossbeam_channel::{Receiver, bounded};
 use ragtag_graph::WeightChunk;
 use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, Submission, Timeline, Work};
 use ragtag_transfer::Points;
-use rayon::prelude::*;
+use std::collections::VecDeque;
+use std::iter::once;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Maximum size of a chunk that is requested from a weight source, in bytes.
-const CHUNK_BYTES: u64 = 8 << 20;
-/// Number of chunks in each half of the staging buffer. Each chunk is filled by its own thread.
-const HALF: usize = 4;
+/// Maximum size of a chunk that is requested from a weight source, in bytes. Chunks are small enough to occupy
+/// all threads, and large enough for copies at the bandwidth of the bus.
+const CHUNK_BYTES: u64 = 2 << 20;
+/// Maximum number of places in the staging buffer. Each place holds one chunk.
+const PLACES: u64 = 32;
 /// Maximum host memory that a stage uses to stage weights, in bytes. It is exceeded only if the weight source
 /// needs larger chunks. The memory is freed before the stage runs.
-pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * HALF as u64 * 2;
+pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * PLACES;
 /// Interval at which loading checks whether it was aborted.
 const ABORT_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -69,29 +74,58 @@ impl Loading<'_> {
         let chunks = self.plan(memory, source)?;
         let Some(chunk_bytes) = chunks.iter().map(|(_, chunk)| chunk.bytes).max() else { return Ok(()) };
         let failed = |cause| self.failed(cause);
-        let (region, in_half) = staging(device, chunk_bytes).map_err(failed)?;
-        // For each half, the upload timeline's value after which the half may be filled again.
-        let mut busy = [0; 2];
-        for (turn, batch) in chunks.chunks(in_half).enumerate() {
-            let half = turn % 2;
-            self.wait(busy[half])?;
-            let start = (half * in_half) as u64 * chunk_bytes;
-            self.fill(memory, source, &region, start, chunk_bytes, batch)?;
-            let signal = points.allot();
-            busy[half] = signal.value;
-            let commands = (0..).zip(batch).map(|(place, &(weight, chunk))| {
-                let WeightChunk { offset, bytes } = chunk;
-                let to = BufferRange { buffer: memory.weight(weight), offset, bytes };
-                Command::Upload { region: STAGING, offset: start + place * chunk_bytes, to }
-            });
-            let work = Work::Commands(commands.collect());
-            recorder.submitted(signal, Label::WEIGHTS);
-            device
-                .submit(Submission { queue: QueueKind::Upload, work, waits: Vec::new(), signal })
-                .map_err(failed)?;
-            (self.progress)(batch.iter().map(|(_, chunk)| chunk.bytes).sum());
-        }
-        self.wait(points.last().value)?;
+        let start = Instant::now();
+        let (region, places) = staging(device, chunk_bytes, chunks.len() as u64).map_err(failed)?;
+        let (mut chunks, mut free) = (chunks.into_iter(), (0..places).collect::<Vec<_>>());
+        // Places that are uploading, each with the timeline value at which its upload ends.
+        let mut uploading = VecDeque::new();
+        let mut filling = 0;
+        let (sender, filled) = bounded(places as usize);
+        rayon::in_place_scope(|scope| -> Result<()> {
+            loop {
+                let is_free = |(_, value): &mut (u64, u64)| *value <= self.uploads.value();
+                while let Some((place, _)) = uploading.pop_front_if(is_free) {
+                    free.push(place);
+                }
+                while let Some(place) = free.pop() {
+                    let Some((weight, chunk)) = chunks.next() else { break };
+                    let (sender, region) = (sender.clone(), &region);
+                    scope.spawn(move |_| {
+                        let from = place * chunk_bytes;
+                        let fill = || self.fill(memory, source, region, from, (weight, &chunk));
+                        // Without a message about a panic, the loop would wait forever.
+                        let outcome = catch_unwind(AssertUnwindSafe(fill));
+                        // Ignore a missing receiver: loading has failed.
+                        let _ = sender.send(Filled { place, weight, chunk, outcome });
+                    });
+                    filling += 1;
+                }
+                if filling == 0 {
+                    let Some((_, value)) = uploading.front() else { return Ok(()) };
+                    self.wait(*value)?;
+                    continue;
+                }
+                let first = self.receive(&filled)?;
+                let signal = points.allot();
+                let (mut commands, mut bytes) = (Vec::new(), 0);
+                for Filled { place, weight, chunk, outcome } in once(first).chain(filled.try_iter()) {
+                    outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
+                    let (offset, buffer) = (chunk.offset, memory.weight(weight));
+                    let to = BufferRange { buffer, offset, bytes: chunk.bytes };
+                    commands.push(Command::Upload { region: STAGING, offset: place * chunk_bytes, to });
+                    uploading.push_back((place, signal.value));
+                    filling -= 1;
+                    bytes += chunk.bytes;
+                }
+                let work = Work::Commands(commands);
+                recorder.submitted(signal, Label::WEIGHTS);
+                device
+                    .submit(Submission { queue: QueueKind::Upload, work, waits: Vec::new(), signal })
+                    .map_err(failed)?;
+                (self.progress)(bytes);
+            }
+        })?;
+        tracing::debug!(device = self.device_label, elapsed = ?start.elapsed(), "loaded the weights of a stage");
         device.unregister_region(STAGING).map_err(failed)
     }
 
@@ -128,15 +162,23 @@ impl Loading<'_> {
         source: &dyn WeightSource,
         region: &HostRegion,
         start: u64,
-        chunk_bytes: u64,
-        batch: &[(usize, WeightChunk)],
+        (weight, chunk): (usize, &WeightChunk),
     ) -> Result<()> {
-        batch.par_iter().enumerate().try_for_each(|(place, (weight, chunk))| {
-            let from = (start + place as u64 * chunk_bytes) as usize;
-            let lease = region.write(from..from + chunk.bytes as usize);
-            let mut lease = lease.map_err(|cause| self.failed(cause))?;
-            source.fill(*weight, chunk, &mut lease).map_err(|e| self.weight(memory, *weight, e.to_string()))
-        })
+        let range = start as usize..(start + chunk.bytes) as usize;
+        let mut lease = region.write(range).map_err(|cause| self.failed(cause))?;
+        source.fill(weight, chunk, &mut lease).map_err(|e| self.weight(memory, weight, e.to_string()))
+    }
+
+    /// Waits for the next chunk that a thread has filled.
+    fn receive(&self, filled: &Receiver<Filled>) -> Result<Filled> {
+        loop {
+            if self.abort.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            if let Ok(filled) = filled.recv_timeout(ABORT_INTERVAL) {
+                return Ok(filled);
+            }
+        }
     }
 
     /// Waits until the upload timeline reaches `value`.
@@ -162,15 +204,28 @@ impl Loading<'_> {
     }
 }
 
-/// Allocates the staging buffer, and returns it with the number of chunks per half. If the device runs out of
-/// memory, retries with fewer chunks.
-fn staging(device: &mut dyn Device, chunk_bytes: u64) -> ragtag_hal::Result<(Arc<HostRegion>, usize)> {
-    let mut in_half = HALF;
+/// A chunk that a thread has filled.
+struct Filled {
+    place: u64,
+    weight: usize,
+    chunk: WeightChunk,
+    /// Result of filling, or the payload of a panic.
+    outcome: std::thread::Result<Result<()>>,
+}
+
+/// Allocates the staging buffer for `chunks` chunks of at most `chunk_bytes` bytes, and returns it with the
+/// number of its places. If the device runs out of memory, retries with fewer places.
+fn staging(
+    device: &mut dyn Device,
+    chunk_bytes: u64,
+    chunks: u64,
+) -> ragtag_hal::Result<(Arc<HostRegion>, u64)> {
+    let mut places = (WEIGHT_STAGING_BYTES / chunk_bytes).clamp(2, PLACES).min(chunks);
     loop {
-        let region = Arc::new(HostRegion::new(chunk_bytes as usize * in_half * 2)?);
+        let region = Arc::new(HostRegion::new((chunk_bytes * places) as usize)?);
         match device.register_region(STAGING, Arc::clone(&region)) {
-            Err(error) if error.is_out_of_memory() && in_half > 1 => in_half /= 2,
-            registered => return registered.map(|()| (region, in_half)),
+            Err(error) if error.is_out_of_memory() && places > 1 => places /= 2,
+            registered => return registered.map(|()| (region, places)),
         }
     }
 }

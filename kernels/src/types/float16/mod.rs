@@ -1,9 +1,9 @@
 //! F16. `Rows16`: 16 × f16 value per column.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{half_at, put_half};
 use crate::cpu::formats::plain;
-use crate::layout::{Resident, pack_with, section};
+use crate::layout::{COLUMN_BLOCK, Resident, pack_with, section};
 
 pub(super) const ROW: Row = Row {
     name: "F16",
@@ -26,11 +26,8 @@ pub(super) const ROW: Row = Row {
 
 /// Packs values of two bytes into `Rows16` groups.
 pub(super) fn pack(layout: &Resident, source: &[u8], out: &mut [u8]) {
-    pack_with(layout, source, out, |source, lane, [out, ..]| {
-        let lanes = out.as_chunks_mut::<2>().0.as_chunks_mut::<16>().0;
-        for (value, lanes) in source.as_chunks::<2>().0.iter().zip(lanes) {
-            lanes[lane] = *value;
-        }
+    pack_with::<{ TensorType::F16 as usize }>(layout, source, out, |unit, [out, ..]| {
+        unit.interleave::<2, COLUMN_BLOCK>(0, out);
     });
 }
 

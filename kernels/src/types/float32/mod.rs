@@ -1,8 +1,8 @@
 //! F32. `Rows16`: 16 × f32 value per column.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::cpu::formats::plain;
-use crate::layout::{pack_with, section};
+use crate::layout::{COLUMN_BLOCK, pack_with, section};
 
 pub(super) const ROW: Row = Row {
     name: "F32",
@@ -15,11 +15,8 @@ pub(super) const ROW: Row = Row {
     quantise: |values, out| out.copy_from_slice(&values[0].to_le_bytes()),
     sections: &[section(1, 64)],
     pack: |layout, source, out| {
-        pack_with(layout, source, out, |source, lane, [out, ..]| {
-            let lanes = out.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0;
-            for (value, lanes) in source.as_chunks::<4>().0.iter().zip(lanes) {
-                lanes[lane] = *value;
-            }
+        pack_with::<{ TensorType::F32 as usize }>(layout, source, out, |unit, [out, ..]| {
+            unit.interleave::<4, COLUMN_BLOCK>(0, out);
         })
     },
     c: include_str!("weights.cl"),

@@ -8,11 +8,11 @@
 //! j hold quads 2j and 2j + 1, three bits each. The upper two bits of vector 0 hold the low bits of quad 6.
 //! Those of vector 1 hold the low bits of quad 7, and those of vector 2 hold the high bits of both quads.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{WithScales, half_at, pack_bits, quants};
 use crate::cpu::formats::{Quantised, Quants, arrays, halves, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_half, pack_with, put, quad, section};
+use crate::layout::{SECTIONS, Unit, pack_with, put, put_bytes, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q3_K",
@@ -24,7 +24,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 192), section(32, 32), section(256, 32)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::Q3_K as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: concat!(include_str!("../../c_family/weights/pairs.cu"), include_str!("pairs.cu")),
@@ -72,19 +72,31 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     out[108..].copy_from_slice(&scales.d.to_le_bytes());
 }
 
-fn pack(source: &[u8], lane: usize, [quants, subs, tops, _]: [&mut [u8]; SECTIONS]) {
-    move_half(tops, lane, &source[108..]);
-    for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
-        let scale = |half| scale(&source[96..108], sub * 2 + half).cast_unsigned();
-        (sub_scales[lane], sub_scales[16 + lane]) = (scale(0), scale(1));
+fn pack(unit: Unit<'_>, [quants, subs, tops, _]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 1>(108, tops);
+    let [lows, more_lows, highs] = unit.words(96);
+    for array in 0..16 {
+        // The words hold the fields of `scale`.
+        let (lows, shift) = (if array / 4 % 2 == 0 { &lows } else { &more_lows }, array % 4 * 8);
+        put_bytes(subs, array, |lane| {
+            let low = (lows[lane] >> (shift + array / 8 * 4)) as u8 & 15;
+            let high = (highs[lane] >> (shift + array / 4 * 2)) as u8 & 3;
+            (low | high << 4).wrapping_sub(32)
+        });
     }
-    for (sub, vectors) in quants.chunks_exact_mut(192).enumerate() {
-        let low = |j| (quad(&source[32 + sub / 4 * 32..][..32], j) >> (sub % 4 * 2)) & 0x0303_0303;
-        let high = |j| (quad(&source[..32], j) >> sub) & 0x0101_0101;
-        let both = |j| low(j) | high(j) << 2 | low(j + 1) << 3 | high(j + 1) << 5;
-        put(vectors, 0, lane, both(0) | low(6) << 6);
-        put(vectors, 1, lane, both(2) | low(7) << 6);
-        put(vectors, 2, lane, both(4) | high(6) << 6 | high(7) << 7);
+    let third_bits = unit.words::<8>(0);
+    for half in 0..2 {
+        let words = unit.words::<8>(32 + half * 32);
+        for quarter in 0..4 {
+            let sub = half * 4 + quarter;
+            let low = |j: usize, lane: usize| (words[j][lane] >> (quarter * 2)) & 0x0303_0303;
+            let high = |j: usize, lane: usize| (third_bits[j][lane] >> sub) & 0x0101_0101;
+            let both =
+                |j, lane| low(j, lane) | high(j, lane) << 2 | low(j + 1, lane) << 3 | high(j + 1, lane) << 5;
+            put(quants, sub * 3, |lane| both(0, lane) | low(6, lane) << 6);
+            put(quants, sub * 3 + 1, |lane| both(2, lane) | low(7, lane) << 6);
+            put(quants, sub * 3 + 2, |lane| both(4, lane) | high(6, lane) << 6 | high(7, lane) << 7);
+        }
     }
 }
 

@@ -3,11 +3,11 @@
 //!
 //! Sections in `Rows16`: 4 vectors per 32 columns; 16 × f16 d per 32 columns.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{half_at, inverse_of, largest, pack_nibbles, put_half, quants};
 use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_half, move_nibbles, pack_with, section};
+use crate::layout::{SECTIONS, Unit, pack_with, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q4_0",
@@ -19,7 +19,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 32)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::Q4_0 as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q4_0"),
@@ -42,9 +42,9 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     pack_nibbles(&quants::<32>(values, 15.0, |_, x| (x * inverse_of(d) + 8.5).floor()), &mut out[2..]);
 }
 
-fn pack(source: &[u8], lane: usize, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
-    move_half(scales, lane, source);
-    move_nibbles(&source[2..18], lane, quants);
+fn pack(unit: Unit<'_>, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 1>(0, scales);
+    unit.interleave::<4, 4>(2, quants); // The file also pairs values i and i + 16.
 }
 
 quantised!(Q4_0, Scaled<'a, 256, 32>, quants, Scaled::new);

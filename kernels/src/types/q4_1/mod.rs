@@ -2,11 +2,11 @@
 //!
 //! Sections in `Rows16`: 4 vectors per 32 columns; 16 × f16 d and 16 × f16 m per 32 columns.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{half_at, inverse_of, pack_nibbles, put_half, quants, range};
 use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised, scale_and_minimum};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_halves, move_nibbles, pack_with, section};
+use crate::layout::{SECTIONS, Unit, pack_with, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q4_1",
@@ -18,7 +18,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 64)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::Q4_1 as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q4_1"),
@@ -44,9 +44,9 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     pack_nibbles(&quants, &mut out[4..]);
 }
 
-fn pack(source: &[u8], lane: usize, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
-    move_halves(scales, lane, source);
-    move_nibbles(&source[4..20], lane, quants);
+fn pack(unit: Unit<'_>, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 2>(0, scales);
+    unit.interleave::<4, 4>(4, quants); // The file also pairs values i and i + 16.
 }
 
 quantised!(Q4_1, Scaled<'a, 256, 64>, quants, Scaled::new);

@@ -5,11 +5,11 @@
 //! Sections in `Rows16`: 4 vectors per 32 columns; 16 × u8 scale and 16 × u8 minimum per 32 columns; 16 × f16
 //! d and 16 × f16 dmin per 256 columns.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{WithMinima, half_at, k_scale, pack_bits, quants};
 use crate::cpu::formats::{Quantised, Quants, arrays, k_scale_and_minimum, nibbles, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_halves, move_k_nibbles, move_k_scales, pack_with, section};
+use crate::layout::{SECTIONS, Unit, move_k_nibbles, move_k_scales, pack_with, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q4_K",
@@ -21,7 +21,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 32), section(256, 64)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::Q4_K as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q4_K"),
@@ -51,10 +51,10 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     }
 }
 
-fn pack(source: &[u8], lane: usize, [quants, subs, tops, _]: [&mut [u8]; SECTIONS]) {
-    move_halves(tops, lane, source);
-    move_k_scales(&source[4..16], lane, subs);
-    move_k_nibbles(&source[16..144], lane, quants);
+fn pack(unit: Unit<'_>, [quants, subs, tops, _]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 2>(0, tops);
+    move_k_scales(&unit, subs);
+    move_k_nibbles(&unit, 16, quants);
 }
 
 /// Sections of a group of rows.

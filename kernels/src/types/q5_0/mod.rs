@@ -4,11 +4,11 @@
 //! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × f16
 //! d per 32 columns.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{fives, half_at, inverse_of, largest, pack_fives, put_half, quants};
 use crate::cpu::formats::{Q5Group, Quantised, Quants, fifths, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_fifth_bits, move_half, move_nibbles, pack_with, section};
+use crate::layout::{SECTIONS, Unit, move_fifth_bits, pack_with, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q5_0",
@@ -20,7 +20,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 64), section(32, 32)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::Q5_0 as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q5_0"),
@@ -42,10 +42,10 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     pack_fives(&quants::<32>(values, 31.0, |_, x| (x * inverse_of(d) + 16.5).floor()), &mut out[2..]);
 }
 
-fn pack(source: &[u8], lane: usize, [quants, highs, scales, _]: [&mut [u8]; SECTIONS]) {
-    move_half(scales, lane, source);
-    move_fifth_bits(&source[2..6], lane, highs);
-    move_nibbles(&source[6..22], lane, quants);
+fn pack(unit: Unit<'_>, [quants, highs, scales, _]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 1>(0, scales);
+    move_fifth_bits(&unit, 2, highs);
+    unit.interleave::<4, 4>(6, quants); // The file also pairs values i and i + 16.
 }
 
 quantised!(Q5_0, Q5Group<'a, 32>, lows, Q5Group::new);

@@ -3,11 +3,11 @@
 //! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × f16
 //! d and 16 × f16 m per 32 columns.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{fives, half_at, inverse_of, pack_fives, put_half, quants, range};
 use crate::cpu::formats::{Q5Group, Quantised, Quants, fifths, quantised, scale_and_minimum};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_fifth_bits, move_halves, move_nibbles, pack_with, section};
+use crate::layout::{SECTIONS, Unit, move_fifth_bits, pack_with, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q5_1",
@@ -19,7 +19,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 64), section(32, 64)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::Q5_1 as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q5_1"),
@@ -44,10 +44,10 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     pack_fives(&quants, &mut out[4..]);
 }
 
-fn pack(source: &[u8], lane: usize, [quants, highs, scales, _]: [&mut [u8]; SECTIONS]) {
-    move_halves(scales, lane, source);
-    move_fifth_bits(&source[4..8], lane, highs);
-    move_nibbles(&source[8..24], lane, quants);
+fn pack(unit: Unit<'_>, [quants, highs, scales, _]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 2>(0, scales);
+    move_fifth_bits(&unit, 4, highs);
+    unit.interleave::<4, 4>(8, quants); // The file also pairs values i and i + 16.
 }
 
 quantised!(Q5_1, Q5Group<'a, 64>, lows, Q5Group::new);

@@ -4,11 +4,11 @@
 //! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × u8
 //! scale and 16 × u8 minimum per 32 columns; 16 × f16 d and 16 × f16 dmin per 256 columns.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{WithMinima, half_at, k_scale, pack_bits, quants};
 use crate::cpu::formats::{Quantised, Quants, arrays, fifths, k_scale_and_minimum, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_halves, move_k_nibbles, move_k_scales, pack_with, put, quad, section};
+use crate::layout::{SECTIONS, Unit, move_k_nibbles, move_k_scales, pack_with, put, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q5_K",
@@ -20,7 +20,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 64), section(32, 32), section(256, 64)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::Q5_K as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q5_K"),
@@ -54,13 +54,14 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     }
 }
 
-fn pack(source: &[u8], lane: usize, [quants, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
-    move_halves(tops, lane, source);
-    move_k_scales(&source[4..16], lane, subs);
-    move_k_nibbles(&source[48..176], lane, quants);
-    for (sub, highs) in highs.chunks_exact_mut(64).enumerate() {
-        let bits = |j| (quad(&source[16..48], j) >> sub) & 0x0101_0101;
-        put(highs, 0, lane, (0..8).fold(0, |word, j| word | bits(j) << j));
+fn pack(unit: Unit<'_>, [quants, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 2>(0, tops);
+    move_k_scales(&unit, subs);
+    move_k_nibbles(&unit, 48, quants);
+    let words = unit.words::<8>(16);
+    for sub in 0..8 {
+        let bits = |j: usize, lane: usize| (words[j][lane] >> sub) & 0x0101_0101;
+        put(highs, sub, |lane| (0..8).fold(0, |word, j| word | bits(j, lane) << j));
     }
 }
 

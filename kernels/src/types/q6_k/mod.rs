@@ -7,11 +7,11 @@
 //! scale of the first 16 columns and 16 × i8 scale of the last 16 columns, per 32 columns; 16 × f16 d per 256
 //! columns. Vector j of the high bits holds quads j, j + 2, j + 4 and j + 6.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{WithScales, half_at, pack_bits, quants};
 use crate::cpu::formats::{Quantised, Quants, arrays, halves, nibbles, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_half, pack_with, put, quad, section};
+use crate::layout::{SECTIONS, Unit, pack_with, put, put_bytes, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q6_K",
@@ -23,7 +23,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 128), section(32, 32), section(256, 32)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::Q6_K as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q6_K"),
@@ -61,21 +61,27 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     out[208..].copy_from_slice(&scales.d.to_le_bytes());
 }
 
-fn pack(source: &[u8], lane: usize, [lows, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
-    move_half(tops, lane, &source[208..]);
-    for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
-        (sub_scales[lane], sub_scales[16 + lane]) = (source[192 + sub * 2], source[193 + sub * 2]);
+fn pack(unit: Unit<'_>, [lows, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 1>(208, tops);
+    let scales = unit.words::<4>(192);
+    for array in 0..16 {
+        put_bytes(subs, array, |lane| (scales[array / 4][lane] >> (array % 4 * 8)) as u8);
     }
-    for (sub, (low, high)) in lows.chunks_exact_mut(256).zip(highs.chunks_exact_mut(128)).enumerate() {
-        let (half, quarter) = (sub / 4, sub % 4);
-        let nibbles =
-            |j| (quad(&source[half * 64 + quarter % 2 * 32..][..32], j) >> (quarter / 2 * 4)) & 0x0f0f_0f0f;
-        let pairs = |j| (quad(&source[128 + half * 32..][..32], j) >> (quarter * 2)) & 0x0303_0303;
-        for j in 0..4 {
-            put(low, j, lane, nibbles(j) | (nibbles(j + 4) << 4));
-        }
-        for j in 0..2 {
-            put(high, j, lane, pairs(j) | (pairs(j + 2) << 2) | (pairs(j + 4) << 4) | (pairs(j + 6) << 6));
+    for half in 0..2 {
+        let (low, high) = (unit.words::<16>(half * 64), unit.words::<8>(128 + half * 32));
+        for quarter in 0..4 {
+            let nibbles =
+                |j: usize, lane: usize| (low[quarter % 2 * 8 + j][lane] >> (quarter / 2 * 4)) & 0x0f0f_0f0f;
+            let pairs = |j: usize, lane: usize| (high[j][lane] >> (quarter * 2)) & 0x0303_0303;
+            let sub = half * 4 + quarter;
+            for j in 0..4 {
+                put(lows, sub * 4 + j, |lane| nibbles(j, lane) | nibbles(j + 4, lane) << 4);
+            }
+            for j in 0..2 {
+                put(highs, sub * 2 + j, |lane| {
+                    (0..4).fold(0, |word, field| word | pairs(j + field * 2, lane) << (field * 2))
+                });
+            }
         }
     }
 }

@@ -3,11 +3,11 @@
 //! Sections in `Rows16`: 8 vectors of quants per 32 columns, with 128 added to each quant; 16 × f16 d per 32
 //! columns.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{half_at, inverse_of, largest, put_half, rounded};
 use crate::cpu::formats::{Quantised, Quants, Scaled, arrays, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{move_half, pack_with, put, quad, section};
+use crate::layout::{SECTIONS, Unit, pack_with, put, section};
 
 pub(super) const ROW: Row = Row {
     name: "Q8_0",
@@ -30,15 +30,7 @@ pub(super) const ROW: Row = Row {
         }
     },
     sections: &[section(32, 512), section(32, 32)],
-    pack: |layout, source, out| {
-        pack_with(layout, source, out, |source, lane, [quants, scales, ..]| {
-            let (source, quants) = (&source[..34], &mut quants[..512]);
-            move_half(scales, lane, source);
-            for j in 0..8 {
-                put(quants, j, lane, quad(&source[2..], j) ^ 0x8080_8080);
-            }
-        })
-    },
+    pack: |layout, source, out| pack_with::<{ TensorType::Q8_0 as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q8_0"),
@@ -46,6 +38,13 @@ pub(super) const ROW: Row = Row {
     decode_wgsl: include_str!("decode.wgsl"),
     encode_wgsl: include_str!("encode.wgsl"),
 };
+
+fn pack(unit: Unit<'_>, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 1>(0, scales);
+    for (vector, words) in unit.words::<8>(2).iter().enumerate() {
+        put(quants, vector, |lane| words[lane] ^ 0x8080_8080);
+    }
+}
 
 quantised!(Q8_0, Scaled<'a, 512, 32>, quants, Scaled::new);
 

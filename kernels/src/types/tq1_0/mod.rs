@@ -6,11 +6,11 @@
 //!
 //! `Rows16`: the layout of TQ2_0. With five digits per byte, each read would need divisions.
 
-use super::{Row, tq2_0};
+use super::{Row, TensorType, tq2_0};
 use crate::blocks::{half_at, inverse_of, largest, put_half, quants, rounded};
 use crate::cpu::formats::{Quantised, Quants, Scaled, pairs, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_half, pack_with, put, quad};
+use crate::layout::{GROUP_ROWS, SECTIONS, Unit, pack_with, put};
 
 pub(super) const ROW: Row = Row {
     name: "TQ1_0",
@@ -21,7 +21,7 @@ pub(super) const ROW: Row = Row {
     scales: &[(52, 1.224)],
     dequantise,
     quantise,
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::TQ1_0 as usize }>(layout, source, out, pack),
     codec_c: include_str!("codec.cl"),
     decode_wgsl: include_str!("decode.wgsl"),
     encode_wgsl: include_str!("encode.wgsl"),
@@ -66,13 +66,14 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     put_half(out, 52, d);
 }
 
-fn pack(source: &[u8], lane: usize, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
-    move_half(tops, lane, &source[52..]);
-    for (digits, quants) in digits(source).as_chunks::<32>().0.iter().zip(quants.chunks_exact_mut(128)) {
-        for j in 0..2 {
-            let at = |field: usize| quad(digits, j * 4 + field) << (field * 2);
-            put(quants, j, lane, at(0) | at(1) | at(2) | at(3));
-        }
+fn pack(unit: Unit<'_>, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 1>(52, tops);
+    let digits: [_; GROUP_ROWS] = std::array::from_fn(|lane| digits(unit.row(lane, 0)));
+    for vector in 0..16 {
+        put(quants, vector, |lane| {
+            let quads = &digits[lane].as_chunks::<4>().0[vector * 4..][..4];
+            (0..4).fold(0, |word, field| word | u32::from_le_bytes(quads[field]) << (field * 2))
+        });
     }
 }
 

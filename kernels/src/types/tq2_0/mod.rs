@@ -4,11 +4,11 @@
 //! Sections in `Rows16`: 2 vectors per 32 columns; 16 × f16 d per 256 columns. Each byte of vector j holds
 //! one value from each of the quads 4j … 4j + 3, starting at the lowest bits.
 
-use super::Row;
+use super::{Row, TensorType};
 use crate::blocks::{half_at, inverse_of, largest, pack_bits, put_half, quants, rounded};
 use crate::cpu::formats::{Quantised, Quants, Scaled, pairs, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, move_half, pack_with, put, quad, section};
+use crate::layout::{SECTIONS, Unit, pack_with, put, section};
 
 pub(super) const ROW: Row = Row {
     name: "TQ2_0",
@@ -20,7 +20,7 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     sections: &[section(32, 128), section(256, 32)],
-    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    pack: |layout, source, out| pack_with::<{ TensorType::TQ2_0 as usize }>(layout, source, out, pack),
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("TERNARY"),
@@ -48,13 +48,17 @@ fn quantise(values: &[f32], out: &mut [u8]) {
     put_half(out, 64, d);
 }
 
-fn pack(source: &[u8], lane: usize, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
-    move_half(tops, lane, &source[64..]);
-    for (sub, quants) in quants.chunks_exact_mut(128).enumerate() {
-        let pairs = |j| (quad(&source[sub / 4 * 32..][..32], j) >> (sub % 4 * 2)) & 0x0303_0303;
-        for j in 0..2 {
-            let at = |field: usize| pairs(j * 4 + field) << (field * 2);
-            put(quants, j, lane, at(0) | at(1) | at(2) | at(3));
+fn pack(unit: Unit<'_>, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
+    unit.interleave::<2, 1>(64, tops);
+    for half in 0..2 {
+        let words = unit.words::<8>(half * 32);
+        for quarter in 0..4 {
+            let pairs = |j: usize, lane: usize| (words[j][lane] >> (quarter * 2)) & 0x0303_0303;
+            for j in 0..2 {
+                put(quants, (half * 4 + quarter) * 2 + j, |lane| {
+                    (0..4).fold(0, |word, field| word | pairs(j * 4 + field, lane) << (field * 2))
+                });
+            }
         }
     }
 }
