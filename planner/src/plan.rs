@@ -4,12 +4,14 @@
 //! Knows nothing about the search or the execution.
 
 mod chunks;
+mod edges;
 mod upgrade;
 
 use crate::cost::FigureSource;
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
+pub use edges::{PlanEdge, PlanPaths};
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Routes;
@@ -152,48 +154,6 @@ pub struct PlanDeviceOptions {
     pub cpu_devices: u32,
     /// Number of threads of each CPU device. By default, the CPU devices share the cores evenly.
     pub threads: Option<u32>,
-}
-
-/// Stages that micro-batches pass through, as indices of stages in order. This build requires that every
-/// micro-batch passes through all stages.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PlanPaths {
-    /// Stages of micro-batches that contain prompt rows.
-    pub prefill: Vec<u32>,
-    /// Stages of micro-batches that contain only decode rows.
-    pub decode: Vec<u32>,
-}
-
-impl PlanEdge {
-    /// Returns the edges between `routes.len() + 1` stages, in order. Edge `n` leaves stage `n`.
-    pub fn between(routes: impl IntoIterator<Item = (Routes, PredictedTimes)>) -> Vec<Self> {
-        let edge = |(from, (routes, predicted))| Self { from, to: from + 1, routes, predicted };
-        (0..).zip(routes).map(edge).collect()
-    }
-}
-
-impl PlanPaths {
-    /// Returns the paths through all of `stages` stages.
-    pub fn through(stages: usize) -> Self {
-        let all: Vec<_> = (0..stages as u32).collect();
-        Self { prefill: all.clone(), decode: all }
-    }
-}
-
-/// An edge from one stage to another.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PlanEdge {
-    /// Index of the stage that sends.
-    pub from: u32,
-    /// Index of the stage that receives. This build requires `from + 1`.
-    pub to: u32,
-    /// Routes of the activations. A transfer takes the first route that allows its size.
-    #[schemars(schema_with = "crate::schemas::routes")]
-    pub routes: Routes,
-    /// Times that the cost model predicts for the edge.
-    pub predicted: PredictedTimes,
 }
 
 /// Explanation of a plan. Scores are values of the objective, in microseconds per request.
