@@ -611,7 +611,7 @@ fn queues_take_their_own_commands() {
     let (word, other) = (range(0, 0, 4), range(1, 0, 4));
     let rows: [(Command, &[QueueKind]); 5] = [
         (changed(|_| ()), &[Compute]),
-        (copy(word, other), &[Compute]),
+        (copy(word, other), &QueueKind::ALL),
         (fill(word), &[Compute]),
         (upload(0, word), &[Compute, Upload]),
         (download(word, 0), &[Compute, Download]),
