@@ -6,6 +6,7 @@
 //! | `text.rs` | the test kernel in each GPU language |
 //! | `suite.rs` | the tests that every backend must pass |
 //! | `probes.rs` | probing in a child process |
+//! | `shared.rs` | buffers that two devices share |
 //! | `stray.rs` | a kernel that writes to an invalid address |
 //! | `faults.rs` | device loss and out-of-memory errors |
 //!
@@ -16,11 +17,13 @@
 
 pub mod faults;
 mod probes;
+mod shared;
 mod stray;
 pub mod suite;
 mod text;
 
 pub use probes::{prints_its_probe, probed};
+pub use shared::shares;
 pub use stray::goes_astray;
 pub use text::{SCALE, function, module_of, scale_text, scale_text_adding};
 

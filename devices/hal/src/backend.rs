@@ -328,7 +328,8 @@ impl Timing {
 pub struct SharedMemory {
     /// Size in bytes.
     pub bytes: u64,
-    /// Handle of the exporting backend. The importing backend must know its type.
+    /// Handle of the exporting backend, such as [`OpaqueFd`](crate::OpaqueFd). The importing backend must know
+    /// its type.
     pub handle: Arc<dyn Any + Send + Sync>,
 }
 
@@ -383,6 +384,16 @@ pub trait Device: Send {
     /// [`Error::Invalid`] for zero bytes.
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()>;
 
+    /// Allocates a buffer that can be exported. On some APIs, work that uses such a buffer costs more. Its
+    /// memory is never reused for another buffer.
+    ///
+    /// # Errors
+    /// Returns the errors of [`create_buffer`](Self::create_buffer). Returns [`Error::Unsupported`] if the API
+    /// cannot share memory.
+    fn create_shared_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        self.create_buffer(id, bytes)
+    }
+
     /// Frees a buffer. No submission that uses the buffer may be outstanding. Programs that use the buffer
     /// must not be submitted again.
     ///
@@ -393,7 +404,8 @@ pub trait Device: Send {
     /// Returns the memory of a buffer, for import by another device. The buffer must not be imported.
     ///
     /// # Errors
-    /// Returns [`Error::Unsupported`] if the API cannot share the buffer.
+    /// Returns [`Error::Unsupported`] if the API cannot share the buffer. Some APIs share only buffers from
+    /// [`create_shared_buffer`](Self::create_shared_buffer).
     fn export_buffer(&self, _id: BufferId) -> Result<SharedMemory> {
         Err(Error::Unsupported { what: "sharing buffers".into() })
     }

@@ -239,6 +239,13 @@ impl Device for Checked {
         Ok(())
     }
 
+    fn create_shared_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        self.resources.check_new_buffer(id, bytes)?;
+        self.inner.create_shared_buffer(id, bytes)?;
+        self.resources.add_buffer(id, bytes);
+        Ok(())
+    }
+
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let held = self.resources.buffer(id).map_err(Error::invalid)?;
         self.check_unused(&held.last_use, Name::Buffer(id), format_args!("{id} is destroyed"))?;

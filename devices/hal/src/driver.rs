@@ -89,6 +89,15 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// caller fills in the field `free` of the error.
     fn allocate(&self, bytes: u64) -> Result<Self::Buffer>;
 
+    /// Allocates memory that [`export`](Self::export) accepts.
+    ///
+    /// # Errors
+    /// Returns the errors of [`allocate`](Self::allocate). Returns [`Error::Unsupported`] if the API cannot
+    /// share memory.
+    fn allocate_shared(&self, bytes: u64) -> Result<Self::Buffer> {
+        self.allocate(bytes)
+    }
+
     /// Returns the memory of a buffer in a form that [`import`](Self::import) of another device accepts.
     ///
     /// # Errors

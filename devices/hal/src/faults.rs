@@ -163,6 +163,23 @@ impl Faulty {
         }
     }
 
+    /// Counts an allocation. Fails if the faults refuse it.
+    fn count_allocation(&mut self, bytes: u64) -> Result<()> {
+        self.check_there()?;
+        self.allocations += 1;
+        if self.faults.failing_allocation == Some(self.allocations) {
+            return Err(Error::OutOfMemory { wanted: bytes, free: Some(bytes / 2) });
+        }
+        let taken = self.inner.pool_stats().in_use_bytes.saturating_add(bytes);
+        if self.faults.most_bytes.is_some_and(|most| taken > most) {
+            return Err(Error::OutOfMemory { wanted: bytes, free: None });
+        }
+        match self.faults.largest_allocation_bytes {
+            Some(most) if bytes > most => Err(Error::OutOfMemory { wanted: bytes, free: Some(most) }),
+            _ => Ok(()),
+        }
+    }
+
     /// Adds the commands of a submission to the count. Returns true if the count has reached the command at
     /// which the device is lost.
     fn loses_device(&mut self, work: &Work) -> bool {
@@ -220,19 +237,13 @@ impl Device for Faulty {
     }
 
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
-        self.check_there()?;
-        self.allocations += 1;
-        if self.faults.failing_allocation == Some(self.allocations) {
-            return Err(Error::OutOfMemory { wanted: bytes, free: Some(bytes / 2) });
-        }
-        let taken = self.inner.pool_stats().in_use_bytes.saturating_add(bytes);
-        if self.faults.most_bytes.is_some_and(|most| taken > most) {
-            return Err(Error::OutOfMemory { wanted: bytes, free: None });
-        }
-        match self.faults.largest_allocation_bytes {
-            Some(most) if bytes > most => Err(Error::OutOfMemory { wanted: bytes, free: Some(most) }),
-            _ => self.inner.create_buffer(id, bytes),
-        }
+        self.count_allocation(bytes)?;
+        self.inner.create_buffer(id, bytes)
+    }
+
+    fn create_shared_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        self.count_allocation(bytes)?;
+        self.inner.create_shared_buffer(id, bytes)
     }
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {

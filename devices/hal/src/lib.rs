@@ -37,6 +37,8 @@ mod gemm;
 mod host;
 mod ids;
 mod memory;
+#[cfg(unix)]
+mod opaque_fd;
 pub mod pool;
 pub mod queues;
 mod region;
@@ -61,6 +63,8 @@ pub use gemm::{GEMM_PITCH_VALUES, Gemm, GemmChoice, GemmEntry, GemmLibrary, NoGe
 pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 pub use memory::HostMemory;
+#[cfg(unix)]
+pub use opaque_fd::OpaqueFd;
 pub use pool::{Pool, PoolLimits, PoolStats};
 pub use region::{HostRegion, Lease, LeaseMut, Reservation};
 pub use throttle::Throttle;

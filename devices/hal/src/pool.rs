@@ -119,21 +119,30 @@ impl<T> Pool<T> {
     /// # Errors
     /// Returns [`Error::OutOfMemory`] with the requested bytes if the budget or the system has too little
     /// memory left. Returns any other error of `allocate` unchanged.
-    pub fn acquire(
-        &mut self,
-        bytes: u64,
-        now_ns: u64,
-        mut allocate: impl FnMut(u64) -> Result<T>,
-    ) -> Result<T> {
+    pub fn acquire(&mut self, bytes: u64, now_ns: u64, allocate: impl FnMut(u64) -> Result<T>) -> Result<T> {
+        let size = self.size(bytes)?;
+        if let Some(native) = self.take(size, now_ns) {
+            return Ok(native);
+        }
+        self.acquire_new(bytes, allocate)
+    }
+
+    /// Returns the size of an allocation for a buffer of `bytes` bytes.
+    fn size(&self, bytes: u64) -> Result<u64> {
         let free = self.free_bytes();
         if bytes > free {
             return Err(Error::OutOfMemory { wanted: bytes, free: Some(free) });
         }
-        let size = class_bytes(bytes).min(self.largest_bytes).min(free).max(bytes);
-        if let Some(native) = self.take(size, now_ns) {
-            return Ok(native);
-        }
-        self.keep_at_most(usize::MAX, free - size);
+        Ok(class_bytes(bytes).min(self.largest_bytes).min(free).max(bytes))
+    }
+
+    /// Returns a new allocation like [`acquire`](Self::acquire), but never a cached allocation.
+    ///
+    /// # Errors
+    /// Returns the errors of [`acquire`](Self::acquire).
+    pub fn acquire_new(&mut self, bytes: u64, mut allocate: impl FnMut(u64) -> Result<T>) -> Result<T> {
+        let size = self.size(bytes)?;
+        self.keep_at_most(usize::MAX, self.free_bytes() - size);
         let allocated = match allocate(size) {
             Err(error) if error.is_out_of_memory() && !self.cached.is_empty() => {
                 self.drain();

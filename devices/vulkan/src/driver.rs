@@ -15,6 +15,8 @@ use ragtag_hal::cache::Shelf;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{AdapterKind, DeviceId, HostRegion, Limits, Memory, Module, Result};
+#[cfg(unix)]
+use ragtag_hal::{Error, OpaqueFd, SharedMemory};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex};
@@ -123,6 +125,27 @@ impl Driver for Vulkan {
     fn allocate(&self, bytes: u64) -> Result<Buffer> {
         let memory = crate::api::Memory::new(&self.logical, bytes, &self.types.device);
         memory.map(Buffer).map_err(|error| allocation_failure(error, bytes))
+    }
+
+    #[cfg(unix)]
+    fn allocate_shared(&self, bytes: u64) -> Result<Buffer> {
+        let memory = crate::api::Memory::shared(&self.logical, bytes, &self.types.device);
+        memory.map(Buffer).map_err(|error| allocation_failure(error, bytes))
+    }
+
+    #[cfg(unix)]
+    fn export(&self, buffer: &Arc<Buffer>) -> Result<SharedMemory> {
+        Ok(SharedMemory { bytes: buffer.0.bytes(), handle: Arc::new(buffer.0.export()?) })
+    }
+
+    #[cfg(unix)]
+    fn import(&self, memory: &SharedMemory) -> Result<Buffer> {
+        let handle = memory.handle.downcast_ref::<OpaqueFd>();
+        let handle = handle.ok_or_else(|| Error::Unsupported {
+            what: "importing memory that is not an opaque file descriptor".into(),
+        })?;
+        let imported = crate::api::Memory::import(&self.logical, memory.bytes, handle);
+        imported.map(Buffer).map_err(|error| allocation_failure(error, memory.bytes))
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<Arc<Pipeline>>> {

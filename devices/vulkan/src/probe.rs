@@ -6,7 +6,8 @@ use crate::memory::{MemoryTypes, heap};
 use crate::translate::SpirVTarget;
 use ash::vk::{self, PhysicalDeviceType, QueueFlags};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Feature, Features, KernelLanguage, PciAddress, PhysicalIdentity, QueueLayout,
+    Adapter, AdapterKind, Caps, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, PciAddress,
+    PhysicalIdentity, QueueLayout,
 };
 use std::sync::Arc;
 
@@ -178,7 +179,11 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
         local_memory_bytes: u64::from(limits.max_compute_shared_memory_size),
         clocks: Default::default(),
         gemm: None,
-        sharing: Default::default(),
+        sharing: MemorySharing {
+            exports: facts.exports_fd.then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
+            imports: facts.imports_fd.then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
+            ..MemorySharing::default()
+        },
     }
 }
 

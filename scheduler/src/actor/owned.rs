@@ -133,6 +133,11 @@ impl Device for OwnedDevice {
         remember(&mut self.buffers, id, made)
     }
 
+    fn create_shared_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        let made = self.sparing(|device| device.create_shared_buffer(id, bytes));
+        remember(&mut self.buffers, id, made)
+    }
+
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         self.device.destroy_buffer(id)?;
         self.buffers.remove(&id);

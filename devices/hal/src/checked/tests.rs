@@ -60,6 +60,9 @@ impl Device for Fake {
     fn destroy_buffer(&mut self, _: BufferId) -> Result<()> {
         self.note("destroy_buffer")
     }
+    fn create_shared_buffer(&mut self, _: BufferId, _: u64) -> Result<()> {
+        self.note("create_shared_buffer")
+    }
     fn import_buffer(&mut self, _: BufferId, _: &SharedMemory) -> Result<()> {
         self.note("import_buffer")
     }
@@ -315,11 +318,15 @@ fn destroying_a_module_invalidates_its_programs() {
 }
 
 #[test]
-fn imported_buffers_are_checked_like_others() {
+fn shared_buffers_are_checked_like_others() {
     let mut b = Bench::new();
     let memory = SharedMemory { bytes: 8, handle: Arc::new(()) };
     let result = b.device.export_buffer(BufferId(77)).map(drop);
     b.refused(result, &["buffer 77 does not exist"]);
+    let result = b.device.create_shared_buffer(BufferId(0), 8);
+    b.refused(result, &["buffer 0 exists already"]);
+    let result = b.device.create_shared_buffer(BufferId(8), 8);
+    b.passes(result, "create_shared_buffer");
     let result = b.device.import_buffer(BufferId(0), &memory);
     b.refused(result, &["buffer 0 exists already"]);
     let result = b.device.import_buffer(BufferId(9), &memory);
@@ -327,7 +334,7 @@ fn imported_buffers_are_checked_like_others() {
     let range = |buffer, bytes| BufferRange { buffer: BufferId(buffer), offset: 0, bytes };
     let result = b.run(QueueKind::Upload, Command::Copy { from: range(0, 12), to: range(9, 12) });
     b.refused(result, &["12 bytes", "has 8"]);
-    assert!(b.device.leaks().buffers.contains(&BufferId(9)));
+    assert!([8, 9].iter().all(|&id| b.device.leaks().buffers.contains(&BufferId(id))));
 }
 
 #[test]

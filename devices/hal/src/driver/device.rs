@@ -16,13 +16,22 @@ use crate::pool::PoolStats;
 use crate::queues::{Common, Submitter, Task, TrackedQueue, Wait};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::mem::{ManuallyDrop, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time limit for outstanding work when a device closes. No submission takes that long.
 const CLOSING_LIMIT: Duration = Duration::from_secs(60);
+
+/// Origin of memory that several devices use.
+#[derive(Clone, Copy)]
+enum Sharing {
+    /// This device has allocated it.
+    Own,
+    /// Another device has exported it.
+    Imported,
+}
 
 /// An opened device that runs its work through a backend's driver.
 pub struct DriverDevice<D: Driver> {
@@ -36,8 +45,8 @@ pub struct DriverDevice<D: Driver> {
     /// is dropped first.
     submitter: Submitter<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
-    /// Buffers in `buffers` whose memory belongs to another device.
-    borrowed: HashSet<BufferId>,
+    /// Buffers in `buffers` whose memory other devices may use.
+    shared: HashMap<BufferId, Sharing>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
     memory: DeviceMemory<D>,
     driver: Arc<D>,
@@ -83,7 +92,7 @@ impl<D: Driver> DriverDevice<D> {
             imported: HashMap::new(),
             submitter: Submitter::new(format!("{label} submit"), queues)?,
             buffers: HashMap::new(),
-            borrowed: HashSet::new(),
+            shared: HashMap::new(),
             regions: HashMap::new(),
             memory,
             common,
@@ -266,11 +275,16 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         self.check()?;
-        if bytes == 0 {
-            return Err(Error::invalid(format!("{id} of zero bytes")));
-        }
         let buffer = self.memory.allocate(bytes);
         self.buffers.insert(id, self.common.recorded(buffer)?);
+        Ok(())
+    }
+
+    fn create_shared_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        self.check()?;
+        let buffer = self.memory.allocate_shared(bytes);
+        self.buffers.insert(id, self.common.recorded(buffer)?);
+        self.shared.insert(id, Sharing::Own);
         Ok(())
     }
 
@@ -278,8 +292,10 @@ impl<D: Driver> Device for DriverDevice<D> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
         // Programs that use the buffer may not be submitted again, but would keep its memory alive.
         self.forget_programs(|_, script| script.uses_buffer(&buffer));
-        if !self.borrowed.remove(&id) {
-            self.memory.release(buffer);
+        match self.shared.remove(&id) {
+            None => self.memory.release(buffer),
+            Some(Sharing::Own) => self.memory.forget(&buffer),
+            Some(Sharing::Imported) => {}
         }
         Ok(())
     }
@@ -293,7 +309,7 @@ impl<D: Driver> Device for DriverDevice<D> {
         self.check()?;
         let buffer = self.common.recorded(self.driver.import(memory))?;
         self.buffers.insert(id, Arc::new(buffer));
-        self.borrowed.insert(id);
+        self.shared.insert(id, Sharing::Imported);
         Ok(())
     }
 

@@ -41,15 +41,31 @@ impl<D: Driver> DeviceMemory<D> {
 
     /// Returns a buffer of at least `bytes` bytes.
     pub(super) fn allocate(&mut self, bytes: u64) -> Result<Arc<D::Buffer>> {
+        self.allocated(bytes, |pool, driver| {
+            pool.acquire(bytes, Timing::now_ns(), |size| driver.allocate(size))
+        })
+    }
+
+    /// Returns a buffer of at least `bytes` bytes that other devices can import.
+    pub(super) fn allocate_shared(&mut self, bytes: u64) -> Result<Arc<D::Buffer>> {
+        self.allocated(bytes, |pool, driver| pool.acquire_new(bytes, |size| driver.allocate_shared(size)))
+    }
+
+    fn allocated(
+        &mut self,
+        bytes: u64,
+        acquire: impl FnOnce(&mut Pool<D::Buffer>, &D) -> Result<D::Buffer>,
+    ) -> Result<Arc<D::Buffer>> {
+        if bytes == 0 {
+            return Err(Error::invalid("a buffer of zero bytes"));
+        }
         if self.driver.trusts_free_bytes() {
             let free = self.heap()?.free_bytes.unwrap_or(u64::MAX).min(self.pool.free_bytes());
             if bytes > free {
                 return Err(Error::OutOfMemory { wanted: bytes, free: Some(free) });
             }
         }
-        let driver = &self.driver;
-        let allocated = self.pool.acquire(bytes, Timing::now_ns(), |size| driver.allocate(size));
-        allocated.map(Arc::new).map_err(|error| match error {
+        acquire(&mut self.pool, &self.driver).map(Arc::new).map_err(|error| match error {
             Error::OutOfMemory { free: None, .. } => {
                 // Because of fragmentation, an allocation can fail although enough bytes are free. The error
                 // then omits `free`.
@@ -74,6 +90,11 @@ impl<D: Driver> DeviceMemory<D> {
             }
             Err(_) => self.pool.forget(bytes),
         }
+    }
+
+    /// Removes a buffer from the statistics. Its memory is freed with the last reference to it.
+    pub(super) fn forget(&mut self, buffer: &D::Buffer) {
+        self.pool.forget(buffer.bytes());
     }
 
     /// Leaks the cached allocations.

@@ -284,6 +284,20 @@ fn a_buffer_in_use_is_not_reused() {
 }
 
 #[test]
+fn the_memory_of_shared_buffers_is_never_reused() {
+    let mut bench = Bench::new(true);
+    bench.device.create_buffer(BufferId(0), 5000).unwrap();
+    bench.device.destroy_buffer(BufferId(0)).unwrap();
+    bench.device.create_shared_buffer(BufferId(0), 5000).unwrap();
+    let stats = bench.device.pool_stats();
+    assert_eq!((stats.hits, stats.in_use_bytes, stats.cached_buffers), (0, 5120, 1));
+    bench.device.destroy_buffer(BufferId(0)).unwrap();
+    let stats = bench.device.pool_stats();
+    assert_eq!((stats.in_use_buffers, stats.in_use_bytes, stats.cached_buffers), (0, 0, 1));
+    assert_eq!(bench.free(), TOTAL_BYTES - 5120);
+}
+
+#[test]
 fn a_shortage_reports_sizes() {
     for trusts in [true, false] {
         let mut bench = Bench::new(trusts);

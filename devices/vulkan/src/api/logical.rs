@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Logical {
     pub(super) raw: ash::Device,
     pub(super) import: Option<ext::external_memory_host::Device>,
+    #[cfg(unix)]
+    pub(super) fd: Option<khr::external_memory_fd::Device>,
     facts: Arc<Facts>,
     /// Families of the device's queues, without duplicates.
     families: Vec<u32>,
@@ -51,6 +53,9 @@ impl Logical {
         if facts.import_alignment_bytes.is_some() {
             extensions.push(ext::external_memory_host::NAME.as_ptr());
         }
+        if facts.exports_fd || facts.imports_fd {
+            extensions.push(khr::external_memory_fd::NAME.as_ptr());
+        }
         if facts.cooperative_matrices {
             extensions.push(khr::cooperative_matrix::NAME.as_ptr());
         }
@@ -77,6 +82,8 @@ impl Logical {
         let import = facts.import_alignment_bytes.is_some();
         Ok(Self {
             import: import.then(|| ext::external_memory_host::Device::new(instance.raw(), &raw)),
+            #[cfg(unix)]
+            fd: facts.exports_fd.then(|| khr::external_memory_fd::Device::new(instance.raw(), &raw)),
             raw,
             facts: Arc::clone(facts),
             families: queues.iter().map(|&(family, _)| family).collect(),

@@ -12,6 +12,13 @@ use std::sync::Arc;
 /// Granularity in bytes of fills and of memory accesses in shaders.
 const WORD_BYTES: u64 = 4;
 
+/// Usage of every buffer.
+pub(super) const BUFFER_USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
+    vk::BufferUsageFlags::STORAGE_BUFFER.as_raw()
+        | vk::BufferUsageFlags::TRANSFER_SRC.as_raw()
+        | vk::BufferUsageFlags::TRANSFER_DST.as_raw(),
+);
+
 /// A mapping of device memory into the host's address space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapped {
@@ -23,12 +30,15 @@ pub(crate) struct Mapped {
 
 /// A buffer and its device memory.
 pub(crate) struct Memory {
-    logical: Arc<Logical>,
-    raw: vk::Buffer,
+    pub(super) logical: Arc<Logical>,
+    pub(super) raw: vk::Buffer,
     /// Memory of the buffer, or null before it is allocated.
-    memory: vk::DeviceMemory,
+    pub(super) memory: vk::DeviceMemory,
     bytes: u64,
     mapped: Option<Mapped>,
+    /// Size and type of the memory if it can be exported.
+    #[cfg(unix)]
+    pub(super) exportable: Option<(u64, u32)>,
 }
 
 /// A byte range of a buffer.
@@ -48,9 +58,7 @@ impl Memory {
     pub(crate) fn new(logical: &Arc<Logical>, bytes: u64, types: &[u32]) -> Result<Self> {
         let mut buffer = Self::without_memory(logical, bytes, vk::ExternalMemoryHandleTypeFlags::empty())?;
         let needs = buffer.requirements();
-        let taken = types.iter().copied().find(|index| needs.memory_type_bits & 1 << index != 0);
-        let index = taken
-            .ok_or_else(|| Error::Unsupported { what: "buffers in this device's memory types".into() })?;
+        let index = memory_type(&needs, types)?;
         let info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index);
         buffer.allocate(&info)?;
         buffer.map(index);
@@ -103,7 +111,7 @@ impl Memory {
         Ok(buffer)
     }
 
-    fn without_memory(
+    pub(super) fn without_memory(
         logical: &Arc<Logical>,
         bytes: u64,
         external: vk::ExternalMemoryHandleTypeFlags,
@@ -113,11 +121,7 @@ impl Memory {
         let mut info = vk::BufferCreateInfo::default()
             // Kernels may access the last bytes as a whole word.
             .size(bytes.next_multiple_of(WORD_BYTES))
-            .usage(
-                vk::BufferUsageFlags::STORAGE_BUFFER
-                    | vk::BufferUsageFlags::TRANSFER_SRC
-                    | vk::BufferUsageFlags::TRANSFER_DST,
-            );
+            .usage(BUFFER_USAGE);
         if families.len() > 1 {
             // Any queue may use the buffer at any time. For buffers, concurrent sharing costs nothing.
             info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(families);
@@ -127,15 +131,23 @@ impl Memory {
         }
         // SAFETY: the device is alive, and the size is not zero.
         let raw = said("vkCreateBuffer", unsafe { logical.raw.create_buffer(&info, None) })?;
-        Ok(Self { logical: Arc::clone(logical), raw, memory: vk::DeviceMemory::null(), bytes, mapped: None })
+        Ok(Self {
+            logical: Arc::clone(logical),
+            raw,
+            memory: vk::DeviceMemory::null(),
+            bytes,
+            mapped: None,
+            #[cfg(unix)]
+            exportable: None,
+        })
     }
 
-    fn requirements(&self) -> vk::MemoryRequirements {
+    pub(super) fn requirements(&self) -> vk::MemoryRequirements {
         // SAFETY: the buffer is alive.
         unsafe { self.logical.raw.get_buffer_memory_requirements(self.raw) }
     }
 
-    fn allocate(&mut self, info: &vk::MemoryAllocateInfo<'_>) -> Result<()> {
+    pub(super) fn allocate(&mut self, info: &vk::MemoryAllocateInfo<'_>) -> Result<()> {
         let raw = &self.logical.raw;
         // SAFETY: the memory has a type and a size that the buffer supports, and is bound only once.
         unsafe {
@@ -145,7 +157,7 @@ impl Memory {
     }
 
     /// Maps the memory. If mapping fails, the buffer still works, but the host cannot access it directly.
-    fn map(&mut self, index: u32) {
+    pub(super) fn map(&mut self, index: u32) {
         use vk::MemoryPropertyFlags as Flags;
         let flags = self.logical.facts().memory.memory_types[index as usize].property_flags;
         if !flags.contains(Flags::HOST_VISIBLE | Flags::HOST_COHERENT) {
@@ -173,6 +185,12 @@ impl Memory {
     pub(crate) fn mapped(&self) -> Option<Mapped> {
         self.mapped
     }
+}
+
+/// Returns the first memory type of `types` that supports a buffer.
+pub(super) fn memory_type(needs: &vk::MemoryRequirements, types: &[u32]) -> Result<u32> {
+    let found = types.iter().copied().find(|index| needs.memory_type_bits & 1 << index != 0);
+    found.ok_or_else(|| Error::Unsupported { what: "buffers in this device's memory types".into() })
 }
 
 impl Drop for Memory {

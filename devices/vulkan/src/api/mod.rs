@@ -13,6 +13,8 @@ mod physical;
 mod pipeline;
 mod recorder;
 mod semaphore;
+#[cfg(unix)]
+mod shared;
 
 pub(crate) use instance::Instance;
 pub(crate) use logical::{Logical, SharedQueue};

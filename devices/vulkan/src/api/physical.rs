@@ -2,6 +2,7 @@
 
 use super::Instance;
 use super::matrices::{self, FLEXIBLE, FlexibleFeatures};
+use super::memory::BUFFER_USAGE;
 use ash::{amd, ext, khr, nv, vk};
 use ragtag_hal::cache::{Key, key};
 use std::collections::BTreeSet;
@@ -26,6 +27,7 @@ pub(crate) struct Facts {
     pub(crate) driver: String,
     pub(crate) kind: vk::PhysicalDeviceType,
     pub(crate) uuid: [u8; 16],
+    pub(crate) driver_uuid: [u8; 16],
     /// PCI domain, bus, device and function.
     pub(crate) pci: Option<[u32; 4]>,
     /// Key that identifies the hardware and the driver. It includes the properties that the driver compares
@@ -37,6 +39,10 @@ pub(crate) struct Facts {
     pub(crate) families: Vec<Family>,
     /// Required alignment of an imported host pointer, or `None` if the device cannot import host memory.
     pub(crate) import_alignment_bytes: Option<u64>,
+    /// Whether buffers can be exported as opaque file descriptors.
+    pub(crate) exports_fd: bool,
+    /// Whether buffers can be imported from opaque file descriptors.
+    pub(crate) imports_fd: bool,
     pub(crate) memory_budget: bool,
     pub(crate) timeline_semaphores: bool,
     pub(crate) host_query_reset: bool,
@@ -146,6 +152,10 @@ impl Facts {
             | vk::SubgroupFeatureFlags::SHUFFLE
             | vk::SubgroupFeatureFlags::SHUFFLE_RELATIVE;
         let full = in_1_3.compute_full_subgroups == vk::TRUE && in_1_3.subgroup_size_control == vk::TRUE;
+        let external = match cfg!(unix) && modern && has(khr::external_memory_fd::NAME) {
+            true => external_buffers(raw, handle),
+            false => vk::ExternalMemoryFeatureFlags::empty(),
+        };
         let words = |text: Result<&CStr, _>| text.map_or(String::new(), |text| text.to_string_lossy().into());
         let driver_name = words(driver.driver_name_as_c_str());
         let driver_info = words(driver.driver_info_as_c_str());
@@ -172,6 +182,7 @@ impl Facts {
             },
             kind: plain.device_type,
             uuid: ids.device_uuid,
+            driver_uuid: ids.driver_uuid,
             pci: has(ext::pci_bus_info::NAME).then_some([
                 bus.pci_domain,
                 bus.pci_bus,
@@ -187,6 +198,8 @@ impl Facts {
             families: families(raw, handle),
             import_alignment_bytes: has(ext::external_memory_host::NAME)
                 .then_some(import.min_imported_host_pointer_alignment),
+            exports_fd: external.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE),
+            imports_fd: external.contains(vk::ExternalMemoryFeatureFlags::IMPORTABLE),
             memory_budget: has(ext::memory_budget::NAME),
             timeline_semaphores: in_1_2.timeline_semaphore == vk::TRUE,
             host_query_reset: in_1_2.host_query_reset == vk::TRUE,
@@ -221,6 +234,17 @@ impl Facts {
         let free = budget.heap_budget[index].saturating_sub(budget.heap_usage[index]);
         (total_bytes, self.memory_budget.then_some(free.min(total_bytes)))
     }
+}
+
+/// Returns the possible uses of opaque file descriptors with buffers.
+fn external_buffers(raw: &ash::Instance, handle: vk::PhysicalDevice) -> vk::ExternalMemoryFeatureFlags {
+    let info = vk::PhysicalDeviceExternalBufferInfo::default()
+        .usage(BUFFER_USAGE)
+        .handle_type(vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD);
+    let mut properties = vk::ExternalBufferProperties::default();
+    // SAFETY: the handle belongs to this instance, and the device supports Vulkan 1.1.
+    unsafe { raw.get_physical_device_external_buffer_properties(handle, &info, &mut properties) };
+    properties.external_memory_properties.external_memory_features
 }
 
 fn families(raw: &ash::Instance, handle: vk::PhysicalDevice) -> Vec<Family> {

@@ -12,4 +12,5 @@ mod devices;
 mod drivers;
 mod faults;
 mod points;
+mod shared;
 mod support;
