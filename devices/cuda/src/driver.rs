@@ -9,6 +9,8 @@
 //! From CUDA 12.3 on, a capture turns the attribute into an edge of the graph. Older drivers reject such a
 //! graph, so captures on older drivers omit the attribute.
 
+#[cfg(unix)]
+use crate::api::ExternalMemory;
 use crate::api::{
     self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check, enter,
 };
@@ -19,7 +21,11 @@ use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_PORTABLE, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
     CUlaunchAttributeValue, CUlaunchConfig, CUresult,
 };
+#[cfg(unix)]
+use ragtag_hal::OpaqueFd;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
+#[cfg(unix)]
+use ragtag_stream::Import;
 use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
@@ -171,6 +177,12 @@ impl Driver for CudaDriver {
             // SAFETY: as above.
             None => unsafe { check!(functions, cuMemFree_v2(address)) },
         }
+    }
+
+    #[cfg(unix)]
+    fn import(&self, memory: &OpaqueFd, bytes: u64) -> Result<Import> {
+        let memory = ExternalMemory::new(&self.context, memory, bytes)?;
+        Ok(Import { address: memory.address(), owner: Box::new(memory) })
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {

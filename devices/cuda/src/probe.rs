@@ -104,12 +104,9 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         memory_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
         memory_bus_bits: reported(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
     };
-    // Memory that is mapped through virtual memory management can be exported if the driver supports a handle
-    // type for it.
-    let exports = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0
-        && attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0;
+    // Vulkan cannot import CUDA's memory, so CUDA only imports.
     let sharing = MemorySharing {
-        exports: exports.then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
+        imports: cfg!(unix).then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
         ..MemorySharing::default()
     };
     let memory = Memory { heap: HeapKind::Device, total_bytes, free_bytes: None, source: MemorySource::Api };

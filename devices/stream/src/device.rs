@@ -13,6 +13,8 @@ use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, Gemm, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, Result,
 };
+#[cfg(unix)]
+use ragtag_hal::{OpaqueFd, SharedMemory};
 use std::sync::{Arc, Mutex};
 
 /// An opened device of a stream-ordered API.
@@ -88,6 +90,18 @@ impl<D: Driver> driver::Driver for Streams<D> {
 
     fn allocate(&self, bytes: u64) -> Result<Buffer<D>> {
         Buffer::new(&self.driver, bytes)
+    }
+
+    #[cfg(unix)]
+    fn import(&self, memory: &SharedMemory) -> Result<Buffer<D>> {
+        let unsupported = |what: &str| Error::Unsupported { what: what.into() };
+        let handle = memory.handle.downcast_ref::<OpaqueFd>();
+        let handle =
+            handle.ok_or_else(|| unsupported("importing memory that is not an opaque file descriptor"))?;
+        let uuid = self.adapter.identity.uuid;
+        handle
+            .check(uuid.ok_or_else(|| unsupported("importing memory into a device without a UUID"))?, None)?;
+        Buffer::import(&self.driver, handle, memory.bytes)
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<Code<D>>> {

@@ -11,6 +11,10 @@
 //! - No method panics, whatever the driver returns.
 
 use ragtag_hal::{DeviceFunction, Gemm, KernelLanguage, Result};
+#[cfg(unix)]
+use ragtag_hal::{Error, OpaqueFd};
+#[cfg(unix)]
+use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -80,6 +84,15 @@ pub struct Operands {
     pub y: u64,
 }
 
+/// Memory that another API has exported.
+#[cfg(unix)]
+pub struct Import {
+    /// Device address of the first byte.
+    pub address: u64,
+    /// Object that ends the import on drop.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
 /// A stream-ordered GPU API on one opened device.
 pub trait Driver: Send + Sync + Sized + 'static {
     /// An in-order queue of the device, without implicit synchronisation with other streams.
@@ -118,6 +131,16 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// # Errors
     /// Returns the driver's error.
     unsafe fn free(&self, address: u64) -> Result<()>;
+
+    /// Imports `bytes` bytes of memory that another API has exported. The memory belongs to this device.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the API cannot import memory, or the
+    /// driver's error.
+    #[cfg(unix)]
+    fn import(&self, _memory: &OpaqueFd, _bytes: u64) -> Result<Import> {
+        Err(Error::Unsupported { what: format!("importing memory of other APIs into {}", self.api()) })
+    }
 
     /// Pins host memory for all devices of the API.
     ///

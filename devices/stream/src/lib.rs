@@ -31,6 +31,8 @@ mod tests;
 
 pub use compiler::{CompiledText, CompilerCalls, Output, OutputBytes};
 pub use device::{StreamDevice, Streams, open};
+#[cfg(unix)]
+pub use driver::Import;
 pub use driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 pub use library::{Library, places};
 pub use pins::Pins;

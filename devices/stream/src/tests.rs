@@ -10,12 +10,15 @@ use ragtag_hal::{
     Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
     DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind,
     KernelLanguage, Limits, LinkedEntry, Memory, MemorySource, Module, ModuleId, ModuleSource,
-    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, TextEntry, Throttle, Timeline,
-    TimelineId, Work,
+    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, SharedMemory, TextEntry, Throttle,
+    Timeline, TimelineId, Work,
 };
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// UUID of the fake device.
+const UUID: [u8; 16] = [7; 16];
 
 fn adapter() -> Adapter {
     let free = Some(TOTAL_BYTES);
@@ -25,7 +28,7 @@ fn adapter() -> Adapter {
         name: "threads".into(),
         driver: "made up".into(),
         kind: AdapterKind::Discrete,
-        identity: PhysicalIdentity::default(),
+        identity: PhysicalIdentity { pci: None, uuid: Some(UUID) },
         memory: vec![Memory {
             heap: HeapKind::Device,
             total_bytes: TOTAL_BYTES,
@@ -536,4 +539,39 @@ fn timings_are_in_order() {
     }
     assert!(timings.is_sorted_by_key(|timing| timing.end_ns), "{timings:?}");
     bench.close();
+}
+
+#[cfg(unix)]
+#[test]
+fn imported_memory_is_released_after_its_last_use() {
+    let of = |device_uuid| {
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        let (bytes, memory_type, driver_uuid) = (device_bench::WORDS as u64 * 4, 0, [1; 16]);
+        let handle =
+            ragtag_hal::OpaqueFd { fd, allocation_bytes: bytes, memory_type, device_uuid, driver_uuid };
+        SharedMemory { bytes, handle: Arc::new(handle) }
+    };
+    let mut bench = Bench::new();
+    let own = bench.fake.left().0;
+    let refused = bench.device.import_buffer(BufferId(9), &of([8; 16])).unwrap_err();
+    assert!(refused.to_string().contains("another physical device"), "{refused}");
+    let refused = bench.device.import_buffer(BufferId(9), &SharedMemory { bytes: 4, handle: Arc::new(()) });
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+
+    bench.device.import_buffer(BufferId(9), &of(UUID)).unwrap();
+    let before = bench.commands(QueueKind::Compute, vec![fill(9, 5), hold(), fill(9, 6)], &[]);
+    assert_eq!(bench.fake.left().0, own + 1);
+    bench.fake.release();
+    bench.wait(before);
+    let copied = bench.commands(QueueKind::Upload, vec![Command::Copy { from: all(9), to: all(1) }], &[]);
+    bench.wait(copied);
+    assert!(bench.words(1).iter().all(|&word| word == 6));
+    bench.device.destroy_buffer(BufferId(9)).unwrap();
+    bench.device.trim_pool();
+    let end = std::time::Instant::now() + Duration::from_secs(30);
+    while bench.fake.left().0 > own && std::time::Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert_eq!((bench.fake.left().0, bench.fake.calls("free")), (own, 0), "the import frees it");
+    assert_eq!(bench.fake.left().3, Vec::<String>::new());
 }

@@ -5,7 +5,8 @@
 
 use crate::error::failure;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUcontext, CUdevice,
+    CUdevice_attribute, CUdeviceptr, CUevent, CUexternalMemory, CUfunction, CUfunction_attribute, CUgraph,
     CUgraphExec, CUjit_option, CUlaunchConfig, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
     CUstreamCaptureMode, CUuuid,
 };
@@ -65,6 +66,9 @@ functions! {
         cuMemFreeAsync(CUdeviceptr, CUstream) -> c_uint;
         cuMemHostRegister_v2(*mut c_void, usize, c_uint) -> c_uint;
         cuMemHostUnregister(*mut c_void) -> c_uint;
+        cuImportExternalMemory(*mut CUexternalMemory, *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC) -> c_uint;
+        cuExternalMemoryGetMappedBuffer(*mut CUdeviceptr, CUexternalMemory, *const CUDA_EXTERNAL_MEMORY_BUFFER_DESC) -> c_uint;
+        cuDestroyExternalMemory(CUexternalMemory) -> c_uint;
         cuStreamCreate(*mut CUstream, c_uint) -> c_uint;
         cuStreamDestroy_v2(CUstream) -> c_uint;
         cuStreamSynchronize(CUstream) -> c_uint;

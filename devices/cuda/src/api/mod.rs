@@ -4,12 +4,16 @@
 //! This module does not depend on Ragtag's devices.
 
 mod cublas_lt;
+#[cfg(unix)]
+mod external;
 mod functions;
 mod nvrtc;
 mod objects;
 mod partition;
 
 pub(crate) use cublas_lt::{CublasLt, Products, Workspace};
+#[cfg(unix)]
+pub(crate) use external::ExternalMemory;
 pub(crate) use functions::{Functions, check, enter, version};
 pub(crate) use nvrtc::Nvrtc;
 pub(crate) use objects::{Context, Event, Function, Graph, Module, Pool, Stream};

@@ -4,7 +4,11 @@
 //! The driver has two kernels: `scale` multiplies and adds, and `hold` waits until the test releases it. The
 //! fake product library interprets the bits of f16 values as integers.
 
+#[cfg(unix)]
+use crate::driver::Import;
 use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
+#[cfg(unix)]
+use ragtag_hal::OpaqueFd;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
@@ -54,6 +58,19 @@ struct Shared {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
+    }
+}
+
+/// Imported memory, which is released on drop.
+struct Imported {
+    fake: Fake,
+    address: u64,
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        let released = self.fake.shared.lock().allocated.remove(&self.address);
+        assert!(released.is_some(), "released twice");
     }
 }
 
@@ -279,6 +296,13 @@ impl Driver for Fake {
     unsafe fn free(&self, address: u64) -> Result<()> {
         assert!(self.shared.lock().allocated.remove(&address).is_some(), "freed twice");
         self.call("free")
+    }
+
+    /// Imports new memory. The file descriptor only names the other device.
+    #[cfg(unix)]
+    fn import(&self, _: &OpaqueFd, bytes: u64) -> Result<Import> {
+        let address = self.allocate(bytes)?;
+        Ok(Import { address, owner: Box::new(Imported { fake: self.clone(), address }) })
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
