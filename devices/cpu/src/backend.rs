@@ -6,7 +6,8 @@ use crate::driver;
 use crate::features;
 use ragtag_hal::{
     Adapter, AdapterKind, Backend, Caps, Device, DeviceId, DriverInfo, Error, Features, HeapKind, HostMemory,
-    KernelLanguage, Limits, Memory, MemorySource, PhysicalIdentity, Result, Unavailable,
+    KernelLanguage, Limits, Memory, MemoryHandle, MemorySharing, MemorySource, PhysicalIdentity, Result,
+    Unavailable,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::available_parallelism;
@@ -72,6 +73,9 @@ impl CpuBackend {
         let features = self.features();
         let driver: DriverInfo =
             format!("ragtag {}, {}", env!("CARGO_PKG_VERSION"), features::name(&features)).into();
+        let handles = BTreeSet::from([MemoryHandle::DriverObject]);
+        let sharing =
+            MemorySharing { exports: handles.clone(), imports: handles, ..MemorySharing::default() };
         let adapter = |index| Adapter {
             backend: self.name().into(),
             index,
@@ -89,6 +93,7 @@ impl CpuBackend {
                 languages: BTreeSet::from([KernelLanguage::Host]),
                 features: features.clone(),
                 parallel_units: self.threads(index),
+                sharing: sharing.clone(),
                 ..Caps::default()
             },
         };

@@ -1,6 +1,6 @@
 //! The traits that a backend implements, and the data that its probe reports.
 
-use crate::caps::Caps;
+use crate::caps::{Caps, MemoryHandle};
 use crate::command::{Command, Module, Submission};
 use crate::error::{Error, Result, Unavailable};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId};
@@ -178,6 +178,20 @@ impl Adapter {
     /// Returns the name that users type, such as `cpu:0`.
     pub fn label(&self) -> String {
         format!("{}:{}", self.backend, self.index)
+    }
+
+    /// Returns whether this adapter's device can import the memory of `owner`'s device, according to their
+    /// drivers. The import may still fail. File descriptors are imported only within one physical device.
+    pub fn imports_from(&self, owner: &Self) -> bool {
+        let is_valid = |handle: &MemoryHandle| match handle {
+            MemoryHandle::OpaqueFd => {
+                self.identity.uuid.is_some() && self.identity.uuid == owner.identity.uuid
+            }
+            MemoryHandle::DriverObject => {
+                (&self.backend, &self.driver.name) == (&owner.backend, &owner.driver.name)
+            }
+        };
+        self.caps.sharing.imports.intersection(&owner.caps.sharing.exports).any(is_valid)
     }
 }
 
@@ -495,6 +509,41 @@ mod tests {
         for text in ["", "0000:03", "c3:1f.7", "0000:03:00", "0000:103:00.0", "0001:2g:03.4", "x:03:00.0"] {
             assert!(text.parse::<PciAddress>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn memory_is_imported_if_one_handle_suits_both_devices() {
+        let adapter =
+            |backend: &str, uuid: Option<[u8; 16]>, exports: &[MemoryHandle], imports: &[MemoryHandle]| {
+                let mut caps = Caps::default();
+                caps.sharing.exports.extend(exports);
+                caps.sharing.imports.extend(imports);
+                Adapter {
+                    backend: backend.into(),
+                    index: 0,
+                    name: "made up".into(),
+                    driver: "driver 1".into(),
+                    kind: AdapterKind::Discrete,
+                    identity: PhysicalIdentity { pci: None, uuid },
+                    memory: Vec::new(),
+                    caps,
+                }
+            };
+        let (fd, object) = (&[MemoryHandle::OpaqueFd][..], &[MemoryHandle::DriverObject][..]);
+        let vulkan = adapter("vulkan", Some([1; 16]), fd, fd);
+        let cuda = adapter("cuda", Some([1; 16]), &[], fd);
+        assert!(cuda.imports_from(&vulkan) && vulkan.imports_from(&vulkan));
+        assert!(!vulkan.imports_from(&cuda), "it exports nothing");
+        for uuid in [None, Some([2; 16])] {
+            let other = adapter("cuda", uuid, fd, fd);
+            assert!(!other.imports_from(&vulkan) && !vulkan.imports_from(&other));
+        }
+        let unnamed = adapter("vulkan", None, fd, fd);
+        assert!(!unnamed.imports_from(&unnamed));
+        let cpu = adapter("cpu", None, object, object);
+        assert!(cpu.imports_from(&cpu));
+        let other = Adapter { driver: "driver 2".into(), ..cpu.clone() };
+        assert!(!other.imports_from(&cpu) && !adapter("opencl", None, object, object).imports_from(&cpu));
     }
 
     #[test]

@@ -194,12 +194,15 @@ impl MemorySharing {
     }
 }
 
-/// Handle type of memory that is exported to another API.
+/// Handle type of memory that is exported to another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryHandle {
     /// An opaque POSIX file descriptor, which only drivers can interpret.
     OpaqueFd,
+    /// An object of the backend, which other devices of the same backend and driver in this process can use
+    /// without a copy.
+    DriverObject,
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use crate::program::{Entry, entries};
 use crate::queue::Queue;
 use crate::recording::{Recorded, recorded};
 use crate::transfer::TransferMode;
-use ragtag_hal::driver::{self, Driver, DriverDevice};
+use ragtag_hal::driver::{self, Allocation, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
-use ragtag_hal::{DeviceId, Error, HostRegion, Limits, Memory, Module, Result};
+use ragtag_hal::{DeviceId, Error, HostRegion, Limits, Memory, Module, Result, SharedMemory};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) type OpenClDevice = DriverDevice<OpenCl>;
@@ -54,6 +54,13 @@ pub(crate) fn open(
     let pinning = new()?;
     let driver = OpenCl { found, mode, compute, touching: Mutex::default(), pinning, context };
     DriverDevice::open(Common::new(id), adapter, driver, queues, limits)
+}
+
+/// A buffer that devices of the same context can import.
+struct Exported {
+    /// Field order: the buffer is released before its context.
+    buffer: Buffer,
+    context: Arc<Context>,
 }
 
 /// A kernel whose arguments are all set, and the size of its launch.
@@ -108,6 +115,22 @@ impl Driver for OpenCl {
             }
         });
         made.map_err(|error| allocation_failure(error, bytes))
+    }
+
+    fn export(&self, buffer: &Arc<Buffer>) -> Result<SharedMemory> {
+        let exported = Exported { buffer: Buffer::clone(buffer), context: Arc::clone(&self.context) };
+        Ok(SharedMemory { bytes: buffer.bytes(), handle: Arc::new(exported) })
+    }
+
+    fn import(&self, memory: &SharedMemory) -> Result<Buffer> {
+        let unsupported = |what: &str| Error::Unsupported { what: what.into() };
+        let exported = memory.handle.downcast_ref::<Exported>();
+        let exported =
+            exported.ok_or_else(|| unsupported("importing another API's memory on an OpenCL device"))?;
+        match Arc::ptr_eq(&exported.context, &self.context) {
+            true => Ok(exported.buffer.clone()),
+            false => Err(unsupported("importing memory of another OpenCL context")),
+        }
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<Entry>> {

@@ -8,9 +8,13 @@ use ragtag_hal::driver::Allocation;
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Device memory that is released on drop.
+/// Device memory that is released with its last reference. Several devices of a context use the same memory if
+/// one of them has imported it.
+#[derive(Clone, Debug)]
+pub(crate) struct Buffer(Arc<Memory>);
+
 #[derive(Debug)]
-pub(crate) struct Buffer {
+struct Memory {
     /// Sub-buffers. They are declared before `memory`, so that they are dropped first.
     parts: Mutex<Parts>,
     memory: Mem,
@@ -45,16 +49,16 @@ impl Buffer {
             Some(block) => unsafe { Mem::over(context, block.pointer(), size) }?,
             None => Mem::new(context, size)?,
         };
-        Ok(Self { parts: Mutex::default(), memory, bytes: size, block })
+        Ok(Self(Arc::new(Memory { parts: Mutex::default(), memory, bytes: size, block })))
     }
 
     /// Returns true if the host can access the buffer's memory directly.
     pub(crate) fn is_shared(&self) -> bool {
-        self.block.is_some()
+        self.0.block.is_some()
     }
 
     pub(crate) fn memory(&self) -> &Mem {
-        &self.memory
+        &self.0.memory
     }
 
     /// Returns a memory object for the range from an offset to the end of the buffer. Returns `None` for
@@ -67,18 +71,19 @@ impl Buffer {
         if offset == 0 {
             return Ok(None);
         }
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        parts.at(offset, || self.memory.part(offset, self.bytes - offset)).map(Some)
+        let Memory { parts, memory, bytes, .. } = self.0.as_ref();
+        let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.at(offset, || memory.part(offset, bytes - offset)).map(Some)
     }
 }
 
 impl Allocation for Buffer {
     fn bytes(&self) -> u64 {
-        self.bytes as u64
+        self.0.bytes as u64
     }
 
     fn writable(&self) -> Option<*mut u8> {
-        self.block.as_ref().map(SharedBlock::pointer)
+        self.0.block.as_ref().map(SharedBlock::pointer)
     }
 
     fn readable(&self) -> Option<*const u8> {
@@ -87,7 +92,7 @@ impl Allocation for Buffer {
 
     /// Drops the sub-buffers, because the next user of the buffer will bind other offsets.
     fn recycle(&mut self) {
-        self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.parts.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 

@@ -17,7 +17,7 @@ use opencl3::platform::{Platform, platform::get_platform_ids};
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
     Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, HostMemory, KernelLanguage, Memory,
-    MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
+    MemoryHandle, MemorySharing, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -155,7 +155,13 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
     let spir_v = spir_v(&device, &extensions, id, version_of(&platform_version, "OpenCL "));
     let features = features(&device, &extensions, nvidia);
     let options = options(c_version(&device), &features);
-    let caps = caps(&device, features, spir_v.is_some()).map_err(said("limits"))?;
+    let mut caps = caps(&device, features, spir_v.is_some()).map_err(said("limits"))?;
+    if host_memory {
+        // Devices with their own memory would share a buffer by copies of the driver.
+        let handles = BTreeSet::from([MemoryHandle::DriverObject]);
+        caps.sharing =
+            MemorySharing { exports: handles.clone(), imports: handles, ..MemorySharing::default() };
+    }
     let unified_memory = UnifiedMemory::of(id).filter(|_| {
         number(&device, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL).is_some_and(|caps| caps & UNIFIED_ACCESS != 0)
     });

@@ -4,7 +4,7 @@
 
 mod support;
 
-use ragtag_hal::{Backend, BufferId, Command, Device, Error, Limits, ModuleId, QueueKind};
+use ragtag_hal::{Backend, BufferId, Checked, Command, Device, DeviceId, Error, Limits, ModuleId, QueueKind};
 use ragtag_opencl::{OpenClBackend, OpenClConfig, TransferMode};
 use support::*;
 
@@ -23,22 +23,21 @@ fn all_transfer_modes_give_the_same_result() {
     for transfer in [TransferMode::Explicit, TransferMode::SharedVirtual, TransferMode::Unified] {
         let backend = OpenClBackend::new(OpenClConfig { transfer: Some(transfer), ..config() });
         for adapter in adapters(&backend) {
-            let mut bench =
-                match backend.open(&[(adapter.clone(), ragtag_hal::DeviceId(0))], &Limits::default()) {
-                    Ok(mut devices) => {
-                        let mut device = ragtag_hal::Checked::new(devices.swap_remove(0));
-                        if let Err(error) = device.create_buffer(BufferId(9), 64) {
-                            test_support::skip!(
-                                "shared memory of OpenCL",
-                                "{}: {transfer:?}: {error}",
-                                adapter.label()
-                            );
-                            continue;
-                        }
-                        Bench::new(device)
+            let mut bench = match backend.open(&[(adapter.clone(), DeviceId(0))], &Limits::default()) {
+                Ok(mut devices) => {
+                    let mut device = Checked::new(devices.swap_remove(0));
+                    if let Err(error) = device.create_buffer(BufferId(9), 64) {
+                        test_support::skip!(
+                            "shared memory of OpenCL",
+                            "{}: {transfer:?}: {error}",
+                            adapter.label()
+                        );
+                        continue;
                     }
-                    Err(error) => panic!("{} does not open: {error}", adapter.label()),
-                };
+                    Bench::new(device)
+                }
+                Err(error) => panic!("{} does not open: {error}", adapter.label()),
+            };
             for round in 1..20u32 {
                 bench.fill_region(|at| at * round);
                 let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
@@ -51,6 +50,37 @@ fn all_transfer_modes_give_the_same_result() {
                     format!("{} {transfer:?}", adapter.label()),
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn devices_of_one_context_share_buffers() {
+    for transfer in [None, Some(TransferMode::Explicit)] {
+        let backend = OpenClBackend::new(OpenClConfig { transfer, ..config() });
+        let all = adapters(&backend);
+        let after = |at: usize| all[at + 1..].iter();
+        let pairs = all.iter().enumerate().flat_map(|(at, from)| after(at).map(move |to| (from, to)));
+        let pairs: Vec<_> = pairs.filter(|(from, to)| to.imports_from(from)).collect();
+        if pairs.is_empty() && !all.is_empty() {
+            test_support::skip!("two devices of one driver", "OpenCL devices that use host memory");
+        }
+        for (from, to) in pairs {
+            println!("{} to {}", from.label(), to.label());
+            let wanted = [(from.clone(), DeviceId(0)), (to.clone(), DeviceId(1))];
+            let devices = backend.open(&wanted, &Limits::default()).unwrap();
+            let mut both = devices.into_iter().map(|device| Bench::new(Checked::new(device)));
+            let (mut owner, mut user) = (both.next().unwrap(), both.next().unwrap());
+            shares(&mut owner, &mut user);
+            shares(&mut user, &mut owner);
+            drop((owner, user));
+
+            let mut owner = Bench::new(open(&backend, from, 0, &Limits::default()));
+            let mut user = Bench::new(open(&backend, to, 1, &Limits::default()));
+            owner.device.create_shared_buffer(BufferId(9), 64).unwrap();
+            let memory = owner.device.export_buffer(BufferId(9)).unwrap();
+            let refused = user.device.import_buffer(BufferId(9), &memory).unwrap_err();
+            assert!(refused.to_string().contains("another OpenCL context"), "{refused}");
         }
     }
 }

@@ -104,7 +104,7 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-vulkan", &["device-bench", "test-drivers"]),
     ("ragtag-wgpu", &["device-bench", "test-drivers"]),
     // The tests run the suite on the CPU device, which every machine has.
-    ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
+    ("ragtag-conformance", &["device-bench", "ragtag-cpu", "test-drivers"]),
     // Programs are compiled for the CPU device and run on it.
     ("ragtag-graph", &["ragtag-cpu"]),
     // Tests run pipelines on the CPU device.
