@@ -9,7 +9,7 @@ use ragtag_hal::{
 };
 use ragtag_planner::plan::PlanDeviceOptions;
 use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, fleet};
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes};
 use std::ffi::OsString;
 
 /// Options for probing and selecting devices.
@@ -52,11 +52,14 @@ impl DeviceOptions {
     }
 }
 
-/// Returns the route from one device to another, unless a plan names other routes. CPU devices write straight
-/// into each other's memory.
-pub(crate) fn usual_route(from: &Adapter, to: &Adapter) -> Route {
-    let in_process = |adapter: &Adapter| adapter.kind == AdapterKind::Cpu;
-    if in_process(from) && in_process(to) { Route::Peer } else { Route::HOST_STAGED }
+/// Returns the routes from one device to another, unless a plan names other routes. A device that can import the
+/// other's memory copies without a stop in host memory.
+pub(crate) fn usual_routes(from: &Adapter, to: &Adapter) -> Routes {
+    Routes::or_staged(match () {
+        () if from.imports_from(to) => Route::Peer,
+        () if to.imports_from(from) => Route::Import,
+        () => Route::HOST_STAGED,
+    })
 }
 
 /// Fraction of a device's free memory that plans may use. The rest remains free for drivers and other

@@ -5,7 +5,7 @@ mod measured;
 pub use measured::Replanned;
 
 use crate::calibrate::Calibration;
-use crate::devices::{Devices, usual_route};
+use crate::devices::{Devices, usual_routes};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_graph::{Granularity, Lowering, Segment, WireType};
@@ -121,7 +121,7 @@ impl Planner {
         for (from, to) in
             devices.selected().iter().flat_map(|from| devices.selected().iter().map(move |to| (from, to)))
         {
-            let routes = Routes::from(usual_route(from, to));
+            let routes = usual_routes(from, to);
             if from.label() != to.label() && routes != planner.links.other.routes {
                 planner = planner.routes(&from.label(), &to.label(), routes);
             }

@@ -262,6 +262,35 @@ fn routes_do_not_change_tokens() {
     }
 }
 
+/// Checks that both ends of an edge take the next route if one of their devices refuses to share memory. Without
+/// another route, the pipeline does not start.
+#[test]
+fn a_refused_route_is_replaced_by_the_next() {
+    let refusals = [
+        Faults { refuses_exports: true, ..Faults::default() },
+        Faults { failing_import: Some(2), ..Faults::default() },
+    ];
+    for (route, refusal) in [Route::Peer, Route::Import]
+        .into_iter()
+        .flat_map(|route| refusals.iter().map(move |fault| (route, fault)))
+    {
+        // Device 1 is the sender of one edge and the receiver of the other.
+        let mut setup = Setup::new(3);
+        setup.devices[1] = refusal.clone();
+        setup.options.routes.fill(Routes::or_staged(route));
+        check(&setup);
+        setup.options.routes.fill(route.into());
+        let (specs, watches) = setup.watched();
+        let refused = Pipeline::start(specs, &setup.options, |_| {}).err();
+        let Some(Error::Stage { stage: 1, cause, .. }) = &refused else { panic!("{refused:?}") };
+        assert!(matches!(cause, DeviceError::Unsupported { .. }), "{cause}");
+        drop(refused);
+        for watch in watches {
+            assert_eq!(watch.leaks(), Some(Leaks::default()));
+        }
+    }
+}
+
 #[test]
 fn slow_devices_do_not_change_tokens() {
     let mut setup = Setup::new(3);

@@ -8,7 +8,7 @@
 //! A calibration holds a lock on the folder, because concurrent calibrations would distort each other's
 //! timings.
 
-use crate::devices::usual_route;
+use crate::devices::usual_routes;
 use crate::files::{MOST_JSON_BYTES, read_text};
 use ragtag_hal::{Adapter, PciAddress};
 use ragtag_planner::LinkFacts;
@@ -126,7 +126,7 @@ impl Kept {
             Ok(link) if link.ragtag_link != LINK_VERSION => ignored(&path, "it has another format version"),
             Ok(link) if link.ends != ends => ignored(&path, "it has another key"),
             // The figures depend on the route and its ring.
-            Ok(link) if link.facts.routes != usual_route(from, to).into() => {
+            Ok(link) if link.facts.routes != usual_routes(from, to) => {
                 ignored(&path, "it is for another route")
             }
             Ok(link) if !link.facts.is_plausible() => ignored(&path, "invalid figures"),

@@ -8,7 +8,7 @@ use super::filling::Filling;
 use super::is_processor;
 use super::stats::{Stats, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
-use crate::devices::usual_route;
+use crate::devices::usual_routes;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_planner::LinkFacts;
@@ -17,6 +17,7 @@ use ragtag_planner::cost::{
     fit_copies,
 };
 use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloLink, SoloStage};
+use ragtag_transfer::Route;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::mpsc;
@@ -512,14 +513,17 @@ pub(super) fn link(
     (from, to): (usize, usize),
     row_bytes: u64,
 ) -> Result<Option<LinkFacts>> {
-    let route = usual_route(devices[from].adapter(), devices[to].adapter());
+    let routes = usual_routes(devices[from].adapter(), devices[to].adapter());
     let (low, high) = devices.split_at_mut(from.max(to));
     let (low, high) = (&mut low[from.min(to)], &mut high[0]);
     let (from, to) = if from < to { (low, high) } else { (high, low) };
     let most = COPY_BYTES.into_iter().fold(row_bytes, u64::max);
+    // A device may refuse to share memory.
+    let is_usable = |route: &Route| !route.shares_memory() || SoloLink::new(from, to, *route, most).is_ok();
+    let route = routes.iter().find(is_usable).unwrap_or(Route::HOST_STAGED);
     let mut crossing = SoloLink::new(from, to, route, most)?;
     for _ in 0..2 {
-        let facts = LinkFacts::fitted(route.into(), &crossings(&mut crossing, row_bytes)?);
+        let facts = LinkFacts::fitted(routes.clone(), &crossings(&mut crossing, row_bytes)?);
         if facts.is_plausible() {
             return Ok(Some(facts));
         }

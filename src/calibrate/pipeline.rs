@@ -8,7 +8,7 @@
 
 use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
-use crate::devices::{Devices, usual_route};
+use crate::devices::{Devices, usual_routes};
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{Adapter, Device, Timing};
@@ -61,8 +61,8 @@ impl CalibrationPipeline {
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         options.decode_groups = 1;
         let adapters: Vec<_> = opened.iter().map(|device| device.adapter().clone()).collect();
-        let route = |pair: &[Adapter]| Routes::from(usual_route(&pair[0], &pair[1]));
-        options.routes = adapters.windows(2).map(route).collect();
+        let routes = |pair: &[Adapter]| usual_routes(&pair[0], &pair[1]);
+        options.routes = adapters.windows(2).map(routes).collect();
         let routes = options.routes.clone();
         let spec = PipelineSpec { devices: opened, stages: specs };
         Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes, routes })

@@ -6,7 +6,7 @@ use ragtag::{Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Mo
 use ragtag_planner::FigureSource;
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::StageReport;
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -153,7 +153,9 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
             std::fs::write(&links[0], &content).unwrap();
             let (anew, steps) = calibrate(&model, &devices, &options);
             assert_eq!((anew.timed.len(), steps, anew.links.known.len()), (0, 1, 2), "{content}");
-            assert!(anew.links.known.iter().all(|(_, _, link)| link.routes == Route::Peer.into()));
+            assert!(
+                anew.links.known.iter().all(|(_, _, link)| link.routes == Routes::or_staged(Route::Peer))
+            );
         }
         without_end(&links[0], || {
             let (anew, steps) = calibrate(&model, &devices, &options);

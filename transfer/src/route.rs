@@ -40,6 +40,11 @@ impl Route {
     /// It has four chunks: one leaves the source, another enters the destination, and one waits at each end.
     pub const HOST_STAGED: Route = Route::HostStaged { chunk_bytes: 256 << 10, depth: 4 };
 
+    /// Returns whether one device must import the slots of the other.
+    pub fn shares_memory(&self) -> bool {
+        matches!(self, Route::Peer | Route::Import)
+    }
+
     /// Returns the number of bytes of pinned host memory that the route needs.
     pub fn staging_bytes(&self) -> u64 {
         let (chunk_bytes, depth) = self.ring();
@@ -80,7 +85,8 @@ pub struct SizedRoute {
     pub route: Route,
 }
 
-/// Routes of an edge. A transfer takes the first route that allows its size.
+/// Routes of an edge. A transfer takes the first route that allows its size. A device may refuse to share memory.
+/// The pipeline then removes the routes that need it, and transfers take the next route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Routes(pub Vec<SizedRoute>);
@@ -92,13 +98,30 @@ impl From<Route> for Routes {
 }
 
 impl Routes {
+    /// Returns a list with one route, followed by the host-staged route if a device may refuse the first.
+    pub fn or_staged(route: Route) -> Self {
+        let fallback = route.shares_memory().then_some(Route::HOST_STAGED);
+        let sized = |route| SizedRoute { up_to_bytes: None, route };
+        Self([route].into_iter().chain(fallback).map(sized).collect())
+    }
+
+    /// Removes a route. Returns whether every transfer still has a route.
+    pub fn remove(&mut self, route: Route) -> bool {
+        self.0.retain(|sized| sized.route != route);
+        self.check().is_ok()
+    }
+
     /// Checks that every transfer has a usable route.
     ///
     /// # Errors
     /// [`Error::EmptyRing`], [`Error::Sizes`] or [`Error::Repeated`].
     pub fn check(&self) -> Result<(), Error> {
         let limit = |sized: &SizedRoute| sized.up_to_bytes.unwrap_or(u64::MAX);
-        let ascend = self.0.windows(2).all(|pair| limit(&pair[0]) < limit(&pair[1]));
+        // Two routes may have the same limit if a device may refuse the first of them.
+        let ascend = self.0.windows(2).all(|pair| match pair[0].route.shares_memory() {
+            true => limit(&pair[0]) <= limit(&pair[1]),
+            false => limit(&pair[0]) < limit(&pair[1]),
+        });
         if !ascend || self.0.last().is_none_or(|last| last.up_to_bytes.is_some()) {
             return Err(Error::Sizes);
         }
@@ -254,6 +277,20 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_route_is_replaced_by_the_next() {
+        let sized = |up_to_bytes, route| SizedRoute { up_to_bytes, route };
+        let mut routes = Routes::or_staged(Route::Import);
+        assert_eq!((routes.check(), routes.of(1), routes.staging_bytes()), (Ok(()), 0, 1 << 20));
+        assert!(routes.remove(Route::Import));
+        assert_eq!(
+            (routes, Routes::or_staged(Route::HOST_STAGED)),
+            (Route::HOST_STAGED.into(), Route::HOST_STAGED.into())
+        );
+        let mut large = Routes(vec![sized(Some(64), Route::HOST_STAGED), sized(None, Route::Peer)]);
+        assert!(!large.remove(Route::Peer), "large transfers have no other route");
+    }
+
+    #[test]
     fn lists_without_a_route_for_every_size_are_refused() {
         let list = |limits: &[Option<u64>]| {
             let sized = |&up_to_bytes: &Option<u64>| SizedRoute { up_to_bytes, route: Route::HOST_STAGED };
@@ -263,6 +300,12 @@ mod tests {
         for limits in [&[][..], &[Some(9)], &[None, None], &[None, Some(1)], &[Some(2), Some(2), None]] {
             assert_eq!(list(limits), Err(Error::Sizes), "{limits:?}");
         }
+        let fallback = |first| {
+            let sized = |route| SizedRoute { up_to_bytes: None, route };
+            Routes([first, Route::HOST_STAGED].map(sized).into()).check()
+        };
+        assert_eq!(fallback(Route::Peer), Ok(()));
+        assert_eq!(fallback(Route::HOST_STAGED), Err(Error::Sizes), "the second is never used");
         let twice = [Some(1), None].map(|up_to_bytes| SizedRoute { up_to_bytes, route: Route::Peer });
         assert_eq!(Routes(twice.into()).check(), Err(Error::Repeated));
         for (chunk_bytes, depth) in [(0, 1), (1, 0)] {

@@ -34,6 +34,10 @@ pub struct Faults {
     pub most_bytes: Option<u64>,
     /// Maximum size of a host region in bytes. Registering a larger region fails with an out-of-memory error.
     pub largest_region_bytes: Option<u64>,
+    /// Whether the device refuses to export buffers.
+    pub refuses_exports: bool,
+    /// Number of the import that the device refuses, counted from 1.
+    pub failing_import: Option<u64>,
     /// Maximum number of recorded programs. Recording another program fails with an out-of-memory error.
     pub most_programs: Option<usize>,
     /// The submission that the device rejects, counted from 1.
@@ -93,6 +97,7 @@ pub(crate) struct Faulty {
     /// Point of the latest submission to the compute queue.
     computes: Option<Point>,
     allocations: u64,
+    imports: u64,
     submissions: u64,
     commands: u64,
     /// Number of commands in each program.
@@ -119,6 +124,7 @@ impl Faulty {
             imported: HashMap::new(),
             computes: None,
             allocations: 0,
+            imports: 0,
             submissions: 0,
             commands: 0,
             programs: HashMap::new(),
@@ -252,12 +258,19 @@ impl Device for Faulty {
     }
 
     fn export_buffer(&self, id: BufferId) -> Result<SharedMemory> {
-        self.inner.export_buffer(id)
+        match self.faults.refuses_exports {
+            true => Err(Error::Unsupported { what: "exports".into() }),
+            false => self.inner.export_buffer(id),
+        }
     }
 
     fn import_buffer(&mut self, id: BufferId, memory: &SharedMemory) -> Result<()> {
         self.check_there()?;
-        self.inner.import_buffer(id, memory)
+        self.imports += 1;
+        match self.faults.failing_import == Some(self.imports) {
+            true => Err(Error::Unsupported { what: "imports".into() }),
+            false => self.inner.import_buffer(id, memory),
+        }
     }
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {

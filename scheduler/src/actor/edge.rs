@@ -36,21 +36,41 @@ pub(crate) struct Edge {
 #[derive(Default)]
 pub(crate) struct Sharing {
     /// Set if the neighbour accesses this stage's slots.
-    lend: Option<Sender<Vec<SharedMemory>>>,
+    lend: Option<Lend>,
     /// Set if this stage accesses the neighbour's slots.
-    borrow: Option<Receiver<Vec<SharedMemory>>>,
+    borrow: Option<Borrow>,
+}
+
+/// The end that exports its slots.
+struct Lend {
+    route: Route,
+    /// Takes the slots, or `None` if the device cannot export them.
+    slots: Sender<Option<Vec<SharedMemory>>>,
+    /// Tells whether the neighbour has imported the slots.
+    imported: Receiver<bool>,
+}
+
+/// The end that imports the neighbour's slots.
+struct Borrow {
+    route: Route,
+    slots: Receiver<Option<Vec<SharedMemory>>>,
+    imported: Sender<bool>,
 }
 
 impl Sharing {
     /// Returns the sharing at the sender and at the receiver of an edge.
     pub(crate) fn of(routes: &Routes) -> (Self, Self) {
+        let exchange = |route: Route| {
+            let ((lent, slots), (answer, imported)) = (bounded(1), bounded(1));
+            (Lend { route, slots: lent, imported }, Borrow { route, slots, imported: answer })
+        };
         let mut ends = (Self::default(), Self::default());
         if routes.any(|route| route == Route::Peer) {
-            let (lend, borrow) = bounded(1);
+            let (lend, borrow) = exchange(Route::Peer);
             (ends.0.borrow, ends.1.lend) = (Some(borrow), Some(lend));
         }
         if routes.any(|route| route == Route::Import) {
-            let (lend, borrow) = bounded(1);
+            let (lend, borrow) = exchange(Route::Import);
             (ends.0.lend, ends.1.borrow) = (Some(lend), Some(borrow));
         }
         ends
@@ -58,34 +78,103 @@ impl Sharing {
 }
 
 impl Edge {
-    /// Exports the stage's slots if the neighbour accesses them.
+    /// Returns whether the neighbour accesses this stage's slots.
+    pub(crate) fn lends(&self) -> bool {
+        self.shared.lend.is_some()
+    }
+
+    /// Exports the stage's slots if the neighbour accesses them. If that fails, removes the route that needs
+    /// them.
     ///
     /// # Errors
-    /// Fails if the device cannot export buffers.
+    /// Fails if the device cannot export buffers and the edge has no other route.
     pub(crate) fn lend(&mut self, device: &dyn Device, memory: &StageBuffers) -> ragtag_hal::Result<()> {
-        let Some(lend) = self.shared.lend.take() else { return Ok(()) };
+        let Some(Lend { route, slots: lent, .. }) = &self.shared.lend else { return Ok(()) };
         let slots = memory.edge_buffers().map(|buffer| device.export_buffer(buffer));
+        let slots: ragtag_hal::Result<Vec<_>> = slots.collect();
         // If the neighbour has failed, its error ends the run.
-        let _ = lend.send(slots.collect::<ragtag_hal::Result<_>>()?);
+        match slots {
+            Ok(slots) => {
+                let _ = lent.send(Some(slots));
+            }
+            Err(error) => {
+                let _ = lent.send(None);
+                let route = *route;
+                self.shared.lend = None;
+                self.without(route, device, error)?;
+            }
+        }
         Ok(())
     }
 
-    /// Imports the neighbour's slots if this stage accesses them. Waits until the neighbour exports them.
+    /// Imports the neighbour's slots if this stage accesses them. Waits until the neighbour exports them. If the
+    /// import fails, removes the route that needs them.
     ///
     /// # Errors
-    /// [`Error::Stopped`] if the neighbour has failed. `failed` converts errors of the device.
+    /// [`Error::Stopped`] if the neighbour has failed. Fails if the device cannot import the slots and the edge
+    /// has no other route. `failed` converts errors of the device.
     pub(crate) fn borrow(
         &mut self,
         device: &mut dyn Device,
         mut new_id: impl FnMut() -> BufferId,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
-        let Some(borrow) = self.shared.borrow.take() else { return Ok(()) };
-        for slot in borrow.recv().map_err(|_| Error::Stopped)? {
+        let Some(Borrow { route, slots, imported }) = self.shared.borrow.take() else { return Ok(()) };
+        let Some(slots) = slots.recv().map_err(|_| Error::Stopped)? else {
+            return self.removed_by_neighbour(route);
+        };
+        let import = |slot: &SharedMemory| {
             let id = new_id();
-            device.import_buffer(id, &slot).map_err(&failed)?;
+            device.import_buffer(id, slot)?;
             self.imported.push(id);
+            Ok(())
+        };
+        let result = slots.iter().try_for_each(import);
+        // If the neighbour has failed, its error ends the run.
+        let _ = imported.send(result.is_ok());
+        let Err(error) = result else { return Ok(()) };
+        for id in self.imported.drain(..) {
+            device.destroy_buffer(id).map_err(&failed)?;
         }
+        self.without(route, device, error).map_err(failed)
+    }
+
+    /// Waits until the neighbour has imported this stage's slots, if it accesses them. If it could not, removes
+    /// the route that needs them. Both ends of the edge then have the same routes.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if the neighbour has failed.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        let Some(Lend { route, imported, .. }) = self.shared.lend.take() else { return Ok(()) };
+        match imported.recv().map_err(|_| Error::Stopped)? {
+            true => Ok(()),
+            false => self.removed_by_neighbour(route),
+        }
+    }
+
+    /// Removes a route that the neighbour has removed.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if the edge has no other route. The neighbour reports the cause.
+    fn removed_by_neighbour(&mut self, route: Route) -> Result<()> {
+        if self.routes.remove(route) { Ok(()) } else { Err(Error::Stopped) }
+    }
+
+    /// Removes a route because the device has refused to share memory.
+    ///
+    /// # Errors
+    /// Returns `error` if the edge has no other route.
+    fn without(
+        &mut self,
+        route: Route,
+        device: &dyn Device,
+        error: ragtag_hal::Error,
+    ) -> ragtag_hal::Result<()> {
+        if !self.routes.remove(route) {
+            return Err(error);
+        }
+        let device = device.adapter().label();
+        tracing::warn!(device, ?route, %error, "the device cannot share memory; activations take another route");
         Ok(())
     }
 

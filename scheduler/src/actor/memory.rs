@@ -76,6 +76,25 @@ impl SharedBuffers {
         id
     }
 
+    /// Creates a buffer for activations. If `is_lent` is true, a neighbour may import it, unless the device cannot
+    /// share memory.
+    fn edge_buffer(
+        &mut self,
+        device: &mut dyn Device,
+        bytes: u64,
+        is_lent: bool,
+    ) -> ragtag_hal::Result<BufferId> {
+        if !is_lent {
+            return self.buffer(device, bytes);
+        }
+        let id = self.new_id();
+        match device.create_shared_buffer(id, bytes) {
+            Err(ragtag_hal::Error::Unsupported { .. }) => device.create_buffer(id, bytes)?,
+            other => other?,
+        }
+        Ok(id)
+    }
+
     fn buffer(&mut self, device: &mut dyn Device, bytes: u64) -> ragtag_hal::Result<BufferId> {
         let id = self.new_id();
         device.create_buffer(id, bytes)?;
@@ -115,7 +134,7 @@ pub(crate) struct StageBuffers {
 
 impl StageBuffers {
     /// Allocates all buffers of a stage except the rings, and loads its module. Weights and KV cache are
-    /// uninitialised.
+    /// uninitialised. If `is_lent` is true, neighbours may import the slots.
     ///
     /// # Errors
     /// Fails if the device runs out of memory or refuses the module.
@@ -124,6 +143,7 @@ impl StageBuffers {
         shared: &mut SharedBuffers,
         compiled: CompiledStage,
         slots: u32,
+        is_lent: bool,
     ) -> ragtag_hal::Result<Self> {
         let (index, first_program) = (shared.stages, shared.programs);
         shared.stages += 1;
@@ -147,10 +167,13 @@ impl StageBuffers {
         let kv = kv.collect::<ragtag_hal::Result<_>>()?;
         let [params_bytes, activation_bytes, wire_bytes, logits_bytes] = compiled.slot_buffers();
         let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
+            // The neighbours import the rows in the wire type.
+            let (has_wire, mut rows) =
+                (wire_bytes > 0, |bytes, lent| shared.edge_buffer(device, bytes, lent));
             Ok(SlotBuffers {
+                activation: rows(activation_bytes, is_lent && !has_wire)?,
+                wire: has_wire.then(|| rows(wire_bytes, is_lent)).transpose()?,
                 params: shared.buffer(device, params_bytes)?,
-                activation: shared.buffer(device, activation_bytes)?,
-                wire: shared.optional_buffer(device, wire_bytes)?,
                 logits: shared.optional_buffer(device, logits_bytes)?,
             })
         };

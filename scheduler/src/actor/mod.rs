@@ -122,7 +122,8 @@ impl StageLoader<'_> {
         let failed = |cause| stage_error(stage, self.label, cause);
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
         let row_bytes = compiled.edge_row_bytes();
-        let memory = StageBuffers::new(device, shared, compiled, self.slots).map_err(failed)?;
+        let is_lent = [&previous, &next].into_iter().flatten().any(Edge::lends);
+        let memory = StageBuffers::new(device, shared, compiled, self.slots, is_lent).map_err(failed)?;
         let edges = [&mut previous, &mut next].into_iter().flatten();
         edges.map(|edge| edge.lend(device, &memory)).collect::<ragtag_hal::Result<()>>().map_err(failed)?;
         let edges = [(memory.incoming_region(), &previous), (memory.outgoing_region(), &next)];
@@ -183,14 +184,6 @@ impl Actor {
             Notice::default().listen(timeline, || {}, failed);
         }
 
-        let shape = |stage: &ActorStage| StageShape {
-            slots,
-            row_bytes: stage.compiled.edge_row_bytes(),
-            incoming: stage.previous.as_ref().map(|edge| edge.routes.clone()),
-            outgoing: stage.next.as_ref().map(|edge| edge.routes.clone()),
-            next_slots: slots,
-        };
-        let shapes: Vec<_> = stages.iter().map(shape).collect();
         let mut points = QueuePoints::new(|queue| own[queue.index()].id());
         let compiled: Vec<_> = stages.iter().map(|stage| &stage.compiled).collect();
         let needed_bytes = SharedBuffers::needed_bytes(&compiled, slots);
@@ -199,14 +192,25 @@ impl Actor {
         let loaded = SharedBuffers::new(&mut device, &compiled).map_err(failed).and_then(|mut shared| {
             let load = |stage| loader.load(stage, &mut device, &mut shared, &mut points);
             let mut stages = stages.into_iter().map(load).collect::<Result<Vec<_>>>()?;
-            let edges = stages.iter_mut().flat_map(|stage| [&mut stage.previous, &mut stage.next]).flatten();
-            for edge in edges {
-                edge.borrow(&mut device, || shared.new_id(), failed)?;
-            }
+            let edges = |stages: &mut Vec<Stage>, run: &mut dyn FnMut(&mut Edge) -> Result<()>| {
+                let edges = stages.iter_mut().flat_map(|stage| [&mut stage.previous, &mut stage.next]);
+                edges.flatten().try_for_each(run)
+            };
+            edges(&mut stages, &mut |edge| edge.borrow(&mut device, || shared.new_id(), failed))?;
+            // All devices import slots before they wait for an answer, so no two wait for each other.
+            edges(&mut stages, &mut Edge::settle)?;
             Ok(stages)
         });
         let held_bytes = device.pool_stats().in_use_bytes;
         let stages = loaded.map_err(|error| error.while_loading(held_bytes, needed_bytes))?;
+        let shape = |stage: &Stage| StageShape {
+            slots,
+            row_bytes: stage.row_bytes,
+            incoming: stage.previous.as_ref().map(|edge| edge.routes.clone()),
+            outgoing: stage.next.as_ref().map(|edge| edge.routes.clone()),
+            next_slots: slots,
+        };
+        let shapes: Vec<_> = stages.iter().map(shape).collect();
 
         let edges = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
         let timelines: BTreeMap<_, _> = edges

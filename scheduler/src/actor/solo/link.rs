@@ -63,15 +63,18 @@ impl<'a> SoloLink<'a> {
         let timeline = |of: &SoloDevice, queue: QueueKind| Arc::clone(&of.own[queue.index()]);
         let from_next = vec![timeline(self.to, QueueKind::Upload)];
         let from_previous = [QueueKind::Compute, QueueKind::Download].map(|queue| timeline(self.from, queue));
-        let open = |of: &mut SoloDevice, timelines: Vec<Arc<Timeline>>| {
-            let made = of.device.create_buffer(SLOT, self.bytes);
+        let open = |of: &mut SoloDevice, timelines: Vec<Arc<Timeline>>, is_lent: bool| {
+            let made = match is_lent {
+                true => of.device.create_shared_buffer(SLOT, self.bytes),
+                false => of.device.create_buffer(SLOT, self.bytes),
+            };
             let made = made.and_then(|()| of.device.register_region(RING, Arc::clone(&ring)));
             let mut timelines = timelines.into_iter();
             let made = made.and_then(|()| timelines.try_for_each(|other| of.device.import_timeline(other)));
             made.map_err(|cause| of.failed(cause))
         };
-        open(self.from, from_next)?;
-        open(self.to, from_previous.into())?;
+        open(self.from, from_next, route == Route::Import)?;
+        open(self.to, from_previous.into(), route == Route::Peer)?;
         let share = |owner: &SoloDevice, user: &mut SoloDevice| {
             let memory = owner.device.export_buffer(SLOT).map_err(|cause| owner.failed(cause))?;
             user.device.import_buffer(OTHER, &memory).map_err(|cause| user.failed(cause))
