@@ -96,9 +96,8 @@ impl Sender {
     fn advance(&mut self, points: &mut Points, actions: &mut Vec<Action<ToReceiver>>) {
         while let Some(outgoing) = self.queue.front_mut() {
             let route = self.routes.of(outgoing.bytes);
-            let undone = |(index, end): (usize, &Box<dyn Source>)| index != route && end.is_undone();
-            if self.ends.iter().enumerate().any(undone)
-                || !self.ends[route].advance(outgoing, points, actions)
+            let mut others = self.ends.iter().enumerate().filter(|(index, _)| *index != route);
+            if others.any(|(_, end)| end.is_undone()) || !self.ends[route].advance(outgoing, points, actions)
             {
                 return;
             }

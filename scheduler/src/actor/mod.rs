@@ -124,8 +124,9 @@ impl StageLoader<'_> {
         let row_bytes = compiled.edge_row_bytes();
         let is_lent = [&previous, &next].into_iter().flatten().any(Edge::lends);
         let memory = StageBuffers::new(device, shared, compiled, self.slots, is_lent).map_err(failed)?;
-        let edges = [&mut previous, &mut next].into_iter().flatten();
-        edges.map(|edge| edge.lend(device, &memory)).collect::<ragtag_hal::Result<()>>().map_err(failed)?;
+        for edge in [&mut previous, &mut next].into_iter().flatten() {
+            edge.lend(device, &memory).map_err(failed)?;
+        }
         let edges = [(memory.incoming_region(), &previous), (memory.outgoing_region(), &next)];
         let rings = edges.into_iter().filter_map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
         let regions = rings.chain(logits.as_ref().map(|(region, _)| (LOGITS, region)));
