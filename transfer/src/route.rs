@@ -40,6 +40,15 @@ impl Route {
     /// It has four chunks: one leaves the source, another enters the destination, and one waits at each end.
     pub const HOST_STAGED: Route = Route::HostStaged { chunk_bytes: 256 << 10, depth: 4 };
 
+    /// Returns the short name of the route, for users.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Route::Peer => "peer",
+            Route::Import => "import",
+            Route::HostStaged { .. } => "staged",
+        }
+    }
+
     /// Returns the number of bytes of pinned host memory that the route needs.
     pub fn staging_bytes(&self) -> u64 {
         let (chunk_bytes, depth) = self.ring();
