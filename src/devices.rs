@@ -208,6 +208,12 @@ impl Devices {
         self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
     }
 
+    /// Returns whether two adapters are one physical device, seen through two APIs.
+    pub(crate) fn is_same_device(&self, ends: [&Adapter; 2]) -> bool {
+        let [from, to] = ends.map(|adapter| self.report.device(&adapter.label()));
+        from.is_some() && from == to
+    }
+
     /// Returns the free host memory in bytes, or `None` if the CPU was not probed.
     pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
         let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);

@@ -56,7 +56,9 @@ mod strict;
 mod trace;
 
 pub use burst::BurstTimes;
-pub use calibrate::{Calibration, CalibrationOptions};
+pub use calibrate::{
+    Calibration, CalibrationOptions, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute,
+};
 pub use devices::{DeviceOptions, Devices};
 pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};

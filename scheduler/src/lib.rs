@@ -22,7 +22,7 @@ mod transfers;
 mod trial;
 
 pub use actor::{
-    SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,
+    Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,
 };
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{

@@ -8,6 +8,7 @@ use crate::error::Result;
 use ragtag_hal::Adapter;
 use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
+use ragtag_transfer::Routes;
 use std::sync::Arc;
 
 /// A device with its profile, if the profile is known.
@@ -24,6 +25,8 @@ pub(super) struct Known {
 pub(super) struct KnownLink {
     pub(super) from: usize,
     pub(super) to: usize,
+    /// Routes that the link takes.
+    routes: Routes,
     pub(super) facts: Option<LinkFacts>,
 }
 
@@ -52,7 +55,7 @@ impl KnownFacts {
         let pairs = all.clone().flat_map(|from| all.clone().map(move |to| (from, to)));
         let link = |(from, to): (usize, usize)| {
             let facts = if anew { None } else { kept.link(&adapters[from], &adapters[to]) };
-            KnownLink { from, to, facts }
+            KnownLink { from, to, routes: kept.routes(&adapters[from], &adapters[to]), facts }
         };
         let links = pairs.filter(|(from, to)| from != to).map(link).collect();
         Ok(Self { devices, links })
@@ -90,7 +93,8 @@ impl KnownFacts {
         let mut calibration = Calibration::default();
         let reverse = |link: &KnownLink| {
             let reverse = self.links.iter().find(|other| (other.to, other.from) == (link.from, link.to));
-            reverse.and_then(|reverse| reverse.facts.clone())
+            let facts = reverse.and_then(|reverse| reverse.facts.clone());
+            facts.map(|facts| LinkFacts { routes: link.routes.clone(), ..facts })
         };
         let links = self.links.iter().filter_map(|link| {
             let facts = link.facts.clone().or_else(|| reverse(link))?;

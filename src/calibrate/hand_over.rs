@@ -6,6 +6,7 @@
 //! a real run.
 
 use super::budget::Budget;
+use super::kept::Kept;
 use super::pipeline::{CalibrationPipeline, Seen};
 use super::steps::Steps;
 use crate::devices::Devices;
@@ -35,11 +36,12 @@ pub(super) struct HandOver {
 pub(super) fn measure(
     devices: &Devices,
     steps: &Steps,
+    kept: &Kept,
     label: &str,
     profile: &Profile,
     budget: &Budget,
 ) -> Result<Option<HandOver>> {
-    let pipeline = CalibrationPipeline::start(devices, steps, &[(label.to_owned(), profile)])?;
+    let pipeline = CalibrationPipeline::start(devices, steps, kept, &[(label.to_owned(), profile)])?;
     let tokens = tokens(steps);
     let most = steps.lowering.sequences;
     let part = if most > 1 { 0.5 } else { 1.0 };
@@ -94,10 +96,11 @@ impl HandOver {
 pub(super) fn measure_links(
     devices: &Devices,
     steps: &Steps,
+    kept: &Kept,
     stages: &[(String, &Profile)],
     budget: &Budget,
 ) -> Result<Vec<Option<LinkFacts>>> {
-    let pipeline = CalibrationPipeline::start(devices, steps, stages)?;
+    let pipeline = CalibrationPipeline::start(devices, steps, kept, stages)?;
     let lowering = &steps.lowering;
     let longest = lowering.chunk.min(lowering.context.saturating_sub(1)).max(1);
     let decode = runs(budget.left(0.5), || pipeline.run(1, 1, tokens(steps)))?;

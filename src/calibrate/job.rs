@@ -171,7 +171,7 @@ impl Job<'_> {
                 let [from, to] = [from, to].map(|end| found.devices[end].adapter.label());
                 format!("cannot calibrate the link from {from} to {to}")
             };
-            match measure::link(solo, (from, to), self.steps.row_bytes()) {
+            match measure::link(solo, (from, to), self.steps.row_bytes(), self.kept) {
                 Ok(Some(facts)) => found.set_link((from, to), facts),
                 Ok(None) => warnings.push(format!("{}: implausible timings", names())),
                 Err(error) => warnings.push(format!("{}: {error}", names())),
@@ -202,7 +202,7 @@ impl Job<'_> {
             }
             let named: Vec<_> = order.iter().map(|(_, label, profile)| (label.clone(), profile)).collect();
             let budget = self.budget.part(1.0, 1.0);
-            let measured = hand_over::measure_links(devices, self.steps, &named, &budget)?;
+            let measured = hand_over::measure_links(devices, self.steps, self.kept, &named, &budget)?;
             for (&pair, facts) in pairs.iter().zip(measured).filter(|(pair, _)| missing.contains(pair)) {
                 facts.into_iter().for_each(|facts| found.set_link(pair, facts));
             }
@@ -222,7 +222,7 @@ impl Job<'_> {
             return Ok(());
         }
         let budget = self.budget.part(HAND_OVERS_END, 1.0);
-        let measured = hand_over::measure(devices, self.steps, &label, profile, &budget)?;
+        let measured = hand_over::measure(devices, self.steps, self.kept, &label, profile, &budget)?;
         if let Some(measured) = measured {
             profile.hand_over_us = measured.stage_us;
             profile.token_return = measured.token_return;

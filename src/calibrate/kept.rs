@@ -1,5 +1,5 @@
-//! Cache of measurements on disk. Each profile and each link has its own JSON file, which is written
-//! atomically.
+//! Cache of measurements on disk. Each profile, each link and each probe has its own JSON file, which is
+//! written atomically.
 //!
 //! No function of this module returns an error. The cache treats an unreadable file as missing. After a
 //! failed write, [`Kept::failure`] returns the reason. The name of a file is a digest of its key. The content
@@ -8,11 +8,13 @@
 //! A calibration holds a lock on the folder, because concurrent calibrations would distort each other's
 //! timings.
 
+use super::links::ProbedLink;
 use crate::devices::usual_routes;
 use crate::files::{MOST_JSON_BYTES, read_text};
 use ragtag_hal::{Adapter, PciAddress};
 use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
+use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
@@ -22,6 +24,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Format version of the JSON files of links.
 const LINK_VERSION: u32 = 5;
+/// Format version of the JSON files of probes.
+const PROBE_VERSION: u32 = 1;
 /// Age in seconds after which a measurement expires: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval between attempts to take a lock that another process holds.
@@ -37,6 +41,16 @@ struct KeptLink {
     /// Time of the measurement, in seconds since 1970.
     measured_unix_s: u64,
     facts: LinkFacts,
+}
+
+/// A probed link, as its JSON file stores it.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptProbe {
+    ragtag_probe: u32,
+    /// Properties of the link's sending and receiving devices, in this order.
+    ends: [LinkEnd; 2],
+    link: ProbedLink,
 }
 
 /// The cache folder.
@@ -126,7 +140,7 @@ impl Kept {
             Ok(link) if link.ragtag_link != LINK_VERSION => ignored(&path, "it has another format version"),
             Ok(link) if link.ends != ends => ignored(&path, "it has another key"),
             // The figures depend on the route and its ring.
-            Ok(link) if link.facts.routes != usual_routes(from, to) => {
+            Ok(link) if link.facts.routes != self.routes(from, to) => {
                 ignored(&path, "it is for another route")
             }
             Ok(link) if !link.facts.is_plausible() => ignored(&path, "invalid figures"),
@@ -141,6 +155,34 @@ impl Kept {
         let path = self.path("link", &ends);
         let measured_unix_s = now_unix_s();
         self.keep(path, &KeptLink { ragtag_link: LINK_VERSION, ends, measured_unix_s, facts: facts.clone() });
+    }
+
+    /// Reads the cached probe of the link from one device to another. Returns `None` if there is none or if it
+    /// has expired.
+    pub(super) fn probe(&self, from: &Adapter, to: &Adapter) -> Option<ProbedLink> {
+        let ends = [from, to].map(end);
+        let path = self.path("probe", &ends)?;
+        let json = read(&path)?;
+        match serde_json::from_str::<KeptProbe>(&json) {
+            Ok(kept) if kept.ragtag_probe != PROBE_VERSION => ignored(&path, "it has another format version"),
+            Ok(kept) if kept.ends != ends => ignored(&path, "it has another key"),
+            Ok(kept) => (!is_old(kept.link.measured_unix_s)).then_some(kept.link),
+            Err(error) => ignored(&path, &error.to_string()),
+        }
+    }
+
+    /// Writes a probed link to the cache.
+    pub(super) fn keep_probe(&self, from: &Adapter, to: &Adapter, link: &ProbedLink) {
+        let ends = [from, to].map(end);
+        let path = self.path("probe", &ends);
+        self.keep(path, &KeptProbe { ragtag_probe: PROBE_VERSION, ends, link: link.clone() });
+    }
+
+    /// Returns the routes from one device to another: the fastest verified route of a cached probe, or the
+    /// usual routes.
+    pub(super) fn routes(&self, from: &Adapter, to: &Adapter) -> Routes {
+        let probed = self.probe(from, to).and_then(|link| link.route);
+        probed.map_or_else(|| usual_routes(from, to), Routes::or_staged)
     }
 
     /// Marks a cached profile that a run has contradicted, so that the next calibration measures it again.

@@ -6,9 +6,9 @@
 use super::budget::Budget;
 use super::filling::Filling;
 use super::is_processor;
+use super::kept::Kept;
 use super::stats::{Stats, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
-use crate::devices::usual_routes;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_planner::LinkFacts;
@@ -506,14 +506,15 @@ fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Resul
     sizes.map(copy).collect()
 }
 
-/// Times the link between two devices, given by their indices in `devices`. Retries once if the timings are
-/// implausible. Returns `None` if they still are.
+/// Times the link between two devices, given by their indices in `devices`. `kept` chooses the route. Retries
+/// once if the timings are implausible. Returns `None` if they still are.
 pub(super) fn link(
     devices: &mut [SoloDevice],
     (from, to): (usize, usize),
     row_bytes: u64,
+    kept: &Kept,
 ) -> Result<Option<LinkFacts>> {
-    let routes = usual_routes(devices[from].adapter(), devices[to].adapter());
+    let routes = kept.routes(devices[from].adapter(), devices[to].adapter());
     let (low, high) = devices.split_at_mut(from.max(to));
     let (low, high) = (&mut low[from.min(to)], &mut high[0]);
     let (from, to) = if from < to { (low, high) } else { (high, low) };

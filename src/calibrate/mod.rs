@@ -11,6 +11,7 @@ mod found;
 mod hand_over;
 mod job;
 mod kept;
+mod links;
 mod measure;
 mod pipeline;
 mod stats;
@@ -23,6 +24,7 @@ use budget::Budget;
 use found::KnownFacts;
 use job::Job;
 use kept::Kept;
+pub use links::{LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::Profile;
@@ -98,8 +100,8 @@ pub struct Calibration {
     pub links: Links,
     /// Labels of the devices that this calibration has timed. All other profiles come from the cache.
     pub timed: Vec<String>,
-    /// Labels of the devices that could not be opened. [`Planner::calibrated`](crate::Planner::calibrated)
-    /// excludes these devices.
+    /// Labels of the devices that could not be opened, or that have a link without a verified route.
+    /// [`Planner::calibrated`](crate::Planner::calibrated) excludes these devices.
     pub closed: Vec<String>,
     /// Warnings for the user, for example about a device that cannot be opened or whose times drift.
     pub warnings: Vec<String>,
@@ -115,7 +117,8 @@ impl Calibration {
     ///
     /// # Errors
     /// Fails if the model cannot be lowered, or if no device can be opened. If only some devices cannot be
-    /// opened or timed, returns a warning for each of them instead.
+    /// opened or timed, returns a warning for each of them instead. Also warns if a probe has found no verified
+    /// route between two devices.
     pub fn run(
         model: &Model,
         devices: &Devices,
@@ -124,6 +127,14 @@ impl Calibration {
     ) -> Result<Self> {
         let mut adapters = devices.selected().to_vec();
         let (mut closed, mut warnings) = (Vec::new(), Vec::new());
+        let kept = Kept::new(options.folder.clone());
+        while let Some((at, why)) = links::without_route(&adapters, &kept) {
+            let label = adapters.remove(at).label();
+            warnings.push(format!(
+                "leaving {label} out: {why} (to probe again, use ragtag devices --links --reprobe)"
+            ));
+            closed.push(label);
+        }
         loop {
             let error = match Self::of(&adapters, model, devices, options, progress) {
                 Ok(mut calibration) => {

@@ -7,8 +7,9 @@
 //! chunks, because it measures only the transfers of chunks.
 
 use super::filling::Filling;
+use super::kept::Kept;
 use super::steps::{Steps, micro_batch};
-use crate::devices::{Devices, usual_routes};
+use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{Adapter, Device, Timing};
@@ -39,8 +40,13 @@ pub(super) struct CalibrationPipeline {
 
 impl CalibrationPipeline {
     /// Starts a pipeline with a stage on each device in `stages`. The profile of a device gives the time of
-    /// its segment, which determines how often the dispatches are repeated.
-    pub(super) fn start(devices: &Devices, steps: &Steps, stages: &[(String, &Profile)]) -> Result<Self> {
+    /// its segment, which determines how often the dispatches are repeated. `kept` chooses the routes.
+    pub(super) fn start(
+        devices: &Devices,
+        steps: &Steps,
+        kept: &Kept,
+        stages: &[(String, &Profile)],
+    ) -> Result<Self> {
         let labels: Vec<String> = stages.iter().map(|(label, _)| label.clone()).collect();
         let (mut opened, mut specs, mut logit_row_bytes) = (Vec::new(), Vec::new(), 0);
         for (at, (adapter, device)) in devices.open(&labels)?.into_iter().enumerate() {
@@ -61,7 +67,7 @@ impl CalibrationPipeline {
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         options.decode_groups = 1;
         let adapters: Vec<_> = opened.iter().map(|device| device.adapter().clone()).collect();
-        let routes = |pair: &[Adapter]| usual_routes(&pair[0], &pair[1]);
+        let routes = |pair: &[Adapter]| kept.routes(&pair[0], &pair[1]);
         options.routes = adapters.windows(2).map(routes).collect();
         let routes = options.routes.clone();
         let spec = PipelineSpec { devices: opened, stages: specs };

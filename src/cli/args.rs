@@ -302,15 +302,23 @@ pub(crate) struct CompareArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  ragtag devices\n  ragtag devices --doctor\n  ragtag devices --cpu-devices 2 --json"
+    after_help = "Examples:\n  ragtag devices\n  ragtag devices --doctor\n  ragtag devices --cpu-devices 2 --json\n  ragtag devices --links --device gpu,cpu"
 )]
 pub(crate) struct DevicesArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     /// Explain why a GPU is missing: check build, libraries, drivers and permissions for each API, and
     /// suggest fixes.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "links")]
     pub(crate) doctor: bool,
+    /// Probe the links between the devices: check that each route keeps data intact, and show the fastest
+    /// verified route with its latency and rates. Default devices: auto,cpu. The result is cached, and plans
+    /// use it.
+    #[arg(long)]
+    pub(crate) links: bool,
+    /// Ignore cached results of --links and probe again.
+    #[arg(long, requires = "links")]
+    pub(crate) reprobe: bool,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -487,6 +495,7 @@ Examples:
   ragtag bench model.gguf
   ragtag bench model.gguf --cpu-devices 2 --threads 1 --parallel 16 -p 512 -n 32 -r 5 --json
   ragtag bench model.gguf --defaults
+  ragtag bench --links --device gpu,cpu
   ragtag bench model.gguf --cpu-devices 2 --parallel 8 --replan --html report.html")]
 pub(crate) struct BenchArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
@@ -518,7 +527,11 @@ pub(crate) struct BenchArgs {
     /// 8,192 tokens and for 1, 8 and 64 generating sequences.
     #[arg(long, conflicts_with_all = ["pp", "tg", "prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "html", "replan", "trace", "receipt"])]
     pub(crate) defaults: bool,
-    /// Repetitions of each measurement, after one warm-up.
+    /// Measure the links between the devices instead of a model: transfers of 4 KiB to 16 MiB, in one
+    /// direction and in both at once. Default devices: auto,cpu.
+    #[arg(long, conflicts_with_all = ["model", "defaults", "pp", "tg", "prompt_tokens", "new_tokens", "objective", "parallel", "plan", "split", "pin", "exclude", "chunk", "html", "replan", "trace", "receipt"])]
+    pub(crate) links: bool,
+    /// Repetitions of each measurement, after one warm-up. With --links, up to 25 transfers each.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true)]
     pub(crate) repetitions: u32,
     #[command(flatten)]

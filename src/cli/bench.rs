@@ -38,6 +38,9 @@ struct Measurement {
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
     set_quiet(args.quiet);
+    if args.links {
+        return super::links::bench(args);
+    }
     if args.defaults {
         return super::defaults::run(args);
     }

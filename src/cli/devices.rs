@@ -12,6 +12,9 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     if args.doctor {
         return super::doctor::run(&super::device_options(&args.devices), args.json);
     }
+    if args.links {
+        return super::links::run(args);
+    }
     let devices = Devices::probe(&super::device_options(&args.devices))?;
     if args.json {
         let choice = devices.choice();

@@ -11,6 +11,7 @@ mod devices;
 mod doctor;
 mod files;
 mod inspect;
+mod links;
 mod logits;
 mod output;
 mod perplexity;

@@ -1,6 +1,6 @@
 //! Checks that `--strict` makes before a run.
 
-use crate::calibrate::Calibration;
+use crate::calibrate::{Calibration, LinkReport, ProbedLink};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -25,9 +25,14 @@ fn findings(devices: &Devices) -> Vec<String> {
     software.map(|a| format!("{} ({}) is a software device", a.label(), a.name)).chain(slowed).collect()
 }
 
-/// Returns an error if the calibration could not open a device.
+/// Returns an error if the calibration could not use a device.
 pub(super) fn check_calibration(calibration: &Calibration) -> Result<()> {
-    refuse(calibration.closed.iter().map(|device| format!("cannot open {device}")).collect())
+    refuse(calibration.closed.iter().map(|device| format!("cannot use {device}")).collect())
+}
+
+/// Returns an error if a link has no verified route.
+pub(super) fn check_links(report: &LinkReport) -> Result<()> {
+    refuse(report.links.iter().filter_map(ProbedLink::unverified).collect())
 }
 
 fn refuse(findings: Vec<String>) -> Result<()> {
@@ -43,7 +48,19 @@ mod tests {
         check_calibration(&Calibration::default()).unwrap();
         let left_out = Calibration { closed: vec!["vulkan:1".into()], ..Calibration::default() };
         let error = check_calibration(&left_out).unwrap_err();
-        assert_eq!(error.to_string(), "refused by --strict: cannot open vulkan:1");
+        assert_eq!(error.to_string(), "refused by --strict: cannot use vulkan:1");
         assert_eq!(error.exit_code(), 8);
+    }
+
+    #[test]
+    fn links_without_a_verified_route_are_refused() {
+        check_links(&LinkReport::default()).unwrap();
+        let json = r#"{"from": "a:0", "to": "b:0", "class": "host", "numa_distance": null, "route": null,
+            "latency_us": null, "rates": [], "tried": [{"route": "peer", "why": "no", "corrupt": true, "latency_us": null,
+            "rates": []}], "measured_unix_s": 0}"#;
+        let links = vec![serde_json::from_str(json).unwrap()];
+        let error = check_links(&LinkReport { links, ..LinkReport::default() }).unwrap_err();
+        let text = "refused by --strict: no verified route from a:0 to b:0: peer: no";
+        assert_eq!((error.to_string().as_str(), error.exit_code()), (text, 8));
     }
 }

@@ -18,6 +18,7 @@ mod fuzz_seeds;
 mod golden;
 mod gpus;
 mod hip;
+mod links;
 mod losses;
 mod measured;
 mod memory;

@@ -45,6 +45,15 @@ impl Route {
         matches!(self, Route::Peer | Route::Import)
     }
 
+    /// Returns the short name of the route, for users.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Route::Peer => "peer",
+            Route::Import => "import",
+            Route::HostStaged { .. } => "staged",
+        }
+    }
+
     /// Returns the number of bytes of pinned host memory that the route needs.
     pub fn staging_bytes(&self) -> u64 {
         let (chunk_bytes, depth) = self.ring();

@@ -1,10 +1,10 @@
 //! Tests of fault injection on working devices: it must cause exactly the requested faults.
 
-use device_bench::{Bench, TIMEOUT, buffer_range};
+use device_bench::{Bench, TIMEOUT, all, buffer_range};
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::{
     Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Faults, Limits, Point,
-    ProgramId, QueueKind, RegionId, Throttle, TimelineId, Timing, Work,
+    ProgramId, QueueKind, RegionId, ShortCopies, Throttle, TimelineId, Timing, Work,
 };
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -86,6 +86,22 @@ fn allocations_fail_with_sizes_and_a_smaller_one_works() {
         assert_eq!(refused, Err(Error::OutOfMemory { wanted: 20_001, free: Some(20_000) }));
     }
     b.device.create_buffer(BufferId(9), 20_000).unwrap();
+}
+
+#[test]
+fn short_copies_leave_out_the_last_byte() {
+    let word = 0x0102_0304;
+    // The bench clears its region with 0xe7 before it downloads a buffer.
+    for (short, last) in [(ShortCopies::Shared, 0x0002_0304), (ShortCopies::All, 0xe702_0304)] {
+        let mut b = faulty(0, Faults { short_copies: Some(short), ..Faults::default() });
+        let fills = [(0, word), (1, 0)].map(|(buffer, word)| Command::Fill { to: all(buffer), word });
+        let filled = b.commands(QueueKind::Compute, fills.into(), &[]);
+        let copy = Command::Copy { from: all(0), to: all(1) };
+        let copied = b.commands(QueueKind::Compute, vec![copy], &[filled]);
+        b.wait(copied);
+        let words = b.words(1);
+        assert_eq!(words[words.len() - 2..], [word, last], "{short:?}");
+    }
 }
 
 #[test]

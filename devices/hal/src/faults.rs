@@ -1,14 +1,15 @@
-//! Fault injection: on request, a device runs out of memory, rejects calls, is lost or slows down.
+//! Fault injection: on request, a device runs out of memory, rejects calls, copies wrong bytes, is lost or
+//! slows down.
 //!
 //! Tests of the layers above a device use fault injection. [`Faulty`] sits between a backend and
 //! [`Checked`](crate::Checked), so `Checked` still enforces the caller's contract. The backend executes all
-//! work that reaches it, but `Faulty` delays or suppresses the reports of completion. [`Faulty`] also
-//! implements a [`Throttle`]. This module is independent of any API.
+//! work that reaches it, but `Faulty` delays or suppresses the reports of completion, and shortens copies.
+//! [`Faulty`] also implements a [`Throttle`]. This module is independent of any API.
 
 mod mirror;
 
 use crate::backend::{Adapter, Device, Memory, SharedMemory, Timing};
-use crate::command::{Command, Module, Submission, Work};
+use crate::command::{BufferRange, Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::pool::PoolStats;
@@ -58,6 +59,40 @@ pub struct Faults {
     pub random_delay_us: u64,
     /// Seed of the random delays. With the same seed, a submission has the same delay in every run.
     pub seed: u64,
+    /// Copies that leave out their last bytes, so that the destination keeps wrong bytes. Recorded programs
+    /// are not affected.
+    pub short_copies: Option<ShortCopies>,
+}
+
+/// Copies that [`Faults::short_copies`] affects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShortCopies {
+    /// Copies between buffers. Peer and import routes use them.
+    Shared,
+    /// Copies between buffers, and copies to and from the host.
+    All,
+}
+
+impl ShortCopies {
+    /// Shortens the affected copies by at most `alignment` bytes.
+    fn apply(self, commands: &mut [Command], alignment: u64) {
+        let shorten = |range: &mut BufferRange| {
+            let shorter = range.bytes.saturating_sub(1) / alignment * alignment;
+            range.bytes = if shorter > 0 { shorter } else { range.bytes };
+        };
+        for command in commands {
+            match command {
+                Command::Copy { from, to } => [from, to].into_iter().for_each(shorten),
+                Command::Upload { to: range, .. } | Command::Download { from: range, .. }
+                    if self == ShortCopies::All =>
+                {
+                    shorten(range);
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 impl Faults {
@@ -332,6 +367,9 @@ impl Device for Faulty {
             return Err(error);
         }
         let lost = self.loses_device(&submission.work);
+        if let (Some(short), Work::Commands(commands)) = (self.faults.short_copies, &mut submission.work) {
+            short.apply(commands, self.inner.adapter().caps.copy_alignment_bytes.max(1));
+        }
         if self.mirror.is_none() {
             return self.inner.submit(submission);
         }

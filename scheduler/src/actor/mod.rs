@@ -10,7 +10,7 @@ mod owned;
 mod solo;
 mod weights;
 
-pub use solo::{SoloBatch, SoloDevice, SoloLink, SoloStage};
+pub use solo::{Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage};
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{

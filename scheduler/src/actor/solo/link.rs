@@ -1,44 +1,47 @@
-//! An edge between two devices, for timing. It transfers bytes as an edge of a pipeline does.
+//! A link between two devices, for timing and verification. It transfers bytes as the edges of a pipeline do,
+//! in one direction or in both.
 
 use super::SoloDevice;
+use super::verify::{Contents, Mismatch};
 use crate::actor::edge::{copy_command, copy_queue};
 use crate::core::End;
 use crate::error::{Error, Result};
 use ragtag_hal::{
-    BufferId, BufferRange, Command, Device, HostRegion, QueueKind, RegionId, Submission, Timeline, Work,
+    BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission, Timeline,
+    Work,
 };
 use ragtag_transfer::{
     Action, Copy, Receiver, ReceiverEvent, Route, Routes, Sender, SenderEvent, TransferId,
 };
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The only slot of each device.
-const SLOT: BufferId = BufferId(0);
-/// The slot of the other device.
-const OTHER: BufferId = BufferId(1);
-const RING: RegionId = RegionId(0);
+/// Each device's own slot, the imported slot of the other device, and the ring, for each direction.
+const SLOTS: [BufferId; 2] = [BufferId(0), BufferId(2)];
+const OTHERS: [BufferId; 2] = [BufferId(1), BufferId(3)];
+const RINGS: [RegionId; 2] = [RegionId(0), RegionId(1)];
+/// Host memory for contents to verify.
+const CONTENTS: RegionId = RegionId(2);
 
-/// An edge from one device to another whose transfers can be timed outside a pipeline.
+/// A link from one device to another, on which transfers can be timed and verified outside a pipeline.
+/// Directions are numbered: 0 is there, and 1 is back.
 pub struct SoloLink<'a> {
-    from: &'a mut SoloDevice,
-    to: &'a mut SoloDevice,
-    sender: Sender,
-    receiver: Receiver,
-    transfers: u64,
+    /// The device that sends in direction 0, and the device that sends in direction 1.
+    ends: [&'a mut SoloDevice; 2],
+    directions: Vec<Direction>,
     bytes: u64,
 }
 
 impl std::fmt::Debug for SoloLink<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SoloLink").field("from", &self.from).field("to", &self.to).finish_non_exhaustive()
+        f.debug_struct("SoloLink").field("ends", &self.ends).finish_non_exhaustive()
     }
 }
 
 impl Drop for SoloLink<'_> {
     fn drop(&mut self) {
-        self.from.device.clear();
-        self.to.device.clear();
+        self.ends.iter_mut().for_each(|end| end.device.clear());
     }
 }
 
@@ -49,42 +52,29 @@ impl<'a> SoloLink<'a> {
     /// [`Error::Spec`] if `route` is unusable, or the error of a device. A device that cannot share memory
     /// refuses the routes that need it.
     pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
-        let routes = Routes::from(route);
-        let unusable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
-        let sender = Sender::new(&routes, 1).map_err(unusable)?;
-        let receiver = Receiver::new(&routes, 1).map_err(unusable)?;
-        let link = Self { from, to, sender, receiver, transfers: 0, bytes };
-        link.prepare(route)
+        Self { ends: [from, to], directions: Vec::new(), bytes }.with_direction(route)
     }
 
-    fn prepare(self, route: Route) -> Result<Self> {
-        let ring = HostRegion::new(route.staging_bytes().max(1) as usize);
-        let ring = Arc::new(ring.map_err(|cause| self.from.failed(cause))?);
-        let timeline = |of: &SoloDevice, queue: QueueKind| Arc::clone(&of.own[queue.index()]);
-        let from_next = vec![timeline(self.to, QueueKind::Upload)];
-        let from_previous = [QueueKind::Compute, QueueKind::Download].map(|queue| timeline(self.from, queue));
-        let open = |of: &mut SoloDevice, timelines: Vec<Arc<Timeline>>, is_lent: bool| {
-            let made = match is_lent {
-                true => of.device.create_shared_buffer(SLOT, self.bytes),
-                false => of.device.create_buffer(SLOT, self.bytes),
-            };
-            let made = made.and_then(|()| of.device.register_region(RING, Arc::clone(&ring)));
-            let mut timelines = timelines.into_iter();
-            let made = made.and_then(|()| timelines.try_for_each(|other| of.device.import_timeline(other)));
-            made.map_err(|cause| of.failed(cause))
-        };
-        open(self.from, from_next, route == Route::Import)?;
-        open(self.to, from_previous.into(), route == Route::Peer)?;
-        let share = |owner: &SoloDevice, user: &mut SoloDevice| {
-            let memory = owner.device.export_buffer(SLOT).map_err(|cause| owner.failed(cause))?;
-            user.device.import_buffer(OTHER, &memory).map_err(|cause| user.failed(cause))
-        };
-        match route {
-            Route::Peer => share(self.to, self.from)?,
-            Route::Import => share(self.from, self.to)?,
-            Route::HostStaged { .. } => {}
-        }
+    /// Adds the opposite direction, whose transfers take `route`. All measurements then run in both
+    /// directions at once.
+    ///
+    /// # Errors
+    /// The errors of [`SoloLink::new`].
+    pub fn and_back(self, route: Route) -> Result<Self> {
+        self.with_direction(route)
+    }
+
+    fn with_direction(mut self, route: Route) -> Result<Self> {
+        let at = self.directions.len();
+        let direction = Direction::new(at, route)?;
+        direction.prepare(&mut self.ends, route, self.bytes)?;
+        self.directions.push(direction);
         Ok(self)
+    }
+
+    /// Returns the alignment in bytes of the offset and the size that both devices can copy.
+    pub fn alignment_bytes(&self) -> u64 {
+        self.ends.iter().map(|end| end.adapter().caps.copy_alignment_bytes).fold(1, u64::max)
     }
 
     /// Returns the time from an empty submission on the first device until the host knows of its completion,
@@ -94,76 +84,288 @@ impl<'a> SoloLink<'a> {
     /// Fails if the device fails.
     pub fn hand_over_us(&mut self) -> Result<f64> {
         let start = Instant::now();
-        let idle = self.from.submit(QueueKind::Compute, Work::Commands(Vec::new()), &[])?;
-        self.from.wait(idle)?;
+        let idle = self.ends[0].empty(&[])?;
+        self.ends[0].wait(idle)?;
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
-    /// Returns the time of a transfer of `bytes` bytes, in microseconds. The time starts with an empty
-    /// submission on the first device. An empty submission on the second device waits for the bytes. The time
-    /// ends when the host learns that this submission has completed. `bytes` is clamped to the range from 1
-    /// to the maximum of the link.
+    /// Returns the time of a transfer of `bytes` bytes in each direction, in microseconds. The time starts
+    /// with an empty submission on each sending device. An empty submission on each receiving device waits
+    /// for the bytes. The time ends when the host learns that these submissions have completed. `bytes` is
+    /// clamped to the range from 1 to the maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails.
     pub fn time_us(&mut self, bytes: u64) -> Result<f64> {
-        let bytes = bytes.clamp(1, self.bytes);
-        let nothing = || Work::Commands(Vec::new());
+        let part = 0..bytes.clamp(1, self.bytes);
+        let all = 0..self.directions.len();
         let start = Instant::now();
-        let after = self.from.submit(QueueKind::Compute, nothing(), &[])?;
-        let transfer = TransferId(self.transfers);
-        self.transfers += 1;
-        let mut to_sender = vec![SenderEvent::Send { transfer, slot: 0, bytes, after }];
-        let mut to_receiver = vec![ReceiverEvent::Expect { transfer, bytes }];
-        let (mut sent, mut arrived) = (None, None);
-        while !to_sender.is_empty() || !to_receiver.is_empty() {
-            for event in std::mem::take(&mut to_sender) {
-                let mut actions = Vec::new();
-                self.sender.step(event, &mut self.from.points.download, &mut actions)?;
-                for action in actions {
-                    match action {
-                        Action::Copy(copy) => copy_on(self.from, End::Outgoing, copy)?,
-                        Action::Message(message) => to_receiver.push(ReceiverEvent::Message(message)),
-                        Action::Done { at, .. } => sent = Some(at),
-                    }
-                }
-            }
-            for event in std::mem::take(&mut to_receiver) {
-                let mut actions = Vec::new();
-                self.receiver.step(event, &mut self.to.points.upload, &mut actions)?;
-                for action in actions {
-                    match action {
-                        Action::Copy(copy) => copy_on(self.to, End::Incoming, copy)?,
-                        Action::Message(message) => to_sender.push(SenderEvent::Message(message)),
-                        Action::Done { at, .. } => arrived = Some(at),
-                    }
-                }
-            }
-        }
-        let (Some(sent), Some(arrived)) = (sent, arrived) else {
-            return Err(Error::protocol(format!("{transfer} did not arrive")));
-        };
-        let ready = self.to.submit(QueueKind::Compute, nothing(), &[arrived])?;
-        self.to.wait(ready)?;
+        let after: Vec<_> = all.clone().map(|at| self.ends[at].empty(&[])).collect::<Result<_>>()?;
+        let moved = self.transfer(all, &part, &after)?;
+        let ready = moved.iter().enumerate();
+        let ready: Vec<_> =
+            ready.map(|(at, moved)| self.ends[1 - at].empty(&[moved.arrived])).collect::<Result<_>>()?;
+        ready.iter().enumerate().try_for_each(|(at, ready)| self.ends[1 - at].wait(*ready))?;
         let us = start.elapsed().as_secs_f64() * 1e6;
-        self.from.wait(sent)?;
-        let mut announced = Vec::new();
-        self.receiver.step(ReceiverEvent::Free(0), &mut self.to.points.upload, &mut announced)?;
-        for action in announced {
-            if let Action::Message(message) = action {
-                let event = SenderEvent::Message(message);
-                self.sender.step(event, &mut self.from.points.download, &mut Vec::new())?;
+        moved.iter().enumerate().try_for_each(|(at, moved)| self.settle(at, moved))?;
+        Ok(us)
+    }
+
+    /// Returns half the time of a transfer of `bytes` bytes there and back, in microseconds. The host submits
+    /// both transfers at once. The transfer back waits for the transfer there on the device. `bytes` is
+    /// clamped to the range from 1 to the maximum of the link.
+    ///
+    /// # Errors
+    /// Fails if a device fails. [`Error::Spec`] if the link has only one direction.
+    pub fn half_ping_pong_us(&mut self, bytes: u64) -> Result<f64> {
+        if self.directions.len() < 2 {
+            return Err(Error::Spec { what: "a ping-pong needs both directions".into() });
+        }
+        let part = 0..bytes.clamp(1, self.bytes);
+        let start = Instant::now();
+        let mut ready = self.ends[0].empty(&[])?;
+        let mut moved = Vec::new();
+        for at in 0..2 {
+            moved.extend(self.transfer(at..at + 1, &part, &[ready])?);
+            ready = self.ends[1 - at].empty(&[moved[at].arrived])?;
+        }
+        self.ends[0].wait(ready)?;
+        let us = start.elapsed().as_secs_f64() * 1e6 / 2.0;
+        moved.iter().enumerate().try_for_each(|(at, moved)| self.settle(at, moved))?;
+        Ok(us)
+    }
+
+    /// Transfers pseudo-random contents in each direction at once, and compares them at the far end. `part`
+    /// is the range of bytes in the slots. Returns the wrong bytes of the first corrupt direction, or `None`
+    /// if all bytes are right. The contents depend on `seed`.
+    ///
+    /// Each receiving slot first holds the complement of its contents, so a byte that was not copied is
+    /// wrong. The receiving device copies its slot to host memory, where the host compares all bytes.
+    ///
+    /// # Errors
+    /// Fails if a device fails, or if `part` does not fit the link.
+    pub fn verify(&mut self, part: Range<u64>, seed: u64) -> Result<Option<Mismatch>> {
+        let bytes = part.end.saturating_sub(part.start);
+        let contents = |at: usize| Contents::new(seed.wrapping_mul(2).wrapping_add(at as u64));
+        let all = 0..self.directions.len();
+        let region = HostRegion::new(bytes as usize).map_err(|cause| self.ends[0].failed(cause))?;
+        let region = Arc::new(region);
+        for end in &mut self.ends {
+            let registered = end.device.register_region(CONTENTS, Arc::clone(&region));
+            registered.map_err(|cause| end.failed(cause))?;
+        }
+        let mut after = Vec::new();
+        for at in all.clone() {
+            let slot = BufferRange { buffer: SLOTS[at], offset: part.start, bytes };
+            let upload = || Command::Upload { region: CONTENTS, offset: 0, to: slot };
+            contents(at).write_complement(&mut self.host(&region)?);
+            self.ends[1 - at].run(QueueKind::Upload, upload())?;
+            contents(at).write(&mut self.host(&region)?);
+            self.ends[at].run(QueueKind::Upload, upload())?;
+            // The other device imports only the timelines for which the stages of a pipeline wait.
+            after.push(self.ends[at].empty(&[])?);
+        }
+        let moved = self.transfer(all.clone(), &part, &after)?;
+        let mut mismatch = None;
+        for (at, moved) in all.zip(&moved) {
+            self.ends[1 - at].wait(moved.arrived)?;
+            contents(at).write_complement(&mut self.host(&region)?);
+            let from = BufferRange { buffer: SLOTS[at], offset: part.start, bytes };
+            let download = Command::Download { from, region: CONTENTS, offset: 0 };
+            self.ends[1 - at].run(QueueKind::Download, download)?;
+            mismatch = mismatch.or(contents(at).compare(&self.host(&region)?));
+            self.settle(at, moved)?;
+        }
+        for end in &mut self.ends {
+            end.device.unregister_region(CONTENTS).map_err(|cause| end.failed(cause))?;
+        }
+        Ok(mismatch)
+    }
+
+    /// Leases the host memory for contents. No device uses it at the time of the call.
+    fn host<'r>(&self, region: &'r HostRegion) -> Result<ragtag_hal::LeaseMut<'r>> {
+        region.write(0..region.bytes()).map_err(|cause| self.ends[0].failed(cause))
+    }
+
+    /// Submits a transfer in each direction in `which`. `after` has the point of each transfer after which
+    /// its bytes can be read.
+    fn transfer(&mut self, which: Range<usize>, part: &Range<u64>, after: &[Point]) -> Result<Vec<Moved>> {
+        let directions = &mut self.directions[which];
+        let starting = directions.iter_mut().zip(after);
+        let mut moving: Vec<_> = starting.map(|(direction, &after)| direction.start(part, after)).collect();
+        // Both directions proceed in turn, so that neither waits until the other is submitted completely.
+        while moving.iter().any(|moving| !moving.is_over()) {
+            for (direction, moving) in directions.iter_mut().zip(&mut moving) {
+                direction.step(&mut self.ends, part.start, moving)?;
             }
         }
-        Ok(us)
+        moving.into_iter().map(Moving::end).collect()
+    }
+
+    /// Waits until the source slot of a transfer is free, and frees the slot of its destination.
+    fn settle(&mut self, at: usize, moved: &Moved) -> Result<()> {
+        self.ends[at].wait(moved.sent)?;
+        self.directions[at].free(&mut self.ends)
     }
 }
 
-/// Submits a copy to one of the two devices.
-fn copy_on(device: &mut SoloDevice, end: End, copy: Copy) -> Result<()> {
-    let own = BufferRange { buffer: SLOT, offset: copy.offset, bytes: copy.bytes };
-    let command = copy_command(end, &copy, own, RING, &[OTHER])?;
-    let work = Work::Commands(command.into_iter().collect::<Vec<Command>>());
-    let submission = Submission { queue: copy_queue(end), work, waits: copy.waits, signal: copy.signal };
-    device.device.submit(submission).map_err(|cause| device.failed(cause))
+impl SoloDevice {
+    /// Submits nothing to the compute queue after `waits`.
+    fn empty(&mut self, waits: &[Point]) -> Result<Point> {
+        self.submit(QueueKind::Compute, Work::Commands(Vec::new()), waits)
+    }
+
+    /// Runs a command to its end.
+    fn run(&mut self, queue: QueueKind, command: Command) -> Result<()> {
+        let done = self.submit(queue, Work::Commands(vec![command]), &[])?;
+        self.wait(done)
+    }
+}
+
+/// One direction of a link.
+struct Direction {
+    /// Index of the sending end.
+    from: usize,
+    sender: Sender,
+    receiver: Receiver,
+    transfers: u64,
+}
+
+/// A transfer that was requested completely.
+struct Moved {
+    /// Point after which the sender may reuse its slot.
+    sent: Point,
+    /// Point after which the receiver may read its slot.
+    arrived: Point,
+}
+
+/// A transfer that is being requested.
+struct Moving {
+    transfer: TransferId,
+    to_sender: Vec<SenderEvent>,
+    to_receiver: Vec<ReceiverEvent>,
+    sent: Option<Point>,
+    arrived: Option<Point>,
+}
+
+impl Moving {
+    fn is_over(&self) -> bool {
+        self.to_sender.is_empty() && self.to_receiver.is_empty()
+    }
+
+    fn end(self) -> Result<Moved> {
+        match (self.sent, self.arrived) {
+            (Some(sent), Some(arrived)) => Ok(Moved { sent, arrived }),
+            _ => Err(Error::protocol(format!("{} did not arrive", self.transfer))),
+        }
+    }
+}
+
+impl Direction {
+    fn new(from: usize, route: Route) -> Result<Self> {
+        let routes = Routes::from(route);
+        let unusable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
+        let sender = Sender::new(&routes, 1).map_err(unusable)?;
+        let receiver = Receiver::new(&routes, 1).map_err(unusable)?;
+        Ok(Self { from, sender, receiver, transfers: 0 })
+    }
+
+    /// Creates the slots and the ring, and shares them as the route requires.
+    fn prepare(&self, ends: &mut [&mut SoloDevice; 2], route: Route, bytes: u64) -> Result<()> {
+        let (slot, other, ring_id) = (SLOTS[self.from], OTHERS[self.from], RINGS[self.from]);
+        let [from, to] = [self.from, 1 - self.from];
+        let ring = HostRegion::new(route.staging_bytes().max(1) as usize);
+        let ring = Arc::new(ring.map_err(|cause| ends[from].failed(cause))?);
+        let timeline = |of: &SoloDevice, queue: QueueKind| Arc::clone(&of.own[queue.index()]);
+        let from_next = vec![timeline(ends[to], QueueKind::Upload)];
+        let from_previous =
+            [QueueKind::Compute, QueueKind::Download].map(|queue| timeline(ends[from], queue));
+        let open = |of: &mut SoloDevice, timelines: Vec<Arc<Timeline>>, is_lent: bool| {
+            let made = match is_lent {
+                true => of.device.create_shared_buffer(slot, bytes),
+                false => of.device.create_buffer(slot, bytes),
+            };
+            let made = made.and_then(|()| of.device.register_region(ring_id, Arc::clone(&ring)));
+            let mut timelines = timelines.into_iter();
+            let made = made.and_then(|()| timelines.try_for_each(|other| of.device.import_timeline(other)));
+            made.map_err(|cause| of.failed(cause))
+        };
+        open(ends[from], from_next, route == Route::Import)?;
+        open(ends[to], from_previous.into(), route == Route::Peer)?;
+        let mut share = |owner: usize, user: usize| {
+            let memory = ends[owner].device.export_buffer(slot).map_err(|cause| ends[owner].failed(cause))?;
+            ends[user].device.import_buffer(other, &memory).map_err(|cause| ends[user].failed(cause))
+        };
+        match route {
+            Route::Peer => share(to, from),
+            Route::Import => share(from, to),
+            Route::HostStaged { .. } => Ok(()),
+        }
+    }
+
+    fn start(&mut self, part: &Range<u64>, after: Point) -> Moving {
+        let (transfer, bytes) = (TransferId(self.transfers), part.end - part.start);
+        self.transfers += 1;
+        Moving {
+            transfer,
+            to_sender: vec![SenderEvent::Send { transfer, slot: 0, bytes, after }],
+            to_receiver: vec![ReceiverEvent::Expect { transfer, bytes }],
+            sent: None,
+            arrived: None,
+        }
+    }
+
+    /// Handles the events of a transfer once at each end.
+    fn step(&mut self, ends: &mut [&mut SoloDevice; 2], start: u64, moving: &mut Moving) -> Result<()> {
+        for event in std::mem::take(&mut moving.to_sender) {
+            let mut actions = Vec::new();
+            self.sender.step(event, &mut ends[self.from].points.download, &mut actions)?;
+            for action in actions {
+                match action {
+                    Action::Copy(copy) => self.copy(ends, End::Outgoing, start, copy)?,
+                    Action::Message(message) => moving.to_receiver.push(ReceiverEvent::Message(message)),
+                    Action::Done { at, .. } => moving.sent = Some(at),
+                }
+            }
+        }
+        for event in std::mem::take(&mut moving.to_receiver) {
+            let mut actions = Vec::new();
+            self.receiver.step(event, &mut ends[1 - self.from].points.upload, &mut actions)?;
+            for action in actions {
+                match action {
+                    Action::Copy(copy) => self.copy(ends, End::Incoming, start, copy)?,
+                    Action::Message(message) => moving.to_sender.push(SenderEvent::Message(message)),
+                    Action::Done { at, .. } => moving.arrived = Some(at),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits a copy to one of the two devices. `start` is the offset of the transfer in the slots.
+    fn copy(&self, ends: &mut [&mut SoloDevice; 2], end: End, start: u64, copy: Copy) -> Result<()> {
+        let device = match end {
+            End::Outgoing => &mut *ends[self.from],
+            End::Incoming => &mut *ends[1 - self.from],
+        };
+        let own = BufferRange { buffer: SLOTS[self.from], offset: start + copy.offset, bytes: copy.bytes };
+        let command = copy_command(end, &copy, own, RINGS[self.from], &[OTHERS[self.from]])?;
+        let work = Work::Commands(command.into_iter().collect());
+        let submission = Submission { queue: copy_queue(end), work, waits: copy.waits, signal: copy.signal };
+        device.device.submit(submission).map_err(|cause| device.failed(cause))
+    }
+
+    /// Frees the slot of the destination.
+    fn free(&mut self, ends: &mut [&mut SoloDevice; 2]) -> Result<()> {
+        let mut announced = Vec::new();
+        let uploads = &mut ends[1 - self.from].points.upload;
+        self.receiver.step(ReceiverEvent::Free(0), uploads, &mut announced)?;
+        for action in announced {
+            if let Action::Message(message) = action {
+                let event = SenderEvent::Message(message);
+                self.sender.step(event, &mut ends[self.from].points.download, &mut Vec::new())?;
+            }
+        }
+        Ok(())
+    }
 }

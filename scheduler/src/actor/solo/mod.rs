@@ -4,8 +4,10 @@
 //! This module does not depend on how the timings are used.
 
 mod link;
+mod verify;
 
 pub use link::SoloLink;
+pub use verify::Mismatch;
 
 use super::memory::{LOGITS, SharedBuffers, StageBuffers};
 use super::owned::OwnedDevice;

@@ -1,0 +1,228 @@
+//! Probes the links between devices. A probe transfers pseudo-random contents over each route, compares them
+//! at the far end, and times the routes that keep them intact. Calibration uses the fastest verified route.
+
+mod probe;
+mod topology;
+
+use super::LOCK_WAIT;
+use super::kept::{Kept, now_unix_s};
+use crate::devices::Devices;
+use crate::error::{Error, Result};
+use probe::Prober;
+use ragtag_hal::{Adapter, Checked};
+use ragtag_scheduler::SoloDevice;
+use ragtag_transfer::Route;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+use topology::Topology;
+
+pub use topology::LinkClass;
+
+/// Default time limit of a probe of all links.
+const USUAL_LIMIT: Duration = Duration::from_secs(20);
+
+/// Options for [`LinkReport::run`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkOptions {
+    /// Whether to ignore cached results and to probe all links again.
+    pub reprobe: bool,
+    /// Maximum number of repetitions of each measurement.
+    pub repetitions: usize,
+    /// Approximate time limit of all measurements. Each is taken at least once.
+    pub limit: Duration,
+    /// Cache folder. It has the same meaning as in [`CalibrationOptions`](crate::CalibrationOptions).
+    pub folder: Option<PathBuf>,
+}
+
+impl Default for LinkOptions {
+    fn default() -> Self {
+        Self { reprobe: false, repetitions: 25, limit: USUAL_LIMIT, folder: None }
+    }
+}
+
+/// Rate of transfers of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkRate {
+    /// Size of a transfer in bytes.
+    pub bytes: u64,
+    /// Bytes per second while only this direction is busy.
+    pub bytes_per_s: f64,
+    /// Bytes per second in this direction while both directions are busy. `None` if the opposite direction
+    /// was not timed.
+    pub both_bytes_per_s: Option<f64>,
+}
+
+/// A route that the probe tried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TriedRoute {
+    /// The route.
+    pub route: Route,
+    /// Reason why the route must not be used: the driver's error, or wrong bytes. `None` if the route is
+    /// verified.
+    pub why: Option<String>,
+    /// Whether the route has changed bytes.
+    pub corrupt: bool,
+    /// Time of the smallest transfer in microseconds, without the hand-over to the host. `None` if the route
+    /// is not verified.
+    pub latency_us: Option<f64>,
+    /// Rates by size.
+    pub rates: Vec<LinkRate>,
+}
+
+/// A probed link from one device to another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProbedLink {
+    /// Label of the sending device.
+    pub from: String,
+    /// Label of the receiving device.
+    pub to: String,
+    /// Hardware between the devices.
+    pub class: LinkClass,
+    /// NUMA distance between the memories of the devices, if it is known.
+    pub numa_distance: Option<u32>,
+    /// The fastest verified route. `None` if no route is verified.
+    pub route: Option<Route>,
+    /// Half the time of a small transfer there and back over the fastest routes, in microseconds. If the
+    /// opposite direction has no verified route, the time of a small transfer there.
+    pub latency_us: Option<f64>,
+    /// Rates of the fastest verified route, by size.
+    pub rates: Vec<LinkRate>,
+    /// All routes that were tried.
+    pub tried: Vec<TriedRoute>,
+    /// Time of the measurement, in seconds since 1970.
+    pub measured_unix_s: u64,
+}
+
+impl ProbedLink {
+    /// Returns an error message if the link has no verified route. The message has the reason for each route.
+    pub fn unverified(&self) -> Option<String> {
+        if self.route.is_some() {
+            return None;
+        }
+        let reason = |tried: &TriedRoute| Some(format!("{}: {}", tried.route.name(), tried.why.as_ref()?));
+        let reasons: Vec<_> = self.tried.iter().filter_map(reason).collect();
+        Some(format!("no verified route from {} to {}: {}", self.from, self.to, reasons.join("; ")))
+    }
+}
+
+/// Probed links between devices.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LinkReport {
+    /// A link for each ordered pair of devices.
+    pub links: Vec<ProbedLink>,
+    /// Warnings for the user, for example about a device that cannot be opened.
+    pub warnings: Vec<String>,
+    /// Reason why some results could not be cached, if any.
+    pub unkept: Option<String>,
+}
+
+impl LinkReport {
+    /// Probes the links between the selected devices, except those with cached results. Calls `progress` with
+    /// the number of finished steps and the total number of steps. Does not call it if all results are
+    /// cached.
+    ///
+    /// # Errors
+    /// Returns [`Error::Usage`] if fewer than two devices are selected. Returns [`Error::Device`] if fewer
+    /// than two devices can be opened. If only some devices cannot be opened, returns a warning for each of
+    /// them instead.
+    pub fn run(devices: &Devices, options: &LinkOptions, progress: &dyn Fn(u64, u64)) -> Result<Self> {
+        let mut adapters = devices.selected().to_vec();
+        if adapters.len() < 2 {
+            let what = "a link needs two devices (select them with --device, or use --cpu-devices 2)";
+            return Err(Error::Usage(what.into()));
+        }
+        let mut kept = Kept::new(options.folder.clone());
+        let is_known = |kept: &Kept, [a, b]: [&Adapter; 2]| {
+            !options.reprobe && kept.probe(a, b).is_some() && kept.probe(b, a).is_some()
+        };
+        let mut report = Self::default();
+        if !pairs(adapters.len()).all(|pair| is_known(&kept, pair.map(|at| &adapters[at]))) {
+            let _lock = kept.lock(LOCK_WAIT);
+            let opened = open(devices, &mut adapters, &mut report.warnings)?;
+            let mut solo: Vec<_> =
+                opened.into_iter().map(|device| SoloDevice::new(Box::new(device))).collect();
+            // Another process may have probed links while this one waited for the lock.
+            let missing = pairs(adapters.len()).filter(|pair| !is_known(&kept, pair.map(|at| &adapters[at])));
+            let missing: Vec<_> = missing.collect();
+            let prober = Prober::new(options, missing.len(), progress);
+            for pair in missing {
+                let ends = pair.map(|at| &adapters[at]);
+                // The indices differ, and both devices exist.
+                let Ok(devices_of_pair) = solo.get_disjoint_mut(pair) else { continue };
+                let [there, back] = prober.pair(devices_of_pair);
+                // Idle PCIe links slow down, so the topology is read right after the transfers.
+                let topology = Topology::new("/");
+                let class = topology.class(ends, devices.is_same_device(ends));
+                for (from, to, probed) in [(ends[0], ends[1], there), (ends[1], ends[0], back)] {
+                    let link = ProbedLink {
+                        from: from.label(),
+                        to: to.label(),
+                        class,
+                        numa_distance: topology.numa_distance([from, to]),
+                        route: probed.route,
+                        latency_us: probed.latency_us,
+                        rates: probed.rates,
+                        tried: probed.tried,
+                        measured_unix_s: now_unix_s(),
+                    };
+                    // A failure may be temporary, such as a lack of memory. Wrong bytes are not.
+                    if link.route.is_some() || link.tried.iter().any(|tried| tried.corrupt) {
+                        kept.keep_probe(from, to, &link);
+                    }
+                    report.links.push(link);
+                }
+            }
+            report.unkept = kept.failure().map(str::to_owned);
+        }
+        let fresh = std::mem::take(&mut report.links);
+        for (from, to) in adapters.iter().flat_map(|from| adapters.iter().map(move |to| (from, to))) {
+            let is_this = |link: &&ProbedLink| link.from == from.label() && link.to == to.label();
+            let link = fresh.iter().find(is_this).cloned();
+            report.links.extend(link.or_else(|| kept.probe(from, to)));
+        }
+        Ok(report)
+    }
+}
+
+/// Returns the device with the most links for which a cached probe has found no verified route. Returns its
+/// index and the failure of one of these links. Returns `None` if there is no such link.
+pub(super) fn without_route(adapters: &[Adapter], kept: &Kept) -> Option<(usize, String)> {
+    let mut failures = vec![Vec::new(); adapters.len()];
+    for [a, b] in pairs(adapters.len()) {
+        for [from, to] in [[a, b], [b, a]] {
+            let Some(link) = kept.probe(&adapters[from], &adapters[to]) else { continue };
+            let Some(why) = link.unverified() else { continue };
+            failures[from].push(why.clone());
+            failures[to].push(why);
+        }
+    }
+    let worst = failures.into_iter().enumerate().max_by_key(|(_, failures)| failures.len());
+    worst.and_then(|(at, mut failures)| Some((at, failures.pop()?)))
+}
+
+/// Returns the indices of each unordered pair of `count` devices.
+fn pairs(count: usize) -> impl Iterator<Item = [usize; 2]> {
+    (0..count).flat_map(move |a| (a + 1..count).map(move |b| [a, b]))
+}
+
+/// Opens the devices in one call, because some routes need a shared driver context. Leaves out devices that
+/// cannot be opened, with a warning for each, as long as two devices are left.
+fn open(devices: &Devices, adapters: &mut Vec<Adapter>, warnings: &mut Vec<String>) -> Result<Vec<Checked>> {
+    loop {
+        let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
+        let error = match devices.open(&labels) {
+            Ok(opened) => return Ok(opened.into_iter().map(|(_, device)| device).collect()),
+            Err(error) => error,
+        };
+        let Error::Device { device, cause } = &error else { return Err(error) };
+        let at = labels.iter().position(|label| label == device);
+        let Some(at) = at.filter(|_| adapters.len() > 2) else { return Err(error) };
+        warnings.push(format!("cannot open {device}, leaving it out: {cause}"));
+        adapters.remove(at);
+    }
+}

@@ -1,0 +1,127 @@
+//! Implements `ragtag devices --links`, which shows how devices are connected and which routes keep data
+//! intact, and `ragtag bench --links`, which measures the links.
+
+use super::args::{BenchArgs, DeviceArgs, DevicesArgs};
+use super::output::{bytes, inform, note, print_json, show, table};
+use super::progress;
+use crate::calibrate::{LinkOptions, LinkRate, LinkReport, ProbedLink};
+use crate::devices::Devices;
+use crate::error::{Error, Result};
+use std::cell::OnceCell;
+use std::time::Duration;
+
+/// Selection if the user selects no devices. The links between GPUs and the processor are of interest too.
+const USUAL_SELECTION: &str = "auto,cpu";
+/// Time limit of `ragtag bench --links`.
+const BENCH_LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs `ragtag devices --links`.
+pub(super) fn run(args: &DevicesArgs) -> Result<()> {
+    let options = LinkOptions { reprobe: args.reprobe, ..LinkOptions::default() };
+    let report = probed(&args.devices, &options)?;
+    let printed = if args.json { print_json(&report) } else { show(&as_table(&report)) };
+    let strict = if args.devices.strict { super::strict::check_links(&report) } else { Ok(()) };
+    printed.and(strict).and(report.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
+}
+
+/// Runs `ragtag bench --links`. Measures all links again, with more repetitions and a longer time limit.
+pub(super) fn bench(args: &BenchArgs) -> Result<()> {
+    let repetitions = args.repetitions as usize * LinkOptions::default().repetitions;
+    let options = LinkOptions { reprobe: true, repetitions, limit: BENCH_LIMIT, ..LinkOptions::default() };
+    let report = probed(&args.devices, &options)?;
+    let printed = if args.json { print_json(&report) } else { show(&as_bench_table(&report)) };
+    let strict = if args.devices.strict { super::strict::check_links(&report) } else { Ok(()) };
+    printed.and(strict)
+}
+
+/// Probes the links of the selected devices and shows a progress bar.
+fn probed(args: &DeviceArgs, options: &LinkOptions) -> Result<LinkReport> {
+    let mut selection = super::device_options(args);
+    let is_blank = |text: &Option<String>| text.as_ref().is_none_or(|text| text.trim().is_empty());
+    if selection.requested.is_none() && is_blank(&selection.from_environment) {
+        selection.requested = Some(USUAL_SELECTION.into());
+    }
+    let devices = Devices::probe(&selection)?;
+    inform(&devices.start_line());
+    let bar = OnceCell::new();
+    let progress = |done: u64, total: u64| {
+        bar.get_or_init(|| progress::steps("probing links", total)).set_position(done);
+    };
+    let report = LinkReport::run(&devices, options, &progress);
+    if let Some(bar) = bar.get() {
+        bar.finish_and_clear();
+    }
+    let report = report?;
+    report.warnings.iter().for_each(|warning| note(&format!("note: {warning}")));
+    Ok(report)
+}
+
+fn as_table(report: &LinkReport) -> String {
+    let mut table = table(&[
+        "link",
+        "route",
+        "class",
+        "+>NUMA",
+        ">latency",
+        "+>64 KiB",
+        ">1 MiB",
+        ">16 MiB",
+        "+>both ways",
+        "verified",
+    ]);
+    for link in &report.links {
+        let rate = |bytes: u64| link.rates.iter().find(|rate| rate.bytes == bytes);
+        let alone = |bytes: u64| gigabytes(rate(bytes).map(|rate| rate.bytes_per_s));
+        table.add_row([
+            name(link),
+            route(link),
+            link.class.to_string(),
+            link.numa_distance.map_or("-".into(), |distance| distance.to_string()),
+            link.latency_us.map_or("-".into(), |us| format!("{us:.1} µs")),
+            alone(64 << 10),
+            alone(1 << 20),
+            alone(16 << 20),
+            gigabytes(rate(16 << 20).and_then(|rate| rate.both_bytes_per_s)),
+            if link.route.is_some() { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    format!("{table}\nRates are in GB/s.\n{}", failures(report))
+}
+
+fn as_bench_table(report: &LinkReport) -> String {
+    let mut table = table(&["link", "route", ">size", ">time", ">one way", ">both ways"]);
+    for link in &report.links {
+        for LinkRate { bytes: size, bytes_per_s, both_bytes_per_s } in &link.rates {
+            table.add_row([
+                name(link),
+                route(link),
+                bytes(*size),
+                format!("{:.1} µs", *size as f64 / bytes_per_s * 1e6),
+                gigabytes(Some(*bytes_per_s)),
+                gigabytes(*both_bytes_per_s),
+            ]);
+        }
+    }
+    format!(
+        "{table}\nRates are in GB/s in the direction of the link. In the column \"both ways\", the\n\
+         opposite link is busy too.\n{}",
+        failures(report)
+    )
+}
+
+fn name(link: &ProbedLink) -> String {
+    format!("{} → {}", link.from, link.to)
+}
+
+fn route(link: &ProbedLink) -> String {
+    link.route.map_or("none".into(), |route| route.name().into())
+}
+
+fn gigabytes(bytes_per_s: Option<f64>) -> String {
+    bytes_per_s.map_or("-".into(), |rate| format!("{:.2}", rate / 1e9))
+}
+
+/// Returns a line for each link without a verified route.
+fn failures(report: &LinkReport) -> String {
+    report.links.iter().filter_map(ProbedLink::unverified).map(|failure| failure + "\n").collect()
+}

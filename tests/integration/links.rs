@@ -1,0 +1,226 @@
+//! Tests probes of links: routes that keep data intact are timed and cached, calibration uses the fastest of
+//! them, and routes that corrupt data are never used.
+
+use crate::support::{self, Setup, last_vulkan, model_path, ragtag, run_with_vulkan, within};
+use ragtag::{
+    Calibration, CalibrationOptions, DeviceOptions, Devices, LinkOptions, LinkReport, Model, Planner,
+    ProbedLink,
+};
+use ragtag_hal::{Checked, Faults, ShortCopies};
+use ragtag_transfer::{Route, Routes};
+use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
+
+const MODEL: &str = "tales-bitnet-tq2_0";
+/// Arguments that select two CPU devices with one thread each.
+const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
+/// Sizes of the timed transfers, in bytes.
+const SIZES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+/// Runs `ragtag` with a cache folder. Returns its exit code, standard output and standard error.
+fn run(cache: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = ragtag().env("RAGTAG_CACHE_DIR", cache).args(arguments).args(TWO).output().unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (output.status.code(), out, err)
+}
+
+#[track_caller]
+fn assert_narrow(table: &str) {
+    let widest = table.lines().map(|line| line.chars().count()).max().unwrap();
+    assert!(table.starts_with('|') && widest <= 80, "{widest} columns:\n{table}");
+}
+
+/// Returns the links of a report in JSON. Asserts that all of them are verified and completely timed.
+#[track_caller]
+fn verified(json: &str, devices: usize) -> Vec<Value> {
+    let report: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}:\n{json}"));
+    let links = report["links"].as_array().unwrap();
+    assert_eq!(
+        (links.len(), &report["warnings"]),
+        (devices * (devices - 1), &Value::from(Vec::<u32>::new()))
+    );
+    for link in links {
+        assert!(!link["route"].is_null() && link["latency_us"].as_f64().unwrap() > 0.0, "{link}");
+        let rates = link["rates"].as_array().unwrap();
+        let sizes: Vec<_> = rates.iter().map(|rate| rate["bytes"].as_u64().unwrap()).collect();
+        assert_eq!(sizes, SIZES);
+        for figure in rates.iter().flat_map(|rate| [&rate["bytes_per_s"], &rate["both_bytes_per_s"]]) {
+            assert!(figure.as_f64().unwrap() > 0.0, "{link}");
+        }
+        let tried = link["tried"].as_array().unwrap();
+        assert_eq!(tried.len(), 3);
+        // A driver may refuse to share memory, but every pair of devices can use host memory.
+        assert!(tried[2]["route"]["host-staged"].is_object() && tried[2]["why"].is_null(), "{link}");
+        assert!(tried.iter().all(|one| one["why"].is_string() == one["latency_us"].is_null()), "{link}");
+    }
+    links.clone()
+}
+
+#[test]
+fn the_command_probes_links_once() {
+    let cache = tempfile::tempdir().unwrap();
+    let (code, table, said) = run(cache.path(), &["devices", "--links"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_narrow(&table);
+    let (code, json, said) = run(cache.path(), &["devices", "--links", "--json"]);
+    assert_eq!(code, Some(0), "{said}");
+    let links = verified(&json, 2);
+    assert!(links.iter().all(|link| link["class"] == "host"), "{json}");
+    // CPU devices share memory.
+    assert!(links.iter().all(|link| link["tried"][0]["route"] == "peer"), "{json}");
+    assert!(links.iter().all(|link| link["tried"][0]["why"].is_null()), "{json}");
+    let (_, again, _) = run(cache.path(), &["devices", "--links", "--json"]);
+    assert_eq!(again, json, "the results are cached");
+    let (_, anew, _) = run(cache.path(), &["devices", "--links", "--json", "--reprobe"]);
+    assert_ne!(anew, json);
+    verified(&anew, 2);
+}
+
+#[test]
+fn bench_measures_links_by_size() {
+    let cache = tempfile::tempdir().unwrap();
+    let (code, table, said) = run(cache.path(), &["bench", "--links", "-r", "1"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_narrow(&table);
+    assert_eq!(table.lines().filter(|line| line.contains("cpu:1 → cpu:0")).count(), SIZES.len(), "{table}");
+    let (code, json, said) = run(cache.path(), &["bench", "--links", "-r", "1", "--json"]);
+    assert_eq!(code, Some(0), "{said}");
+    verified(&json, 2);
+}
+
+#[test]
+fn a_link_needs_two_devices() {
+    let output = ragtag().args(["devices", "--links", "--device", "cpu:0"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("a link needs two devices"), "{said}");
+}
+
+#[test]
+fn links_between_apis_are_verified() {
+    let opencl = std::env::var_os("OCL_ICD_VENDORS");
+    let vulkan = std::env::var_os("VK_DRIVER_FILES");
+    within(300, move || {
+        let found = Devices::probe(&DeviceOptions::default()).unwrap();
+        let first = found.report().adapters().find(|adapter| adapter.backend == "opencl");
+        let first = first.map(ragtag_hal::Adapter::label);
+        let mut labels: Vec<_> = first.into_iter().chain(last_vulkan()).collect();
+        labels.push("cpu:0".into());
+        if labels.len() < 2 {
+            return;
+        }
+        let cache = tempfile::tempdir().unwrap();
+        let probe = |more: &[&str]| {
+            run_with_vulkan(vulkan.as_deref(), |command| {
+                command.env("RAGTAG_CACHE_DIR", cache.path());
+                command.env_remove("OCL_ICD_VENDORS");
+                command.envs(opencl.as_ref().map(|folder| ("OCL_ICD_VENDORS", folder)));
+                command.args(["devices", "--links", "--device", &labels.join(",")]).args(more);
+            })
+        };
+        let (code, table, said) = probe(&[]);
+        assert_eq!(code, Some(0), "{said}");
+        assert_narrow(&table);
+        println!("{table}");
+        let (code, json, said) = probe(&["--json"]);
+        assert_eq!(code, Some(0), "{said}");
+        verified(&json, labels.len());
+    });
+}
+
+/// Returns two CPU devices. `short` are the copies of `cpu:1` that leave out their last bytes.
+fn two(short: Option<ShortCopies>) -> Devices {
+    let devices = support::devices(&Setup { cpu_devices: 2, ..Setup::default() });
+    devices.checked_by(move |adapter, device| {
+        let short_copies = short.filter(|_| adapter.label() == "cpu:1");
+        Checked::with_faults(device, Faults { short_copies, ..Faults::default() })
+    })
+}
+
+/// Probes the links with the cache in `folder`.
+fn probe(devices: &Devices, folder: &Path) -> LinkReport {
+    let mut options = LinkOptions::default();
+    (options.repetitions, options.limit, options.folder) = (1, Duration::ZERO, Some(folder.into()));
+    let report = LinkReport::run(devices, &options, &|done, total| assert!(done <= total)).unwrap();
+    assert_eq!((report.links.len(), &report.unkept), (2, &None));
+    report
+}
+
+/// Returns the routes that are not verified. Asserts that each of them has corrupted a byte.
+#[track_caller]
+fn wrong(link: &ProbedLink) -> Vec<&'static str> {
+    let wrong = link.tried.iter().filter(|tried| {
+        let is_wrong = |why: &String| why.contains(" bytes are wrong after a transfer");
+        assert_eq!(tried.why.as_ref().map(is_wrong), tried.corrupt.then_some(true), "{link:?}");
+        tried.corrupt
+    });
+    wrong.map(|tried| tried.route.name()).collect()
+}
+
+#[test]
+fn failures_without_wrong_bytes_are_not_cached() {
+    let folder = tempfile::tempdir().unwrap();
+    let devices = support::devices(&Setup { cpu_devices: 2, ..Setup::default() });
+    let devices = devices.checked_by(|_, device| {
+        Checked::with_faults(device, Faults { largest_allocation_bytes: Some(1 << 20), ..Faults::default() })
+    });
+    for link in probe(&devices, folder.path()).links {
+        let failure = link.unverified().unwrap();
+        assert!(failure.contains("staged: cpu:") && failure.contains("out of device memory"), "{failure}");
+    }
+    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["lock"]);
+}
+
+/// Calibrates as quickly as possible with the cache in `folder`.
+fn calibrate(model: &Model, devices: &Devices, folder: &Path) -> Calibration {
+    let mut options = CalibrationOptions::default();
+    (options.chunk, options.seconds, options.limit) = (32, 0.0, None);
+    options.folder = Some(folder.into());
+    Calibration::run(model, devices, &options, &|_, _| ()).unwrap()
+}
+
+#[test]
+fn routes_that_corrupt_data_are_not_used() {
+    within(300, || {
+        let model = Model::open(model_path(MODEL)).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        // The source of a peer route and the destination of an import route execute its copies.
+        let report = probe(&two(Some(ShortCopies::Shared)), folder.path());
+        let [there, back] = &report.links[..] else { panic!("{report:?}") };
+        assert_eq!((wrong(there), wrong(back)), (vec!["import"], vec!["peer"]));
+        assert!(back.route.is_some() && back.route != Some(Route::Peer), "{back:?}");
+        assert_eq!(back.unverified(), None);
+
+        // A copy over the fastest route is correct even without the fault, so healthy devices do for timing.
+        let calibration = calibrate(&model, &two(None), folder.path());
+        let links: Vec<_> = calibration.links.known.iter().map(|(_, _, facts)| &facts.routes).collect();
+        let routes = [there, back].map(|link| Routes::from(link.route.unwrap()));
+        assert_eq!(links, [&routes[0], &routes[1]]);
+        let planner = Planner::new(&model).devices(&two(None)).calibrated(&calibration);
+        let plan = planner.split("0-6=cpu:1,7-13=cpu:0".parse().unwrap()).plan().unwrap();
+        assert_eq!(plan.routes(), [routes[1].clone()]);
+    });
+}
+
+#[test]
+fn a_device_without_a_verified_route_is_left_out() {
+    within(300, || {
+        let model = Model::open(model_path(MODEL)).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let report = probe(&two(Some(ShortCopies::All)), folder.path());
+        for link in &report.links {
+            assert_eq!(wrong(link), ["peer", "import", "staged"]);
+            assert_eq!((link.route, link.latency_us, link.rates.len()), (None, None, 0));
+            let failure = link.unverified().unwrap();
+            let start = format!("no verified route from {} to {}: peer: 1 of 4096", link.from, link.to);
+            assert!(failure.starts_with(&start), "{failure}");
+        }
+        let devices = two(None);
+        let calibration = calibrate(&model, &devices, folder.path());
+        assert_eq!((calibration.closed, calibration.timed), (vec!["cpu:1".into()], vec!["cpu:0".into()]));
+        let warning = &calibration.warnings[0];
+        assert!(warning.starts_with("leaving cpu:1 out: no verified route from "), "{warning}");
+    });
+}
