@@ -31,8 +31,8 @@ impl NumericsClass {
     }
 }
 
-/// Bound of results that are rounded to f16. The error is 2.8e-4 if all values have similar size, and at most
-/// 4.9e-4.
+/// Error bound for results that are rounded to f16. The error is 2.8e-4 if all values have similar magnitude,
+/// and at most 4.9e-4.
 const ROUNDED_TO_F16: f64 = 6e-4;
 
 /// Accuracy of a kernel.

@@ -168,8 +168,8 @@ impl Timer<'_> {
         self.load(device, compiled)
     }
 
-    /// Repeats the measurement `once` for the time that [`Self::share`] returns. Stops earlier if the
-    /// fraction `until` of the budget is used up.
+    /// Calls `once` repeatedly for the time that [`Self::share`] returns. Stops earlier if the fraction
+    /// `until` of the budget is used up.
     fn taken(&self, until: f64, once: impl FnMut() -> Result<f64>) -> Result<Stats> {
         let stats = Stats::taken(self.share(), self.budget.left(until), once);
         (self.tick)();

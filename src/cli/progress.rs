@@ -34,7 +34,7 @@ fn bar(template: &str) -> ProgressBar {
     ProgressBar::with_draw_target(None, target).with_style(style)
 }
 
-/// A progress bar for prompt processing. It appears after the time [`QUICK`] and disappears when it is
+/// A progress bar for prompt processing. It appears once [`QUICK`] has elapsed and disappears when it is
 /// dropped.
 pub(super) struct Prefill {
     tokens: u64,

@@ -394,8 +394,8 @@ pub trait Device: Send {
     /// takes at most [`class_bytes`](crate::pool::class_bytes) of device memory.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`] or [`Error::AllocationTooLarge`] with the sizes. Returns
-    /// [`Error::Invalid`] for zero bytes.
+    /// Returns [`Error::OutOfMemory`] if too little memory is free, and [`Error::AllocationTooLarge`] if
+    /// `bytes` exceeds the device's limit. Returns [`Error::Invalid`] for zero bytes.
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()>;
 
     /// Allocates a buffer that can be exported. On some APIs, work that uses such a buffer costs more. Its

@@ -96,7 +96,7 @@ const MOST_PARTS: u32 = 65_535;
 /// Number of work groups that keep a device busy.
 const ENOUGH: u32 = 512;
 
-/// Minimum number of values of a part that each work item of a column processes.
+/// Minimum number of values that each work item processes within its part of a column.
 const LEAST: u32 = 32;
 
 /// Returns the best part size, which is at most `axis`. The parts yield enough work groups to keep a device

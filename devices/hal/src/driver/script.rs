@@ -261,7 +261,7 @@ impl<D: Driver> Script<D> {
     /// Executes the copies on the host.
     ///
     /// # Errors
-    /// Returns an error if another lease conflicts with a range of a host region.
+    /// Returns an error if a host-region range that the script uses conflicts with an existing lease.
     pub(crate) fn run_on_host(&self) -> Result<()> {
         let _reserved = self.claims.reserve()?;
         for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {
