@@ -201,7 +201,7 @@ impl Placed {
 }
 
 /// Probes and selects devices. If `--strict` is set, checks them and the model's weights.
-pub(super) fn open_devices(model: &Model, args: &DeviceArgs) -> Result<Devices> {
+fn open_devices(model: &Model, args: &DeviceArgs) -> Result<Devices> {
     let devices = super::open_devices(args)?;
     if args.strict {
         super::strict::check(&devices, model)?;
@@ -216,21 +216,11 @@ pub(super) fn placed(
     placement: &PlacementArgs,
     needs: Needs,
 ) -> Result<Placed> {
-    placed_on(open_devices(model, device_args)?, model, device_args.strict, placement, needs)
-}
-
-/// Makes a plan for `devices` that meets the arguments and `needs`.
-pub(super) fn placed_on(
-    devices: Devices,
-    model: &Model,
-    strict: bool,
-    placement: &PlacementArgs,
-    needs: Needs,
-) -> Result<Placed> {
     let wanted = Wanted::read(placement, needs)?;
-    let planner = on_devices(model, &devices, &wanted, strict)?;
+    let devices = open_devices(model, device_args)?;
+    let planner = on_devices(model, &devices, &wanted, device_args.strict)?;
     let planner = wanted.over(planner, model)?;
     let plan = planner.plan()?;
     let file = placement.plan.as_deref().map(|path| input_name(path).into());
-    Ok(Placed { devices, planner, plan, file, strict })
+    Ok(Placed { devices, planner, plan, file, strict: device_args.strict })
 }

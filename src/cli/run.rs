@@ -4,7 +4,7 @@ use super::args::{RunArgs, SamplingArgs};
 use super::compare;
 use super::files::{self, is_standard, read_input};
 use super::output::{inform, offer, print, print_json, set_quiet};
-use super::plan::{as_table, open_devices, placed_on, summary};
+use super::plan::{as_table, placed, summary};
 use super::progress::{self, Prefill};
 use super::records::Records;
 use super::wanted::{Needs, workload};
@@ -34,15 +34,10 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
-    let encode = || -> Result<Vec<u32>> {
-        model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))
-    };
-    // Building a large tokenizer takes as long as starting the drivers.
-    let (ids, devices) = rayon::join(encode, || open_devices(&model, &args.devices));
-    let (ids, devices) = (ids?, devices?);
+    let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
     let request = workload(ids.len(), args.tokens);
     let needs = Needs { request: args.request, workload: request, ..Needs::of(1) };
-    let mut placed = placed_on(devices, &model, args.devices.strict, &args.placement, needs)?;
+    let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     refuse_long(ids.len(), placed.plan.context)?;
     if !args.json {
         inform(&summary(&placed.plan));
