@@ -18,9 +18,10 @@ const BENCH_LIMIT: Duration = Duration::from_secs(120);
 /// Runs `ragtag devices --links`.
 pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     let options = LinkOptions { reprobe: args.reprobe, ..LinkOptions::default() };
-    let report = probed(&args.devices, &options)?;
+    let (devices, report) = probed(&args.devices, &options)?;
     let printed = if args.json { print_json(&report) } else { show(&as_table(&report)) };
-    let strict = if args.devices.strict { super::strict::check_links(&report) } else { Ok(()) };
+    // The links are printed even if `--strict` refuses them.
+    let strict = if args.devices.strict { super::strict::check_links(&devices, &report) } else { Ok(()) };
     printed.and(strict).and(report.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
 }
 
@@ -28,14 +29,14 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
 pub(super) fn bench(args: &BenchArgs) -> Result<()> {
     let repetitions = args.repetitions as usize * LinkOptions::default().repetitions;
     let options = LinkOptions { reprobe: true, repetitions, limit: BENCH_LIMIT, ..LinkOptions::default() };
-    let report = probed(&args.devices, &options)?;
+    let (devices, report) = probed(&args.devices, &options)?;
     let printed = if args.json { print_json(&report) } else { show(&as_bench_table(&report)) };
-    let strict = if args.devices.strict { super::strict::check_links(&report) } else { Ok(()) };
+    let strict = if args.devices.strict { super::strict::check_links(&devices, &report) } else { Ok(()) };
     printed.and(strict)
 }
 
 /// Probes the links of the selected devices and shows a progress bar.
-fn probed(args: &DeviceArgs, options: &LinkOptions) -> Result<LinkReport> {
+fn probed(args: &DeviceArgs, options: &LinkOptions) -> Result<(Devices, LinkReport)> {
     let mut selection = super::device_options(args);
     let is_blank = |text: &Option<String>| text.as_ref().is_none_or(|text| text.trim().is_empty());
     if selection.requested.is_none() && is_blank(&selection.from_environment) {
@@ -53,16 +54,16 @@ fn probed(args: &DeviceArgs, options: &LinkOptions) -> Result<LinkReport> {
     }
     let report = report?;
     report.warnings.iter().for_each(|warning| note(&format!("note: {warning}")));
-    Ok(report)
+    Ok((devices, report))
 }
 
 fn as_table(report: &LinkReport) -> String {
     let mut table = table(&[
         "link",
-        "route",
+        ">route",
         "class",
         "+>NUMA",
-        ">latency",
+        ">µs",
         "+>64 KiB",
         ">1 MiB",
         ">16 MiB",
@@ -77,7 +78,7 @@ fn as_table(report: &LinkReport) -> String {
             route(link),
             link.class.to_string(),
             link.numa_distance.map_or("-".into(), |distance| distance.to_string()),
-            link.latency_us.map_or("-".into(), |us| format!("{us:.1} µs")),
+            link.latency_us.map_or("-".into(), |us| format!("{us:.1}")),
             alone(64 << 10),
             alone(1 << 20),
             alone(16 << 20),
@@ -85,7 +86,7 @@ fn as_table(report: &LinkReport) -> String {
             if link.route.is_some() { "yes" } else { "no" }.to_owned(),
         ]);
     }
-    format!("{table}\nRates are in GB/s.\n{}", failures(report))
+    format!("{table}\nµs: latency. Rates are in GB/s.\n{}", failures(report))
 }
 
 fn as_bench_table(report: &LinkReport) -> String {
@@ -118,7 +119,7 @@ fn route(link: &ProbedLink) -> String {
 }
 
 fn gigabytes(bytes_per_s: Option<f64>) -> String {
-    bytes_per_s.map_or("-".into(), |rate| format!("{:.2}", rate / 1e9))
+    bytes_per_s.map_or("-".into(), |rate| format!("{:.1}", rate / 1e9))
 }
 
 /// Returns a line for each link without a verified route.

@@ -30,9 +30,10 @@ pub(super) fn check_calibration(calibration: &Calibration) -> Result<()> {
     refuse(calibration.closed.iter().map(|device| format!("cannot use {device}")).collect())
 }
 
-/// Returns an error if a link has no verified route.
-pub(super) fn check_links(report: &LinkReport) -> Result<()> {
-    refuse(report.links.iter().filter_map(ProbedLink::unverified).collect())
+/// Returns an error in the cases of [`check_devices`], and if a link has no verified route.
+pub(super) fn check_links(devices: &Devices, report: &LinkReport) -> Result<()> {
+    let unverified = report.links.iter().filter_map(ProbedLink::unverified);
+    refuse(findings(devices).into_iter().chain(unverified).collect())
 }
 
 fn refuse(findings: Vec<String>) -> Result<()> {
@@ -54,12 +55,13 @@ mod tests {
 
     #[test]
     fn links_without_a_verified_route_are_refused() {
-        check_links(&LinkReport::default()).unwrap();
+        let devices = Devices::probe(&crate::DeviceOptions::selecting("cpu")).unwrap();
+        check_links(&devices, &LinkReport::default()).unwrap();
         let json = r#"{"from": "a:0", "to": "b:0", "class": "host", "numa_distance": null, "route": null,
             "latency_us": null, "rates": [], "tried": [{"route": "peer", "why": "no", "corrupt": true, "latency_us": null,
             "rates": []}], "measured_unix_s": 0}"#;
         let links = vec![serde_json::from_str(json).unwrap()];
-        let error = check_links(&LinkReport { links, ..LinkReport::default() }).unwrap_err();
+        let error = check_links(&devices, &LinkReport { links, ..LinkReport::default() }).unwrap_err();
         let text = "refused by --strict: no verified route from a:0 to b:0: peer: no";
         assert_eq!((error.to_string().as_str(), error.exit_code()), (text, 8));
     }
