@@ -110,8 +110,8 @@ fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
 struct Fitting {
     /// Indices of the models that fit the fleet, in the list of all models. The largest model comes first.
     models: Range<usize>,
-    /// Index of the largest model that fits a single card of the fleet, or the number of all models if none
-    /// does.
+    /// Index of the largest model that fits on a single card of the fleet, or the total number of models if
+    /// none does.
     on_one_card: usize,
 }
 

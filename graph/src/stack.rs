@@ -151,7 +151,8 @@ impl StackedMatrix {
         Ok(())
     }
 
-    /// Returns the bytes of each tensor, and the range of rows that the tensor occupies in the stack.
+    /// Copies rows of the stack to `out` in file format. Fills rows without a tensor with zero bytes, which decode
+    /// to 0.
     fn read(
         &self,
         weights: &Weights,

@@ -183,8 +183,8 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
     Model { launches, bytes: at, values }
 }
 
-/// Packs a matrix from one half of the memory into the other. Returns the rate in GB/s of source bytes (in
-/// file format).
+/// Packs a matrix that is much larger than any cache from one half of the memory into the other. Returns the
+/// rate in GB/s of source bytes (in file format).
 fn pack(tensor_type: TensorType, layout: Layout, threads: usize, memory: &mut [u8]) -> f64 {
     const COLUMNS: u64 = 4096;
     let group = Resident::new(tensor_type, layout, 16, COLUMNS).expect("whole blocks");

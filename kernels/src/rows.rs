@@ -38,7 +38,7 @@ pub(crate) fn row_kernels() -> impl Iterator<Item = (Kernel, RowKernel)> {
     Kernel::all().into_iter().filter_map(|kernel| Some((kernel, kernel.spec().row_kernel()?)))
 }
 
-/// Returns a grid of rows × parts of a row.
+/// Returns a grid with one group per row and per block of `4 · ITEMS` columns.
 pub(crate) fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS), 1]
 }

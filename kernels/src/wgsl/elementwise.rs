@@ -20,13 +20,13 @@ pub(super) fn variants() -> Vec<Variant> {
     operators().map(variant).collect()
 }
 
-/// Composes the text of an operator.
+/// Composes the source of an operator.
 pub(crate) fn elements(parts: &[&str]) -> Arc<str> {
     bare_program(ITEMS, &[&[include_str!("elements.wgsl")], parts].concat())
 }
 
-/// Composes the text of an operator on file blocks. `of_type` returns the part of the text that handles one
-/// tensor type.
+/// Composes the source of an operator on file blocks. `of_type` returns the part that handles one tensor
+/// type.
 pub(crate) fn blocks(part: &str, of_type: fn(&Row) -> &'static str) -> Arc<str> {
     let shared = [include_str!("../file_blocks/formats.wgsl"), part].map(file_blocks::repeat);
     let types: Vec<&str> = file_blocks::types().map(|t| of_type(t.row())).collect();
@@ -38,7 +38,7 @@ pub(crate) fn numbers(parts: &[&str]) -> Arc<str> {
     elements(&[&[include_str!("numbers.wgsl")], parts].concat())
 }
 
-/// Composes the source of a kernel that processes columns of lines along an axis.
+/// Composes the source of a kernel whose groups each process several columns of `[axis, inner]`.
 pub(crate) fn in_columns(part: &str) -> Arc<str> {
     numbers(&[include_str!("columns.wgsl"), part])
 }

@@ -27,7 +27,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.into_iter().map(Function::variant).collect()
 }
 
-/// Returns a grid with one group per row and per block of `4 · ITEMS` columns.
+/// Returns the functions of a row kernel, best first.
 fn functions((kernel, row): (Kernel, RowKernel)) -> Vec<Function> {
     let narrow =
         Function { compose: row.wgsl.compose, ..function(kernel, row.grid, row.wgsl.function, ITEMS) };
