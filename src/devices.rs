@@ -52,8 +52,8 @@ impl DeviceOptions {
     }
 }
 
-/// Returns the routes from one device to another, unless a plan names other routes. A device that can import the
-/// other's memory copies without a stop in host memory.
+/// Returns the routes from one device to another, unless a plan names other routes. A device that can import
+/// the other's memory copies without a stop in host memory.
 pub(crate) fn usual_routes(from: &Adapter, to: &Adapter) -> Routes {
     Routes::or_staged(match () {
         () if from.imports_from(to) => Route::Peer,

@@ -1,5 +1,5 @@
-//! Memory-mapped files as [`Source`]s. Loading weights copies each byte once, so it reads the file instead of the
-//! mapping: the faults that map the pages take longer than the copy.
+//! Memory-mapped files as [`Source`]s. Loading weights copies each byte once, so it reads the file instead of
+//! the mapping: the faults that map the pages take longer than the copy.
 //!
 //! This module contains `unsafe` code, because a mapping is sound only as long as no process changes the
 //! file.

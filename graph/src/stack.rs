@@ -151,8 +151,8 @@ impl StackedMatrix {
         Ok(())
     }
 
-    /// Copies rows of the stack to `out` in file format. Fills rows without a tensor with zero bytes, which decode
-    /// to 0.
+    /// Copies rows of the stack to `out` in file format. Fills rows without a tensor with zero bytes, which
+    /// decode to 0.
     fn read(
         &self,
         weights: &Weights,

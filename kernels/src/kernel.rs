@@ -95,6 +95,15 @@ impl Activations {
         }
     }
 
+    /// Returns the value for this type.
+    pub(crate) fn select<T>(self, f32: T, int8: T, f16: T) -> T {
+        match self {
+            Activations::F32 => f32,
+            Activations::Int8 => int8,
+            Activations::F16 => f16,
+        }
+    }
+
     /// Returns the number of bytes in `rows` rows, or `IMPOSSIBLE` if the activation type does not support
     /// `width`.
     pub(crate) fn rows_extent(self, rows: u32, width: u32) -> u64 {

@@ -17,10 +17,10 @@ pub struct Lanes {
 impl Lanes {
     /// Returns the capacities of a device's mailbox. `stages` gives the incoming and the outgoing routes of
     /// each stage. `slots` is the maximum number of slots of a stage. For each stage, the waking queue holds
-    /// one hand-off and one message about a whole transfer per micro-batch in flight, one message per place of
-    /// the incoming rings, and one notice of a quiet message. It also holds one pending progress notice for
-    /// each queue of the device. The quiet queue holds one message per place of the outgoing rings, per slot
-    /// of the next stage and per micro-batch in flight.
+    /// one hand-off and one message about a whole transfer per micro-batch in flight, one message per place
+    /// of the incoming rings, and one notice of a quiet message. It also holds one pending progress notice
+    /// for each queue of the device. The quiet queue holds one message per place of the outgoing rings, per
+    /// slot of the next stage and per micro-batch in flight.
     pub fn of_device<'a>(
         credits: u32,
         slots: u32,

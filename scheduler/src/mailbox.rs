@@ -132,8 +132,8 @@ pub(crate) fn found<T, E>(message: Result<T, E>) -> Outcome<T> {
 pub(crate) struct Notice(Arc<AtomicBool>);
 
 impl Notice {
-    /// Requests a message the next time a timeline advances. After this call, the caller must check whether one
-    /// advanced before the call.
+    /// Requests a message the next time a timeline advances. After this call, the caller must check whether
+    /// one advanced before the call.
     pub(crate) fn arm(&self) {
         self.0.store(true, Ordering::Relaxed);
         // Pairs with the fence in `take`. Either the owner sees all writes that precede the other thread's

@@ -157,8 +157,8 @@ impl Kept {
         self.keep(path, &KeptLink { ragtag_link: LINK_VERSION, ends, measured_unix_s, facts: facts.clone() });
     }
 
-    /// Reads the cached probe of the link from one device to another. Returns `None` if there is none or if it
-    /// has expired.
+    /// Reads the cached probe of the link from one device to another. Returns `None` if there is none or if
+    /// it has expired.
     pub(super) fn probe(&self, from: &Adapter, to: &Adapter) -> Option<ProbedLink> {
         let ends = [from, to].map(end);
         let path = self.path("probe", &ends)?;

@@ -117,8 +117,8 @@ impl Calibration {
     ///
     /// # Errors
     /// Fails if the model cannot be lowered, or if no device can be opened. If only some devices cannot be
-    /// opened or timed, returns a warning for each of them instead. Also warns if a probe has found no verified
-    /// route between two devices.
+    /// opened or timed, returns a warning for each of them instead. Also warns if a probe has found no
+    /// verified route between two devices.
     pub fn run(
         model: &Model,
         devices: &Devices,

@@ -23,8 +23,8 @@ use ragtag_transfer::Routes;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Target duration of a decode step on each stage, in microseconds. Dispatches are repeated to reach about this
-/// time.
+/// Target duration of a decode step on each stage, in microseconds. Dispatches are repeated to reach about
+/// this time.
 const BUSY_US: f64 = 1500.0;
 /// Maximum number of repetitions of a decode step's dispatches.
 const MOST_TIMES: f64 = 64.0;

@@ -51,7 +51,7 @@ impl Receiver {
         Ok(Self {
             routes: routes.clone(),
             ends: routes.ends(slots).into_iter().map(|(_, destination)| destination).collect(),
-            announces: routes.any(|route| route == Route::Peer),
+            announces: routes.iter().any(|route| route == Route::Peer),
             receiving: VecDeque::new(),
             waiting: VecDeque::new(),
             newest: None,

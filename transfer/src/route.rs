@@ -94,8 +94,8 @@ pub struct SizedRoute {
     pub route: Route,
 }
 
-/// Routes of an edge. A transfer takes the first route that allows its size. A device may refuse to share memory.
-/// The pipeline then removes the routes that need it, and transfers take the next route.
+/// Routes of an edge. A transfer takes the first route that allows its size. A device may refuse to share
+/// memory. The pipeline then removes the routes that need it, and transfers take the next route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Routes(pub Vec<SizedRoute>);
@@ -148,11 +148,6 @@ impl Routes {
     /// Returns the routes in order.
     pub fn iter(&self) -> impl Iterator<Item = Route> {
         self.0.iter().map(|sized| sized.route)
-    }
-
-    /// Returns whether a transfer can take a route for which `is` returns true.
-    pub fn any(&self, is: impl FnMut(Route) -> bool) -> bool {
-        self.iter().any(is)
     }
 
     /// Returns the index of the route of a transfer of `bytes` bytes.

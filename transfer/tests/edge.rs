@@ -1,7 +1,7 @@
 //! Runs the sender and the receiver of an edge against a model of the hardware. The model has two in-order
-//! queues, slots at both ends and a ring, and a random scheduler delivers its messages. The test really copies
-//! bytes, so an error produces wrong data. Examples are a piece that is copied too early or twice, and a slot
-//! that is overwritten before it was read.
+//! queues, slots at both ends and a ring, and a random scheduler delivers its messages. The test really
+//! copies bytes, so an error produces wrong data. Examples are a piece that is copied too early or twice, and
+//! a slot that is overwritten before it was read.
 
 #![allow(missing_docs)]
 

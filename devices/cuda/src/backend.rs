@@ -93,8 +93,8 @@ pub struct CudaBackend {
     config: CudaConfig,
     libraries: OnceLock<std::result::Result<Libraries, Unavailable>>,
     pins: Arc<Pins<CudaDriver>>,
-    /// Contexts of the last probe. They are kept until devices are opened, because the driver takes a tenth of
-    /// a second or more to create a context.
+    /// Contexts of the last probe. They are kept until devices are opened, because the driver takes a tenth
+    /// of a second or more to create a context.
     probed: Mutex<Vec<Arc<Context>>>,
 }
 

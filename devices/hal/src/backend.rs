@@ -342,8 +342,8 @@ impl Timing {
 pub struct SharedMemory {
     /// Size in bytes.
     pub bytes: u64,
-    /// Handle of the exporting backend, such as [`OpaqueFd`](crate::OpaqueFd). The importing backend must know
-    /// its type.
+    /// Handle of the exporting backend, such as [`OpaqueFd`](crate::OpaqueFd). The importing backend must
+    /// know its type.
     pub handle: Arc<dyn Any + Send + Sync>,
 }
 
@@ -402,8 +402,8 @@ pub trait Device: Send {
     /// memory is never reused for another buffer.
     ///
     /// # Errors
-    /// Returns the errors of [`create_buffer`](Self::create_buffer). Returns [`Error::Unsupported`] if the API
-    /// cannot share memory.
+    /// Returns the errors of [`create_buffer`](Self::create_buffer). Returns [`Error::Unsupported`] if the
+    /// API cannot share memory.
     fn create_shared_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         self.create_buffer(id, bytes)
     }

@@ -50,8 +50,8 @@ impl HostRegion {
             return Err(Error::invalid("a host region of zero bytes"));
         }
         let out_of_memory = || Error::OutOfMemory { wanted: bytes as u64, free: None };
-        // `alloc_zeroed` obtains zero pages from the system only if it need not align them. Otherwise it writes
-        // the zeros, which takes longer.
+        // `alloc_zeroed` obtains zero pages from the system only if it need not align them. Otherwise it
+        // writes the zeros, which takes longer.
         let layout = bytes.checked_add(PAGE_BYTES).and_then(|bytes| Layout::from_size_align(bytes, 1).ok());
         let layout = layout.ok_or_else(out_of_memory)?;
         // SAFETY: the layout's size is not zero.

@@ -8,8 +8,8 @@ use ragtag_hal::driver::Allocation;
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Device memory that is released with its last reference. Several devices of a context use the same memory if
-/// one of them has imported it.
+/// Device memory that is released with its last reference. Several devices of a context use the same memory
+/// if one of them has imported it.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffer(Arc<Memory>);
 

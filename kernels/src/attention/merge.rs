@@ -90,11 +90,7 @@ impl Spec for AttentionMerge {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        match self.0 {
-            Activations::F32 => &ABI_F32,
-            Activations::Int8 => &ABI_INT8,
-            Activations::F16 => &ABI_F16,
-        }
+        self.0.select(&ABI_F32, &ABI_INT8, &ABI_F16)
     }
 
     fn row_kernel(&self) -> Option<RowKernel> {

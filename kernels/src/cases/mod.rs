@@ -13,7 +13,7 @@ pub use check::{Case, Content, Expected};
 pub(crate) use elements::{Stored, row_starts};
 pub(crate) use random::Random;
 
-use crate::kernel::Kernel;
+use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
 use crate::params::{LOGIT_ROWS, ParamsShape, ROWS};
 
@@ -59,6 +59,13 @@ pub(crate) const ROW_SHAPES: [RowShape; 6] = [
     rows(4, 0, ROWS),
     rows(8, 3, LOGIT_ROWS),
 ];
+
+/// Returns each of [`ROW_SHAPES`] with a width that the activation type supports.
+pub(crate) fn wide_rows(activations: Activations) -> impl Iterator<Item = (RowShape, usize)> {
+    let multiple = activations.select(1, 32, 32);
+    let widths = [32, 70, 256, 768, 64, 96].map(|width| width / multiple * multiple);
+    ROW_SHAPES.into_iter().zip(widths)
+}
 
 impl RowShape {
     /// Returns a shape with a capacity of up to `most` rows. In at least half of the cases, all rows are in

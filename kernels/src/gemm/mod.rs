@@ -138,8 +138,8 @@ impl Spec for Gemm {
         shapes.into_iter().map(|shape| case(self.0, random, shape)).collect()
     }
 
-    /// Returns a random product. In a few cases, the launch has more work groups than some devices allow in one
-    /// dimension.
+    /// Returns a random product. In a few cases, the launch has more work groups than some devices allow in
+    /// one dimension.
     fn random_case(&self, _: Layout, random: &mut Random) -> Case {
         let mut few = |bound: usize| random.below(bound);
         let many = few(64) == 0;

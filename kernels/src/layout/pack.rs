@@ -81,8 +81,8 @@ impl Unit<'_> {
     }
 }
 
-/// Packs the groups of `out`, one unit of columns at a time. The units of 16 rows are 16 streams of reads, and
-/// each section is one stream of writes.
+/// Packs the groups of `out`, one unit of columns at a time. The units of 16 rows are 16 streams of reads,
+/// and each section is one stream of writes.
 ///
 /// `TYPE` is the index in [`TensorType::ALL`] of a type with the same shape as the type of `layout`.
 #[inline(always)]

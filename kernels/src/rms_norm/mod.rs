@@ -16,7 +16,7 @@
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::add::grid;
-use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
+use crate::cases::{Build, Case, Random, RowShape, wide_rows};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
 use crate::rows::RowKernel;
@@ -68,11 +68,7 @@ impl Spec for RmsNorm {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        match self.0 {
-            Activations::F32 => &ABI_F32,
-            Activations::Int8 => &ABI_INT8,
-            Activations::F16 => &ABI_F16,
-        }
+        self.0.select(&ABI_F32, &ABI_INT8, &ABI_F16)
     }
 
     fn row_kernel(&self) -> Option<RowKernel> {
@@ -85,12 +81,7 @@ impl Spec for RmsNorm {
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
-        let mut out = Vec::new();
-        for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
-            let width = if self.0 == Activations::F32 { width } else { width / 32 * 32 };
-            out.push(case(random, self.0, shape, width));
-        }
-        out
+        wide_rows(self.0).map(|(shape, width)| case(random, self.0, shape, width)).collect()
     }
 
     fn random_case(&self, _: Layout, random: &mut Random) -> Case {

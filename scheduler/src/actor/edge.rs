@@ -7,9 +7,7 @@ use crate::error::{Error, Result};
 use crate::mailbox::Notice;
 use crate::message::{DeviceAddress, DeviceMessage};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use ragtag_hal::{
-    BufferId, BufferRange, Command, Device, HostRegion, QueueKind, RegionId, SharedMemory, Timeline,
-};
+use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, RegionId, SharedMemory, Timeline};
 use ragtag_transfer::{Copy, OtherEnd, Route, Routes, ToSender};
 use std::sync::Arc;
 
@@ -65,11 +63,11 @@ impl Sharing {
             (Lend { route, slots: lent, imported }, Borrow { route, slots, imported: answer })
         };
         let mut ends = (Self::default(), Self::default());
-        if routes.any(|route| route == Route::Peer) {
+        if routes.iter().any(|route| route == Route::Peer) {
             let (lend, borrow) = exchange(Route::Peer);
             (ends.0.borrow, ends.1.lend) = (Some(borrow), Some(lend));
         }
-        if routes.any(|route| route == Route::Import) {
+        if routes.iter().any(|route| route == Route::Import) {
             let (lend, borrow) = exchange(Route::Import);
             (ends.0.lend, ends.1.borrow) = (Some(lend), Some(borrow));
         }
@@ -107,12 +105,12 @@ impl Edge {
         Ok(())
     }
 
-    /// Imports the neighbour's slots if this stage accesses them. Waits until the neighbour exports them. If the
-    /// import fails, removes the route that needs them.
+    /// Imports the neighbour's slots if this stage accesses them. Waits until the neighbour exports them. If
+    /// the import fails, removes the route that needs them.
     ///
     /// # Errors
-    /// [`Error::Stopped`] if the neighbour has failed. Fails if the device cannot import the slots and the edge
-    /// has no other route. `failed` converts errors of the device.
+    /// [`Error::Stopped`] if the neighbour has failed. Fails if the device cannot import the slots and the
+    /// edge has no other route. `failed` converts errors of the device.
     pub(crate) fn borrow(
         &mut self,
         device: &mut dyn Device,
@@ -139,8 +137,8 @@ impl Edge {
         self.without(route, device, error).map_err(failed)
     }
 
-    /// Waits until the neighbour has imported this stage's slots, if it accesses them. If it could not, removes
-    /// the route that needs them. Both ends of the edge then have the same routes.
+    /// Waits until the neighbour has imported this stage's slots, if it accesses them. If it could not,
+    /// removes the route that needs them. Both ends of the edge then have the same routes.
     ///
     /// # Errors
     /// [`Error::Stopped`] if the neighbour has failed.
@@ -181,14 +179,6 @@ impl Edge {
     /// Wraps an event in a message for the neighbour.
     fn message(&self, event: StageEvent) -> DeviceMessage {
         DeviceMessage::Event { stage: self.stage, event }
-    }
-}
-
-/// Returns the queue of a copy.
-pub(super) fn copy_queue(end: End) -> QueueKind {
-    match end {
-        End::Incoming => QueueKind::Upload,
-        End::Outgoing => QueueKind::Download,
     }
 }
 

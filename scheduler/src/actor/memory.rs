@@ -76,8 +76,8 @@ impl SharedBuffers {
         id
     }
 
-    /// Creates a buffer for activations. If `is_lent` is true, a neighbour may import it, unless the device cannot
-    /// share memory.
+    /// Creates a buffer for activations. If `is_lent` is true, a neighbour may import it, unless the device
+    /// cannot share memory.
     fn edge_buffer(
         &mut self,
         device: &mut dyn Device,

@@ -22,7 +22,7 @@ use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
 pub(crate) use edge::{Edge, Sharing};
-use edge::{copy_command, copy_queue, to_next, to_previous};
+use edge::{copy_command, to_next, to_previous};
 use memory::{LOGITS, SharedBuffers, StageBuffers};
 use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
@@ -408,7 +408,7 @@ impl Actor {
         let slots = edge.as_ref().map_or(&[][..], |edge| &edge.imported);
         let command = copy_command(end, &copy, own, ring, slots)?;
         let work = Work::Commands(command.into_iter().collect());
-        let submission = Submission { queue: copy_queue(end), work, waits: copy.waits, signal: copy.signal };
+        let submission = Submission { queue: end.queue(), work, waits: copy.waits, signal: copy.signal };
         self.submit(at, submission, Label::copy(kind, micro_batch, bytes, reads))
     }
 

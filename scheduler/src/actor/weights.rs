@@ -1,6 +1,6 @@
-//! Loads weights from their source to the device through a small pinned staging buffer. All threads of rayon's
-//! pool fill places of the buffer while the device uploads other places. A place is filled again as soon as
-//! its upload has ended.
+//! Loads weights from their source to the device through a small pinned staging buffer. All threads of
+//! rayon's pool fill places of the buffer while the device uploads other places. A place is filled again as
+//! soon as its upload has ended.
 
 use crate::actor::memory::{STAGING, StageBuffers};
 use crate::error::{Error, Result};
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum size of a chunk that is requested from a weight source, in bytes. Chunks are small enough to occupy
-/// all threads, and large enough for copies at the bandwidth of the bus.
+/// Maximum size of a chunk that is requested from a weight source, in bytes. Chunks are small enough to
+/// occupy all threads, and large enough for copies at the bandwidth of the bus.
 const CHUNK_BYTES: u64 = 2 << 20;
 /// Maximum number of places in the staging buffer. Each place holds one chunk.
 const PLACES: u64 = 32;

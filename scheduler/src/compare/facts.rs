@@ -19,8 +19,8 @@ const SPREADS: f64 = 3.0;
 /// Minimum relative standard deviation of a time. Smaller measured deviations are not credible.
 const LEAST_SPREAD: f64 = 0.05;
 /// Two devices differ persistently if `n · |ln(a / b)|` is at least this value, where `n` is the number of
-/// micro-batches, and `a` and `b` are the devices' ratios of measured to predicted time. A factor of 1.5 between
-/// the ratios needs 20 micro-batches, and a factor of 4 needs six.
+/// micro-batches, and `a` and `b` are the devices' ratios of measured to predicted time. A factor of 1.5
+/// between the ratios needs 20 micro-batches, and a factor of 4 needs six.
 const PERSISTENT: f64 = 8.0;
 
 /// Groups of devices that share correction factors. The devices of a group differ only in their labels and

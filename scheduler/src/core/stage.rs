@@ -15,7 +15,7 @@
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, QueuePoints, Return};
 use crate::error::{Error, Result};
-use ragtag_hal::Point;
+use ragtag_hal::{Point, QueueKind};
 use ragtag_transfer::{
     Action, Copy, Receiver, ReceiverEvent, Routes, Sender, SenderEvent, ToReceiver, ToSender, TransferId,
 };
@@ -45,6 +45,16 @@ pub enum End {
     Incoming,
     /// Activations leave for the next stage, over the download queue.
     Outgoing,
+}
+
+impl End {
+    /// Returns the queue of the end's copies.
+    pub(crate) fn queue(self) -> QueueKind {
+        match self {
+            End::Incoming => QueueKind::Upload,
+            End::Outgoing => QueueKind::Download,
+        }
+    }
 }
 
 /// Inputs of a stage.

@@ -337,8 +337,8 @@ fn connect(
     })
 }
 
-/// For each stage of a device, returns its incoming and its outgoing routes. `routes` lists the routes of each
-/// edge, and `hosts` the device of each stage of the pipeline.
+/// For each stage of a device, returns its incoming and its outgoing routes. `routes` lists the routes of
+/// each edge, and `hosts` the device of each stage of the pipeline.
 pub(crate) fn routes_of<'a>(
     routes: &'a [Routes],
     hosts: &'a [usize],

@@ -190,7 +190,7 @@ fn link_times(
     }
     let latency_ns = nanoseconds(link.latency_us.value);
     let byte_ns = byte_ns(link.bandwidth_bytes_per_s.value);
-    if routes.any(|route| route == Route::Import) {
+    if routes.iter().any(|route| route == Route::Import) {
         // The destination's copy does all the work.
         return Ok((CopyTime::default(), CopyTime { copy_ns: 0, once_ns: latency_ns, byte_ns }));
     }

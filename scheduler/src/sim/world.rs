@@ -416,15 +416,11 @@ impl<'a> World<'a> {
             let stage = self.hosted[device][stage];
             match action {
                 StageAction::Copy { end, copy } => {
-                    let queue = match end {
-                        End::Incoming => QueueKind::Upload,
-                        End::Outgoing => QueueKind::Download,
-                    };
                     let total = self.bytes.get(&MicroBatchId(copy.transfer.0)).copied().unwrap_or(0);
                     let last = copy.other == OtherEnd::None || copy.offset + copy.bytes == total;
                     let (waits, signal) = (copy.waits.clone(), copy.signal);
                     let job = Job::Copy { end, copy, last };
-                    self.submit(Submitted { stage, queue, job, waits, signal });
+                    self.submit(Submitted { stage, queue: end.queue(), job, waits, signal });
                 }
                 StageAction::Compute { slot, micro_batch, waits, signal } => {
                     if stage == 0 {

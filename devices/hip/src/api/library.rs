@@ -101,8 +101,6 @@ fn is_broken(said: &str, name: &str) -> bool {
 /// The loaded HIP runtime.
 pub(crate) struct Runtime {
     pub(crate) functions: Functions,
-    /// Whether the runtime can import memory from other APIs.
-    pub(crate) imports_memory: bool,
     /// Name under which the library was loaded.
     pub(crate) name: String,
 }
@@ -122,9 +120,7 @@ pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     let functions = Functions::of(library).map_err(|missing| {
         (vec![name.clone()], format!("{name} has no {missing}: HIP 5 or newer is needed"))
     })?;
-    // SAFETY: the symbol is only looked up and never called.
-    let imports_memory = unsafe { library.symbol::<Handle>("hipImportExternalMemory") }.is_some();
-    Ok(Runtime { functions, imports_memory, name })
+    Ok(Runtime { functions, name })
 }
 
 /// Returns the rocBLAS library names to try with a HIP runtime of `version`. rocBLAS links to the runtime of

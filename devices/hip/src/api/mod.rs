@@ -30,8 +30,6 @@ pub(crate) struct Api {
     pub(crate) version: Version,
     /// Number of visible devices.
     pub(crate) devices: i32,
-    /// Whether the runtime can import memory from other APIs.
-    pub(crate) imports_memory: bool,
 }
 
 /// Returns the HIP runtime, loaded on first use.
@@ -89,7 +87,7 @@ pub(crate) fn lacks(function: &str) -> Error {
 impl Api {
     fn load() -> std::result::Result<Self, Unavailable> {
         let loaded = library::runtime().map_err(|(tried, cause)| Unavailable { tried, cause })?;
-        let library::Runtime { functions, imports_memory, name: library } = loaded;
+        let library::Runtime { functions, name: library } = loaded;
         let unavailable = |cause: String| Unavailable { tried: vec![library.clone()], cause };
         let (mut number, mut devices) = (0, 0);
         // SAFETY: the arguments match the declarations. HIP has not been initialised before.
@@ -100,7 +98,7 @@ impl Api {
         };
         let version = Version::of(number);
         match started {
-            Ok(()) if devices > 0 => Ok(Self { functions, library, version, devices, imports_memory }),
+            Ok(()) if devices > 0 => Ok(Self { functions, library, version, devices }),
             Ok(()) => Err(unavailable(no_device(version, None))),
             Err(error) if says_no_device(&error) => Err(unavailable(no_device(version, Some(&error)))),
             Err(error) => Err(unavailable(format!("cannot initialise HIP: {error}"))),

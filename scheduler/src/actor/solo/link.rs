@@ -3,7 +3,7 @@
 
 use super::SoloDevice;
 use super::verify::{Contents, Mismatch};
-use crate::actor::edge::{copy_command, copy_queue};
+use crate::actor::edge::copy_command;
 use crate::core::End;
 use crate::error::{Error, Result};
 use ragtag_hal::{
@@ -351,7 +351,7 @@ impl Direction {
         let own = BufferRange { buffer: SLOTS[self.from], offset: start + copy.offset, bytes: copy.bytes };
         let command = copy_command(end, &copy, own, RINGS[self.from], &[OTHERS[self.from]])?;
         let work = Work::Commands(command.into_iter().collect());
-        let submission = Submission { queue: copy_queue(end), work, waits: copy.waits, signal: copy.signal };
+        let submission = Submission { queue: end.queue(), work, waits: copy.waits, signal: copy.signal };
         device.device.submit(submission).map_err(|cause| device.failed(cause))
     }
 
