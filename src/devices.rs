@@ -87,7 +87,8 @@ impl std::fmt::Debug for Devices {
 }
 
 impl Devices {
-    /// Probes every backend and resolves the selection.
+    /// Probes the backends that the selection needs, and resolves the selection. Other backends may remain
+    /// unprobed, because their drivers take time to start.
     ///
     /// # Errors
     /// Returns [`Error::Devices`] if `requested` is malformed or matches no device. Returns
@@ -95,13 +96,35 @@ impl Devices {
     /// device. Returns [`Error::ThrottleSpec`] if a throttled device or link is not selected or cannot be
     /// throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
+        Self::resolve(options, |backends, requested| match requested.backends() {
+            Some(names) => backends.probe_only(&names),
+            None => backends.probe(),
+        })
+    }
+
+    /// Probes every backend and resolves the selection.
+    ///
+    /// # Errors
+    /// Fails like [`probe`](Self::probe).
+    pub fn probe_all(options: &DeviceOptions) -> Result<Self> {
+        Self::resolve(options, |backends, _| backends.probe())
+    }
+
+    /// Resolves the selection against the report that `probe` returns.
+    fn resolve(options: &DeviceOptions, probe: impl Fn(&Backends, &Requested) -> Report) -> Result<Self> {
         let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
         let wrong = if by_environment { Error::DevicesOfEnvironment } else { Error::Devices };
         let requested = Requested::new(flag, environment).map_err(wrong)?;
         let backends = backends(options);
-        let report = backends.probe();
-        let mut choice = requested.choose(&report).map_err(wrong)?;
+        let mut report = probe(&backends, &requested);
+        let mut choice = requested.choose(&report);
+        if !choice.as_ref().is_ok_and(Choice::has_free_memory) {
+            // Another API may know the free memory of a device. An error lists all devices.
+            report = backends.probe_rest(&report);
+            choice = requested.choose(&report);
+        }
+        let mut choice = choice.map_err(wrong)?;
         if options.cpu_threads.is_none() {
             spare_threads(&mut choice.selected, &options.throttles);
         }

@@ -184,7 +184,7 @@ pub fn absent(backend: &BackendReport) -> Option<Absent> {
         Status::NotCompiled => "not compiled into this build".into(),
         Status::Unavailable(unavailable) => unavailable.to_string(),
         Status::Found { adapters } if adapters.is_empty() => "it reports no adapter".into(),
-        Status::Found { .. } => return None,
+        Status::Found { .. } | Status::NotProbed => return None,
     };
     Some(Absent { backend: backend.name.clone(), cause })
 }

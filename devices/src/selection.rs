@@ -27,6 +27,9 @@ pub(crate) mod fakes;
 #[cfg(test)]
 mod tests;
 
+/// Name of the backend of CPU devices.
+const CPU: &str = "cpu";
+
 /// An invalid selection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectionError {
@@ -241,6 +244,18 @@ impl Requested {
         })
     }
 
+    /// Returns the names of the backends that a run on the selected devices needs. `cpu` is one of them,
+    /// because it reports the host's memory. Returns `None` if the selection needs all backends.
+    pub fn backends(&self) -> Option<Vec<&str>> {
+        let name = |term| match term {
+            &Term::Auto | &Term::Gpu => None,
+            Term::Cpu => Some(CPU),
+            Term::Backend(name) => Some(name.as_str()),
+            Term::Adapter(label) => Some(label.backend.as_str()),
+        };
+        self.selection.terms.iter().map(name).chain([Some(CPU)]).collect()
+    }
+
     /// Resolves the selection against the devices of a report.
     ///
     /// # Errors
@@ -263,6 +278,14 @@ pub struct Choice {
     pub detected: Vec<String>,
     /// Adapters to open, in the requested order.
     pub selected: Vec<Adapter>,
+}
+
+impl Choice {
+    /// Returns whether the free memory of every selected device is known.
+    pub fn has_free_memory(&self) -> bool {
+        let free = |adapter: &Adapter| adapter.memory.first().and_then(|memory| memory.free_bytes);
+        self.selected.iter().all(|adapter| free(adapter).is_some())
+    }
 }
 
 impl fmt::Display for Choice {
@@ -353,7 +376,7 @@ fn is_gpu(adapter: &Adapter) -> bool {
 /// Returns true for devices of the backend `cpu`. A CPU device of OpenCL does not count, because it would use
 /// the same cores a second time.
 fn is_cpu(adapter: &Adapter) -> bool {
-    adapter.backend == "cpu"
+    adapter.backend == CPU
 }
 
 fn labels(report: &Report) -> Vec<String> {
@@ -397,6 +420,7 @@ fn adapters<'a>(report: &'a Report, backend: &str, label: &str) -> Result<&'a [A
         Some(Status::Unavailable(why)) => {
             Err(SelectionError::Unavailable { label: label.into(), cause: why.to_string() })
         }
+        Some(Status::NotProbed) => Ok(&[]),
         Some(Status::Found { adapters }) => Ok(adapters),
     }
 }

@@ -198,6 +198,8 @@ fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
 pub enum Status {
     /// The build does not include the backend.
     NotCompiled,
+    /// The backend was not probed, because the user named devices of other backends.
+    NotProbed,
     /// The backend's library or driver is missing or broken.
     Unavailable(Unavailable),
     /// The backend works and has these adapters, possibly none.
@@ -245,7 +247,7 @@ impl Report {
     pub fn adapters(&self) -> impl Iterator<Item = &Adapter> {
         self.backends.iter().flat_map(|backend| match &backend.status {
             Status::Found { adapters } => adapters.as_slice(),
-            Status::NotCompiled | Status::Unavailable(_) => &[],
+            Status::NotCompiled | Status::NotProbed | Status::Unavailable(_) => &[],
         })
     }
 
@@ -282,7 +284,7 @@ impl Report {
     fn adapters_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {
         self.backends.iter_mut().flat_map(|backend| match &mut backend.status {
             Status::Found { adapters } => adapters.as_mut_slice(),
-            Status::NotCompiled | Status::Unavailable(_) => &mut [],
+            Status::NotCompiled | Status::NotProbed | Status::Unavailable(_) => &mut [],
         })
     }
 
@@ -327,37 +329,71 @@ impl Backends {
 
     /// Probes every backend. Child processes run concurrently.
     pub fn probe(&self) -> Report {
-        let ask = |row: &Row| {
-            let apart = row.backend.is_some() && row.probed == Probed::Apart;
+        self.probe_where(&[], |_| true)
+    }
+
+    /// Probes only the backends with the given names, because the drivers of each backend take time to start.
+    pub fn probe_only(&self, names: &[&str]) -> Report {
+        self.probe_where(&[], |name| names.contains(&name))
+    }
+
+    /// Probes the backends that `report` lacks, and adds them to the report.
+    pub fn probe_rest(&self, report: &Report) -> Report {
+        self.probe_where(&report.backends, |_| true)
+    }
+
+    /// Probes the backends that `earlier` lacks and whose names satisfy `wanted`.
+    fn probe_where(&self, earlier: &[BackendReport], wanted: impl Fn(&str) -> bool) -> Report {
+        let known = |row: &Row| {
+            let known = earlier.iter().find(|known| known.name == row.name).map(|known| &known.status);
+            let status = match (&row.backend, known) {
+                (None, _) => Status::NotCompiled,
+                (_, Some(status)) if *status != Status::NotProbed => status.clone(),
+                _ if wanted(row.name) => return None,
+                _ => Status::NotProbed,
+            };
+            Some(status)
+        };
+        let known: Vec<_> = self.rows.iter().map(known).collect();
+        let ask = |(row, known): (&Row, &Option<Status>)| {
+            let apart = known.is_none() && row.probed == Probed::Apart;
             self.child.as_ref().filter(|_| apart).and_then(|child| child.ask(row.name))
         };
         let start = Instant::now();
-        let asked: Vec<_> = self.rows.iter().map(ask).collect();
-        let here = self.rows.iter().zip(&asked).map(|(row, asked)| match (&row.backend, asked) {
-            (Some(backend), None) => Some(backend.probe()),
-            (None, _) | (_, Some(_)) => None,
+        let asked: Vec<_> = self.rows.iter().zip(&known).map(ask).collect();
+        let rows = self.rows.iter().zip(&known).zip(&asked);
+        let here = rows.map(|((row, known), asked)| match (&row.backend, known, asked) {
+            (Some(backend), None, None) => Some(backend.probe()),
+            _ => None,
         });
         let here: Vec<_> = here.collect();
         let answers = here.into_iter().zip(asked).map(|(here, asked)| here.or(asked.map(Asked::wait)));
-        let backends = self.rows.iter().zip(answers).map(|(row, answer)| {
-            tracing::debug!(backend = row.name, elapsed = ?start.elapsed(), "probed");
-            let status = match answer {
-                None => Status::NotCompiled,
-                Some(Err(unavailable)) => Status::Unavailable(unavailable),
-                Some(Ok(mut adapters)) => {
-                    for adapter in &mut adapters {
-                        // A child process that probes a backend does not know the user's choice.
-                        adapter.caps.gemm = self.gemm.of(adapter.caps.gemm.take());
-                        // Measurements of a throttled device do not describe the hardware, so reports must
-                        // show the throttle.
-                        adapter.driver.duty_percent = self.duty_percent.get(&adapter.label()).copied();
-                    }
-                    Status::Found { adapters }
-                }
-            };
+        let backends = self.rows.iter().zip(known).zip(answers).map(|((row, known), answer)| {
+            let status = answer.map(|answer| {
+                tracing::debug!(backend = row.name, elapsed = ?start.elapsed(), "probed");
+                self.status(answer)
+            });
+            let status = known.or(status).unwrap_or(Status::NotCompiled);
             BackendReport { name: row.name.into(), status }
         });
         Report::of(backends.collect())
+    }
+
+    /// Returns the status of a backend that was probed with this result.
+    fn status(&self, answer: std::result::Result<Vec<Adapter>, Unavailable>) -> Status {
+        match answer {
+            Err(unavailable) => Status::Unavailable(unavailable),
+            Ok(mut adapters) => {
+                for adapter in &mut adapters {
+                    // A child process that probes a backend does not know the user's choice.
+                    adapter.caps.gemm = self.gemm.of(adapter.caps.gemm.take());
+                    // Measurements of a throttled device do not describe the hardware, so reports must
+                    // show the throttle.
+                    adapter.driver.duty_percent = self.duty_percent.get(&adapter.label()).copied();
+                }
+                Status::Found { adapters }
+            }
+        }
     }
 
     /// Returns true if this build includes a backend.

@@ -15,7 +15,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     if args.links {
         return super::links::run(args);
     }
-    let devices = Devices::probe(&super::device_options(&args.devices))?;
+    let devices = Devices::probe_all(&super::device_options(&args.devices))?;
     if args.json {
         let choice = devices.choice();
         print_json(&json!({
@@ -75,7 +75,7 @@ fn memory(adapter: &Adapter) -> (String, String) {
 
 fn missing(report: &Report) -> Vec<String> {
     let line = |backend: &ragtag_devices::BackendReport| match &backend.status {
-        Status::Found { .. } => None,
+        Status::Found { .. } | Status::NotProbed => None,
         Status::NotCompiled => {
             Some(format!("{}: not in this build (feature `{}`)", backend.name, backend.name))
         }

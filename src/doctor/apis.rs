@@ -80,7 +80,7 @@ fn visibility(machine: &Machine, names: &[&str]) -> Vec<Finding> {
 /// Returns a finding for each device that the probe of a backend found, or the reason why it found none.
 fn devices(backend: &BackendReport, report: &Report) -> Vec<Finding> {
     match &backend.status {
-        Status::NotCompiled => Vec::new(),
+        Status::NotCompiled | Status::NotProbed => Vec::new(),
         Status::Unavailable(why) => vec![Finding::new("devices", State::Missing, why.to_string())],
         Status::Found { adapters } if adapters.is_empty() => {
             vec![Finding::new("devices", State::Missing, "the driver reports no devices")]
@@ -434,6 +434,6 @@ pub(super) fn node(Node { path, access }: Node) -> Finding {
 fn adapters(backend: &BackendReport) -> &[Adapter] {
     match &backend.status {
         Status::Found { adapters } => adapters,
-        Status::NotCompiled | Status::Unavailable(_) => &[],
+        Status::NotCompiled | Status::NotProbed | Status::Unavailable(_) => &[],
     }
 }

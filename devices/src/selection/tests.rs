@@ -1,8 +1,8 @@
 //! Tests of selections and their results.
 
-use super::fakes::{adapter, found, machine, pci};
+use super::fakes::{absent, adapter, found, machine, pci};
 use super::*;
-use crate::table::{Backends, Config};
+use crate::table::{Backends, Config, Status};
 use ragtag_hal::MemorySource;
 
 fn choose_on(backends: &Backends, text: &str) -> Result<Vec<String>, SelectionError> {
@@ -210,4 +210,24 @@ fn this_machine_opens_its_cpu_devices_in_the_requested_order() {
 fn a_build_without_backends_reports_it() {
     let report = Backends::new(&Config::default()).probe();
     assert!(report.backends.iter().all(|backend| backend.status == Status::NotCompiled));
+}
+
+#[test]
+fn only_the_backends_that_a_selection_needs_are_probed() {
+    let needed = |flag: &str| {
+        let requested = Requested::new(Some(flag), None).unwrap();
+        requested.backends().map(|names| names.join(" "))
+    };
+    assert_eq!(needed("cuda:1,vulkan,min-memory=8GiB").unwrap(), "cuda vulkan cpu");
+    assert_eq!(needed("cpu").unwrap(), "cpu cpu");
+    for flag in ["auto", "gpu", "cuda:0,gpu", "min-memory=8GiB"] {
+        assert_eq!(needed(flag), None, "{flag}");
+    }
+    let gpu = |backend| found(backend, vec![adapter(backend, 0, AdapterKind::Discrete, 8)]);
+    let backends = Backends::of(vec![gpu("cuda"), gpu("vulkan"), absent("wgpu")]);
+    let report = backends.probe_only(&["vulkan"]);
+    let statuses: Vec<_> = report.backends.iter().map(|backend| &backend.status).collect();
+    assert_eq!((statuses[0], statuses[2]), (&Status::NotProbed, &Status::NotCompiled));
+    assert_eq!(report.adapters().map(Adapter::label).collect::<Vec<_>>(), ["vulkan:0"]);
+    assert_eq!(backends.probe_rest(&report), backends.probe());
 }
