@@ -155,11 +155,10 @@ pub struct PlannerInput<'a> {
 
 impl PlannerInput<'_> {
     /// Returns whether the planner simulates placements. It does so if the objective is throughput, there are
-    /// several devices and sequences, a [`Trial`] is set and the user requested no split.
+    /// several sequences, a [`Trial`] is set and the user requested no split.
     fn is_tried(&self) -> bool {
         self.trial.is_some()
             && self.split.is_none()
-            && self.devices.len() > 1
             && self.objective == Objective::Throughput
             && self.limits.sequences > 1
     }
