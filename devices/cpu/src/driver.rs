@@ -12,6 +12,7 @@ use ragtag_hal::{
     Adapter, DeviceId, Error, HeapKind, HostFn, HostMemory, HostRegion, Limits, Memory, MemorySource, Module,
     ModuleSource, QueueKind, Result, SharedMemory,
 };
+use std::convert::Infallible;
 use std::sync::Arc;
 
 pub(crate) type CpuDevice = DriverDevice<Cpu>;
@@ -45,6 +46,7 @@ impl Driver for Cpu {
     type Entry = HostFn;
     type Launch = Launch;
     type Recording = ();
+    type Semaphore = Infallible;
     type Queue = Queue;
 
     fn heap(&self) -> Result<Memory> {

@@ -4,7 +4,7 @@
 
 use crate::driver::{Cpu, Script};
 use crate::team::{Team, run_alone};
-use ragtag_hal::queues::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends, Fences};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -29,7 +29,7 @@ impl DriverQueue for Queue {
 
     const RUNS_IN_WAIT: bool = true;
 
-    fn enqueue(&self, script: &Arc<Script>, _: &[&Event]) -> Result<Ends<Event>> {
+    fn enqueue(&self, script: &Arc<Script>, _: &Fences<'_, Self>) -> Result<Ends<Event>> {
         let event = Event { script: Mutex::new(Some(Arc::clone(script))), times_ns: OnceLock::new() };
         Ok(Ends { first: None, last: Arc::new(event) })
     }

@@ -12,7 +12,8 @@
 #[cfg(unix)]
 use crate::api::ExternalMemory;
 use crate::api::{
-    self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check, enter,
+    self, Context, CublasLt, Event, ExternalSemaphore, Functions, Graph, Pool, Products, Stream, Workspace,
+    check, enter,
 };
 use crate::error::allocation_failure;
 use crate::nvrtc::Compiler;
@@ -21,9 +22,9 @@ use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_PORTABLE, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
     CUlaunchAttributeValue, CUlaunchConfig, CUresult,
 };
-#[cfg(unix)]
-use ragtag_hal::OpaqueFd;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
+#[cfg(unix)]
+use ragtag_hal::{OpaqueFd, SemaphoreFd};
 #[cfg(unix)]
 use ragtag_stream::Import;
 use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
@@ -147,6 +148,7 @@ impl Driver for CudaDriver {
     type Module = Code;
     type Function = Function;
     type Graph = Graph;
+    type Semaphore = ExternalSemaphore;
 
     fn api(&self) -> &'static str {
         "CUDA"
@@ -215,6 +217,19 @@ impl Driver for CudaDriver {
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
         // SAFETY: both objects are alive.
         unsafe { enter!(self, cuStreamWaitEvent(stream.raw(), event.raw(), 0)) }
+    }
+
+    #[cfg(unix)]
+    fn import_semaphore(&self, semaphore: &SemaphoreFd) -> Result<ExternalSemaphore> {
+        ExternalSemaphore::new(&self.context, semaphore)
+    }
+
+    fn await_semaphore(&self, stream: &Stream, semaphore: &ExternalSemaphore, value: u64) -> Result<()> {
+        semaphore.wait(stream, value)
+    }
+
+    fn raise_semaphore(&self, stream: &Stream, semaphore: &ExternalSemaphore, value: u64) -> Result<()> {
+        semaphore.raise(stream, value)
     }
 
     fn has_passed(&self, event: &Event) -> bool {

@@ -3,7 +3,7 @@
 use crate::caps::{Caps, MemoryHandle};
 use crate::command::{Command, Module, Submission};
 use crate::error::{Error, Result, Unavailable};
-use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId};
+use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::pool::{PoolLimits, PoolStats};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
@@ -353,6 +353,21 @@ impl fmt::Debug for SharedMemory {
     }
 }
 
+/// A semaphore that two devices use, so that the work of one of them can wait for the work of the other
+/// without the host. Its value only grows. The semaphore lives as long as a device or a value of this type
+/// refers to it.
+#[derive(Clone)]
+pub struct SharedSemaphore {
+    /// Handle of the backend that has created the semaphore. The other backend must know its type.
+    pub handle: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for SharedSemaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedSemaphore").finish_non_exhaustive()
+    }
+}
+
 /// An opened device, owned by exactly one thread. Methods do not wait for work on the device unless their
 /// documentation says so.
 pub trait Device: Send {
@@ -431,6 +446,33 @@ pub trait Device: Send {
     /// Returns [`Error::Unsupported`] if the API cannot import the memory.
     fn import_buffer(&mut self, _id: BufferId, _memory: &SharedMemory) -> Result<()> {
         Err(Error::Unsupported { what: "importing buffers".into() })
+    }
+
+    /// Creates a semaphore that this device and another device can use.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot share semaphores.
+    fn create_semaphore(&mut self) -> Result<SharedSemaphore> {
+        Err(Error::Unsupported { what: "sharing semaphores".into() })
+    }
+
+    /// Makes each later submission to `queue` raise the semaphore to the value of its point. Only one queue
+    /// may raise a semaphore.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot use the semaphore.
+    fn raise_semaphore(&mut self, _queue: QueueKind, _semaphore: &SharedSemaphore) -> Result<()> {
+        Err(Error::Unsupported { what: "sharing semaphores".into() })
+    }
+
+    /// Makes later submissions wait on the device for points of `timeline`, an imported timeline whose queue
+    /// raises the semaphore. A submission behind such a wait may run after the point has failed. Its results
+    /// are then discarded, because its own point fails too.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot use the semaphore.
+    fn await_semaphore(&mut self, _timeline: TimelineId, _semaphore: &SharedSemaphore) -> Result<()> {
+        Err(Error::Unsupported { what: "sharing semaphores".into() })
     }
 
     /// Loads a module.

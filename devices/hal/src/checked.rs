@@ -12,7 +12,7 @@ mod leaks;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{Adapter, Device, Memory, SharedMemory, Timing};
+use crate::backend::{Adapter, Device, Memory, SharedMemory, SharedSemaphore, Timing};
 use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::faults::{Faults, Faulty};
@@ -265,6 +265,18 @@ impl Device for Checked {
         self.inner.import_buffer(id, memory)?;
         self.resources.add_buffer(id, memory.bytes);
         Ok(())
+    }
+
+    fn create_semaphore(&mut self) -> Result<SharedSemaphore> {
+        self.inner.create_semaphore()
+    }
+
+    fn raise_semaphore(&mut self, queue: QueueKind, semaphore: &SharedSemaphore) -> Result<()> {
+        self.inner.raise_semaphore(queue, semaphore)
+    }
+
+    fn await_semaphore(&mut self, timeline: TimelineId, semaphore: &SharedSemaphore) -> Result<()> {
+        self.inner.await_semaphore(timeline, semaphore)
     }
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {

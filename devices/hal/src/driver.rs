@@ -20,7 +20,7 @@ mod tests;
 pub use device::DriverDevice;
 pub use script::{HostSpan, Launch, Registered, Script, Span, Step, grid_parts};
 
-use crate::backend::{Memory, SharedMemory};
+use crate::backend::{Memory, SharedMemory, SharedSemaphore};
 use crate::command::Module;
 use crate::error::{Error, Result};
 use crate::queues::DriverQueue;
@@ -59,6 +59,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     type Launch: Send + Sync;
     /// State that the driver keeps for a script in addition to its steps. It is dropped before the steps.
     type Recording: Send + Sync;
+    /// A semaphore that this device shares with another device. `Infallible` if the API has none.
+    type Semaphore: Send + Sync;
     /// A queue of the device.
     type Queue: DriverQueue<Driver = Self>;
 
@@ -112,6 +114,23 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns [`Error::Unsupported`] if the API cannot import the memory.
     fn import(&self, _memory: &SharedMemory) -> Result<Self::Buffer> {
         Err(Error::Unsupported { what: "importing buffers of other devices".into() })
+    }
+
+    /// Creates a semaphore that [`import_semaphore`](Self::import_semaphore) of this device and of another
+    /// device accepts.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot share semaphores.
+    fn create_semaphore(&self) -> Result<SharedSemaphore> {
+        Err(Error::Unsupported { what: "sharing semaphores with other devices".into() })
+    }
+
+    /// Returns this device's handle of a shared semaphore.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the API cannot use the semaphore.
+    fn import_semaphore(&self, _semaphore: &SharedSemaphore) -> Result<Self::Semaphore> {
+        Err(Error::Unsupported { what: "sharing semaphores with other devices".into() })
     }
 
     /// Loads a module. Returns one loaded entry for each of [`Module::entries`].

@@ -8,7 +8,7 @@
 
 mod mirror;
 
-use crate::backend::{Adapter, Device, Memory, SharedMemory, Timing};
+use crate::backend::{Adapter, Device, Memory, SharedMemory, SharedSemaphore, Timing};
 use crate::command::{BufferRange, Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
@@ -204,6 +204,15 @@ impl Faulty {
         }
     }
 
+    /// Fails if points pass later than the work ends, because a semaphore would not have this delay.
+    fn check_semaphores(&self) -> Result<()> {
+        self.check_there()?;
+        match self.mirror {
+            Some(_) => Err(Error::Unsupported { what: "sharing semaphores with delayed points".into() }),
+            None => Ok(()),
+        }
+    }
+
     /// Counts an allocation. Fails if the faults refuse it.
     fn count_allocation(&mut self, bytes: u64) -> Result<()> {
         self.check_there()?;
@@ -306,6 +315,21 @@ impl Device for Faulty {
             true => Err(Error::Unsupported { what: "imports".into() }),
             false => self.inner.import_buffer(id, memory),
         }
+    }
+
+    fn create_semaphore(&mut self) -> Result<SharedSemaphore> {
+        self.check_semaphores()?;
+        self.inner.create_semaphore()
+    }
+
+    fn raise_semaphore(&mut self, queue: QueueKind, semaphore: &SharedSemaphore) -> Result<()> {
+        self.check_semaphores()?;
+        self.inner.raise_semaphore(queue, semaphore)
+    }
+
+    fn await_semaphore(&mut self, timeline: TimelineId, semaphore: &SharedSemaphore) -> Result<()> {
+        self.check_semaphores()?;
+        self.inner.await_semaphore(timeline, semaphore)
     }
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {

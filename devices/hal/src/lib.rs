@@ -48,7 +48,7 @@ mod timeline;
 pub use adaptive_wait::{Anticipation, Outcome, Turn};
 pub use backend::{
     Adapter, AdapterKind, Backend, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory, MemorySource,
-    PciAddress, PhysicalIdentity, SharedMemory, Timing,
+    PciAddress, PhysicalIdentity, SharedMemory, SharedSemaphore, Timing,
 };
 pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};
@@ -64,7 +64,7 @@ pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 pub use memory::HostMemory;
 #[cfg(unix)]
-pub use opaque_fd::OpaqueFd;
+pub use opaque_fd::{OpaqueFd, SemaphoreFd};
 pub use pool::{Pool, PoolLimits, PoolStats};
 pub use region::{HostRegion, Lease, LeaseMut, Reservation};
 pub use throttle::Throttle;

@@ -28,6 +28,8 @@ struct State {
 pub struct Timeline {
     id: TimelineId,
     value: AtomicU64,
+    /// Value of the latest submission that the driver has.
+    enqueued: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -44,6 +46,7 @@ impl Timeline {
         Arc::new(Self {
             id,
             value: AtomicU64::new(0),
+            enqueued: AtomicU64::new(0),
             state: Mutex::new(State { failure: None, subscribers: Vec::new() }),
             changed: Condvar::new(),
         })
@@ -57,6 +60,16 @@ impl Timeline {
     /// Returns the value up to which all points have passed.
     pub fn value(&self) -> u64 {
         self.value.load(Ordering::Acquire)
+    }
+
+    /// Returns the value of the latest submission that the driver has.
+    pub fn enqueued(&self) -> u64 {
+        self.enqueued.load(Ordering::Acquire)
+    }
+
+    /// Records that the driver has the submission that signals `value`.
+    pub fn enqueue(&self, value: u64) {
+        self.enqueued.fetch_max(value, Ordering::Release);
     }
 
     /// Returns the error that ended the timeline.

@@ -15,6 +15,7 @@ use crate::transfer::TransferMode;
 use ragtag_hal::driver::{self, Allocation, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{DeviceId, Error, HostRegion, Limits, Memory, Module, Result, SharedMemory};
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) type OpenClDevice = DriverDevice<OpenCl>;
@@ -95,6 +96,7 @@ impl Driver for OpenCl {
     type Entry = Entry;
     type Launch = Launch;
     type Recording = Vec<Recorded>;
+    type Semaphore = Infallible;
     type Queue = Queue;
 
     fn heap(&self) -> Result<Memory> {

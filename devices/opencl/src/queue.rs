@@ -18,7 +18,7 @@ use crate::api::{self, Event, Part};
 use crate::clock::Clock;
 use crate::driver::{OpenCl, Script, Span, Step};
 use opencl3::types::cl_event;
-use ragtag_hal::queues::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends, Fences};
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -92,8 +92,8 @@ impl DriverQueue for Queue {
     /// last event.
     const USES_AFTER_END: bool = true;
 
-    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
-        let ends = self.steps(script, &api::raw(after.iter().copied()))?;
+    fn enqueue(&self, script: &Arc<Script>, fences: &Fences<'_, Self>) -> Result<Ends<Event>> {
+        let ends = self.steps(script, &api::raw(fences.after.iter().copied()))?;
         self.api.flush().map(|()| ends)
     }
 

@@ -8,13 +8,15 @@ use crate::memory::Buffer;
 use crate::module::{Code, Kernel, entries};
 use crate::pins::{Pin, Pins};
 use crate::queue::Queue;
+use crate::semaphore::{Events, Semaphore};
 use ragtag_hal::driver::{self, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, Gemm, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, Result,
+    SharedSemaphore,
 };
 #[cfg(unix)]
-use ragtag_hal::{OpaqueFd, SharedMemory};
+use ragtag_hal::{OpaqueFd, SemaphoreFd, SharedMemory};
 use std::sync::{Arc, Mutex};
 
 /// An opened device of a stream-ordered API.
@@ -72,6 +74,7 @@ impl<D: Driver> driver::Driver for Streams<D> {
     type Launch = Bound<D>;
     /// A graph of all steps, or `None` if the queue enqueues the steps one by one.
     type Recording = Option<D::Graph>;
+    type Semaphore = Semaphore<D>;
     type Queue = Queue<D>;
 
     fn heap(&self) -> Result<Memory> {
@@ -98,10 +101,24 @@ impl<D: Driver> driver::Driver for Streams<D> {
         let handle = memory.handle.downcast_ref::<OpaqueFd>();
         let handle =
             handle.ok_or_else(|| unsupported("importing memory that is not an opaque file descriptor"))?;
-        let uuid = self.adapter.identity.uuid;
-        handle
-            .check(uuid.ok_or_else(|| unsupported("importing memory into a device without a UUID"))?, None)?;
+        handle.check(self.uuid()?, None)?;
         Buffer::import(&self.driver, handle, memory.bytes)
+    }
+
+    fn create_semaphore(&self) -> Result<SharedSemaphore> {
+        Ok(SharedSemaphore { handle: Arc::new(Arc::<Events<D>>::default()) })
+    }
+
+    fn import_semaphore(&self, semaphore: &SharedSemaphore) -> Result<Semaphore<D>> {
+        if let Some(events) = semaphore.handle.downcast_ref::<Arc<Events<D>>>() {
+            return Ok(Semaphore::Events(Arc::clone(events)));
+        }
+        #[cfg(unix)]
+        if let Some(handle) = semaphore.handle.downcast_ref::<SemaphoreFd>() {
+            handle.check(self.uuid()?, None)?;
+            return self.driver.import_semaphore(handle).map(Semaphore::Native);
+        }
+        Err(Error::Unsupported { what: "importing a semaphore of an unknown type".into() })
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<Code<D>>> {
@@ -155,6 +172,13 @@ impl<D: Driver> driver::Driver for Streams<D> {
 }
 
 impl<D: Driver> Streams<D> {
+    /// Returns the UUID of the physical device, which imports need.
+    #[cfg(unix)]
+    fn uuid(&self) -> Result<[u8; 16]> {
+        let unsupported = || Error::Unsupported { what: "importing into a device without a UUID".into() };
+        self.adapter.identity.uuid.ok_or_else(unsupported)
+    }
+
     fn captured(&self, steps: &[Step<D>]) -> Result<D::Graph> {
         self.driver.begin_capture(&self.capture)?;
         let enqueued = steps.iter().try_for_each(|step| enqueue(self.driver.as_ref(), &self.capture, step));

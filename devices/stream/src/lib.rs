@@ -10,6 +10,7 @@
 //! | `driver.rs` | the API's calls |
 //! | `device.rs` | commands as API calls, either one by one or as graphs |
 //! | `queue.rs` | a stream, as `ragtag-hal` uses it |
+//! | `semaphore.rs` | semaphores that devices share |
 //! | `module.rs` | modules and their kernels |
 //! | `memory.rs`, `pins.rs` | device memory, pinned host memory |
 //! | `library.rs`, `compiler.rs` | vendor libraries and compilers loaded at run time |
@@ -26,6 +27,7 @@ mod memory;
 mod module;
 mod pins;
 mod queue;
+mod semaphore;
 #[cfg(test)]
 mod tests;
 

@@ -1,24 +1,19 @@
 //! An implementation of `ragtag-hal`'s queue on top of a stream. It enqueues scripts, returns events, and
 //! converts times to the host's clock.
 //!
-//! The host waits until a point of another device has passed, and only then enqueues the work that depends on
-//! the point. The APIs could also make a stream wait until a word of pinned memory changes
-//! (`cuStreamWaitValue64`, `hipStreamWaitValue64`). The host would write that word when the point passes.
-//!
-//! Ragtag does not use such waits, because work that is enqueued behind a wait cannot be cancelled. If the
-//! other device fails, the host must still write the word, because otherwise the stream never finishes. The
-//! work then runs without its input. With an outdated parameter block, a kernel may read invalid addresses,
-//! and then this device is lost too. Such waits would save only one or two microseconds, because launching a
-//! graph is already a single call.
+//! The APIs could make a stream wait until a word of pinned memory changes (`cuStreamWaitValue64`,
+//! `hipStreamWaitValue64`). Ragtag does not use such waits. It waits for events and semaphores, whose work the
+//! driver has when the wait is enqueued ([`crate::semaphore`]).
 //!
 //! This module does not depend on buffers, kernels or points.
 
 use crate::clock::Clock;
 use crate::device::{Script, Streams, enqueue};
 use crate::driver::Driver;
+use crate::semaphore::Semaphore;
 
 use ragtag_hal::Result;
-use ragtag_hal::queues::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends, Fences};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A stream as a queue of the device.
@@ -50,8 +45,12 @@ impl<D: Driver> DriverQueue for Queue<D> {
     type Driver = Streams<D>;
     type Event = D::Event;
 
-    fn enqueue(&self, script: &Arc<Script<D>>, after: &[&D::Event]) -> Result<Ends<D::Event>> {
+    fn enqueue(&self, script: &Arc<Script<D>>, fences: &Fences<'_, Self>) -> Result<Ends<D::Event>> {
+        let Fences { after, waits, raises } = fences;
         after.iter().try_for_each(|event| self.driver.wait(&self.stream, event))?;
+        for (semaphore, value) in *waits {
+            semaphore.wait(self.driver.as_ref(), &self.stream, *value)?;
+        }
         let first = self.mark()?;
         match script.recording() {
             // SAFETY: the guarantees for each single step apply to the graph.
@@ -61,7 +60,15 @@ impl<D: Driver> DriverQueue for Queue<D> {
                 .iter()
                 .try_for_each(|step| enqueue(self.driver.as_ref(), &self.stream, step))?,
         }
-        Ok(Ends { first: Some(first), last: Arc::new(self.mark()?) })
+        let last = Arc::new(self.mark()?);
+        for (semaphore, value) in *raises {
+            semaphore.raise(self.driver.as_ref(), &self.stream, *value, &last)?;
+        }
+        Ok(Ends { first: Some(first), last })
+    }
+
+    fn release(&self, semaphore: &Semaphore<D>, value: u64) -> Result<()> {
+        semaphore.release(self.driver.as_ref(), value)
     }
 
     fn passed(&self, event: &D::Event) -> Option<bool> {

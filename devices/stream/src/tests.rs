@@ -10,8 +10,8 @@ use ragtag_hal::{
     Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
     DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind,
     KernelLanguage, Limits, LinkedEntry, Memory, MemorySource, Module, ModuleId, ModuleSource,
-    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, SharedMemory, TextEntry, Throttle,
-    Timeline, TimelineId, Work,
+    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, SemaphoreFd, SharedMemory,
+    SharedSemaphore, TextEntry, Throttle, Timeline, TimelineId, Work,
 };
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -304,6 +304,53 @@ fn work_that_waits_for_a_failed_device_is_never_enqueued() {
     }
     assert_eq!((bench.fake.calls("fill"), bench.fake.calls("upload")), (1, 0));
     assert_eq!(bench.word(0), 1, "the third queue continues");
+    bench.close();
+}
+
+#[test]
+fn work_waits_on_the_device_for_another_device_of_its_api() {
+    let (mut first, mut second) = (Bench::new(), Bench::of(Fake::default(), &Arc::default(), 1));
+    let timeline = first.device.timeline(QueueKind::Compute);
+    let semaphore = second.device.create_semaphore().unwrap();
+    first.device.raise_semaphore(QueueKind::Compute, &semaphore).unwrap();
+    assert!(second.device.await_semaphore(timeline.id(), &semaphore).is_err(), "not imported yet");
+    second.device.import_timeline(timeline).unwrap();
+    second.device.await_semaphore(first.device.timeline(QueueKind::Compute).id(), &semaphore).unwrap();
+    let held = first.compute(vec![hold()], &[]);
+    let waiting = second.compute(vec![fill(0, 2)], &[held]);
+    assert_eq!(second.fake.calls("fill"), 1, "enqueued before the point has passed");
+    assert!(!second.passed(waiting));
+    first.fake.release();
+    second.wait(waiting);
+    assert_eq!(second.word(0), 2);
+    first.close();
+    second.close();
+}
+
+#[test]
+fn work_that_waits_on_the_device_ends_if_the_other_device_fails() {
+    let mut bench = Bench::new();
+    let timeline = abroad();
+    let fd = std::fs::File::open("/dev/null").unwrap().into();
+    let fd = SemaphoreFd { fd, device_uuid: UUID, driver_uuid: [0; 16] };
+    let semaphore = SharedSemaphore { handle: Arc::new(fd) };
+    bench.device.import_timeline(Arc::clone(&timeline)).unwrap();
+    bench.device.await_semaphore(timeline.id(), &semaphore).unwrap();
+    let early = bench.compute(vec![fill(0, 1)], &[timeline.id().at(1)]);
+    assert_eq!(bench.fake.calls("fill"), 0, "the other driver does not have the work");
+    timeline.enqueue(2);
+    timeline.advance(1);
+    bench.wait(early);
+    let waiting = bench.compute(vec![fill(0, 2)], &[timeline.id().at(2)]);
+    let behind = bench.compute(vec![fill(1, 3)], &[]);
+    assert_eq!(bench.fake.calls("await_semaphore"), 1, "the point has not passed");
+    timeline.fail(lost());
+    for point in [waiting, behind] {
+        assert_eq!(bench.outcome(point), Some(lost()), "{point}");
+    }
+    assert_eq!(bench.fake.calls("raise_semaphore"), 1, "by the host");
+    bench.word(0);
+    assert_eq!(bench.device.create_buffer(BufferId(9), 64), Ok(()), "the device survives");
     bench.close();
 }
 

@@ -2,7 +2,7 @@
 //!
 //! This module does not depend on IDs or points.
 
-use crate::api::{Instance, Logical, Pipeline, SharedQueue};
+use crate::api::{Instance, Logical, Pipeline, Semaphore, SharedQueue};
 use crate::clock::Clock;
 use crate::error::allocation_failure;
 use crate::memory::{Buffer, MemoryTypes, heap, host_reads};
@@ -16,7 +16,7 @@ use ragtag_hal::driver::{self, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{AdapterKind, DeviceId, HostRegion, Limits, Memory, Module, Result};
 #[cfg(unix)]
-use ragtag_hal::{Error, OpaqueFd, SharedMemory};
+use ragtag_hal::{Error, OpaqueFd, SemaphoreFd, SharedMemory, SharedSemaphore};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex};
@@ -106,6 +106,7 @@ impl Driver for Vulkan {
     type Entry = Arc<Pipeline>;
     type Launch = Launch;
     type Recording = Prepared;
+    type Semaphore = Semaphore;
     type Queue = Queue;
 
     fn check(&self) -> Result<()> {
@@ -146,6 +147,20 @@ impl Driver for Vulkan {
         })?;
         let imported = crate::api::Memory::import(&self.logical, memory.bytes, handle);
         imported.map(Buffer).map_err(|error| allocation_failure(error, memory.bytes))
+    }
+
+    #[cfg(unix)]
+    fn create_semaphore(&self) -> Result<SharedSemaphore> {
+        Ok(SharedSemaphore { handle: Arc::new(Semaphore::exported(&self.logical)?) })
+    }
+
+    #[cfg(unix)]
+    fn import_semaphore(&self, semaphore: &SharedSemaphore) -> Result<Semaphore> {
+        let handle = semaphore.handle.downcast_ref::<SemaphoreFd>();
+        let handle = handle.ok_or_else(|| Error::Unsupported {
+            what: "importing a semaphore that is not an opaque file descriptor".into(),
+        })?;
+        Semaphore::import(&self.logical, handle)
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<Arc<Pipeline>>> {

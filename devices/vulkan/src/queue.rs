@@ -1,11 +1,9 @@
 //! An implementation of `ragtag-hal`'s queue on top of a Vulkan queue. It submits scripts, signals a timeline
 //! semaphore, and converts times to the host's clock.
 //!
-//! The host waits until a point of another device has passed, and only then submits the work that depends on
-//! the point. A submission could instead wait for a semaphore that the host signals when the point passes.
-//! Ragtag does not use such semaphores, because enqueued work cannot be cancelled. If the point failed, the
-//! work would run without its input. While the work waited, it would also block every queue that shares the
-//! Vulkan queue.
+//! If another device cannot share a semaphore, the host waits until a point of that device has passed, and only
+//! then submits the work that depends on the point. The work could instead wait for a semaphore that the host
+//! signals when the point passes, but it would block every queue that shares the Vulkan queue.
 //!
 //! This module does not depend on buffers, kernels or points.
 
@@ -14,7 +12,7 @@ use crate::clock::Clock;
 use crate::driver::{HostSpan, Script, Vulkan};
 use crate::recording::Recorders;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::queues::{DriverQueue, Ends, Thread};
+use ragtag_hal::queues::{DriverQueue, Ends, Fences, Thread};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -194,7 +192,7 @@ impl DriverQueue for Queue {
     type Driver = Vulkan;
     type Event = Event;
 
-    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
+    fn enqueue(&self, script: &Arc<Script>, fences: &Fences<'_, Self>) -> Result<Ends<Event>> {
         let recording = script.recording().recording(&self.recorders, script.steps())?;
         let stamps = recording.as_ref().and_then(|recording| recording.stamps()).cloned();
         if let Some(stamps) = &stamps {
@@ -202,18 +200,22 @@ impl DriverQueue for Queue {
         }
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         let value = order.value + 1;
-        let copy_in = self.copy_in(&mut order, script, after)?;
-        let mut waits: Vec<_> = after.iter().map(|event| (event.semaphore.as_ref(), event.value)).collect();
+        let copy_in = self.copy_in(&mut order, script, fences.after)?;
+        let mut waits: Vec<_> =
+            fences.after.iter().map(|event| (event.semaphore.as_ref(), event.value)).collect();
+        waits.extend(fences.waits);
         waits.extend(
             copy_in.iter().map(|(copy_thread, copy_in)| (copy_thread.semaphore.as_ref(), copy_in.value)),
         );
+        let signals: Vec<_> =
+            [(self.semaphore.as_ref(), value)].into_iter().chain(fences.raises.iter().copied()).collect();
         let commands = recording.as_ref().and_then(|recording| recording.recorder()).map(|one| one.buffer());
         // SAFETY: the caller keeps the script alive until the event has passed. The script keeps the
         // recording and all its objects alive. The device's queues keep the semaphores alive, and are dropped
         // after that. `Checked` allows the submission of a program only after its previous run has ended.
         // Each awaited value either was enqueued before, or is signalled by a thread that waits only for such
         // values.
-        let submitted = unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) };
+        let submitted = unsafe { self.shared.submit(commands, &waits, &signals) };
         submitted.map_err(|error| script.recording().refused(error))?;
         // The copy-in is sent only after a successful submission, because the bytes of a rejected submission
         // are no longer leased.
@@ -227,6 +229,10 @@ impl DriverQueue for Queue {
         let copy_outs = Arc::clone(&script.recording().copy_outs);
         let last = Event { semaphore, value, stamps, copy_outs, settled, copy_in };
         Ok(Ends { first: None, last: Arc::new(last) })
+    }
+
+    fn release(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
+        if semaphore.has_passed(value) { Ok(()) } else { semaphore.signal(value) }
     }
 
     fn passed(&self, event: &Event) -> Option<bool> {

@@ -18,6 +18,7 @@ use ragtag_hal::queues::{Common, Thread};
 use ragtag_hal::{
     DeviceId, Error, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, QueueKind, Result,
 };
+use std::convert::Infallible;
 use std::sync::Arc;
 use wgpu::{BufferDescriptor, BufferUsages, DeviceLostReason};
 
@@ -114,6 +115,7 @@ impl Driver for Wgpu {
     type Entry = Entry;
     type Launch = Launch;
     type Recording = ();
+    type Semaphore = Infallible;
     type Queue = Queue;
 
     fn heap(&self) -> Result<Memory> {

@@ -12,7 +12,7 @@ use crate::gpu::Gpu;
 use crate::script::write;
 use crate::stamps::{Reading, Stamps};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::queues::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends, Fences};
 use ragtag_hal::{Error, QueueKind, Result};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use wgpu::SubmissionIndex;
@@ -108,13 +108,13 @@ impl DriverQueue for Queue {
     type Driver = Wgpu;
     type Event = Event;
 
-    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
+    fn enqueue(&self, script: &Arc<Script>, fences: &Fences<'_, Self>) -> Result<Ends<Event>> {
         let (sender, progress) = unbounded();
         let fate = Arc::<Fate>::default();
         let job = Job {
             kind: self.kind,
             script: Arc::clone(script),
-            after: after.iter().map(|event| Arc::clone(&event.fate)).collect(),
+            after: fences.after.iter().map(|event| Arc::clone(&event.fate)).collect(),
             fate: Arc::clone(&fate),
             progress: sender,
         };

@@ -7,7 +7,10 @@ use crate::error::{Error, Result};
 use crate::mailbox::Notice;
 use crate::message::{DeviceAddress, DeviceMessage};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, RegionId, SharedMemory, Timeline};
+use ragtag_hal::{
+    BufferId, BufferRange, Command, Device, HostRegion, QueueKind, QueueLayout, RegionId, SharedMemory,
+    SharedSemaphore, Timeline, TimelineId,
+};
 use ragtag_transfer::{Copy, OtherEnd, Route, Routes, ToSender};
 use std::sync::Arc;
 
@@ -43,24 +46,41 @@ pub(crate) struct Sharing {
 struct Lend {
     route: Route,
     /// Takes the slots, or `None` if the device cannot export them.
-    slots: Sender<Option<Vec<SharedMemory>>>,
-    /// Tells whether the neighbour has imported the slots.
-    imported: Receiver<bool>,
+    lent: Sender<Option<Lent>>,
+    /// Tells what the neighbour has imported.
+    answer: Receiver<Answer>,
+    /// Semaphore of the route, if the device can share one.
+    semaphore: Option<SharedSemaphore>,
 }
 
 /// The end that imports the neighbour's slots.
 struct Borrow {
     route: Route,
-    slots: Receiver<Option<Vec<SharedMemory>>>,
-    imported: Sender<bool>,
+    lent: Receiver<Option<Lent>>,
+    answer: Sender<Answer>,
+}
+
+/// The slots of a stage, and a semaphore with which the receiving device waits for transfers.
+struct Lent {
+    slots: Vec<SharedMemory>,
+    semaphore: Option<SharedSemaphore>,
+}
+
+/// Answer of the end that imports.
+#[derive(Clone, Copy)]
+struct Answer {
+    /// Whether it has imported the slots.
+    slots: bool,
+    /// Whether it uses the semaphore.
+    semaphore: bool,
 }
 
 impl Sharing {
     /// Returns the sharing at the sender and at the receiver of an edge.
     pub(crate) fn of(routes: &Routes) -> (Self, Self) {
         let exchange = |route: Route| {
-            let ((lent, slots), (answer, imported)) = (bounded(1), bounded(1));
-            (Lend { route, slots: lent, imported }, Borrow { route, slots, imported: answer })
+            let ((lend, lent), (answer, answered)) = (bounded(1), bounded(1));
+            (Lend { route, lent: lend, answer: answered, semaphore: None }, Borrow { route, lent, answer })
         };
         let mut ends = (Self::default(), Self::default());
         if routes.iter().any(|route| route == Route::Peer) {
@@ -86,14 +106,16 @@ impl Edge {
     ///
     /// # Errors
     /// Fails if the device cannot export buffers and the edge has no other route.
-    pub(crate) fn lend(&mut self, device: &dyn Device, memory: &StageBuffers) -> ragtag_hal::Result<()> {
-        let Some(Lend { route, slots: lent, .. }) = &self.shared.lend else { return Ok(()) };
+    pub(crate) fn lend(&mut self, device: &mut dyn Device, memory: &StageBuffers) -> ragtag_hal::Result<()> {
+        let Some(Lend { route, lent, semaphore, .. }) = &mut self.shared.lend else { return Ok(()) };
         let slots = memory.edge_buffers().map(|buffer| device.export_buffer(buffer));
         let slots: ragtag_hal::Result<Vec<_>> = slots.collect();
         // If the neighbour has failed, its error ends the run.
         match slots {
             Ok(slots) => {
-                let _ = lent.send(Some(slots));
+                // Without a semaphore, the host waits for transfers.
+                semaphore.clone_from(&device.create_semaphore().ok());
+                let _ = lent.send(Some(Lent { slots, semaphore: semaphore.clone() }));
             }
             Err(error) => {
                 let _ = lent.send(None);
@@ -117,8 +139,8 @@ impl Edge {
         mut new_id: impl FnMut() -> BufferId,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
-        let Some(Borrow { route, slots, imported }) = self.shared.borrow.take() else { return Ok(()) };
-        let Some(slots) = slots.recv().map_err(|_| Error::Stopped)? else {
+        let Some(Borrow { route, lent, answer }) = self.shared.borrow.take() else { return Ok(()) };
+        let Some(Lent { slots, semaphore }) = lent.recv().map_err(|_| Error::Stopped)? else {
             return self.removed_by_neighbour(route);
         };
         let import = |slot: &SharedMemory| {
@@ -128,8 +150,12 @@ impl Edge {
             Ok(())
         };
         let result = slots.iter().try_for_each(import);
+        let semaphore = semaphore.filter(|_| result.is_ok());
+        let semaphore = semaphore.is_some_and(|semaphore| {
+            share_semaphore(device, &semaphore, route, self.sender(route).filter(|_| route == Route::Import))
+        });
         // If the neighbour has failed, its error ends the run.
-        let _ = imported.send(result.is_ok());
+        let _ = answer.send(Answer { slots: result.is_ok(), semaphore });
         let Err(error) = result else { return Ok(()) };
         for id in self.imported.drain(..) {
             device.destroy_buffer(id).map_err(&failed)?;
@@ -142,12 +168,17 @@ impl Edge {
     ///
     /// # Errors
     /// [`Error::Stopped`] if the neighbour has failed.
-    pub(crate) fn settle(&mut self) -> Result<()> {
-        let Some(Lend { route, imported, .. }) = self.shared.lend.take() else { return Ok(()) };
-        match imported.recv().map_err(|_| Error::Stopped)? {
-            true => Ok(()),
-            false => self.removed_by_neighbour(route),
+    pub(crate) fn settle(&mut self, device: &mut dyn Device) -> Result<()> {
+        let Some(Lend { route, answer, semaphore, .. }) = self.shared.lend.take() else { return Ok(()) };
+        let answer = answer.recv().map_err(|_| Error::Stopped)?;
+        if !answer.slots {
+            return self.removed_by_neighbour(route);
         }
+        if let Some(semaphore) = semaphore.filter(|_| answer.semaphore) {
+            let sender = self.sender(route).filter(|_| route == Route::Peer);
+            share_semaphore(device, &semaphore, route, sender);
+        }
+        Ok(())
     }
 
     /// Removes a route that the neighbour has removed.
@@ -176,10 +207,39 @@ impl Edge {
         Ok(())
     }
 
+    /// Returns the timeline of the neighbour's points after which this stage may read.
+    fn sender(&self, route: Route) -> Option<TimelineId> {
+        let ids = self.timelines.iter().map(|timeline| timeline.id());
+        ids.into_iter().find(|id| id.queue == sending_queue(route))
+    }
+
     /// Wraps an event in a message for the neighbour.
     fn message(&self, event: StageEvent) -> DeviceMessage {
         DeviceMessage::Event { stage: self.stage, event }
     }
+}
+
+/// Returns the sender's queue that signals the point after which the receiver may read.
+pub(super) fn sending_queue(route: Route) -> QueueKind {
+    if route == Route::Import { QueueKind::Compute } else { QueueKind::Download }
+}
+
+/// Makes a device use the semaphore of a route, so that the receiver waits for transfers on the device. The
+/// receiving device waits for points of the timeline `sender`, and the sending device (`None`) raises the
+/// semaphore. Returns whether the device can do so.
+pub(super) fn share_semaphore(
+    device: &mut dyn Device,
+    semaphore: &SharedSemaphore,
+    route: Route,
+    sender: Option<TimelineId>,
+) -> bool {
+    let shared = match sender {
+        // If the queues share one hardware queue, a waiting upload would also block computations.
+        Some(_) if device.adapter().caps.queues == QueueLayout::Single => return false,
+        Some(sender) => device.await_semaphore(sender, semaphore),
+        None => device.raise_semaphore(sending_queue(route), semaphore),
+    };
+    shared.inspect_err(|error| tracing::debug!(%error, "the host waits for transfers")).is_ok()
 }
 
 /// Returns the command of a copy, or `None` if the submission only waits and signals. `own` is the copy's

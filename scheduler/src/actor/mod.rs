@@ -197,9 +197,17 @@ impl Actor {
                 let edges = stages.iter_mut().flat_map(|stage| [&mut stage.previous, &mut stage.next]);
                 edges.flatten().try_for_each(run)
             };
+            let timelines = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
+            let timelines: BTreeMap<_, _> = timelines
+                .flat_map(|edge| &edge.timelines)
+                .map(|timeline| (timeline.id(), Arc::clone(timeline)))
+                .collect();
+            for timeline in timelines.into_values() {
+                device.import_timeline(timeline).map_err(failed)?;
+            }
             edges(&mut stages, &mut |edge| edge.borrow(&mut device, || shared.new_id(), failed))?;
             // All devices import slots before they wait for an answer, so no two wait for each other.
-            edges(&mut stages, &mut Edge::settle)?;
+            edges(&mut stages, &mut |edge| edge.settle(&mut device))?;
             Ok(stages)
         });
         let held_bytes = device.pool_stats().in_use_bytes;
@@ -213,14 +221,6 @@ impl Actor {
         };
         let shapes: Vec<_> = stages.iter().map(shape).collect();
 
-        let edges = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
-        let timelines: BTreeMap<_, _> = edges
-            .flat_map(|edge| &edge.timelines)
-            .map(|timeline| (timeline.id(), Arc::clone(timeline)))
-            .collect();
-        for timeline in timelines.into_values() {
-            device.import_timeline(timeline).map_err(failed)?;
-        }
         let notices: [Notice; 3] = Default::default();
         for (notice, timeline) in notices.iter().zip(&own) {
             let address = address.clone();

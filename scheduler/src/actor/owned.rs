@@ -6,7 +6,8 @@
 
 use ragtag_hal::{
     Adapter, BufferId, Command, Device, DeviceId, Error, HostRegion, Memory, Module, ModuleId, PoolStats,
-    ProgramId, QueueKind, RegionId, Result, SharedMemory, Submission, Timeline, Timing,
+    ProgramId, QueueKind, RegionId, Result, SharedMemory, SharedSemaphore, Submission, Timeline, TimelineId,
+    Timing,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -118,6 +119,18 @@ impl Device for OwnedDevice {
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
         self.device.import_timeline(timeline)
+    }
+
+    fn create_semaphore(&mut self) -> Result<SharedSemaphore> {
+        self.device.create_semaphore()
+    }
+
+    fn raise_semaphore(&mut self, queue: QueueKind, semaphore: &SharedSemaphore) -> Result<()> {
+        self.device.raise_semaphore(queue, semaphore)
+    }
+
+    fn await_semaphore(&mut self, timeline: TimelineId, semaphore: &SharedSemaphore) -> Result<()> {
+        self.device.await_semaphore(timeline, semaphore)
     }
 
     fn pool_stats(&self) -> PoolStats {

@@ -8,7 +8,7 @@
 
 use super::memory::DeviceMemory;
 use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
-use crate::backend::{Adapter, Device, Limits, Memory, SharedMemory, Timing};
+use crate::backend::{Adapter, Device, Limits, Memory, SharedMemory, SharedSemaphore, Timing};
 use crate::command::{BufferRange, Command, Dispatch, EntryAbi, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
@@ -40,6 +40,8 @@ pub struct DriverDevice<D: Driver> {
     programs: HashMap<ProgramId, Arc<Script<D>>>,
     modules: HashMap<ModuleId, Vec<(&'static EntryAbi, D::Entry)>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
+    /// Semaphores that the queues of imported timelines raise.
+    awaited: HashMap<TimelineId, Arc<D::Semaphore>>,
     common: Arc<Common>,
     /// Submitter, which owns the queues. It is declared before the resources that the queues use, so that it
     /// is dropped first.
@@ -90,6 +92,7 @@ impl<D: Driver> DriverDevice<D> {
             programs: HashMap::new(),
             modules: HashMap::new(),
             imported: HashMap::new(),
+            awaited: HashMap::new(),
             submitter: Submitter::new(format!("{label} submit"), queues)?,
             buffers: HashMap::new(),
             shared: HashMap::new(),
@@ -180,7 +183,7 @@ impl<D: Driver> DriverDevice<D> {
 
     /// Returns the wait that a submission to `queue` needs in order to start after `point`. Returns `None`
     /// for a point of the same queue, because a queue executes in order.
-    fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
+    fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait<D>>> {
         let Point { timeline: TimelineId { device, queue: other }, value } = point;
         let timeline = match device == self.id {
             true if other == queue => return Ok(None),
@@ -188,7 +191,8 @@ impl<D: Driver> DriverDevice<D> {
             false => self.imported.get(&point.timeline).ok_or_else(|| unknown(point))?,
         };
         let own = (device == self.id).then_some(other);
-        Ok(Some(Wait { timeline: Arc::clone(timeline), value, own }))
+        let semaphore = self.awaited.get(&point.timeline).cloned();
+        Ok(Some(Wait { timeline: Arc::clone(timeline), value, own, semaphore }))
     }
 
     fn enqueue(&mut self, submission: Submission) -> Result<()> {
@@ -310,6 +314,28 @@ impl<D: Driver> Device for DriverDevice<D> {
         let buffer = self.common.recorded(self.driver.import(memory))?;
         self.buffers.insert(id, Arc::new(buffer));
         self.shared.insert(id, Sharing::Imported);
+        Ok(())
+    }
+
+    fn create_semaphore(&mut self) -> Result<SharedSemaphore> {
+        self.check()?;
+        self.common.recorded(self.driver.create_semaphore())
+    }
+
+    fn raise_semaphore(&mut self, queue: QueueKind, semaphore: &SharedSemaphore) -> Result<()> {
+        self.check()?;
+        let semaphore = self.common.recorded(self.driver.import_semaphore(semaphore))?;
+        self.submitter.tracked(queue).raise(Arc::new(semaphore));
+        Ok(())
+    }
+
+    fn await_semaphore(&mut self, timeline: TimelineId, semaphore: &SharedSemaphore) -> Result<()> {
+        self.check()?;
+        if !self.imported.contains_key(&timeline) {
+            return Err(unknown(timeline));
+        }
+        let semaphore = self.common.recorded(self.driver.import_semaphore(semaphore))?;
+        self.awaited.insert(timeline, Arc::new(semaphore));
         Ok(())
     }
 

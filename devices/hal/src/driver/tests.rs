@@ -10,8 +10,9 @@ use crate::command::{BufferRange, Command, Submission, Work};
 use crate::error::Error;
 use crate::ids::{BufferId, DeviceId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::pool::class_bytes;
-use crate::queues::{Common, Ends};
+use crate::queues::{Common, Ends, Fences};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,7 @@ impl Driver for Fake {
     type Entry = ();
     type Launch = ();
     type Recording = ();
+    type Semaphore = Infallible;
     type Queue = FakeQueue;
 
     fn heap(&self) -> Result<Memory> {
@@ -99,7 +101,7 @@ impl DriverQueue for FakeQueue {
 
     const USES_AFTER_END: bool = true;
 
-    fn enqueue(&self, _: &Arc<Script<Fake>>, _: &[&()]) -> Result<Ends<()>> {
+    fn enqueue(&self, _: &Arc<Script<Fake>>, _: &Fences<'_, Self>) -> Result<Ends<()>> {
         self.pending.fetch_add(1, Ordering::Relaxed);
         Ok(Ends { first: None, last: Arc::new(()) })
     }

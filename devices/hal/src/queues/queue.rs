@@ -60,6 +60,19 @@ pub struct Ends<E> {
     pub last: Arc<E>,
 }
 
+/// Semaphore of a queue's driver.
+pub type Semaphore<Q> = <<Q as DriverQueue>::Driver as Driver>::Semaphore;
+
+/// Events and semaphores between which a script runs.
+pub struct Fences<'a, Q: DriverQueue + ?Sized> {
+    /// Events of other queues of the device. The script starts after them.
+    pub after: &'a [&'a Q::Event],
+    /// Semaphores that other devices raise. The script starts when they have these values.
+    pub waits: &'a [(&'a Semaphore<Q>, u64)],
+    /// Semaphores that the end of the script raises to these values.
+    pub raises: &'a [(&'a Semaphore<Q>, u64)],
+}
+
 /// An in-order queue of a driver.
 pub trait DriverQueue: Send + Sync + 'static {
     /// Driver that creates the scripts for this queue.
@@ -75,16 +88,24 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// event. If so, programs are dropped only after [`finish`](Self::finish).
     const USES_AFTER_END: bool = false;
 
-    /// Enqueues a script and flushes the queue. The script starts after the events in `after`, which belong
-    /// to other queues of the device.
+    /// Enqueues a script and flushes the queue. The script starts and ends as `fences` says.
     ///
     /// # Errors
     /// Returns an error if a driver call fails. Part of the script may already be running.
     fn enqueue(
         &self,
         script: &Arc<Script<Self::Driver>>,
-        after: &[&Self::Event],
+        fences: &Fences<'_, Self>,
     ) -> Result<Ends<Self::Event>>;
+
+    /// Raises a semaphore to `value` from the host, because the work that should raise it has failed. Work
+    /// that waits for the semaphore then ends.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    fn release(&self, _semaphore: &Semaphore<Self>, _value: u64) -> Result<()> {
+        Ok(())
+    }
 
     /// Returns true if an event has passed or failed. Returns `None` if polling costs more than waiting.
     fn passed(&self, event: &Self::Event) -> Option<bool>;
@@ -179,19 +200,28 @@ impl Common {
 
 /// A predecessor of a submission. The driver waits for its event, and the completion thread waits for its
 /// point.
-pub struct After<E> {
+pub struct After<Q: DriverQueue> {
     /// Event, or `None` if the driver has no event for the point.
-    pub event: Option<Arc<E>>,
+    pub event: Option<Arc<Q::Event>>,
+    /// Semaphore for which the device waits, if another device signals the point and both share one.
+    pub semaphore: Option<Arc<Semaphore<Q>>>,
     /// Timeline of the predecessor.
     pub timeline: Arc<Timeline>,
     /// Value on the timeline that the predecessor signals.
     pub value: u64,
 }
 
+impl<Q: DriverQueue> After<Q> {
+    /// Returns the semaphore for which the device waits, and the awaited value.
+    fn wait(&self) -> Option<(&Semaphore<Q>, u64)> {
+        self.semaphore.as_deref().map(|semaphore| (semaphore, self.value))
+    }
+}
+
 /// A submission that was passed to the driver.
 struct Enqueued<Q: DriverQueue> {
     signal: Point,
-    after: Vec<After<Q::Event>>,
+    after: Vec<After<Q>>,
     ends: Ends<Q::Event>,
     /// Leases of the script's host regions, if the submission could start immediately.
     reserved: Option<Vec<Reservation>>,
@@ -220,6 +250,8 @@ pub struct Order<Q: DriverQueue> {
     /// Error with which the completion thread will fail the timeline. Once it is set, nothing more may be
     /// enqueued.
     failed: Option<Error>,
+    /// Semaphores that each submission raises to the value of its point.
+    raised: Vec<Arc<Semaphore<Q>>>,
 }
 
 /// A driver queue, its timeline and its completion thread. It must be closed before it is dropped.
@@ -253,7 +285,7 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         let closing = Arc::<AtomicBool>::default();
         let (theirs, ends) = (Arc::clone(&finished), Arc::clone(&closing));
         let completion = Thread::spawn(name, move || completion.run_completion(&theirs, &flights, &ends))?;
-        let order = Order { inbox: Some(inbox), sent: 0, failed: None };
+        let order = Order { inbox: Some(inbox), sent: 0, failed: None, raised: Vec::new() };
         Ok(Self {
             queue,
             timeline,
@@ -276,6 +308,11 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Makes each later submission raise `semaphore` to the value of its point.
+    pub(crate) fn raise(&self, semaphore: Arc<Semaphore<Q>>) {
+        self.order().raised.push(semaphore);
+    }
+
     fn events(&self) -> MutexGuard<'_, VecDeque<(u64, Arc<Q::Event>)>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -295,7 +332,7 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         &self,
         order: &mut Order<Q>,
         script: Arc<Script<Q::Driver>>,
-        after: Vec<After<Q::Event>>,
+        after: Vec<After<Q>>,
         signal: Point,
     ) -> Result<()> {
         if let Some(error) = order.failed.clone() {
@@ -307,7 +344,7 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
             return self.run(&script, signal);
         }
         let reserved = if now { Some(script.reserve()?) } else { None };
-        let ends = self.enqueue(order, &script, &after)?;
+        let ends = self.enqueue(order, &script, &after, signal)?;
         let mut events = self.events();
         while events.front().is_some_and(|(value, _)| *value <= self.timeline.value()) {
             events.pop_front();
@@ -315,6 +352,7 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         events.push_back((signal.value, Arc::clone(&ends.last)));
         drop(events);
         send(order, Flight::Enqueued(Enqueued { signal, after, ends, reserved, script }));
+        self.timeline.enqueue(signal.value);
         Ok(())
     }
 
@@ -378,10 +416,14 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         &self,
         order: &mut Order<Q>,
         script: &Arc<Script<Q::Driver>>,
-        after: &[After<Q::Event>],
+        after: &[After<Q>],
+        signal: Point,
     ) -> Result<Ends<Q::Event>> {
         let events: Vec<&Q::Event> = after.iter().filter_map(|after| after.event.as_deref()).collect();
-        let enqueued = self.queue.enqueue(script, &events);
+        let waits: Vec<_> = after.iter().filter_map(After::wait).collect();
+        let raises: Vec<_> =
+            order.raised.iter().map(|semaphore| (semaphore.as_ref(), signal.value)).collect();
+        let enqueued = self.queue.enqueue(script, &Fences { after: &events, waits: &waits, raises: &raises });
         enqueued.inspect_err(|_| send(order, Flight::Abandoned(Arc::clone(script))))
     }
 }
@@ -420,8 +462,8 @@ impl Waits {
     ///
     /// # Errors
     /// Returns an error if the timeline of the point fails or the device closes.
-    fn start<E>(&mut self, after: &After<E>, closing: &AtomicBool) -> Result<()> {
-        let After { event, timeline, value } = after;
+    fn start<Q: DriverQueue>(&mut self, after: &After<Q>, closing: &AtomicBool) -> Result<()> {
+        let After { event, timeline, value, .. } = after;
         let most = event.is_none().then_some(CLOSING_PERIOD);
         let passed = self.start.wait(|turn| match turn {
             Turn::Look if timeline.value() >= *value => Outcome::Found(Ok(())),
@@ -494,6 +536,15 @@ impl<Q: DriverQueue> Completion<Q> {
         }
     }
 
+    /// Raises the semaphores for which the device still waits, after one of the awaited points has failed.
+    fn release(&self, after: &[After<Q>]) {
+        for (semaphore, value) in after.iter().filter_map(After::wait) {
+            if let Err(error) = self.queue.release(semaphore, value) {
+                tracing::debug!(%error, "cannot raise the semaphore of another device");
+            }
+        }
+    }
+
     /// Waits for the end of a submission and returns its point. Releases the submission's resources before it
     /// returns, so that the caller reports the end only afterwards.
     fn end(&self, work: Enqueued<Q>, waits: &mut Waits, closing: &AtomicBool) -> Result<Point> {
@@ -501,6 +552,9 @@ impl<Q: DriverQueue> Completion<Q> {
         let failure = self.timeline.failure().filter(|_| Q::RUNS_IN_WAIT);
         let started = failure.map_or(Ok(()), Err);
         let started = started.and_then(|()| after.iter().try_for_each(|after| waits.start(after, closing)));
+        if started.is_err() {
+            self.release(&after);
+        }
         let reserved = started.and_then(|()| match reserved {
             Some(reserved) => Ok(reserved),
             None => script.reserve(),

@@ -5,9 +5,11 @@
 //! submissions that wait for a held submission are held too. The device's submission thread enqueues held
 //! submissions when the awaited points have passed.
 //!
-//! Waits between devices do not use API features such as shared semaphores. With such a feature, the driver
-//! would decide what happens when the other device fails, and enqueued work could not be cancelled. The
-//! documentation of each backend's queue describes how its drivers behave in this case.
+//! If two devices share a semaphore, a submission need not be held until the other device's point passes. It
+//! is enqueued as soon as the driver of the other device has the awaited work, and the device itself waits for
+//! the semaphore. Enqueued work cannot be cancelled: if the point fails, the completion thread raises the
+//! semaphore, so that the work ends, and fails the submission. A wait never precedes the work that raises the
+//! semaphore, so that a submission which never reaches its driver blocks no device.
 //!
 //! This module knows nothing about commands or the driver.
 
@@ -24,16 +26,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// An awaited point.
-pub struct Wait {
+pub struct Wait<D: Driver> {
     /// Timeline of the point.
     pub timeline: Arc<Timeline>,
     /// Value on the timeline.
     pub value: u64,
     /// Queue of the timeline, if the timeline belongs to this device.
     pub own: Option<QueueKind>,
+    /// Semaphore that the queue of the timeline raises, if the two devices share one.
+    pub semaphore: Option<Arc<D::Semaphore>>,
 }
 
-impl Wait {
+impl<D: Driver> Wait<D> {
     fn point(&self) -> Point {
         self.timeline.id().at(self.value)
     }
@@ -44,15 +48,15 @@ pub struct Task<D: Driver> {
     /// Script to execute.
     pub script: Arc<Script<D>>,
     /// Awaited points.
-    pub waits: Vec<Wait>,
+    pub waits: Vec<Wait<D>>,
     /// Point that passes when the work is done.
     pub signal: Point,
 }
 
 /// Whether a task can be enqueued.
-enum Readiness<E> {
+enum Readiness<Q: DriverQueue> {
     /// The task can be enqueued, and runs after these predecessors.
-    Ready(Vec<After<E>>),
+    Ready(Vec<After<Q>>),
     /// The task cannot be enqueued before this point passes.
     Waiting(Point),
     /// The task can never be enqueued, because of this error.
@@ -60,7 +64,7 @@ enum Readiness<E> {
 }
 
 /// A task and its readiness, which is never `Waiting`.
-type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<<Q as DriverQueue>::Event>);
+type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<Q>);
 
 /// Wake-up signal of the submission thread.
 #[derive(Default)]
@@ -134,7 +138,7 @@ impl<Q: DriverQueue> Shared<Q> {
         self.held[queue.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn readiness(&self, task: &Task<Q::Driver>) -> Readiness<Q::Event> {
+    fn readiness(&self, task: &Task<Q::Driver>) -> Readiness<Q> {
         let mut after = Vec::new();
         for wait in &task.waits {
             // The failure must be read before the value. A failed timeline does not advance, so if the value
@@ -151,9 +155,14 @@ impl<Q: DriverQueue> Shared<Q> {
                         cause: Box::new(cause),
                     });
                 }
-                (None, None) if !Q::RUNS_IN_WAIT => return Readiness::Waiting(wait.point()),
                 (None, event) => {
-                    after.push(After { event, timeline: Arc::clone(&wait.timeline), value: wait.value });
+                    let is_enqueued = wait.timeline.enqueued() >= wait.value;
+                    let semaphore = wait.semaphore.clone().filter(|_| is_enqueued);
+                    if event.is_none() && semaphore.is_none() && !Q::RUNS_IN_WAIT {
+                        return Readiness::Waiting(wait.point());
+                    }
+                    let (timeline, value) = (Arc::clone(&wait.timeline), wait.value);
+                    after.push(After { event, semaphore, timeline, value });
                 }
             }
         }
@@ -200,7 +209,7 @@ fn submit_one<Q: DriverQueue>(
     tracked: &TrackedQueue<Q>,
     order: &mut Order<Q>,
     task: Task<Q::Driver>,
-    readiness: Readiness<Q::Event>,
+    readiness: Readiness<Q>,
 ) -> Result<()> {
     match readiness {
         Readiness::Ready(after) => tracked.start(order, task.script, after, task.signal),

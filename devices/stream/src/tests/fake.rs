@@ -7,9 +7,9 @@
 #[cfg(unix)]
 use crate::driver::Import;
 use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
-#[cfg(unix)]
-use ragtag_hal::OpaqueFd;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
+#[cfg(unix)]
+use ragtag_hal::{OpaqueFd, SemaphoreFd};
 use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -28,6 +28,8 @@ enum Op {
     Gemm { product: Gemm, operands: Operands },
     Record(Event),
     Wait(Event),
+    Await(u64),
+    Raise(u64),
     Play(Arc<Vec<Op>>),
 }
 
@@ -46,6 +48,8 @@ pub struct State {
     /// Error that every call returns after the device is lost.
     lost: Option<Error>,
     open: bool,
+    /// Value of the imported semaphore.
+    level: u64,
     graphs: i32,
 }
 
@@ -162,6 +166,16 @@ impl Shared {
             Op::Gemm { product, operands } => self.gemm(product, operands),
             Op::Record(event) => event.pass(),
             Op::Wait(event) => event.wait(self),
+            Op::Await(value) => {
+                let low = |state: &mut State| state.level < *value && state.lost.is_none();
+                drop(self.changed.wait_while(self.lock(), low).unwrap());
+            }
+            Op::Raise(value) => {
+                let mut state = self.lock();
+                state.level = state.level.max(*value);
+                drop(state);
+                self.changed.notify_all();
+            }
             Op::Play(ops) => ops.iter().for_each(|op| self.run(op)),
         }
     }
@@ -271,6 +285,8 @@ impl Driver for Fake {
     type Module = String;
     type Function = Function;
     type Graph = Graph;
+    /// The only semaphore, whatever the file descriptor is.
+    type Semaphore = ();
 
     fn api(&self) -> &'static str {
         "a fake API"
@@ -346,6 +362,18 @@ impl Driver for Fake {
         self.call("wait")?;
         stream.send(Op::Wait(event.clone()));
         Ok(())
+    }
+
+    fn import_semaphore(&self, _: &SemaphoreFd) -> Result<()> {
+        self.call("import_semaphore")
+    }
+
+    fn await_semaphore(&self, stream: &Stream, (): &(), value: u64) -> Result<()> {
+        self.call("await_semaphore").map(|()| self.enqueue(stream, Op::Await(value)))
+    }
+
+    fn raise_semaphore(&self, stream: &Stream, (): &(), value: u64) -> Result<()> {
+        self.call("raise_semaphore").map(|()| self.enqueue(stream, Op::Raise(value)))
     }
 
     fn has_passed(&self, event: &Event) -> bool {

@@ -3,7 +3,7 @@
 
 use super::SoloDevice;
 use super::verify::{Contents, Mismatch};
-use crate::actor::edge::copy_command;
+use crate::actor::edge::{copy_command, sending_queue, share_semaphore};
 use crate::core::End;
 use crate::error::{Error, Result};
 use ragtag_hal::{
@@ -296,11 +296,19 @@ impl Direction {
             let memory = ends[owner].device.export_buffer(slot).map_err(|cause| ends[owner].failed(cause))?;
             ends[user].device.import_buffer(other, &memory).map_err(|cause| ends[user].failed(cause))
         };
-        match route {
-            Route::Peer => share(to, from),
-            Route::Import => share(from, to),
-            Route::HostStaged { .. } => Ok(()),
+        let owner = match route {
+            Route::Peer => to,
+            Route::Import => from,
+            Route::HostStaged { .. } => return Ok(()),
+        };
+        share(owner, 1 - owner)?;
+        let sender = ends[from].own[sending_queue(route).index()].id();
+        if let Ok(semaphore) = ends[owner].device.create_semaphore()
+            && share_semaphore(&mut ends[from].device, &semaphore, route, None)
+        {
+            share_semaphore(&mut ends[to].device, &semaphore, route, Some(sender));
         }
+        Ok(())
     }
 
     fn start(&mut self, part: &Range<u64>, after: Point) -> Moving {
