@@ -73,7 +73,7 @@ impl CpuBackend {
         let features = self.features();
         let driver: DriverInfo =
             format!("ragtag {}, {}", env!("CARGO_PKG_VERSION"), features::name(&features)).into();
-        let handles = BTreeSet::from([MemoryHandle::DriverObject]);
+        let handles = BTreeSet::from([MemoryHandle::HostPages]);
         let sharing =
             MemorySharing { exports: handles.clone(), imports: handles, ..MemorySharing::default() };
         let adapter = |index| Adapter {

@@ -9,8 +9,8 @@ use crate::team::Team;
 use ragtag_hal::driver::{self, Allocation, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
-    Adapter, DeviceId, Error, HeapKind, HostFn, HostMemory, HostRegion, Limits, Memory, MemorySource, Module,
-    ModuleSource, QueueKind, Result, SharedMemory,
+    Adapter, DeviceId, Error, HeapKind, HostFn, HostMemory, HostPages, HostRegion, Limits, Memory,
+    MemorySource, Module, ModuleSource, QueueKind, Result, SharedMemory,
 };
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -67,12 +67,14 @@ impl Driver for Cpu {
     }
 
     fn export(&self, buffer: &Arc<Buffer>) -> Result<SharedMemory> {
-        Ok(SharedMemory { bytes: buffer.bytes(), handle: Arc::new(Buffer::clone(buffer)) })
+        let pages: Arc<HostPages> = Arc::clone(&buffer.0);
+        Ok(SharedMemory { bytes: buffer.bytes(), handle: pages })
     }
 
     fn import(&self, memory: &SharedMemory) -> Result<Buffer> {
-        let unknown = || Error::Unsupported { what: "importing another API's memory on a CPU device".into() };
-        memory.handle.downcast_ref::<Buffer>().cloned().ok_or_else(unknown)
+        let unknown =
+            |_| Error::Unsupported { what: "importing another API's memory on a CPU device".into() };
+        Arc::clone(&memory.handle).downcast::<HostPages>().map(Buffer).map_err(unknown)
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<HostFn>> {

@@ -19,8 +19,8 @@ use crate::error::allocation_failure;
 use crate::nvrtc::Compiler;
 use crate::ptx::{self, Entry};
 use cudarc::driver::sys::{
-    CU_MEMHOSTREGISTER_PORTABLE, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
-    CUlaunchAttributeValue, CUlaunchConfig, CUresult,
+    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUfunction_attribute, CUlaunchAttribute,
+    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUresult,
 };
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
@@ -188,8 +188,17 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
+        // Every device accesses the memory, also through device addresses.
+        let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: guaranteed by the caller.
-        unsafe { enter!(self, cuMemHostRegister_v2(pointer.cast(), bytes, CU_MEMHOSTREGISTER_PORTABLE)) }
+        unsafe { enter!(self, cuMemHostRegister_v2(pointer.cast(), bytes, flags)) }
+    }
+
+    unsafe fn pinned_address(&self, pointer: *mut u8) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the caller guarantees that the memory is pinned. The call writes one address.
+        unsafe { enter!(self, cuMemHostGetDevicePointer_v2(&mut address, pointer.cast(), 0)) }?;
+        Ok(address)
     }
 
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {

@@ -105,10 +105,9 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         memory_bus_bits: reported(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
     };
     // Vulkan cannot import CUDA's memory, so CUDA only imports.
-    let sharing = MemorySharing {
-        imports: cfg!(unix).then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
-        ..MemorySharing::default()
-    };
+    let fd = cfg!(unix).then_some(MemoryHandle::OpaqueFd);
+    let imports = fd.into_iter().chain([MemoryHandle::HostPages]).collect();
+    let sharing = MemorySharing { imports, ..MemorySharing::default() };
     let memory = Memory { heap: HeapKind::Device, total_bytes, free_bytes: None, source: MemorySource::Api };
     let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
     let pci = PciAddress {

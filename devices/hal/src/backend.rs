@@ -188,8 +188,10 @@ impl Adapter {
                 self.identity.uuid.is_some() && self.identity.uuid == owner.identity.uuid
             }
             MemoryHandle::DriverObject => {
-                (&self.backend, &self.driver.name) == (&owner.backend, &owner.driver.name)
+                let is_peer = self.index == owner.index || self.caps.sharing.peers.contains(&owner.index);
+                self.backend == owner.backend && is_peer
             }
+            MemoryHandle::HostPages => true,
         };
         self.caps.sharing.imports.intersection(&owner.caps.sharing.exports).any(is_valid)
     }
@@ -342,7 +344,7 @@ impl Timing {
 pub struct SharedMemory {
     /// Size in bytes.
     pub bytes: u64,
-    /// Handle of the exporting backend, such as [`OpaqueFd`](crate::OpaqueFd). The importing backend must
+    /// Handle of the exporting backend, such as [`HostPages`](crate::HostPages). The importing backend must
     /// know its type.
     pub handle: Arc<dyn Any + Send + Sync>,
 }
@@ -440,7 +442,8 @@ pub trait Device: Send {
     }
 
     /// Creates a buffer over memory that another device has exported. Only the points of submissions order
-    /// the accesses of the two devices. [`destroy_buffer`](Self::destroy_buffer) ends the import.
+    /// the accesses of the two devices. [`destroy_buffer`](Self::destroy_buffer) ends the import. Some APIs
+    /// only copy between such a buffer and the device's own buffers.
     ///
     /// # Errors
     /// Returns [`Error::Unsupported`] if the API cannot import the memory.
@@ -582,10 +585,19 @@ mod tests {
         }
         let unnamed = adapter("vulkan", None, fd, fd);
         assert!(!unnamed.imports_from(&unnamed));
-        let cpu = adapter("cpu", None, object, object);
-        assert!(cpu.imports_from(&cpu));
-        let other = Adapter { driver: "driver 2".into(), ..cpu.clone() };
-        assert!(!other.imports_from(&cpu) && !adapter("opencl", None, object, object).imports_from(&cpu));
+
+        let first = adapter("opencl", None, object, object);
+        assert!(first.imports_from(&first), "two opened devices of one adapter");
+        let mut second = Adapter { index: 1, ..first.clone() };
+        assert!(!second.imports_from(&first) && !first.imports_from(&second), "no peers");
+        second.caps.sharing.peers.insert(0);
+        assert!(second.imports_from(&first) && !first.imports_from(&second), "peer access has a direction");
+        assert!(!adapter("hip", None, object, object).imports_from(&first));
+
+        let pages = &[MemoryHandle::HostPages][..];
+        let (cpu, importer) = (adapter("cpu", None, pages, pages), adapter("hip", None, object, pages));
+        assert!(cpu.imports_from(&cpu) && importer.imports_from(&cpu));
+        assert!(!cpu.imports_from(&importer) && !first.imports_from(&cpu));
     }
 
     #[test]

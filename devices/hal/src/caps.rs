@@ -179,7 +179,8 @@ impl Clocks {
 /// using it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySharing {
-    /// Indices of adapters of the same backend whose memory the device can access.
+    /// Indices of adapters of the same backend whose memory the device can access. The device can also access
+    /// its own memory, which this set does not contain.
     pub peers: BTreeSet<u32>,
     /// Handle types as which the device can export memory.
     pub exports: BTreeSet<MemoryHandle>,
@@ -200,9 +201,11 @@ impl MemorySharing {
 pub enum MemoryHandle {
     /// An opaque POSIX file descriptor, which only drivers can interpret.
     OpaqueFd,
-    /// An object of the backend, which other devices of the same backend and driver in this process can use
-    /// without a copy.
+    /// An object of the backend, which the devices in this process whose [`MemorySharing::peers`] contain the
+    /// owner can use without a copy.
     DriverObject,
+    /// [`HostPages`](crate::HostPages), which every device in this process can use.
+    HostPages,
 }
 
 #[cfg(test)]

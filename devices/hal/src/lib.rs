@@ -35,6 +35,7 @@ mod exit;
 mod faults;
 mod gemm;
 mod host;
+mod host_pages;
 mod ids;
 mod memory;
 #[cfg(unix)]
@@ -61,6 +62,7 @@ pub use exit::exit_in_words;
 pub use faults::{Faults, ShortCopies};
 pub use gemm::{GEMM_PITCH_VALUES, Gemm, GemmChoice, GemmEntry, GemmLibrary, NoGemmChoice};
 pub use host::{HostBinding, HostCall, HostFn};
+pub use host_pages::HostPages;
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 pub use memory::HostMemory;
 #[cfg(unix)]

@@ -21,6 +21,8 @@ const NON_BLOCKING: u32 = 1;
 const BLOCKING_SYNC: u32 = 1;
 /// `hipHostRegisterPortable`: the memory is pinned for all devices.
 const PORTABLE: u32 = 1;
+/// `hipHostRegisterMapped`: the memory has device addresses.
+const MAPPED: u32 = 2;
 /// `hipStreamCaptureModeThreadLocal`: the capture does not affect other threads.
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 
@@ -223,7 +225,16 @@ impl Driver for HipDriver {
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller guarantees that the bytes stay allocated while they are pinned.
-        unsafe { on_device!(self, call, hipHostRegister(pointer.cast(), bytes, PORTABLE)) }
+        unsafe { on_device!(self, call, hipHostRegister(pointer.cast(), bytes, PORTABLE | MAPPED)) }
+    }
+
+    unsafe fn pinned_address(&self, pointer: *mut u8) -> Result<u64> {
+        let mut address = ptr::null_mut();
+        // SAFETY: the caller guarantees that the bytes are pinned. The call writes an address.
+        unsafe {
+            on_device!(self, call, hipHostGetDevicePointer(&raw mut address, pointer.cast(), 0))?;
+        }
+        Ok(address as usize as u64)
     }
 
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {

@@ -5,7 +5,7 @@ use crate::api::{Api, Compiler, api, blas, compiler};
 use crate::architecture::Architecture;
 use ragtag_hal::{
     Adapter, AdapterKind, Caps, Clocks, DriverInfo, Feature, GemmLibrary, HeapKind, KernelLanguage, Memory,
-    MemorySharing, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
+    MemoryHandle, MemorySharing, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
 
 /// Required alignment of a binding's offset, in bytes. The widest loads in kernels are 16 bytes.
@@ -78,7 +78,11 @@ fn sharing(found: &[Found], at: usize) -> MemorySharing {
     let Native { api, ordinal, .. } = found[at].native;
     let reached =
         found.iter().filter(|other| other.ordinal != ordinal && api.reaches(ordinal, other.ordinal));
-    MemorySharing { peers: reached.map(|other| other.adapter.index).collect(), ..MemorySharing::default() }
+    MemorySharing {
+        peers: reached.map(|other| other.adapter.index).collect(),
+        imports: [MemoryHandle::HostPages].into(),
+        ..MemorySharing::default()
+    }
 }
 
 /// Returns the product library if it has kernels for the architecture.

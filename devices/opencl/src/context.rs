@@ -5,7 +5,7 @@ use crate::api::{self, Mem, Program};
 use crate::probe::{Found, PlatformId};
 use opencl3::device::Device;
 use ragtag_hal::cache::{Programs, Shelf};
-use ragtag_hal::{HostRegion, Result};
+use ragtag_hal::{HostPages, HostRegion, Result};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -15,7 +15,7 @@ pub(crate) struct Context {
     platform: PlatformId,
     devices: Vec<Device>,
     programs: Programs<Arc<Program>>,
-    /// Pinned regions, keyed by address. A region that two devices register is pinned only once.
+    /// Pinned memory, keyed by address. Memory that two devices register is pinned only once.
     pins: Mutex<HashMap<usize, Weak<Pin>>>,
     /// The context is the last field, so that it is released last.
     api: api::Context,
@@ -47,41 +47,60 @@ impl Context {
         &self.programs
     }
 
-    /// Pins a region. Returns `None` if the driver cannot pin it. Copies to and from an unpinned region still
+    /// Pins host memory. Returns `None` if the driver cannot pin it. Copies to and from unpinned memory still
     /// work, but are slower.
-    pub(crate) fn pin(&self, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Option<Arc<Pin>> {
+    pub(crate) fn pin(&self, queue: &Arc<api::Queue>, host: Pinnable) -> Option<Arc<Pin>> {
         let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
         pins.retain(|_, pin| pin.strong_count() > 0);
-        let address = region.as_ptr() as usize;
-        if let Some(pin) = pins.get(&address).and_then(Weak::upgrade) {
+        let (pointer, _) = host.memory();
+        if let Some(pin) = pins.get(&(pointer as usize)).and_then(Weak::upgrade) {
             return Some(pin);
         }
-        let pin = Pin::new(&self.api, queue, region);
-        let pin = Arc::new(pin.inspect_err(|error| tracing::debug!(%error, "cannot pin a region")).ok()?);
-        pins.insert(address, Arc::downgrade(&pin));
+        let pin = Pin::new(&self.api, queue, host);
+        let pin = Arc::new(pin.inspect_err(|error| tracing::debug!(%error, "cannot pin host memory")).ok()?);
+        pins.insert(pointer as usize, Arc::downgrade(&pin));
         Some(pin)
     }
 }
 
-/// A pinned host region, which the driver accesses without a staging copy.
+/// Host memory that can be pinned.
+pub(crate) enum Pinnable {
+    /// A region for uploads and downloads.
+    Region(Arc<HostRegion>),
+    /// Imported pages.
+    Pages(Arc<HostPages>),
+}
+
+impl Pinnable {
+    /// Returns a pointer to the first byte, and the size in bytes.
+    fn memory(&self) -> (*mut u8, usize) {
+        match self {
+            Self::Region(region) => (region.as_ptr(), region.bytes()),
+            Self::Pages(pages) => (pages.pointer(), pages.mapped_bytes()),
+        }
+    }
+}
+
+/// Pinned host memory, which the driver accesses without a staging copy.
 pub(crate) struct Pin {
     queue: Arc<api::Queue>,
     memory: Mem,
-    /// Mapped address, which equals the address of the region.
+    /// Mapped address, which equals the address of the host memory.
     mapped: usize,
-    /// Reference that keeps the region alive until the driver has unpinned it.
-    _region: Arc<HostRegion>,
+    /// Reference that keeps the host memory alive until the driver has unpinned it.
+    _host: Pinnable,
 }
 
 impl Pin {
-    /// Pins a region by mapping it. The driver pins host memory while it is mapped, and recognises its
+    /// Pins host memory by mapping it. The driver pins host memory while it is mapped, and recognises its
     /// addresses in copies to and from other buffers.
-    fn new(context: &api::Context, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Result<Self> {
-        // SAFETY: the region lives as long as the pin. No command uses this buffer, and it stays mapped for
+    fn new(context: &api::Context, queue: &Arc<api::Queue>, host: Pinnable) -> Result<Self> {
+        let (pointer, bytes) = host.memory();
+        // SAFETY: the memory lives as long as the pin. No command uses this buffer, and it stays mapped for
         // its lifetime.
-        let memory = unsafe { Mem::over(context, region.as_ptr(), region.bytes()) }?;
-        let mapped = queue.pin(&memory, region.bytes())? as usize;
-        Ok(Self { queue: Arc::clone(queue), memory, mapped, _region: Arc::clone(region) })
+        let memory = unsafe { Mem::over(context, pointer, bytes) }?;
+        let mapped = queue.pin(&memory, bytes)? as usize;
+        Ok(Self { queue: Arc::clone(queue), memory, mapped, _host: host })
     }
 }
 
@@ -90,7 +109,7 @@ impl Drop for Pin {
         let unpinned =
             self.queue.unpin(&self.memory, self.mapped as *mut c_void).and_then(|()| self.queue.finish());
         if let Err(error) = unpinned {
-            tracing::debug!(%error, "cannot unpin a region");
+            tracing::debug!(%error, "cannot unpin host memory");
         }
     }
 }

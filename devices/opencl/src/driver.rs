@@ -4,7 +4,7 @@
 
 use crate::api;
 use crate::clock::Clock;
-use crate::context::{Context, Pin};
+use crate::context::{Context, Pin, Pinnable};
 use crate::error::allocation_failure;
 use crate::memory::Buffer;
 use crate::probe::{Found, heap};
@@ -14,7 +14,7 @@ use crate::recording::{Recorded, recorded};
 use crate::transfer::TransferMode;
 use ragtag_hal::driver::{self, Allocation, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
-use ragtag_hal::{DeviceId, Error, HostRegion, Limits, Memory, Module, Result, SharedMemory};
+use ragtag_hal::{DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Result, SharedMemory};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -88,6 +88,13 @@ impl OpenCl {
         *touching = Some(queue);
         Ok(())
     }
+
+    /// Pins host memory, unless the device uses host memory. Such a device copies no faster than the host, so
+    /// pinning would not help.
+    fn pin(&self, host: Pinnable) -> Option<Arc<Pin>> {
+        let apart = !self.found.memory.host_memory;
+        apart.then(|| self.context.pin(&self.pinning, host)).flatten()
+    }
 }
 
 impl Driver for OpenCl {
@@ -113,7 +120,7 @@ impl Driver for OpenCl {
         let made = Buffer::new(self.context.api(), bytes, self.mode, self.found.unified).and_then(|buffer| {
             match buffer.is_shared() {
                 true => Ok(buffer),
-                false => self.commit(buffer.memory()).map(|()| buffer),
+                false => buffer.memory().and_then(|memory| self.commit(memory)).map(|()| buffer.clone()),
             }
         });
         made.map_err(|error| allocation_failure(error, bytes))
@@ -125,6 +132,10 @@ impl Driver for OpenCl {
     }
 
     fn import(&self, memory: &SharedMemory) -> Result<Buffer> {
+        if let Ok(pages) = Arc::clone(&memory.handle).downcast::<HostPages>() {
+            let pin = self.pin(Pinnable::Pages(Arc::clone(&pages)));
+            return Ok(Buffer::over(pages, pin));
+        }
         let unsupported = |what: &str| Error::Unsupported { what: what.into() };
         let exported = memory.handle.downcast_ref::<Exported>();
         let exported =
@@ -143,7 +154,7 @@ impl Driver for OpenCl {
         let mut kernel = entry.kernel()?;
         for (at, span) in spans.iter().enumerate() {
             let part = span.buffer().part(span.offset() as usize)?;
-            kernel.set_memory(at, part.as_deref().unwrap_or_else(|| span.buffer().memory()))?;
+            kernel.set_memory(at, part.as_deref().map_or_else(|| span.buffer().memory(), Ok)?)?;
         }
         for (at, word) in (spans.len()..).zip(constants) {
             kernel.set_word(at, word)?;
@@ -153,11 +164,8 @@ impl Driver for OpenCl {
         Ok(Launch { kernel, size: api::Range3 { global, local } })
     }
 
-    /// Pins a region, unless the device uses host memory. Such a device copies no faster than the host, so
-    /// pinning would not help.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin>>> {
-        let apart = !self.found.memory.host_memory;
-        Ok(apart.then(|| self.context.pin(&self.pinning, region)).flatten())
+        Ok(self.pin(Pinnable::Region(Arc::clone(region))))
     }
 
     fn prepare(&self, steps: &[Step], program: bool) -> Result<Vec<Recorded>> {

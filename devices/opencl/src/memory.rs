@@ -1,20 +1,32 @@
-//! Memory of buffers, and queries of free host memory.
+//! Memory of buffers.
 //!
 //! This module does not depend on commands.
 
 use crate::api::{Context, Mem, SharedBlock, UnifiedMemory};
+use crate::context::Pin;
 use crate::transfer::TransferMode;
 use ragtag_hal::driver::Allocation;
-use ragtag_hal::{Error, Result};
+use ragtag_hal::{Error, HostPages, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Device memory that is released with its last reference. Several devices of a context use the same memory
 /// if one of them has imported it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Buffer(Arc<Memory>);
 
-#[derive(Debug)]
-struct Memory {
+enum Memory {
+    /// Memory that the driver manages.
+    Own(Own),
+    /// Imported pages of the host. The driver only copies between them and other buffers. A memory object over
+    /// the pages would not do, because the driver may keep its contents in other memory.
+    Host {
+        /// Field order: the pages are unpinned before they are unmapped.
+        _pin: Option<Arc<Pin>>,
+        pages: Arc<HostPages>,
+    },
+}
+
+struct Own {
     /// Sub-buffers. They are declared before `memory`, so that they are dropped first.
     parts: Mutex<Parts>,
     memory: Mem,
@@ -49,16 +61,42 @@ impl Buffer {
             Some(block) => unsafe { Mem::over(context, block.pointer(), size) }?,
             None => Mem::new(context, size)?,
         };
-        Ok(Self(Arc::new(Memory { parts: Mutex::default(), memory, bytes: size, block })))
+        Ok(Self(Arc::new(Memory::Own(Own { parts: Mutex::default(), memory, bytes: size, block }))))
+    }
+
+    /// Returns a buffer over pages of the host, which `pin` has pinned.
+    pub(crate) fn over(pages: Arc<HostPages>, pin: Option<Arc<Pin>>) -> Self {
+        Self(Arc::new(Memory::Host { _pin: pin, pages }))
     }
 
     /// Returns true if the host can access the buffer's memory directly.
     pub(crate) fn is_shared(&self) -> bool {
-        self.0.block.is_some()
+        self.writable().is_some()
     }
 
-    pub(crate) fn memory(&self) -> &Mem {
-        &self.0.memory
+    /// Returns a pointer to imported pages of the host, or `None` for other memory.
+    pub(crate) fn host(&self) -> Option<*mut u8> {
+        match self.0.as_ref() {
+            Memory::Own(_) => None,
+            Memory::Host { pages, .. } => Some(pages.pointer()),
+        }
+    }
+
+    fn own(&self) -> Result<&Own> {
+        match self.0.as_ref() {
+            Memory::Own(own) => Ok(own),
+            Memory::Host { .. } => Err(Error::Unsupported {
+                what: "OpenCL commands other than copies on imported memory".into(),
+            }),
+        }
+    }
+
+    /// Returns the memory object.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] for imported pages of the host.
+    pub(crate) fn memory(&self) -> Result<&Mem> {
+        self.own().map(|own| &own.memory)
     }
 
     /// Returns a memory object for the range from an offset to the end of the buffer. Returns `None` for
@@ -66,12 +104,12 @@ impl Buffer {
     /// its own object.
     ///
     /// # Errors
-    /// Returns the driver's error.
+    /// Returns the driver's error, or [`Error::Unsupported`] for imported pages of the host.
     pub(crate) fn part(&self, offset: usize) -> Result<Option<Arc<Mem>>> {
+        let Own { parts, memory, bytes, .. } = self.own()?;
         if offset == 0 {
             return Ok(None);
         }
-        let Memory { parts, memory, bytes, .. } = self.0.as_ref();
         let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.at(offset, || memory.part(offset, bytes - offset)).map(Some)
     }
@@ -79,11 +117,14 @@ impl Buffer {
 
 impl Allocation for Buffer {
     fn bytes(&self) -> u64 {
-        self.0.bytes as u64
+        match self.0.as_ref() {
+            Memory::Own(own) => own.bytes as u64,
+            Memory::Host { pages, .. } => pages.bytes(),
+        }
     }
 
     fn writable(&self) -> Option<*mut u8> {
-        self.0.block.as_ref().map(SharedBlock::pointer)
+        self.own().ok()?.block.as_ref().map(SharedBlock::pointer)
     }
 
     fn readable(&self) -> Option<*const u8> {
@@ -92,7 +133,9 @@ impl Allocation for Buffer {
 
     /// Drops the sub-buffers, because the next user of the buffer will bind other offsets.
     fn recycle(&mut self) {
-        self.0.parts.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        if let Ok(own) = self.own() {
+            own.parts.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
     }
 }
 

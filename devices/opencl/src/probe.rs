@@ -17,7 +17,7 @@ use opencl3::platform::{Platform, platform::get_platform_ids};
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
     Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, HostMemory, KernelLanguage, Memory,
-    MemoryHandle, MemorySharing, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
+    MemoryHandle, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -110,7 +110,19 @@ pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
             Err(why) => tracing::debug!(%why, "skipping an OpenCL device"),
         }
     }
+    for at in 0..found.len() {
+        found[at].adapter.caps.sharing.peers = peers(&found, at);
+    }
     Ok(found)
+}
+
+/// Returns the indices of the adapters whose memory a device can access: if the device uses host memory, the
+/// other such devices of its platform.
+fn peers(found: &[Found], at: usize) -> BTreeSet<u32> {
+    let is_peer = |other: &&Found| other.platform == found[at].platform && other.memory.host_memory;
+    let others = found.iter().filter(|other| other.adapter.index != found[at].adapter.index);
+    let peers = others.filter(is_peer).map(|other| other.adapter.index);
+    if found[at].memory.host_memory { peers.collect() } else { BTreeSet::new() }
 }
 
 /// Returns the devices of `platform`. Each device is paired with the platform.
@@ -156,12 +168,10 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
     let features = features(&device, &extensions, nvidia);
     let options = options(c_version(&device), &features);
     let mut caps = caps(&device, features, spir_v.is_some()).map_err(said("limits"))?;
-    if host_memory {
-        // Devices with their own memory would share a buffer by copies of the driver.
-        let handles = BTreeSet::from([MemoryHandle::DriverObject]);
-        caps.sharing =
-            MemorySharing { exports: handles.clone(), imports: handles, ..MemorySharing::default() };
-    }
+    // Devices with their own memory would share a buffer by copies of the driver.
+    let objects = host_memory.then_some(MemoryHandle::DriverObject);
+    caps.sharing.exports = objects.into_iter().collect();
+    caps.sharing.imports = objects.into_iter().chain([MemoryHandle::HostPages]).collect();
     let unified_memory = UnifiedMemory::of(id).filter(|_| {
         number(&device, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL).is_some_and(|caps| caps & UNIFIED_ACCESS != 0)
     });

@@ -68,20 +68,35 @@ fn enqueue(queue: &api::Queue, step: &Step, ends: api::Ends<'_>) -> Result<Optio
         // the bindings. The kernel therefore accesses only its bindings, which lie inside buffers that the
         // script keeps alive.
         Step::Launch(launch) => unsafe { queue.launch(&launch.code.kernel, &launch.code.size, ends) },
-        Step::Copy { from, to } => queue.copy(part(from), part(to), ends),
-        Step::Fill { to, word } => queue.fill(part(to), *word, ends),
+        Step::Copy { from, to } => match (host(from), host(to)) {
+            // SAFETY: the bytes lie in pages that the script keeps alive until the command has ended.
+            (Some(from), None) => unsafe { queue.write(from, part(to)?, ends) },
+            // SAFETY: as above. Points exclude all other access to these bytes until the command has ended.
+            (None, Some(to)) => unsafe { queue.read(part(from)?, to, ends) },
+            _ => queue.copy(part(from)?, part(to)?, ends),
+        },
+        Step::Fill { to, word } => queue.fill(part(to)?, *word, ends),
         // SAFETY: the bytes lie in the region, which the script keeps alive. The script lives until the
         // command has ended.
-        Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to), ends) },
+        Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to)?, ends) },
         // SAFETY: as above. Points and reservations exclude all other access to these bytes until the command
         // has ended.
-        Step::Download { from, to } => unsafe { queue.read(part(from), to.pointer(), ends) },
+        Step::Download { from, to } => unsafe { queue.read(part(from)?, to.pointer(), ends) },
     }
 }
 
 /// Returns the byte range of a span, for copy and fill commands.
-pub(crate) fn part(span: &Span) -> Part<'_> {
-    Part { memory: span.buffer().memory(), offset: span.offset() as usize, bytes: span.bytes() as usize }
+///
+/// # Errors
+/// Returns [`Error::Unsupported`] for imported pages of the host.
+pub(crate) fn part(span: &Span) -> Result<Part<'_>> {
+    let memory = span.buffer().memory()?;
+    Ok(Part { memory, offset: span.offset() as usize, bytes: span.bytes() as usize })
+}
+
+/// Returns a pointer to a span of imported pages of the host, or `None` for other memory.
+pub(crate) fn host(span: &Span) -> Option<*mut u8> {
+    span.buffer().host().map(|start| start.wrapping_add(span.offset() as usize))
 }
 
 impl DriverQueue for Queue {

@@ -1,12 +1,12 @@
 //! Recording of steps in command buffers (`cl_khr_command_buffer`).
 //!
-//! Copies to and from host regions are never recorded, because such a copy depends on the contents and the
-//! pinning of its region at the time when it runs. A program is therefore a series of command buffers with
+//! Copies to and from host memory are never recorded, because such a copy depends on the contents and the
+//! pinning of the memory at the time when it runs. A program is therefore a series of command buffers with
 //! such copies between them.
 
 use crate::api::{self, CommandBuffer, CommandBuffers};
 use crate::driver::Step;
-use crate::queue::part;
+use crate::queue::{host, part};
 use ragtag_hal::{Error, Result};
 use std::ops::Range;
 
@@ -17,10 +17,14 @@ pub(crate) struct Recorded {
     pub(crate) buffer: CommandBuffer,
 }
 
-/// Records each sequence of two or more steps that do not access host regions. Omits a sequence that the
+/// Records each sequence of two or more steps that do not access host memory. Omits a sequence that the
 /// driver cannot record.
 pub(crate) fn recorded(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Vec<Recorded> {
-    let stays = |step: &Step| matches!(step, Step::Launch(_) | Step::Copy { .. } | Step::Fill { .. });
+    let stays = |step: &Step| match step {
+        Step::Launch(_) | Step::Fill { .. } => true,
+        Step::Copy { from, to } => host(from).or(host(to)).is_none(),
+        Step::Upload { .. } | Step::Download { .. } => false,
+    };
     let mut all = Vec::new();
     let mut end = 0;
     for run in steps.chunk_by(|a, b| stays(a) == stays(b)) {
@@ -42,8 +46,8 @@ fn record(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Resu
     for step in steps {
         match step {
             Step::Launch(launch) => buffer.launch(&launch.code.kernel, &launch.code.size)?,
-            Step::Copy { from, to } => buffer.copy(part(from), part(to))?,
-            Step::Fill { to, word } => buffer.fill(part(to), *word)?,
+            Step::Copy { from, to } => buffer.copy(part(from)?, part(to)?)?,
+            Step::Fill { to, word } => buffer.fill(part(to)?, *word)?,
             Step::Upload { .. } | Step::Download { .. } => {
                 return Err(Error::invalid("this command cannot be recorded"));
             }

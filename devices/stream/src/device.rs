@@ -12,11 +12,11 @@ use crate::semaphore::{Events, Semaphore};
 use ragtag_hal::driver::{self, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
-    Adapter, DeviceId, Error, Gemm, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, Result,
-    SharedSemaphore,
+    Adapter, DeviceId, Error, Gemm, HeapKind, HostPages, HostRegion, Limits, Memory, MemorySource, Module,
+    Result, SharedMemory, SharedSemaphore,
 };
 #[cfg(unix)]
-use ragtag_hal::{OpaqueFd, SemaphoreFd, SharedMemory};
+use ragtag_hal::{OpaqueFd, SemaphoreFd};
 use std::sync::{Arc, Mutex};
 
 /// An opened device of a stream-ordered API.
@@ -69,7 +69,7 @@ pub enum Bound<D: Driver> {
 
 impl<D: Driver> driver::Driver for Streams<D> {
     type Buffer = Buffer<D>;
-    type Region = Option<Arc<Pin<D>>>;
+    type Region = Option<Pin<D>>;
     type Entry = Code<D>;
     type Launch = Bound<D>;
     /// A graph of all steps, or `None` if the queue enqueues the steps one by one.
@@ -95,14 +95,16 @@ impl<D: Driver> driver::Driver for Streams<D> {
         Buffer::new(&self.driver, bytes)
     }
 
-    #[cfg(unix)]
     fn import(&self, memory: &SharedMemory) -> Result<Buffer<D>> {
-        let unsupported = |what: &str| Error::Unsupported { what: what.into() };
-        let handle = memory.handle.downcast_ref::<OpaqueFd>();
-        let handle =
-            handle.ok_or_else(|| unsupported("importing memory that is not an opaque file descriptor"))?;
-        handle.check(self.uuid()?, None)?;
-        Buffer::import(&self.driver, handle, memory.bytes)
+        if let Ok(pages) = Arc::clone(&memory.handle).downcast::<HostPages>() {
+            return Buffer::over(&self.driver, &self.pins, pages);
+        }
+        #[cfg(unix)]
+        if let Some(handle) = memory.handle.downcast_ref::<OpaqueFd>() {
+            handle.check(self.uuid()?, None)?;
+            return Buffer::import(&self.driver, handle, memory.bytes);
+        }
+        Err(unsupported("importing memory of an unknown kind"))
     }
 
     fn create_semaphore(&self) -> Result<SharedSemaphore> {
@@ -148,8 +150,14 @@ impl<D: Driver> driver::Driver for Streams<D> {
         })
     }
 
-    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin<D>>>> {
-        Ok(self.pins.pin(&self.driver, region))
+    /// Pins a region. Returns `None` if the driver cannot pin it. Copies to and from an unpinned region still
+    /// work, but are slower.
+    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Pin<D>>> {
+        let (pointer, bytes, owner) = (region.as_ptr(), region.bytes(), Arc::clone(region));
+        // SAFETY: the region lives as long as its owner.
+        let pinned = unsafe { self.pins.pin(&self.driver, pointer, bytes, owner) };
+        let refused = |error: &Error| tracing::debug!(%error, bytes, "cannot pin a region");
+        Ok(pinned.inspect_err(refused).ok())
     }
 
     /// Captures a program as a graph. The graph never changes. Values that differ between runs are in the
@@ -187,6 +195,15 @@ impl<D: Driver> Streams<D> {
     }
 }
 
+fn unsupported(what: &str) -> Error {
+    Error::Unsupported { what: what.into() }
+}
+
+/// Returns the host address of a span, or `None` if it is not in host memory.
+fn host<D: Driver>(span: &Span<D>) -> Option<*mut u8> {
+    span.buffer().host().map(|start| start.wrapping_add(span.offset() as usize))
+}
+
 /// Returns the device address of a span.
 fn address<D: Driver>(span: &Span<D>) -> u64 {
     span.buffer().address() + span.offset()
@@ -215,7 +232,14 @@ pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>)
                 }
                 Bound::Product(product, operands) => driver.gemm(stream, product, *operands),
             },
-            Step::Copy { from, to } => driver.copy(stream, address(from), address(to), to.bytes() as usize),
+            Step::Copy { from, to } => {
+                let bytes = to.bytes() as usize;
+                match (host(from), host(to)) {
+                    (Some(from), None) => driver.upload(stream, from, address(to), bytes),
+                    (None, Some(to)) => driver.download(stream, address(from), to, bytes),
+                    _ => driver.copy(stream, address(from), address(to), bytes),
+                }
+            }
             Step::Fill { to, word } => driver.fill(stream, address(to), *word, to.bytes() as usize / 4),
             Step::Upload { from, to } => {
                 driver.upload(stream, from.pointer(), address(to), to.bytes() as usize)

@@ -154,6 +154,15 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// already pinned.
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()>;
 
+    /// Returns the address at which this device accesses memory that [`Driver::pin`] pinned.
+    ///
+    /// # Safety
+    /// The memory is pinned.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    unsafe fn pinned_address(&self, pointer: *mut u8) -> Result<u64>;
+
     /// Unpins memory that [`Driver::pin`] pinned.
     ///
     /// # Safety

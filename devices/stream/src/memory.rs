@@ -5,10 +5,11 @@
 use crate::driver::Driver;
 #[cfg(unix)]
 use crate::driver::Import;
+use crate::pins::{Pin, Pins};
 #[cfg(unix)]
 use ragtag_hal::OpaqueFd;
-use ragtag_hal::Result;
 use ragtag_hal::driver::Allocation;
+use ragtag_hal::{HostPages, Result};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -17,26 +18,55 @@ pub struct Buffer<D: Driver> {
     driver: Arc<D>,
     address: u64,
     bytes: u64,
-    /// Object that ends an import on drop. `None` if the memory was allocated in `new`.
-    import: Option<Box<dyn Any + Send + Sync>>,
+    origin: Origin<D>,
+}
+
+/// Origin of a buffer's memory.
+enum Origin<D: Driver> {
+    /// The driver allocated it.
+    Allocated,
+    /// Another API exported it. The object ends the import on drop.
+    #[cfg(unix)]
+    Imported { _owner: Box<dyn Any + Send + Sync> },
+    /// Pinned memory of the host. Field order: the pages are unpinned before they are unmapped.
+    Host { _pin: Pin<D>, pages: Arc<HostPages> },
 }
 
 impl<D: Driver> Buffer<D> {
     pub(crate) fn new(driver: &Arc<D>, bytes: u64) -> Result<Self> {
         let address = driver.allocate(bytes)?;
-        Ok(Self { driver: Arc::clone(driver), address, bytes, import: None })
+        Ok(Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Allocated })
     }
 
     /// Imports memory that another API has exported.
     #[cfg(unix)]
     pub(crate) fn import(driver: &Arc<D>, memory: &OpaqueFd, bytes: u64) -> Result<Self> {
         let Import { address, owner } = driver.import(memory, bytes)?;
-        Ok(Self { driver: Arc::clone(driver), address, bytes, import: Some(owner) })
+        Ok(Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Imported { _owner: owner } })
+    }
+
+    /// Pins pages of host memory.
+    pub(crate) fn over(driver: &Arc<D>, pins: &Arc<Pins<D>>, pages: Arc<HostPages>) -> Result<Self> {
+        let (pointer, bytes) = (pages.pointer(), pages.bytes());
+        let owner: Arc<HostPages> = Arc::clone(&pages);
+        // SAFETY: the pages are a mapping of their own, which lives as long as the owner.
+        let pin = unsafe { pins.pin(driver, pointer, pages.mapped_bytes(), owner) }?;
+        // SAFETY: the memory was just pinned.
+        let address = unsafe { driver.pinned_address(pointer) }?;
+        Ok(Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Host { _pin: pin, pages } })
     }
 
     /// Returns the device address.
     pub(crate) fn address(&self) -> u64 {
         self.address
+    }
+
+    /// Returns the host address, or `None` if the memory is not in host memory.
+    pub(crate) fn host(&self) -> Option<*mut u8> {
+        match &self.origin {
+            Origin::Host { pages, .. } => Some(pages.pointer()),
+            _ => None,
+        }
     }
 }
 
@@ -48,12 +78,13 @@ impl<D: Driver> Allocation for Buffer<D> {
 
 impl<D: Driver> Drop for Buffer<D> {
     fn drop(&mut self) {
-        if self.import.is_some() {
-            return;
-        }
-        // SAFETY: the memory was allocated in `new`. Enqueued work keeps its buffers alive until it has
-        // ended.
-        if let Err(error) = unsafe { self.driver.free(self.address) } {
+        let freed = match self.origin {
+            // SAFETY: the memory was allocated in `new`. Enqueued work keeps its buffers alive until it has
+            // ended.
+            Origin::Allocated => unsafe { self.driver.free(self.address) },
+            _ => Ok(()),
+        };
+        if let Err(error) = freed {
             tracing::debug!(%error, "cannot free device memory");
         }
     }

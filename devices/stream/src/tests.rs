@@ -8,7 +8,7 @@ use device_bench::{SCALE, all, download, in_time, upload};
 use fake::{Fake, TOTAL_BYTES};
 use ragtag_hal::{
     Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
-    DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind,
+    DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind, HostPages,
     KernelLanguage, Limits, LinkedEntry, Memory, MemorySource, Module, ModuleId, ModuleSource,
     PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, SemaphoreFd, SharedMemory,
     SharedSemaphore, TextEntry, Throttle, Timeline, TimelineId, Work,
@@ -464,6 +464,58 @@ fn a_region_is_pinned_once_for_all_devices() {
     assert_eq!(fake.left().1, 1);
     drop(b);
     a.close();
+}
+
+#[test]
+fn pages_of_the_host_are_pinned_until_their_last_use() {
+    let (fake, pins) = (Fake::default(), Arc::default());
+    let (mut a, mut b) = (Bench::of(fake.clone(), &pins, 0), Bench::of(fake.clone(), &pins, 1));
+    let pinned = fake.left().1;
+    let pages = Arc::new(HostPages::new(device_bench::WORDS as u64 * 4).unwrap());
+    let memory = SharedMemory { bytes: pages.bytes(), handle: Arc::<HostPages>::clone(&pages) };
+    for bench in [&mut a, &mut b] {
+        bench.device.import_buffer(BufferId(9), &memory).unwrap();
+    }
+    assert_eq!((fake.left().1, Arc::strong_count(&pages)), (pinned + 1, 5), "one pin, and two buffers");
+    drop(memory);
+    let copy = |from: u32, to: u32| Command::Copy { from: all(from), to: all(to) };
+    let calls = ["upload", "download", "copy"];
+    let before = calls.map(|call| fake.calls(call));
+    // Copies between pages and device memory are uploads and downloads. Other commands use the device address.
+    let written = a.compute(vec![fill(0, 7), copy(0, 9), scale(9, 0, 3), copy(0, 1)], &[]);
+    a.wait(written);
+    let read = b.compute(vec![copy(9, 0)], &[]);
+    b.wait(read);
+    let after = calls.map(|call| fake.calls(call));
+    assert_eq!([0, 1, 2].map(|at| after[at] - before[at]), [1; 3]);
+    assert_eq!((a.word(1), b.word(0)), (22, 7));
+
+    a.device.destroy_buffer(BufferId(9)).unwrap();
+    assert_eq!(fake.left().1, pinned + 1, "another device still uses the pages");
+    let held = b.compute(vec![hold(), fill(9, 5)], &[]);
+    let Bench { bench: device, .. } = b;
+    let closing = std::thread::spawn(move || drop(device));
+    assert_eq!(fake.left().1, pinned + 1, "running work keeps the pages");
+    fake.release();
+    closing.join().unwrap();
+    let _ = held;
+    assert_eq!((fake.left().1, Arc::strong_count(&pages)), (pinned - 1, 1));
+    a.close();
+}
+
+#[test]
+fn pages_that_cannot_be_pinned_are_refused() {
+    let mut bench = Bench::new();
+    let pages = Arc::new(HostPages::new(64).unwrap());
+    let memory = SharedMemory { bytes: 64, handle: Arc::<HostPages>::clone(&pages) };
+    for call in ["pin", "pinned_address"] {
+        let error = Error::Api { call: call.into(), code: 2 };
+        bench.fake.refuse(call, error.clone());
+        assert_eq!(bench.device.import_buffer(BufferId(9), &memory), Err(error));
+        assert_eq!((bench.fake.left().1, Arc::strong_count(&pages)), (1, 2));
+    }
+    drop(memory);
+    bench.close();
 }
 
 #[test]

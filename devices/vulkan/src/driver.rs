@@ -10,13 +10,15 @@ use crate::probe::{Found, Native};
 use crate::program::Programs;
 use crate::queue::Queue;
 use crate::recording::{Prepared, Recorders};
-use crate::region::Mapping;
+use crate::region::{Mapping, import_pages};
 use ragtag_hal::cache::Shelf;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
-use ragtag_hal::{AdapterKind, DeviceId, HostRegion, Limits, Memory, Module, Result};
+use ragtag_hal::{
+    AdapterKind, DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Result, SharedMemory,
+};
 #[cfg(unix)]
-use ragtag_hal::{Error, OpaqueFd, SemaphoreFd, SharedMemory, SharedSemaphore};
+use ragtag_hal::{OpaqueFd, SemaphoreFd, SharedSemaphore};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex};
@@ -125,28 +127,31 @@ impl Driver for Vulkan {
 
     fn allocate(&self, bytes: u64) -> Result<Buffer> {
         let memory = crate::api::Memory::new(&self.logical, bytes, &self.types.device);
-        memory.map(Buffer).map_err(|error| allocation_failure(error, bytes))
+        memory.map(Buffer::new).map_err(|error| allocation_failure(error, bytes))
     }
 
     #[cfg(unix)]
     fn allocate_shared(&self, bytes: u64) -> Result<Buffer> {
         let memory = crate::api::Memory::shared(&self.logical, bytes, &self.types.device);
-        memory.map(Buffer).map_err(|error| allocation_failure(error, bytes))
+        memory.map(Buffer::new).map_err(|error| allocation_failure(error, bytes))
     }
 
     #[cfg(unix)]
     fn export(&self, buffer: &Arc<Buffer>) -> Result<SharedMemory> {
-        Ok(SharedMemory { bytes: buffer.0.bytes(), handle: Arc::new(buffer.0.export()?) })
+        Ok(SharedMemory { bytes: buffer.memory.bytes(), handle: Arc::new(buffer.memory.export()?) })
     }
 
-    #[cfg(unix)]
     fn import(&self, memory: &SharedMemory) -> Result<Buffer> {
-        let handle = memory.handle.downcast_ref::<OpaqueFd>();
-        let handle = handle.ok_or_else(|| Error::Unsupported {
-            what: "importing memory that is not an opaque file descriptor".into(),
-        })?;
-        let imported = crate::api::Memory::import(&self.logical, memory.bytes, handle);
-        imported.map(Buffer).map_err(|error| allocation_failure(error, memory.bytes))
+        let short = |error| allocation_failure(error, memory.bytes);
+        if let Ok(pages) = Arc::clone(&memory.handle).downcast::<HostPages>() {
+            return import_pages(&self.logical, &self.types, pages).map_err(short);
+        }
+        #[cfg(unix)]
+        if let Some(handle) = memory.handle.downcast_ref::<OpaqueFd>() {
+            let imported = crate::api::Memory::import(&self.logical, memory.bytes, handle);
+            return imported.map(Buffer::new).map_err(short);
+        }
+        Err(Error::Unsupported { what: "importing memory of an unknown kind".into() })
     }
 
     #[cfg(unix)]

@@ -5,7 +5,8 @@
 use crate::api::{Logical, Memory};
 use ash::vk::{self, MemoryPropertyFlags as Flags};
 use ragtag_hal::driver::Allocation;
-use ragtag_hal::{AdapterKind, HeapKind, HostMemory, MemorySource};
+use ragtag_hal::{AdapterKind, HeapKind, HostMemory, HostPages, MemorySource};
+use std::sync::Arc;
 
 /// Flags of memory that both the host and the device can access without flushes.
 const SHARED: Flags = Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
@@ -81,20 +82,42 @@ pub(crate) fn host_reads(logical: &Logical, types: &MemoryTypes) -> bool {
     best.is_some_and(|best| best.property_flags.contains(SHARED | Flags::HOST_CACHED))
 }
 
-/// Device memory that is freed on drop.
-pub(crate) struct Buffer(pub(crate) Memory);
+/// Device memory, or imported memory of the host, that is freed on drop.
+pub(crate) struct Buffer {
+    /// The memory. It is declared before the pages, so that it is dropped first.
+    pub(crate) memory: Memory,
+    /// Pages of the host that the memory imports.
+    pages: Option<Arc<HostPages>>,
+}
+
+impl Buffer {
+    /// Returns true if the buffer is memory of the host.
+    pub(crate) fn is_host(&self) -> bool {
+        self.pages.is_some()
+    }
+
+    /// Creates a buffer in device memory.
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self { memory, pages: None }
+    }
+
+    /// Creates a buffer over pages of the host that `memory` imports.
+    pub(crate) fn over(memory: Memory, pages: Arc<HostPages>) -> Self {
+        Self { memory, pages: Some(pages) }
+    }
+}
 
 impl Allocation for Buffer {
     fn bytes(&self) -> u64 {
-        self.0.bytes()
+        self.memory.bytes()
     }
 
     fn writable(&self) -> Option<*mut u8> {
-        self.0.mapped().map(|mapped| mapped.address as *mut u8)
+        self.memory.mapped().map(|mapped| mapped.address as *mut u8)
     }
 
     fn readable(&self) -> Option<*const u8> {
-        self.0.mapped().filter(|mapped| mapped.cached).map(|mapped| mapped.address as *const u8)
+        self.memory.mapped().filter(|mapped| mapped.cached).map(|mapped| mapped.address as *const u8)
     }
 }
 

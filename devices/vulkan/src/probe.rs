@@ -165,6 +165,10 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
         AdapterKind::Discrete => facts.compute_units.unwrap_or(UNITS[0]),
         AdapterKind::Integrated => facts.compute_units.unwrap_or(UNITS[1]),
     };
+    let imports = [
+        facts.imports_fd.then_some(MemoryHandle::OpaqueFd),
+        facts.imports_pages().then_some(MemoryHandle::HostPages),
+    ];
     Caps {
         languages: [KernelLanguage::Wgsl].into(),
         features,
@@ -181,7 +185,7 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
         gemm: None,
         sharing: MemorySharing {
             exports: facts.exports_fd.then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
-            imports: facts.imports_fd.then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
+            imports: imports.into_iter().flatten().collect(),
             ..MemorySharing::default()
         },
     }

@@ -119,9 +119,18 @@ fn uses(step: &Step) -> Vec<Use> {
     }
 }
 
+/// Returns true if a step may write to memory of the host.
+fn uses_host(step: &Step) -> bool {
+    match step {
+        Step::Launch(launch) => launch.spans.iter().any(|span| span.buffer().is_host()),
+        Step::Copy { to, .. } | Step::Fill { to, .. } | Step::Upload { to, .. } => to.buffer().is_host(),
+        Step::Download { .. } => true,
+    }
+}
+
 /// Returns the byte range of a span, for copy and fill commands.
 fn part(span: &Span) -> Part<'_> {
-    Part { memory: &span.buffer().0, offset: span.offset(), bytes: span.bytes() }
+    Part { memory: &span.buffer().memory, offset: span.offset(), bytes: span.bytes() }
 }
 
 fn host_part(span: &HostSpan) -> Part<'_> {
@@ -164,7 +173,7 @@ impl Recording {
             copied |= copies;
             record(&recorder, step, recorders.max_groups)?;
         }
-        if recorders.shows_host || steps.iter().any(|step| matches!(step, Step::Download { .. })) {
+        if recorders.shows_host || steps.iter().any(uses_host) {
             recorder.show_host();
         }
         recorder.end()?;

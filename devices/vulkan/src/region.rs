@@ -1,5 +1,5 @@
-//! Host regions as buffers. If the device supports it, a region is imported. Otherwise the region gets a
-//! staging buffer.
+//! Host memory as buffers. If the device supports it, a host region is imported. Otherwise the region gets a
+//! staging buffer. Pages of other devices are always imported.
 //!
 //! A staging buffer is host-visible and as large as its region. The host copies bytes to upload into the
 //! staging buffer before the device starts a submission, and copies downloaded bytes out of it after the
@@ -9,13 +9,27 @@
 
 use crate::api::{Logical, Memory, Part};
 use crate::error::allocation_failure;
-use crate::memory::MemoryTypes;
-use ragtag_hal::{Error, HostRegion, Result};
+use crate::memory::{Buffer, MemoryTypes};
+use ragtag_hal::{Error, HostPages, HostRegion, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Minimum alignment of regions, and granularity of their mapping, in bytes.
-const PAGE_BYTES: u64 = 4096;
+/// Imports pages of the host as a buffer.
+///
+/// # Errors
+/// Returns [`Error::Unsupported`] if the device cannot import these pages, or the driver's error.
+pub(crate) fn import_pages(
+    logical: &Arc<Logical>,
+    types: &MemoryTypes,
+    pages: Arc<HostPages>,
+) -> Result<Buffer> {
+    if !logical.facts().imports_pages() {
+        return Err(Error::Unsupported { what: "importing pages of the host into this device".into() });
+    }
+    // SAFETY: the buffer keeps the pages mapped. They are a mapping of their own.
+    let memory = unsafe { Memory::over(logical, pages.pointer(), pages.bytes(), &types.host) }?;
+    Ok(Buffer::over(memory, pages))
+}
 
 /// A buffer that uses the memory of a host region, or the region's staging buffer.
 pub(crate) struct Mapping {
@@ -41,8 +55,7 @@ impl Mapping {
     ) -> Result<Self> {
         let bytes = region.bytes() as u64;
         let made = |memory, staging| Self { memory, region: Arc::clone(region), staging };
-        let aligned = logical.facts().import_alignment_bytes.is_some_and(|bytes| bytes <= PAGE_BYTES);
-        if import && aligned {
+        if import && logical.facts().imports_pages() {
             // SAFETY: the region starts at a page boundary and stays alive. The rest of its last page is
             // mapped as well, and no command accesses that rest.
             match unsafe { Memory::over(logical, region.as_ptr(), bytes, &types.host) } {

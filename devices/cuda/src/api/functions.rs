@@ -67,6 +67,7 @@ functions! {
         cuMemFreeAsync(CUdeviceptr, CUstream) -> c_uint;
         cuMemHostRegister_v2(*mut c_void, usize, c_uint) -> c_uint;
         cuMemHostUnregister(*mut c_void) -> c_uint;
+        cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint) -> c_uint;
         cuImportExternalMemory(*mut CUexternalMemory, *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC) -> c_uint;
         cuExternalMemoryGetMappedBuffer(*mut CUdeviceptr, CUexternalMemory, *const CUDA_EXTERNAL_MEMORY_BUFFER_DESC) -> c_uint;
         cuDestroyExternalMemory(CUexternalMemory) -> c_uint;

@@ -16,21 +16,21 @@ use crate::pool::PoolStats;
 use crate::queues::{Common, Submitter, Task, TrackedQueue, Wait};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
+use std::any::Any;
 use std::collections::HashMap;
 use std::mem::{ManuallyDrop, take};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Time limit for outstanding work when a device closes. No submission takes that long.
 const CLOSING_LIMIT: Duration = Duration::from_secs(60);
 
 /// Origin of memory that several devices use.
-#[derive(Clone, Copy)]
 enum Sharing {
     /// This device has allocated it.
     Own,
-    /// Another device has exported it.
-    Imported,
+    /// Another device has exported it through this handle.
+    Imported(Weak<dyn Any + Send + Sync>),
 }
 
 /// An opened device that runs its work through a backend's driver.
@@ -128,6 +128,14 @@ impl<D: Driver> DriverDevice<D> {
         let buffer = self.buffers.get(&range.buffer).ok_or_else(|| unknown(range.buffer))?;
         Span::new(buffer, range.offset, range.bytes)
             .ok_or_else(|| Error::invalid(format!("{range:?} is not inside of the buffer")))
+    }
+
+    /// Returns the buffer of an earlier import of this handle. Drivers may refuse to import memory twice. A
+    /// stage lends the same slots to both of its neighbours, which may be stages of one device.
+    fn import_of(&self, handle: &Weak<dyn Any + Send + Sync>) -> Option<&Arc<D::Buffer>> {
+        let is_same = |sharing: &Sharing| matches!(sharing, Sharing::Imported(known) if known.ptr_eq(handle));
+        let (id, _) = self.shared.iter().find(|(_, sharing)| is_same(sharing))?;
+        self.buffers.get(id)
     }
 
     fn host_span(&self, id: RegionId, offset: u64, bytes: u64) -> Result<HostSpan<D::Region>> {
@@ -294,12 +302,16 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
+        let sharing = self.shared.remove(&id);
+        if matches!(&sharing, Some(Sharing::Imported(handle)) if self.import_of(handle).is_some()) {
+            return Ok(());
+        }
         // Programs that use the buffer may not be submitted again, but would keep its memory alive.
         self.forget_programs(|_, script| script.uses_buffer(&buffer));
-        match self.shared.remove(&id) {
+        match sharing {
             None => self.memory.release(buffer),
             Some(Sharing::Own) => self.memory.forget(&buffer),
-            Some(Sharing::Imported) => {}
+            Some(Sharing::Imported(_)) => {}
         }
         Ok(())
     }
@@ -311,9 +323,13 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn import_buffer(&mut self, id: BufferId, memory: &SharedMemory) -> Result<()> {
         self.check()?;
-        let buffer = self.common.recorded(self.driver.import(memory))?;
-        self.buffers.insert(id, Arc::new(buffer));
-        self.shared.insert(id, Sharing::Imported);
+        let handle = Arc::downgrade(&memory.handle);
+        let buffer = match self.import_of(&handle) {
+            Some(buffer) => Arc::clone(buffer),
+            None => Arc::new(self.common.recorded(self.driver.import(memory))?),
+        };
+        self.buffers.insert(id, buffer);
+        self.shared.insert(id, Sharing::Imported(handle));
         Ok(())
     }
 

@@ -71,6 +71,11 @@ impl Driver for Fake {
         Ok(Block { bytes, free_bytes: Arc::clone(&self.free_bytes) })
     }
 
+    /// Takes new memory for each import, so that tests can count imports.
+    fn import(&self, memory: &SharedMemory) -> Result<Block> {
+        self.allocate(memory.bytes)
+    }
+
     fn entries(&self, _: &Module) -> Result<Vec<()>> {
         Ok(Vec::new())
     }
@@ -297,6 +302,34 @@ fn the_memory_of_shared_buffers_is_never_reused() {
     let stats = bench.device.pool_stats();
     assert_eq!((stats.in_use_buffers, stats.in_use_bytes, stats.cached_buffers), (0, 0, 1));
     assert_eq!(bench.free(), TOTAL_BYTES - 5120);
+}
+
+/// Checks that a second import of the same memory does not reach the driver, and that the import ends with its
+/// last buffer.
+#[test]
+fn memory_is_imported_once() {
+    let mut bench = Bench::new(true);
+    let memory = || SharedMemory { bytes: 4096, handle: Arc::new(7) };
+    let (twice, once) = (memory(), memory());
+    for (id, memory) in [(0, &twice), (1, &twice.clone()), (2, &once)] {
+        bench.device.import_buffer(BufferId(id), memory).unwrap();
+    }
+    assert_eq!(bench.free(), TOTAL_BYTES - 2 * 4096);
+    bench.device.record(ProgramId(0), vec![fill(0)]).unwrap();
+    bench.device.destroy_buffer(BufferId(1)).unwrap();
+    let (queue, work) = (QueueKind::Compute, Work::Program(ProgramId(0)));
+    let signal = TimelineId { device: DeviceId(0), queue }.at(1);
+    bench.release.send(()).unwrap();
+    bench.device.submit(Submission { queue, work, waits: vec![], signal }).unwrap();
+    assert_eq!(bench.device.timeline(queue).wait(1, Some(LIMIT)), Ok(true));
+    [0, 2].into_iter().for_each(|id| bench.device.destroy_buffer(BufferId(id)).unwrap());
+    let end = Instant::now() + LIMIT;
+    while bench.free() < TOTAL_BYTES && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert_eq!(bench.free(), TOTAL_BYTES);
+    bench.device.import_buffer(BufferId(0), &twice).unwrap();
+    assert_eq!(bench.free(), TOTAL_BYTES - 4096, "an import after the end of the first");
 }
 
 #[test]

@@ -33,6 +33,7 @@ macro_rules! hip_functions {
                 fn hipFree(address: Handle);
                 fn hipHostRegister(pointer: Handle, bytes: usize, flags: u32);
                 fn hipHostUnregister(pointer: Handle);
+                fn hipHostGetDevicePointer(address: *mut Handle, pointer: Handle, flags: u32);
                 fn hipMemcpyAsync(to: Handle, from: *const u8, bytes: usize, kind: i32, stream: Handle);
                 fn hipMemsetD32Async(to: Handle, word: i32, words: usize, stream: Handle);
                 fn hipStreamCreateWithFlags(stream: *mut Handle, flags: u32);
@@ -158,6 +159,10 @@ pub mod code {
     pub const NOT_READY: i32 = 600;
     /// A kernel accessed invalid memory.
     pub const ILLEGAL_ADDRESS: i32 = 700;
+    /// The host memory is already pinned.
+    pub const HOST_MEMORY_ALREADY_REGISTERED: i32 = 712;
+    /// The host memory is not pinned.
+    pub const HOST_MEMORY_NOT_REGISTERED: i32 = 713;
     /// A kernel ended with an exception.
     pub const LAUNCH_FAILURE: i32 = 719;
     /// This version of HIP does not support the function.

@@ -327,6 +327,12 @@ impl Driver for Fake {
         Ok(())
     }
 
+    unsafe fn pinned_address(&self, pointer: *mut u8) -> Result<u64> {
+        self.call("pinned_address")?;
+        assert!(self.shared.lock().pinned.contains_key(&(pointer as u64)), "not pinned");
+        Ok(pointer as u64)
+    }
+
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {
         assert!(self.shared.lock().pinned.remove(&(pointer as u64)).is_some(), "unpinned twice");
         self.call("unpin")

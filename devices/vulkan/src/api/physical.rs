@@ -8,6 +8,9 @@ use ragtag_hal::cache::{Key, key};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 
+/// Minimum alignment of host regions and pages, in bytes.
+const PAGE_BYTES: u64 = 4096;
+
 /// A queue family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Family {
@@ -38,7 +41,7 @@ pub(crate) struct Facts {
     pub(crate) memory: vk::PhysicalDeviceMemoryProperties,
     pub(crate) families: Vec<Family>,
     /// Required alignment of an imported host pointer, or `None` if the device cannot import host memory.
-    pub(crate) import_alignment_bytes: Option<u64>,
+    pub(super) import_alignment_bytes: Option<u64>,
     /// Whether buffers can be exported as opaque file descriptors.
     pub(crate) exports_fd: bool,
     /// Whether the device exports and imports timeline semaphores as opaque file descriptors.
@@ -223,6 +226,11 @@ impl Facts {
                 .into_iter()
                 .find(|&units| units > 0),
         })
+    }
+
+    /// Returns true if the device can import host memory with the granularity of pages.
+    pub(crate) fn imports_pages(&self) -> bool {
+        self.import_alignment_bytes.is_some_and(|bytes| bytes <= PAGE_BYTES)
     }
 
     /// Returns the size of a heap, and the number of bytes that this process may still allocate. The second

@@ -1,7 +1,9 @@
 //! Tests of buffers that several devices share.
 
 use crate::support::*;
-use ragtag_hal::{Adapter, BufferId, Device, Error, Limits, MemoryHandle, SharedMemory};
+use ragtag_hal::{
+    Adapter, BufferId, Command, Device, Error, HostPages, Limits, MemoryHandle, QueueKind, SharedMemory,
+};
 use std::sync::Arc;
 
 /// Returns whether two adapters belong to the same physical device, and export and import its buffers.
@@ -27,6 +29,34 @@ fn devices_of_one_driver_share_buffers() {
         shares(&mut owner, &mut user);
     }
     no_objections(&backend);
+}
+
+#[test]
+fn imported_pages_are_buffers() {
+    each(&subject(), |mut bench| {
+        let adapter = bench.device.adapter();
+        let pages = Arc::new(HostPages::new(WORDS as u64 * 4 + 3).unwrap());
+        let memory = SharedMemory { bytes: pages.bytes(), handle: pages };
+        if !adapter.caps.sharing.imports.contains(&MemoryHandle::HostPages) {
+            let refused = bench.device.import_buffer(BufferId(9), &memory);
+            assert!(matches!(&refused, Err(Error::Unsupported { .. })), "{refused:?}");
+            return;
+        }
+        bench.device.import_buffer(BufferId(9), &memory).unwrap();
+        bench.device.import_buffer(BufferId(10), &memory).unwrap();
+        for round in 1..4u32 {
+            bench.fill_region(|at| at ^ round);
+            let fill = Command::Fill { to: buffer_range(9, 0, 16), word: 5 };
+            let first = vec![upload(9), fill, scale(all(10), all(0), 3)];
+            let first = bench.commands(QueueKind::Compute, first, &[]);
+            let second = vec![scale(all(0), all(9), 7), Command::Copy { from: all(9), to: all(1) }];
+            let second = bench.commands(QueueKind::Compute, second, &[first]);
+            bench.wait(second);
+            let word = |at: u32| 7 * (3 * if at < 16 { 5 } else { at ^ round } + 1) + 1;
+            same(&bench.words(1), &expected(word), bench.label());
+            same(&bench.words(10), &expected(word), bench.label());
+        }
+    });
 }
 
 #[test]

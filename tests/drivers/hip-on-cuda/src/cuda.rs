@@ -47,6 +47,7 @@ table! {
         fn cuMemFreeAsync(Handle, Handle);
         fn cuMemHostRegister_v2(Handle, usize, u32);
         fn cuMemHostUnregister(Handle);
+        fn cuMemHostGetDevicePointer_v2(*mut Handle, Handle, u32);
         fn cuMemcpyAsync(Handle, *const u8, usize, Handle);
         fn cuMemsetD32Async(Handle, u32, usize, Handle);
         fn cuStreamCreate(*mut Handle, u32);

@@ -213,6 +213,13 @@ impl Engine for Cuda {
         check(unsafe { (self.driver.cuMemHostRegister_v2)(pointer, bytes, PORTABLE) })
     }
 
+    fn pinned_address(&self, device: usize, pointer: *mut c_void) -> Result<Handle> {
+        // SAFETY: the HIP caller guarantees that the memory is pinned. The call writes an address.
+        self.handle(device, |address| unsafe {
+            (self.driver.cuMemHostGetDevicePointer_v2)(address, pointer, 0)
+        })
+    }
+
     fn unpin(&self, device: usize, pointer: *mut c_void) -> Result<()> {
         self.select(device)?;
         // SAFETY: the HIP caller guarantees that no copy uses the memory.

@@ -4,7 +4,8 @@ use crate::program::{Kernel, Module, compile};
 use crate::work::{Graph, Work};
 use hip_shim::symbols::Handle;
 use hip_shim::symbols::code::{
-    INVALID_VALUE, LAUNCH_FAILURE, NO_DEVICE, NOT_FOUND, NOT_READY, NOT_SUPPORTED, OUT_OF_MEMORY, UNKNOWN,
+    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, LAUNCH_FAILURE, NO_DEVICE,
+    NOT_FOUND, NOT_READY, NOT_SUPPORTED, OUT_OF_MEMORY, UNKNOWN,
 };
 use hip_shim::{Engine, Facts, Result, Shape, Signature};
 use opencl3::command_queue::{CL_QUEUE_PROFILING_ENABLE, CommandQueue};
@@ -34,6 +35,8 @@ pub(crate) struct Place {
 pub(crate) struct OpenCl {
     places: Vec<Place>,
     facts: Vec<Facts>,
+    /// Start and end of the pinned host memory.
+    pinned: Mutex<HashMap<usize, usize>>,
 }
 
 /// OpenCL queue, and the work that the current capture has recorded.
@@ -82,7 +85,7 @@ impl OpenCl {
             .filter_map(|place| Some((facts(&place.device).ok()?, place)))
             .map(|(f, p)| (p, f))
             .unzip();
-        if places.is_empty() { Err(NO_DEVICE) } else { Ok(Self { places, facts }) }
+        if places.is_empty() { Err(NO_DEVICE) } else { Ok(Self { places, facts, pinned: Mutex::default() }) }
     }
 
     /// Enqueues `work` on the stream, or records it if a capture is in progress.
@@ -145,13 +148,25 @@ impl Engine for OpenCl {
         Err(NOT_SUPPORTED)
     }
 
-    /// Does nothing, because these devices work in host memory.
-    fn pin(&self, _: usize, _: *mut c_void, _: usize) -> Result<()> {
+    /// Records the pages, because HIP refuses to pin a page twice. These devices work in host memory, so there
+    /// is nothing else to do.
+    fn pin(&self, _: usize, pointer: *mut c_void, bytes: usize) -> Result<()> {
+        let start = pointer as usize;
+        let mut pinned = lock(&self.pinned);
+        let overlaps = |(&other, &end): (&usize, &usize)| start < end && other < start + bytes;
+        if pinned.iter().any(overlaps) {
+            return Err(HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        pinned.insert(start, start + bytes);
         Ok(())
     }
 
-    fn unpin(&self, _: usize, _: *mut c_void) -> Result<()> {
-        Ok(())
+    fn pinned_address(&self, _: usize, pointer: *mut c_void) -> Result<Handle> {
+        if lock(&self.pinned).contains_key(&(pointer as usize)) { Ok(pointer) } else { Err(INVALID_VALUE) }
+    }
+
+    fn unpin(&self, _: usize, pointer: *mut c_void) -> Result<()> {
+        lock(&self.pinned).remove(&(pointer as usize)).map(drop).ok_or(HOST_MEMORY_NOT_REGISTERED)
     }
 
     fn stream(&self, device: usize) -> Result<Stream> {

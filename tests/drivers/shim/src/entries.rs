@@ -207,6 +207,10 @@ entries! {
         let (engine, device) = current::<E>()?;
         engine.unpin(device, pointer)
     }
+    fn hipHostGetDevicePointer(address: *mut Handle, pointer: Handle, _flags: u32) {
+        let (engine, device) = current::<E>()?;
+        put(address, engine.pinned_address(device, pointer)?)
+    }
     fn hipMemcpyAsync(to: Handle, from: *const u8, bytes: usize, kind: i32, stream: Handle) {
         E::engine()?.copy(borrow(stream)?, to, from, bytes, kind)
     }

@@ -96,6 +96,8 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn free_on(&self, stream: &Self::Stream, address: Handle) -> Result<()>;
     /// Pins host memory.
     fn pin(&self, device: usize, pointer: *mut c_void, bytes: usize) -> Result<()>;
+    /// Returns the address at which a device accesses pinned memory.
+    fn pinned_address(&self, device: usize, pointer: *mut c_void) -> Result<Handle>;
     /// Unpins host memory.
     fn unpin(&self, device: usize, pointer: *mut c_void) -> Result<()>;
     /// Creates a stream.
