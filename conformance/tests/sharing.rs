@@ -23,7 +23,9 @@ fn shared(is_wanted: impl Fn(&Adapter) -> bool) -> Vec<[String; 2]> {
         let wanted = [(owner.clone(), DeviceId(0)), (user.clone(), DeviceId(1))];
         let devices = backends.open(&wanted, &Limits::default()).unwrap();
         let mut both = devices.into_iter().map(Bench::new);
-        shares(&mut both.next().unwrap(), &mut both.next().unwrap());
+        if shares(&mut both.next().unwrap(), &mut both.next().unwrap()) {
+            println!("they wait for each other on the device");
+        }
         tested.push([owner.label(), user.label()]);
     }
     tested

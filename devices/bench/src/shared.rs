@@ -69,10 +69,53 @@ fn shares_pieces(owner: &mut Bench, user: &mut Bench) {
     }
 }
 
+/// Number of transfers with a wait on the device.
+const ROUNDS: u32 = 40;
+
+/// Makes `receiver` wait on the device for the points of a queue of `sender`. Returns false if the two devices
+/// cannot share a semaphore that `owner` creates.
+#[track_caller]
+fn waits_for(owner: &mut Bench, user: &mut Bench, is_owner_sender: bool, queue: QueueKind) -> bool {
+    let Ok(semaphore) = owner.device.create_semaphore() else { return false };
+    let (sender, receiver) = if is_owner_sender { (owner, user) } else { (user, owner) };
+    let timeline = sender.device.timeline(queue);
+    let id = timeline.id();
+    receiver.device.import_timeline(timeline).unwrap();
+    sender.device.raise_semaphore(queue, &semaphore).is_ok()
+        && receiver.device.await_semaphore(id, &semaphore).is_ok()
+}
+
+/// Checks transfers of a shared buffer that the receiver enqueues before the sender's work has ended, as on
+/// the import route and on the peer route. Returns whether the devices share semaphores.
+#[track_caller]
+fn shares_semaphores(owner: &mut Bench, user: &mut Bench) -> bool {
+    let copy = |from: u32, to: u32| vec![Command::Copy { from: all(from), to: all(to) }];
+    let fill = |to: u32, word: u32| vec![Command::Fill { to: all(to), word }];
+    let both = [(true, QueueKind::Compute), (false, QueueKind::Download)];
+    if !both.map(|(sends, queue)| waits_for(owner, user, sends, queue)).iter().all(|is_shared| *is_shared) {
+        return false;
+    }
+    for round in 1..=ROUNDS {
+        let filled = owner.commands(QueueKind::Compute, fill(OWN, round), &[]);
+        let read = user.commands(QueueKind::Upload, copy(IMPORTED, 1), &[filled]);
+        user.wait(read);
+        same(&user.words(1), &expected(|_| round), format!("{} reads in round {round}", user.label()));
+
+        let filled = user.commands(QueueKind::Compute, fill(2, !round), &[]);
+        let written = user.commands(QueueKind::Download, copy(2, IMPORTED), &[filled]);
+        let read = owner.commands(QueueKind::Upload, copy(OWN, 1), &[written]);
+        owner.wait(read);
+        same(&owner.words(1), &expected(|_| !round), format!("{} reads in round {round}", owner.label()));
+    }
+    true
+}
+
 /// Checks that two devices see the memory that `owner` exports, on the queues that routes use and in kernels.
 /// The memory must live until both devices have released it, whichever device is first.
+/// Returns whether the devices also share semaphores.
 #[track_caller]
-pub fn shares(owner: &mut Bench, user: &mut Bench) {
+pub fn shares(owner: &mut Bench, user: &mut Bench) -> bool {
+    let mut waits_on_devices = false;
     for owner_is_first in [true, false] {
         owner.device.create_shared_buffer(BufferId(OWN), BYTES).unwrap();
         // A stage exports its slots once for each neighbour. Both may be stages of one device.
@@ -81,6 +124,9 @@ pub fn shares(owner: &mut Bench, user: &mut Bench) {
             user.device.import_buffer(BufferId(id), &memory).unwrap();
         }
         shares_pieces(owner, user);
+        if owner_is_first {
+            waits_on_devices = shares_semaphores(owner, user);
+        }
         user.device.destroy_buffer(BufferId(AGAIN)).unwrap();
 
         // The import route: the user reads.
@@ -112,4 +158,5 @@ pub fn shares(owner: &mut Bench, user: &mut Bench) {
         first.device.destroy_buffer(BufferId(12)).unwrap();
         last.device.destroy_buffer(BufferId(id[1])).unwrap();
     }
+    waits_on_devices
 }
