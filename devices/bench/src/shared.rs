@@ -2,6 +2,7 @@
 
 use crate::*;
 use ragtag_hal::AdapterKind;
+use std::time::Instant;
 
 /// Buffer of the owner whose memory the user imports.
 const OWN: u32 = 10;
@@ -70,7 +71,7 @@ fn shares_pieces(owner: &mut Bench, user: &mut Bench) {
 }
 
 /// Number of transfers with a wait on the device.
-const ROUNDS: u32 = 40;
+const ROUNDS: u32 = 100;
 
 /// Makes `receiver` wait on the device for the points of a queue of `sender`. Returns false if the two devices
 /// cannot share a semaphore that `owner` creates.
@@ -85,15 +86,29 @@ fn waits_for(owner: &mut Bench, user: &mut Bench, is_owner_sender: bool, queue: 
         && receiver.device.await_semaphore(id, &semaphore).is_ok()
 }
 
-/// Checks transfers of a shared buffer that the receiver enqueues before the sender's work has ended, as on
-/// the import route and on the peer route. Returns whether the devices share semaphores.
+/// Returns the mean time of a wait of one device for the other, in microseconds, of empty submissions that
+/// wait for each other in turns.
 #[track_caller]
-fn shares_semaphores(owner: &mut Bench, user: &mut Bench) -> bool {
+fn ping_pong_us(owner: &mut Bench, user: &mut Bench) -> f64 {
+    let (start, mut last) = (Instant::now(), None);
+    for _ in 0..ROUNDS {
+        let there = owner.commands(QueueKind::Compute, vec![], last.as_slice());
+        last = Some(user.commands(QueueKind::Download, vec![], &[there]));
+    }
+    last.iter().for_each(|last| user.wait(*last));
+    start.elapsed().as_secs_f64() * 1e6 / f64::from(2 * ROUNDS)
+}
+
+/// Checks transfers of a shared buffer that the receiver enqueues before the sender's work has ended, as on
+/// the import route and on the peer route. Returns the time of [`ping_pong_us`], or `None` if the devices
+/// share no semaphores.
+#[track_caller]
+fn shares_semaphores(owner: &mut Bench, user: &mut Bench) -> Option<f64> {
     let copy = |from: u32, to: u32| vec![Command::Copy { from: all(from), to: all(to) }];
     let fill = |to: u32, word: u32| vec![Command::Fill { to: all(to), word }];
     let both = [(true, QueueKind::Compute), (false, QueueKind::Download)];
     if !both.map(|(sends, queue)| waits_for(owner, user, sends, queue)).iter().all(|is_shared| *is_shared) {
-        return false;
+        return None;
     }
     for round in 1..=ROUNDS {
         let filled = owner.commands(QueueKind::Compute, fill(OWN, round), &[]);
@@ -107,15 +122,15 @@ fn shares_semaphores(owner: &mut Bench, user: &mut Bench) -> bool {
         owner.wait(read);
         same(&owner.words(1), &expected(|_| !round), format!("{} reads in round {round}", owner.label()));
     }
-    true
+    Some(ping_pong_us(owner, user))
 }
 
 /// Checks that two devices see the memory that `owner` exports, on the queues that routes use and in kernels.
 /// The memory must live until both devices have released it, whichever device is first.
-/// Returns whether the devices also share semaphores.
+/// If they also share semaphores, returns the mean time of a wait in microseconds.
 #[track_caller]
-pub fn shares(owner: &mut Bench, user: &mut Bench) -> bool {
-    let mut waits_on_devices = false;
+pub fn shares(owner: &mut Bench, user: &mut Bench) -> Option<f64> {
+    let mut wait_us = None;
     for owner_is_first in [true, false] {
         owner.device.create_shared_buffer(BufferId(OWN), BYTES).unwrap();
         // A stage exports its slots once for each neighbour. Both may be stages of one device.
@@ -125,7 +140,7 @@ pub fn shares(owner: &mut Bench, user: &mut Bench) -> bool {
         }
         shares_pieces(owner, user);
         if owner_is_first {
-            waits_on_devices = shares_semaphores(owner, user);
+            wait_us = shares_semaphores(owner, user);
         }
         user.device.destroy_buffer(BufferId(AGAIN)).unwrap();
 
@@ -158,5 +173,5 @@ pub fn shares(owner: &mut Bench, user: &mut Bench) -> bool {
         first.device.destroy_buffer(BufferId(12)).unwrap();
         last.device.destroy_buffer(BufferId(id[1])).unwrap();
     }
-    waits_on_devices
+    wait_us
 }
