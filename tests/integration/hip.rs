@@ -9,6 +9,7 @@ use crate::support::{
 };
 use ragtag::{DeviceOptions, Devices, GemmChoice, Model, Prompt};
 use ragtag_kernels::{Activations, NumericsClass};
+use ragtag_transfer::{Route, Routes};
 use test_drivers::{hip_on_opencl, library_path, rocblas_kernels, with_hip_on_opencl};
 
 const BITNET: &str = "tales-bitnet-tq2_0";
@@ -73,6 +74,48 @@ fn a_pipeline_with_the_cpu_gives_the_tokens_of_one_device() {
                 assert_eq!(tokens(devices, Some(split)), alone, "{split}");
             }
         });
+    });
+}
+
+#[test]
+fn a_pipeline_of_peers_gives_the_tokens_of_one_device() {
+    let test = "hip::a_pipeline_of_peers_gives_the_tokens_of_one_device";
+    with_hip_on_opencl(test, &[("HIP_VISIBLE_DEVICES", "0,1"), ("RAGTAG_FAKE_PEERS", "1")], peers_agree);
+}
+
+/// Checks that activations take the route through host memory if the driver reports peers but refuses the
+/// access.
+#[test]
+fn a_pipeline_of_refused_peers_gives_the_tokens_of_one_device() {
+    let test = "hip::a_pipeline_of_refused_peers_gives_the_tokens_of_one_device";
+    with_hip_on_opencl(
+        test,
+        &[("HIP_VISIBLE_DEVICES", "0,1"), ("RAGTAG_FAKE_PEERS", "refused")],
+        peers_agree,
+    );
+}
+
+fn peers_agree() {
+    if !present() {
+        return;
+    }
+    let devices = Devices::probe(&DeviceOptions::default()).unwrap();
+    if devices.report().adapter("hip:1").is_none() {
+        return test_support::skip!("two OpenCL devices", "HIP on OpenCL has one device");
+    }
+    within(600, || {
+        let model = Model::open(model_path(BITNET)).unwrap();
+        let ids = golden(BITNET).cases[0].prompt_ids.clone();
+        let tokens = |devices: &str, split: Option<&str>| {
+            let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
+            let engine = support::engine(&model, &setup);
+            let routes = engine.plan().routes();
+            assert!(routes.iter().all(|routes| *routes == Routes::or_staged(Route::Peer)), "{routes:?}");
+            let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(24)).unwrap();
+            block_on(listen(stream)).unwrap().ids
+        };
+        let alone = tokens("hip:0", None);
+        assert_eq!(tokens("hip:0,hip:1", Some("0-6=hip:0,7-13=hip:1")), alone);
     });
 }
 

@@ -162,13 +162,7 @@ impl Driver for CudaDriver {
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
         let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
-        if let Some(memory) = &self.memory {
-            return memory.allocate(size);
-        }
-        let mut address = 0;
-        // SAFETY: the call writes one address.
-        let allocated = unsafe { enter!(self, cuMemAlloc_v2(&mut address, size)) };
-        allocated.map(|()| address).map_err(|error| allocation_failure(error, bytes))
+        self.memory.as_ref().map_or_else(|| self.allocate_shared(bytes), |memory| memory.allocate(size))
     }
 
     unsafe fn free(&self, address: u64) -> Result<()> {
@@ -179,6 +173,31 @@ impl Driver for CudaDriver {
             // SAFETY: as above.
             None => unsafe { check!(functions, cuMemFree_v2(address)) },
         }
+    }
+
+    /// Allocates memory outside of the stream-ordered pool, because peers cannot access the pool's memory.
+    fn allocate_shared(&self, bytes: u64) -> Result<u64> {
+        let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
+        let allocate = || {
+            let mut address = 0;
+            // SAFETY: the call writes one address.
+            let allocated = unsafe { enter!(self, cuMemAlloc_v2(&mut address, size)) };
+            allocated.map(|()| address).map_err(|error| allocation_failure(error, bytes))
+        };
+        allocate().or_else(|error| match (error, &self.memory) {
+            // The pool may hold memory that it does not use.
+            (Error::OutOfMemory { .. }, Some(memory)) => memory.settle().and_then(|()| allocate()),
+            (other, _) => Err(other),
+        })
+    }
+
+    unsafe fn free_shared(&self, address: u64) -> Result<()> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { enter!(self, cuMemFree_v2(address)) }
+    }
+
+    fn reach(&self, owner: &Self) -> Result<()> {
+        self.context.reach(&owner.context)
     }
 
     #[cfg(unix)]

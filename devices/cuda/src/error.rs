@@ -1,7 +1,7 @@
 //! Conversion of CUDA's result codes to errors.
 
 use cudarc::driver::sys::CUresult;
-use ragtag_hal::Error;
+use ragtag_hal::{Error, Result};
 
 /// Codes that mean that the device is gone, or that every later call in the context fails with the same code.
 const STICKY: &[CUresult] = &[
@@ -53,6 +53,16 @@ pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     error.or_shortage(|code| code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as i64, wanted)
 }
 
+/// Returns the result of enabling peer access. Access that was enabled before is a success.
+pub(crate) fn peer_access(enabled: Result<()>) -> Result<()> {
+    match enabled {
+        Err(Error::Api { code, .. }) if code == CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as i64 => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
 /// Converts an error to [`Error::Compile`] with `log` if its code means that kernel code is invalid.
 pub(crate) fn code_failure(error: Error, log: &str) -> Error {
     match error {
@@ -87,6 +97,15 @@ mod tests {
         // supported, and errors of stream capture.
         for code in [1, 2, 200, 218, 400, 500, 600, 701, 704, 801, 900, 901] {
             assert!(matches!(failure("cuX", code, None), Error::Api { .. }), "{code}");
+        }
+    }
+
+    #[test]
+    fn peer_access_is_enabled_once() {
+        assert_eq!(peer_access(Err(failure("cuX", 704, None))), Ok(()));
+        for code in [217, 711] {
+            let error = failure("cuX", code, None);
+            assert_eq!(peer_access(Err(error.clone())), Err(error));
         }
     }
 

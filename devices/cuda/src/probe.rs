@@ -104,10 +104,11 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         memory_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
         memory_bus_bits: reported(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
     };
-    // Vulkan cannot import CUDA's memory, so CUDA only imports.
+    // Vulkan cannot import CUDA's memory, so CUDA exports memory only to its peers.
     let fd = cfg!(unix).then_some(MemoryHandle::OpaqueFd);
-    let imports = fd.into_iter().chain([MemoryHandle::HostPages]).collect();
-    let sharing = MemorySharing { imports, ..MemorySharing::default() };
+    let imports = fd.into_iter().chain([MemoryHandle::DriverObject, MemoryHandle::HostPages]).collect();
+    let exports = [MemoryHandle::DriverObject].into();
+    let sharing = MemorySharing { exports, imports, ..MemorySharing::default() };
     let memory = Memory { heap: HeapKind::Device, total_bytes, free_bytes: None, source: MemorySource::Api };
     let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
     let pci = PciAddress {

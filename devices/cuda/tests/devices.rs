@@ -27,6 +27,23 @@ fn an_adapter_describes_its_device() {
     }
 }
 
+/// Checks two devices that were opened from one adapter, and each pair of peers.
+#[test]
+fn devices_share_buffers() {
+    let backend = backend();
+    let all = adapters(&backend);
+    let pairs = all.iter().flat_map(|owner| all.iter().map(move |user| (owner, user)));
+    for (owner, user) in pairs.filter(|(owner, user)| user.imports_from(owner)) {
+        println!("{} to {}", owner.label(), user.label());
+        let mut owner = Bench::new(open(&backend, owner, 0, &Limits::default()));
+        let mut user = Bench::new(open(&backend, user, 1, &Limits::default()));
+        shares(&mut owner, &mut user);
+    }
+    if all.len() < 2 {
+        test_support::skip!("two CUDA devices", "the driver has {}", all.len());
+    }
+}
+
 fn computes(bench: &mut Bench, module: u32) {
     bench.fill_region(|at| at ^ 0x5555);
     let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);

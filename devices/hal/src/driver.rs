@@ -108,7 +108,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
         Err(Error::Unsupported { what: "sharing buffers with other devices".into() })
     }
 
-    /// Returns a buffer over memory that another device has exported.
+    /// Returns a buffer over memory that another device has exported. The caller does not import the same
+    /// handle again while it holds the buffer.
     ///
     /// # Errors
     /// Returns [`Error::Unsupported`] if the API cannot import the memory.

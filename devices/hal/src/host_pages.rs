@@ -1,7 +1,7 @@
 //! Pages of host memory that the devices of this process share.
 //!
-//! The buffers of a CPU device consist of such pages. Other drivers pin or import the pages, so that their copy
-//! engines access the buffers directly.
+//! The buffers of a CPU device consist of such pages. Other drivers pin or import the pages, so that their
+//! copy engines access the buffers directly.
 //!
 //! This module knows no API.
 
@@ -10,8 +10,8 @@ use memmap2::{MmapMut, MmapRaw};
 /// Granularity of the pages, in bytes.
 const PAGE_BYTES: usize = 4096;
 
-/// Minimum size in bytes of a mapping that uses huge pages. Huge pages reduce TLB misses when a kernel streams
-/// through a large matrix.
+/// Minimum size in bytes of a mapping that uses huge pages. Huge pages reduce TLB misses when a kernel
+/// streams through a large matrix.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 

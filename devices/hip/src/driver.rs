@@ -195,18 +195,14 @@ impl Driver for HipDriver {
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
         let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
+        let Some(pool) = &self.pool else { return self.allocate_shared(bytes) };
         self.select()?;
-        let functions = &self.api.functions;
         let mut address = ptr::null_mut();
-        let allocated = match &self.pool {
-            // SAFETY: the call writes an address.
-            Some(pool) => unsafe {
-                call_optional!(functions, hipMallocAsync(&raw mut address, size, pool.handle))
-                    .and_then(|()| self.finish(pool))
-            },
-            // SAFETY: the call writes an address.
-            None => unsafe { call!(functions, hipMalloc(&raw mut address, size)) },
+        // SAFETY: the call writes an address.
+        let allocated = unsafe {
+            call_optional!(self.api.functions, hipMallocAsync(&raw mut address, size, pool.handle))
         };
+        let allocated = allocated.and_then(|()| self.finish(pool));
         allocated.map_err(|error| allocation_failure(error, bytes))?;
         Ok(address as usize as u64)
     }
@@ -221,6 +217,32 @@ impl Driver for HipDriver {
             // SAFETY: as above, without a pool.
             None => unsafe { call!(self.api.functions, hipFree(handle(address))) },
         }
+    }
+
+    /// Allocates memory outside of the stream-ordered pool, because peers cannot access the pool's memory.
+    fn allocate_shared(&self, bytes: u64) -> Result<u64> {
+        let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
+        let mut address = ptr::null_mut();
+        // SAFETY: the call writes an address.
+        let allocated = unsafe { on_device!(self, call, hipMalloc(&raw mut address, size)) };
+        allocated.map_err(|error| allocation_failure(error, bytes))?;
+        Ok(address as usize as u64)
+    }
+
+    unsafe fn free_shared(&self, address: u64) -> Result<()> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { on_device!(self, call, hipFree(handle(address))) }
+    }
+
+    fn reach(&self, owner: &Self) -> Result<()> {
+        if self.ordinal == owner.ordinal {
+            return Ok(());
+        }
+        if !self.api.reaches(self.ordinal, owner.ordinal) {
+            return Err(Error::Unsupported { what: "accessing the memory of this HIP device".into() });
+        }
+        self.select()?;
+        self.api.reach(owner.ordinal)
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {

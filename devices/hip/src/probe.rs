@@ -80,8 +80,8 @@ fn sharing(found: &[Found], at: usize) -> MemorySharing {
         found.iter().filter(|other| other.ordinal != ordinal && api.reaches(ordinal, other.ordinal));
     MemorySharing {
         peers: reached.map(|other| other.adapter.index).collect(),
-        imports: [MemoryHandle::HostPages].into(),
-        ..MemorySharing::default()
+        exports: [MemoryHandle::DriverObject].into(),
+        imports: [MemoryHandle::DriverObject, MemoryHandle::HostPages].into(),
     }
 }
 

@@ -3,10 +3,10 @@
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
-use device_bench::{Bench, all, download, expected, same, scale, upload};
+use device_bench::{Bench, all, download, expected, same, scale, shares, upload};
 use ragtag_hal::{
-    Adapter, Backend, BufferRange, Checked, Command, Device, DeviceId, Error, Feature, KernelLanguage,
-    Limits, ModuleId, ProgramId, QueueKind, Unavailable,
+    Adapter, Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Feature,
+    KernelLanguage, Limits, ModuleId, ProgramId, QueueKind, Unavailable,
 };
 use ragtag_hip::{HipBackend, HipConfig, compile_child};
 use std::ffi::OsString;
@@ -110,6 +110,71 @@ fn kernels_compute_and_programs_replay() {
                 same(&bench.region_words(), &expected(word), adapter.label());
             }
         }
+    });
+}
+
+/// Opens each pair of devices and calls `test` with their adapters and both devices. Records a skip if there
+/// is no pair.
+fn each_pair(test: impl Fn([&Adapter; 2], [Bench; 2])) {
+    let backend = backend();
+    let all = adapters(&backend);
+    let pairs = all.iter().flat_map(|owner| all.iter().map(move |user| [owner, user]));
+    let pairs: Vec<_> = pairs.filter(|[owner, user]| owner.index != user.index).collect();
+    if pairs.is_empty() {
+        return test_support::skip!("two OpenCL devices", "HIP has {} devices", all.len());
+    }
+    for pair in pairs {
+        let wanted = [(pair[0].clone(), DeviceId(0)), (pair[1].clone(), DeviceId(1))];
+        let opened = backend.open(&wanted, &Limits::default()).unwrap();
+        let mut both = opened.into_iter().map(|device| Bench::new(Checked::new(device)));
+        test(pair, [both.next().unwrap(), both.next().unwrap()]);
+    }
+}
+
+#[test]
+fn peers_share_buffers() {
+    with_hip_on_opencl("peers_share_buffers", &[("RAGTAG_FAKE_PEERS", "1")], || {
+        each_pair(|[from, to], [mut owner, mut user]| {
+            assert!(to.imports_from(from) && to.caps.sharing.peers.contains(&from.index));
+            shares(&mut owner, &mut user);
+        });
+        // Two devices that were opened from one adapter need no peer access.
+        let backend = backend();
+        if let Some(adapter) = adapters(&backend).first() {
+            let [mut owner, mut user] = [0; 2].map(|_| open(&backend, adapter).unwrap());
+            shares(&mut owner, &mut user);
+        }
+    });
+}
+
+#[test]
+fn devices_without_peer_access_do_not_share_buffers() {
+    with_hip_on_opencl("devices_without_peer_access_do_not_share_buffers", &[], || {
+        each_pair(|[from, to], [mut owner, mut user]| {
+            assert!(!to.imports_from(from));
+            owner.device.create_shared_buffer(BufferId(9), 64).unwrap();
+            let memory = owner.device.export_buffer(BufferId(9)).unwrap();
+            let refused = user.device.import_buffer(BufferId(9), &memory);
+            assert!(
+                matches!(&refused, Err(Error::Unsupported { what }) if what.contains("HIP")),
+                "{refused:?}"
+            );
+        });
+    });
+}
+
+#[test]
+fn refused_peer_access_is_an_error_of_the_import() {
+    let test = "refused_peer_access_is_an_error_of_the_import";
+    with_hip_on_opencl(test, &[("RAGTAG_FAKE_PEERS", "refused")], || {
+        each_pair(|[from, to], [mut owner, mut user]| {
+            assert!(to.imports_from(from));
+            owner.device.create_shared_buffer(BufferId(9), 64).unwrap();
+            let memory = owner.device.export_buffer(BufferId(9)).unwrap();
+            let refused = user.device.import_buffer(BufferId(9), &memory);
+            assert!(matches!(&refused, Err(Error::Api { code: 217, .. })), "{refused:?}");
+            user.works();
+        });
     });
 }
 

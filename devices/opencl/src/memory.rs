@@ -17,8 +17,8 @@ pub(crate) struct Buffer(Arc<Memory>);
 enum Memory {
     /// Memory that the driver manages.
     Own(Own),
-    /// Imported pages of the host. The driver only copies between them and other buffers. A memory object over
-    /// the pages would not do, because the driver may keep its contents in other memory.
+    /// Imported pages of the host. The driver only copies between them and other buffers. A memory object
+    /// over the pages would not do, because the driver may keep its contents in other memory.
     Host {
         /// Field order: the pages are unpinned before they are unmapped.
         _pin: Option<Arc<Pin>>,

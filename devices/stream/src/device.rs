@@ -9,7 +9,7 @@ use crate::module::{Code, Kernel, entries};
 use crate::pins::{Pin, Pins};
 use crate::queue::Queue;
 use crate::semaphore::{Events, Semaphore};
-use ragtag_hal::driver::{self, DriverDevice};
+use ragtag_hal::driver::{self, Allocation, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, Gemm, HeapKind, HostPages, HostRegion, Limits, Memory, MemorySource, Module,
@@ -95,7 +95,22 @@ impl<D: Driver> driver::Driver for Streams<D> {
         Buffer::new(&self.driver, bytes)
     }
 
+    fn allocate_shared(&self, bytes: u64) -> Result<Buffer<D>> {
+        Buffer::shared(&self.driver, bytes)
+    }
+
+    fn export(&self, buffer: &Arc<Buffer<D>>) -> Result<SharedMemory> {
+        if !buffer.is_shared() {
+            return Err(unsupported("exporting a buffer that was not created as a shared buffer"));
+        }
+        let handle: Arc<Buffer<D>> = Arc::clone(buffer);
+        Ok(SharedMemory { bytes: buffer.bytes(), handle })
+    }
+
     fn import(&self, memory: &SharedMemory) -> Result<Buffer<D>> {
+        if let Ok(memory) = Arc::clone(&memory.handle).downcast::<Buffer<D>>() {
+            return Buffer::of_peer(&self.driver, memory);
+        }
         if let Ok(pages) = Arc::clone(&memory.handle).downcast::<HostPages>() {
             return Buffer::over(&self.driver, &self.pins, pages);
         }

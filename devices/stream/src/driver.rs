@@ -134,6 +134,31 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error.
     unsafe fn free(&self, address: u64) -> Result<()>;
 
+    /// Allocates device memory like [`Driver::allocate`], but such that peers can access it after
+    /// [`Driver::reach`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Driver::allocate`].
+    fn allocate_shared(&self, bytes: u64) -> Result<u64>;
+
+    /// Frees device memory. The call may wait for work on the device.
+    ///
+    /// # Safety
+    /// `address` comes from [`Driver::allocate_shared`], and no unfinished work on any device uses the
+    /// memory.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    unsafe fn free_shared(&self, address: u64) -> Result<()>;
+
+    /// Gives this device access to the memory that `owner` allocates with [`Driver::allocate_shared`]. The
+    /// memory has the same addresses on both devices. Does nothing if this device already has access.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if this device cannot access the memory
+    /// of `owner`, or the driver's error.
+    fn reach(&self, owner: &Self) -> Result<()>;
+
     /// Imports `bytes` bytes of memory that another API has exported. The memory belongs to this device.
     ///
     /// # Errors
@@ -261,7 +286,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the driver's error.
     unsafe fn download(&self, stream: &Self::Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()>;
 
-    /// Enqueues a copy within the device.
+    /// Enqueues a copy within the device, or between the device and a peer that it reaches.
     ///
     /// # Safety
     /// The requirements of [`Driver::upload`] apply, and the ranges do not overlap.

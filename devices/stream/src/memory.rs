@@ -25,6 +25,10 @@ pub struct Buffer<D: Driver> {
 enum Origin<D: Driver> {
     /// The driver allocated it.
     Allocated,
+    /// The driver allocated it for use by peers.
+    Shared,
+    /// A peer shares it.
+    Peer { _memory: Arc<Buffer<D>> },
     /// Another API exported it. The object ends the import on drop.
     #[cfg(unix)]
     Imported { _owner: Box<dyn Any + Send + Sync> },
@@ -36,6 +40,24 @@ impl<D: Driver> Buffer<D> {
     pub(crate) fn new(driver: &Arc<D>, bytes: u64) -> Result<Self> {
         let address = driver.allocate(bytes)?;
         Ok(Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Allocated })
+    }
+
+    /// Allocates memory that peers can import.
+    pub(crate) fn shared(driver: &Arc<D>, bytes: u64) -> Result<Self> {
+        let address = driver.allocate_shared(bytes)?;
+        Ok(Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Shared })
+    }
+
+    /// Imports memory that a peer has allocated in [`shared`](Self::shared).
+    pub(crate) fn of_peer(driver: &Arc<D>, memory: Arc<Self>) -> Result<Self> {
+        driver.reach(&memory.driver)?;
+        let (address, bytes) = (memory.address, memory.bytes);
+        Ok(Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Peer { _memory: memory } })
+    }
+
+    /// Returns true if peers can import the memory.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.origin, Origin::Shared)
     }
 
     /// Imports memory that another API has exported.
@@ -82,6 +104,8 @@ impl<D: Driver> Drop for Buffer<D> {
             // SAFETY: the memory was allocated in `new`. Enqueued work keeps its buffers alive until it has
             // ended.
             Origin::Allocated => unsafe { self.driver.free(self.address) },
+            // SAFETY: the memory was allocated in `shared`. Imports keep it alive until their work has ended.
+            Origin::Shared => unsafe { self.driver.free_shared(self.address) },
             _ => Ok(()),
         };
         if let Err(error) = freed {

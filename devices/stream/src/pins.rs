@@ -77,8 +77,8 @@ impl<D: Driver> Drop for Pin<D> {
             return;
         }
         let pinned = pinned.remove();
-        // SAFETY: `Pins::pin` pinned the memory. Enqueued work keeps the pins of its memory alive until it has
-        // ended.
+        // SAFETY: `Pins::pin` pinned the memory. Enqueued work keeps the pins of its memory alive until it
+        // has ended.
         if let Err(error) = unsafe { pinned.driver.unpin(self.address as *mut u8) } {
             tracing::debug!(%error, "cannot unpin host memory");
         }

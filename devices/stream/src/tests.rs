@@ -481,7 +481,7 @@ fn pages_of_the_host_are_pinned_until_their_last_use() {
     let copy = |from: u32, to: u32| Command::Copy { from: all(from), to: all(to) };
     let calls = ["upload", "download", "copy"];
     let before = calls.map(|call| fake.calls(call));
-    // Copies between pages and device memory are uploads and downloads. Other commands use the device address.
+    // Copies between pages and device memory are uploads and downloads. Other commands use device addresses.
     let written = a.compute(vec![fill(0, 7), copy(0, 9), scale(9, 0, 3), copy(0, 1)], &[]);
     a.wait(written);
     let read = b.compute(vec![copy(9, 0)], &[]);
@@ -501,6 +501,41 @@ fn pages_of_the_host_are_pinned_until_their_last_use() {
     let _ = held;
     assert_eq!((fake.left().1, Arc::strong_count(&pages)), (pinned - 1, 1));
     a.close();
+}
+
+#[test]
+fn memory_of_a_peer_lives_until_its_last_use() {
+    let (fake, pins) = (Fake::default(), Arc::default());
+    let (mut owner, mut user) = (Bench::of(fake.clone(), &pins, 0), Bench::of(fake.clone(), &pins, 1));
+    let refused = owner.device.export_buffer(BufferId(0));
+    assert!(
+        matches!(&refused, Err(Error::Unsupported { what }) if what.contains("shared buffer")),
+        "{refused:?}"
+    );
+    owner.device.create_shared_buffer(BufferId(9), device_bench::WORDS as u64 * 4).unwrap();
+    let memory = owner.device.export_buffer(BufferId(9)).unwrap();
+    let error = Error::Unsupported { what: "no peers".into() };
+    fake.refuse("reach", error.clone());
+    assert_eq!(user.device.import_buffer(BufferId(9), &memory), Err(error));
+    user.device.import_buffer(BufferId(9), &memory).unwrap();
+    drop(memory);
+
+    let copy = |from: u32, to: u32| Command::Copy { from: all(from), to: all(to) };
+    let written = user.compute(vec![fill(0, 7), copy(0, 9)], &[]);
+    user.wait(written);
+    assert_eq!(owner.word(9), 7);
+    // The owner destroys its buffer and closes while a copy of the peer is running.
+    let read = user.compute(vec![hold(), copy(9, 1)], &[]);
+    owner.device.destroy_buffer(BufferId(9)).unwrap();
+    let Bench { bench: device, .. } = owner;
+    drop(device);
+    assert_eq!(fake.calls("free_shared"), 0);
+    fake.release();
+    user.wait(read);
+    assert_eq!(user.word(1), 7);
+    user.device.destroy_buffer(BufferId(9)).unwrap();
+    user.close();
+    assert_eq!(fake.calls("free_shared"), 1);
 }
 
 #[test]

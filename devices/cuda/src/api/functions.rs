@@ -57,6 +57,7 @@ functions! {
         cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice) -> c_uint;
         cuDevicePrimaryCtxRelease_v2(CUdevice) -> c_uint;
         cuCtxSetCurrent(CUcontext) -> c_uint;
+        cuCtxEnablePeerAccess(CUcontext, c_uint) -> c_uint;
         cuMemGetInfo_v2(*mut usize, *mut usize) -> c_uint;
         cuMemAlloc_v2(*mut CUdeviceptr, usize) -> c_uint;
         cuMemFree_v2(CUdeviceptr) -> c_uint;

@@ -4,13 +4,13 @@
 
 use super::functions::{Functions, check, enter};
 use super::partition::{Partition, report};
-use crate::error::{allocation_failure, code_failure};
+use crate::error::{allocation_failure, code_failure, peer_access};
 use cudarc::driver::sys::{
     CUcontext, CUctx_flags, CUdevice, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUjit_option,
     CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPoolProps,
     CUmemoryPool, CUmodule, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
-use ragtag_hal::Result;
+use ragtag_hal::{Error, Result};
 use std::ffi::{CStr, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ impl Context {
     /// multiprocessors.
     ///
     /// # Errors
-    /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the driver cannot limit streams to
-    /// exactly that number. Otherwise returns the driver's error.
+    /// Returns [`Error::Unsupported`] if the driver cannot limit streams to exactly that number. Otherwise
+    /// returns the driver's error.
     pub(crate) fn new(
         functions: &Arc<Functions>,
         device: CUdevice,
@@ -65,6 +65,26 @@ impl Context {
         // SAFETY: the context is alive as long as `self`.
         unsafe { check!(&self.functions, cuCtxSetCurrent(self.raw)) }?;
         Ok(&self.functions)
+    }
+
+    /// Gives work in this context access to the memory that `cuMemAlloc` allocates in the context `owner`.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the device cannot access the memory of the owner's device. Otherwise
+    /// returns the driver's error.
+    pub(crate) fn reach(&self, owner: &Self) -> Result<()> {
+        // Each device has only one primary context.
+        if self.device == owner.device {
+            return Ok(());
+        }
+        let (functions, mut can) = (self.enter()?, 0);
+        // SAFETY: the call writes one number.
+        unsafe { check!(functions, cuDeviceCanAccessPeer(&mut can, self.device, owner.device)) }?;
+        if can == 0 {
+            return Err(Error::Unsupported { what: "accessing the memory of this CUDA device".into() });
+        }
+        // SAFETY: this context is current, and both contexts are alive.
+        peer_access(unsafe { check!(functions, cuCtxEnablePeerAccess(owner.raw, 0)) })
     }
 
     /// Returns the CUDA version that the driver supports.

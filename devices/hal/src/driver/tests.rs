@@ -304,8 +304,8 @@ fn the_memory_of_shared_buffers_is_never_reused() {
     assert_eq!(bench.free(), TOTAL_BYTES - 5120);
 }
 
-/// Checks that a second import of the same memory does not reach the driver, and that the import ends with its
-/// last buffer.
+/// Checks that a second import of the same memory does not reach the driver, and that the import ends with
+/// its last buffer.
 #[test]
 fn memory_is_imported_once() {
     let mut bench = Bench::new(true);

@@ -167,6 +167,18 @@ impl Api {
         asked.is_ok() && can != 0
     }
 
+    /// Gives the current device access to the memory of a peer.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    pub(crate) fn reach(&self, peer: i32) -> Result<()> {
+        // SAFETY: any number is valid, and the flags are zero, as the function requires.
+        match unsafe { call!(self.functions, hipDeviceEnablePeerAccess(peer, 0)) } {
+            Err(Error::Api { code, .. }) if code == i64::from(code::PEER_ACCESS_ALREADY_ENABLED) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Returns the architecture of the device and its settings, such as `gfx90a:sramecc+:xnack-`.
     ///
     /// # Errors

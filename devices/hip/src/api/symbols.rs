@@ -28,6 +28,7 @@ macro_rules! hip_functions {
                 fn hipDeviceTotalMem(bytes: *mut usize, device: i32);
                 fn hipDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32);
                 fn hipDeviceCanAccessPeer(can: *mut i32, device: i32, peer: i32);
+                fn hipDeviceEnablePeerAccess(peer: i32, flags: u32);
                 fn hipMemGetInfo(free: *mut usize, total: *mut usize);
                 fn hipMalloc(address: *mut Handle, bytes: usize);
                 fn hipFree(address: Handle);
@@ -151,6 +152,8 @@ pub mod code {
     pub const INVALID_DEVICE: i32 = 101;
     /// The code object was compiled for a different device.
     pub const INVALID_IMAGE: i32 = 200;
+    /// The device cannot access the memory of this peer.
+    pub const PEER_ACCESS_UNSUPPORTED: i32 = 217;
     /// The handle is invalid.
     pub const INVALID_HANDLE: i32 = 400;
     /// The name was not found.
@@ -159,6 +162,8 @@ pub mod code {
     pub const NOT_READY: i32 = 600;
     /// A kernel accessed invalid memory.
     pub const ILLEGAL_ADDRESS: i32 = 700;
+    /// The device already has access to the memory of this peer.
+    pub const PEER_ACCESS_ALREADY_ENABLED: i32 = 704;
     /// The host memory is already pinned.
     pub const HOST_MEMORY_ALREADY_REGISTERED: i32 = 712;
     /// The host memory is not pinned.

@@ -10,7 +10,7 @@ use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
 use ragtag_hal::{OpaqueFd, SemaphoreFd};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -37,6 +37,8 @@ enum Op {
 pub struct State {
     /// Allocations by address. Each block consists of 64-bit words.
     allocated: HashMap<u64, Box<[u64]>>,
+    /// Addresses of the allocations that peers can access.
+    shared: HashSet<u64>,
     /// Pinned ranges by address.
     pinned: HashMap<u64, usize>,
     /// Accesses to memory that was not allocated or pinned.
@@ -310,8 +312,33 @@ impl Driver for Fake {
     }
 
     unsafe fn free(&self, address: u64) -> Result<()> {
-        assert!(self.shared.lock().allocated.remove(&address).is_some(), "freed twice");
+        let mut state = self.shared.lock();
+        assert!(!state.shared.contains(&address), "shared memory");
+        assert!(state.allocated.remove(&address).is_some(), "freed twice");
+        drop(state);
         self.call("free")
+    }
+
+    fn allocate_shared(&self, bytes: u64) -> Result<u64> {
+        self.call("allocate_shared")?;
+        let address = self.allocate(bytes)?;
+        self.shared.lock().shared.insert(address);
+        Ok(address)
+    }
+
+    unsafe fn free_shared(&self, address: u64) -> Result<()> {
+        let mut state = self.shared.lock();
+        assert!(state.shared.remove(&address), "not allocated as shared memory");
+        assert!(state.allocated.remove(&address).is_some(), "freed twice");
+        drop(state);
+        self.call("free_shared")
+    }
+
+    fn reach(&self, owner: &Self) -> Result<()> {
+        self.call("reach")?;
+        // The devices of a test share all of their state, so each of them reaches the memory of the others.
+        assert!(Arc::ptr_eq(&self.shared, &owner.shared));
+        Ok(())
     }
 
     /// Imports new memory. The file descriptor only names the other device.

@@ -194,6 +194,10 @@ impl Engine for Cuda {
         check(unsafe { (self.driver.cuMemFree_v2)(address) })
     }
 
+    fn owner(&self, _: usize) -> Option<usize> {
+        None
+    }
+
     fn allocate_on(&self, stream: &Object, bytes: usize) -> Result<Handle> {
         self.handle(stream.device, |address| {
             // SAFETY: the call writes an address.

@@ -140,6 +140,13 @@ impl Engine for OpenCl {
         unsafe { svm_free(place.context.get(), start as *mut c_void) }.map_err(|_| UNKNOWN)
     }
 
+    fn owner(&self, address: usize) -> Option<usize> {
+        let within = |(start, bytes): (&usize, usize)| (*start..start + bytes).contains(&address);
+        let owns =
+            |place: &Place| lock(&place.blocks).iter().any(|(start, (_, bytes))| within((start, *bytes)));
+        self.places.iter().position(owns)
+    }
+
     fn allocate_on(&self, _: &Stream, _: usize) -> Result<Handle> {
         Err(NOT_SUPPORTED)
     }
@@ -148,8 +155,8 @@ impl Engine for OpenCl {
         Err(NOT_SUPPORTED)
     }
 
-    /// Records the pages, because HIP refuses to pin a page twice. These devices work in host memory, so there
-    /// is nothing else to do.
+    /// Records the pages, because HIP refuses to pin a page twice. These devices work in host memory, so
+    /// there is nothing else to do.
     fn pin(&self, _: usize, pointer: *mut c_void, bytes: usize) -> Result<()> {
         let start = pointer as usize;
         let mut pinned = lock(&self.pinned);

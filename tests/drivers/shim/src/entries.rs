@@ -6,15 +6,17 @@
 
 use crate::blas::{Blas, Product};
 use crate::code;
-use crate::settings::{aborts, architecture, visible, wave_items};
+use crate::settings::{aborts, architecture, has_peers, refuses_peers, visible, wave_items};
 use crate::symbols::code::{
     INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_READY, NOT_SUPPORTED,
+    PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED,
 };
 use crate::symbols::{
     FUNCTION_MAX_THREADS, Handle, PROPERTIES_R0000, PROPERTIES_R0600, Properties, attribute,
 };
 use crate::{Engine, Facts, Result, Shape};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +24,9 @@ use std::sync::{Arc, Mutex};
 const VERSION: i32 = 60_000_000;
 /// Error code that hiprtc returns for a failed compilation.
 const COMPILATION: i32 = 6;
+
+/// Pairs of a device and a peer whose memory the device may access.
+static ENABLED: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
 
 thread_local! {
     /// Index of the calling thread's current device in the list of visible devices.
@@ -184,7 +189,16 @@ entries! {
     fn hipDeviceCanAccessPeer(can: *mut i32, device: i32, peer: i32) {
         facts::<E>(device)?;
         facts::<E>(peer)?;
-        put(can, 0)
+        put(can, i32::from(has_peers() && device != peer))
+    }
+    fn hipDeviceEnablePeerAccess(peer: i32, _flags: u32) {
+        let (engine, device) = current::<E>()?;
+        let peer = physical(engine, peer)?;
+        if !has_peers() || refuses_peers() || peer == device {
+            return Err(PEER_ACCESS_UNSUPPORTED);
+        }
+        let mut enabled = ENABLED.lock().map_err(|_| INVALID_VALUE)?;
+        if enabled.insert((device, peer)) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
     }
     fn hipMemGetInfo(free: *mut usize, total: *mut usize) {
         let (engine, device) = current::<E>()?;
@@ -212,7 +226,14 @@ entries! {
         put(address, engine.pinned_address(device, pointer)?)
     }
     fn hipMemcpyAsync(to: Handle, from: *const u8, bytes: usize, kind: i32, stream: Handle) {
-        E::engine()?.copy(borrow(stream)?, to, from, bytes, kind)
+        let (engine, device) = current::<E>()?;
+        for owner in [to as usize, from as usize].into_iter().filter_map(|address| engine.owner(address)) {
+            let enabled = ENABLED.lock().map_err(|_| INVALID_VALUE)?;
+            if owner != device && !enabled.contains(&(device, owner)) {
+                return Err(INVALID_VALUE);
+            }
+        }
+        engine.copy(borrow(stream)?, to, from, bytes, kind)
     }
     fn hipMemsetD32Async(to: Handle, word: i32, words: usize, stream: Handle) {
         E::engine()?.fill(borrow(stream)?, to, word.cast_unsigned(), words)

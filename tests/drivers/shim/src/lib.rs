@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `HIP_VISIBLE_DEVICES` | visible devices, as in the real driver |
 //! | `RAGTAG_FAKE_ARCH` | architecture of all devices; the default is [`ARCHITECTURE`] |
+//! | `RAGTAG_FAKE_PEERS` | if set, devices are peers; if `refused`, enabling the access of a peer fails |
 //! | `RAGTAG_FAKE_ABORT` | if set, the compiler aborts the process, as the real compiler does on unknown input |
 //!
 //! Used only by tests. Knows nothing about the engines.
@@ -90,6 +91,8 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn allocate(&self, device: usize, bytes: usize) -> Result<Handle>;
     /// Frees memory after all submitted work has ended.
     fn free(&self, device: usize, address: Handle) -> Result<()>;
+    /// Returns the device whose memory contains an address, if the driver does not check peer access itself.
+    fn owner(&self, address: usize) -> Option<usize>;
     /// Allocates memory in stream order, like `hipMallocAsync`.
     fn allocate_on(&self, stream: &Self::Stream, bytes: usize) -> Result<Handle>;
     /// Frees memory in stream order, like `hipFreeAsync`.

@@ -21,6 +21,16 @@ pub(crate) fn aborts() -> bool {
     env::var_os("RAGTAG_FAKE_ABORT").is_some()
 }
 
+/// Returns whether each device can access the memory of the others, according to the driver.
+pub(crate) fn has_peers() -> bool {
+    env::var_os("RAGTAG_FAKE_PEERS").is_some()
+}
+
+/// Returns whether the driver refuses to enable the access to peers.
+pub(crate) fn refuses_peers() -> bool {
+    env::var("RAGTAG_FAKE_PEERS").is_ok_and(|peers| peers == "refused")
+}
+
 /// Returns the indices of the visible devices in the order of `HIP_VISIBLE_DEVICES`. `devices` is the total
 /// number of devices.
 pub(crate) fn visible(devices: usize) -> Vec<usize> {
