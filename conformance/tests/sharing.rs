@@ -23,9 +23,8 @@ fn shared(is_wanted: impl Fn(&Adapter) -> bool) -> Vec<[String; 2]> {
         let wanted = [(owner.clone(), DeviceId(0)), (user.clone(), DeviceId(1))];
         let devices = backends.open(&wanted, &Limits::default()).unwrap();
         let mut both = devices.into_iter().map(Bench::new);
-        if let Some(wait_us) = shares(&mut both.next().unwrap(), &mut both.next().unwrap()) {
-            println!("they wait for each other on the device, {wait_us:.1} us each time");
-        }
+        let [user, owner] = shares(&mut both.next().unwrap(), &mut both.next().unwrap());
+        println!("waits on the device: the second {user}, the first {owner}");
         tested.push([owner.label(), user.label()]);
     }
     tested

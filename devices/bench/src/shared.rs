@@ -2,7 +2,6 @@
 
 use crate::*;
 use ragtag_hal::AdapterKind;
-use std::time::Instant;
 
 /// Buffer of the owner whose memory the user imports.
 const OWN: u32 = 10;
@@ -77,39 +76,25 @@ const ROUNDS: u32 = 100;
 /// cannot share a semaphore that `owner` creates.
 #[track_caller]
 fn waits_for(owner: &mut Bench, user: &mut Bench, is_owner_sender: bool, queue: QueueKind) -> bool {
-    let Ok(semaphore) = owner.device.create_semaphore() else { return false };
+    let semaphore = owner.device.create_semaphore();
     let (sender, receiver) = if is_owner_sender { (owner, user) } else { (user, owner) };
     let timeline = sender.device.timeline(queue);
     let id = timeline.id();
     receiver.device.import_timeline(timeline).unwrap();
+    let Ok(semaphore) = semaphore else { return false };
     sender.device.raise_semaphore(queue, &semaphore).is_ok()
         && receiver.device.await_semaphore(id, &semaphore).is_ok()
 }
 
-/// Returns the mean time of a wait of one device for the other, in microseconds, of empty submissions that
-/// wait for each other in turns.
-#[track_caller]
-fn ping_pong_us(owner: &mut Bench, user: &mut Bench) -> f64 {
-    let (start, mut last) = (Instant::now(), None);
-    for _ in 0..ROUNDS {
-        let there = owner.commands(QueueKind::Compute, vec![], last.as_slice());
-        last = Some(user.commands(QueueKind::Download, vec![], &[there]));
-    }
-    last.iter().for_each(|last| user.wait(*last));
-    start.elapsed().as_secs_f64() * 1e6 / f64::from(2 * ROUNDS)
-}
-
 /// Checks transfers of a shared buffer that the receiver enqueues before the sender's work has ended, as on
-/// the import route and on the peer route. Returns the time of [`ping_pong_us`], or `None` if the devices
-/// share no semaphores.
+/// the import route and on the peer route. Returns whether the user, and whether the owner, waits on the device.
+/// Otherwise the host waits.
 #[track_caller]
-fn shares_semaphores(owner: &mut Bench, user: &mut Bench) -> Option<f64> {
+fn enqueues_early(owner: &mut Bench, user: &mut Bench) -> [bool; 2] {
     let copy = |from: u32, to: u32| vec![Command::Copy { from: all(from), to: all(to) }];
     let fill = |to: u32, word: u32| vec![Command::Fill { to: all(to), word }];
     let both = [(true, QueueKind::Compute), (false, QueueKind::Download)];
-    if !both.map(|(sends, queue)| waits_for(owner, user, sends, queue)).iter().all(|is_shared| *is_shared) {
-        return None;
-    }
+    let waits = both.map(|(sends, queue)| waits_for(owner, user, sends, queue));
     for round in 1..=ROUNDS {
         let filled = owner.commands(QueueKind::Compute, fill(OWN, round), &[]);
         let read = user.commands(QueueKind::Upload, copy(IMPORTED, 1), &[filled]);
@@ -122,15 +107,15 @@ fn shares_semaphores(owner: &mut Bench, user: &mut Bench) -> Option<f64> {
         owner.wait(read);
         same(&owner.words(1), &expected(|_| !round), format!("{} reads in round {round}", owner.label()));
     }
-    Some(ping_pong_us(owner, user))
+    waits
 }
 
 /// Checks that two devices see the memory that `owner` exports, on the queues that routes use and in kernels.
 /// The memory must live until both devices have released it, whichever device is first.
-/// If they also share semaphores, returns the mean time of a wait in microseconds.
+/// Returns whether the user waits for the owner on the device, and whether the owner waits for the user so.
 #[track_caller]
-pub fn shares(owner: &mut Bench, user: &mut Bench) -> Option<f64> {
-    let mut wait_us = None;
+pub fn shares(owner: &mut Bench, user: &mut Bench) -> [bool; 2] {
+    let mut waits = [false; 2];
     for owner_is_first in [true, false] {
         owner.device.create_shared_buffer(BufferId(OWN), BYTES).unwrap();
         // A stage exports its slots once for each neighbour. Both may be stages of one device.
@@ -140,7 +125,7 @@ pub fn shares(owner: &mut Bench, user: &mut Bench) -> Option<f64> {
         }
         shares_pieces(owner, user);
         if owner_is_first {
-            wait_us = shares_semaphores(owner, user);
+            waits = enqueues_early(owner, user);
         }
         user.device.destroy_buffer(BufferId(AGAIN)).unwrap();
 
@@ -173,5 +158,5 @@ pub fn shares(owner: &mut Bench, user: &mut Bench) -> Option<f64> {
         first.device.destroy_buffer(BufferId(12)).unwrap();
         last.device.destroy_buffer(BufferId(id[1])).unwrap();
     }
-    wait_us
+    waits
 }

@@ -252,10 +252,6 @@ impl Driver for CudaDriver {
         ExternalSemaphore::new(&self.context, semaphore)
     }
 
-    fn await_semaphore(&self, stream: &Stream, semaphore: &ExternalSemaphore, value: u64) -> Result<()> {
-        semaphore.wait(stream, value)
-    }
-
     fn raise_semaphore(&self, stream: &Stream, semaphore: &ExternalSemaphore, value: u64) -> Result<()> {
         semaphore.raise(stream, value)
     }

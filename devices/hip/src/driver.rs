@@ -295,10 +295,6 @@ impl Driver for HipDriver {
         unsafe { on_device!(self, call, hipStreamWaitEvent(stream.handle, event.handle, 0)) }
     }
 
-    fn await_semaphore(&self, _: &Object, semaphore: &Infallible, _: u64) -> Result<()> {
-        match *semaphore {}
-    }
-
     fn raise_semaphore(&self, _: &Object, semaphore: &Infallible, _: u64) -> Result<()> {
         match *semaphore {}
     }

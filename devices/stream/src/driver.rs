@@ -239,12 +239,6 @@ pub trait Driver: Send + Sync + Sized + 'static {
         Err(Error::Unsupported { what: format!("importing semaphores of other APIs into {}", self.api()) })
     }
 
-    /// Makes later work on the stream wait until an imported semaphore has at least `value`.
-    ///
-    /// # Errors
-    /// Returns the driver's error.
-    fn await_semaphore(&self, stream: &Self::Stream, semaphore: &Self::Semaphore, value: u64) -> Result<()>;
-
     /// Raises an imported semaphore to `value` when earlier work on the stream has ended.
     ///
     /// # Errors

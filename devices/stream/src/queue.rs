@@ -10,7 +10,6 @@
 use crate::clock::Clock;
 use crate::device::{Script, Streams, enqueue};
 use crate::driver::Driver;
-use crate::semaphore::Semaphore;
 
 use ragtag_hal::Result;
 use ragtag_hal::queues::{DriverQueue, Ends, Fences};
@@ -65,10 +64,6 @@ impl<D: Driver> DriverQueue for Queue<D> {
             semaphore.raise(self.driver.as_ref(), &self.stream, *value, &last)?;
         }
         Ok(Ends { first: Some(first), last })
-    }
-
-    fn release(&self, semaphore: &Semaphore<D>, value: u64) -> Result<()> {
-        semaphore.release(self.driver.as_ref(), value)
     }
 
     fn passed(&self, event: &D::Event) -> Option<bool> {

@@ -1,7 +1,8 @@
 //! Semaphores that a device shares with another device.
 //!
 //! Two devices of one API share a list of recorded events. A stream of the waiting device waits for the event
-//! of the awaited work. A device of another API shares a semaphore of that API, which the driver imports.
+//! of the awaited work. A device of another API can wait for a stream: it shares a semaphore of that API, which
+//! the driver imports and raises.
 
 use crate::driver::Driver;
 use ragtag_hal::{Error, Result};
@@ -52,7 +53,7 @@ impl<D: Driver> Semaphore<D> {
     /// Makes later work on the stream wait until the semaphore has `value`.
     pub(crate) fn wait(&self, driver: &D, stream: &D::Stream, value: u64) -> Result<()> {
         match self {
-            Self::Native(semaphore) => driver.await_semaphore(stream, semaphore, value),
+            Self::Native(_) => Err(Error::invalid("a stream cannot wait for a semaphore of another API")),
             Self::Events(events) => {
                 let unknown = || Error::invalid(format!("no event for value {value} of a semaphore"));
                 driver.wait(stream, events.of(value).ok_or_else(unknown)?.as_ref())
@@ -75,14 +76,6 @@ impl<D: Driver> Semaphore<D> {
                 events.add(value, last);
                 Ok(())
             }
-        }
-    }
-
-    /// Raises the semaphore to `value` now. An event needs no help: it passes when its device fails.
-    pub(crate) fn release(&self, driver: &D, value: u64) -> Result<()> {
-        match self {
-            Self::Native(semaphore) => driver.raise_semaphore(&driver.stream()?, semaphore, value),
-            Self::Events(_) => Ok(()),
         }
     }
 }

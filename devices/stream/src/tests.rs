@@ -328,29 +328,45 @@ fn work_waits_on_the_device_for_another_device_of_its_api() {
 }
 
 #[test]
-fn work_that_waits_on_the_device_ends_if_the_other_device_fails() {
+fn work_that_waits_on_the_device_fails_with_the_other_device() {
+    let (mut first, mut second) = (Bench::new(), Bench::of(Fake::default(), &Arc::default(), 1));
+    let timeline = first.device.timeline(QueueKind::Compute);
+    let semaphore = second.device.create_semaphore().unwrap();
+    first.device.raise_semaphore(QueueKind::Compute, &semaphore).unwrap();
+    second.device.import_timeline(Arc::clone(&timeline)).unwrap();
+    second.device.await_semaphore(timeline.id(), &semaphore).unwrap();
+    let never = second.commands(QueueKind::Upload, vec![upload(0)], &[timeline.id().at(9)]);
+    assert_eq!(second.fake.calls("upload"), 0, "the other driver does not have the work");
+    let held = first.compute(vec![hold()], &[]);
+    let waiting = second.compute(vec![fill(0, 2)], &[held]);
+    let behind = second.compute(vec![fill(1, 3)], &[]);
+    assert_eq!(second.fake.calls("fill"), 2);
+    first.fake.lose(lost());
+    for point in [never, waiting, behind] {
+        assert_eq!(second.outcome(point), Some(lost()), "{point}");
+    }
+    second.word(0);
+    assert_eq!(second.device.create_buffer(BufferId(9), 64), Ok(()), "the device survives");
+    first.close();
+    second.close();
+}
+
+#[test]
+fn a_stream_raises_semaphores_of_another_api_and_does_not_wait_for_them() {
     let mut bench = Bench::new();
-    let timeline = abroad();
     let fd = std::fs::File::open("/dev/null").unwrap().into();
     let fd = SemaphoreFd { fd, device_uuid: UUID, driver_uuid: [0; 16] };
     let semaphore = SharedSemaphore { handle: Arc::new(fd) };
-    bench.device.import_timeline(Arc::clone(&timeline)).unwrap();
-    bench.device.await_semaphore(timeline.id(), &semaphore).unwrap();
-    let early = bench.compute(vec![fill(0, 1)], &[timeline.id().at(1)]);
-    assert_eq!(bench.fake.calls("fill"), 0, "the other driver does not have the work");
-    timeline.enqueue(2);
-    timeline.advance(1);
-    bench.wait(early);
-    let waiting = bench.compute(vec![fill(0, 2)], &[timeline.id().at(2)]);
-    let behind = bench.compute(vec![fill(1, 3)], &[]);
-    assert_eq!(bench.fake.calls("await_semaphore"), 1, "the point has not passed");
-    timeline.fail(lost());
-    for point in [waiting, behind] {
-        assert_eq!(bench.outcome(point), Some(lost()), "{point}");
-    }
-    assert_eq!(bench.fake.calls("raise_semaphore"), 1, "by the host");
-    bench.word(0);
-    assert_eq!(bench.device.create_buffer(BufferId(9), 64), Ok(()), "the device survives");
+    bench.device.import_timeline(abroad()).unwrap();
+    let waits = bench.device.await_semaphore(abroad().id(), &semaphore);
+    assert!(matches!(waits, Err(Error::Unsupported { .. })), "{waits:?}");
+    bench.device.raise_semaphore(QueueKind::Compute, &semaphore).unwrap();
+    let first = bench.compute(vec![fill(0, 1)], &[]);
+    let second = bench.compute(vec![fill(0, 2)], &[]);
+    bench.wait(second);
+    assert_eq!((first.value, second.value, bench.fake.level()), (1, 2, 2));
+    let unknown = SharedSemaphore { handle: Arc::new(()) };
+    assert!(bench.device.raise_semaphore(QueueKind::Compute, &unknown).is_err());
     bench.close();
 }
 

@@ -12,7 +12,7 @@ use crate::queue::Queue;
 use crate::recording::{Prepared, Recorders};
 use crate::region::{Mapping, import_pages};
 use ragtag_hal::cache::Shelf;
-use ragtag_hal::driver::{self, Driver, DriverDevice};
+use ragtag_hal::driver::{self, Driver, DriverDevice, SemaphoreUse};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     AdapterKind, DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Result, SharedMemory,
@@ -160,7 +160,7 @@ impl Driver for Vulkan {
     }
 
     #[cfg(unix)]
-    fn import_semaphore(&self, semaphore: &SharedSemaphore) -> Result<Semaphore> {
+    fn import_semaphore(&self, semaphore: &SharedSemaphore, _: SemaphoreUse) -> Result<Semaphore> {
         let handle = semaphore.handle.downcast_ref::<SemaphoreFd>();
         let handle = handle.ok_or_else(|| Error::Unsupported {
             what: "importing a semaphore that is not an opaque file descriptor".into(),

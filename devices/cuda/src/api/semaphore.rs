@@ -8,9 +8,7 @@ use cudarc::driver::sys::{
     CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC_st__bindgen_ty_1,
     CUexternalSemaphoreHandleType,
 };
-use cudarc::driver::sys::{
-    CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, CUexternalSemaphore,
-};
+use cudarc::driver::sys::{CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUexternalSemaphore};
 use ragtag_hal::Result;
 #[cfg(unix)]
 use ragtag_hal::{Error, SemaphoreFd};
@@ -46,15 +44,6 @@ impl ExternalSemaphore {
         // A successful import has taken the file descriptor.
         let _ = duplicate.into_raw_fd();
         Ok(Self { context: Arc::clone(context), raw })
-    }
-
-    /// Makes later work on the stream wait until the semaphore has at least `value`.
-    pub(crate) fn wait(&self, stream: &Stream, value: u64) -> Result<()> {
-        // SAFETY: the structure consists of numbers and pointers, for which zero is valid.
-        let mut until: CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS = unsafe { std::mem::zeroed() };
-        until.params.fence.value = value;
-        // SAFETY: the semaphore and the stream are alive. The call reads one semaphore and one structure.
-        unsafe { enter!(self.context, cuWaitExternalSemaphoresAsync(&self.raw, &until, 1, stream.raw())) }
     }
 
     /// Raises the semaphore to `value` when earlier work on the stream has ended.

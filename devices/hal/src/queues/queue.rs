@@ -99,7 +99,8 @@ pub trait DriverQueue: Send + Sync + 'static {
     ) -> Result<Ends<Self::Event>>;
 
     /// Raises a semaphore to `value` from the host, because the work that should raise it has failed. Work
-    /// that waits for the semaphore then ends.
+    /// that waits for the semaphore then ends. By default does nothing, for semaphores that pass when the other
+    /// device fails.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.

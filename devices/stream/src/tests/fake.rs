@@ -28,7 +28,6 @@ enum Op {
     Gemm { product: Gemm, operands: Operands },
     Record(Event),
     Wait(Event),
-    Await(u64),
     Raise(u64),
     Play(Arc<Vec<Op>>),
 }
@@ -113,6 +112,11 @@ impl Fake {
         self.shared.changed.notify_all();
     }
 
+    /// Returns the value of the imported semaphore.
+    pub fn level(&self) -> u64 {
+        self.shared.lock().level
+    }
+
     /// Releases all current and future launches of `hold`.
     pub fn release(&self) {
         self.shared.lock().open = true;
@@ -168,15 +172,10 @@ impl Shared {
             Op::Gemm { product, operands } => self.gemm(product, operands),
             Op::Record(event) => event.pass(),
             Op::Wait(event) => event.wait(self),
-            Op::Await(value) => {
-                let low = |state: &mut State| state.level < *value && state.lost.is_none();
-                drop(self.changed.wait_while(self.lock(), low).unwrap());
-            }
             Op::Raise(value) => {
                 let mut state = self.lock();
-                state.level = state.level.max(*value);
-                drop(state);
-                self.changed.notify_all();
+                assert!(*value > state.level, "a semaphore only grows");
+                state.level = *value;
             }
             Op::Play(ops) => ops.iter().for_each(|op| self.run(op)),
         }
@@ -257,9 +256,13 @@ impl Event {
         self.shared.changed.notify_all();
     }
 
-    fn wait(&self, shared: &Shared) {
-        let pending = |state: &mut State| self.passed.lock().unwrap().is_none() && state.lost.is_none();
-        drop(shared.changed.wait_while(shared.lock(), pending).unwrap());
+    /// Waits on a stream of `waiter`, which may be another device.
+    fn wait(&self, waiter: &Shared) {
+        let is_lost = |shared: &Shared| shared.lock().lost.is_some();
+        while self.passed.lock().unwrap().is_none() && !is_lost(&self.shared) && !is_lost(waiter) {
+            let (state, limit) = (self.shared.lock(), Duration::from_millis(1));
+            drop(self.shared.changed.wait_timeout(state, limit).unwrap());
+        }
     }
 }
 
@@ -399,10 +402,6 @@ impl Driver for Fake {
 
     fn import_semaphore(&self, _: &SemaphoreFd) -> Result<()> {
         self.call("import_semaphore")
-    }
-
-    fn await_semaphore(&self, stream: &Stream, (): &(), value: u64) -> Result<()> {
-        self.call("await_semaphore").map(|()| self.enqueue(stream, Op::Await(value)))
     }
 
     fn raise_semaphore(&self, stream: &Stream, (): &(), value: u64) -> Result<()> {
