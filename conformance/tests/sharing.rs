@@ -23,8 +23,8 @@ fn shared(is_wanted: impl Fn(&Adapter) -> bool) -> Vec<[String; 2]> {
         let wanted = [(owner.clone(), DeviceId(0)), (user.clone(), DeviceId(1))];
         let devices = backends.open(&wanted, &Limits::default()).unwrap();
         let mut both = devices.into_iter().map(Bench::new);
-        let [user, owner] = shares(&mut both.next().unwrap(), &mut both.next().unwrap());
-        println!("waits on the device: the second {user}, the first {owner}");
+        let [user_waits, owner_waits] = shares(&mut both.next().unwrap(), &mut both.next().unwrap());
+        println!("waits on the device: the second {user_waits}, the first {owner_waits}");
         tested.push([owner.label(), user.label()]);
     }
     tested
