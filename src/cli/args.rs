@@ -528,7 +528,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, conflicts_with_all = ["pp", "tg", "prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "html", "replan", "trace", "receipt"])]
     pub(crate) defaults: bool,
     /// Measure the links between the devices instead of a model: transfers of 4 KiB to 16 MiB, in one
-    /// direction and in both at once. Default devices: auto,cpu.
+    /// direction and in both at once, on idle devices and while both devices compute. Default devices:
+    /// auto,cpu.
     #[arg(long, conflicts_with_all = ["model", "defaults", "pp", "tg", "prompt_tokens", "new_tokens", "objective", "parallel", "plan", "split", "pin", "exclude", "chunk", "html", "replan", "trace", "receipt"])]
     pub(crate) links: bool,
     /// Repetitions of each measurement, after one warm-up. With --links, up to 25 transfers each.

@@ -4,7 +4,7 @@
 use super::args::{BenchArgs, DeviceArgs, DevicesArgs};
 use super::output::{bytes, inform, note, print_json, show, table};
 use super::progress;
-use crate::calibrate::{LinkOptions, LinkRate, LinkReport, ProbedLink};
+use crate::calibrate::{LinkOptions, LinkReport, ProbedLink};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use std::cell::OnceCell;
@@ -90,22 +90,25 @@ fn as_table(report: &LinkReport) -> String {
 }
 
 fn as_bench_table(report: &LinkReport) -> String {
-    let mut table = table(&["link", "route", ">size", ">time", ">one way", ">both ways"]);
+    let mut table = table(&["link", "route", ">size", "+>time", ">alone", ">both", ">busy", ">both busy"]);
     for link in &report.links {
-        for LinkRate { bytes: size, bytes_per_s, both_bytes_per_s } in &link.rates {
+        for rate in &link.rates {
             table.add_row([
                 name(link),
                 route(link),
-                bytes(*size),
-                format!("{:.1} µs", *size as f64 / bytes_per_s * 1e6),
-                gigabytes(Some(*bytes_per_s)),
-                gigabytes(*both_bytes_per_s),
+                bytes(rate.bytes),
+                format!("{:.1} µs", rate.bytes as f64 / rate.bytes_per_s * 1e6),
+                gigabytes(Some(rate.bytes_per_s)),
+                gigabytes(rate.both_bytes_per_s),
+                gigabytes(Some(rate.busy_bytes_per_s)),
+                gigabytes(rate.both_busy_bytes_per_s),
             ]);
         }
     }
     format!(
-        "{table}\nRates are in GB/s in the direction of the link. In the column \"both ways\", the\n\
-         opposite link is busy too.\n{}",
+        "{table}\nRates are in GB/s (10⁹ bytes per second) in the direction of the link. alone: only\n\
+         this link transfers. both: the opposite link transfers too. busy: both devices\n\
+         compute too.\n{}",
         failures(report)
     )
 }
@@ -119,7 +122,10 @@ fn route(link: &ProbedLink) -> String {
 }
 
 fn gigabytes(bytes_per_s: Option<f64>) -> String {
-    bytes_per_s.map_or("-".into(), |rate| format!("{:.1}", rate / 1e9))
+    bytes_per_s.map_or("-".into(), |rate| match rate / 1e9 {
+        rate if rate < 9.995 => format!("{rate:.2}"),
+        rate => format!("{rate:.1}"),
+    })
 }
 
 /// Returns a line for each link without a verified route.

@@ -45,7 +45,8 @@ fn verified(json: &str, devices: usize) -> Vec<Value> {
         let rates = link["rates"].as_array().unwrap();
         let sizes: Vec<_> = rates.iter().map(|rate| rate["bytes"].as_u64().unwrap()).collect();
         assert_eq!(sizes, SIZES);
-        for figure in rates.iter().flat_map(|rate| [&rate["bytes_per_s"], &rate["both_bytes_per_s"]]) {
+        let figures = ["bytes_per_s", "both_bytes_per_s", "busy_bytes_per_s", "both_busy_bytes_per_s"];
+        for figure in rates.iter().flat_map(|rate| figures.map(|name| &rate[name])) {
             assert!(figure.as_f64().unwrap() > 0.0, "{link}");
         }
         let tried = link["tried"].as_array().unwrap();
@@ -211,6 +212,32 @@ fn a_device_without_a_verified_route_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let report = probe(&two(Some(ShortCopies::All)), folder.path());
         for link in &report.links {
+#[test]
+fn a_silent_device_does_not_stop_the_probe() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let folder = tempfile::tempdir().unwrap();
+    let devices = support::devices(&Setup { cpu_devices: 3, ..Setup::default() });
+    let devices = devices.checked_by(|adapter, device| {
+        let delay_us = if adapter.label() == "cpu:1" { [0, HOUR_US, HOUR_US] } else { [0; 3] };
+        Checked::with_faults(device, Faults { delay_us, ..Faults::default() })
+    });
+    let mut options = LinkOptions::default();
+    (options.silence, options.folder) = (Duration::from_millis(200), Some(folder.path().into()));
+    let report = within(300, move || LinkReport::run(&devices, &options, &|_, _| ()).unwrap());
+    assert_eq!(report.links.len(), 6);
+    for link in &report.links {
+        let why = match (link.from.as_str(), link.to.as_str()) {
+            ("cpu:0" | "cpu:1", "cpu:0" | "cpu:1") => "peer: no answer in 0.2 s",
+            ("cpu:0", _) | (_, "cpu:0") => "peer: not probed, because cpu:0 does not answer",
+            _ => "peer: not probed, because cpu:1 does not answer",
+        };
+        let failure = link.unverified().unwrap();
+        assert!(failure.contains(why), "{failure}");
+    }
+    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["lock"], "the device may answer next time");
+}
+
             assert_eq!(wrong(link), ["peer", "import", "staged"]);
             assert_eq!((link.route, link.latency_us, link.rates.len()), (None, None, 0));
             let failure = link.unverified().unwrap();
