@@ -301,9 +301,12 @@ pub(crate) struct CompareArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  ragtag devices\n  ragtag devices --doctor\n  ragtag devices --cpu-devices 2 --json\n  ragtag devices --links --device gpu,cpu"
-)]
+#[command(after_help = "\
+Examples:
+  ragtag devices
+  ragtag devices --doctor
+  ragtag devices --cpu-devices 2 --json
+  ragtag devices --links --device gpu,cpu --svg links.svg")]
 pub(crate) struct DevicesArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
@@ -319,6 +322,9 @@ pub(crate) struct DevicesArgs {
     /// Ignore cached results of --links and probe again.
     #[arg(long, requires = "links")]
     pub(crate) reprobe: bool,
+    /// Draw the devices and the links of --links as an SVG file ("-": standard output).
+    #[arg(long, value_name = "FILE", requires = "links")]
+    pub(crate) svg: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

@@ -73,6 +73,12 @@ fn the_command_probes_links_once() {
     assert!(links.iter().all(|link| link["tried"][0]["why"].is_null()), "{json}");
     let (_, again, _) = run(cache.path(), &["devices", "--links", "--json"]);
     assert_eq!(again, json, "the results are cached");
+    let svg = cache.path().join("links.svg");
+    let (code, table_again, said) = run(cache.path(), &["devices", "--links", "--svg", support::text(&svg)]);
+    assert_eq!((code, table_again), (Some(0), table), "{said}");
+    assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg "));
+    let (_, drawing, _) = run(cache.path(), &["devices", "--links", "--svg", "-"]);
+    assert_eq!(drawing, std::fs::read_to_string(&svg).unwrap(), "nothing else goes to standard output");
     let (_, anew, _) = run(cache.path(), &["devices", "--links", "--json", "--reprobe"]);
     assert_ne!(anew, json);
     verified(&anew, 2);
@@ -96,6 +102,38 @@ fn a_link_needs_two_devices() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("a link needs two devices"), "{said}");
+}
+
+#[test]
+fn drawings_of_links_need_a_place() {
+    let cache = tempfile::tempdir().unwrap();
+    for (arguments, wanted) in [
+        (&["devices", "--svg", "links.svg"][..], 2),
+        (&["devices", "--links", "--svg", "-", "--json"], 2),
+        (&["devices", "--links", "--svg", "missing/links.svg"], 7),
+    ] {
+        let (code, out, said) = run(cache.path(), arguments);
+        assert_eq!((code, out.as_str()), (Some(wanted), ""), "{said}");
+    }
+}
+
+#[test]
+fn strict_refuses_routes_that_no_probe_has_verified() {
+    let cache = tempfile::tempdir().unwrap();
+    let split = ["--strict", "--split", "0-6=cpu:0,7-13=cpu:1"];
+    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
+        let (code, _, said) = run(cache.path(), &[command, &split].concat());
+        let why = "the edge from cpu:0 to cpu:1 may take the peer route, which is not verified: it was never \
+                   probed (run `ragtag devices --links` with the same devices)";
+        assert!(code == Some(8) && said.contains(why), "{code:?} {said}");
+    }
+    let (code, _, said) = run(cache.path(), &["run", "-n", "2", "--strict", "--split", "0-13=cpu:0"]);
+    assert_eq!(code, Some(0), "a single stage has no edge: {said}");
+    assert_eq!(run(cache.path(), &["devices", "--links"]).0, Some(0));
+    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
+        let (code, _, said) = run(cache.path(), &[command, &split].concat());
+        assert_eq!(code, Some(0), "{said}");
+    }
 }
 
 #[test]
