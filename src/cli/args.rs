@@ -110,8 +110,8 @@ pub(crate) struct DeviceArgs {
     /// matrix units, and otherwise the library.
     #[arg(long, value_name = "KERNELS", default_value = "auto")]
     pub(crate) gemm: GemmChoice,
-    /// Refuse software devices in place of GPUs, fallbacks, throttles, links without a verified route and
-    /// suspicious weights, with exit code 8.
+    /// Refuse software devices in place of GPUs, fallbacks, throttles, routes that `devices --links` has not
+    /// verified, and suspicious weights, with exit code 8. Routes through host memory need no probe.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = switch("RAGTAG_STRICT"))]
     pub(crate) strict: bool,
 }

@@ -212,6 +212,32 @@ fn failures_without_wrong_bytes_are_not_cached() {
     assert_eq!(names.collect::<Vec<_>>(), ["lock"]);
 }
 
+#[test]
+fn a_silent_device_does_not_stop_the_probe() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let folder = tempfile::tempdir().unwrap();
+    let devices = support::devices(&Setup { cpu_devices: 3, ..Setup::default() });
+    let devices = devices.checked_by(|adapter, device| {
+        let delay_us = if adapter.label() == "cpu:1" { [0, HOUR_US, HOUR_US] } else { [0; 3] };
+        Checked::with_faults(device, Faults { delay_us, ..Faults::default() })
+    });
+    let mut options = LinkOptions::default();
+    (options.silence, options.folder) = (Duration::from_millis(200), Some(folder.path().into()));
+    let report = within(300, move || LinkReport::run(&devices, &options, &|_, _| ()).unwrap());
+    assert_eq!(report.links.len(), 6);
+    for link in &report.links {
+        let why = match (link.from.as_str(), link.to.as_str()) {
+            ("cpu:0" | "cpu:1", "cpu:0" | "cpu:1") => "peer: no answer in 0.2 s",
+            ("cpu:0", _) | (_, "cpu:0") => "peer: not probed, because cpu:0 does not answer",
+            _ => "peer: not probed, because cpu:1 does not answer",
+        };
+        let failure = link.unverified().unwrap();
+        assert!(failure.contains(why), "{failure}");
+    }
+    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["lock"], "the device may answer next time");
+}
+
 /// Calibrates as quickly as possible with the cache in `folder`.
 fn calibrate(model: &Model, devices: &Devices, folder: &Path) -> Calibration {
     let mut options = CalibrationOptions::default();
@@ -240,6 +266,16 @@ fn routes_that_corrupt_data_are_not_used() {
         let planner = Planner::new(&model).devices(&two(None)).calibrated(&calibration);
         let plan = planner.split("0-6=cpu:1,7-13=cpu:0".parse().unwrap()).plan().unwrap();
         assert_eq!(plan.routes(), [routes[1].clone()]);
+
+        // Without calibration, the peer route that changed bytes is replaced.
+        let devices = two(None);
+        let plan = |planner: Planner| planner.split("0-6=cpu:1,7-13=cpu:0".parse().unwrap()).plan().unwrap();
+        let planner = Planner::new(&model).devices(&devices);
+        assert_eq!(plan(planner.clone()).routes(), [Routes::or_staged(Route::Peer)]);
+        let kept = LinkReport::kept(&devices, Some(folder.path().into()));
+        assert_eq!(plan(planner.probed(&kept)).routes(), [routes[1].clone()]);
+        assert_eq!(kept.refusal("cpu:0", "cpu:1", Route::HOST_STAGED), None);
+        assert!(kept.refusal("cpu:1", "cpu:0", Route::Peer).unwrap().contains("bytes are wrong"));
     });
 }
 
@@ -250,32 +286,6 @@ fn a_device_without_a_verified_route_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let report = probe(&two(Some(ShortCopies::All)), folder.path());
         for link in &report.links {
-#[test]
-fn a_silent_device_does_not_stop_the_probe() {
-    const HOUR_US: u64 = 3_600_000_000;
-    let folder = tempfile::tempdir().unwrap();
-    let devices = support::devices(&Setup { cpu_devices: 3, ..Setup::default() });
-    let devices = devices.checked_by(|adapter, device| {
-        let delay_us = if adapter.label() == "cpu:1" { [0, HOUR_US, HOUR_US] } else { [0; 3] };
-        Checked::with_faults(device, Faults { delay_us, ..Faults::default() })
-    });
-    let mut options = LinkOptions::default();
-    (options.silence, options.folder) = (Duration::from_millis(200), Some(folder.path().into()));
-    let report = within(300, move || LinkReport::run(&devices, &options, &|_, _| ()).unwrap());
-    assert_eq!(report.links.len(), 6);
-    for link in &report.links {
-        let why = match (link.from.as_str(), link.to.as_str()) {
-            ("cpu:0" | "cpu:1", "cpu:0" | "cpu:1") => "peer: no answer in 0.2 s",
-            ("cpu:0", _) | (_, "cpu:0") => "peer: not probed, because cpu:0 does not answer",
-            _ => "peer: not probed, because cpu:1 does not answer",
-        };
-        let failure = link.unverified().unwrap();
-        assert!(failure.contains(why), "{failure}");
-    }
-    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
-    assert_eq!(names.collect::<Vec<_>>(), ["lock"], "the device may answer next time");
-}
-
             assert_eq!(wrong(link), ["peer", "import", "staged"]);
             assert_eq!((link.route, link.latency_us, link.rates.len()), (None, None, 0));
             let failure = link.unverified().unwrap();
@@ -287,5 +297,10 @@ fn a_silent_device_does_not_stop_the_probe() {
         assert_eq!((calibration.closed, calibration.timed), (vec!["cpu:1".into()], vec!["cpu:0".into()]));
         let warning = &calibration.warnings[0];
         assert!(warning.starts_with("leaving cpu:1 out: no verified route from "), "{warning}");
+        let kept = LinkReport::kept(&devices, Some(folder.path().into()));
+        let planner = Planner::new(&model).devices(&devices).probed(&kept);
+        let split = planner.clone().split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());
+        assert!(split.plan().unwrap_err().to_string().contains("cpu:1"));
+        assert!(planner.plan().unwrap().stages.iter().all(|stage| stage.device == "cpu:0"));
     });
 }
