@@ -457,6 +457,10 @@ pub(crate) struct RunArgs {
     /// Compare predicted and measured times on standard error.
     #[arg(long, help_heading = "Predicted against measured")]
     pub(crate) compare: bool,
+    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
+    /// differ, exit with code 1. Loads a copy of these blocks.
+    #[arg(long)]
+    pub(crate) canary: bool,
     /// Do not print the prompt before the generated text.
     #[arg(long)]
     pub(crate) no_echo: bool,
@@ -551,6 +555,10 @@ pub(crate) struct BenchArgs {
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
+    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
+    /// differ, exit with code 1. Loads a copy of these blocks.
+    #[arg(long, conflicts_with_all = ["links", "defaults"])]
+    pub(crate) canary: bool,
     /// Print only errors and warnings on standard error.
     #[arg(short, long)]
     pub(crate) quiet: bool,

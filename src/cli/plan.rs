@@ -2,9 +2,10 @@
 
 use super::args::{DeviceArgs, FleetArgs, PlacementArgs, PlanArgs};
 use super::files::input_name;
-use super::output::{bytes, note, print, show, table};
+use super::output::{bytes, inform, note, print, show, table};
 use super::pictures::{Pictures, bars};
 use super::wanted::{Needs, Wanted};
+use crate::CheckedBlock;
 use crate::calibrate::{LinkReport, ProbedLink};
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
@@ -214,6 +215,18 @@ impl Placed {
         (*planner, *plan) = (known, engine.plan().clone());
         Ok(engine)
     }
+}
+
+/// Compares the first block of each stage with the CPU, and prints the errors to standard error.
+pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> Result<()> {
+    for block in crate::check_first_blocks(model, &placed.devices, engine.plan())? {
+        let CheckedBlock { stage, device, segment, error, bound } = block;
+        inform(&format!(
+            "canary: stage {stage} on {device}: segment {segment} differs from the CPU's by {error:.1e} \
+             (at most {bound:.0e})"
+        ));
+    }
+    Ok(())
 }
 
 /// Probes and selects devices. If `--strict` is set, checks them and the model's weights.

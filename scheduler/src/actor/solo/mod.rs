@@ -4,6 +4,7 @@
 //! This module does not depend on how the timings are used.
 
 mod link;
+mod output;
 mod verify;
 
 pub use link::SoloLink;
