@@ -23,8 +23,10 @@ use topology::Topology;
 
 pub use topology::LinkClass;
 
-/// Default time limit of a probe of all links.
+/// Default time limit of the measurements of all links.
 const USUAL_LIMIT: Duration = Duration::from_secs(20);
+/// Default time after which a probe starts no further work.
+const USUAL_TOTAL: Duration = Duration::from_secs(600);
 /// Default time without progress after which a pair of devices counts as silent.
 const USUAL_SILENCE: Duration = Duration::from_secs(60);
 
@@ -38,6 +40,8 @@ pub struct LinkOptions {
     pub repetitions: usize,
     /// Approximate time limit of all measurements. Each is taken at least once.
     pub limit: Duration,
+    /// Time after which no further pair of devices is verified or timed. Their links are then not verified.
+    pub total: Duration,
     /// Time without progress after which a pair of devices counts as silent. Its links are then not verified,
     /// and its devices are not probed again. The probe therefore waits at most this time for every second
     /// device.
@@ -48,7 +52,14 @@ pub struct LinkOptions {
 
 impl Default for LinkOptions {
     fn default() -> Self {
-        Self { reprobe: false, repetitions: 25, limit: USUAL_LIMIT, silence: USUAL_SILENCE, folder: None }
+        Self {
+            reprobe: false,
+            repetitions: 25,
+            limit: USUAL_LIMIT,
+            total: USUAL_TOTAL,
+            silence: USUAL_SILENCE,
+            folder: None,
+        }
     }
 }
 
@@ -252,7 +263,7 @@ impl Probe<'_> {
             (self.progress)(done.get(), total);
         };
         let solo = opened.into_iter().map(|device| SoloDevice::new(Box::new(device))).collect();
-        let mut solo = Pairs::new(solo, self.options.silence, &step);
+        let mut solo = Pairs::new(solo, self.options, &step);
         // Several pairs are verified at once, because the host generates and compares the contents on one
         // core per pair. Each pair has a second core for the threads of its devices.
         let most = available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1));

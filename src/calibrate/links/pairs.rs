@@ -3,6 +3,7 @@
 //! A hung driver never returns from its call, so its thread cannot be stopped. The thread keeps the two
 //! devices and ends with the process.
 
+use super::LinkOptions;
 use ragtag_scheduler::SoloDevice;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -11,13 +12,16 @@ use std::time::{Duration, Instant};
 /// Indices of the two devices of a pair.
 pub(super) type Pair = [usize; 2];
 
-/// Devices, of which each is in use by at most one pair.
+/// Devices, each in use by at most one pair at a time.
 pub(super) struct Pairs<'a> {
     /// `None` for a device that does not answer.
     devices: Vec<Option<SoloDevice>>,
     labels: Vec<String>,
     /// Time without a finished step after which a pair counts as silent.
     limit: Duration,
+    /// Time limit of all work, and its start.
+    total: Duration,
+    start: Instant,
     /// Callback for each finished step.
     step: &'a dyn Fn(),
 }
@@ -29,14 +33,21 @@ enum News<T> {
 }
 
 impl<'a> Pairs<'a> {
-    pub(super) fn new(devices: Vec<SoloDevice>, limit: Duration, step: &'a dyn Fn()) -> Self {
+    pub(super) fn new(devices: Vec<SoloDevice>, options: &LinkOptions, step: &'a dyn Fn()) -> Self {
         let labels = devices.iter().map(|device| device.adapter().label()).collect();
-        Self { devices: devices.into_iter().map(Some).collect(), labels, limit, step }
+        Self {
+            devices: devices.into_iter().map(Some).collect(),
+            labels,
+            limit: options.silence,
+            total: options.total,
+            start: Instant::now(),
+            step,
+        }
     }
 
     /// Runs `work` on pairs that share no device, all at once. Returns the results in the order of the pairs.
-    /// For a pair that does not answer, and for each later pair with one of its devices, the result is the
-    /// reason. `work` gets the devices of a pair and a callback for each finished step.
+    /// For a pair that does not answer, for each later pair with one of its devices, and for all pairs after
+    /// the time limit, the result is the reason. `work` gets the devices of a pair and a callback for each finished step.
     pub(super) fn run<T: Send + 'static>(
         &mut self,
         pairs: &[Pair],
@@ -74,8 +85,11 @@ impl<'a> Pairs<'a> {
     /// Takes the devices of a pair.
     ///
     /// # Errors
-    /// Fails if one of the devices does not answer.
+    /// Fails if one of the devices does not answer, or after the time limit.
     fn take(&mut self, [first, second]: Pair) -> Result<[SoloDevice; 2], String> {
+        if self.start.elapsed() >= self.total {
+            return Err(format!("not probed within {} s", self.total.as_secs_f64()));
+        }
         let silent = |at: usize| format!("not probed, because {} does not answer", self.labels[at]);
         match (self.devices[first].take(), self.devices[second].take()) {
             (Some(a), Some(b)) => Ok([a, b]),
@@ -159,7 +173,7 @@ mod tests {
     fn pairs_of_a_round_run_at_the_same_time() {
         let steps = std::cell::Cell::new(0);
         let step = || steps.set(steps.get() + 1);
-        let mut pairs = Pairs::new(four(), Duration::from_secs(60), &step);
+        let mut pairs = Pairs::new(four(), &LinkOptions::default(), &step);
         // Each pair waits for the other.
         let barrier = std::sync::Arc::new(std::sync::Barrier::new(2));
         let results = pairs.run(&[[0, 2], [1, 3]], move |ends, step| {
@@ -175,10 +189,14 @@ mod tests {
 
     #[test]
     fn a_pair_that_panics_has_no_answer() {
-        let mut pairs = Pairs::new(four(), Duration::from_secs(60), &|| ());
+        let mut pairs = Pairs::new(four(), &LinkOptions::default(), &|| ());
         let results = pairs.run(&[[0, 1], [2, 3]], |ends, _| assert_eq!(ends[0].adapter().label(), "cpu:2"));
         assert_eq!(results, [Err("no answer in 60 s".into()), Ok(())]);
         let missing = "not probed, because cpu:0 does not answer".to_owned();
         assert_eq!(pairs.run(&[[0, 2]], |_, _| ()), [Err(missing)]);
+
+        let options = LinkOptions { total: Duration::ZERO, ..LinkOptions::default() };
+        let late = Pairs::new(four(), &options, &|| ()).run(&[[0, 1]], |_, _| ());
+        assert_eq!(late, [Err("not probed within 0 s".into())]);
     }
 }
