@@ -124,9 +124,9 @@ fn as_bench_table(report: &LinkReport) -> String {
         }
     }
     format!(
-        "{table}\nRates are in GB/s (10⁹ bytes per second) in the direction of the link. alone: only\n\
-         this link transfers. both: the opposite link transfers too. busy: both devices\n\
-         compute too.\n{}",
+        "{table}\nRates are in GB/s (10⁹ bytes per second) in the direction of the link.\n\
+         alone: only this link transfers. both: the opposite link transfers too.\n\
+         busy: both devices compute too.\n{}",
         failures(report)
     )
 }
