@@ -154,6 +154,23 @@ pub enum Error {
         /// Number of tests in total.
         tests: usize,
     },
+    /// A device that computes a block differently from the CPU.
+    #[error(
+        "stage {stage} on {device} ({route}): its first block differs from the CPU's by {error:.1e}, at most \
+         {bound:.0e} is allowed (run `ragtag selftest --device {device}`, or leave the device out with --exclude)"
+    )]
+    Canary {
+        /// Index of the stage.
+        stage: usize,
+        /// Label of the stage's device.
+        device: String,
+        /// Description of the route by which the stage's rows arrive.
+        route: String,
+        /// Relative error.
+        error: f64,
+        /// Maximum relative error of the numerics class.
+        bound: f64,
+    },
     /// A run that `--strict` rejected.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict {
@@ -189,7 +206,7 @@ impl Error {
                 ragtag_scheduler::Error::Stage { cause, .. } | ragtag_scheduler::Error::Memory { cause, .. },
             ) if cause.is_out_of_memory() => 6,
             Error::Compile { .. } | Error::Device { .. } | Error::Run(_) | Error::SelfTest { .. } => 1,
-            Error::Simulated(_) => 1,
+            Error::Simulated(_) | Error::Canary { .. } => 1,
         }
     }
 }

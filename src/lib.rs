@@ -34,6 +34,7 @@
 
 mod burst;
 mod calibrate;
+mod canary;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod devices;
@@ -59,6 +60,7 @@ pub use burst::BurstTimes;
 pub use calibrate::{
     Calibration, CalibrationOptions, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute,
 };
+pub use canary::{CheckedBlock, check_first_blocks};
 pub use devices::{DeviceOptions, Devices};
 pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};

@@ -4,7 +4,7 @@ mod measured;
 
 pub use measured::Replanned;
 
-use crate::calibrate::Calibration;
+use crate::calibrate::{Calibration, LinkReport};
 use crate::devices::{Devices, usual_routes};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -127,6 +127,24 @@ impl Planner {
             }
         }
         planner
+    }
+
+    /// Replaces routes that a probe has found unusable with verified routes. Excludes devices until every
+    /// pair of probed devices has a verified route. Call [`Planner::devices`] first. A planner with
+    /// [`Planner::calibrated`] does not need this call, because a calibration uses the cached probes.
+    pub fn probed(mut self, links: &LinkReport) -> Self {
+        for link in &links.links {
+            let usual = &self.links.between(&link.from, &link.to).routes;
+            let is_refused = |route| links.refusal(&link.from, &link.to, route).is_some();
+            if let Some(routes) = link.routes().filter(|_| usual.iter().any(is_refused)) {
+                self = self.routes(&link.from, &link.to, routes);
+            }
+        }
+        let mut labels = self.labels();
+        while let Some((at, _)) = links.without_route(&labels) {
+            self = self.exclude(&labels.remove(at));
+        }
+        self
     }
 
     /// Replaces the rates of devices and links with the measurements in `calibration`. Excludes devices that

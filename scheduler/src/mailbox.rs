@@ -122,33 +122,71 @@ pub(crate) fn found<T, E>(message: Result<T, E>) -> Outcome<T> {
     message.map_or(Outcome::Gone, Outcome::Found)
 }
 
+/// An atomic flag with its fence. A model checker replaces the standard library's flag in a test.
+pub(crate) trait Flag: Default {
+    fn load(&self) -> bool;
+    fn store(&self, value: bool);
+    fn swap(&self, value: bool) -> bool;
+    /// Orders the accesses before the fence and after it with those around the fences of other threads.
+    fn fence();
+}
+
+impl Flag for AtomicBool {
+    fn load(&self) -> bool {
+        self.load(Ordering::Relaxed)
+    }
+
+    fn store(&self, value: bool) {
+        self.store(value, Ordering::Relaxed);
+    }
+
+    fn swap(&self, value: bool) -> bool {
+        self.swap(value, Ordering::Relaxed)
+    }
+
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
 /// Notice of progress on timelines. It sends at most one message each time the owner arms it, and none while
 /// it is not armed.
 ///
 /// The owner arms the notice, checks the timelines again because they may have advanced before it was armed,
 /// and then sleeps. Any number of points may pass before the message is sent. A notice that is not armed
 /// never wakes its owner.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Notice(Arc<AtomicBool>);
+pub(crate) type Notice = NoticeOn<AtomicBool>;
 
-impl Notice {
+/// A [`Notice`] on a flag of type `F`.
+#[derive(Debug, Default)]
+pub(crate) struct NoticeOn<F>(Arc<F>);
+
+impl<F> Clone for NoticeOn<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<F: Flag> NoticeOn<F> {
     /// Requests a message the next time a timeline advances. After this call, the caller must check whether
     /// one advanced before the call.
     pub(crate) fn arm(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.store(true);
         // Pairs with the fence in `take`. Either the owner sees all writes that precede the other thread's
         // fence, or the other thread sees that the notice is armed.
-        fence(Ordering::SeqCst);
+        F::fence();
     }
 
     /// Clears the request for a message and returns whether there was one. If it returns `true`, the caller
     /// must send the message.
     pub(crate) fn take(&self) -> bool {
-        fence(Ordering::SeqCst);
+        F::fence();
         // Load first, so that the cache line stays shared while no message is requested.
-        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
+        self.0.load() && self.0.swap(false)
     }
+}
 
+impl Notice {
     /// Calls `moved` if `timeline` advances while the notice is armed. Calls `failed` if the timeline fails.
     pub(crate) fn listen(
         &self,
@@ -216,5 +254,67 @@ mod tests {
         assert!(mailbox.poll().is_none());
         timeline.fail(ragtag_hal::Error::Lost { cause: "gone".into() });
         assert!(matches!(mailbox.poll(), Some(Envelope::Urgent(cause)) if cause.contains("gone")));
+    }
+
+    /// A flag of the model checker. Its fence does nothing if `FENCED` is false.
+    #[derive(Debug, Default)]
+    struct Modelled<const FENCED: bool>(loom::sync::atomic::AtomicBool);
+
+    impl<const FENCED: bool> Flag for Modelled<FENCED> {
+        fn load(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+
+        fn store(&self, value: bool) {
+            self.0.store(value, Ordering::Relaxed);
+        }
+
+        fn swap(&self, value: bool) -> bool {
+            self.0.swap(value, Ordering::Relaxed)
+        }
+
+        fn fence() {
+            if FENCED {
+                loom::sync::atomic::fence(Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Checks all interleavings of an owner that arms a notice and of `advancing` threads that advance a
+    /// timeline each.
+    fn check_notice<const FENCED: bool>(advancing: usize) {
+        loom::model(move || {
+            let notice = NoticeOn::<Modelled<FENCED>>::default();
+            let timelines: Vec<_> =
+                (0..advancing).map(|_| loom::sync::Arc::new(loom::sync::atomic::AtomicU64::new(0))).collect();
+            let threads: Vec<_> = timelines
+                .iter()
+                .map(|timeline| {
+                    let (timeline, notice) = (timeline.clone(), notice.clone());
+                    loom::thread::spawn(move || {
+                        timeline.store(1, Ordering::Relaxed);
+                        notice.take()
+                    })
+                })
+                .collect();
+            notice.arm();
+            let seen = timelines.iter().filter(|timeline| timeline.load(Ordering::Relaxed) == 1).count();
+            let sent = threads.into_iter().map(|thread| thread.join().unwrap());
+            let sent = sent.filter(|sent| *sent).count();
+            assert!(sent <= 1, "a notice sent {sent} messages");
+            assert!(seen == advancing || sent == 1, "the owner sleeps although a timeline has advanced");
+        });
+    }
+
+    #[test]
+    fn no_interleaving_loses_or_repeats_a_notice() {
+        check_notice::<true>(1);
+        check_notice::<true>(2);
+    }
+
+    #[test]
+    #[should_panic(expected = "the owner sleeps although a timeline has advanced")]
+    fn the_model_finds_a_missing_fence() {
+        check_notice::<false>(1);
     }
 }

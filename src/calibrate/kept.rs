@@ -25,7 +25,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Format version of the JSON files of links.
 const LINK_VERSION: u32 = 5;
 /// Format version of the JSON files of probes. It also changes when devices offer more routes than before.
-const PROBE_VERSION: u32 = 2;
+const PROBE_VERSION: u32 = 3;
 /// Age in seconds after which a measurement expires: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval between attempts to take a lock that another process holds.
@@ -178,11 +178,11 @@ impl Kept {
         self.keep(path, &KeptProbe { ragtag_probe: PROBE_VERSION, ends, link: link.clone() });
     }
 
-    /// Returns the routes from one device to another: the fastest verified route of a cached probe, or the
+    /// Returns the routes from one device to another: the fastest verified routes of a cached probe, or the
     /// usual routes.
     pub(super) fn routes(&self, from: &Adapter, to: &Adapter) -> Routes {
-        let probed = self.probe(from, to).and_then(|link| link.route);
-        probed.map_or_else(|| usual_routes(from, to), Routes::or_staged)
+        let probed = self.probe(from, to).and_then(|link| link.routes());
+        probed.unwrap_or_else(|| usual_routes(from, to))
     }
 
     /// Marks a cached profile that a run has contradicted, so that the next calibration measures it again.

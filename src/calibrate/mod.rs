@@ -127,9 +127,10 @@ impl Calibration {
     ) -> Result<Self> {
         let mut adapters = devices.selected().to_vec();
         let (mut closed, mut warnings) = (Vec::new(), Vec::new());
-        let kept = Kept::new(options.folder.clone());
-        while let Some((at, why)) = links::without_route(&adapters, &kept) {
-            let label = adapters.remove(at).label();
+        let (links, mut labels) = (LinkReport::kept(devices, options.folder.clone()), devices.labels());
+        while let Some((at, why)) = links.without_route(&labels) {
+            adapters.remove(at);
+            let label = labels.remove(at);
             warnings.push(format!(
                 "leaving {label} out: {why} (to probe again, use ragtag devices --links --reprobe)"
             ));

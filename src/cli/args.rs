@@ -110,8 +110,8 @@ pub(crate) struct DeviceArgs {
     /// matrix units, and otherwise the library.
     #[arg(long, value_name = "KERNELS", default_value = "auto")]
     pub(crate) gemm: GemmChoice,
-    /// Refuse software devices in place of GPUs, fallbacks, throttles, links without a verified route and
-    /// suspicious weights, with exit code 8.
+    /// Refuse software devices in place of GPUs, fallbacks, throttles, routes that `devices --links` has not
+    /// verified, and suspicious weights, with exit code 8. Routes through host memory need no probe.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = switch("RAGTAG_STRICT"))]
     pub(crate) strict: bool,
 }
@@ -301,9 +301,12 @@ pub(crate) struct CompareArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  ragtag devices\n  ragtag devices --doctor\n  ragtag devices --cpu-devices 2 --json\n  ragtag devices --links --device gpu,cpu"
-)]
+#[command(after_help = "\
+Examples:
+  ragtag devices
+  ragtag devices --doctor
+  ragtag devices --cpu-devices 2 --json
+  ragtag devices --links --device gpu,cpu --svg links.svg")]
 pub(crate) struct DevicesArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
@@ -319,6 +322,9 @@ pub(crate) struct DevicesArgs {
     /// Ignore cached results of --links and probe again.
     #[arg(long, requires = "links")]
     pub(crate) reprobe: bool,
+    /// Draw the devices and the links of --links as an SVG file ("-": standard output).
+    #[arg(long, value_name = "FILE", requires = "links")]
+    pub(crate) svg: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -451,6 +457,10 @@ pub(crate) struct RunArgs {
     /// Compare predicted and measured times on standard error.
     #[arg(long, help_heading = "Predicted against measured")]
     pub(crate) compare: bool,
+    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
+    /// differ, exit with code 1. Loads a copy of these blocks.
+    #[arg(long)]
+    pub(crate) canary: bool,
     /// Do not print the prompt before the generated text.
     #[arg(long)]
     pub(crate) no_echo: bool,
@@ -528,7 +538,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, conflicts_with_all = ["pp", "tg", "prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "html", "replan", "trace", "receipt"])]
     pub(crate) defaults: bool,
     /// Measure the links between the devices instead of a model: transfers of 4 KiB to 16 MiB, in one
-    /// direction and in both at once. Default devices: auto,cpu.
+    /// direction and in both at once, on idle devices and while both devices compute. Default devices:
+    /// auto,cpu.
     #[arg(long, conflicts_with_all = ["model", "defaults", "pp", "tg", "prompt_tokens", "new_tokens", "objective", "parallel", "plan", "split", "pin", "exclude", "chunk", "html", "replan", "trace", "receipt"])]
     pub(crate) links: bool,
     /// Repetitions of each measurement, after one warm-up. With --links, up to 25 transfers each.
@@ -544,6 +555,10 @@ pub(crate) struct BenchArgs {
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
+    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
+    /// differ, exit with code 1. Loads a copy of these blocks.
+    #[arg(long, conflicts_with_all = ["links", "defaults"])]
+    pub(crate) canary: bool,
     /// Print only errors and warnings on standard error.
     #[arg(short, long)]
     pub(crate) quiet: bool,

@@ -6,7 +6,7 @@ use super::compare;
 use super::defaults::median;
 use super::files;
 use super::output::{inform, print_json, set_quiet, show, table};
-use super::plan::{placed, summary};
+use super::plan::{check_blocks, placed, summary};
 use super::progress;
 use super::records::Records;
 use super::wanted::{Needs, workload};
@@ -74,6 +74,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             once(&engine.session(), &test.burst(parallel))?;
         }
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
+    }
+    if args.canary {
+        check_blocks(&model, &placed, &engine)?;
     }
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
     // The first runs compile kernels and record commands, so they do not count.

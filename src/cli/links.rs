@@ -2,12 +2,14 @@
 //! intact, and `ragtag bench --links`, which measures the links.
 
 use super::args::{BenchArgs, DeviceArgs, DevicesArgs};
-use super::output::{bytes, inform, note, print_json, show, table};
+use super::files::{self, is_standard, write_file};
+use super::output::{bytes, inform, note, print, print_json, show, table};
 use super::progress;
-use crate::calibrate::{LinkOptions, LinkRate, LinkReport, ProbedLink};
+use crate::calibrate::{LinkOptions, LinkReport, ProbedLink};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use std::cell::OnceCell;
+use std::path::Path;
 use std::time::Duration;
 
 /// Selection if the user selects no devices. The links between GPUs and the processor are of interest too.
@@ -17,12 +19,28 @@ const BENCH_LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs `ragtag devices --links`.
 pub(super) fn run(args: &DevicesArgs) -> Result<()> {
+    let is_drawn = args.svg.as_deref().is_some_and(is_standard);
+    if is_drawn && args.json {
+        return Err(Error::Usage("only one of --json and --svg can go to standard output".into()));
+    }
+    files::check(args.svg.as_deref().filter(|path| !is_standard(path)), [])?;
     let options = LinkOptions { reprobe: args.reprobe, ..LinkOptions::default() };
     let (devices, report) = probed(&args.devices, &options)?;
-    let printed = if args.json { print_json(&report) } else { show(&as_table(&report)) };
+    let printed = match (args.json, is_drawn) {
+        (true, _) => print_json(&report),
+        (false, true) => Ok(()),
+        (false, false) => show(&as_table(&report)),
+    };
+    let drawn = args.svg.as_deref().map_or(Ok(()), |path| draw(path, &report));
     // The links are printed even if `--strict` refuses them.
     let strict = if args.devices.strict { super::strict::check_links(&devices, &report) } else { Ok(()) };
-    printed.and(strict).and(report.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
+    printed.and(drawn).and(strict).and(report.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
+}
+
+/// Writes a drawing of the links.
+fn draw(path: &Path, report: &LinkReport) -> Result<()> {
+    let drawing = crate::pictures::links(report);
+    if is_standard(path) { print(&drawing) } else { write_file(path, drawing.as_bytes()) }
 }
 
 /// Runs `ragtag bench --links`. Measures all links again, with more repetitions and a longer time limit.
@@ -90,22 +108,25 @@ fn as_table(report: &LinkReport) -> String {
 }
 
 fn as_bench_table(report: &LinkReport) -> String {
-    let mut table = table(&["link", "route", ">size", ">time", ">one way", ">both ways"]);
+    let mut table = table(&["link", "route", ">size", "+>time", ">alone", ">both", ">busy", ">both busy"]);
     for link in &report.links {
-        for LinkRate { bytes: size, bytes_per_s, both_bytes_per_s } in &link.rates {
+        for rate in &link.rates {
             table.add_row([
                 name(link),
                 route(link),
-                bytes(*size),
-                format!("{:.1} µs", *size as f64 / bytes_per_s * 1e6),
-                gigabytes(Some(*bytes_per_s)),
-                gigabytes(*both_bytes_per_s),
+                bytes(rate.bytes),
+                format!("{:.1} µs", rate.bytes as f64 / rate.bytes_per_s * 1e6),
+                gigabytes(Some(rate.bytes_per_s)),
+                gigabytes(rate.both_bytes_per_s),
+                gigabytes(Some(rate.busy_bytes_per_s)),
+                gigabytes(rate.both_busy_bytes_per_s),
             ]);
         }
     }
     format!(
-        "{table}\nRates are in GB/s in the direction of the link. In the column \"both ways\", the\n\
-         opposite link is busy too.\n{}",
+        "{table}\nRates are in GB/s (10⁹ bytes per second) in the direction of the link.\n\
+         alone: only this link transfers. both: the opposite link transfers too.\n\
+         busy: both devices compute too.\n{}",
         failures(report)
     )
 }
@@ -119,7 +140,10 @@ fn route(link: &ProbedLink) -> String {
 }
 
 fn gigabytes(bytes_per_s: Option<f64>) -> String {
-    bytes_per_s.map_or("-".into(), |rate| format!("{:.1}", rate / 1e9))
+    bytes_per_s.map_or("-".into(), |rate| match rate / 1e9 {
+        rate if rate < 9.995 => format!("{rate:.2}"),
+        rate => format!("{rate:.1}"),
+    })
 }
 
 /// Returns a line for each link without a verified route.

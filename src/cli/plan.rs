@@ -2,9 +2,11 @@
 
 use super::args::{DeviceArgs, FleetArgs, PlacementArgs, PlanArgs};
 use super::files::input_name;
-use super::output::{bytes, note, print, show, table};
+use super::output::{bytes, inform, note, print, show, table};
 use super::pictures::{Pictures, bars};
 use super::wanted::{Needs, Wanted};
+use crate::CheckedBlock;
+use crate::calibrate::{LinkReport, ProbedLink};
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
@@ -17,13 +19,18 @@ use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::{Path, PathBuf};
 
-/// Creates a planner for the selected devices and calibrates it. Excludes devices that cannot be opened, or
-/// returns an error for them if `strict` is set.
+/// Creates a planner for the selected devices and calibrates it. Excludes devices that cannot be opened or
+/// that have no verified route, or returns an error for them if `strict` is set.
 fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: bool) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
     wanted.check(&planner, model)?;
     let Some(calibration) = super::calibrate::for_placement(model, devices, wanted) else {
-        return Ok(planner);
+        let links = LinkReport::kept(devices, None);
+        if strict {
+            super::strict::check_links(devices, &links)?;
+        }
+        links.links.iter().filter_map(ProbedLink::unverified).for_each(|why| note(&format!("note: {why}")));
+        return Ok(planner.probed(&links));
     };
     if strict {
         super::strict::check_calibration(&calibration)?;
@@ -36,8 +43,12 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let pictures = Pictures::new(&args.pictures, args.json, inputs.chain(args.fleet.file()))?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
     let needs = Needs { asked: args.parallel, request: args.request, ..Needs::of(1) };
-    let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
+    let (planner, devices) =
+        for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let mut report = Report::new(planner.plan()?);
+    if let Some(devices) = devices.filter(|_| args.devices.strict) {
+        super::strict::check_routes(&devices, &report.plan)?;
+    }
     if pictures.are_wanted() {
         // If the plan cannot be simulated, the report keeps the estimated timelines.
         report.timelines = simulated(&model, &planner, &report.plan).unwrap_or(report.timelines);
@@ -54,26 +65,29 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
 }
 
 /// Creates a planner for the fleet that the arguments name, or for the devices of this machine if they name
-/// none.
+/// none. Returns the planner and the devices of this machine.
 pub(super) fn for_fleet_or_devices(
     model: &Model,
     fleet: &FleetArgs,
     devices: &DeviceArgs,
     placement: &PlacementArgs,
     needs: Needs,
-) -> Result<Planner> {
+) -> Result<(Planner, Option<Devices>)> {
     let wanted = Wanted::read(placement, needs)?;
-    let planner = match &fleet.fleet {
+    let (planner, devices) = match &fleet.fleet {
         // This is not declared as a conflict in clap, because clap would also reject RAGTAG_STRICT=0.
         Some(_) if devices.strict => {
             return Err(Error::Usage(
                 "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not checked".into(),
             ));
         }
-        Some(fleet) => Planner::new(model).fleet(&open_fleet(fleet)?)?,
-        None => on_devices(model, &open_devices(model, devices)?, &wanted, devices.strict)?,
+        Some(fleet) => (Planner::new(model).fleet(&open_fleet(fleet)?)?, None),
+        None => {
+            let opened = open_devices(model, devices)?;
+            (on_devices(model, &opened, &wanted, devices.strict)?, Some(opened))
+        }
     };
-    wanted.over(planner, model)
+    Ok((wanted.over(planner, model)?, devices))
 }
 
 /// Simulates a plan in which all sequences run concurrently, each with two requests of the planned workload.
@@ -171,9 +185,12 @@ pub(super) struct Placed {
 impl Placed {
     /// Starts an engine with the plan. If a device is out of memory or cannot be opened, replaces the plan
     /// and prints the new one to standard error. With `--strict` or a plan from a file, returns an error
-    /// instead.
+    /// instead. With `--strict`, also returns an error if a route of the plan is not verified.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let Self { devices, planner, plan, file, strict } = self;
+        if *strict {
+            super::strict::check_routes(devices, plan)?;
+        }
         if let Some(path) = file {
             return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
                 Error::Run(cause) if cause.refused_memory().is_some() => {
@@ -198,6 +215,18 @@ impl Placed {
         (*planner, *plan) = (known, engine.plan().clone());
         Ok(engine)
     }
+}
+
+/// Compares the first block of each stage with the CPU, and prints the errors to standard error.
+pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> Result<()> {
+    for block in crate::check_first_blocks(model, &placed.devices, engine.plan())? {
+        let CheckedBlock { stage, device, segment, error, bound } = block;
+        inform(&format!(
+            "canary: stage {stage} on {device}: segment {segment} differs from the CPU's by {error:.1e} \
+             (at most {bound:.0e})"
+        ));
+    }
+    Ok(())
 }
 
 /// Probes and selects devices. If `--strict` is set, checks them and the model's weights.

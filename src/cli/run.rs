@@ -4,7 +4,7 @@ use super::args::{RunArgs, SamplingArgs};
 use super::compare;
 use super::files::{self, is_standard, read_input};
 use super::output::{inform, offer, print, print_json, set_quiet};
-use super::plan::{as_table, placed, summary};
+use super::plan::{as_table, check_blocks, placed, summary};
 use super::progress::{self, Prefill};
 use super::records::Records;
 use super::wanted::{Needs, workload};
@@ -54,6 +54,9 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     if args.comparison.replan {
         super::block_on(warm_up(&engine, ids.len()))?;
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
+    }
+    if args.canary {
+        check_blocks(&model, &placed, &engine)?;
     }
 
     let echo = if args.no_echo { "" } else { &prompt };

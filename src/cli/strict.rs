@@ -5,6 +5,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_hal::{Adapter, AdapterKind};
+use ragtag_planner::plan::Plan;
 
 /// Returns an error if a selected device emulates a GPU in software, if a device or a link is throttled, or
 /// if the model has suspicious weights.
@@ -34,6 +35,33 @@ pub(super) fn check_calibration(calibration: &Calibration) -> Result<()> {
 pub(super) fn check_links(devices: &Devices, report: &LinkReport) -> Result<()> {
     let unverified = report.links.iter().filter_map(ProbedLink::unverified);
     refuse(findings(devices).into_iter().chain(unverified).collect())
+}
+
+/// Returns an error if an edge of a plan may take a route that no cached probe has verified. A route through
+/// host memory needs no probe, but a probe must not have found it unusable.
+pub(super) fn check_routes(devices: &Devices, plan: &Plan) -> Result<()> {
+    refuse(unverified(plan, &LinkReport::kept(devices, None)))
+}
+
+fn unverified(plan: &Plan, links: &LinkReport) -> Vec<String> {
+    let mut findings = Vec::new();
+    for edge in &plan.edges {
+        let [Some(from), Some(to)] = [edge.from, edge.to].map(|stage| plan.stages.get(stage as usize)) else {
+            continue;
+        };
+        for route in edge.routes.iter() {
+            if let Some(why) = links.refusal(&from.device, &to.device, route) {
+                findings.push(format!(
+                    "the edge from {} to {} may take the {} route, which is not verified: {why} \
+                     (run `ragtag devices --links` with the same devices)",
+                    from.device,
+                    to.device,
+                    route.name()
+                ));
+            }
+        }
+    }
+    findings
 }
 
 fn refuse(findings: Vec<String>) -> Result<()> {

@@ -1,13 +1,16 @@
 //! Pictures of plans and runs: an HTML page, an SVG drawing, a Graphviz graph, and bars for the terminal.
 //!
-//! The input of all pictures is a [`Report`], which is plain data. `charts.rs` turns a report into charts.
-//! `html.rs` draws these charts at the width of the screen. `svg.rs` draws them on a sheet of fixed size.
+//! The input of pictures of plans is a [`Report`], which is plain data. `charts.rs` turns a report into
+//! charts. `html.rs` draws these charts at the width of the screen. `svg.rs` draws them on a sheet of fixed
+//! size.
+//! `links.rs` draws the links of a [`LinkReport`](crate::LinkReport).
 
 mod chart;
 mod charts;
 mod dot;
 mod gantt;
 mod html;
+mod links;
 mod load;
 mod svg;
 mod terminal;
@@ -16,6 +19,7 @@ mod words;
 pub use dot::dot;
 pub use gantt::{Gantt, GanttKind, GanttRow, GanttSource, GanttSpan};
 pub use html::html;
+pub use links::links;
 pub use svg::svg;
 pub use terminal::{BarStyle, bars};
 

@@ -1,9 +1,14 @@
 //! Runs the examples and checks the output that their headers describe.
 
-use crate::support::sheltered;
+use crate::support::{last_vulkan, sheltered};
 
 /// Runs an example and returns its output.
 fn printed(name: &str, arguments: &[&str]) -> String {
+    output(sheltered(example(name)), arguments)
+}
+
+/// Returns the command of an example.
+fn example(name: &str) -> assert_cmd::Command {
     // `cargo test` builds the examples next to the folder of the tests. With `--test integration` it builds
     // no example.
     let test = std::env::current_exe().unwrap();
@@ -12,7 +17,13 @@ fn printed(name: &str, arguments: &[&str]) -> String {
         example.with_extension(std::env::consts::EXE_EXTENSION).exists(),
         "missing example {name}: run `cargo build --examples` first"
     );
-    let done = sheltered(assert_cmd::Command::new(example)).args(arguments).assert().success();
+    assert_cmd::Command::new(example)
+}
+
+fn output(mut command: assert_cmd::Command, arguments: &[&str]) -> String {
+    // Probes of links must not use the user's cache.
+    let cache = tempfile::tempdir().unwrap();
+    let done = command.env("RAGTAG_CACHE_DIR", cache.path()).args(arguments).assert().success();
     String::from_utf8(done.get_output().stdout.clone()).unwrap()
 }
 
@@ -63,4 +74,50 @@ fn attention_meets_its_promised_error() {
     let line = out.lines().find(|line| line.starts_with("cpu:0 ")).expect("the processor");
     let [.., error, _, _] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };
     assert!(error.parse::<f64>().unwrap() <= 1e-4, "{line}");
+}
+
+#[test]
+fn two_cpu_devices_replace_a_missing_gpu() {
+    let lines = [
+        "no GPU: ",
+        "segments 0..7 on cpu:0 (",
+        "segments 7..14 on cpu:1 (",
+        "\nOnce upon a time",
+        "64 tokens at ",
+    ];
+    prints("07-gpu-and-cpu", &[], &lines);
+    // The statistics may lack the last transfer.
+    let edge = ["cpu:0 → cpu:1: 1 transfers of prompts and 6", " of tokens, route peer, else staged\n"];
+    prints("07-gpu-and-cpu", &[test_support::model("tales-bitnet-tq2_0").to_str().unwrap()], &edge);
+}
+
+#[test]
+fn a_single_api_is_used_twice() {
+    let lines = ["only one API: ", "cpu:0 (", "cpu:0 alone: the same text\ncpu:1 alone: the same text\n"];
+    prints("08-two-apis", &[], &lines);
+}
+
+#[test]
+fn two_apis_generate_the_same_text() {
+    if last_vulkan().is_none() {
+        return;
+    }
+    let drivers = ["OCL_ICD_VENDORS", "VK_DRIVER_FILES"].map(|name| (name, std::env::var_os(name)));
+    let mut command = sheltered(example("08-two-apis"));
+    for (name, value) in drivers {
+        command.env_remove(name).envs(value.map(|value| (name, value)));
+    }
+    let out = output(command, &[]);
+    assert!(!out.contains("only one API") && out.matches(" alone: the same text").count() == 2, "{out}");
+}
+
+#[test]
+fn reports_all_routes_of_each_link() {
+    let out = printed("09-links-report", &[]);
+    for link in ["cpu:0 → cpu:1", "cpu:1 → cpu:0"] {
+        let lines: Vec<_> = out.lines().filter(|line| line.starts_with(link)).collect();
+        let is_verified = |line: &&&str| line.contains(" yes ") && line.ends_with("GB/s");
+        assert_eq!(lines.iter().filter(is_verified).count(), 3, "{out}");
+        assert!(lines[3].contains(" host: plans use "), "{out}");
+    }
 }

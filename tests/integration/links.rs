@@ -45,7 +45,8 @@ fn verified(json: &str, devices: usize) -> Vec<Value> {
         let rates = link["rates"].as_array().unwrap();
         let sizes: Vec<_> = rates.iter().map(|rate| rate["bytes"].as_u64().unwrap()).collect();
         assert_eq!(sizes, SIZES);
-        for figure in rates.iter().flat_map(|rate| [&rate["bytes_per_s"], &rate["both_bytes_per_s"]]) {
+        let figures = ["bytes_per_s", "both_bytes_per_s", "busy_bytes_per_s", "both_busy_bytes_per_s"];
+        for figure in rates.iter().flat_map(|rate| figures.map(|name| &rate[name])) {
             assert!(figure.as_f64().unwrap() > 0.0, "{link}");
         }
         let tried = link["tried"].as_array().unwrap();
@@ -72,6 +73,12 @@ fn the_command_probes_links_once() {
     assert!(links.iter().all(|link| link["tried"][0]["why"].is_null()), "{json}");
     let (_, again, _) = run(cache.path(), &["devices", "--links", "--json"]);
     assert_eq!(again, json, "the results are cached");
+    let svg = cache.path().join("links.svg");
+    let (code, table_again, said) = run(cache.path(), &["devices", "--links", "--svg", support::text(&svg)]);
+    assert_eq!((code, table_again), (Some(0), table), "{said}");
+    assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg "));
+    let (_, drawing, _) = run(cache.path(), &["devices", "--links", "--svg", "-"]);
+    assert_eq!(drawing, std::fs::read_to_string(&svg).unwrap(), "nothing else goes to standard output");
     let (_, anew, _) = run(cache.path(), &["devices", "--links", "--json", "--reprobe"]);
     assert_ne!(anew, json);
     verified(&anew, 2);
@@ -95,6 +102,38 @@ fn a_link_needs_two_devices() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("a link needs two devices"), "{said}");
+}
+
+#[test]
+fn drawings_of_links_need_a_place() {
+    let cache = tempfile::tempdir().unwrap();
+    for (arguments, wanted) in [
+        (&["devices", "--svg", "links.svg"][..], 2),
+        (&["devices", "--links", "--svg", "-", "--json"], 2),
+        (&["devices", "--links", "--svg", "missing/links.svg"], 7),
+    ] {
+        let (code, out, said) = run(cache.path(), arguments);
+        assert_eq!((code, out.as_str()), (Some(wanted), ""), "{said}");
+    }
+}
+
+#[test]
+fn strict_refuses_routes_that_no_probe_has_verified() {
+    let cache = tempfile::tempdir().unwrap();
+    let split = ["--strict", "--split", "0-6=cpu:0,7-13=cpu:1"];
+    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
+        let (code, _, said) = run(cache.path(), &[command, &split].concat());
+        let why = "the edge from cpu:0 to cpu:1 may take the peer route, which is not verified: it was never \
+                   probed (run `ragtag devices --links` with the same devices)";
+        assert!(code == Some(8) && said.contains(why), "{code:?} {said}");
+    }
+    let (code, _, said) = run(cache.path(), &["run", "-n", "2", "--strict", "--split", "0-13=cpu:0"]);
+    assert_eq!(code, Some(0), "a single stage has no edge: {said}");
+    assert_eq!(run(cache.path(), &["devices", "--links"]).0, Some(0));
+    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
+        let (code, _, said) = run(cache.path(), &[command, &split].concat());
+        assert_eq!(code, Some(0), "{said}");
+    }
 }
 
 #[test]
@@ -185,6 +224,32 @@ fn failures_without_wrong_bytes_are_not_cached() {
     assert_eq!(names.collect::<Vec<_>>(), ["lock"]);
 }
 
+#[test]
+fn a_silent_device_does_not_stop_the_probe() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let folder = tempfile::tempdir().unwrap();
+    let devices = support::devices(&Setup { cpu_devices: 3, ..Setup::default() });
+    let devices = devices.checked_by(|adapter, device| {
+        let delay_us = if adapter.label() == "cpu:1" { [0, HOUR_US, HOUR_US] } else { [0; 3] };
+        Checked::with_faults(device, Faults { delay_us, ..Faults::default() })
+    });
+    let mut options = LinkOptions::default();
+    (options.silence, options.folder) = (Duration::from_millis(200), Some(folder.path().into()));
+    let report = within(300, move || LinkReport::run(&devices, &options, &|_, _| ()).unwrap());
+    assert_eq!(report.links.len(), 6);
+    for link in &report.links {
+        let why = match (link.from.as_str(), link.to.as_str()) {
+            ("cpu:0" | "cpu:1", "cpu:0" | "cpu:1") => "peer: no answer in 0.2 s",
+            ("cpu:0", _) | (_, "cpu:0") => "peer: not probed, because cpu:0 does not answer",
+            _ => "peer: not probed, because cpu:1 does not answer",
+        };
+        let failure = link.unverified().unwrap();
+        assert!(failure.contains(why), "{failure}");
+    }
+    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["lock"], "the device may answer next time");
+}
+
 /// Calibrates as quickly as possible with the cache in `folder`.
 fn calibrate(model: &Model, devices: &Devices, folder: &Path) -> Calibration {
     let mut options = CalibrationOptions::default();
@@ -213,6 +278,16 @@ fn routes_that_corrupt_data_are_not_used() {
         let planner = Planner::new(&model).devices(&two(None)).calibrated(&calibration);
         let plan = planner.split("0-6=cpu:1,7-13=cpu:0".parse().unwrap()).plan().unwrap();
         assert_eq!(plan.routes(), [routes[1].clone()]);
+
+        // Without calibration, the peer route that changed bytes is replaced.
+        let devices = two(None);
+        let plan = |planner: Planner| planner.split("0-6=cpu:1,7-13=cpu:0".parse().unwrap()).plan().unwrap();
+        let planner = Planner::new(&model).devices(&devices);
+        assert_eq!(plan(planner.clone()).routes(), [Routes::or_staged(Route::Peer)]);
+        let kept = LinkReport::kept(&devices, Some(folder.path().into()));
+        assert_eq!(plan(planner.probed(&kept)).routes(), [routes[1].clone()]);
+        assert_eq!(kept.refusal("cpu:0", "cpu:1", Route::HOST_STAGED), None);
+        assert!(kept.refusal("cpu:1", "cpu:0", Route::Peer).unwrap().contains("bytes are wrong"));
     });
 }
 
@@ -234,5 +309,10 @@ fn a_device_without_a_verified_route_is_left_out() {
         assert_eq!((calibration.closed, calibration.timed), (vec!["cpu:1".into()], vec!["cpu:0".into()]));
         let warning = &calibration.warnings[0];
         assert!(warning.starts_with("leaving cpu:1 out: no verified route from "), "{warning}");
+        let kept = LinkReport::kept(&devices, Some(folder.path().into()));
+        let planner = Planner::new(&model).devices(&devices).probed(&kept);
+        let split = planner.clone().split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());
+        assert!(split.plan().unwrap_err().to_string().contains("cpu:1"));
+        assert!(planner.plan().unwrap().stages.iter().all(|stage| stage.device == "cpu:0"));
     });
 }

@@ -7,6 +7,7 @@
 mod bad_input;
 mod binding;
 mod calibrate;
+mod canary;
 mod checkpoint;
 mod closed;
 mod command;

@@ -6,7 +6,8 @@ use super::support::{ragtag, within};
 use ragtag::compare::{ComparedPart, ComparedRate, Comparison, Phase, TimeParts};
 use ragtag::pictures::{self, BarStyle, Baseline, Gantt, GanttKind, GanttSpan, Rates, Report};
 use ragtag::{
-    Activations, AdapterKind, DeviceFacts, FigureSource, KvType, Model, Objective, Plan, Planner, Workload,
+    Activations, AdapterKind, DeviceFacts, FigureSource, KvType, LinkReport, Model, Objective, Plan, Planner,
+    Workload,
 };
 use ragtag_planner::split::Span;
 use ragtag_planner::{
@@ -558,8 +559,8 @@ fn graphviz_draws_the_graph() {
     }
 }
 
-/// Script that checks the pages in frames with the width of a phone or a laptop. It reports missing sections,
-/// content that overflows its frame, text wider than its bar, and overlapping axis marks.
+/// Script that checks pages in frames of different widths. It reports missing sections, content that
+/// overflows its frame, text wider than its bar or its label, and overlapping axis marks.
 const QUESTIONS: &str = r#"
 addEventListener('load', () => {
   const found = [];
@@ -567,7 +568,7 @@ addEventListener('load', () => {
     const page = frame.contentDocument, root = page.documentElement, say = what => found.push(frame.title + ': ' + what);
     if (page.body.scrollWidth > frame.clientWidth || root.scrollWidth > frame.clientWidth)
       say('scrolls to ' + root.scrollWidth + ' of ' + frame.clientWidth);
-    for (const id of frame.dataset.sections.split(' ')) {
+    for (const id of frame.dataset.sections.split(' ').filter(Boolean)) {
       const box = page.getElementById(id)?.getBoundingClientRect();
       if (!box || box.height < 30) say('no section ' + id);
     }
@@ -579,6 +580,14 @@ addEventListener('load', () => {
       const bar = text.parentNode.querySelector('rect').getBoundingClientRect(), box = text.getBoundingClientRect();
       if (box.left < bar.left - 1 || box.right > bar.right + 1) say('wider than its bar: ' + text.textContent);
     }
+    for (const label of page.querySelectorAll('.link')) {
+      const frame = label.querySelector('rect').getBoundingClientRect();
+      for (const text of label.querySelectorAll('text')) {
+        const box = text.getBoundingClientRect();
+        if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1)
+          say('wider than its label: ' + text.textContent);
+      }
+    }
     for (const axis of page.querySelectorAll('.row > svg')) {
       const boxes = [...axis.querySelectorAll('.tick')].map(t => t.getBoundingClientRect());
       for (let i = 1; i < boxes.length; i++) if (boxes[i].left < boxes[i - 1].right) say('marks overlap');
@@ -589,15 +598,15 @@ addEventListener('load', () => {
 });
 "#;
 
-/// Loads pages into a browser. Returns the problems that [`QUESTIONS`] finds, and the messages on the
-/// browser's console.
-fn ask(browser: &Path, pages: &[(String, u32, String)]) -> Vec<String> {
+/// Loads pages with `sections` into a browser. Returns the problems that [`QUESTIONS`] finds, and the
+/// messages on the browser's console.
+fn ask(browser: &Path, pages: &[(String, u32, String)], sections: &[&str]) -> Vec<String> {
     let escape = |text: &str| text.replace('&', "&amp;").replace('"', "&quot;");
     let frames = pages.iter().map(|(name, width, page)| {
         format!(
             "<iframe title=\"{} at {width}\" data-sections=\"{}\" style=\"border:0;width:{width}px;height:844px\" srcdoc=\"{}\"></iframe>",
             escape(name),
-            SECTIONS.join(" "),
+            sections.join(" "),
             escape(page)
         )
     });
@@ -631,15 +640,65 @@ fn pages_fit_a_phone_and_a_laptop_in_a_browser() {
         let page = pictures::html(&report);
         pages.extend([390, 1280].map(|width| (name.to_owned(), width, page.clone())));
     }
-    let objections = ask(&browser, &pages);
+    let objections = ask(&browser, &pages, &SECTIONS);
     assert!(objections.is_empty(), "{}", objections.join("\n"));
 
     // The script must find deliberate problems.
     let (name, width, page) = pages.remove(0);
     let wide = page.replace("<footer>", "<script>throw 1</script><p style=\"width:2000px\">wide</p><footer>");
     let without = wide.replace("id=\"memory\"", "id=\"memories\"");
-    let objections = ask(&browser, &[(name, width, without)]).join("\n");
+    let objections = ask(&browser, &[(name, width, without)], &SECTIONS).join("\n");
     for expected in ["scrolls to 2", "cut: &lt;p style", "no section memory", "CONSOLE"] {
         assert!(objections.contains(expected), "{expected} is not in\n{objections}");
     }
+}
+
+/// Returns the links between `count` devices. The links to the last device are not verified.
+fn link_report(count: usize) -> LinkReport {
+    let link = |from: usize, to: usize| {
+        let is_verified = to + 1 < count;
+        let rate = serde_json::json!({"bytes": 16 << 20, "bytes_per_s": 219.25e9, "both_bytes_per_s": null,
+            "busy_bytes_per_s": 2e11, "both_busy_bytes_per_s": null});
+        let why = (!is_verified).then_some(HOSTILE);
+        let tried = serde_json::json!([{"route": "peer", "why": why, "corrupt": false, "latency_us": null,
+            "rates": []}]);
+        serde_json::from_value(serde_json::json!({
+            "from": format!("opencl:{from}"), "to": format!("opencl:{to}"),
+            "class": {"pcie": {"generation": 5, "width": 16}}, "numa_distance": 21,
+            "route": is_verified.then_some("peer"), "latency_us": is_verified.then_some(2.44),
+            "rates": if is_verified { vec![rate] } else { Vec::new() },
+            "tried": tried, "measured_unix_s": 0,
+        }))
+        .unwrap()
+    };
+    let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
+    let links = pairs.filter(|(from, to)| from != to).map(|(from, to)| link(from, to)).collect();
+    LinkReport { links, ..LinkReport::default() }
+}
+
+#[test]
+fn drawings_of_links_fit_their_sheet_in_a_browser() {
+    let names = ["chromium", "chromium-browser", "google-chrome", "chrome"];
+    let drawings: Vec<_> = [2, 3, 4, 8].map(|count| pictures::links(&link_report(count))).into();
+    for drawing in &drawings {
+        let document = roxmltree::Document::parse(drawing).unwrap();
+        assert!(texts(&document).contains("→ opencl:0: peer, 2.4 µs, 219.2 GB/s"), "{drawing}");
+        assert!(texts(&document).contains("not verified"), "{drawing}");
+        assert!(texts(&document).contains(SHOWN) && !drawing.contains("<script"), "{drawing}");
+    }
+    let Some(browser) = program("browser", "RAGTAG_TEST_BROWSER", &names) else { return };
+    let page = |drawing: &String| {
+        let document = roxmltree::Document::parse(drawing).unwrap();
+        let width: f64 = document.root_element().attribute("width").unwrap().parse().unwrap();
+        let page = format!("<!DOCTYPE html><html><body style=\"margin:0\">{drawing}</body></html>");
+        (format!("{width} px"), width.ceil() as u32 + 20, page)
+    };
+    let mut pages: Vec<_> = drawings.iter().map(page).collect();
+    let objections = ask(&browser, &pages, &[]);
+    assert!(objections.is_empty(), "{}", objections.join("\n"));
+
+    // The script must find text that is wider than its label.
+    pages.truncate(1);
+    pages[0].2 = pages[0].2.replace("219.2 GB/s", "219.2 gigabytes per second, measured");
+    assert!(ask(&browser, &pages, &[]).join("\n").contains("wider than its label"));
 }

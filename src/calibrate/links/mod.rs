@@ -1,6 +1,7 @@
 //! Probes the links between devices. A probe transfers pseudo-random contents over each route, compares them
 //! at the far end, and times the routes that keep them intact. Calibration uses the fastest verified route.
 
+mod pairs;
 mod probe;
 mod topology;
 
@@ -8,19 +9,26 @@ use super::LOCK_WAIT;
 use super::kept::{Kept, now_unix_s};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
-use probe::Prober;
+use pairs::{Pair, Pairs, rounds};
+use probe::{Probed, Prober, STEPS, unprobed};
 use ragtag_hal::{Adapter, Checked};
 use ragtag_scheduler::SoloDevice;
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::path::PathBuf;
+use std::thread::available_parallelism;
 use std::time::Duration;
 use topology::Topology;
 
 pub use topology::LinkClass;
 
-/// Default time limit of a probe of all links.
+/// Default time limit of the measurements of all links.
 const USUAL_LIMIT: Duration = Duration::from_secs(20);
+/// Default time after which a probe starts no further work.
+const USUAL_TOTAL: Duration = Duration::from_secs(600);
+/// Default time without progress after which a pair of devices counts as silent.
+const USUAL_SILENCE: Duration = Duration::from_secs(60);
 
 /// Options for [`LinkReport::run`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,13 +40,26 @@ pub struct LinkOptions {
     pub repetitions: usize,
     /// Approximate time limit of all measurements. Each is taken at least once.
     pub limit: Duration,
+    /// Time after which no further pair of devices is verified or timed. Their links are then not verified.
+    pub total: Duration,
+    /// Time without progress after which a pair of devices counts as silent. Its links are then not verified,
+    /// and its devices are not probed again. The probe therefore waits at most this time for every second
+    /// device.
+    pub silence: Duration,
     /// Cache folder. It has the same meaning as in [`CalibrationOptions`](crate::CalibrationOptions).
     pub folder: Option<PathBuf>,
 }
 
 impl Default for LinkOptions {
     fn default() -> Self {
-        Self { reprobe: false, repetitions: 25, limit: USUAL_LIMIT, folder: None }
+        Self {
+            reprobe: false,
+            repetitions: 25,
+            limit: USUAL_LIMIT,
+            total: USUAL_TOTAL,
+            silence: USUAL_SILENCE,
+            folder: None,
+        }
     }
 }
 
@@ -53,6 +74,11 @@ pub struct LinkRate {
     /// Bytes per second in this direction while both directions are busy. `None` if the opposite direction
     /// was not timed.
     pub both_bytes_per_s: Option<f64>,
+    /// Bytes per second while only this direction is busy, and both devices compute.
+    pub busy_bytes_per_s: f64,
+    /// Bytes per second in this direction while both directions are busy, and both devices compute. `None` if
+    /// the opposite direction was not timed.
+    pub both_busy_bytes_per_s: Option<f64>,
 }
 
 /// A route that the probe tried.
@@ -108,6 +134,22 @@ impl ProbedLink {
         let reasons: Vec<_> = self.tried.iter().filter_map(reason).collect();
         Some(format!("no verified route from {} to {}: {}", self.from, self.to, reasons.join("; ")))
     }
+
+    /// Returns the fastest verified route, followed by the host-staged route if a device may refuse the first
+    /// and the host-staged route is verified. Returns `None` if no route is verified.
+    pub fn routes(&self) -> Option<Routes> {
+        let route = self.route?;
+        let has_fallback = self.refusal(Route::HOST_STAGED).is_none();
+        Some(if has_fallback { Routes::or_staged(route) } else { route.into() })
+    }
+
+    /// Returns the reason why the probe has not verified a route, or `None` if it has.
+    fn refusal(&self, route: Route) -> Option<&str> {
+        match self.tried.iter().find(|tried| tried.route.name() == route.name()) {
+            Some(tried) => tried.why.as_deref(),
+            None => Some("the probe has not tried it"),
+        }
+    }
 }
 
 /// Probed links between devices.
@@ -122,6 +164,39 @@ pub struct LinkReport {
 }
 
 impl LinkReport {
+    /// Returns the cached links between the selected devices, without probing. `folder` has the same meaning
+    /// as in [`LinkOptions`].
+    pub fn kept(devices: &Devices, folder: Option<PathBuf>) -> Self {
+        let (kept, adapters) = (Kept::new(folder), devices.selected());
+        let all = adapters.iter().flat_map(|from| adapters.iter().map(move |to| (from, to)));
+        let links = all.filter_map(|(from, to)| kept.probe(from, to)).collect();
+        Self { links, ..Self::default() }
+    }
+
+    /// Returns the reason why a route between two devices is not verified, or `None` if it is. Without a
+    /// probe, only routes through host memory count as verified.
+    pub fn refusal(&self, from: &str, to: &str, route: Route) -> Option<&str> {
+        match self.links.iter().find(|link| link.from == from && link.to == to) {
+            Some(link) => link.refusal(route),
+            None => route.shares_memory().then_some("it was never probed"),
+        }
+    }
+
+    /// Returns the device with the most links without a verified route, among the devices in `labels`.
+    /// Returns its index and the failure of one of these links. Returns `None` if there is no such link.
+    pub(crate) fn without_route(&self, labels: &[String]) -> Option<(usize, String)> {
+        let mut failures = vec![Vec::new(); labels.len()];
+        for link in &self.links {
+            let [from, to] = [&link.from, &link.to].map(|end| labels.iter().position(|label| label == end));
+            if let (Some(from), Some(to), Some(why)) = (from, to, link.unverified()) {
+                failures[from].push(why.clone());
+                failures[to].push(why);
+            }
+        }
+        let worst = failures.into_iter().enumerate().max_by_key(|(_, failures)| failures.len());
+        worst.and_then(|(at, mut failures)| Some((at, failures.pop()?)))
+    }
+
     /// Probes the links between the selected devices, except those with cached results. Calls `progress` with
     /// the number of finished steps and the total number of steps. Does not call it if all results are
     /// cached.
@@ -144,39 +219,16 @@ impl LinkReport {
         if !pairs(adapters.len()).all(|pair| is_known(&kept, pair.map(|at| &adapters[at]))) {
             let _lock = kept.lock(LOCK_WAIT);
             let opened = open(devices, &mut adapters, &mut report.warnings)?;
-            let mut solo: Vec<_> =
-                opened.into_iter().map(|device| SoloDevice::new(Box::new(device))).collect();
             // Another process may have probed links while this one waited for the lock.
             let missing = pairs(adapters.len()).filter(|pair| !is_known(&kept, pair.map(|at| &adapters[at])));
-            let missing: Vec<_> = missing.collect();
-            let prober = Prober::new(options, missing.len(), progress);
-            for pair in missing {
-                let ends = pair.map(|at| &adapters[at]);
-                // The indices differ, and both devices exist.
-                let Ok(devices_of_pair) = solo.get_disjoint_mut(pair) else { continue };
-                let [there, back] = prober.pair(devices_of_pair);
-                // Idle PCIe links slow down, so the topology is read right after the transfers.
-                let topology = Topology::new("/");
-                let class = topology.class(ends, devices.is_same_device(ends));
-                for (from, to, probed) in [(ends[0], ends[1], there), (ends[1], ends[0], back)] {
-                    let link = ProbedLink {
-                        from: from.label(),
-                        to: to.label(),
-                        class,
-                        numa_distance: topology.numa_distance([from, to]),
-                        route: probed.route,
-                        latency_us: probed.latency_us,
-                        rates: probed.rates,
-                        tried: probed.tried,
-                        measured_unix_s: now_unix_s(),
-                    };
-                    // A failure may be temporary, such as a lack of memory. Wrong bytes are not.
-                    if link.route.is_some() || link.tried.iter().any(|tried| tried.corrupt) {
-                        kept.keep_probe(from, to, &link);
-                    }
-                    report.links.push(link);
+            let probe = Probe { devices, adapters: &adapters, options, progress };
+            probe.run(opened, &missing.collect::<Vec<_>>(), |from, to, link| {
+                // A failure may be temporary, such as a lack of memory. Wrong bytes are not.
+                if link.route.is_some() || link.tried.iter().any(|tried| tried.corrupt) {
+                    kept.keep_probe(from, to, &link);
                 }
-            }
+                report.links.push(link);
+            });
             report.unkept = kept.failure().map(str::to_owned);
         }
         let fresh = std::mem::take(&mut report.links);
@@ -189,20 +241,74 @@ impl LinkReport {
     }
 }
 
-/// Returns the device with the most links for which a cached probe has found no verified route. Returns its
-/// index and the failure of one of these links. Returns `None` if there is no such link.
-pub(super) fn without_route(adapters: &[Adapter], kept: &Kept) -> Option<(usize, String)> {
-    let mut failures = vec![Vec::new(); adapters.len()];
-    for [a, b] in pairs(adapters.len()) {
-        for [from, to] in [[a, b], [b, a]] {
-            let Some(link) = kept.probe(&adapters[from], &adapters[to]) else { continue };
-            let Some(why) = link.unverified() else { continue };
-            failures[from].push(why.clone());
-            failures[to].push(why);
+/// Devices whose links are probed, and the options.
+struct Probe<'a> {
+    devices: &'a Devices,
+    adapters: &'a [Adapter],
+    options: &'a LinkOptions,
+    progress: &'a dyn Fn(u64, u64),
+}
+
+impl Probe<'_> {
+    /// Probes the links of `pairs` in both directions. Passes each link to `keep` with its ends.
+    fn run(
+        &self,
+        opened: Vec<Checked>,
+        pairs: &[Pair],
+        mut keep: impl FnMut(&Adapter, &Adapter, ProbedLink),
+    ) {
+        let (done, total) = (Cell::new(0), (pairs.len() * STEPS) as u64);
+        let step = || {
+            done.set(done.get() + 1);
+            (self.progress)(done.get(), total);
+        };
+        let solo = opened.into_iter().map(|device| SoloDevice::new(Box::new(device))).collect();
+        let mut solo = Pairs::new(solo, self.options, &step);
+        // Several pairs are verified at once, because the host generates and compares the contents on one
+        // core per pair. Each pair has a second core for the threads of its devices.
+        let most = available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1));
+        let mut verified = Vec::new();
+        for round in rounds(pairs, most) {
+            let tried = solo.run(&round, Prober::verify);
+            verified.extend(round.into_iter().zip(tried));
+        }
+        verified.sort_by_key(|(pair, _)| *pair);
+        // Pairs are timed alone. They share host memory, PCIe switches or cores, so that they would disturb
+        // each other.
+        let prober = Prober::new(self.options, pairs.len());
+        for (pair, tried) in verified {
+            let time = |tried: [Vec<TriedRoute>; 2]| {
+                let work =
+                    move |ends: [&mut SoloDevice; 2], step: &dyn Fn()| prober.time(ends, tried.clone(), step);
+                solo.run(&[pair], work).swap_remove(0)
+            };
+            let probed = tried.and_then(time).unwrap_or_else(|why| [unprobed(&why), unprobed(&why)]);
+            let [a, b] = pair.map(|at| &self.adapters[at]);
+            let [there, back] = self.links([a, b], probed);
+            keep(a, b, there);
+            keep(b, a, back);
         }
     }
-    let worst = failures.into_iter().enumerate().max_by_key(|(_, failures)| failures.len());
-    worst.and_then(|(at, mut failures)| Some((at, failures.pop()?)))
+
+    /// Adds the ends and the topology to the results of a pair.
+    fn links(&self, [a, b]: [&Adapter; 2], probed: [Probed; 2]) -> [ProbedLink; 2] {
+        // Idle PCIe links slow down, so the topology is read right after the transfers.
+        let topology = Topology::new("/");
+        let large = probed.iter().filter_map(|probed| Some(probed.rates.last()?.bytes_per_s));
+        let class = topology.class([a, b], self.devices.is_same_device([a, b]), large.fold(0.0, f64::max));
+        let [there, back] = probed;
+        [(a, b, there), (b, a, back)].map(|(from, to, probed)| ProbedLink {
+            from: from.label(),
+            to: to.label(),
+            class,
+            numa_distance: topology.numa_distance([from, to]),
+            route: probed.route,
+            latency_us: probed.latency_us,
+            rates: probed.rates,
+            tried: probed.tried,
+            measured_unix_s: now_unix_s(),
+        })
+    }
 }
 
 /// Returns the indices of each unordered pair of `count` devices.

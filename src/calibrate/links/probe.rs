@@ -5,7 +5,6 @@ use super::{LinkOptions, LinkRate, TriedRoute};
 use crate::error::{Error, Result};
 use ragtag_scheduler::{Mismatch, SoloDevice, SoloLink};
 use ragtag_transfer::Route;
-use std::cell::Cell;
 use std::time::Duration;
 
 /// Routes that are tried, in order.
@@ -21,17 +20,19 @@ const ODD_BYTES: u64 = 777_777;
 const MOST_BYTES: u64 = SIZES[SIZES.len() - 1];
 /// Maximum time of the repetitions of one measurement.
 const MOST_EACH: Duration = Duration::from_millis(60);
-/// Number of steps of a pair: each route in each direction, and both directions together.
-const STEPS: usize = 2 * ROUTES.len() + 1;
+/// Number of steps of a pair: the verification and the timing of each route in each direction, and both
+/// directions together.
+pub(super) const STEPS: usize = 2 * 2 * ROUTES.len() + 1;
+/// Number of measurements of a pair: for each route in each direction, the hand-over and each size on idle
+/// and on busy devices. For both directions together, the latency and each size on idle and on busy devices.
+const MEASUREMENTS: usize = (2 * ROUTES.len() + 1) * (2 * SIZES.len() + 1);
 
 /// Prober of the links between pairs of devices.
-pub(super) struct Prober<'a> {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prober {
     repetitions: usize,
     /// Time of the repetitions of one measurement.
     each: Duration,
-    progress: &'a dyn Fn(u64, u64),
-    done: Cell<u64>,
-    total: u64,
 }
 
 /// Result of the probe of one direction.
@@ -47,30 +48,58 @@ struct Together {
     latency_us: f64,
     /// Bytes per second in each direction, for each size.
     bytes_per_s: Vec<f64>,
+    /// The same rates while both devices compute.
+    busy_bytes_per_s: Vec<f64>,
 }
 
-impl<'a> Prober<'a> {
+impl Prober {
     /// Creates a prober for `pairs` pairs of devices.
-    pub(super) fn new(options: &LinkOptions, pairs: usize, progress: &'a dyn Fn(u64, u64)) -> Self {
-        let steps = pairs * STEPS;
-        let measurements = (steps * (SIZES.len() + 1)).max(1) as u32;
-        Self {
-            repetitions: options.repetitions.max(1),
-            each: (options.limit / measurements).min(MOST_EACH),
-            progress,
-            done: Cell::new(0),
-            total: steps as u64,
-        }
+    pub(super) fn new(options: &LinkOptions, pairs: usize) -> Self {
+        let measurements = (pairs * MEASUREMENTS).max(1) as u32;
+        Self { repetitions: options.repetitions.max(1), each: (options.limit / measurements).min(MOST_EACH) }
     }
 
-    fn tick(&self) {
-        self.done.set(self.done.get() + 1);
-        (self.progress)(self.done.get(), self.total);
+    /// Verifies each route from the first device to the second and from the second to the first. Calls `step`
+    /// after each route.
+    pub(super) fn verify([a, b]: [&mut SoloDevice; 2], step: &dyn Fn()) -> [Vec<TriedRoute>; 2] {
+        let one_way = |from: &mut SoloDevice, to: &mut SoloDevice| {
+            let tried = ROUTES.map(|route| {
+                let verified = SoloLink::new(from, to, route, MOST_BYTES).map_err(Failure::from);
+                let verified = verified.and_then(|mut link| {
+                    verify(&mut link)?;
+                    link.keep_busy()?;
+                    verify(&mut link).map_err(Failure::on_busy_devices)
+                });
+                step();
+                TriedRoute::new(route, verified.err())
+            });
+            tried.into()
+        };
+        [one_way(a, b), one_way(b, a)]
     }
 
-    /// Probes the links from the first device to the second and from the second to the first.
-    pub(super) fn pair(&self, [a, b]: [&mut SoloDevice; 2]) -> [Probed; 2] {
-        let mut tried = [self.routes(a, b), self.routes(b, a)];
+    /// Times the verified routes between two devices. Calls `step` after each route.
+    pub(super) fn time(
+        self,
+        [a, b]: [&mut SoloDevice; 2],
+        mut tried: [Vec<TriedRoute>; 2],
+        step: &dyn Fn(),
+    ) -> [Probed; 2] {
+        let one_way = |tried: &mut Vec<TriedRoute>, from: &mut SoloDevice, to: &mut SoloDevice| {
+            for tried in tried {
+                if tried.why.is_none() {
+                    match self.one_way(from, to, tried.route) {
+                        Ok((latency_us, rates)) => {
+                            (tried.latency_us, tried.rates) = (Some(latency_us), rates);
+                        }
+                        Err(failure) => *tried = TriedRoute::new(tried.route, Some(failure)),
+                    }
+                }
+                step();
+            }
+        };
+        one_way(&mut tried[0], a, b);
+        one_way(&mut tried[1], b, a);
         let mut together = None;
         // The fastest routes may fail only if both directions are busy. The next fastest are tried then.
         while let [Some(there), Some(back)] = tried.each_ref().map(|tried| fastest(tried)) {
@@ -80,63 +109,46 @@ impl<'a> Prober<'a> {
                     break;
                 }
                 Err(failure) => {
-                    tried[0][there].refuse(&failure);
-                    tried[1][back].refuse(&failure);
+                    let failure = failure.in_both_directions();
+                    for (tried, at) in tried.iter_mut().zip([there, back]) {
+                        tried[at] = TriedRoute::new(tried[at].route, Some(failure.clone()));
+                    }
                 }
             }
         }
-        self.tick();
+        step();
         tried.map(|tried| probed(tried, together.as_ref()))
     }
 
-    /// Tries each route in one direction.
-    fn routes(&self, from: &mut SoloDevice, to: &mut SoloDevice) -> Vec<TriedRoute> {
-        let tried = ROUTES.map(|route| {
-            let tried = match self.one_way(from, to, route) {
-                Ok((latency_us, rates)) => {
-                    TriedRoute { route, why: None, corrupt: false, latency_us: Some(latency_us), rates }
-                }
-                Err(Failure { why, corrupt }) => {
-                    TriedRoute { route, why: Some(why), corrupt, latency_us: None, rates: Vec::new() }
-                }
-            };
-            self.tick();
-            tried
-        });
-        tried.into()
-    }
-
-    /// Verifies and times a route in one direction. Returns the latency in microseconds, and the rates.
+    /// Times a route in one direction. Returns the latency in microseconds, and the rates.
     fn one_way(
-        &self,
+        self,
         from: &mut SoloDevice,
         to: &mut SoloDevice,
         route: Route,
     ) -> std::result::Result<(f64, Vec<LinkRate>), Failure> {
         let mut link = SoloLink::new(from, to, route, MOST_BYTES)?;
-        verify(&mut link)?;
         let idle = Stats::times(self.repetitions, self.each, || Ok(link.hand_over_us()?))?;
         let hand_over_us = undisturbed_us(idle);
-        let mut net_us = |bytes: u64| {
-            let us = self.timed(|| Ok(link.time_us(bytes)?))?;
-            // The clock is not exact, so the difference may be negative.
-            Ok::<_, Error>(if us > hand_over_us { us - hand_over_us } else { us })
-        };
-        let mut times = Vec::new();
-        for bytes in SIZES {
-            times.push((bytes, net_us(bytes)?));
-        }
-        let rate = |&(bytes, us): &(u64, f64)| LinkRate {
-            bytes,
-            bytes_per_s: bytes_per_s(bytes, us),
-            both_bytes_per_s: None,
-        };
-        Ok((times[0].1, times.iter().map(rate).collect()))
+        // The clock is not exact, so the difference may be negative.
+        let net = |us: f64| if us > hand_over_us { us - hand_over_us } else { us };
+        let times_us = self.sizes(|bytes| Ok(link.time_us(bytes)?))?;
+        link.keep_busy()?;
+        let busy_us = self.sizes(|bytes| Ok(link.busy_time_us(bytes)?))?;
+        let rates =
+            SIZES.into_iter().zip(times_us.iter().zip(&busy_us)).map(|(bytes, (&us, &busy_us))| LinkRate {
+                bytes,
+                bytes_per_s: bytes_per_s(bytes, net(us)),
+                both_bytes_per_s: None,
+                busy_bytes_per_s: bytes_per_s(bytes, net(busy_us)),
+                both_busy_bytes_per_s: None,
+            });
+        Ok((net(times_us[0]), rates.collect()))
     }
 
     /// Verifies and times both directions together.
     fn together(
-        &self,
+        self,
         a: &mut SoloDevice,
         b: &mut SoloDevice,
         [there, back]: [Route; 2],
@@ -144,33 +156,58 @@ impl<'a> Prober<'a> {
         let mut link = SoloLink::new(a, b, there, MOST_BYTES)?.and_back(back)?;
         verify(&mut link)?;
         let latency_us = self.timed(|| Ok(link.half_ping_pong_us(SIZES[0])?))?;
-        let rate = |bytes| Ok::<_, Error>(bytes_per_s(bytes, self.timed(|| Ok(link.time_us(bytes)?))?));
-        let rates = SIZES.into_iter().map(rate).collect::<Result<_>>()?;
-        Ok(Together { latency_us, bytes_per_s: rates })
+        let times_us = self.sizes(|bytes| Ok(link.time_us(bytes)?))?;
+        link.keep_busy()?;
+        verify(&mut link).map_err(Failure::on_busy_devices)?;
+        let busy_us = self.sizes(|bytes| Ok(link.busy_time_us(bytes)?))?;
+        let rates = |times_us: Vec<f64>| {
+            SIZES.into_iter().zip(times_us).map(|(bytes, us)| bytes_per_s(bytes, us)).collect()
+        };
+        Ok(Together { latency_us, bytes_per_s: rates(times_us), busy_bytes_per_s: rates(busy_us) })
+    }
+
+    /// Times transfers of each size, in microseconds.
+    fn sizes(self, mut once: impl FnMut(u64) -> Result<f64>) -> Result<Vec<f64>> {
+        SIZES.into_iter().map(|bytes| self.timed(|| once(bytes))).collect()
     }
 
     /// Repeats a measurement after a warm-up. Returns the time on an undisturbed host, in microseconds.
-    fn timed(&self, mut once: impl FnMut() -> Result<f64>) -> Result<f64> {
+    fn timed(self, mut once: impl FnMut() -> Result<f64>) -> Result<f64> {
         once()?;
         Ok(undisturbed_us(Stats::times(self.repetitions, self.each, once)?))
     }
 }
 
 impl TriedRoute {
-    /// Records that the route failed while both directions were busy.
-    fn refuse(&mut self, failure: &Failure) {
-        self.why = Some(format!("both directions at once: {}", failure.why));
-        self.corrupt = failure.corrupt;
-        self.latency_us = None;
-        self.rates.clear();
+    /// Returns a route that has not been timed. `failure` is the reason why it must not be used.
+    pub(super) fn new(route: Route, failure: Option<Failure>) -> Self {
+        let (why, corrupt) = failure.map_or((None, false), |failure| (Some(failure.why), failure.corrupt));
+        Self { route, why, corrupt, latency_us: None, rates: Vec::new() }
+    }
+
+    /// Returns all routes of a pair that was not probed, with the reason.
+    pub(super) fn all_failed(why: &str) -> Vec<Self> {
+        let failure = || Failure { why: why.into(), corrupt: false };
+        ROUTES.map(|route| Self::new(route, Some(failure()))).into()
     }
 }
 
 /// Reason why a route is not verified.
-struct Failure {
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
     why: String,
     /// Whether the route has changed bytes.
     corrupt: bool,
+}
+
+impl Failure {
+    fn on_busy_devices(self) -> Self {
+        Self { why: format!("while both devices compute: {}", self.why), ..self }
+    }
+
+    fn in_both_directions(self) -> Self {
+        Self { why: format!("both directions at once: {}", self.why), ..self }
+    }
 }
 
 impl From<Mismatch> for Failure {
@@ -218,11 +255,16 @@ fn fastest(tried: &[TriedRoute]) -> Option<usize> {
     verified.max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }
 
+pub(super) fn unprobed(why: &str) -> Probed {
+    probed(TriedRoute::all_failed(why), None)
+}
+
 fn probed(tried: Vec<TriedRoute>, together: Option<&Together>) -> Probed {
     let best = fastest(&tried).map(|at| &tried[at]);
     let mut rates = best.map_or_else(Vec::new, |best| best.rates.clone());
-    for (rate, both) in rates.iter_mut().zip(together.iter().flat_map(|times| &times.bytes_per_s)) {
-        rate.both_bytes_per_s = Some(*both);
+    for (at, rate) in rates.iter_mut().enumerate() {
+        rate.both_bytes_per_s = together.map(|times| times.bytes_per_s[at]);
+        rate.both_busy_bytes_per_s = together.map(|times| times.busy_bytes_per_s[at]);
     }
     let latency_us = best.and_then(|best| together.map_or(best.latency_us, |times| Some(times.latency_us)));
     Probed { route: best.map(|best| best.route), latency_us, rates, tried }
@@ -237,7 +279,13 @@ mod tests {
     use super::*;
 
     fn tried(route: Route, bytes_per_s: f64, why: Option<&str>) -> TriedRoute {
-        let rate = |bytes| LinkRate { bytes, bytes_per_s, both_bytes_per_s: None };
+        let rate = |bytes| LinkRate {
+            bytes,
+            bytes_per_s,
+            both_bytes_per_s: None,
+            busy_bytes_per_s: bytes_per_s / 2.0,
+            both_busy_bytes_per_s: None,
+        };
         let why = why.map(str::to_owned);
         TriedRoute {
             route,
@@ -260,9 +308,11 @@ mod tests {
         let alone = probed(all(), None);
         assert_eq!((alone.route, alone.latency_us), (Some(Route::Import), Some(3.0)));
         assert_eq!(alone.rates[0].both_bytes_per_s, None);
-        let times = Together { latency_us: 2.0, bytes_per_s: vec![1e9; SIZES.len()] };
+        let (bytes_per_s, busy_bytes_per_s) = (vec![1e9; SIZES.len()], vec![5e8; SIZES.len()]);
+        let times = Together { latency_us: 2.0, bytes_per_s, busy_bytes_per_s };
         let both = probed(all(), Some(&times));
         assert_eq!((both.latency_us, both.rates[3].both_bytes_per_s), (Some(2.0), Some(1e9)));
+        assert_eq!((both.rates[3].busy_bytes_per_s, both.rates[3].both_busy_bytes_per_s), (2.5e9, Some(5e8)));
         let none = probed(vec![tried(Route::Peer, 9e9, Some("wrong"))], Some(&times));
         assert!((none.route, none.latency_us, none.rates.len()) == (None, None, 0));
     }

@@ -1,4 +1,6 @@
 //! Reads from Linux how two devices are connected: the PCIe generation and width, and the NUMA distance.
+//!
+//! Linux does not report NVLink or xGMI. A link that is faster than PCIe allows must be such a fabric.
 
 use ragtag_hal::{Adapter, AdapterKind, PciAddress};
 use serde::{Deserialize, Serialize};
@@ -17,8 +19,10 @@ pub enum LinkClass {
     SameDie,
     /// Both devices compute on the host's processor.
     Host,
-    /// The transfers cross PCIe. The figures are those of the slower end. A figure that the system does not
-    /// report is `None`.
+    /// The devices have a direct link, such as NVLink or xGMI: transfers are faster than PCIe allows.
+    Fabric,
+    /// The transfers cross PCIe, as far as Ragtag can tell. The figures are those of the slower end. A figure
+    /// that the system does not report is `None`.
     Pcie {
         /// Generation of the protocol.
         generation: Option<u32>,
@@ -32,6 +36,7 @@ impl fmt::Display for LinkClass {
         match self {
             LinkClass::SameDie => f.write_str("same die"),
             LinkClass::Host => f.write_str("host"),
+            LinkClass::Fabric => f.write_str("GPU fabric"),
             LinkClass::Pcie { generation, width } => {
                 f.write_str("PCIe")?;
                 generation.iter().try_for_each(|generation| write!(f, " {generation}"))?;
@@ -53,7 +58,8 @@ impl Topology {
     }
 
     /// Returns the hardware between two devices. `is_same` tells whether they are one physical device.
-    pub(super) fn class(&self, ends: [&Adapter; 2], is_same: bool) -> LinkClass {
+    /// `bytes_per_s` is the measured rate of large transfers between them, or 0.
+    pub(super) fn class(&self, ends: [&Adapter; 2], is_same: bool, bytes_per_s: f64) -> LinkClass {
         let on_host = |a: &Adapter| matches!(a.kind, AdapterKind::Cpu | AdapterKind::Software);
         if is_same {
             return LinkClass::SameDie;
@@ -68,9 +74,19 @@ impl Topology {
             let figures: Option<Vec<u32>> = pci().map(|address| of(address?)).collect();
             figures?.into_iter().min()
         };
-        LinkClass::Pcie {
-            generation: slower(&|address| self.generation(address)),
-            width: slower(&|address| self.width(address)),
+        let of = |state: &str| {
+            let generation = slower(&|address| self.generation(address, state));
+            (generation, slower(&|address| self.width(address, state)))
+        };
+        // An idle link may run below its maximum, so only the maximum limits the rate.
+        let most_bytes_per_s = match of("max") {
+            (Some(generation), Some(width)) => Some(raw_bytes_per_s(generation, width)),
+            _ => None,
+        };
+        let (generation, width) = of("current");
+        match most_bytes_per_s {
+            Some(most) if bytes_per_s > most && !ends.into_iter().any(on_host) => LinkClass::Fabric,
+            _ => LinkClass::Pcie { generation, width },
         }
     }
 
@@ -84,17 +100,19 @@ impl Topology {
         distances.split_ascii_whitespace().nth(at)?.parse().ok()
     }
 
-    fn generation(&self, address: PciAddress) -> Option<u32> {
+    /// Returns the PCIe generation of a device's link. `state` is `current` or `max`.
+    fn generation(&self, address: PciAddress, state: &str) -> Option<u32> {
         // The file holds `16.0 GT/s PCIe`.
-        let speed = self.of_device(address, "current_link_speed")?;
+        let speed = self.of_device(address, &format!("{state}_link_speed"))?;
         let gt_per_s: f64 = speed.split_ascii_whitespace().next()?.parse().ok()?;
         let at = GENERATIONS_GT_PER_S.iter().position(|known| (known - gt_per_s).abs() < 0.1)?;
         Some(at as u32 + 1)
     }
 
-    fn width(&self, address: PciAddress) -> Option<u32> {
+    /// Returns the number of lanes of a device's link. `state` is `current` or `max`.
+    fn width(&self, address: PciAddress, state: &str) -> Option<u32> {
         // Devices without a link report a width of 0 or 255.
-        let width = self.of_device(address, "current_link_width")?.parse().ok()?;
+        let width = self.of_device(address, &format!("{state}_link_width"))?.parse().ok()?;
         (1..=32).contains(&width).then_some(width)
     }
 
@@ -133,6 +151,13 @@ impl Topology {
     }
 }
 
+/// Returns the rate of a PCIe link in bytes per second, without the overhead of its encoding. No transfer can
+/// be faster.
+fn raw_bytes_per_s(generation: u32, width: u32) -> f64 {
+    let gt_per_s = GENERATIONS_GT_PER_S.get(generation as usize - 1).copied().unwrap_or(f64::INFINITY);
+    gt_per_s * 1e9 / 8.0 * f64::from(width)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,8 +178,10 @@ mod tests {
             ("03", "Unknown", "255", "-1"),
         ] {
             let of = |file: &str| format!("bus/pci/devices/0000:{bus}:00.0/{file}");
-            write(&of("current_link_speed"), speed);
-            write(&of("current_link_width"), width);
+            for state in ["current", "max"] {
+                write(&of(&format!("{state}_link_speed")), speed);
+                write(&of(&format!("{state}_link_width")), width);
+            }
             write(&of("numa_node"), node);
         }
         let topology = Topology::new(root.path());
@@ -174,13 +201,26 @@ mod tests {
         let (_root, machine) = machine();
         let [first, second, odd] = [1, 2, 3].map(|bus| adapter(AdapterKind::Discrete, bus));
         let cpu = adapter(AdapterKind::Cpu, 0);
-        let class = |a: &Adapter, b: &Adapter| machine.class([a, b], false).to_string();
+        let class = |a: &Adapter, b: &Adapter| machine.class([a, b], false, 0.0).to_string();
         assert_eq!(class(&first, &cpu), "PCIe 5 x16");
         assert_eq!(class(&first, &second), "PCIe 4 x8");
         assert_eq!(class(&first, &odd), "PCIe", "the other end is unknown");
         assert_eq!(class(&first, &adapter(AdapterKind::Discrete, 0)), "PCIe");
         assert_eq!(class(&cpu, &adapter(AdapterKind::Software, 0)), "host");
-        assert_eq!(machine.class([&first, &first], true), LinkClass::SameDie);
+        assert_eq!(machine.class([&first, &first], true, 1e15), LinkClass::SameDie);
+    }
+
+    #[test]
+    fn a_link_faster_than_pcie_is_a_fabric() {
+        let (_root, machine) = machine();
+        let [first, second, odd] = [1, 2, 3].map(|bus| adapter(AdapterKind::Discrete, bus));
+        let cpu = adapter(AdapterKind::Cpu, 0);
+        let class = |a: &Adapter, b: &Adapter, rate: f64| machine.class([a, b], false, rate);
+        // PCIe 4 x8 transfers at most 16 GB/s.
+        assert_eq!(class(&first, &second, 15e9).to_string(), "PCIe 4 x8");
+        assert_eq!(class(&first, &second, 17e9), LinkClass::Fabric);
+        assert_eq!(class(&first, &cpu, 1e12).to_string(), "PCIe 5 x16", "a measuring error");
+        assert_eq!(class(&first, &odd, 1e12).to_string(), "PCIe", "the limit is unknown");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A link between two devices, for timing and verification. It transfers bytes as the edges of a pipeline do,
 //! in one direction or in both.
 
-use super::SoloDevice;
 use super::verify::{Contents, Mismatch};
+use super::{FILLING, SoloDevice};
 use crate::actor::edge::{copy_command, sending_queue, share_semaphore};
 use crate::core::End;
 use crate::error::{Error, Result};
@@ -13,9 +13,10 @@ use ragtag_hal::{
 use ragtag_transfer::{
     Action, Copy, Receiver, ReceiverEvent, Route, Routes, Sender, SenderEvent, TransferId,
 };
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Each device's own slot, the imported slot of the other device, and the ring, for each direction.
 const SLOTS: [BufferId; 2] = [BufferId(0), BufferId(2)];
@@ -23,6 +24,14 @@ const OTHERS: [BufferId; 2] = [BufferId(1), BufferId(3)];
 const RINGS: [RegionId; 2] = [RegionId(0), RegionId(1)];
 /// Host memory for contents to verify.
 const CONTENTS: RegionId = RegionId(2);
+/// Buffers between which each device of a busy link copies on its compute queue, and their size in bytes.
+const BUSY: [BufferId; 2] = [BufferId(4), BufferId(5)];
+const BUSY_BYTES: u64 = 8 << 20;
+/// Approximate duration of a submission to the compute queue of a busy device, and the maximum number of its
+/// copies. Two such submissions are in flight, so that the queue does not run empty.
+const BUSY_US: f64 = 1000.0;
+const MOST_BUSY_COPIES: f64 = 512.0;
+const BUSY_IN_FLIGHT: usize = 2;
 
 /// A link from one device to another, on which transfers can be timed and verified outside a pipeline.
 /// Directions are numbered: 0 is there, and 1 is back.
@@ -31,6 +40,14 @@ pub struct SoloLink<'a> {
     ends: [&'a mut SoloDevice; 2],
     directions: Vec<Direction>,
     bytes: u64,
+    /// Work that keeps the devices busy, for each end. `None` if the devices only transfer.
+    busy: Option<[Busywork; 2]>,
+}
+
+/// Copies that keep the compute queue of a device busy.
+struct Busywork {
+    commands: Vec<Command>,
+    in_flight: VecDeque<Point>,
 }
 
 impl std::fmt::Debug for SoloLink<'_> {
@@ -52,7 +69,7 @@ impl<'a> SoloLink<'a> {
     /// [`Error::Spec`] if `route` is unusable, or the error of a device. A device that cannot share memory
     /// refuses the routes that need it.
     pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
-        Self { ends: [from, to], directions: Vec::new(), bytes }.with_direction(route)
+        Self { ends: [from, to], directions: Vec::new(), bytes, busy: None }.with_direction(route)
     }
 
     /// Adds the opposite direction, whose transfers take `route`. All measurements then run in both
@@ -62,6 +79,17 @@ impl<'a> SoloLink<'a> {
     /// The errors of [`SoloLink::new`].
     pub fn and_back(self, route: Route) -> Result<Self> {
         self.with_direction(route)
+    }
+
+    /// Keeps the compute queues of both devices busy during all later verifications and timings. Devices of
+    /// a pipeline compute while they transfer.
+    ///
+    /// # Errors
+    /// Fails if a device runs out of memory or fails.
+    pub fn keep_busy(&mut self) -> Result<()> {
+        let [first, second] = &mut self.ends;
+        self.busy = Some([first.busywork()?, second.busywork()?]);
+        Ok(())
     }
 
     fn with_direction(mut self, route: Route) -> Result<Self> {
@@ -111,6 +139,58 @@ impl<'a> SoloLink<'a> {
         Ok(us)
     }
 
+    /// Returns the time of a transfer of `bytes` bytes in each direction while both devices compute, in
+    /// microseconds. The time ends when the host learns that the bytes have arrived. Call
+    /// [`SoloLink::keep_busy`] first. `bytes` is clamped to the range from 1 to the maximum of the link.
+    ///
+    /// # Errors
+    /// Fails if a device fails.
+    pub fn busy_time_us(&mut self, bytes: u64) -> Result<f64> {
+        let part = 0..bytes.clamp(1, self.bytes);
+        let all = 0..self.directions.len();
+        let after: Vec<_> = all.clone().map(|at| self.ends[at].empty(&[])).collect::<Result<_>>()?;
+        after.iter().enumerate().try_for_each(|(at, &after)| self.ends[at].wait(after))?;
+        self.top_up()?;
+        let start = Instant::now();
+        let moved = self.transfer(all, &part, &after)?;
+        moved.iter().enumerate().try_for_each(|(at, moved)| self.wait_busily(1 - at, moved.arrived))?;
+        let us = start.elapsed().as_secs_f64() * 1e6;
+        moved.iter().enumerate().try_for_each(|(at, moved)| self.settle(at, moved))?;
+        self.drain()?;
+        Ok(us)
+    }
+
+    /// Submits work to the compute queues of a busy link, so that they do not run empty.
+    fn top_up(&mut self) -> Result<()> {
+        for (end, busy) in self.ends.iter_mut().zip(self.busy.iter_mut().flatten()) {
+            while busy.in_flight.front().is_some_and(|&point| end.has_passed(point)) {
+                busy.in_flight.pop_front();
+            }
+            while busy.in_flight.len() < BUSY_IN_FLIGHT {
+                let work = Work::Commands(busy.commands.clone());
+                busy.in_flight.push_back(end.submit(QueueKind::Compute, work, &[])?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a point of one end. Until then, keeps the compute queues of a busy link busy.
+    fn wait_busily(&mut self, end: usize, point: Point) -> Result<()> {
+        let limit = self.busy.is_some().then_some(Duration::from_micros(BUSY_US as u64 / 2));
+        while !self.ends[end].passes(point, limit)? {
+            self.top_up()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the work of a busy link, so that the next measurement starts with idle compute queues.
+    fn drain(&mut self) -> Result<()> {
+        for (end, busy) in self.ends.iter().zip(self.busy.iter_mut().flatten()) {
+            busy.in_flight.drain(..).try_for_each(|point| end.wait(point))?;
+        }
+        Ok(())
+    }
+
     /// Returns half the time of a transfer of `bytes` bytes there and back, in microseconds. The host submits
     /// both transfers at once. The transfer back waits for the transfer there on the device. `bytes` is
     /// clamped to the range from 1 to the maximum of the link.
@@ -136,8 +216,9 @@ impl<'a> SoloLink<'a> {
     }
 
     /// Transfers pseudo-random contents in each direction at once, and compares them at the far end. `part`
-    /// is the range of bytes in the slots. Returns the wrong bytes of the first corrupt direction, or `None`
-    /// if all bytes are right. The contents depend on `seed`.
+    /// is the range of bytes in the slots. The devices of a busy link compute during the transfers. Returns the
+    /// wrong bytes of the first corrupt direction, or `None` if all bytes are right. The contents depend on
+    /// `seed`.
     ///
     /// Each receiving slot first holds the complement of its contents, so a byte that was not copied is
     /// wrong. The receiving device copies its slot to host memory, where the host compares all bytes.
@@ -165,10 +246,12 @@ impl<'a> SoloLink<'a> {
             // The other device imports only the timelines for which the stages of a pipeline wait.
             after.push(self.ends[at].empty(&[])?);
         }
+        self.top_up()?;
         let moved = self.transfer(all.clone(), &part, &after)?;
+        moved.iter().enumerate().try_for_each(|(at, moved)| self.wait_busily(1 - at, moved.arrived))?;
+        self.drain()?;
         let mut mismatch = None;
         for (at, moved) in all.zip(&moved) {
-            self.ends[1 - at].wait(moved.arrived)?;
             contents(at).write_complement(&mut self.host(&region)?);
             let from = BufferRange { buffer: SLOTS[at], offset: part.start, bytes };
             let download = Command::Download { from, region: CONTENTS, offset: 0 };
@@ -213,6 +296,27 @@ impl SoloDevice {
     /// Submits nothing to the compute queue after `waits`.
     fn empty(&mut self, waits: &[Point]) -> Result<Point> {
         self.submit(QueueKind::Compute, Work::Commands(Vec::new()), waits)
+    }
+
+    /// Creates two buffers and returns copies between them that take about [`BUSY_US`].
+    fn busywork(&mut self) -> Result<Busywork> {
+        for id in BUSY {
+            self.device.create_buffer(id, BUSY_BYTES).map_err(|cause| self.failed(cause))?;
+        }
+        let [from, to] = BUSY.map(|buffer| BufferRange { buffer, offset: 0, bytes: BUSY_BYTES });
+        let fill = Command::Fill { to: from, word: FILLING };
+        self.run(QueueKind::Compute, fill)?;
+        let copy = Command::Copy { from, to };
+        self.run(QueueKind::Compute, copy.clone())?;
+        let start = Instant::now();
+        self.run(QueueKind::Compute, copy.clone())?;
+        let copy_us = start.elapsed().as_secs_f64() * 1e6;
+        let copies = (BUSY_US / copy_us.max(1.0)).clamp(1.0, MOST_BUSY_COPIES) as usize;
+        Ok(Busywork { commands: vec![copy; copies], in_flight: VecDeque::new() })
+    }
+
+    fn has_passed(&self, point: Point) -> bool {
+        self.own[point.timeline.queue.index()].value() >= point.value
     }
 
     /// Runs a command to its end.

@@ -4,6 +4,7 @@
 //! This module does not depend on how the timings are used.
 
 mod link;
+mod output;
 mod verify;
 
 pub use link::SoloLink;
@@ -134,8 +135,13 @@ impl SoloDevice {
     }
 
     fn wait(&self, point: Point) -> Result<()> {
-        let passed = self.own[point.timeline.queue.index()].wait(point.value, None);
-        passed.map(drop).map_err(|cause| self.failed(cause))
+        self.passes(point, None).map(drop)
+    }
+
+    /// Waits for a point for at most `limit`. Returns whether it has passed.
+    fn passes(&self, point: Point, limit: Option<Duration>) -> Result<bool> {
+        let passed = self.own[point.timeline.queue.index()].wait(point.value, limit);
+        passed.map_err(|cause| self.failed(cause))
     }
 
     /// Returns the timing that the device reported for a submission, if any.
