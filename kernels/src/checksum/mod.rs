@@ -69,7 +69,7 @@ fn mixed(x: u32) -> u32 {
     x ^ x >> 16
 }
 
-/// Returns the sums of consecutive words, the first of which is at position `first` of the buffer.
+/// Returns the sums of consecutive words. The first word is at position `first` of the buffer.
 #[inline(always)]
 pub(crate) fn sums(first: u32, words: &[u32]) -> [u32; 2] {
     let mut sums = [0u32; 2];
