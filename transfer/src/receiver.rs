@@ -48,7 +48,7 @@ pub struct Receiver {
     /// Free slots, in the order in which transfers take them.
     free: VecDeque<u32>,
     /// Present if the receiver verifies the transfers.
-    guard: Option<InGuard>,
+    guard: Option<Box<InGuard>>,
 }
 
 impl Receiver {
@@ -73,7 +73,7 @@ impl Receiver {
     /// Makes the receiver verify all transfers.
     #[must_use]
     pub fn verified(self) -> Self {
-        Self { guard: Some(InGuard::default()), ..self }
+        Self { guard: Some(Box::default()), ..self }
     }
 
     /// Returns the number of transfers whose copies have not all been requested, or that are not verified.
@@ -83,7 +83,7 @@ impl Receiver {
 
     /// Returns whether a transfer was requested completely but is not verified.
     fn is_unverified(&self) -> bool {
-        self.guard.as_ref().is_some_and(InGuard::is_waiting)
+        self.guard.as_ref().is_some_and(|guard| guard.is_waiting())
     }
 
     /// Returns the number of announced transfers that have no slot.
@@ -151,7 +151,7 @@ impl Receiver {
             let Some(slot) = self.free.pop_front() else { break };
             self.receiving.push_back(Incoming { transfer, bytes, received: 0, slot });
         }
-        match self.guard.as_mut().and_then(InGuard::verdict) {
+        match self.guard.as_mut().and_then(|guard| guard.verdict()) {
             Some(Verdict::Right(done)) => actions.extend(done),
             Some(Verdict::Wrong(incoming, again)) => {
                 self.receiving.push_front(incoming);

@@ -44,7 +44,7 @@ pub struct Sender {
     queue: VecDeque<Outgoing>,
     newest: Option<TransferId>,
     /// Present if the receiver verifies the transfers.
-    guard: Option<OutGuard>,
+    guard: Option<Box<OutGuard>>,
 }
 
 impl Sender {
@@ -61,7 +61,7 @@ impl Sender {
     /// Makes the sender work with a receiver that verifies all transfers.
     #[must_use]
     pub fn verified(self) -> Self {
-        Self { guard: Some(OutGuard::new(&self.routes)), ..self }
+        Self { guard: Some(Box::new(OutGuard::new(&self.routes))), ..self }
     }
 
     /// Returns the routes that later transfers can take: all routes but those that were replaced.
@@ -76,7 +76,7 @@ impl Sender {
 
     /// Returns whether a transfer was requested completely but the receiver has not confirmed it.
     fn is_unconfirmed(&self) -> bool {
-        self.guard.as_ref().is_some_and(OutGuard::is_waiting)
+        self.guard.as_ref().is_some_and(|guard| guard.is_waiting())
     }
 
     /// Returns whether all transfers are done and the receiver has returned all places of the rings.
