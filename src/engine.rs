@@ -9,10 +9,14 @@ use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
 use ragtag_planner::plan::Plan;
 use ragtag_scheduler::{
-    Pipeline, PipelineOptions, PipelineSpec, PipelineStats, StageReport, StageSpec, WeightSource,
+    Pipeline, PipelineOptions, PipelineSpec, PipelineStats, STALL_TIMEOUT, StageReport, StageSpec,
+    WeightSource,
 };
+use ragtag_transfer::Routes;
+use serde::Serialize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Maximum number of spans that an engine records in its trace.
 const TRACE_SPANS: usize = 1 << 20;
@@ -32,6 +36,12 @@ pub struct EngineOptions {
     pub all_logits: bool,
     /// Callback for loading progress.
     pub progress: Option<Progress>,
+    /// Whether each stage verifies the activations that it receives, with checksums. Activations with wrong
+    /// bytes are sent again, over the next route of the edge if it has one.
+    pub verify_transfers: bool,
+    /// Time after which a copy of activations that does not complete ends the run. `None` selects 60 seconds.
+    /// Zero disables the limit. Time in which a copy waits for a computation does not count.
+    pub stall_timeout: Option<Duration>,
 }
 
 /// Engine options that remain usable after a failed start. Starting an engine only borrows these options,
@@ -40,12 +50,32 @@ pub(crate) struct Options {
     trace: bool,
     all_logits: bool,
     progress: Arc<Mutex<Option<Progress>>>,
+    verify_transfers: bool,
+    stall_timeout: Option<Duration>,
 }
 
 impl From<EngineOptions> for Options {
-    fn from(EngineOptions { trace, all_logits, progress }: EngineOptions) -> Self {
-        Self { trace, all_logits, progress: Arc::new(Mutex::new(progress)) }
+    fn from(options: EngineOptions) -> Self {
+        let EngineOptions { trace, all_logits, progress, verify_transfers, stall_timeout } = options;
+        let stall_timeout = Some(stall_timeout.unwrap_or(STALL_TIMEOUT)).filter(|limit| !limit.is_zero());
+        let progress = Arc::new(Mutex::new(progress));
+        Self { trace, all_logits, progress, verify_transfers, stall_timeout }
     }
+}
+
+/// Result and cost of verified transfers since the engine started.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct VerifiedTransfers {
+    /// Transfers that arrived with the right bytes.
+    pub transfers: u64,
+    /// Arrivals with wrong bytes, after which the transfer was sent again.
+    pub wrong: u64,
+    /// Time in microseconds from the arrival of activations until the comparison of their checksums, summed
+    /// over all transfers.
+    pub waited_us: f64,
+    /// Share of `waited_us` in the time since the engine started.
+    pub share: f64,
 }
 
 /// A stage of a running engine.
@@ -67,6 +97,8 @@ pub struct Engine {
     plan: Plan,
     stages: Vec<StageInfo>,
     pipeline: Arc<Pipeline>,
+    /// Time at which the stages were loaded, if transfers are verified.
+    verified_since: Option<Instant>,
 }
 
 impl Engine {
@@ -111,6 +143,7 @@ impl Engine {
         run.credits = plan.credits;
         run.slots = plan.slots;
         run.trace_spans = if options.trace { TRACE_SPANS } else { 0 };
+        (run.verify_transfers, run.stall_timeout) = (options.verify_transfers, options.stall_timeout);
         let progress = Arc::clone(&options.progress);
         let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
         let spec = PipelineSpec { devices, stages: specs };
@@ -120,7 +153,9 @@ impl Engine {
                 report(loaded.done_bytes, loaded.total_bytes);
             }
         })?;
-        Ok(Self { model: model.clone(), plan: plan.clone(), stages, pipeline: Arc::new(pipeline) })
+        let (model, plan, pipeline) = (model.clone(), plan.clone(), Arc::new(pipeline));
+        let verified_since = options.verify_transfers.then(Instant::now);
+        Ok(Self { model, plan, stages, pipeline, verified_since })
     }
 
     /// Creates a session. An engine can have any number of sessions at the same time.
@@ -147,6 +182,27 @@ impl Engine {
     /// micro-batches.
     pub fn stage_reports(&self) -> Vec<StageReport> {
         self.pipeline.stats().stages
+    }
+
+    /// Returns the routes that each edge uses. They are those of the plan, without the routes that a device
+    /// could not set up, and without the routes that were replaced because wrong bytes arrived over them.
+    pub fn routes(&self) -> Vec<Routes> {
+        self.pipeline.stats().routes
+    }
+
+    /// Returns the result and the cost of verified transfers since the engine started. They may not yet
+    /// include the last few micro-batches. Returns `None` unless [`EngineOptions::verify_transfers`] was set.
+    pub fn verified_transfers(&self) -> Option<VerifiedTransfers> {
+        let elapsed_us = self.verified_since?.elapsed().as_secs_f64() * 1e6;
+        let reports = self.stage_reports();
+        let counts = || reports.iter().map(|report| report.counts.verification);
+        let waited_us = counts().map(|counts| counts.waited_ns as f64 / 1e3).sum();
+        Some(VerifiedTransfers {
+            transfers: counts().map(|counts| counts.transfers).sum(),
+            wrong: counts().map(|counts| counts.wrong).sum(),
+            waited_us,
+            share: waited_us / elapsed_us.max(1.0),
+        })
     }
 
     /// Returns the trace of every queue since the engine started. The trace is empty unless

@@ -62,7 +62,7 @@ pub use calibrate::{
 };
 pub use canary::{CheckedBlock, check_first_blocks};
 pub use devices::{DeviceOptions, Devices};
-pub use engine::{Engine, EngineOptions, Progress, StageInfo};
+pub use engine::{Engine, EngineOptions, Progress, StageInfo, VerifiedTransfers};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};

@@ -41,10 +41,11 @@ impl Trace {
                 SimSpanKind::Upload => SpanKind::Upload,
                 SimSpanKind::Download => SpanKind::Download,
                 SimSpanKind::Logits => SpanKind::Logits,
+                SimSpanKind::Checksum => SpanKind::Checksum,
             };
             let SimSpan { stage, queue, rows, start_ns, end_ns, .. } = *span;
             let micro_batch = Some(span.micro_batch);
-            Some(Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns })
+            Some(Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns, route: None })
         };
         Self {
             spans: summary.spans.iter().filter_map(span).collect(),
@@ -92,7 +93,7 @@ impl Trace {
                 "cat": span.queue.name(),
                 "ts": span.start_ns as f64 / 1e3,
                 "dur": span.end_ns.saturating_sub(span.start_ns) as f64 / 1e3,
-                "args": { "rows": span.rows, "micro_batch": span.micro_batch.map(|id| id.0) },
+                "args": arguments(span),
             }));
         }
         for turn in &self.turns {
@@ -110,6 +111,15 @@ impl Trace {
     }
 }
 
+/// Returns the arguments of a span in an exported trace. A copy of activations has its route.
+fn arguments(span: &Span) -> serde_json::Value {
+    let mut arguments = json!({ "rows": span.rows, "micro_batch": span.micro_batch.map(|id| id.0) });
+    if let Some(route) = span.route {
+        arguments["route"] = route.name().into();
+    }
+    arguments
+}
+
 /// Returns the name of a span in an exported trace. It contains the span's segments and micro-batch.
 fn span_name(span: &Span) -> String {
     let what = match span.kind {
@@ -118,6 +128,7 @@ fn span_name(span: &Span) -> String {
         SpanKind::Upload => "activation in".into(),
         SpanKind::Download => "activation out".into(),
         SpanKind::Logits => "logits out".into(),
+        SpanKind::Checksum => "checksum".into(),
     };
     match span.micro_batch {
         Some(id) => format!("{what} · {id}"),
@@ -176,11 +187,12 @@ pub fn overlap(trace: &Trace) -> Overlap {
 mod tests {
     use super::*;
     use ragtag_scheduler::core::MicroBatchId;
+    use ragtag_transfer::Route;
 
     fn span(stage: u32, kind: SpanKind, start_ns: u64, end_ns: u64) -> Span {
         let micro_batch = Some(MicroBatchId(start_ns));
         let queue = QueueKind::Compute;
-        Span { stage, queue, kind, segments: 0..3, micro_batch, rows: 2, start_ns, end_ns }
+        Span { stage, queue, kind, segments: 0..3, micro_batch, rows: 2, start_ns, end_ns, route: None }
     }
 
     fn trace() -> Trace {
@@ -188,7 +200,7 @@ mod tests {
             span(0, SpanKind::Compute, 100, 200),
             span(1, SpanKind::Compute, 150, 260),
             span(0, SpanKind::Compute, 200, 250),
-            span(1, SpanKind::Upload, 0, 1000),
+            Span { route: Some(Route::Peer), ..span(1, SpanKind::Upload, 0, 1000) },
         ];
         let turns = vec![Turn { stage: 1, start_ns: 300, end_ns: 400 }];
         Trace { spans, turns, devices: vec!["cpu:0".into(), "cpu:1".into()] }
@@ -214,5 +226,7 @@ mod tests {
         let first = events.iter().find(|e| e["ph"] == "X").unwrap();
         assert_eq!(first["name"], "segments 0-2 · micro-batch 100");
         assert_eq!((first["ts"].as_f64(), first["dur"].as_f64()), (Some(0.1), Some(0.1)));
+        let routes: Vec<_> = events.iter().filter_map(|e| e["args"]["route"].as_str()).collect();
+        assert_eq!(routes, ["peer"]);
     }
 }

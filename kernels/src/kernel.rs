@@ -359,6 +359,8 @@ kernels! {
     "decode-blocks" DecodeBlocks => file_blocks::FileBlocks::Decode;
     /// Encodes values as blocks of a file.
     "encode-blocks" EncodeBlocks => file_blocks::FileBlocks::Encode;
+    /// Sums over the words of a buffer, for the comparison of buffers on different devices.
+    "checksum" Checksum => checksum::Checksum;
 }
 
 impl Kernel {

@@ -15,6 +15,7 @@ pub mod blocks;
 mod bounds;
 mod c_family;
 pub mod cases;
+pub mod checksum;
 mod composer;
 pub mod conv2d;
 pub mod copy;

@@ -21,16 +21,21 @@ impl Lanes {
     /// of the incoming rings, and one notice of a quiet message. It also holds one pending progress notice
     /// for each queue of the device. The quiet queue holds one message per place of the outgoing rings, per
     /// slot of the next stage and per micro-batch in flight.
+    ///
+    /// If transfers are `verified`, the waking queue also holds one checksum per micro-batch in flight, and
+    /// the quiet queue one result, because one transfer of an edge is verified at a time.
     pub fn of_device<'a>(
         credits: u32,
         slots: u32,
+        verified: bool,
         stages: impl IntoIterator<Item = (Option<&'a Routes>, Option<&'a Routes>)>,
     ) -> Self {
         let places = |routes: Option<&Routes>| routes.map_or(0, Routes::places) as usize;
         let mut lanes = Self { waking: QueueKind::ALL.len(), quiet: 0 };
         for (incoming, outgoing) in stages {
-            lanes.waking += 2 * credits as usize + places(incoming) + 1;
-            lanes.quiet += places(outgoing) + slots as usize + credits as usize;
+            let checksums = if verified { credits as usize } else { 0 };
+            lanes.waking += 2 * credits as usize + checksums + places(incoming) + 1;
+            lanes.quiet += places(outgoing) + slots as usize + credits as usize + usize::from(verified);
         }
         lanes
     }

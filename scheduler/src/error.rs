@@ -1,5 +1,6 @@
 //! Errors of a pipeline: rejected requests, and failures that end the run.
 
+use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 
 /// Result of this crate's functions.
@@ -93,6 +94,49 @@ pub enum Error {
         weight: String,
         /// Message from the source of the weights.
         cause: String,
+    },
+    /// Activations arrived with wrong bytes again after they were sent once more, and the edge has no other
+    /// route.
+    #[error(
+        "activations from {from} to {to} arrive with wrong bytes over the {} route, also when sent again; \
+         check the link with `ragtag devices --links --reprobe`, or leave a device out",
+        route.name()
+    )]
+    Corrupted {
+        /// Label of the device that sends the activations.
+        from: String,
+        /// Label of the device that receives the activations.
+        to: String,
+        /// The last route.
+        route: Route,
+    },
+    /// A copy of activations failed.
+    #[error("activations from {from} to {to} over the {} route: {cause}", route.name())]
+    Transfer {
+        /// Label of the device that sends the activations.
+        from: String,
+        /// Label of the device that receives the activations.
+        to: String,
+        /// Route of the copy.
+        route: Route,
+        /// Error that the copying device reported.
+        cause: ragtag_hal::Error,
+    },
+    /// A copy of activations did not complete within the limit.
+    #[error(
+        "no activations from {from} to {to} over the {} route for {seconds} s; \
+         --stall-timeout sets another limit",
+        route.name()
+    )]
+    Stalled {
+        /// Label of the device that sends the activations.
+        from: String,
+        /// Label of the device that receives the activations.
+        to: String,
+        /// Route of the copy.
+        route: Route,
+        /// The limit in seconds, rounded up.
+        seconds: u64,
     },
     /// The stages or the options are invalid.
     #[error("{what}")]

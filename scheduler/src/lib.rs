@@ -8,6 +8,7 @@
 mod actor;
 pub mod capacity;
 pub mod compare;
+mod copies;
 pub mod core;
 mod error;
 #[cfg(test)]
@@ -27,7 +28,7 @@ pub use actor::{
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{
     Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats, Reply,
-    ReplySink, Request, StageSpec,
+    ReplySink, Request, STALL_TIMEOUT, StageSpec,
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};

@@ -3,6 +3,7 @@
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds};
 use crate::transfers::Transfers;
 use ragtag_hal::{Point, QueueKind, Timing};
+use ragtag_transfer::{Route, Routes};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -26,6 +27,8 @@ pub enum SpanKind {
     Download,
     /// Download of logits.
     Logits,
+    /// Computation or download of a checksum of activations.
+    Checksum,
 }
 
 /// A submission with its start and end, on the clock of [`Timing::now_ns`].
@@ -47,6 +50,9 @@ pub struct Span {
     pub start_ns: Nanoseconds,
     /// End of the submission.
     pub end_ns: Nanoseconds,
+    /// Route of a copy of activations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<Route>,
 }
 
 /// The handling of one message by a stage's actor, on the clock of [`Timing::now_ns`].
@@ -208,6 +214,8 @@ pub(crate) struct Label {
     pub(crate) bytes: u64,
     /// Whether the copy reads a slot of the previous stage, so that only this stage can record the transfer.
     pub(crate) reads: bool,
+    /// Route of a copy of activations.
+    pub(crate) route: Option<Route>,
 }
 
 impl Label {
@@ -229,11 +237,12 @@ impl Label {
         decode: false,
         bytes: 0,
         reads: false,
+        route: None,
     };
 
     pub(crate) fn of(kind: SpanKind, batch: &MicroBatch, bytes: u64) -> Self {
         let (micro_batch, decode) = (Some(batch.id), batch.decodes_only());
-        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes, reads: false }
+        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes, reads: false, route: None }
     }
 
     pub(crate) fn copy(kind: SpanKind, micro_batch: MicroBatchId, bytes: u64, reads: bool) -> Self {
@@ -287,6 +296,20 @@ impl Recorder {
         }
     }
 
+    /// Records the routes that the outgoing edge uses from now on.
+    pub(crate) fn uses(&self, routes: Routes) {
+        if let Some(edge) = &self.ends.outgoing {
+            edge.uses(routes);
+        }
+    }
+
+    /// Records that another route of the outgoing edge replaces `route`.
+    pub(crate) fn replaced(&self, route: Route) {
+        if let Some(edge) = &self.ends.outgoing {
+            edge.replaced(route);
+        }
+    }
+
     /// Records that an incoming micro-batch got a slot at the time `now_ns`.
     pub(crate) fn admitted(&self, micro_batch: MicroBatchId, now_ns: Nanoseconds) {
         if let Some(edge) = &self.ends.incoming {
@@ -321,12 +344,12 @@ impl Recorder {
             SpanKind::Upload | SpanKind::Download | SpanKind::Logits => {
                 self.crossed(&label, start_ns, end_ns);
             }
-            SpanKind::Weights => {}
+            SpanKind::Weights | SpanKind::Checksum => {}
         }
-        let Label { kind, micro_batch, work, .. } = label;
+        let Label { kind, micro_batch, work, route, .. } = label;
         let rows = u32::try_from(work.rows).unwrap_or(u32::MAX);
         let (stage, segments) = (self.stage, self.segments.clone());
-        let span = Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns };
+        let span = Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns, route };
         self.sink.add(|trace| &mut trace.spans, span);
     }
 
@@ -376,7 +399,15 @@ mod tests {
         let work = Computed { micro_batches: 1, rows: 2, sequences: 1, positions: 9, ..Computed::default() };
         for value in 1..=4 {
             let (micro_batch, decode) = (Some(MicroBatchId(value * 10)), value == 4);
-            let label = Label { kind: SpanKind::Compute, micro_batch, decode, work, bytes: 0, reads: false };
+            let label = Label {
+                kind: SpanKind::Compute,
+                micro_batch,
+                decode,
+                work,
+                bytes: 0,
+                reads: false,
+                route: None,
+            };
             recorder.submitted(timeline.at(value), label);
         }
         // The device reports no timing for the second submission.

@@ -8,6 +8,7 @@
 //! This module does not depend on devices or mailboxes, and reads no clock.
 
 use crate::core::{MicroBatchId, Nanoseconds};
+use ragtag_transfer::{Route, Routes};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,6 +64,8 @@ struct State {
     /// Arrival time of the latest micro-batch whose record is complete.
     arrived_ns: Nanoseconds,
     report: EdgeReport,
+    /// Routes in use. `None` until the stages are loaded, and for the token return.
+    routes: Option<Routes>,
 }
 
 /// A transfer whose record is not complete yet.
@@ -126,6 +129,23 @@ impl Transfers {
     /// Records that the whole micro-batch has arrived.
     pub(crate) fn arrived_whole(&self, id: MicroBatchId, end_ns: Nanoseconds) {
         self.lock().update(id, |transfer| transfer.arrived.add(transfer.bytes, end_ns, end_ns));
+    }
+
+    /// Records the routes that the edge uses from now on.
+    pub(crate) fn uses(&self, routes: Routes) {
+        self.lock().routes = Some(routes);
+    }
+
+    /// Records that another route of the edge replaces `route`.
+    pub(crate) fn replaced(&self, route: Route) {
+        if let Some(routes) = &mut self.lock().routes {
+            routes.0.retain(|sized| sized.route != route);
+        }
+    }
+
+    /// Returns the routes that the edge uses.
+    pub(crate) fn routes(&self) -> Option<Routes> {
+        self.lock().routes.clone()
     }
 
     /// Returns the sums over all complete transfers so far.

@@ -1,5 +1,6 @@
 //! Command-line arguments and their help texts. The sibling modules implement the commands.
 
+use crate::engine::EngineOptions;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ragtag_devices::ThrottleSpec;
 use ragtag_hal::GemmChoice;
@@ -7,6 +8,7 @@ use ragtag_kernels::TensorType;
 use ragtag_planner::Objective;
 use ragtag_scheduler::sim::Lengths;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Maximum value of `--prompt-tokens` and of `--new-tokens`.
 pub(crate) const MOST_TOKENS: u32 = 1 << 24;
@@ -227,6 +229,29 @@ pub(crate) struct RequestArgs {
     /// (`run`), the longest -n (`bench`), or 128 (`plan`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
     pub(crate) new_tokens: Option<u32>,
+}
+
+/// Checks of the activations that pass between stages.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Transfers")]
+pub(crate) struct TransferArgs {
+    /// Verify the activations that a stage receives with checksums, before it computes. Wrong activations are
+    /// sent again, over another route if the plan has one. The end of the run shows the cost.
+    #[arg(long)]
+    pub(crate) verify_transfers: bool,
+    /// End the run if a copy of activations takes longer than this, without the time in which it waits for a
+    /// computation. 0 disables the limit.
+    #[arg(long, value_name = "SECONDS", default_value_t = ragtag_scheduler::STALL_TIMEOUT.as_secs(), value_parser = clap::value_parser!(u64).range(..=86400), allow_negative_numbers = true)]
+    pub(crate) stall_timeout: u64,
+}
+
+impl TransferArgs {
+    /// Returns `options` with these checks.
+    pub(crate) fn over(self, mut options: EngineOptions) -> EngineOptions {
+        options.verify_transfers = self.verify_transfers;
+        options.stall_timeout = Some(Duration::from_secs(self.stall_timeout));
+        options
+    }
 }
 
 /// Output files that record a run.
@@ -451,6 +476,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) request: RequestArgs,
     #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
+    #[command(flatten)]
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
@@ -535,12 +562,12 @@ pub(crate) struct BenchArgs {
     pub(crate) parallel: Option<u32>,
     /// Compare the default settings with the best of up to 12 alternatives, for prompts of 512, 2,048 and
     /// 8,192 tokens and for 1, 8 and 64 generating sequences.
-    #[arg(long, conflicts_with_all = ["pp", "tg", "prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "html", "replan", "trace", "receipt"])]
+    #[arg(long, conflicts_with_all = ["pp", "tg", "prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "html", "replan", "trace", "receipt", "verify_transfers", "stall_timeout"])]
     pub(crate) defaults: bool,
     /// Measure the links between the devices instead of a model: transfers of 4 KiB to 16 MiB, in one
     /// direction and in both at once, on idle devices and while both devices compute. Default devices:
     /// auto,cpu.
-    #[arg(long, conflicts_with_all = ["model", "defaults", "pp", "tg", "prompt_tokens", "new_tokens", "objective", "parallel", "plan", "split", "pin", "exclude", "chunk", "html", "replan", "trace", "receipt"])]
+    #[arg(long, conflicts_with_all = ["model", "defaults", "pp", "tg", "prompt_tokens", "new_tokens", "objective", "parallel", "plan", "split", "pin", "exclude", "chunk", "html", "replan", "trace", "receipt", "verify_transfers", "stall_timeout"])]
     pub(crate) links: bool,
     /// Repetitions of each measurement, after one warm-up. With --links, up to 25 transfers each.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true)]
@@ -551,6 +578,8 @@ pub(crate) struct BenchArgs {
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
     pub(crate) request: RequestArgs,
+    #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
     #[command(flatten)]
@@ -613,6 +642,8 @@ pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
+    #[command(flatten)]
     pub(crate) records: RecordArgs,
 }
 
@@ -631,6 +662,8 @@ pub(crate) struct PerplexityArgs {
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
+    #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
     /// Print JSON instead of a line.

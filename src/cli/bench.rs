@@ -63,10 +63,12 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
     let parallel = placed.plan.sequences;
-    let options = || EngineOptions {
-        trace: records.wants_trace() || args.comparison.html.is_some(),
-        progress: Some(progress::loading()),
-        ..EngineOptions::default()
+    let options = || {
+        args.transfers.over(EngineOptions {
+            trace: records.wants_trace() || args.comparison.html.is_some(),
+            progress: Some(progress::loading()),
+            ..EngineOptions::default()
+        })
     };
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
@@ -106,9 +108,11 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             "measurements": measurements,
             "comparison": comparison,
             "replanned": replanned,
+            "verified_transfers": engine.verified_transfers(),
             "stages": super::records::stage_reports(&engine),
         }))
     } else {
+        super::records::inform_verified(&engine);
         show(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)))
     };
     // A failed write does not affect the other outputs.

@@ -6,7 +6,7 @@ use super::files::{self, write_file};
 use super::output::inform;
 use super::plan::{placed, summary};
 use super::progress;
-use super::records::Records;
+use super::records::{self, Records};
 use super::wanted::Needs;
 use crate::engine::EngineOptions;
 use crate::error::Result;
@@ -20,12 +20,17 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let needs = Needs { all_logits: true, context: Some(args.ids.len() as u32), ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
-    let options =
-        EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
+    let options = args.transfers.over(EngineOptions {
+        trace: records.wants_trace(),
+        all_logits: true,
+        progress: Some(progress::loading()),
+        ..EngineOptions::default()
+    });
     let engine = placed.start(&model, options)?;
     let logits = super::block_on(engine.session().logits(&args.ids))?;
     let matrix = npy::encode(&logits, model.hyperparameters().vocabulary as usize);
     let done = || inform(&format!("{}: {} positions", args.output.display(), args.ids.len()));
+    records::inform_verified(&engine);
     let written = write_file(&args.output, &matrix).map(|()| done());
     written.and(records.write(&model, &placed.devices, engine))
 }

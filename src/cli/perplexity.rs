@@ -9,7 +9,7 @@ use super::files;
 use super::output::{inform, print, print_json};
 use super::plan::{placed, summary};
 use super::progress;
-use super::records::Records;
+use super::records::{self, Records};
 use super::wanted::Needs;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
@@ -35,8 +35,12 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let needs = Needs { all_logits: true, context: Some(context), ..Needs::of(2) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
-    let options =
-        EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
+    let options = args.transfers.over(EngineOptions {
+        trace: records.wants_trace(),
+        all_logits: true,
+        progress: Some(progress::loading()),
+        ..EngineOptions::default()
+    });
     let engine = placed.start(&model, options)?;
     let score = super::block_on(score(&engine.session(), &pieces))?;
     let printed = if args.json {
@@ -47,8 +51,10 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
             "chunks": pieces.len(),
             "ctx": context,
             "plan": engine.plan(),
+            "verified_transfers": engine.verified_transfers(),
         }))
     } else {
+        records::inform_verified(&engine);
         let (perplexity, uncertainty) = (score.perplexity(), score.uncertainty());
         print(&format!("perplexity {perplexity:.4} ± {uncertainty:.4} over {} tokens\n", score.count))
     };

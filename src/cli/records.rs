@@ -2,8 +2,9 @@
 
 use super::args::RecordArgs;
 use super::files::write_file;
+use super::output::inform;
 use crate::devices::Devices;
-use crate::engine::Engine;
+use crate::engine::{Engine, VerifiedTransfers};
 use crate::error::Result;
 use crate::model::Model;
 use serde_json::json;
@@ -49,6 +50,19 @@ pub(super) fn stage_reports(engine: &Engine) -> Vec<serde_json::Value> {
     reports.map(|(stage, report)| json!({ "device": stage.adapter.label(), "report": report })).collect()
 }
 
+/// Prints the result and the cost of verified transfers, if the user requested them.
+pub(super) fn inform_verified(engine: &Engine) {
+    let Some(VerifiedTransfers { transfers, wrong, waited_us, share }) = engine.verified_transfers() else {
+        return;
+    };
+    let plural = if transfers == 1 { "" } else { "s" };
+    inform(&format!(
+        "verified {transfers} transfer{plural} in {:.1} ms ({:.1} % of the run), {wrong} sent again",
+        waited_us / 1e3,
+        share * 100.0
+    ));
+}
+
 /// Builds the receipt of a run as JSON.
 fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_json::Value> {
     let stages: Vec<_> = engine
@@ -84,7 +98,8 @@ fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_js
         "selected": devices.labels(),
         "throttles": devices.throttles(),
         "stages": stages,
-        "routes": engine.plan().routes(),
+        "routes": engine.routes(),
+        "verified_transfers": engine.verified_transfers(),
         "compute_path": path.join(" -> "),
         "stage_reports": stage_reports(engine),
         "plan": engine.plan(),

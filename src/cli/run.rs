@@ -6,7 +6,7 @@ use super::files::{self, is_standard, read_input};
 use super::output::{inform, offer, print, print_json, set_quiet};
 use super::plan::{as_table, check_blocks, placed, summary};
 use super::progress::{self, Prefill};
-use super::records::Records;
+use super::records::{self, Records};
 use super::wanted::{Needs, workload};
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
@@ -45,10 +45,12 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             inform(as_table(&placed.plan).trim_end());
         }
     }
-    let options = || EngineOptions {
-        trace: records.wants_trace() || args.comparison.html.is_some(),
-        progress: Some(progress::loading()),
-        ..EngineOptions::default()
+    let options = || {
+        args.transfers.over(EngineOptions {
+            trace: records.wants_trace() || args.comparison.html.is_some(),
+            progress: Some(progress::loading()),
+            ..EngineOptions::default()
+        })
     };
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
@@ -74,9 +76,11 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             "timings": outcome.summary.timings(),
             "comparison": comparison,
             "replanned": replanned,
+            "verified_transfers": engine.verified_transfers(),
         }))
     } else {
         inform(&figures(&outcome.summary, generation.sampling.seed));
+        records::inform_verified(&engine);
         if args.compare || args.comparison.html.is_some() {
             inform(compare::as_table(&comparison).trim_end());
         }

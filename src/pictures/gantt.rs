@@ -72,7 +72,7 @@ pub enum GanttKind {
     Prefill,
     /// A stage computes a decode step.
     Decode,
-    /// An edge or a queue transfers activations.
+    /// An edge or a queue transfers activations, or a stage verifies them.
     Crossing,
     /// The last stage copies logits to the host, and tokens return to the first stage.
     TokenReturn,
@@ -224,7 +224,7 @@ fn kind(span: &Span, decode_rows: u32) -> GanttKind {
     match span.kind {
         SpanKind::Compute if span.rows > decode_rows => GanttKind::Prefill,
         SpanKind::Compute => GanttKind::Decode,
-        SpanKind::Upload | SpanKind::Download => GanttKind::Crossing,
+        SpanKind::Upload | SpanKind::Download | SpanKind::Checksum => GanttKind::Crossing,
         SpanKind::Logits => GanttKind::TokenReturn,
         SpanKind::Weights => GanttKind::Weights,
     }
@@ -336,6 +336,7 @@ mod tests {
             rows,
             start_ns,
             end_ns,
+            route: None,
         }
     }
 

@@ -141,6 +141,7 @@ fn run_json_is_one_object_and_nothing_else() {
             "text",
             "timings",
             "tokens",
+            "verified_transfers",
         ];
         assert_eq!(keys(&json), BTreeSet::from(expected));
         assert_eq!(numbers(&json["prompt_tokens"]), case.prompt_ids);
@@ -547,6 +548,7 @@ fn a_receipt_records_what_ran() {
         "selected",
         "stage_reports",
         "stages",
+        "verified_transfers",
     ];
     assert_eq!(keys(&receipt), BTreeSet::from(expected));
     let digest = blake3::hash(&std::fs::read(&model).unwrap()).to_hex();

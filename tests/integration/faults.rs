@@ -214,7 +214,8 @@ fn reports_failed_allocations_with_sizes_and_runs_smaller_setups() {
 fn a_refused_submission_ends_the_run_with_the_error_of_the_device() {
     within(60, || {
         let model = model();
-        let faults = Faults { failing_submission: Some(60), ..Faults::default() };
+        // The submission of a computation. The error of a copy names its edge instead.
+        let faults = Faults { failing_submission: Some(61), ..Faults::default() };
         let (engine, watch) = faulty(&model, &setup(), &[("cpu:2", faults)]);
         let engine = engine.unwrap();
         let prompt = &prompts()[0];

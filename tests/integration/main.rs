@@ -18,6 +18,7 @@ mod fleets;
 mod fuzz_seeds;
 mod golden;
 mod gpus;
+mod guard;
 mod hip;
 mod links;
 mod losses;

@@ -6,8 +6,10 @@ use ragtag::{
 };
 use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::Split;
+use ragtag_transfer::{Route, Routes};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 pub use test_support::model as model_path;
 
 /// Names of the four golden models.
@@ -103,6 +105,10 @@ pub struct Setup<'a> {
     pub all_logits: bool,
     pub trace: bool,
     pub gemm: GemmChoice,
+    /// Route between all devices. `None` selects the usual routes.
+    pub route: Option<Route>,
+    pub verify_transfers: bool,
+    pub stall_timeout: Option<Duration>,
 }
 
 impl Default for Setup<'_> {
@@ -121,6 +127,9 @@ impl Default for Setup<'_> {
             all_logits: true,
             trace: false,
             gemm: GemmChoice::Auto,
+            route: None,
+            verify_transfers: false,
+            stall_timeout: None,
         }
     }
 }
@@ -164,9 +173,16 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     if let Some(split) = setup.split {
         planner = planner.split(split.parse::<Split>().unwrap());
     }
+    if let Some(route) = setup.route {
+        let labels = planner.labels();
+        for (from, to) in labels.iter().flat_map(|from| labels.iter().map(move |to| (from, to))) {
+            planner = planner.routes(from, to, Routes::or_staged(route));
+        }
+    }
     let plan = planner.plan()?;
     let mut options = EngineOptions::default();
     (options.all_logits, options.trace) = (setup.all_logits, setup.trace);
+    (options.verify_transfers, options.stall_timeout) = (setup.verify_transfers, setup.stall_timeout);
     Engine::start_exact(model, devices, &plan, options)
 }
 

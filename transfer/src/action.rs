@@ -1,6 +1,7 @@
 //! Actions of senders and receivers.
 
 use crate::message::TransferId;
+use crate::route::Route;
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,29 @@ pub enum Action<M> {
         slot: u32,
         /// Point that passes when the transfer is complete at this end.
         at: Point,
+    },
+    /// Only if transfers are verified: compute the checksum of the first bytes of the end's own slot once
+    /// `after` has passed. The caller answers with the event `Summed` of the end.
+    Sum {
+        /// The transfer.
+        transfer: TransferId,
+        /// The end's own slot that holds the transfer.
+        slot: u32,
+        /// Size of the transfer in bytes.
+        bytes: u64,
+        /// Point that passes when the bytes are in the slot.
+        after: Point,
+    },
+    /// Only if transfers are verified: a transfer arrived with wrong bytes, and the sender sends it again.
+    /// The caller only reports this.
+    Resent {
+        /// The transfer.
+        transfer: TransferId,
+        /// Route over which wrong bytes arrived.
+        wrong: Route,
+        /// Route that the transfer takes now. If it differs from `wrong`, it replaces that route for the rest
+        /// of the run.
+        over: Route,
     },
 }
 

@@ -1,6 +1,7 @@
 //! Errors of transfers: an unusable route, or a disagreement between sender and receiver.
 
 use crate::message::TransferId;
+use crate::route::Route;
 use serde::{Deserialize, Serialize};
 
 /// Error for routes that cannot be used, or for a message that breaks the protocol between sender and
@@ -19,6 +20,14 @@ pub enum Error {
     /// The transfer has zero bytes.
     #[error("{0} has no bytes")]
     Empty(TransferId),
+    /// Wrong bytes arrived again after the transfer was sent once more, and no other route is left.
+    #[error("{transfer} arrived twice with wrong bytes over the {} route", route.name())]
+    Corrupted {
+        /// The transfer.
+        transfer: TransferId,
+        /// Route of the last attempt.
+        route: Route,
+    },
     /// The protocol does not allow this message in this state. This indicates a bug in the sender or the
     /// receiver.
     #[error("transfer protocol broken: {what}")]

@@ -10,6 +10,7 @@
 
 mod action;
 mod error;
+mod guard;
 mod message;
 mod points;
 mod receiver;

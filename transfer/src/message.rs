@@ -56,6 +56,13 @@ pub enum ToReceiver {
         /// Point on a timeline of the sender's device.
         ready: Point,
     },
+    /// Checksum of a transfer in the sender's slot. Sent only if transfers are verified.
+    Sum {
+        /// The transfer.
+        transfer: TransferId,
+        /// The checksum.
+        sum: u64,
+    },
 }
 
 /// Message from the receiver to the sender.
@@ -77,5 +84,15 @@ pub enum ToSender {
         transfer: TransferId,
         /// Point on a timeline of the receiver's device.
         after: Point,
+    },
+    /// The transfer has arrived with the sender's checksum. Sent only if transfers are verified.
+    Confirmed(TransferId),
+    /// The transfer has arrived with another checksum. The sender must send it again. Sent only if transfers
+    /// are verified.
+    Again {
+        /// The transfer.
+        transfer: TransferId,
+        /// Slot of the receiver's stage that holds the wrong bytes and receives the transfer again.
+        slot: u32,
     },
 }

@@ -3,6 +3,7 @@
 
 use crate::action::Action;
 use crate::error::Error;
+use crate::guard::{InGuard, Verdict, unverified};
 use crate::message::{ToReceiver, ToSender, TransferId};
 use crate::points::Points;
 use crate::route::{Destination, Incoming, Route, Routes};
@@ -23,6 +24,13 @@ pub enum ReceiverEvent {
     Free(u32),
     /// A message from the sender.
     Message(ToReceiver),
+    /// The checksum that [`Action::Sum`] requested.
+    Summed {
+        /// The transfer.
+        transfer: TransferId,
+        /// The checksum.
+        sum: u64,
+    },
 }
 
 /// The half of the state machine that runs on the destination device.
@@ -39,6 +47,8 @@ pub struct Receiver {
     newest: Option<TransferId>,
     /// Free slots, in the order in which transfers take them.
     free: VecDeque<u32>,
+    /// Present if the receiver verifies the transfers.
+    guard: Option<Box<InGuard>>,
 }
 
 impl Receiver {
@@ -56,12 +66,24 @@ impl Receiver {
             waiting: VecDeque::new(),
             newest: None,
             free: (0..slots).collect(),
+            guard: None,
         })
     }
 
-    /// Returns the number of transfers whose copies have not all been requested.
+    /// Makes the receiver verify all transfers.
+    #[must_use]
+    pub fn verified(self) -> Self {
+        Self { guard: Some(Box::default()), ..self }
+    }
+
+    /// Returns the number of transfers whose copies have not all been requested, or that are not verified.
     pub fn expected(&self) -> usize {
-        self.receiving.len() + self.waiting.len()
+        self.receiving.len() + self.waiting.len() + usize::from(self.is_unverified())
+    }
+
+    /// Returns whether a transfer was requested completely but is not verified.
+    fn is_unverified(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.is_waiting())
     }
 
     /// Returns the number of announced transfers that have no slot.
@@ -109,6 +131,12 @@ impl Receiver {
                     actions.push(Action::Message(ToSender::Slot(slot)));
                 }
             }
+            ReceiverEvent::Message(ToReceiver::Sum { transfer, sum }) => {
+                self.guard.as_mut().ok_or_else(|| unverified(event))?.source(transfer, sum)?;
+            }
+            ReceiverEvent::Summed { transfer, sum } => {
+                self.guard.as_mut().ok_or_else(|| unverified(event))?.own(transfer, sum)?;
+            }
             ReceiverEvent::Message(message) => {
                 let mut known = false;
                 for end in &mut self.ends {
@@ -123,16 +151,33 @@ impl Receiver {
             let Some(slot) = self.free.pop_front() else { break };
             self.receiving.push_back(Incoming { transfer, bytes, received: 0, slot });
         }
+        match self.guard.as_mut().and_then(|guard| guard.verdict()) {
+            Some(Verdict::Right(done)) => actions.extend(done),
+            Some(Verdict::Wrong(incoming, again)) => {
+                self.receiving.push_front(incoming);
+                actions.push(again);
+            }
+            None => {}
+        }
         self.advance(points, actions)
     }
 
     fn advance(&mut self, points: &mut Points, actions: &mut Vec<Action<ToSender>>) -> Result<(), Error> {
-        while let Some(incoming) = self.receiving.front_mut() {
-            let route = self.routes.of(incoming.bytes);
+        while !self.is_unverified()
+            && let Some(incoming) = self.receiving.front_mut()
+        {
+            let route = match &self.guard {
+                // The sender alone knows which routes were replaced.
+                Some(_) => self.ends.iter().position(|end| end.is_holding()),
+                None => Some(self.routes.of(incoming.bytes)),
+            };
+            let Some(route) = route else { return Ok(()) };
             if !self.ends[route].advance(incoming, points, actions)? {
                 return Ok(());
             }
-            self.receiving.pop_front();
+            if let (Some(incoming), Some(guard)) = (self.receiving.pop_front(), &mut self.guard) {
+                guard.arrived(incoming, actions);
+            }
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ mod import;
 mod peer;
 mod staged;
 
-use crate::action::Action;
+use crate::action::{Action, Copy, OtherEnd};
 use crate::error::Error;
 use crate::message::{ToReceiver, ToSender, TransferId};
 use crate::points::Points;
@@ -156,6 +156,24 @@ impl Routes {
         self.0.iter().position(allows).unwrap_or(0)
     }
 
+    /// Returns the route of a copy. `is_outgoing` states whether the source copies. Returns `None` if the
+    /// list has no such route.
+    pub fn of_copy(&self, copy: &Copy, is_outgoing: bool) -> Option<Route> {
+        let is_peer = match copy.other {
+            OtherEnd::Ring { start } => {
+                let mut end = 0;
+                return self.iter().find(|route| {
+                    end += route.staging_bytes();
+                    start < end
+                });
+            }
+            OtherEnd::Slot(_) => is_outgoing,
+            OtherEnd::None => !is_outgoing,
+        };
+        let wanted = if is_peer { Route::Peer } else { Route::Import };
+        self.iter().find(|route| *route == wanted)
+    }
+
     /// Returns the number of bytes of pinned host memory that the rings of all routes need together.
     pub fn staging_bytes(&self) -> u64 {
         self.iter().fold(0, |sum, route| sum.saturating_add(route.staging_bytes()))
@@ -189,7 +207,7 @@ struct RingStart {
 }
 
 /// A transfer that the source has not requested completely.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) transfer: TransferId,
     /// Slot of the sender's stage.
@@ -199,10 +217,12 @@ pub(crate) struct Outgoing {
     pub(crate) sent: u64,
     /// Point after which the bytes can be read.
     pub(crate) after: Point,
+    /// Slot of the receiver's stage, if the transfer is sent again.
+    pub(crate) again: Option<u32>,
 }
 
 /// A transfer that the destination has not requested completely.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Incoming {
     pub(crate) transfer: TransferId,
     pub(crate) bytes: u64,
@@ -250,6 +270,9 @@ pub(crate) trait Source: fmt::Debug + Send {
 pub(crate) trait Destination: fmt::Debug + Send {
     /// Stores a message if it belongs to this route. Returns whether it does.
     fn receive(&mut self, message: ToReceiver) -> Result<bool, Error>;
+
+    /// Returns whether a stored message waits for [`Destination::advance`].
+    fn is_holding(&self) -> bool;
 
     /// Requests as much of the edge's oldest transfer as possible. Returns whether nothing is left to
     /// request.

@@ -2,6 +2,7 @@
 
 use crate::action::Action;
 use crate::error::Error;
+use crate::guard::{OutGuard, unverified};
 use crate::message::{ToReceiver, ToSender, TransferId};
 use crate::points::Points;
 use crate::route::{Outgoing, Routes, Source};
@@ -25,6 +26,13 @@ pub enum SenderEvent {
     },
     /// A message from the receiver.
     Message(ToSender),
+    /// The checksum that [`Action::Sum`] requested.
+    Summed {
+        /// The transfer.
+        transfer: TransferId,
+        /// The checksum.
+        sum: u64,
+    },
 }
 
 /// The half of the state machine that runs on the source device.
@@ -35,6 +43,8 @@ pub struct Sender {
     /// Transfers that have not been requested completely.
     queue: VecDeque<Outgoing>,
     newest: Option<TransferId>,
+    /// Present if the receiver verifies the transfers.
+    guard: Option<Box<OutGuard>>,
 }
 
 impl Sender {
@@ -45,17 +55,33 @@ impl Sender {
     pub fn new(routes: &Routes, slots: u32) -> Result<Self, Error> {
         routes.check()?;
         let ends = routes.ends(slots).into_iter().map(|(source, _)| source).collect();
-        Ok(Self { routes: routes.clone(), ends, queue: VecDeque::new(), newest: None })
+        Ok(Self { routes: routes.clone(), ends, queue: VecDeque::new(), newest: None, guard: None })
+    }
+
+    /// Makes the sender work with a receiver that verifies all transfers.
+    #[must_use]
+    pub fn verified(self) -> Self {
+        Self { guard: Some(Box::new(OutGuard::new(&self.routes))), ..self }
+    }
+
+    /// Returns the routes that later transfers can take: all routes but those that were replaced.
+    pub fn routes(&self) -> Routes {
+        self.guard.as_ref().map_or_else(|| self.routes.clone(), |guard| guard.in_use(&self.routes))
     }
 
     /// Returns whether a message from the receiver lets the sender continue or frees a slot.
     pub fn is_waiting(&self) -> bool {
-        !self.queue.is_empty() || self.ends.iter().any(|end| end.is_undone())
+        !self.queue.is_empty() || self.is_unconfirmed() || self.ends.iter().any(|end| end.is_undone())
+    }
+
+    /// Returns whether a transfer was requested completely but the receiver has not confirmed it.
+    fn is_unconfirmed(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.is_waiting())
     }
 
     /// Returns whether all transfers are done and the receiver has returned all places of the rings.
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.ends.iter().all(|end| end.is_idle())
+        self.queue.is_empty() && !self.is_unconfirmed() && self.ends.iter().all(|end| end.is_idle())
     }
 
     /// Handles an event and appends the resulting actions. Copies signal points that are allocated from
@@ -63,7 +89,8 @@ impl Sender {
     ///
     /// # Errors
     /// [`Error::Protocol`] for a message that the receiver must not send now, and for identifiers that do not
-    /// ascend. [`Error::Empty`] for a transfer of zero bytes.
+    /// ascend. [`Error::Empty`] for a transfer of zero bytes. [`Error::Corrupted`] if a transfer arrives with
+    /// wrong bytes again and no other route is left.
     pub fn step(
         &mut self,
         event: SenderEvent,
@@ -77,12 +104,27 @@ impl Sender {
                     return Err(Error::protocol(format!("{transfer} sent out of order")));
                 }
                 self.newest = Some(transfer);
-                self.queue.push_back(Outgoing { transfer, slot, bytes, sent: 0, after });
+                self.queue.push_back(Outgoing { transfer, slot, bytes, sent: 0, after, again: None });
+                if self.guard.is_some() {
+                    actions.push(Action::Sum { transfer, slot, bytes, after });
+                }
+            }
+            SenderEvent::Summed { transfer, sum } => {
+                if self.guard.is_none() {
+                    return Err(unverified(event));
+                }
+                actions.push(Action::Message(ToReceiver::Sum { transfer, sum }));
+            }
+            SenderEvent::Message(message @ (ToSender::Confirmed(_) | ToSender::Again { .. })) => {
+                self.verdict(message, actions)?;
             }
             SenderEvent::Message(message) => {
-                let mut known = false;
+                let (mut known, from) = (false, actions.len());
                 for end in &mut self.ends {
                     known |= end.receive(message, points, actions)?;
+                }
+                if let Some(guard) = &mut self.guard {
+                    guard.keep_slot(actions, from);
                 }
                 if !known {
                     return Err(Error::protocol(format!("{message:?} fits no route")));
@@ -93,17 +135,44 @@ impl Sender {
         Ok(())
     }
 
+    /// Handles the receiver's result of a verification.
+    fn verdict(&mut self, message: ToSender, actions: &mut Vec<Action<ToReceiver>>) -> Result<(), Error> {
+        match (message, &mut self.guard) {
+            (ToSender::Confirmed(transfer), Some(guard)) => actions.push(guard.confirmed(transfer)?),
+            (ToSender::Again { transfer, slot }, Some(guard)) => {
+                let (outgoing, requests) = guard.again(transfer, slot, &self.routes)?;
+                self.queue.push_front(outgoing);
+                actions.extend(requests);
+            }
+            _ => return Err(unverified(message)),
+        }
+        Ok(())
+    }
+
     fn advance(&mut self, points: &mut Points, actions: &mut Vec<Action<ToReceiver>>) {
         while let Some(outgoing) = self.queue.front_mut() {
-            let route = self.routes.of(outgoing.bytes);
-            let mut others = self.ends.iter().enumerate().filter(|(index, _)| *index != route);
-            if others.any(|(_, end)| end.is_undone()) || !self.ends[route].advance(outgoing, points, actions)
-            {
+            let (route, is_blocked) = match &self.guard {
+                Some(guard) => (guard.route(&self.routes, outgoing.bytes), guard.is_waiting()),
+                None => {
+                    let route = self.routes.of(outgoing.bytes);
+                    let mut others = self.ends.iter().enumerate().filter(|(index, _)| *index != route);
+                    (route, others.any(|(_, end)| end.is_undone()))
+                }
+            };
+            let from = actions.len();
+            if is_blocked || !self.ends[route].advance(outgoing, points, actions) {
                 return;
             }
+            let outgoing = *outgoing;
             self.queue.pop_front();
-            let others = self.ends.iter_mut().enumerate().filter(|(index, _)| *index != route);
-            others.for_each(|(_, end)| end.skip());
+            if let Some(guard) = &mut self.guard {
+                guard.sent(outgoing, route);
+                guard.keep_slot(actions, from);
+            }
+            if outgoing.again.is_none() {
+                let others = self.ends.iter_mut().enumerate().filter(|(index, _)| *index != route);
+                others.for_each(|(_, end)| end.skip());
+            }
         }
     }
 }

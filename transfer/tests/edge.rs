@@ -8,7 +8,7 @@
 use proptest::prelude::*;
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
 use ragtag_transfer::*;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Maximum size of a transfer in bytes.
 const MOST_BYTES: u64 = 200;
@@ -20,6 +20,14 @@ struct Held {
     slot: u32,
     /// Value of the queue's timeline after which the slot is free, or holds the whole transfer.
     at: u64,
+}
+
+/// A checksum that one end has requested.
+struct WantedSum {
+    transfer: TransferId,
+    slot: u32,
+    bytes: u64,
+    after: Point,
 }
 
 struct Model {
@@ -43,6 +51,15 @@ struct Model {
     /// Transfers that are done at the destination but may not have arrived.
     arriving: VecDeque<Held>,
     received: Vec<usize>,
+    is_verified: bool,
+    sums: [VecDeque<WantedSum>; 2],
+    /// Numbers of the copies that write a wrong byte, counted from 0.
+    wrong_copies: BTreeSet<usize>,
+    copied: usize,
+    /// Routes over which wrong bytes arrived, and the routes that the transfers took instead.
+    resent: Vec<(Route, Route)>,
+    /// Error that ended the run.
+    failure: Option<Error>,
 }
 
 fn timeline(device: u16, queue: QueueKind) -> TimelineId {
@@ -76,7 +93,20 @@ impl Model {
             leaving: VecDeque::new(),
             arriving: VecDeque::new(),
             received: Vec::new(),
+            is_verified: false,
+            sums: Default::default(),
+            wrong_copies: BTreeSet::new(),
+            copied: 0,
+            resent: Vec::new(),
+            failure: None,
         }
+    }
+
+    /// Creates a model in which the receiver verifies all transfers.
+    fn verified(routes: &Routes, slots: [u32; 2], sizes: &[u64]) -> Self {
+        let model = Self::new(routes, slots, sizes);
+        let (sender, receiver) = (model.sender.verified(), model.receiver.verified());
+        Self { sender, receiver, is_verified: true, ..model }
     }
 
     fn has_passed(&self, point: Point) -> bool {
@@ -90,9 +120,16 @@ impl Model {
 
     fn sender_event(&mut self, event: SenderEvent) {
         let mut actions = Vec::new();
-        self.sender.step(event, &mut self.points[0], &mut actions).unwrap();
+        match self.sender.step(event, &mut self.points[0], &mut actions) {
+            Err(error @ Error::Corrupted { .. }) => self.failure = Some(error),
+            stepped => stepped.unwrap(),
+        }
         for action in actions {
             match action {
+                Action::Sum { transfer, slot, bytes, after } => {
+                    self.sums[0].push_back(WantedSum { transfer, slot, bytes, after });
+                }
+                Action::Resent { wrong, over, .. } => self.resent.push((wrong, over)),
                 Action::Copy(copy) => self.copies[0].push_back(copy),
                 Action::Message(message) => self.forward.push_back(ReceiverEvent::Message(message)),
                 Action::Done { transfer, slot, at } => {
@@ -108,6 +145,10 @@ impl Model {
         self.receiver.step(event, &mut self.points[1], &mut actions).unwrap();
         for action in actions {
             match action {
+                Action::Sum { transfer, slot, bytes, after } => {
+                    self.sums[1].push_back(WantedSum { transfer, slot, bytes, after });
+                }
+                Action::Resent { .. } => panic!("the receiver sends nothing"),
                 Action::Copy(copy) => self.copies[1].push_back(copy),
                 Action::Message(message) => self.back.push_back(message),
                 Action::Done { transfer, slot, at } => {
@@ -138,7 +179,34 @@ impl Model {
             (OtherEnd::Slot(from), _) => into[slot][..bytes].copy_from_slice(&out[from as usize][..bytes]),
             (OtherEnd::None, _) => assert_eq!(bytes, 0),
         }
+        if bytes > 0 {
+            if self.wrong_copies.contains(&self.copied) {
+                let wrong = match (other, end) {
+                    (OtherEnd::Ring { start }, 0) => &mut self.ring[start as usize],
+                    (OtherEnd::Slot(to), 0) => &mut into[to as usize][offset],
+                    _ => &mut into[slot][offset],
+                };
+                // Two wrong copies of a byte must not cancel each other.
+                *wrong ^= if end == 0 { 0x40 } else { 0x20 };
+            }
+            self.copied += 1;
+        }
         self.passed[end] = signal.value;
+        true
+    }
+
+    /// Computes the oldest checksum that one end has requested if its bytes are in the slot.
+    fn sum(&mut self, end: usize) -> bool {
+        if !self.sums[end].front().is_some_and(|wanted| self.has_passed(wanted.after)) {
+            return false;
+        }
+        let WantedSum { transfer, slot, bytes, .. } = self.sums[end].pop_front().unwrap();
+        let held = &self.slots[end][slot as usize][..bytes as usize];
+        let sum = held.iter().fold(bytes, |sum, byte| sum.wrapping_mul(257) ^ u64::from(*byte));
+        match end {
+            0 => self.sender_event(SenderEvent::Summed { transfer, sum }),
+            _ => self.receiver_event(ReceiverEvent::Summed { transfer, sum }),
+        }
         true
     }
 
@@ -172,11 +240,14 @@ impl Model {
             6 if self.arriving.front().is_some_and(|held| held.at <= self.passed[1]) => {
                 let Held { transfer, slot, .. } = self.arriving.pop_front().unwrap();
                 let wanted = &self.contents[transfer];
-                assert_eq!(&self.slots[1][slot as usize][..wanted.len()], &wanted[..], "{transfer}");
+                if self.is_verified || self.wrong_copies.is_empty() {
+                    assert_eq!(&self.slots[1][slot as usize][..wanted.len()], &wanted[..], "{transfer}");
+                }
                 self.slots[1][slot as usize].fill(0);
                 self.received.push(transfer);
                 self.receiver_event(ReceiverEvent::Free(slot));
             }
+            7 | 8 => return self.sum(usize::from(which - 7)),
             _ => return false,
         }
         true
@@ -186,7 +257,7 @@ impl Model {
         let mut choices = choices.iter().cycle();
         loop {
             let first = *choices.next().unwrap();
-            if !(0..7).any(|i| self.act((first + i) % 7)) {
+            if self.failure.is_some() || !(0..9).any(|i| self.act((first + i) % 9)) {
                 break;
             }
         }
@@ -217,16 +288,128 @@ proptest! {
         routes in routes(),
         slots in [1u32..5, 1u32..5],
         sizes in prop::collection::vec(1u64..MOST_BYTES, 1..12),
-        choices in prop::collection::vec(0u8..7, 1..200),
+        choices in prop::collection::vec(0u8..9, 1..200),
+        is_verified in any::<bool>(),
     ) {
-        let mut model = Model::new(&routes, slots, &sizes);
+        let mut model = match is_verified {
+            true => Model::verified(&routes, slots, &sizes),
+            false => Model::new(&routes, slots, &sizes),
+        };
         model.run(&choices);
+        prop_assert!(model.resent.is_empty() && model.failure.is_none());
         let all: Vec<usize> = (0..sizes.len()).collect();
         prop_assert_eq!(&model.received, &all, "it ends, in order");
         prop_assert_eq!(model.free.len(), slots[0] as usize, "all slots are free");
         prop_assert!(model.sender.is_idle() && !model.sender.is_waiting());
         prop_assert_eq!((model.receiver.expected(), model.receiver.free_slots()), (0, slots[1] as usize));
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// Copies write wrong bytes. With verification, the receiver gets the right bytes, or the run ends with
+    /// an error. In both cases, it gets each transfer once and in order.
+    #[test]
+    fn wrong_bytes_never_reach_a_verified_slot(
+        routes in routes(),
+        slots in [1u32..5, 1u32..5],
+        sizes in prop::collection::vec(1u64..MOST_BYTES, 1..12),
+        choices in prop::collection::vec(0u8..9, 1..200),
+        wrong_copies in prop::collection::btree_set(0usize..60, 1..6),
+        is_verified in any::<bool>(),
+    ) {
+        let mut model = match is_verified {
+            true => Model::verified(&routes, slots, &sizes),
+            false => Model::new(&routes, slots, &sizes),
+        };
+        model.wrong_copies = wrong_copies;
+        model.run(&choices);
+        let all: Vec<usize> = (0..model.received.len()).collect();
+        prop_assert_eq!(&model.received, &all, "in order, none twice");
+        let wrong = model.wrong_copies.iter().filter(|copy| **copy < model.copied).count();
+        match &model.failure {
+            Some(Error::Corrupted { .. }) => prop_assert!(is_verified && wrong >= 2),
+            Some(other) => panic!("{other}"),
+            None => {
+                prop_assert_eq!(model.received.len(), sizes.len());
+                prop_assert_eq!(model.free.len(), slots[0] as usize, "all slots are free");
+                prop_assert!(model.sender.is_idle() && !model.sender.is_waiting());
+                let left = (model.receiver.expected(), model.receiver.free_slots());
+                prop_assert_eq!(left, (0, slots[1] as usize));
+                prop_assert_eq!(is_verified && wrong > 0, !model.resent.is_empty());
+            }
+        }
+    }
+}
+
+/// Runs two transfers of 20 bytes over verified routes. The copies in `wrong` write wrong bytes.
+fn with_wrong_copies(routes: &Routes, wrong: impl IntoIterator<Item = usize>) -> Model {
+    let mut model = Model::verified(routes, [2, 1], &[20, 20]);
+    model.wrong_copies = wrong.into_iter().collect();
+    model.run(&[0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    model
+}
+
+#[test]
+fn the_next_route_replaces_a_route_with_wrong_bytes() {
+    let ring = staged(32, 2);
+    for first in [Route::Peer, Route::Import] {
+        let sized = |route| SizedRoute { up_to_bytes: None, route };
+        let routes = Routes([first, ring].map(sized).into());
+        assert_eq!(with_wrong_copies(&routes, []).sender.routes(), routes);
+        let model = with_wrong_copies(&routes, [0]);
+        assert_eq!((model.resent, model.received), (vec![(first, ring)], vec![0, 1]));
+        // The second transfer takes the new route at once: one copy at each end.
+        assert_eq!((model.copied, model.sender.routes()), (5, ring.into()));
+    }
+}
+
+#[test]
+fn the_only_route_is_used_once_more_before_the_error() {
+    for (route, copies) in [(staged(32, 2), 2), (Route::Peer, 1), (Route::Import, 1)] {
+        let once = with_wrong_copies(&route.into(), [0]);
+        assert_eq!((once.resent, once.received), (vec![(route, route)], vec![0, 1]));
+        assert_eq!(once.sender.routes(), route.into());
+        let twice = with_wrong_copies(&route.into(), [0, copies]);
+        let transfer = TransferId(0);
+        assert_eq!(twice.failure, Some(Error::Corrupted { transfer, route }));
+        assert!(twice.received.is_empty());
+        // A later transfer has a second attempt of its own.
+        let apart = with_wrong_copies(&route.into(), [0, 2 * copies]);
+        assert_eq!((apart.failure, apart.received), (None, vec![0, 1]));
+    }
+}
+
+#[test]
+fn a_verified_slot_stays_in_use_until_it_is_confirmed() {
+    let mut model = Model::verified(&staged(32, 2).into(), [2, 2], &[20, 20]);
+    // Everything but the checksums.
+    while (0..7).any(|which| model.act(which)) {}
+    assert!(model.leaving.is_empty() && model.arriving.is_empty() && model.sender.is_waiting());
+    assert_eq!((model.copied, model.receiver.expected()), (2, 2), "the second transfer waits");
+    assert!(model.sum(0) && model.sum(1));
+    assert!(!model.act(6), "the sender's checksum has not arrived");
+    model.run(&[0]);
+    assert_eq!(model.received, [0, 1]);
+}
+
+#[test]
+fn copies_name_their_routes() {
+    let sized = |up_to_bytes, route| SizedRoute { up_to_bytes, route };
+    let rings = [staged(8, 3), staged(10, 2)];
+    let all = [sized(Some(8), rings[0]), sized(Some(99), Route::Peer), sized(None, rings[1])];
+    let routes = Routes(all.into());
+    let copy = |other| {
+        let (transfer, signal) = (TransferId(0), timeline(0, QueueKind::Download).at(1));
+        Copy { transfer, slot: 0, other, offset: 0, bytes: 1, waits: Vec::new(), signal }
+    };
+    let ring = |start| routes.of_copy(&copy(OtherEnd::Ring { start }), true);
+    let [first, second] = rings.map(Some);
+    assert_eq!([0, 23, 24, 43, 44].map(ring), [first, first, second, second, None]);
+    let of = |other, is_outgoing| routes.of_copy(&copy(other), is_outgoing);
+    assert_eq!([of(OtherEnd::Slot(0), true), of(OtherEnd::None, false)], [Some(Route::Peer); 2]);
+    assert_eq!([of(OtherEnd::Slot(0), false), of(OtherEnd::None, true)], [None; 2], "no import route");
 }
 
 #[test]
@@ -326,6 +509,22 @@ fn reports_protocol_violations() {
     }
     protocol(give(&mut staging, piece(0, 10, 0)));
 
+    // Messages and events that only verified transfers have.
+    let (transfer, sum) = (TransferId(1), 7);
+    protocol(send_to(&mut sender(Route::Peer), SenderEvent::Summed { transfer, sum }));
+    for message in [ToSender::Confirmed(transfer), ToSender::Again { transfer, slot: 0 }] {
+        protocol(send_to(&mut sender(Route::Peer), SenderEvent::Message(message)));
+        protocol(send_to(&mut sender(Route::Peer).verified(), SenderEvent::Message(message)));
+    }
+    let message = ReceiverEvent::Message(ToReceiver::Sum { transfer, sum });
+    for event in [ReceiverEvent::Summed { transfer, sum }, message] {
+        protocol(give(&mut receiver(Route::Peer), event));
+    }
+    let mut verifying = receiver(Route::Peer).verified();
+    protocol(give(&mut verifying, ReceiverEvent::Summed { transfer, sum }));
+    give(&mut verifying, message).unwrap();
+    protocol(give(&mut verifying, message));
+
     for (route, id, slot) in [(Route::Peer, 2, 0), (Route::Peer, 1, 1), (Route::Import, 2, 0)] {
         let mut receiver = receiver(route);
         give(&mut receiver, expect).unwrap();
@@ -340,5 +539,8 @@ fn reports_protocol_violations() {
 
 #[test]
 fn errors_name_the_transfer() {
-    assert_eq!(Error::Empty(TransferId(3)).to_string(), "transfer 3 has no bytes");
+    let transfer = TransferId(3);
+    assert_eq!(Error::Empty(transfer).to_string(), "transfer 3 has no bytes");
+    let corrupted = Error::Corrupted { transfer, route: Route::Peer };
+    assert_eq!(corrupted.to_string(), "transfer 3 arrived twice with wrong bytes over the peer route");
 }

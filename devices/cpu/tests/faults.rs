@@ -3,8 +3,9 @@
 use device_bench::{Bench, TIMEOUT, all, buffer_range};
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::{
-    Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Faults, Limits, Point,
-    ProgramId, QueueKind, RegionId, ShortCopies, Throttle, TimelineId, Timing, Work,
+    Backend, BufferId, BufferRange, Checked, Command, CopyFault, CopyFaultKind, Device, DeviceId, Error,
+    Faults, FaultyCopies, Limits, Point, ProgramId, QueueKind, RegionId, ShortCopies, Throttle, TimelineId,
+    Timing, Work,
 };
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -102,6 +103,90 @@ fn short_copies_leave_out_the_last_byte() {
         let words = b.words(1);
         assert_eq!(words[words.len() - 2..], [word, last], "{short:?}");
     }
+}
+
+/// Returns a device whose second copy of at least 8 bytes has a fault.
+fn second_copy(copies: FaultyCopies, kind: CopyFaultKind) -> Bench {
+    let fault = CopyFault { kind, copies, least_bytes: 8, after: 1, most: Some(1) };
+    faulty(0, Faults { copy_fault: Some(fault), ..Faults::default() })
+}
+
+/// Copies buffer 0 to buffer 1, with `copies`. Returns the first and the last word of buffer 1, which were
+/// 7 before, unless they come from the region. The words of buffer 0 are their indices plus `from`.
+fn copied_words(b: &mut Bench, copies: FaultyCopies, from: u32) -> [u32; 2] {
+    b.fill_region(|at| at + from);
+    let uploaded = b.commands(QueueKind::Compute, vec![Command::Fill { to: all(1), word: 7 }], &[]);
+    let command = match copies {
+        FaultyCopies::Uploads => Command::Upload { region: RegionId(0), offset: 0, to: all(1) },
+        FaultyCopies::Shared => {
+            let bytes = Command::Upload { region: RegionId(0), offset: 0, to: all(0) };
+            let point = b.commands(QueueKind::Upload, vec![bytes], &[]);
+            b.wait(point);
+            Command::Copy { from: all(0), to: all(1) }
+        }
+        FaultyCopies::Downloads => unreachable!("tested through the region"),
+    };
+    let point = b.commands(QueueKind::Upload, vec![command], &[uploaded]);
+    b.wait(point);
+    let words = b.words(1);
+    [words[0], words[words.len() - 1]]
+}
+
+#[test]
+fn the_requested_copies_write_wrong_bytes_or_none() {
+    let last = (device_bench::WORDS - 1) as u32;
+    for copies in [FaultyCopies::Shared, FaultyCopies::Uploads] {
+        for (kind, second) in [(CopyFaultKind::Flipped, [20, 20]), (CopyFaultKind::Stale, [7, 7])] {
+            let mut b = second_copy(copies, kind);
+            // A short copy does not count.
+            let word = Command::Copy { from: buffer_range(0, 0, 1), to: buffer_range(2, 0, 1) };
+            let point = b.commands(QueueKind::Compute, vec![word], &[]);
+            b.wait(point);
+            let words = [10, 20, 30].map(|from| copied_words(&mut b, copies, from));
+            assert_eq!(words, [[10, 10 + last], second, [30, 30 + last]], "{kind:?} {copies:?}");
+        }
+    }
+    for (kind, second) in [(CopyFaultKind::Flipped, 5), (CopyFaultKind::Stale, 0xe7e7_e7e7)] {
+        let mut b = second_copy(FaultyCopies::Downloads, kind);
+        b.fill_region(|at| at + 5);
+        let uploaded = b.commands(QueueKind::Upload, vec![device_bench::upload(3)], &[]);
+        b.wait(uploaded);
+        let lasts = [0, 1, 2].map(|_| *b.words(3).last().unwrap());
+        assert_eq!(lasts, [last + 5, second, last + 5], "{kind:?}");
+    }
+}
+
+#[test]
+fn a_late_copy_ends_and_an_endless_one_does_not() {
+    const LATE: Duration = Duration::from_millis(40);
+    let us = LATE.as_micros() as u64;
+    let mut b = second_copy(FaultyCopies::Downloads, CopyFaultKind::Late { us });
+    for is_late in [false, true, false] {
+        let begun = Instant::now();
+        let downloaded = download(&mut b, &[]);
+        b.wait(downloaded);
+        assert!(!is_late || begun.elapsed() >= LATE);
+    }
+    let mut b = second_copy(FaultyCopies::Downloads, CopyFaultKind::Endless);
+    let first = download(&mut b, &[]);
+    b.wait(first);
+    let second = download(&mut b, &[]);
+    assert_eq!(b.timeline(QueueKind::Download).wait(second.value, Some(LATE)), Ok(false));
+    // Other queues go on.
+    let filled = fill(&mut b, &[]);
+    b.wait(filled);
+    drop(b);
+}
+
+#[test]
+fn a_failing_copy_fails_its_queue_after_earlier_work() {
+    let mut b = second_copy(FaultyCopies::Downloads, CopyFaultKind::Failing);
+    let [first, second] = [0, 1].map(|_| download(&mut b, &[]));
+    b.wait(first);
+    let error = b.outcome(second).unwrap();
+    assert!(matches!(error.root(), Error::Api { call, .. } if call.contains("copy")), "{error}");
+    let filled = fill(&mut b, &[]);
+    b.wait(filled);
 }
 
 #[test]

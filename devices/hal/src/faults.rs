@@ -3,19 +3,22 @@
 //!
 //! Tests of the layers above a device use fault injection. [`Faulty`] sits between a backend and
 //! [`Checked`](crate::Checked), so `Checked` still enforces the caller's contract. The backend executes all
-//! work that reaches it, but `Faulty` delays or suppresses the reports of completion, and shortens copies.
+//! work that reaches it, but `Faulty` delays or suppresses the reports of completion, and changes or drops
+//! copies.
 //! [`Faulty`] also implements a [`Throttle`]. This module is independent of any API.
 
+mod copies;
 mod mirror;
 
 use crate::backend::{Adapter, Device, Memory, SharedMemory, SharedSemaphore, Timing};
-use crate::command::{BufferRange, Command, Module, Submission, Work};
+use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::pool::PoolStats;
 use crate::region::HostRegion;
 use crate::throttle::Throttle;
 use crate::timeline::Timeline;
+pub use copies::{CopyFault, CopyFaultKind, FaultyCopies, ShortCopies};
 use mirror::{Due, Mirror, News};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -62,43 +65,17 @@ pub struct Faults {
     /// Copies that leave out their last bytes, so that the destination keeps wrong bytes. Recorded programs
     /// are not affected.
     pub short_copies: Option<ShortCopies>,
-}
-
-/// Copies that [`Faults::short_copies`] affects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ShortCopies {
-    /// Copies between buffers. Peer and import routes use them.
-    Shared,
-    /// Copies between buffers, and copies to and from the host.
-    All,
-}
-
-impl ShortCopies {
-    /// Shortens the affected copies by at most `alignment` bytes.
-    fn apply(self, commands: &mut [Command], alignment: u64) {
-        let shorten = |range: &mut BufferRange| {
-            let shorter = range.bytes.saturating_sub(1) / alignment * alignment;
-            range.bytes = if shorter > 0 { shorter } else { range.bytes };
-        };
-        for command in commands {
-            match command {
-                Command::Copy { from, to } => [from, to].into_iter().for_each(shorten),
-                Command::Upload { to: range, .. } | Command::Download { from: range, .. }
-                    if self == ShortCopies::All =>
-                {
-                    shorten(range);
-                }
-                _ => {}
-            }
-        }
-    }
+    /// A fault of some copies. Recorded programs are not affected.
+    pub copy_fault: Option<CopyFault>,
 }
 
 impl Faults {
     /// Returns true if these faults delay or suppress reports of completion.
     fn touch_timelines(&self) -> bool {
-        self.lost_at_command.is_some() || self.random_delay_us > 0 || self.delay_us.iter().any(|&us| us > 0)
+        self.lost_at_command.is_some()
+            || self.random_delay_us > 0
+            || self.delay_us.iter().any(|&us| us > 0)
+            || self.copy_fault.is_some_and(|fault| fault.touches_timelines())
     }
 
     fn delay(&self, queue: QueueKind, value: u64) -> Duration {
@@ -135,6 +112,8 @@ pub(crate) struct Faulty {
     imports: u64,
     submissions: u64,
     commands: u64,
+    /// Number of copies to which [`Faults::copy_fault`] can apply.
+    copies: u64,
     /// Number of commands in each program.
     programs: HashMap<ProgramId, u64>,
     /// Error of the submission at which the device was lost.
@@ -162,6 +141,7 @@ impl Faulty {
             imports: 0,
             submissions: 0,
             commands: 0,
+            copies: 0,
             programs: HashMap::new(),
             loss: None,
         })
@@ -174,10 +154,11 @@ impl Faulty {
 
     /// Returns the time at which to report a submission as completed. With a duty cycle, also makes a compute
     /// submission wait until the previous compute submission and its rest period have ended.
-    fn due(&mut self, submission: &mut Submission) -> Due {
+    fn due(&mut self, submission: &mut Submission, fault: Option<CopyFaultKind>) -> Due {
         let (queue, signal) = (submission.queue, submission.signal);
+        let late = fault.map_or(Duration::ZERO, CopyFaultKind::delay);
         if queue != QueueKind::Compute || self.throttle.duty_percent.is_none() {
-            return Due::After(self.faults.delay(queue, signal.value));
+            return Due::After(self.faults.delay(queue, signal.value).saturating_add(late));
         }
         submission.waits.extend(self.computes.replace(signal));
         let timeline = |point: &Point| match point.timeline.device == self.inner.id() {
@@ -394,14 +375,26 @@ impl Device for Faulty {
         if let (Some(short), Work::Commands(commands)) = (self.faults.short_copies, &mut submission.work) {
             short.apply(commands, self.inner.adapter().caps.copy_alignment_bytes.max(1));
         }
+        let fault = match (self.faults.copy_fault, &mut submission.work) {
+            (Some(fault), Work::Commands(commands)) => {
+                let alignment = self.inner.adapter().caps.copy_alignment_bytes;
+                fault.apply(commands, alignment, &mut self.copies)
+            }
+            _ => None,
+        };
         if self.mirror.is_none() {
             return self.inner.submit(submission);
         }
-        let due = self.due(&mut submission);
+        let due = self.due(&mut submission, fault);
         if let Some(mirror) = self.queues() {
             if lost {
                 // Neither this submission nor a later one runs. The mirror's thread reports the loss.
                 mirror.expect(queue, News::Loss);
+                return Ok(());
+            }
+            if fault == Some(CopyFaultKind::Failing) {
+                let error = Error::Api { call: "copy (injected fault)".into(), code: -1 };
+                mirror.expect(queue, News::Failure(error));
                 return Ok(());
             }
             mirror.expect(queue, News::Done { value, due });

@@ -59,7 +59,7 @@ pub use command::{
 };
 pub use error::{Error, Result, Unavailable};
 pub use exit::exit_in_words;
-pub use faults::{Faults, ShortCopies};
+pub use faults::{CopyFault, CopyFaultKind, Faults, FaultyCopies, ShortCopies};
 pub use gemm::{GEMM_PITCH_VALUES, Gemm, GemmChoice, GemmEntry, GemmLibrary, NoGemmChoice};
 pub use host::{HostBinding, HostCall, HostFn};
 pub use host_pages::HostPages;

@@ -4,7 +4,7 @@ use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Kernel, KvType};
 use crate::rows::{self, RowKernel, row_kernels};
 use crate::table::Variant;
-use crate::{attention, head_norm};
+use crate::{attention, checksum, head_norm};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
@@ -27,6 +27,7 @@ pub(super) fn variants() -> Vec<Variant> {
         items: HEAD_ITEMS,
         ..function(Kernel::HeadNorm, head_norm::grid, "head_norm")
     });
+    out.push(Function { source: checksum_source, ..function(Kernel::Checksum, checksum::grid, "checksum") });
     let [[append, partial, tiled], [append_f16, partial_f16, tiled_f16]] =
         [KvType::F32, KvType::F16].map(cache_functions);
     out.extend([append, append_f16, partial, partial_f16]);
@@ -61,6 +62,11 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
 
 fn head_source(language: KernelLanguage) -> Arc<str> {
     program(language, HEAD_ITEMS, &[include_str!("../head_norm/head_norm.cl")])
+}
+
+/// Composes a program of its own, because only runs that verify their transfers need the kernel.
+fn checksum_source(language: KernelLanguage) -> Arc<str> {
+    program(language, ITEMS, &[include_str!("../checksum/checksum.cl")])
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {

@@ -6,7 +6,7 @@ use super::isa::Isa;
 use crate::elements::ITEMS;
 use crate::kernel::Kernel;
 use crate::reduce::{self, Reduction, columns};
-use crate::{layer_norm, softmax_axis};
+use crate::{checksum, layer_norm, softmax_axis};
 use half::{bf16, f16};
 use ragtag_hal::HostCall;
 use std::ops::Range;
@@ -212,6 +212,30 @@ unsafe fn norm<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
         let out = unsafe { call.write::<f32>(3, row * width..(row + 1) * width) };
         for (out, (x, (w, b))) in out.iter_mut().zip(x.zip(weight.iter().zip(bias))) {
             *out = ((x - mean) * scale) as f32 * w + b;
+        }
+    }
+}
+
+/// Sums over the words of each part of a buffer.
+pub(crate) struct Checksum;
+
+impl HostKernel for Checksum {
+    const KERNEL: Kernel = Kernel::Checksum;
+
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        checksum::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[words, part] = call.constants else { return };
+        // SAFETY: no thread writes this binding; all bit patterns are valid values.
+        let x = unsafe { call.read::<u32>(0) };
+        for group in groups {
+            let first = group * part;
+            let of_part = &x[first as usize..(first + part.min(words - first)) as usize];
+            let at = 2 * group as usize;
+            // SAFETY: each group writes its own pair.
+            unsafe { call.write::<u32>(1, at..at + 2) }.copy_from_slice(&checksum::sums(first, of_part));
         }
     }
 }

@@ -105,7 +105,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         conv2d::Conv2d<f32>, conv2d::Conv2d<f16>, conv2d::Conv2d<bf16>,
         elementwise::Copy, elementwise::GatherRows, elementwise::Unary, elementwise::Binary,
         lines::Reduce, lines::SoftmaxAxis, lines::LayerNorm, elementwise::Rope,
-        file_blocks::DecodeBlocks, file_blocks::EncodeBlocks,
+        file_blocks::DecodeBlocks, file_blocks::EncodeBlocks, lines::Checksum,
     }
 }
 

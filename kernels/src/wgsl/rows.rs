@@ -1,10 +1,10 @@
 //! Row kernels that read no matrix weights.
 
-use super::{Function, function, program};
-use crate::head_norm;
+use super::{Function, bare_program, function, program};
 use crate::kernel::Kernel;
 use crate::rows::{ITEMS, RowKernel, row_kernels};
 use crate::table::Variant;
+use crate::{checksum, head_norm};
 use ragtag_hal::Feature;
 use std::sync::Arc;
 
@@ -23,6 +23,10 @@ pub(super) fn variants() -> Vec<Variant> {
             program(HEAD_ITEMS, &parts)
         },
         ..function(Kernel::HeadNorm, head_norm::grid, "head_norm", HEAD_ITEMS)
+    });
+    out.push(Function {
+        compose: |_| bare_program(ITEMS, &[include_str!("../checksum/checksum.wgsl")]),
+        ..function(Kernel::Checksum, checksum::grid, "checksum", ITEMS)
     });
     out.into_iter().map(Function::variant).collect()
 }

@@ -19,6 +19,8 @@ pub(crate) struct Edge {
     pub(crate) routes: Routes,
     /// Host memory of the rings.
     pub(crate) ring: Arc<HostRegion>,
+    /// Label of the neighbour's device.
+    pub(crate) label: String,
     /// Address of the mailbox of the neighbour's device.
     pub(crate) address: DeviceAddress,
     /// Index of the neighbour among the stages of its device.

@@ -15,6 +15,9 @@ pub(crate) const STAGING: RegionId = RegionId(0);
 /// Host region for logits. It has one part per credit.
 pub(crate) const LOGITS: RegionId = RegionId(1);
 
+/// First module id of the checksum kernels. The modules of the stages have smaller ids.
+const CHECKSUM_MODULES: u32 = 1 << 16;
+
 /// Alignment of parameter blocks, in bytes. It ensures that two blocks never share a cache line.
 const PARAMS_ALIGNMENT: u64 = 64;
 
@@ -202,17 +205,27 @@ impl StageBuffers {
 
     /// Returns the host region for parameter blocks. It has one block per slot.
     fn params_region(&self) -> RegionId {
-        RegionId(2 + 3 * self.index)
+        RegionId(2 + 4 * self.index)
+    }
+
+    /// Returns the host region for checksums of activations.
+    pub(crate) fn checksum_region(&self) -> RegionId {
+        RegionId(5 + 4 * self.index)
+    }
+
+    /// Returns the module of the checksum kernel.
+    pub(crate) fn checksum_module(&self) -> ModuleId {
+        ModuleId(CHECKSUM_MODULES + self.index)
     }
 
     /// Returns the host region of the ring for incoming activations.
     pub(crate) fn incoming_region(&self) -> RegionId {
-        RegionId(3 + 3 * self.index)
+        RegionId(3 + 4 * self.index)
     }
 
     /// Returns the host region of the ring for outgoing activations.
     pub(crate) fn outgoing_region(&self) -> RegionId {
-        RegionId(4 + 3 * self.index)
+        RegionId(4 + 4 * self.index)
     }
 
     /// Returns the indices of the weights that no earlier stage of the device has loaded.

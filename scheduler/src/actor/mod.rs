@@ -4,6 +4,7 @@
 //! and at the end of a run it waits briefly for outstanding work before it destroys its objects. The core
 //! makes all decisions. The actor maps slots to buffers, micro-batches to programs, and points to waits.
 
+mod checksum;
 mod edge;
 pub(crate) mod memory;
 mod owned;
@@ -13,6 +14,7 @@ mod weights;
 pub use solo::{Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage};
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
+use crate::copies::{Copies, Pending};
 use crate::core::{
     DeviceAction, DeviceCore, DeviceEvent, End, MicroBatchId, Progress, QueuePoints, StageAction, StageEvent,
     StageShape, StageStats,
@@ -21,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
+use checksum::Checksums;
 pub(crate) use edge::{Edge, Sharing};
 use edge::{copy_command, to_next, to_previous};
 use memory::{LOGITS, SharedBuffers, StageBuffers};
@@ -30,9 +33,9 @@ use ragtag_hal::{
     Anticipation, Command, Device, DeviceId, HostRegion, Outcome, PoolStats, QueueKind, Submission, Timeline,
     Timing, Turn, Work,
 };
-use ragtag_transfer::{Copy, OtherEnd};
+use ragtag_transfer::{Copy, OtherEnd, Route, TransferId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use weights::Loading;
@@ -84,6 +87,10 @@ pub(crate) struct ActorSpec {
     pub(crate) address: DeviceAddress,
     pub(crate) run: RunAddress,
     pub(crate) sink: TraceSink,
+    /// Copies and computations of the device in flight.
+    pub(crate) copies: Copies,
+    /// Whether the transfers of all edges are verified.
+    pub(crate) verified: bool,
 }
 
 /// A stage that is loaded on the actor's device.
@@ -96,14 +103,29 @@ struct Stage {
     logits_part_bytes: u64,
     /// Bytes of one activation row in the wire type.
     row_bytes: u64,
+    /// Present if transfers are verified.
+    checksums: Option<Checksums>,
     recorder: Recorder,
     report: Arc<Mutex<StageReport>>,
+}
+
+/// A checksum that the device computes.
+struct PendingSum {
+    /// Value of the download timeline at which the checksum is on the host.
+    value: u64,
+    /// Index of the stage among the device's stages.
+    stage: usize,
+    end: End,
+    transfer: TransferId,
+    slot: u32,
+    bytes: u64,
 }
 
 /// Loads the stages of one device.
 struct StageLoader<'a> {
     label: &'a str,
     slots: u32,
+    verified: bool,
     uploads: &'a Timeline,
     sink: &'a TraceSink,
     abort: &'a AtomicBool,
@@ -127,6 +149,10 @@ impl StageLoader<'_> {
         for edge in [&mut previous, &mut next].into_iter().flatten() {
             edge.lend(device, &memory).map_err(failed)?;
         }
+        let checksums = match self.verified {
+            true => Some(Checksums::new(device, &memory, shared.new_id(), self.slots).map_err(failed)?),
+            false => None,
+        };
         let edges = [(memory.incoming_region(), &previous), (memory.outgoing_region(), &next)];
         let rings = edges.into_iter().filter_map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
         let regions = rings.chain(logits.as_ref().map(|(region, _)| (LOGITS, region)));
@@ -138,7 +164,7 @@ impl StageLoader<'_> {
         let loading = Loading { stage, device_label, uploads, abort, progress: &progress };
         loading.run(device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
         let logits_part_bytes = logits.map_or(0, |(_, part_bytes)| part_bytes);
-        Ok(Stage { stage, memory, previous, next, logits_part_bytes, row_bytes, recorder, report })
+        Ok(Stage { stage, memory, previous, next, logits_part_bytes, row_bytes, checksums, recorder, report })
     }
 }
 
@@ -158,6 +184,11 @@ pub(crate) struct Actor {
     timings: Vec<Timing>,
     handled: u32,
     anticipation: Anticipation,
+    copies: Copies,
+    /// Whether the transfers of all edges are verified.
+    verified: bool,
+    /// Checksums that are not on the host yet, oldest first.
+    sums: VecDeque<PendingSum>,
     device: OwnedDevice,
 }
 
@@ -172,7 +203,7 @@ impl Actor {
         abort: &AtomicBool,
         progress: &(dyn Fn(u32, u64) + Sync),
     ) -> Result<Self> {
-        let ActorSpec { label, device, stages, slots, mailbox, address, run, sink } = spec;
+        let ActorSpec { label, device, stages, slots, mailbox, address, run, sink, copies, verified } = spec;
         let first = stages.first().map_or(0, |stage| stage.stage);
         let failed = |cause| stage_error(first, &label, cause);
         let mut device = OwnedDevice::new(device);
@@ -189,7 +220,7 @@ impl Actor {
         let compiled: Vec<_> = stages.iter().map(|stage| &stage.compiled).collect();
         let needed_bytes = SharedBuffers::needed_bytes(&compiled, slots);
         let uploads = &own[QueueKind::Upload.index()];
-        let loader = StageLoader { label: &label, slots, uploads, sink: &sink, abort, progress };
+        let loader = StageLoader { label: &label, slots, verified, uploads, sink: &sink, abort, progress };
         let loaded = SharedBuffers::new(&mut device, &compiled).map_err(failed).and_then(|mut shared| {
             let load = |stage| loader.load(stage, &mut device, &mut shared, &mut points);
             let mut stages = stages.into_iter().map(load).collect::<Result<Vec<_>>>()?;
@@ -218,7 +249,11 @@ impl Actor {
             incoming: stage.previous.as_ref().map(|edge| edge.routes.clone()),
             outgoing: stage.next.as_ref().map(|edge| edge.routes.clone()),
             next_slots: slots,
+            verified,
         };
+        for stage in &stages {
+            stage.next.iter().for_each(|next| stage.recorder.uses(next.routes.clone()));
+        }
         let shapes: Vec<_> = stages.iter().map(shape).collect();
 
         let notices: [Notice; 3] = Default::default();
@@ -240,6 +275,9 @@ impl Actor {
             timings: Vec::new(),
             handled: 0,
             anticipation: Anticipation::lingering(LINGER),
+            copies,
+            verified,
+            sums: VecDeque::new(),
             device,
             label,
         };
@@ -283,7 +321,7 @@ impl Actor {
                     self.catch_up()?;
                     self.step(DeviceEvent::Stage { stage, event })?;
                 }
-                Envelope::Normal(DeviceMessage::Progress) => self.catch_up()?,
+                Envelope::Normal(DeviceMessage::Progress) => drop(self.catch_up()?),
                 // This message only wakes the actor.
                 Envelope::Normal(DeviceMessage::Quiet) => {}
             }
@@ -297,10 +335,13 @@ impl Actor {
     /// Arms the required notices and then checks their conditions again. The check finds changes that
     /// occurred before arming. Later changes wake the actor.
     fn before_sleep(&mut self) -> Result<Option<Envelope<DeviceMessage, DeviceUrgent>>> {
-        let awaited = self.core.awaited();
-        if !awaited.is_empty() {
+        loop {
+            let awaited = self.core.awaited();
             awaited.iter().for_each(|queue| self.notices[queue.index()].arm());
-            self.catch_up()?;
+            // Progress may start work, and the core may await its end.
+            if awaited.is_empty() || !self.catch_up()? {
+                break;
+            }
         }
         for (index, stage) in self.stages.iter().enumerate() {
             if let Some(next) = stage.next.as_ref().filter(|_| self.core.wants_next(index)) {
@@ -329,19 +370,32 @@ impl Actor {
         envelope
     }
 
-    /// Reports the timeline values to the core if a value that the core uses has changed.
-    fn catch_up(&mut self) -> Result<()> {
+    /// Reports the timeline values to the core if a value that the core uses has changed. Returns whether one
+    /// has changed.
+    fn catch_up(&mut self) -> Result<bool> {
         let value = |queue: QueueKind| self.own[queue.index()].value();
         let mut progress = Progress { downloaded: value(QueueKind::Download), ..self.known };
-        if self.stages.len() > 1 {
+        if self.stages.len() > 1 || self.verified {
             progress.computed = value(QueueKind::Compute);
             progress.uploaded = value(QueueKind::Upload);
         }
-        if progress != self.known {
-            self.known = progress;
-            self.step(DeviceEvent::Progress(progress))?;
+        if progress == self.known {
+            return Ok(false);
         }
-        Ok(())
+        self.known = progress;
+        self.step(DeviceEvent::Progress(progress))?;
+        while let Some(sum) = self.sums.pop_front_if(|sum| sum.value <= progress.downloaded) {
+            self.summed(&sum)?;
+        }
+        Ok(true)
+    }
+
+    /// Passes a checksum that is on the host to the core.
+    fn summed(&mut self, sum: &PendingSum) -> Result<()> {
+        let PendingSum { stage, end, transfer, slot, bytes, .. } = *sum;
+        let Some(checksums) = &self.stages[stage].checksums else { return Ok(()) };
+        let sum = checksums.read(end, slot, bytes)?;
+        self.step(DeviceEvent::Stage { stage, event: StageEvent::Summed { end, transfer, sum } })
     }
 
     fn step(&mut self, event: DeviceEvent) -> Result<()> {
@@ -370,6 +424,7 @@ impl Actor {
                     slot,
                     "compute"
                 );
+                self.watch(&submission, None);
                 self.submit(at, submission, Label::of(SpanKind::Compute, &micro_batch, 0))
             }
             StageAction::Logits { slot, micro_batch, waits, signal } => {
@@ -388,8 +443,58 @@ impl Actor {
             }
             StageAction::ToNext(message) => to_next(&stage.next, StageEvent::FromPrevious(message)),
             StageAction::ToPrevious(message) => to_previous(&stage.previous, message),
+            StageAction::Sum { end, transfer, slot, bytes, waits, computed, signal } => {
+                let micro_batch = MicroBatchId(transfer.0);
+                let rows = stage.memory.edge_rows(slot, 0, bytes);
+                let Some(checksums) = &stage.checksums else {
+                    return Err(Error::protocol("a checksum without verification"));
+                };
+                let [sum, download] = checksums.commands(&self.device, end, slot, rows).map(|c| vec![c]);
+                let label = Label::copy(SpanKind::Checksum, micro_batch, bytes, false);
+                let (queue, work) = (QueueKind::Compute, Work::Commands(sum));
+                self.submit(at, Submission { queue, work, waits, signal: computed }, label)?;
+                let (queue, work, waits) = (QueueKind::Download, Work::Commands(download), vec![computed]);
+                self.submit(at, Submission { queue, work, waits, signal }, label)?;
+                self.sums.push_back(PendingSum {
+                    value: signal.value,
+                    stage: at,
+                    end,
+                    transfer,
+                    slot,
+                    bytes,
+                });
+                Ok(())
+            }
+            StageAction::Resent { wrong, over } => {
+                self.resent(at, wrong, over);
+                Ok(())
+            }
+            StageAction::Corrupted { route } => {
+                let to = stage.next.as_ref().map_or_else(String::new, |next| next.label.clone());
+                Err(Error::Corrupted { from: self.label.clone(), to, route })
+            }
             StageAction::Return(returned) => self.run.send_quietly(RunMessage::Return(returned)),
         }
+    }
+
+    /// Warns that wrong bytes have arrived at the next stage. If another route replaces the wrong one,
+    /// records the routes that are left.
+    fn resent(&mut self, at: usize, wrong: Route, over: Route) {
+        let Some(next) = &self.stages[at].next else { return };
+        let (from, to, route) = (&self.label, &next.label, wrong.name());
+        if wrong == over {
+            tracing::warn!(from, to, route, "activations arrived with wrong bytes; sending them again");
+            return;
+        }
+        let by = over.name();
+        tracing::warn!(
+            from,
+            to,
+            route,
+            by,
+            "activations arrived with wrong bytes; another route replaces this one"
+        );
+        self.stages[at].recorder.replaced(wrong);
     }
 
     /// Submits a copy of activations at one end of the stage at index `at` of this device.
@@ -407,9 +512,19 @@ impl Actor {
         let own = stage.memory.edge_rows(copy.slot, copy.offset, bytes);
         let slots = edge.as_ref().map_or(&[][..], |edge| &edge.imported);
         let command = copy_command(end, &copy, own, ring, slots)?;
+        let route = edge.as_ref().and_then(|edge| edge.routes.of_copy(&copy, end == End::Outgoing));
+        let number = if end == End::Outgoing { stage.stage } else { stage.stage.saturating_sub(1) };
         let work = Work::Commands(command.into_iter().collect());
         let submission = Submission { queue: end.queue(), work, waits: copy.waits, signal: copy.signal };
-        self.submit(at, submission, Label::copy(kind, micro_batch, bytes, reads))
+        self.watch(&submission, route.map(|route| (number, route)));
+        let label = Label { route, ..Label::copy(kind, micro_batch, bytes, reads) };
+        self.submit(at, submission, label)
+    }
+
+    /// Lets the coordinator watch a computation, or a copy of activations over an edge and a route.
+    fn watch(&self, submission: &Submission, copy: Option<(u32, Route)>) {
+        let (signal, waits) = (submission.signal, submission.waits.clone());
+        self.copies.add(Pending { signal, waits, copy }, self.own[submission.queue.index()].value());
     }
 
     fn submit(&mut self, at: usize, submission: Submission, label: Label) -> Result<()> {

@@ -48,7 +48,7 @@ impl QueuePoints {
 pub struct Progress {
     /// Value of the compute timeline. Used only on devices with several stages.
     pub computed: u64,
-    /// Value of the upload timeline. Used only on devices with several stages.
+    /// Value of the upload timeline. Used only on devices with several stages, and to verify transfers.
     pub uploaded: u64,
     /// Value of the download timeline.
     pub downloaded: u64,
@@ -114,11 +114,13 @@ impl DeviceCore {
     /// Returns the queues for which the core needs progress events. It needs no events of other queues.
     pub fn awaited(&self) -> Vec<QueueKind> {
         let mut queues = Vec::new();
-        if self.stages.iter().any(StageCore::wants_slot) {
+        if self.stages.iter().any(|stage| stage.wants_slot() || stage.wants_sum()) {
             queues.push(QueueKind::Download);
         }
         if self.stages.iter().any(|stage| stage.oldest().is_some()) {
             queues.extend([QueueKind::Upload, QueueKind::Compute]);
+        } else if self.stages.iter().any(StageCore::wants_arrival) {
+            queues.push(QueueKind::Upload);
         }
         queues
     }
@@ -157,8 +159,7 @@ impl DeviceCore {
                 self.progress = progress;
                 while self.computing.pop_front_if(|value| *value <= progress.computed).is_some() {}
                 for stage in 0..self.stages.len() {
-                    let value = progress.downloaded;
-                    self.at(stage, actions, |core, points, out| core.downloaded(now, value, points, out))?;
+                    self.at(stage, actions, |core, points, out| core.progressed(now, progress, points, out))?;
                 }
             }
         }

@@ -19,7 +19,7 @@ pub use device::{DeviceAction, DeviceCore, DeviceEvent, Progress, QueuePoints};
 pub use run::{Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
 pub use sample::{Sample, Sampled};
 pub use sequence::{FinishReason, Finished, Prompt, SequenceTimes, Want};
-pub use stage::{End, StageAction, StageEvent, StageShape, StageStats};
+pub use stage::{End, StageAction, StageEvent, StageShape, StageStats, Verification};
 
 /// Time in nanoseconds since an epoch that the caller of the cores chooses.
 pub type Nanoseconds = u64;

@@ -13,11 +13,12 @@
 //! downloaded. A fourth slot hides the delay between the end of a download and the time when the host learns
 //! of it.
 
-use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, QueuePoints, Return};
+use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Progress, QueuePoints, Return};
 use crate::error::{Error, Result};
 use ragtag_hal::{Point, QueueKind};
 use ragtag_transfer::{
-    Action, Copy, Receiver, ReceiverEvent, Routes, Sender, SenderEvent, ToReceiver, ToSender, TransferId,
+    Action, Copy, Error as TransferError, Receiver, ReceiverEvent, Route, Routes, Sender, SenderEvent,
+    ToReceiver, ToSender, TransferId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -36,6 +37,8 @@ pub struct StageShape {
     pub outgoing: Option<Routes>,
     /// Number of slots of the next stage. Unused on the last stage.
     pub next_slots: u32,
+    /// Whether the transfers of both edges are verified.
+    pub verified: bool,
 }
 
 /// End of a stage at which activations arrive or leave.
@@ -69,6 +72,15 @@ pub enum StageEvent {
     FromPrevious(ToReceiver),
     /// A message about activations from the next stage.
     FromNext(ToSender),
+    /// The checksum that [`StageAction::Sum`] requested.
+    Summed {
+        /// End of the stage whose transfer was summed.
+        end: End,
+        /// The transfer.
+        transfer: TransferId,
+        /// The checksum.
+        sum: u64,
+    },
 }
 
 /// Actions of a stage, to be executed in order.
@@ -114,6 +126,36 @@ pub enum StageAction {
     ToNext(ToReceiver),
     /// Send a message about activations to the previous stage.
     ToPrevious(ToSender),
+    /// Submit the computation of the checksum of a slot's activations, and a copy of the checksum to the
+    /// host. Once the copy has completed, the stage needs the event [`StageEvent::Summed`].
+    Sum {
+        /// End of the stage that sends or has received the activations.
+        end: End,
+        /// The transfer, which has the number of the micro-batch.
+        transfer: TransferId,
+        /// The slot.
+        slot: u32,
+        /// Number of bytes from the start of the slot's activations.
+        bytes: u64,
+        /// Points that the computation waits for.
+        waits: Vec<Point>,
+        /// Point that the computation signals, on the compute queue.
+        computed: Point,
+        /// Point that the copy signals, on the download queue.
+        signal: Point,
+    },
+    /// Report that wrong bytes arrived at the next stage, and that the stage sends the transfer again.
+    Resent {
+        /// Route over which wrong bytes arrived.
+        wrong: Route,
+        /// Route that the transfer takes now. If it differs from `wrong`, it replaces that route.
+        over: Route,
+    },
+    /// End the run: wrong bytes arrived at the next stage again, and no other route is left.
+    Corrupted {
+        /// The last route.
+        route: Route,
+    },
     /// Notify the coordinator of the point after which a micro-batch's results are available.
     Return(Return),
 }
@@ -160,6 +202,24 @@ pub(super) struct StageCore {
     /// timeline reaches the value.
     draining: VecDeque<(u64, u32)>,
     stats: StageStats,
+    /// Latest known progress of the device.
+    progress: Progress,
+    /// Transfer that arrives or has arrived, and whose checksum is wanted.
+    check: Option<Check>,
+    /// Number of requested checksums that have not been computed.
+    summing: usize,
+}
+
+/// A transfer that must be verified.
+#[derive(Clone, Copy, Debug)]
+struct Check {
+    transfer: TransferId,
+    slot: u32,
+    bytes: u64,
+    /// Point after which the activations are in the slot.
+    after: Point,
+    /// Time at which the core learned that they are in the slot.
+    since: Option<Nanoseconds>,
 }
 
 /// Counters of a stage.
@@ -171,6 +231,27 @@ pub struct StageStats {
     pub rows: u64,
     /// Total time that micro-batches waited for a slot.
     pub waited_for_slot_ns: Nanoseconds,
+    /// Verification of the transfers to this stage.
+    #[serde(default, skip_serializing_if = "Verification::is_none")]
+    pub verification: Verification,
+}
+
+/// Counters of verified transfers to a stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verification {
+    /// Transfers that arrived with the right bytes.
+    pub transfers: u64,
+    /// Arrivals with wrong bytes, after which the transfer was sent again.
+    pub wrong: u64,
+    /// Total time from the arrival of the activations until the comparison of their checksums.
+    pub waited_ns: Nanoseconds,
+}
+
+impl Verification {
+    /// Returns whether nothing was verified.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl StageCore {
@@ -185,14 +266,20 @@ impl StageCore {
         }
         let unusable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
         let outlet = match &shape.outgoing {
-            Some(routes) => Outlet::Next(Sender::new(routes, shape.next_slots).map_err(unusable)?),
+            Some(routes) => {
+                let sender = Sender::new(routes, shape.next_slots).map_err(unusable)?;
+                Outlet::Next(if shape.verified { sender.verified() } else { sender })
+            }
             None => Outlet::Coordinator,
         };
         let inlet = match &shape.incoming {
-            Some(routes) => Inlet::Previous(Receiver::new(routes, shape.slots).map_err(unusable)?),
+            Some(routes) => {
+                let receiver = Receiver::new(routes, shape.slots).map_err(unusable)?;
+                Inlet::Previous(if shape.verified { receiver.verified() } else { receiver })
+            }
             None => Inlet::Coordinator((0..shape.slots).collect()),
         };
-        let (entering, ready, draining, stats) = Default::default();
+        let (entering, ready, draining, stats, progress) = Default::default();
         Ok(Self {
             row_bytes: shape.row_bytes,
             slots: shape.slots,
@@ -203,6 +290,9 @@ impl StageCore {
             ready,
             draining,
             stats,
+            progress,
+            check: None,
+            summing: 0,
         })
     }
 
@@ -218,6 +308,18 @@ impl StageCore {
             Inlet::Previous(receiver) => receiver.is_short_of_slots() && !self.draining.is_empty(),
             Inlet::Coordinator(_) => !self.entering.is_empty(),
         }
+    }
+
+    /// Returns whether the stage waits for activations that it must verify. The core needs progress events of
+    /// the upload queue only while this is true.
+    pub(super) fn wants_arrival(&self) -> bool {
+        self.check.is_some_and(|check| check.since.is_none())
+    }
+
+    /// Returns whether a checksum was requested and not computed. The caller then needs progress of the
+    /// download queue.
+    pub(super) fn wants_sum(&self) -> bool {
+        self.summing > 0
     }
 
     /// Returns whether a message from the next stage lets activations leave. Such a message is urgent only
@@ -257,32 +359,81 @@ impl StageCore {
                 self.entering.push_back((micro_batch, now));
                 match &self.inlet {
                     Inlet::Previous(_) => {
-                        self.receiver_event(ReceiverEvent::Expect { transfer, bytes }, points, actions)
+                        self.receiver_event(now, ReceiverEvent::Expect { transfer, bytes }, points, actions)
                     }
                     Inlet::Coordinator(_) => self.admit(now, points, actions),
                 }
             }
             StageEvent::FromPrevious(message) => {
-                self.receiver_event(ReceiverEvent::Message(message), points, actions)
+                self.receiver_event(now, ReceiverEvent::Message(message), points, actions)
             }
             StageEvent::FromNext(message) => {
-                self.sender_event(SenderEvent::Message(message), points, actions)
+                self.sender_event(SenderEvent::Message(message), points, actions)?;
+                // The point of a verified transfer may have passed before its confirmation.
+                self.release(now, points, actions)
+            }
+            StageEvent::Summed { end, transfer, sum } => {
+                self.summing = self.summing.saturating_sub(1);
+                match end {
+                    End::Outgoing => {
+                        self.sender_event(SenderEvent::Summed { transfer, sum }, points, actions)
+                    }
+                    End::Incoming => {
+                        self.receiver_event(now, ReceiverEvent::Summed { transfer, sum }, points, actions)
+                    }
+                }
             }
         }
     }
 
-    /// Handles the progress of the download timeline to `value`. Frees the slots whose downloads have ended,
-    /// and assigns them to waiting micro-batches.
+    /// Handles the progress of the device. Frees the slots whose downloads have ended, and assigns them to
+    /// waiting micro-batches. Requests the checksum of activations that have arrived.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the activations in a ring do not fit their micro-batch.
-    pub(super) fn downloaded(
+    pub(super) fn progressed(
         &mut self,
         now: Nanoseconds,
-        value: u64,
+        progress: Progress,
         points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
+        self.progress = progress;
+        self.check(now, points, actions);
+        self.release(now, points, actions)
+    }
+
+    /// Requests the checksum of the activations that must be verified, once they are in their slot.
+    fn check(&mut self, now: Nanoseconds, points: &mut QueuePoints, actions: &mut Vec<StageAction>) {
+        let uploaded = self.progress.uploaded;
+        let arrived = |check: &&mut Check| check.since.is_none() && check.after.value <= uploaded;
+        let Some(check) = self.check.as_mut().filter(arrived) else { return };
+        check.since = Some(now);
+        let Check { transfer, slot, bytes, after, .. } = *check;
+        self.sum(End::Incoming, (transfer, slot, bytes, after), points, actions);
+    }
+
+    /// Requests a checksum.
+    fn sum(
+        &mut self,
+        end: End,
+        (transfer, slot, bytes, after): (TransferId, u32, u64, Point),
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) {
+        let (waits, computed, signal) = (vec![after], points.compute.allot(), points.download.allot());
+        self.summing += 1;
+        actions.push(StageAction::Sum { end, transfer, slot, bytes, waits, computed, signal });
+    }
+
+    /// Frees the slots whose downloads have ended.
+    fn release(
+        &mut self,
+        now: Nanoseconds,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        let value = self.progress.downloaded;
         while let Some((_, slot)) = self.draining.pop_front_if(|(at, _)| *at <= value) {
             match &mut self.inlet {
                 Inlet::Previous(receiver) => {
@@ -290,7 +441,7 @@ impl StageCore {
                     if let Some((_, since)) = self.entering.get(oldest) {
                         self.stats.waited_for_slot_ns += now.saturating_sub(*since);
                     }
-                    self.receiver_event(ReceiverEvent::Free(slot), points, actions)?;
+                    self.receiver_event(now, ReceiverEvent::Free(slot), points, actions)?;
                 }
                 Inlet::Coordinator(free) => {
                     free.push_back(slot);
@@ -321,6 +472,7 @@ impl StageCore {
 
     fn receiver_event(
         &mut self,
+        now: Nanoseconds,
         event: ReceiverEvent,
         points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
@@ -333,7 +485,14 @@ impl StageCore {
         for action in received {
             match action {
                 Action::Copy(copy) => actions.push(StageAction::Copy { end: End::Incoming, copy }),
-                Action::Message(message) => actions.push(StageAction::ToPrevious(message)),
+                Action::Message(message) => {
+                    self.compared(now, message);
+                    actions.push(StageAction::ToPrevious(message));
+                }
+                Action::Sum { transfer, slot, bytes, after } => {
+                    self.check = Some(Check { transfer, slot, bytes, after, since: None });
+                }
+                Action::Resent { .. } => {}
                 Action::Done { transfer, slot, at } => {
                     let Some((micro_batch, _)) = self.entering.pop_front() else {
                         return Err(Error::protocol(format!("{transfer} without a micro-batch")));
@@ -342,7 +501,20 @@ impl StageCore {
                 }
             }
         }
+        self.check(now, points, actions);
         Ok(())
+    }
+
+    /// Counts the result of a verification, which `message` reports to the previous stage.
+    fn compared(&mut self, now: Nanoseconds, message: ToSender) {
+        let counts = &mut self.stats.verification;
+        match message {
+            ToSender::Confirmed(_) => counts.transfers += 1,
+            ToSender::Again { .. } => counts.wrong += 1,
+            ToSender::Place { .. } | ToSender::Slot(_) | ToSender::Read { .. } => return,
+        }
+        let since = self.check.take().and_then(|check| check.since);
+        counts.waited_ns += since.map_or(0, |since| now.saturating_sub(since));
     }
 
     /// Computes a micro-batch now, or queues it if the stage does not compute ahead.
@@ -433,14 +605,26 @@ impl StageCore {
         let Outlet::Next(sender) = &mut self.outlet else {
             return Err(Error::protocol("a message from a stage after the last"));
         };
-        let mut sent = Vec::new();
-        sender.step(event, &mut points.download, &mut sent)?;
+        let (mut sent, mut sum) = (Vec::new(), None);
+        match sender.step(event, &mut points.download, &mut sent) {
+            Err(TransferError::Corrupted { route, .. }) => {
+                actions.push(StageAction::Corrupted { route });
+                return Ok(());
+            }
+            stepped => stepped?,
+        }
         for action in sent {
             match action {
                 Action::Copy(copy) => actions.push(StageAction::Copy { end: End::Outgoing, copy }),
                 Action::Message(message) => actions.push(StageAction::ToNext(message)),
                 Action::Done { slot, at, .. } => self.draining.push_back((at.value, slot)),
+                Action::Sum { transfer, slot, bytes, after } => sum = Some((transfer, slot, bytes, after)),
+                Action::Resent { wrong, over, .. } => actions.push(StageAction::Resent { wrong, over }),
             }
+        }
+        // The points of the copies were allotted first, so the copies must be submitted first.
+        if let Some(sum) = sum {
+            self.sum(End::Outgoing, sum, points, actions);
         }
         Ok(())
     }

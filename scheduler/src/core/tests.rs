@@ -347,7 +347,7 @@ fn stage_shape(slots: u32, incoming: bool, outgoing: bool) -> StageShape {
 /// Returns a stage whose neighbours have as many slots.
 fn routed(slots: u32, incoming: Option<Route>, outgoing: Option<Route>) -> StageShape {
     let [incoming, outgoing] = [incoming, outgoing].map(|route| route.map(Routes::from));
-    StageShape { slots, row_bytes: 16, incoming, outgoing, next_slots: slots }
+    StageShape { slots, row_bytes: 16, incoming, outgoing, next_slots: slots, verified: false }
 }
 
 fn device(shapes: &[StageShape]) -> DeviceCore {
@@ -455,8 +455,53 @@ fn a_stage_counts_its_micro_batches_and_their_waiting() {
     at(10, hand_off(0, 2));
     at(20, hand_off(1, 3));
     at(50, DeviceEvent::Progress(Progress { downloaded: 1, ..Progress::default() }));
-    let expected = StageStats { micro_batches: 2, rows: 5, waited_for_slot_ns: 30 };
+    let expected = StageStats {
+        micro_batches: 2,
+        rows: 5,
+        waited_for_slot_ns: 30,
+        verification: Verification::default(),
+    };
     assert_eq!(core.stats(0), expected);
+}
+
+#[test]
+fn a_stage_computes_verified_activations_only_after_the_comparison() {
+    let mut core = device(&[StageShape { verified: true, ..stage_shape(2, true, false) }]);
+    let mut at = |now, event| {
+        let mut actions = Vec::new();
+        core.step(now, event, &mut actions).unwrap();
+        let awaited = core.awaited();
+        (actions.into_iter().map(|action| action.action).collect::<Vec<_>>(), awaited, core.stats(0))
+    };
+    let stage = |event| DeviceEvent::Stage { stage: 0, event };
+    let (transfer, end) = (TransferId(0), End::Incoming);
+    let source = |sum| stage(StageEvent::FromPrevious(ToReceiver::Sum { transfer, sum }));
+    let own = |sum| stage(StageEvent::Summed { end, transfer, sum });
+    let uploaded = |uploaded| DeviceEvent::Progress(Progress { uploaded, ..Progress::default() });
+    at(0, stage(StageEvent::HandOff { micro_batch: batch(0, 2) }));
+    let (actions, awaited, _) = at(0, stage(staged(0, 0, 1)));
+    assert!(matches!(actions[..], [StageAction::Copy { .. }, StageAction::ToPrevious(_)]));
+    assert_eq!(awaited, [QueueKind::Upload]);
+    let (actions, awaited, _) = at(100, uploaded(1));
+    let after = timeline(1, QueueKind::Upload).at(1);
+    let computed = timeline(1, QueueKind::Compute).at(1);
+    let signal = timeline(1, QueueKind::Download).at(1);
+    let sum = StageAction::Sum { end, transfer, slot: 0, bytes: 32, waits: vec![after], computed, signal };
+    assert_eq!((actions, awaited), (vec![sum], vec![QueueKind::Download]));
+    assert!(at(100, own(7)).0.is_empty(), "the sender's checksum is missing");
+    let (actions, ..) = at(130, source(8));
+    assert_eq!(actions, [StageAction::ToPrevious(ToSender::Again { transfer, slot: 0 })]);
+    // The same transfer comes again, with the right bytes.
+    at(200, stage(staged(0, 1, 2)));
+    at(300, uploaded(2));
+    at(310, source(8));
+    let (actions, _, stats) = at(320, own(8));
+    let [StageAction::ToPrevious(message), StageAction::Compute { slot: 0, .. }, ..] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(*message, ToSender::Confirmed(transfer));
+    let expected = Verification { transfers: 1, wrong: 1, waited_ns: 30 + 20 };
+    assert_eq!(stats.verification, expected);
 }
 
 #[test]

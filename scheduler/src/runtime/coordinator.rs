@@ -2,6 +2,7 @@
 //! sinks.
 
 use crate::actor::culprit;
+use crate::copies::Watch;
 use crate::core::{
     LogitRows, MicroBatch, MicroBatchId, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent,
 };
@@ -18,7 +19,7 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Host memory for logits, with one part per credit. Each row holds f32 values.
 pub(super) struct Logits {
@@ -86,6 +87,8 @@ pub(super) struct Coordinator {
     /// Micro-batches whose logits have been read but whose results the core has not handled yet.
     pub(super) collected: Vec<MicroBatchId>,
     pub(super) anticipation: Anticipation,
+    /// Watches the copies of activations on all devices.
+    pub(super) watch: Watch,
 }
 
 /// A message for the coordinator.
@@ -168,10 +171,26 @@ impl Coordinator {
         let mut anticipation = std::mem::take(&mut self.anticipation);
         let incoming = anticipation.wait(|turn| match turn {
             Turn::Look => self.poll().map_or(Outcome::Nothing, Outcome::Found),
-            Turn::Rest(limit) => self.receive(limit),
+            Turn::Rest(limit) => match self.receive(self.until_check(limit)) {
+                Outcome::Nothing => self.stalled(),
+                other => other,
+            },
         });
         self.anticipation = anticipation;
         incoming
+    }
+
+    /// Returns the time until the next check for stalled copies, but at most `limit`. Without micro-batches
+    /// in flight, there is no check.
+    fn until_check(&self, limit: Option<Duration>) -> Option<Duration> {
+        let tick = self.watch.tick().filter(|_| self.core.counts().in_flight > 0);
+        limit.into_iter().chain(tick).min()
+    }
+
+    /// Returns a failure if a copy has stalled.
+    fn stalled(&mut self) -> Outcome<Incoming> {
+        let error = self.watch.stalled(Instant::now());
+        error.map_or(Outcome::Nothing, |error| Outcome::Found(Incoming::Urgent(RunUrgent::Failed(error))))
     }
 
     fn receive(&self, limit: Option<Duration>) -> Outcome<Incoming> {
@@ -297,11 +316,16 @@ impl Coordinator {
     }
 
     /// Attributes an error to the stage on which it began. Another stage may report the error first, because
-    /// that stage waited for a point of the failed stage.
+    /// that stage waited for a point of the failed stage. If a copy of activations has failed, names its
+    /// edge.
     fn attribute(&self, error: Error) -> Error {
         let Error::Stage { stage, device, cause } = error else { return error };
         let began = culprit(&cause).and_then(|id| self.devices.iter().position(|(other, _)| *other == id));
         let cause = cause.root().clone();
+        let failed = self.devices.get(began.unwrap_or(stage as usize));
+        if let Some(error) = failed.and_then(|(id, _)| self.watch.failed_copy(*id, &cause)) {
+            return error;
+        }
         match began {
             Some(index) => Error::Stage { stage: index as u32, device: self.devices[index].1.clone(), cause },
             None => Error::Stage { stage, device, cause },
@@ -346,7 +370,7 @@ mod tests {
         };
         let layout = Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16 };
         let (address, inbox) = mailbox(Lanes::of_run(1));
-        let (actor, _actor_inbox) = mailbox(Lanes::of_device(1, 1, [(None, None)]));
+        let (actor, _actor_inbox) = mailbox(Lanes::of_device(1, 1, false, [(None, None)]));
         let (_requests, requests) = bounded(1);
         let id = TimelineId { device: DeviceId(0), queue: QueueKind::Download };
         let last = Timeline::new(id);
@@ -367,6 +391,7 @@ mod tests {
             token_return: Transfers::default(),
             collected: Vec::new(),
             anticipation: Anticipation::default(),
+            watch: Watch::new(Vec::new(), [], Vec::new(), None),
         };
         let want = Want::Generate { max_new_tokens: 0, end_tokens: [].into() };
         let prompt = Prompt { tokens: [1, 2].into(), want };

@@ -10,10 +10,11 @@ mod spec;
 
 pub(crate) use request::Client;
 pub use request::{Job, Reply, ReplySink, Request};
-pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, StageSpec};
+pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT, StageSpec};
 
 use crate::actor::{Actor, ActorSpec, ActorStage, Edge, Sharing, StageReport};
 use crate::capacity::Lanes;
+use crate::copies::{Copies, Watch, WatchedDevice};
 use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::{Error, Result};
 use crate::mailbox::{LINGER, Notice, mailbox};
@@ -53,6 +54,9 @@ pub struct PipelineStats {
     pub stages: Vec<StageReport>,
     /// Transfers between stages. There is one entry per edge.
     pub edges: Vec<EdgeReport>,
+    /// Routes in use on each edge: those in the plan that the devices could set up, without those that were
+    /// replaced because wrong bytes arrived over them.
+    pub routes: Vec<Routes>,
     /// Transfers of the token return. A transfer starts when logits leave the last stage. It ends when the
     /// coordinator has sampled the tokens and sent the next micro-batches.
     pub token_return: EdgeReport,
@@ -112,7 +116,8 @@ impl Pipeline {
         let last = last.ok_or_else(|| Error::Spec { what: "the pipeline has no stages".into() })?;
         let logits = Logits::new(&layout)?;
         let connected = connect(pipeline, options, &layout, &run, &logits, &sink)?;
-        let Connected { actors: specs, addresses, reports, devices, first_device, crossings } = connected;
+        let Connected { actors: specs, addresses, reports, devices, first_device, crossings, watch } =
+            connected;
 
         let loader = Loader { abort: Arc::default(), total: layout.weight_bytes, done: Arc::default() };
         let actors = loader.start(specs, &addresses, Arc::new(progress))?;
@@ -140,6 +145,7 @@ impl Pipeline {
             token_return: crossings.last().cloned().unwrap_or_default(),
             collected: Vec::new(),
             anticipation: Anticipation::lingering(LINGER),
+            watch,
         };
         let coordinator = spawn("ragtag coordinator".into(), move || coordinator.serve())?;
         Ok(Self {
@@ -197,6 +203,7 @@ impl Pipeline {
         let report = |r: &Arc<Mutex<StageReport>>| r.lock().unwrap_or_else(PoisonError::into_inner).clone();
         stats.stages = self.reports.iter().map(report).collect();
         stats.edges = self.crossings.iter().map(Transfers::report).collect();
+        stats.routes = self.crossings.iter().filter_map(Transfers::routes).collect();
         stats.token_return = stats.edges.pop().unwrap_or_default();
         stats
     }
@@ -240,6 +247,7 @@ struct Connected {
     first_device: usize,
     /// Transfer records of the edges, followed by that of the token return.
     crossings: Vec<Transfers>,
+    watch: Watch,
 }
 
 /// Queues of the previous stage's device whose points a stage waits for.
@@ -269,7 +277,9 @@ fn connect(
     let mailboxes: Vec<_> = (0..devices.len())
         .map(|device| {
             let routes = routes_of(&options.routes, &hosts, device);
-            mailbox::<DeviceMessage, DeviceUrgent>(Lanes::of_device(options.credits, options.slots, routes))
+            let verified = options.verify_transfers;
+            let lanes = Lanes::of_device(options.credits, options.slots, verified, routes);
+            mailbox::<DeviceMessage, DeviceUrgent>(lanes)
         })
         .collect();
     let addresses: Vec<_> = mailboxes.iter().map(|(address, _)| address.clone()).collect();
@@ -291,6 +301,7 @@ fn connect(
         notice: notices[edge].clone(),
         routes: options.routes[edge].clone(),
         ring: Arc::clone(&rings[edge]),
+        label: named[neighbour].1.clone(),
         address: addresses[hosts[neighbour]].clone(),
         stage: local(neighbour),
         timelines: queues
@@ -300,7 +311,16 @@ fn connect(
         shared: shared[edge].take().unwrap_or_default(),
         imported: Vec::new(),
     };
-    let actors = devices.into_iter().zip(mailboxes).map(|(device, (address, mailbox))| ActorSpec {
+    let watched = devices.iter().map(|device| WatchedDevice {
+        copies: Copies::default(),
+        own: QueueKind::ALL.map(|queue| device.timeline(queue)),
+    });
+    let watched: Vec<_> = watched.collect();
+    let copies: Vec<_> = watched.iter().map(|device| device.copies.clone()).collect();
+    let labels = named.iter().map(|(_, label)| label.clone()).collect();
+    let watch = Watch::new(watched, timelines.iter().flatten().cloned(), labels, options.stall_timeout);
+    let actors = devices.into_iter().zip(mailboxes).zip(copies);
+    let actors = actors.map(|((device, (address, mailbox)), copies)| ActorSpec {
         label: device.adapter().label(),
         device,
         stages: Vec::new(),
@@ -309,6 +329,8 @@ fn connect(
         address,
         run: run.clone(),
         sink: sink.clone(),
+        copies,
+        verified: options.verify_transfers,
     });
     let mut actors: Vec<_> = actors.collect();
     let last = hosts.len() - 1;
@@ -334,6 +356,7 @@ fn connect(
         devices: named,
         first_device: hosts[0],
         crossings: crossings.clone(),
+        watch,
     })
 }
 

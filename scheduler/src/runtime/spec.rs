@@ -8,6 +8,7 @@ use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
 use ragtag_transfer::{Route, Routes};
+use std::time::Duration;
 
 /// Devices and stages of a pipeline.
 pub struct PipelineSpec {
@@ -47,7 +48,16 @@ pub struct PipelineOptions {
     pub slots: u32,
     /// Maximum number of spans in a trace. The value 0 disables the trace.
     pub trace_spans: usize,
+    /// Whether each stage verifies the checksum of the activations that it receives before it computes. If it
+    /// is wrong, the activations are sent again over the next route of the edge.
+    pub verify_transfers: bool,
+    /// Time after which a copy of activations that does not complete ends the run. `None` disables the limit.
+    /// Time in which the copy waits for a computation does not count.
+    pub stall_timeout: Option<Duration>,
 }
+
+/// Default of [`PipelineOptions::stall_timeout`].
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl PipelineOptions {
     /// Creates options with host-staged routes. The maximum number of micro-batches in flight is the number
@@ -63,6 +73,8 @@ impl PipelineOptions {
             credits,
             slots: Self::slots(credits),
             trace_spans: 0,
+            verify_transfers: false,
+            stall_timeout: Some(STALL_TIMEOUT),
         }
     }
 

@@ -4,7 +4,7 @@ use crate::core::{End, MicroBatch, MicroBatchId, Nanoseconds};
 use crate::sim::SimSpanKind;
 use crate::sim::spec::{SimSpec, SimStage};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
-use ragtag_transfer::{Copy, OtherEnd};
+use ragtag_transfer::{Copy, OtherEnd, TransferId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -25,6 +25,19 @@ pub(super) enum Job {
         slot: u32,
         micro_batch: Arc<MicroBatch>,
     },
+    /// Computation of the checksum of a slot's activations.
+    Checksum(Summed),
+    /// Copy of the checksum to the host.
+    Sum(Summed),
+}
+
+/// A slot whose checksum is computed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Summed {
+    pub(super) end: End,
+    pub(super) transfer: TransferId,
+    pub(super) slot: u32,
+    pub(super) bytes: u64,
 }
 
 impl Job {
@@ -32,6 +45,7 @@ impl Job {
         match self {
             Job::Copy { copy, .. } => MicroBatchId(copy.transfer.0),
             Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => micro_batch.id,
+            Job::Checksum(summed) | Job::Sum(summed) => MicroBatchId(summed.transfer.0),
         }
     }
 
@@ -40,6 +54,7 @@ impl Job {
             Job::Copy { end: End::Incoming, .. } => SimSpanKind::Upload,
             Job::Copy { end: End::Outgoing, .. } => SimSpanKind::Download,
             Job::Logits { .. } => SimSpanKind::Logits,
+            Job::Checksum(_) | Job::Sum(_) => SimSpanKind::Checksum,
             Job::Compute { micro_batch, .. } if micro_batch.decodes_only() => SimSpanKind::Decode,
             Job::Compute { .. } => SimSpanKind::Prefill,
         }
@@ -49,7 +64,7 @@ impl Job {
     pub(super) fn rows(&self) -> u32 {
         match self {
             Job::Compute { micro_batch, .. } => micro_batch.rows(),
-            Job::Copy { .. } | Job::Logits { .. } => 0,
+            Job::Copy { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => 0,
         }
     }
 }
@@ -153,7 +168,7 @@ impl SimDevice {
             self.ended_ns[hardware].map_or(Nanoseconds::MAX, |ended_ns| now.saturating_sub(ended_ns));
         match next.job {
             Job::Compute { .. } => self.stages[&next.stage].hand_over_ns.min(rested_ns),
-            Job::Copy { .. } | Job::Logits { .. } => 0,
+            Job::Copy { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => 0,
         }
     }
 
@@ -167,6 +182,9 @@ impl SimDevice {
             Job::Logits { micro_batch, .. } => {
                 spec.logits.of(true, u64::from(micro_batch.logit_rows()) * self.logit_row_bytes)
             }
+            // A checksum reads the bytes once, like a copy.
+            Job::Checksum(summed) => spec.upload.of(true, summed.bytes),
+            Job::Sum(_) => spec.download.of(true, 8),
         }
     }
 

@@ -3,10 +3,10 @@
 //! A copy or a computation checks its inputs when it starts, and writes its outputs when it ends.
 
 use crate::core::{End, MicroBatch, MicroBatchId, SequenceId};
-use crate::sim::device::{Job, Submitted};
-use crate::sim::spec::{SimSpec, token_at};
+use crate::sim::device::{Job, Submitted, Summed};
+use crate::sim::spec::{Fault, SimSpec, token_at};
 use ragtag_kernels::params::BLOCK_TOKENS;
-use ragtag_transfer::{Copy, OtherEnd};
+use ragtag_transfer::{Copy, OtherEnd, ToSender, TransferId};
 use std::collections::BTreeMap;
 
 /// Bytes of a micro-batch in a ring.
@@ -15,6 +15,8 @@ struct Staged {
     micro_batch: MicroBatchId,
     offset: u64,
     bytes: u64,
+    /// Whether a copy has written wrong bytes.
+    wrong: bool,
 }
 
 /// Contents of one slot of a stage.
@@ -27,6 +29,8 @@ struct Slot {
     arrived: u64,
     computed: bool,
     left: u64,
+    /// Whether wrong bytes have arrived.
+    wrong: bool,
 }
 
 impl Slot {
@@ -70,6 +74,13 @@ pub(super) struct Memory {
     row_bytes: u64,
     vocabulary: u32,
     checks_cache: bool,
+    verified: bool,
+    /// Number of copies over each edge so far.
+    copies: Vec<u64>,
+    /// Faults that make copies write wrong bytes.
+    faults: Vec<Fault>,
+    /// Checksums that a device has computed and not copied to the host, by stage, end and slot.
+    sums: BTreeMap<(usize, bool, u32), u64>,
 }
 
 impl Memory {
@@ -85,7 +96,68 @@ impl Memory {
             row_bytes: spec.row_bytes,
             vocabulary: spec.run.vocabulary,
             checks_cache: spec.checked,
+            verified: spec.verified,
+            copies: vec![0; spec.stages.len()],
+            faults: spec.faults.clone(),
+            sums: BTreeMap::new(),
         }
+    }
+
+    /// Counts a copy over the edge that leaves stage `edge`. Returns whether it writes wrong bytes.
+    fn is_wrong(&mut self, edge: usize) -> bool {
+        let at = self.copies[edge];
+        self.copies[edge] += 1;
+        self.faults.iter().any(|fault| match *fault {
+            Fault::WrongBytes { stage, first, copies } => {
+                stage as usize == edge && (first..first + copies).contains(&at)
+            }
+            _ => false,
+        })
+    }
+
+    /// Returns the checksum of a slot's activations. Wrong bytes change it.
+    fn checksum(&mut self, stage: usize, summed: &Summed) -> Result<u64, String> {
+        let Summed { end, transfer, slot, bytes } = *summed;
+        let memory = self.stages[stage].slot(slot)?;
+        let is_whole = match end {
+            End::Incoming => memory.arrived == bytes && !memory.computed,
+            End::Outgoing => memory.computed && memory.total == bytes,
+        };
+        if memory.holder != Some(MicroBatchId(transfer.0)) || !is_whole {
+            return Err(format!("a checksum of {transfer} in slot {slot}, which holds {memory:?}"));
+        }
+        Ok(transfer.0 << 1 | u64::from(end == End::Incoming && memory.wrong))
+    }
+
+    /// Takes the checksum that a device has copied to the host.
+    pub(super) fn take_sum(&mut self, stage: usize, summed: &Summed) -> Result<u64, String> {
+        let place = (stage, summed.end == End::Incoming, summed.slot);
+        self.sums.remove(&place).ok_or_else(|| format!("no checksum of {}", summed.transfer))
+    }
+
+    /// Records that `stage` requests a transfer again. The transfer then overwrites the slot.
+    pub(super) fn discard(&mut self, stage: usize, slot: u32) -> Result<(), String> {
+        *self.stages[stage].slot(slot)? = Slot::default();
+        Ok(())
+    }
+
+    /// Records that `stage` has received the result of a verification. Its slot is then free, or leaves
+    /// again.
+    pub(super) fn verified(&mut self, stage: usize, message: ToSender) -> Result<(), String> {
+        let (transfer, is_over) = match message {
+            ToSender::Confirmed(transfer) => (transfer, true),
+            ToSender::Again { transfer, .. } => (transfer, false),
+            ToSender::Place { .. } | ToSender::Slot(_) | ToSender::Read { .. } => return Ok(()),
+        };
+        let TransferId(id) = transfer;
+        let held = |slot: &&mut Slot| slot.holder == Some(MicroBatchId(id)) && slot.left == slot.total;
+        let slot = self.stages[stage].slots.iter_mut().find(held);
+        let slot = slot.ok_or_else(|| format!("stage {stage} does not hold the whole {transfer}"))?;
+        if is_over {
+            *slot = Slot::default();
+        }
+        slot.left = 0;
+        Ok(())
     }
 
     /// Checks the inputs of a submission that starts.
@@ -96,6 +168,8 @@ impl Memory {
             Job::Copy { end: End::Outgoing, copy, .. } => self.leave(stage, who, copy),
             Job::Compute { slot, micro_batch } => self.compute(stage, *slot, micro_batch),
             Job::Logits { slot, .. } => self.stages[stage].slot(*slot)?.check_leaving(who, *slot, 0),
+            Job::Checksum(summed) => self.checksum(stage, summed).map(drop),
+            Job::Sum(_) => Ok(()),
         }
     }
 
@@ -104,30 +178,50 @@ impl Memory {
         let (who, stage) = (submitted.job.micro_batch(), submitted.stage);
         match &submitted.job {
             Job::Copy { end: End::Incoming, copy, .. } => {
+                let mut wrong = copy.other != OtherEnd::None && self.is_wrong(stage - 1);
                 match copy.other {
-                    OtherEnd::Ring { start } => drop(self.rings[stage - 1].remove(&start)),
+                    OtherEnd::Ring { start } => {
+                        wrong |= self.rings[stage - 1].remove(&start).is_some_and(|staged| staged.wrong);
+                    }
                     OtherEnd::Slot(from) => self.stages[stage - 1].slot(from)?.left += copy.bytes,
                     OtherEnd::None => {}
                 }
-                self.stages[stage].slot(copy.slot)?.arrived += copy.bytes;
+                let slot = self.stages[stage].slot(copy.slot)?;
+                slot.arrived += copy.bytes;
+                slot.wrong |= wrong;
             }
             Job::Copy { end: End::Outgoing, copy, .. } => {
                 let Copy { offset, bytes, .. } = *copy;
+                let wrong = copy.other != OtherEnd::None && self.is_wrong(stage);
                 match copy.other {
                     OtherEnd::Ring { start } => {
-                        let staged = Staged { micro_batch: who, offset, bytes };
+                        let staged = Staged { micro_batch: who, offset, bytes, wrong };
                         self.rings[stage].insert(start, staged);
                     }
-                    OtherEnd::Slot(to) => self.stages[stage + 1].slot(to)?.arrived += bytes,
+                    OtherEnd::Slot(to) => {
+                        let slot = self.stages[stage + 1].slot(to)?;
+                        slot.arrived += bytes;
+                        slot.wrong |= wrong;
+                    }
                     OtherEnd::None => {}
                 }
+                let verified = self.verified;
                 let slot = self.stages[stage].slot(copy.slot)?;
                 slot.left += bytes;
-                if slot.left == slot.total {
+                // The slot of a verified transfer stays in use until the transfer is confirmed.
+                if slot.left == slot.total && !verified {
                     *slot = Slot::default();
                 }
             }
-            Job::Compute { slot, .. } => self.stages[stage].slot(*slot)?.computed = true,
+            Job::Checksum(summed) => {
+                let sum = self.checksum(stage, summed)?;
+                self.sums.insert((stage, summed.end == End::Incoming, summed.slot), sum);
+            }
+            Job::Sum(_) => {}
+            Job::Compute { slot, .. } => {
+                let slot = self.stages[stage].slot(*slot)?;
+                (slot.computed, slot.wrong) = (true, false);
+            }
             Job::Logits { slot, .. } => *self.stages[stage].slot(*slot)? = Slot::default(),
         }
         Ok(())
@@ -144,7 +238,9 @@ impl Memory {
         }
         if let OtherEnd::Ring { start } = copy.other {
             let staged = self.rings[stage - 1].get(&start);
-            if staged != Some(&Staged { micro_batch: who, offset, bytes }) {
+            let is_right =
+                |staged: &&Staged| (staged.micro_batch, staged.offset, staged.bytes) == (who, offset, bytes);
+            if staged.filter(is_right).is_none() {
                 return Err(format!("{who} reads {copy:?}, but the ring holds {staged:?}"));
             }
         }
@@ -172,6 +268,7 @@ impl Memory {
                 slot.check_leaving(who, copy.slot, copy.offset)?;
                 self.stages[stage + 1].slot(to)?.take(who, to)
             }
+            OtherEnd::None if self.verified => Ok(()),
             OtherEnd::None => slot.check_leaving(who, copy.slot, slot.total),
         }
     }
@@ -180,9 +277,13 @@ impl Memory {
         let who = micro_batch.id;
         let total = u64::from(micro_batch.rows()) * self.row_bytes;
         let wanted = if stage == 0 { 0 } else { total };
+        let verified = self.verified;
         let memory = self.stages[stage].slot(slot)?;
         if stage == 0 {
             memory.take(who, slot)?;
+        }
+        if verified && memory.wrong {
+            return Err(format!("{who} computes with wrong bytes in slot {slot}"));
         }
         if memory.holder != Some(who) || memory.arrived != wanted || memory.computed {
             return Err(format!("{who} computes in slot {slot}, which holds {memory:?}"));

@@ -67,6 +67,8 @@ pub enum SimSpanKind {
     Download,
     /// Download of logits.
     Logits,
+    /// Computation or download of a checksum of activations.
+    Checksum,
 }
 
 /// A submission with its start and end.
@@ -103,6 +105,9 @@ pub struct SimReport {
     pub dropped_spans: u64,
     /// Time of the last event.
     pub makespan_ns: Nanoseconds,
+    /// Number of transfers that were sent again because wrong bytes had arrived.
+    #[serde(default)]
+    pub resent: u64,
     /// Utilisation of the devices and links, and times of the tokens.
     pub observations: Observations,
     /// All events of the coordinator, with their times. Empty unless [`SimSpec::checked`] is set.

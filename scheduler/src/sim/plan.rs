@@ -132,6 +132,7 @@ impl SimSpec {
             faults: Vec::new(),
             checked: false,
             max_spans: MOST_SPANS,
+            verified: false,
         })
     }
 }

@@ -128,6 +128,15 @@ pub enum Fault {
         /// Number of the message, counted from 0.
         nth: u64,
     },
+    /// Copies of activations to the next stage write wrong bytes. Without verification, the run continues.
+    WrongBytes {
+        /// Index of the stage that the activations leave.
+        stage: u32,
+        /// First wrong copy over the edge, counted from 0. Copies of both ends count.
+        first: u64,
+        /// Number of wrong copies.
+        copies: u64,
+    },
     /// The submissions of a stage do not wait for points. A run cannot survive this.
     WaitsIgnored {
         /// Index of the stage.
@@ -168,6 +177,8 @@ pub struct SimSpec {
     pub checked: bool,
     /// Maximum number of spans to keep.
     pub max_spans: usize,
+    /// Whether each stage verifies the activations that it receives.
+    pub verified: bool,
 }
 
 /// Returns the token at `position` of a simulated sequence. Positions count prompt and output together.
@@ -180,6 +191,7 @@ impl SimSpec {
     /// Returns a random pipeline with random requests. About one pipeline in eight loses a device at some
     /// time, and one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen
     /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
+    /// Half of the pipelines verify their transfers, and in half of them some copies write wrong bytes.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -207,6 +219,7 @@ impl SimSpec {
             }
         }
         faults.extend(random_faults(seed, stages.len() as u32));
+        faults.extend(wrong_bytes(seed, stages.len() as u32));
         Self {
             seed,
             stages,
@@ -222,8 +235,20 @@ impl SimSpec {
             faults,
             checked: true,
             max_spans: usize::MAX,
+            verified: SmallRng::seed_from_u64(seed ^ 0x6775_6172).random_ratio(1, 2),
         }
     }
+}
+
+/// For about half of the seeds, makes some copies of activations write wrong bytes.
+fn wrong_bytes(seed: u64, stages: u32) -> Option<Fault> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x666c_6970);
+    let edges = stages - 1;
+    (edges > 0 && rng.random_ratio(1, 2)).then(|| Fault::WrongBytes {
+        stage: rng.random_range(0..edges),
+        first: rng.random_range(0..60),
+        copies: rng.random_range(1..=4),
+    })
 }
 
 fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::core::{RunCore, RunShape, Want};
-use ragtag_transfer::Route;
+use ragtag_transfer::{Route, Routes};
 
 /// Returns the number in the environment variable `name`, if it is set.
 fn variable(name: &str) -> Option<u64> {
@@ -26,11 +26,14 @@ fn random_pipelines_keep_their_invariants() {
     let seeds = seeds();
     let (mut lost, mut cancelled, mut refused, mut tokens) = (0, 0, 0, 0);
     let (mut no_memory, mut no_submission, mut late, mut stopped) = (0, 0, 0, 0);
+    let (mut corrupted, mut repaired) = (0, 0);
     for &seed in &seeds {
-        let report = simulate(&SimSpec::random(seed))
-            .unwrap_or_else(|failure| panic!("{failure}; again with RAGTAG_SIM_SEED={seed}"));
+        let spec = SimSpec::random(seed);
+        let report =
+            simulate(&spec).unwrap_or_else(|failure| panic!("{failure}; again with RAGTAG_SIM_SEED={seed}"));
         let slow = |fault: &Fault| matches!(fault, Fault::Slow { .. } | Fault::Unsteady { .. });
-        late += usize::from(SimSpec::random(seed).faults.iter().any(slow));
+        late += usize::from(spec.faults.iter().any(slow));
+        repaired += usize::from(report.resent > 0);
         for outcome in report.outcomes.values() {
             match outcome {
                 Outcome::Failed { error: Error::Stage { cause, .. } } => match cause {
@@ -39,6 +42,7 @@ fn random_pipelines_keep_their_invariants() {
                     _ => lost += 1,
                 },
                 Outcome::Failed { error: Error::Stopped } => stopped += 1,
+                Outcome::Failed { error: Error::Corrupted { .. } } => corrupted += 1,
                 Outcome::Failed { .. } => refused += 1,
                 Outcome::Finished { reason: FinishReason::Cancelled, .. } => cancelled += 1,
                 Outcome::Finished { tokens: new, .. } => tokens += new.len(),
@@ -49,6 +53,7 @@ fn random_pipelines_keep_their_invariants() {
     if seeds.len() >= 1000 {
         assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
         assert!(no_memory > 100 && no_submission > 50 && late > 300 && stopped > 100);
+        assert!(corrupted > 20 && repaired > 50, "{corrupted} {repaired}");
     }
 }
 
@@ -101,6 +106,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         faults: Vec::new(),
         checked: true,
         max_spans: usize::MAX,
+        verified: false,
     }
 }
 
@@ -190,6 +196,52 @@ fn a_stopped_run_cancels_every_sequence() {
             assert!(stopped, "{at_ns}: {outcome:?}");
         }
     }
+}
+
+/// Returns a steady pipeline of three stages with verified transfers over `routes`, in which copies of the
+/// first edge write wrong bytes.
+fn guarded(routes: Routes, first: u64, copies: u64) -> SimSpec {
+    let mut spec = SimSpec { verified: true, ..steady(3, 4) };
+    spec.stages.iter_mut().for_each(|stage| stage.routes = routes.clone());
+    spec.faults = vec![Fault::WrongBytes { stage: 0, first, copies }];
+    spec
+}
+
+#[test]
+fn verified_transfers_change_times_and_no_token() {
+    let routes = || Routes::or_staged(Route::Import);
+    let plain = steady(3, 4);
+    let expected = simulate(&plain).unwrap();
+    let verified = simulate(&guarded(routes(), 0, 0)).unwrap();
+    assert_eq!((&verified.outcomes, verified.resent), (&expected.outcomes, 0));
+    assert!(verified.makespan_ns > expected.makespan_ns);
+    // One route replaces another after the first wrong copy. Later wrong copies are sent once more.
+    for (first, copies, resent) in [(0, 1, 1), (9, 1, 1), (9, 2, 2)] {
+        let report = simulate(&guarded(routes(), first, copies)).unwrap();
+        assert_eq!((&report.outcomes, report.resent), (&expected.outcomes, resent), "{first} {copies}");
+    }
+}
+
+#[test]
+fn a_route_that_stays_wrong_ends_the_run_with_its_edge() {
+    let report = simulate(&guarded(Routes::or_staged(Route::Peer), 5, 1000)).unwrap();
+    for outcome in report.outcomes.values() {
+        let Outcome::Failed { error } = outcome else { panic!("{outcome:?}") };
+        let (from, to) = ("made-up:0".into(), "made-up:1".into());
+        let route = Route::HOST_STAGED;
+        assert_eq!(*error, Error::Corrupted { from, to, route });
+        assert!(
+            error.to_string().starts_with(
+                "activations from made-up:0 to made-up:1 arrive with wrong bytes over the staged"
+            )
+        );
+    }
+}
+
+#[test]
+fn without_verification_wrong_bytes_go_unnoticed() {
+    let spec = SimSpec { verified: false, ..guarded(Route::Import.into(), 0, 1000) };
+    assert_eq!(simulate(&spec).unwrap().outcomes, simulate(&steady(3, 4)).unwrap().outcomes);
 }
 
 #[test]

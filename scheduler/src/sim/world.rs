@@ -8,14 +8,14 @@ use crate::core::{
 };
 use crate::error::{Error, Refusal};
 use crate::runtime::routes_of;
-use crate::sim::device::{Job, SimDevice, Submitted, timeline};
+use crate::sim::device::{Job, SimDevice, Submitted, Summed, timeline};
 use crate::sim::invariants::Invariants;
 use crate::sim::memory::Memory;
 use crate::sim::observe::Observations;
 use crate::sim::spec::{Fault, SimRequest, SimSpec, SimStage, token_at};
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
-use ragtag_transfer::{Copy, OtherEnd, Route};
+use ragtag_transfer::{Copy, OtherEnd, Route, ToSender};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
@@ -54,6 +54,8 @@ impl Message {
             Message::Stage(_, StageEvent::FromNext(_)) | Message::Run(RunEvent::Return(_)) => {
                 Some(MailboxQueue::Quiet)
             }
+            // The actor creates this event itself.
+            Message::Stage(_, StageEvent::Summed { .. }) => None,
             Message::Stage(..) | Message::Progress => Some(MailboxQueue::Waking),
             Message::Run(_) => None,
         }
@@ -145,11 +147,13 @@ impl<'a> World<'a> {
                 incoming: stage.checked_sub(1).map(|before| routes[before].clone()),
                 outgoing: routes.get(stage).cloned(),
                 next_slots: spec.stages.get(stage + 1).map_or(0, |next| next.slots),
+                verified: spec.verified,
             };
             let shapes: Vec<_> = stages.iter().map(shape).collect();
             let points = QueuePoints::new(|queue| timeline(device, queue));
             cores.push(DeviceCore::new(&shapes, points).map_err(impossible)?);
-            let mut lanes = Lanes::of_device(spec.run.credits, slots, routes_of(&routes, &hosts, device));
+            let mut lanes =
+                Lanes::of_device(spec.run.credits, slots, spec.verified, routes_of(&routes, &hosts, device));
             // A simulated stage sees its device's progress at once, so it needs only one of the two notices:
             // the one for the ring.
             lanes.waking -= QueueKind::ALL.len() - 1 + stages.len();
@@ -161,6 +165,7 @@ impl<'a> World<'a> {
             spans: Vec::new(),
             dropped_spans: 0,
             makespan_ns: 0,
+            resent: 0,
             observations: Observations::new(spec.stages.len(), spec.shared_links.len()),
             run_events: Vec::new(),
             run_actions: Vec::new(),
@@ -234,6 +239,7 @@ impl<'a> World<'a> {
                 | Fault::NoticesRepeated { .. }
                 | Fault::LostAtCommand { .. }
                 | Fault::MessageLost { .. }
+                | Fault::WrongBytes { .. }
                 | Fault::MessageTwice { .. } => {}
             }
         }
@@ -322,6 +328,15 @@ impl<'a> World<'a> {
         self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
 
+    /// Ends the run because wrong bytes leave a stage again.
+    fn corrupted(&mut self, stage: usize, route: Route) {
+        let [from, to] = [stage, stage + 1].map(|stage| self.spec.stages[stage].device.clone());
+        self.devices[self.hosts[stage]].failure = Some(ragtag_hal::Error::invalid("wrong bytes"));
+        let error = Error::Corrupted { from, to, route };
+        let (to, at) = (self.cores.len(), self.now + self.delay());
+        self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
+    }
+
     fn wake(&mut self, actor: usize) {
         let mailbox = &mut self.mailboxes[actor];
         if !mailbox.handling && !mailbox.messages.is_empty() {
@@ -375,6 +390,9 @@ impl<'a> World<'a> {
             Message::Progress => self.progress(actor),
             Message::Stage(stage, event) => {
                 let at = self.hosted[actor].iter().position(|&other| other == stage);
+                if let StageEvent::FromNext(message) = event {
+                    self.memory.verified(stage, message)?;
+                }
                 let stage = at.ok_or_else(|| format!("stage {stage} is not on device {actor}"))?;
                 self.device_event(actor, DeviceEvent::Stage { stage, event })
             }
@@ -439,7 +457,22 @@ impl<'a> World<'a> {
                 StageAction::ToNext(message) => {
                     self.send_to_stage(device, stage + 1, StageEvent::FromPrevious(message))?;
                 }
+                StageAction::Sum { end, transfer, slot, bytes, waits, computed, signal } => {
+                    let summed = Summed { end, transfer, slot, bytes };
+                    let queue = QueueKind::Compute;
+                    let job = Job::Checksum(summed);
+                    self.submit(Submitted { stage, queue, job, waits, signal: computed });
+                    if self.devices[device].failure.is_none() {
+                        let (queue, job, waits) = (QueueKind::Download, Job::Sum(summed), vec![computed]);
+                        self.submit(Submitted { stage, queue, job, waits, signal });
+                    }
+                }
+                StageAction::Resent { .. } => self.report.resent += 1,
+                StageAction::Corrupted { route } => self.corrupted(stage, route),
                 StageAction::ToPrevious(message) => {
+                    if let ToSender::Again { slot, .. } = message {
+                        self.memory.discard(stage, slot)?;
+                    }
                     self.send_to_stage(device, stage - 1, StageEvent::FromNext(message))?;
                 }
                 StageAction::Return(returned) => {
@@ -548,7 +581,7 @@ impl<'a> World<'a> {
                 computed.rows += u64::from(micro_batch.rows());
                 computed.busy_ns += now - start_ns;
             }
-            Job::Logits { .. } => {}
+            Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => {}
         }
         if self.report.spans.len() == self.spec.max_spans {
             self.report.dropped_spans += 1;
@@ -578,9 +611,16 @@ impl<'a> World<'a> {
         if let (Job::Logits { micro_batch, .. }, Some(invariants)) = (&submitted.job, &mut self.invariants) {
             invariants.copied(micro_batch)?;
         }
+        if let Job::Sum(summed) = &submitted.job {
+            let sum = self.memory.take_sum(stage, summed)?;
+            let event = StageEvent::Summed { end: summed.end, transfer: summed.transfer, sum };
+            let at = self.now + self.delay();
+            self.at(at, Event::Arrive { to: device, message: Message::Stage(stage, event) });
+        }
         let downloaded = submitted.queue == QueueKind::Download;
-        // Only a device with several stages waits for its other queues.
-        let own = (downloaded || self.hosted[device].len() > 1).then_some(device);
+        // Only a device with several stages, or one that verifies transfers, waits for its other queues.
+        let others = self.hosted[device].len() > 1 || self.spec.verified;
+        let own = (downloaded || others).then_some(device);
         let run = (downloaded && stage + 1 == self.hosts.len()).then_some(self.cores.len());
         for to in own.into_iter().chain(run) {
             if !std::mem::replace(&mut self.mailboxes[to].progress_pending, true) {
@@ -710,6 +750,11 @@ impl<'a> World<'a> {
                 let named = self.spec.stages.get(*stage as usize).is_some_and(|s| s.device == *device);
                 if failed && named { Ok(()) } else { Err("failed though that device did not, or not so") }
             }
+            (Outcome::Failed { error: Error::Corrupted { .. } }, _) => {
+                let wrong = |fault: &Fault| matches!(fault, Fault::WrongBytes { copies: 2.., .. });
+                let wrong = self.spec.verified && self.spec.faults.iter().any(wrong);
+                if wrong { Ok(()) } else { Err("failed without wrong bytes") }
+            }
             (Outcome::Failed { error: Error::Stopped }, _) if self.is_stopped_by_spec() => Ok(()),
             (Outcome::Finished { reason: FinishReason::Cancelled, tokens }, Ok((_, all))) => {
                 let asked = request.cancel_ns.is_some() || self.is_stopped_by_spec();
@@ -735,6 +780,9 @@ fn most_between_entries(spec: &SimSpec) -> u64 {
     };
     let submissions =
         spec.stages.iter().map(|stage| chunks(stage).saturating_add(2)).fold(0, u64::saturating_add);
+    // A verified transfer has four submissions for its checksums, and it may be sent several times.
+    let submissions =
+        if spec.verified { submissions.saturating_add(4).saturating_mul(4) } else { submissions };
     let in_flight = submissions.saturating_mul(spec.run.credits.into());
     in_flight.saturating_add(spec.requests.len() as u64).saturating_mul(EVENTS)
 }

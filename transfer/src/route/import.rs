@@ -58,6 +58,10 @@ impl Destination for In {
         Ok(true)
     }
 
+    fn is_holding(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     fn advance(
         &mut self,
         incoming: &mut Incoming,

@@ -32,7 +32,7 @@ impl Source for Out {
         points: &mut Points,
         actions: &mut Vec<Action<ToReceiver>>,
     ) -> bool {
-        let Some(to) = self.slots.pop_front() else { return false };
+        let Some(to) = outgoing.again.or_else(|| self.slots.pop_front()) else { return false };
         let Outgoing { transfer, slot, bytes, after, .. } = *outgoing;
         let (other, signal) = (OtherEnd::Slot(to), points.allot());
         let copy = Copy { transfer, slot, other, offset: 0, bytes, waits: vec![after], signal };
@@ -75,6 +75,10 @@ impl Destination for In {
         let ToReceiver::Written { transfer, slot, ready } = message else { return Ok(false) };
         self.0.push_back((transfer, slot, ready));
         Ok(true)
+    }
+
+    fn is_holding(&self) -> bool {
+        !self.0.is_empty()
     }
 
     fn advance(

@@ -118,6 +118,10 @@ impl Destination for In {
         Ok(true)
     }
 
+    fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     fn advance(
         &mut self,
         incoming: &mut Incoming,

@@ -31,6 +31,8 @@ pub(super) enum News {
     },
     /// The device is lost.
     Loss,
+    /// The queue fails.
+    Failure(Error),
 }
 
 /// Time at which the mirror reports that work is done.
@@ -229,10 +231,19 @@ impl Shared {
     fn report(&self, place: usize, first: &mut First, pace: &mut Pace) -> Option<Instant> {
         loop {
             let mut news = self.news();
-            let News::Done { value, due } = news[place].front()? else {
-                drop(news);
-                self.fail_all(&Error::Lost { cause: "injected fault".into() });
-                return None;
+            let (value, due) = match news[place].front()? {
+                News::Done { value, due } => (value, due),
+                News::Failure(error) => {
+                    let error = error.clone();
+                    drop(news);
+                    self.fail(place, &error);
+                    return None;
+                }
+                News::Loss => {
+                    drop(news);
+                    self.fail_all(&Error::Lost { cause: "injected fault".into() });
+                    return None;
+                }
             };
             let (value, now) = (*value, Instant::now());
             let passed = |(timeline, value): &(Arc<Timeline>, u64)| timeline.value() >= *value;

@@ -437,6 +437,8 @@ impl Direction {
                     Action::Copy(copy) => self.copy(ends, End::Outgoing, start, copy)?,
                     Action::Message(message) => moving.to_receiver.push(ReceiverEvent::Message(message)),
                     Action::Done { at, .. } => moving.sent = Some(at),
+                    // The transfers of a link are not verified.
+                    Action::Sum { .. } | Action::Resent { .. } => {}
                 }
             }
         }
@@ -448,6 +450,7 @@ impl Direction {
                     Action::Copy(copy) => self.copy(ends, End::Incoming, start, copy)?,
                     Action::Message(message) => moving.to_sender.push(SenderEvent::Message(message)),
                     Action::Done { at, .. } => moving.arrived = Some(at),
+                    Action::Sum { .. } | Action::Resent { .. } => {}
                 }
             }
         }

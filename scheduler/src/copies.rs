@@ -1,0 +1,258 @@
+//! Copies of activations in flight. The coordinator uses them to name the edge of a failed copy, and to find
+//! copies that do not complete.
+//!
+//! A copy stalls if all points that it waits for have passed and it is the next work of its queue, but its
+//! own point does not pass. Time in which its device computes does not count, because some devices have a
+//! single hardware queue.
+
+use crate::error::Error;
+use ragtag_hal::{DeviceId, Point, QueueKind, Timeline, TimelineId};
+use ragtag_transfer::Route;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest time between two checks for stalled copies.
+const LONGEST_TICK: Duration = Duration::from_secs(1);
+
+/// Queues that copy activations.
+const QUEUES: [QueueKind; 2] = [QueueKind::Upload, QueueKind::Download];
+
+/// A copy of activations or a computation that may not have completed.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) signal: Point,
+    pub(crate) waits: Vec<Point>,
+    /// Edge and route of a copy. Edge `n` leaves stage `n`.
+    pub(crate) copy: Option<(u32, Route)>,
+}
+
+/// Copies and computations of one device. The device's actor adds them, and the coordinator reads them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Copies(Arc<Mutex<[VecDeque<Pending>; 3]>>);
+
+impl Copies {
+    /// Adds work, and removes the work that has completed. `value` is the current value of its queue's
+    /// timeline.
+    pub(crate) fn add(&self, work: Pending, value: u64) {
+        let mut queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = &mut queues[work.signal.timeline.queue.index()];
+        while queue.pop_front_if(|work| work.signal.value <= value).is_some() {}
+        queue.push_back(work);
+    }
+}
+
+/// A device whose copies are watched.
+pub(crate) struct WatchedDevice {
+    pub(crate) copies: Copies,
+    /// Timelines of the device's queues.
+    pub(crate) own: [Arc<Timeline>; 3],
+}
+
+impl WatchedDevice {
+    /// Returns the next work of a queue, if it is a copy of activations or a computation.
+    fn next(&self, queue: QueueKind) -> Option<Pending> {
+        let next = self.own[queue.index()].value() + 1;
+        let queues = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+        queues[queue.index()].iter().find(|work| work.signal.value == next).cloned()
+    }
+}
+
+/// Watches the copies of all devices.
+pub(crate) struct Watch {
+    devices: Vec<WatchedDevice>,
+    /// Timelines for which devices wait.
+    awaited: BTreeMap<TimelineId, Arc<Timeline>>,
+    /// Label of the device of each stage.
+    labels: Vec<String>,
+    /// Time after which a copy has stalled. `None` disables the check.
+    limit: Option<Duration>,
+    /// Copies that were due at the latest check, each with the time at which they were first found due.
+    due: BTreeMap<Point, Instant>,
+}
+
+impl Watch {
+    pub(crate) fn new(
+        devices: Vec<WatchedDevice>,
+        awaited: impl IntoIterator<Item = Arc<Timeline>>,
+        labels: Vec<String>,
+        limit: Option<Duration>,
+    ) -> Self {
+        let awaited = awaited.into_iter().map(|timeline| (timeline.id(), timeline)).collect();
+        Self { devices, awaited, labels, limit, due: BTreeMap::new() }
+    }
+
+    /// Returns the time until the next check, or `None` if stalled copies are allowed.
+    pub(crate) fn tick(&self) -> Option<Duration> {
+        self.limit.map(|limit| (limit / 4).clamp(Duration::from_millis(1), LONGEST_TICK))
+    }
+
+    /// Returns the error for the first copy that has been due for longer than the limit.
+    pub(crate) fn stalled(&mut self, now: Instant) -> Option<Error> {
+        let limit = self.limit?;
+        let mut due = BTreeMap::new();
+        let mut error = None;
+        for Pending { signal, copy, .. } in self.devices.iter().flat_map(|device| self.due_on(device)) {
+            let since = *self.due.get(&signal).unwrap_or(&now);
+            due.insert(signal, since);
+            if let Some((edge, route)) = copy.filter(|_| now.saturating_duration_since(since) >= limit) {
+                let [from, to] = self.ends(edge);
+                let seconds = limit.as_millis().div_ceil(1000) as u64;
+                error = error.or(Some(Error::Stalled { from, to, route, seconds }));
+            }
+        }
+        self.due = due;
+        error
+    }
+
+    /// Returns the copies of a device that nothing delays but the copy itself.
+    fn due_on<'a>(&'a self, device: &'a WatchedDevice) -> impl Iterator<Item = Pending> + 'a {
+        let runs = |work: &Pending| work.waits.iter().all(|point| self.has_passed(point));
+        let computes = device.next(QueueKind::Compute).is_some_and(|work| runs(&work));
+        let copies = QUEUES.into_iter().filter(move |_| !computes);
+        copies.filter_map(|queue| device.next(queue)).filter(move |work| runs(work))
+    }
+
+    fn has_passed(&self, point: &Point) -> bool {
+        self.awaited.get(&point.timeline).is_some_and(|timeline| timeline.value() >= point.value)
+    }
+
+    /// Returns the error for a copy of activations that failed on `device` with `cause`. Returns `None` if
+    /// other work failed, or if the device is lost.
+    pub(crate) fn failed_copy(&self, device: DeviceId, cause: &ragtag_hal::Error) -> Option<Error> {
+        if matches!(cause, ragtag_hal::Error::Lost { .. } | ragtag_hal::Error::Closed { .. }) {
+            return None;
+        }
+        let is_own = |one: &&WatchedDevice| one.own[0].id().device == device;
+        let device = self.devices.iter().find(is_own)?;
+        let failure = |queue: &QueueKind| device.own[queue.index()].failure();
+        let failed = QUEUES.into_iter().filter(|queue| failure(queue).is_some_and(|error| error == *cause));
+        let (edge, route) = failed.filter_map(|queue| device.next(queue)?.copy).next()?;
+        let [from, to] = self.ends(edge);
+        Some(Error::Transfer { from, to, route, cause: cause.clone() })
+    }
+
+    /// Returns the labels of the devices at both ends of an edge.
+    fn ends(&self, edge: u32) -> [String; 2] {
+        [edge, edge + 1].map(|stage| self.labels.get(stage as usize).cloned().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_secs(10);
+
+    /// Creates two devices. The first sends to the second. Returns the watch, the copies of both devices, and
+    /// the compute and download timelines of the first and the upload timeline of the second.
+    fn watch(limit: Option<Duration>) -> (Watch, [Copies; 2], [Arc<Timeline>; 3]) {
+        let own = [0, 1].map(|device| {
+            QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: DeviceId(device), queue }))
+        });
+        let copies = [Copies::default(), Copies::default()];
+        let device = |at: usize| WatchedDevice { copies: copies[at].clone(), own: own[at].clone() };
+        let labels = ["a", "b"].map(String::from).to_vec();
+        let watch = Watch::new(vec![device(0), device(1)], own.iter().flatten().cloned(), labels, limit);
+        let [compute, upload, download] = QueueKind::ALL.map(QueueKind::index);
+        (watch, copies, [&own[0][compute], &own[0][download], &own[1][upload]].map(Arc::clone))
+    }
+
+    fn copy(signal: Point, waits: Vec<Point>) -> Pending {
+        Pending { signal, waits, copy: Some((0, Route::HOST_STAGED)) }
+    }
+
+    #[test]
+    fn only_time_after_all_awaited_points_counts_as_a_stall() {
+        let (mut watch, [from, to], [computed, downloaded, uploaded]) = watch(Some(2 * STEP));
+        let [one, two, there] = [downloaded.id().at(1), downloaded.id().at(2), uploaded.id().at(1)];
+        from.add(copy(one, vec![computed.id().at(1)]), 0);
+        from.add(copy(two, vec![computed.id().at(1)]), 0);
+        from.add(Pending { signal: computed.id().at(1), waits: Vec::new(), copy: None }, 0);
+        from.add(Pending { signal: computed.id().at(2), waits: vec![two], copy: None }, 0);
+        to.add(copy(there, vec![one]), 0);
+        let start = Instant::now();
+        // The computation takes long.
+        for step in 0..9 {
+            assert_eq!(watch.stalled(start + step * STEP), None);
+        }
+        computed.advance(1);
+        let start = start + 9 * STEP;
+        assert_eq!([0, 1].map(|step| watch.stalled(start + step * STEP)), [None, None]);
+        // The first copy has ended late. The second and the upload are due from then on.
+        downloaded.advance(1);
+        let start = start + 2 * STEP;
+        assert_eq!([0, 1].map(|step| watch.stalled(start + step * STEP)), [None, None]);
+        downloaded.advance(2);
+        let (from, to) = ("a".into(), "b".into());
+        let error = watch.stalled(start + 2 * STEP).unwrap();
+        assert_eq!(error, Error::Stalled { from, to, route: Route::HOST_STAGED, seconds: 20 });
+        let said =
+            "no activations from a to b over the staged route for 20 s; --stall-timeout sets another limit";
+        assert_eq!(error.to_string(), said);
+        uploaded.advance(1);
+        assert_eq!(watch.stalled(start + 3 * STEP), None);
+        assert_eq!(watch.tick(), Some(LONGEST_TICK));
+    }
+
+    #[test]
+    fn a_device_that_computes_has_no_stalled_copies() {
+        let (mut watch, [from, _], [computed, downloaded, _]) = watch(Some(STEP));
+        from.add(copy(downloaded.id().at(1), Vec::new()), 0);
+        from.add(Pending { signal: computed.id().at(1), waits: Vec::new(), copy: None }, 0);
+        // This computation waits for the copy, so it does not run.
+        from.add(Pending { signal: computed.id().at(2), waits: vec![downloaded.id().at(1)], copy: None }, 0);
+        let start = Instant::now();
+        assert_eq!([0, 1, 2].map(|step| watch.stalled(start + step * STEP)), [None, None, None]);
+        computed.advance(1);
+        assert_eq!(watch.stalled(start + 3 * STEP), None);
+        assert!(watch.stalled(start + 4 * STEP).is_some());
+    }
+
+    #[test]
+    fn without_a_limit_nothing_stalls() {
+        let (mut watch, [from, _], [_, downloaded, _]) = watch(None);
+        from.add(copy(downloaded.id().at(1), Vec::new()), 0);
+        let start = Instant::now();
+        assert_eq!([0, 900].map(|step| watch.stalled(start + step * STEP)), [None, None]);
+        assert_eq!(watch.tick(), None);
+    }
+
+    #[test]
+    fn a_failed_copy_is_named_but_no_other_work() {
+        let cause = ragtag_hal::Error::Api { call: "copy".into(), code: 7 };
+        let (watch, [from, _], [computed, downloaded, _]) = watch(None);
+        from.add(copy(downloaded.id().at(1), Vec::new()), 0);
+        from.add(copy(downloaded.id().at(3), Vec::new()), 0);
+        downloaded.advance(1);
+        assert_eq!(watch.failed_copy(DeviceId(0), &cause), None, "no queue has failed");
+        computed.fail(cause.clone());
+        assert_eq!(watch.failed_copy(DeviceId(0), &cause), None, "a computation has failed");
+        downloaded.fail(cause.clone());
+        assert_eq!(watch.failed_copy(DeviceId(0), &cause), None, "point 2 is no copy of activations");
+
+        let (watch, [from, _], [_, downloaded, _]) = super::tests::watch(None);
+        from.add(copy(downloaded.id().at(1), Vec::new()), 0);
+        downloaded.fail(cause.clone());
+        let error = watch.failed_copy(DeviceId(0), &cause).unwrap();
+        assert_eq!(
+            error.to_string(),
+            "activations from a to b over the staged route: copy failed with code 7"
+        );
+        let lost = ragtag_hal::Error::Lost { cause: "unplugged".into() };
+        assert_eq!(
+            [watch.failed_copy(DeviceId(0), &lost), watch.failed_copy(DeviceId(1), &cause)],
+            [None, None]
+        );
+    }
+
+    #[test]
+    fn completed_copies_are_forgotten() {
+        let copies = Copies::default();
+        let id = TimelineId { device: DeviceId(0), queue: QueueKind::Upload };
+        for value in 1..100 {
+            copies.add(copy(id.at(value), Vec::new()), value - 1);
+        }
+        assert_eq!(copies.0.lock().unwrap().iter().map(VecDeque::len).sum::<usize>(), 1);
+    }
+}
