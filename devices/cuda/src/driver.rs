@@ -12,8 +12,7 @@
 #[cfg(unix)]
 use crate::api::ExternalMemory;
 use crate::api::{
-    self, Context, CublasLt, Event, ExternalSemaphore, Functions, Graph, Pool, Products, Stream, Workspace,
-    check, enter,
+    self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check, enter,
 };
 use crate::error::allocation_failure;
 use crate::nvrtc::Compiler;
@@ -22,9 +21,9 @@ use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUfunction_attribute, CUlaunchAttribute,
     CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUresult,
 };
-use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
-use ragtag_hal::{OpaqueFd, SemaphoreFd};
+use ragtag_hal::OpaqueFd;
+use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
 use ragtag_stream::Import;
 use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
@@ -148,7 +147,6 @@ impl Driver for CudaDriver {
     type Module = Code;
     type Function = Function;
     type Graph = Graph;
-    type Semaphore = ExternalSemaphore;
 
     fn api(&self) -> &'static str {
         "CUDA"
@@ -245,15 +243,6 @@ impl Driver for CudaDriver {
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
         // SAFETY: both objects are alive.
         unsafe { enter!(self, cuStreamWaitEvent(stream.raw(), event.raw(), 0)) }
-    }
-
-    #[cfg(unix)]
-    fn import_semaphore(&self, semaphore: &SemaphoreFd) -> Result<ExternalSemaphore> {
-        ExternalSemaphore::new(&self.context, semaphore)
-    }
-
-    fn raise_semaphore(&self, stream: &Stream, semaphore: &ExternalSemaphore, value: u64) -> Result<()> {
-        semaphore.raise(stream, value)
     }
 
     fn has_passed(&self, event: &Event) -> bool {

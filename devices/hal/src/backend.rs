@@ -356,8 +356,8 @@ impl fmt::Debug for SharedMemory {
 }
 
 /// A semaphore that two devices use, so that the work of one of them can wait for the work of the other
-/// without the host. Its value only grows. The semaphore lives as long as a device or a value of this type
-/// refers to it.
+/// without the host. Its value only grows. If the device that raises it fails, waits for the semaphore end. The
+/// semaphore lives as long as a device or a value of this type refers to it.
 #[derive(Clone)]
 pub struct SharedSemaphore {
     /// Handle of the backend that has created the semaphore. The other backend must know its type.

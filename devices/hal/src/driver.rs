@@ -46,15 +46,6 @@ pub trait Allocation: Send + Sync + 'static {
     fn recycle(&mut self) {}
 }
 
-/// What a device does with a shared semaphore.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SemaphoreUse {
-    /// Its work raises the semaphore.
-    Raise,
-    /// Its work waits for the semaphore.
-    Await,
-}
-
 /// Access to one opened device through its API. Methods do not wait for work on the device unless their
 /// documentation says so.
 pub trait Driver: Send + Sync + Sized + 'static {
@@ -135,11 +126,11 @@ pub trait Driver: Send + Sync + Sized + 'static {
         Err(Error::Unsupported { what: "sharing semaphores with other devices".into() })
     }
 
-    /// Returns this device's handle of a shared semaphore, for one use.
+    /// Returns this device's handle of a shared semaphore.
     ///
     /// # Errors
-    /// Returns [`Error::Unsupported`] if the API cannot use the semaphore in this way.
-    fn import_semaphore(&self, _semaphore: &SharedSemaphore, _use: SemaphoreUse) -> Result<Self::Semaphore> {
+    /// Returns [`Error::Unsupported`] if the API cannot use the semaphore.
+    fn import_semaphore(&self, _semaphore: &SharedSemaphore) -> Result<Self::Semaphore> {
         Err(Error::Unsupported { what: "sharing semaphores with other devices".into() })
     }
 

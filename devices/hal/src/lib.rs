@@ -66,7 +66,7 @@ pub use host_pages::HostPages;
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 pub use memory::HostMemory;
 #[cfg(unix)]
-pub use opaque_fd::{OpaqueFd, SemaphoreFd};
+pub use opaque_fd::OpaqueFd;
 pub use pool::{Pool, PoolLimits, PoolStats};
 pub use region::{HostRegion, Lease, LeaseMut, Reservation};
 pub use throttle::Throttle;

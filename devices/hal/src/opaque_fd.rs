@@ -1,4 +1,4 @@
-//! Memory and semaphores that an API exports as file descriptors.
+//! Memory that an API exports as a file descriptor.
 //!
 //! This module knows no API.
 
@@ -28,44 +28,16 @@ impl OpaqueFd {
     /// # Errors
     /// Returns [`Error::Unsupported`] with the reason.
     pub fn check(&self, device_uuid: [u8; 16], driver_uuid: Option<[u8; 16]>) -> Result<()> {
-        check("memory", [(self.device_uuid, Some(device_uuid)), (self.driver_uuid, driver_uuid)])
+        let refused =
+            |of: &str| Err(Error::Unsupported { what: format!("importing memory of another {of}") });
+        if self.device_uuid != device_uuid {
+            return refused("physical device");
+        }
+        if driver_uuid.is_some_and(|uuid| self.driver_uuid != uuid) {
+            return refused("driver");
+        }
+        Ok(())
     }
-}
-
-/// A timeline semaphore as an opaque file descriptor, which only drivers of its device can interpret.
-#[derive(Debug)]
-pub struct SemaphoreFd {
-    /// The file descriptor. An import needs its own duplicate.
-    pub fd: OwnedFd,
-    /// UUID of the physical device.
-    pub device_uuid: [u8; 16],
-    /// UUID of the driver that exported the semaphore.
-    pub driver_uuid: [u8; 16],
-}
-
-impl SemaphoreFd {
-    /// Checks that a driver of the physical device `device_uuid` can interpret the file descriptor. Ignores
-    /// the UUID of the driver if it is `None`.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unsupported`] with the reason.
-    pub fn check(&self, device_uuid: [u8; 16], driver_uuid: Option<[u8; 16]>) -> Result<()> {
-        check("a semaphore", [(self.device_uuid, Some(device_uuid)), (self.driver_uuid, driver_uuid)])
-    }
-}
-
-/// Compares the UUIDs of the physical device and of the driver with those of the importing device. Ignores a
-/// missing UUID.
-fn check(what: &str, [device, driver]: [([u8; 16], Option<[u8; 16]>); 2]) -> Result<()> {
-    let differs = |(own, other): ([u8; 16], Option<[u8; 16]>)| other.is_some_and(|other| own != other);
-    let refused = |of: &str| Err(Error::Unsupported { what: format!("importing {what} of another {of}") });
-    if differs(device) {
-        return refused("physical device");
-    }
-    if differs(driver) {
-        return refused("driver");
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use crate::probe::{Found, WORKSPACE_BYTES};
 use crate::program::Programs;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
-use std::convert::Infallible;
 use std::ffi::CString;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -178,7 +177,6 @@ impl Driver for HipDriver {
     type Module = Object;
     type Function = Function;
     type Graph = Object;
-    type Semaphore = Infallible;
 
     fn api(&self) -> &'static str {
         "HIP"
@@ -293,10 +291,6 @@ impl Driver for HipDriver {
     fn wait(&self, stream: &Object, event: &Object) -> Result<()> {
         // SAFETY: as above.
         unsafe { on_device!(self, call, hipStreamWaitEvent(stream.handle, event.handle, 0)) }
-    }
-
-    fn raise_semaphore(&self, _: &Object, semaphore: &Infallible, _: u64) -> Result<()> {
-        match *semaphore {}
     }
 
     fn has_passed(&self, event: &Object) -> bool {

@@ -8,15 +8,15 @@ use crate::memory::Buffer;
 use crate::module::{Code, Kernel, entries};
 use crate::pins::{Pin, Pins};
 use crate::queue::Queue;
-use crate::semaphore::{Events, Semaphore};
-use ragtag_hal::driver::{self, Allocation, DriverDevice, SemaphoreUse};
+use crate::semaphore::Events;
+#[cfg(unix)]
+use ragtag_hal::OpaqueFd;
+use ragtag_hal::driver::{self, Allocation, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, Gemm, HeapKind, HostPages, HostRegion, Limits, Memory, MemorySource, Module,
     Result, SharedMemory, SharedSemaphore,
 };
-#[cfg(unix)]
-use ragtag_hal::{OpaqueFd, SemaphoreFd};
 use std::sync::{Arc, Mutex};
 
 /// An opened device of a stream-ordered API.
@@ -74,7 +74,7 @@ impl<D: Driver> driver::Driver for Streams<D> {
     type Launch = Bound<D>;
     /// A graph of all steps, or `None` if the queue enqueues the steps one by one.
     type Recording = Option<D::Graph>;
-    type Semaphore = Semaphore<D>;
+    type Semaphore = Arc<Events<D>>;
     type Queue = Queue<D>;
 
     fn heap(&self) -> Result<Memory> {
@@ -126,21 +126,9 @@ impl<D: Driver> driver::Driver for Streams<D> {
         Ok(SharedSemaphore { handle: Arc::new(Arc::<Events<D>>::default()) })
     }
 
-    fn import_semaphore(&self, semaphore: &SharedSemaphore, to: SemaphoreUse) -> Result<Semaphore<D>> {
-        if let Some(events) = semaphore.handle.downcast_ref::<Arc<Events<D>>>() {
-            return Ok(Semaphore::Events(Arc::clone(events)));
-        }
-        #[cfg(unix)]
-        if let Some(handle) = semaphore.handle.downcast_ref::<SemaphoreFd>() {
-            if to == SemaphoreUse::Await {
-                // The GPU gives a waiting stream time slices, in which the awaited work of the other API stands
-                // still. On an H100, Vulkan work for which a stream waited took 2.3 times as long.
-                return Err(unsupported("waiting on a stream for work of another API"));
-            }
-            handle.check(self.uuid()?, None)?;
-            return self.driver.import_semaphore(handle).map(Semaphore::Native);
-        }
-        Err(unsupported("importing a semaphore of an unknown kind"))
+    fn import_semaphore(&self, semaphore: &SharedSemaphore) -> Result<Arc<Events<D>>> {
+        let unknown = || unsupported("importing a semaphore of another API");
+        semaphore.handle.downcast_ref().map(Arc::clone).ok_or_else(unknown)
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<Code<D>>> {

@@ -12,7 +12,7 @@
 
 use ragtag_hal::{DeviceFunction, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
-use ragtag_hal::{Error, OpaqueFd, SemaphoreFd};
+use ragtag_hal::{Error, OpaqueFd};
 #[cfg(unix)]
 use std::any::Any;
 use std::ffi::c_void;
@@ -105,8 +105,6 @@ pub trait Driver: Send + Sync + Sized + 'static {
     type Function: Send + Sync;
     /// An executable graph.
     type Graph: Send + Sync;
-    /// A semaphore of another API. `Infallible` if the API cannot import any.
-    type Semaphore: Send + Sync;
 
     /// Returns the API's name for messages, such as `CUDA` or `HIP`.
     fn api(&self) -> &'static str;
@@ -228,22 +226,6 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// # Errors
     /// Returns the driver's error.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
-
-    /// Imports a semaphore that another API has created.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the API cannot import the semaphore,
-    /// or the driver's error.
-    #[cfg(unix)]
-    fn import_semaphore(&self, _semaphore: &SemaphoreFd) -> Result<Self::Semaphore> {
-        Err(Error::Unsupported { what: format!("importing semaphores of other APIs into {}", self.api()) })
-    }
-
-    /// Raises an imported semaphore to `value` when earlier work on the stream has ended.
-    ///
-    /// # Errors
-    /// Returns the driver's error.
-    fn raise_semaphore(&self, stream: &Self::Stream, semaphore: &Self::Semaphore, value: u64) -> Result<()>;
 
     /// Returns true if a recorded event has passed or failed. For a failed event, [`Driver::synchronise`]
     /// returns the error.

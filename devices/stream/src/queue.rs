@@ -2,8 +2,8 @@
 //! converts times to the host's clock.
 //!
 //! The APIs could make a stream wait until a word of pinned memory changes (`cuStreamWaitValue64`,
-//! `hipStreamWaitValue64`). Ragtag does not use such waits. It waits for events and semaphores, whose work the
-//! driver has when the wait is enqueued ([`crate::semaphore`]).
+//! `hipStreamWaitValue64`). Ragtag does not use such waits, because enqueued work cannot be cancelled. A stream
+//! waits only for events of work that the driver already has, also of another device ([`crate::semaphore`]).
 //!
 //! This module does not depend on buffers, kernels or points.
 
@@ -47,8 +47,8 @@ impl<D: Driver> DriverQueue for Queue<D> {
     fn enqueue(&self, script: &Arc<Script<D>>, fences: &Fences<'_, Self>) -> Result<Ends<D::Event>> {
         let Fences { after, waits, raises } = fences;
         after.iter().try_for_each(|event| self.driver.wait(&self.stream, event))?;
-        for (semaphore, value) in *waits {
-            semaphore.wait(self.driver.as_ref(), &self.stream, *value)?;
+        for (events, value) in *waits {
+            events.wait(self.driver.as_ref(), &self.stream, *value)?;
         }
         let first = self.mark()?;
         match script.recording() {
@@ -60,9 +60,7 @@ impl<D: Driver> DriverQueue for Queue<D> {
                 .try_for_each(|step| enqueue(self.driver.as_ref(), &self.stream, step))?,
         }
         let last = Arc::new(self.mark()?);
-        for (semaphore, value) in *raises {
-            semaphore.raise(self.driver.as_ref(), &self.stream, *value, &last)?;
-        }
+        raises.iter().for_each(|(events, value)| events.add(*value, &last));
         Ok(Ends { first: Some(first), last })
     }
 

@@ -10,8 +10,8 @@ use ragtag_hal::{
     Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
     DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind, HostPages,
     KernelLanguage, Limits, LinkedEntry, Memory, MemorySource, Module, ModuleId, ModuleSource,
-    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, SemaphoreFd, SharedMemory,
-    SharedSemaphore, TextEntry, Throttle, Timeline, TimelineId, Work,
+    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, SharedMemory, SharedSemaphore,
+    TextEntry, Throttle, Timeline, TimelineId, Work,
 };
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -312,6 +312,8 @@ fn work_waits_on_the_device_for_another_device_of_its_api() {
     let (mut first, mut second) = (Bench::new(), Bench::of(Fake::default(), &Arc::default(), 1));
     let timeline = first.device.timeline(QueueKind::Compute);
     let semaphore = second.device.create_semaphore().unwrap();
+    let foreign = first.device.raise_semaphore(QueueKind::Compute, &SharedSemaphore { handle: Arc::new(()) });
+    assert!(matches!(foreign, Err(Error::Unsupported { .. })), "{foreign:?}");
     first.device.raise_semaphore(QueueKind::Compute, &semaphore).unwrap();
     assert!(second.device.await_semaphore(timeline.id(), &semaphore).is_err(), "not imported yet");
     second.device.import_timeline(timeline).unwrap();
@@ -349,25 +351,6 @@ fn work_that_waits_on_the_device_fails_with_the_other_device() {
     assert_eq!(second.device.create_buffer(BufferId(9), 64), Ok(()), "the device survives");
     first.close();
     second.close();
-}
-
-#[test]
-fn a_stream_raises_semaphores_of_another_api_and_does_not_wait_for_them() {
-    let mut bench = Bench::new();
-    let fd = std::fs::File::open("/dev/null").unwrap().into();
-    let fd = SemaphoreFd { fd, device_uuid: UUID, driver_uuid: [0; 16] };
-    let semaphore = SharedSemaphore { handle: Arc::new(fd) };
-    bench.device.import_timeline(abroad()).unwrap();
-    let waits = bench.device.await_semaphore(abroad().id(), &semaphore);
-    assert!(matches!(waits, Err(Error::Unsupported { .. })), "{waits:?}");
-    bench.device.raise_semaphore(QueueKind::Compute, &semaphore).unwrap();
-    let first = bench.compute(vec![fill(0, 1)], &[]);
-    let second = bench.compute(vec![fill(0, 2)], &[]);
-    bench.wait(second);
-    assert_eq!((first.value, second.value, bench.fake.level()), (1, 2, 2));
-    let unknown = SharedSemaphore { handle: Arc::new(()) };
-    assert!(bench.device.raise_semaphore(QueueKind::Compute, &unknown).is_err());
-    bench.close();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! This module does not depend on IDs or points.
 
-use crate::api::{Instance, Logical, Pipeline, Semaphore, SharedQueue};
+use crate::api::{Instance, Logical, Pipeline, SharedQueue};
 use crate::clock::Clock;
 use crate::error::allocation_failure;
 use crate::memory::{Buffer, MemoryTypes, heap, host_reads};
@@ -11,16 +11,17 @@ use crate::program::Programs;
 use crate::queue::Queue;
 use crate::recording::{Prepared, Recorders};
 use crate::region::{Mapping, import_pages};
+#[cfg(unix)]
+use ragtag_hal::OpaqueFd;
 use ragtag_hal::cache::Shelf;
-use ragtag_hal::driver::{self, Driver, DriverDevice, SemaphoreUse};
+use ragtag_hal::driver::{self, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     AdapterKind, DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Result, SharedMemory,
 };
-#[cfg(unix)]
-use ragtag_hal::{OpaqueFd, SemaphoreFd, SharedSemaphore};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 pub(crate) type VulkanDevice = DriverDevice<Vulkan>;
@@ -108,7 +109,7 @@ impl Driver for Vulkan {
     type Entry = Arc<Pipeline>;
     type Launch = Launch;
     type Recording = Prepared;
-    type Semaphore = Semaphore;
+    type Semaphore = Infallible;
     type Queue = Queue;
 
     fn check(&self) -> Result<()> {
@@ -152,20 +153,6 @@ impl Driver for Vulkan {
             return imported.map(Buffer::new).map_err(short);
         }
         Err(Error::Unsupported { what: "importing memory of an unknown kind".into() })
-    }
-
-    #[cfg(unix)]
-    fn create_semaphore(&self) -> Result<SharedSemaphore> {
-        Ok(SharedSemaphore { handle: Arc::new(Semaphore::exported(&self.logical)?) })
-    }
-
-    #[cfg(unix)]
-    fn import_semaphore(&self, semaphore: &SharedSemaphore, _: SemaphoreUse) -> Result<Semaphore> {
-        let handle = semaphore.handle.downcast_ref::<SemaphoreFd>();
-        let handle = handle.ok_or_else(|| Error::Unsupported {
-            what: "importing a semaphore that is not an opaque file descriptor".into(),
-        })?;
-        Semaphore::import(&self.logical, handle)
     }
 
     fn entries(&self, module: &Module) -> Result<Vec<Arc<Pipeline>>> {

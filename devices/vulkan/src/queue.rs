@@ -1,9 +1,12 @@
 //! An implementation of `ragtag-hal`'s queue on top of a Vulkan queue. It submits scripts, signals a timeline
 //! semaphore, and converts times to the host's clock.
 //!
-//! If another device cannot share a semaphore, the host waits until a point of that device has passed, and only
-//! then submits the work that depends on the point. The work could instead wait for a semaphore that the host
-//! signals when the point passes, but it would block every queue that shares the Vulkan queue.
+//! The host waits until a point of another device has passed, and only then submits the work that depends on
+//! the point. A submission could instead wait for a semaphore that the other device or the host signals.
+//! Ragtag does not use such semaphores, because enqueued work cannot be cancelled. If the point failed, the
+//! work would run without its input. While the work waited, it would also block every queue that shares the
+//! Vulkan queue. Semaphores that CUDA and Vulkan shared on an H100 made transfers slower: the GPU gives the
+//! waiting API time slices, in which the awaited work stands still.
 //!
 //! This module does not depend on buffers, kernels or points.
 
@@ -193,6 +196,7 @@ impl DriverQueue for Queue {
     type Event = Event;
 
     fn enqueue(&self, script: &Arc<Script>, fences: &Fences<'_, Self>) -> Result<Ends<Event>> {
+        let after = fences.after;
         let recording = script.recording().recording(&self.recorders, script.steps())?;
         let stamps = recording.as_ref().and_then(|recording| recording.stamps()).cloned();
         if let Some(stamps) = &stamps {
@@ -200,22 +204,18 @@ impl DriverQueue for Queue {
         }
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         let value = order.value + 1;
-        let copy_in = self.copy_in(&mut order, script, fences.after)?;
-        let mut waits: Vec<_> =
-            fences.after.iter().map(|event| (event.semaphore.as_ref(), event.value)).collect();
-        waits.extend(fences.waits);
+        let copy_in = self.copy_in(&mut order, script, after)?;
+        let mut waits: Vec<_> = after.iter().map(|event| (event.semaphore.as_ref(), event.value)).collect();
         waits.extend(
             copy_in.iter().map(|(copy_thread, copy_in)| (copy_thread.semaphore.as_ref(), copy_in.value)),
         );
-        let signals: Vec<_> =
-            [(self.semaphore.as_ref(), value)].into_iter().chain(fences.raises.iter().copied()).collect();
         let commands = recording.as_ref().and_then(|recording| recording.recorder()).map(|one| one.buffer());
         // SAFETY: the caller keeps the script alive until the event has passed. The script keeps the
         // recording and all its objects alive. The device's queues keep the semaphores alive, and are dropped
         // after that. `Checked` allows the submission of a program only after its previous run has ended.
         // Each awaited value either was enqueued before, or is signalled by a thread that waits only for such
         // values.
-        let submitted = unsafe { self.shared.submit(commands, &waits, &signals) };
+        let submitted = unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) };
         submitted.map_err(|error| script.recording().refused(error))?;
         // The copy-in is sent only after a successful submission, because the bytes of a rejected submission
         // are no longer leased.
@@ -229,10 +229,6 @@ impl DriverQueue for Queue {
         let copy_outs = Arc::clone(&script.recording().copy_outs);
         let last = Event { semaphore, value, stamps, copy_outs, settled, copy_in };
         Ok(Ends { first: None, last: Arc::new(last) })
-    }
-
-    fn release(&self, semaphore: &Semaphore, value: u64) -> Result<()> {
-        if semaphore.has_passed(value) { Ok(()) } else { semaphore.signal(value) }
     }
 
     fn passed(&self, event: &Event) -> Option<bool> {

@@ -5,11 +5,10 @@
 
 use crate::error::failure;
 use cudarc::driver::sys::{
-    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
-    CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
-    CUexternalMemory, CUexternalSemaphore, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec,
-    CUjit_option, CUlaunchConfig, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUstreamCaptureMode,
-    CUuuid,
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUcontext, CUdevice,
+    CUdevice_attribute, CUdeviceptr, CUevent, CUexternalMemory, CUfunction, CUfunction_attribute, CUgraph,
+    CUgraphExec, CUjit_option, CUlaunchConfig, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
+    CUstreamCaptureMode, CUuuid,
 };
 use ragtag_hal::Result;
 use ragtag_stream::{Library, functions};
@@ -72,9 +71,6 @@ functions! {
         cuImportExternalMemory(*mut CUexternalMemory, *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC) -> c_uint;
         cuExternalMemoryGetMappedBuffer(*mut CUdeviceptr, CUexternalMemory, *const CUDA_EXTERNAL_MEMORY_BUFFER_DESC) -> c_uint;
         cuDestroyExternalMemory(CUexternalMemory) -> c_uint;
-        cuImportExternalSemaphore(*mut CUexternalSemaphore, *const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC) -> c_uint;
-        cuDestroyExternalSemaphore(CUexternalSemaphore) -> c_uint;
-        cuSignalExternalSemaphoresAsync(*const CUexternalSemaphore, *const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, c_uint, CUstream) -> c_uint;
         cuStreamCreate(*mut CUstream, c_uint) -> c_uint;
         cuStreamDestroy_v2(CUstream) -> c_uint;
         cuStreamSynchronize(CUstream) -> c_uint;

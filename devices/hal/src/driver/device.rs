@@ -7,7 +7,7 @@
 //! This module does not know how a queue or a driver works.
 
 use super::memory::DeviceMemory;
-use super::{Driver, HostSpan, Launch, Registered, Script, SemaphoreUse, Span, Step};
+use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
 use crate::backend::{Adapter, Device, Limits, Memory, SharedMemory, SharedSemaphore, Timing};
 use crate::command::{BufferRange, Command, Dispatch, EntryAbi, Module, Submission, Work};
 use crate::error::{Error, Result};
@@ -340,7 +340,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn raise_semaphore(&mut self, queue: QueueKind, semaphore: &SharedSemaphore) -> Result<()> {
         self.check()?;
-        let semaphore = self.common.recorded(self.driver.import_semaphore(semaphore, SemaphoreUse::Raise))?;
+        let semaphore = self.common.recorded(self.driver.import_semaphore(semaphore))?;
         self.submitter.tracked(queue).raise(Arc::new(semaphore));
         Ok(())
     }
@@ -350,7 +350,7 @@ impl<D: Driver> Device for DriverDevice<D> {
         if !self.imported.contains_key(&timeline) {
             return Err(unknown(timeline));
         }
-        let semaphore = self.common.recorded(self.driver.import_semaphore(semaphore, SemaphoreUse::Await))?;
+        let semaphore = self.common.recorded(self.driver.import_semaphore(semaphore))?;
         self.awaited.insert(timeline, Arc::new(semaphore));
         Ok(())
     }

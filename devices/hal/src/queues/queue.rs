@@ -98,16 +98,6 @@ pub trait DriverQueue: Send + Sync + 'static {
         fences: &Fences<'_, Self>,
     ) -> Result<Ends<Self::Event>>;
 
-    /// Raises a semaphore to `value` from the host, because the work that should raise it has failed. Work
-    /// that waits for the semaphore then ends. By default does nothing, for semaphores that pass when the other
-    /// device fails.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call fails.
-    fn release(&self, _semaphore: &Semaphore<Self>, _value: u64) -> Result<()> {
-        Ok(())
-    }
-
     /// Returns true if an event has passed or failed. Returns `None` if polling costs more than waiting.
     fn passed(&self, event: &Self::Event) -> Option<bool>;
 
@@ -537,15 +527,6 @@ impl<Q: DriverQueue> Completion<Q> {
         }
     }
 
-    /// Raises the semaphores for which the device still waits, after one of the awaited points has failed.
-    fn release(&self, after: &[After<Q>]) {
-        for (semaphore, value) in after.iter().filter_map(After::wait) {
-            if let Err(error) = self.queue.release(semaphore, value) {
-                tracing::debug!(%error, "cannot raise the semaphore of another device");
-            }
-        }
-    }
-
     /// Waits for the end of a submission and returns its point. Releases the submission's resources before it
     /// returns, so that the caller reports the end only afterwards.
     fn end(&self, work: Enqueued<Q>, waits: &mut Waits, closing: &AtomicBool) -> Result<Point> {
@@ -553,9 +534,6 @@ impl<Q: DriverQueue> Completion<Q> {
         let failure = self.timeline.failure().filter(|_| Q::RUNS_IN_WAIT);
         let started = failure.map_or(Ok(()), Err);
         let started = started.and_then(|()| after.iter().try_for_each(|after| waits.start(after, closing)));
-        if started.is_err() {
-            self.release(&after);
-        }
         let reserved = started.and_then(|()| match reserved {
             Some(reserved) => Ok(reserved),
             None => script.reserve(),

@@ -7,9 +7,9 @@
 //!
 //! If two devices share a semaphore, a submission need not be held until the other device's point passes. It
 //! is enqueued as soon as the driver of the other device has the awaited work, and the device itself waits for
-//! the semaphore. Enqueued work cannot be cancelled: if the point fails, the completion thread raises the
-//! semaphore, so that the work ends, and fails the submission. A wait never precedes the work that raises the
-//! semaphore, so that a submission which never reaches its driver blocks no device.
+//! the semaphore. Enqueued work cannot be cancelled: if the point fails, the work still runs, and the completion
+//! thread fails its submission. A wait never precedes the work that raises the semaphore, so that a submission
+//! which never reaches its driver blocks no device.
 //!
 //! This module knows nothing about commands or the driver.
 

@@ -7,9 +7,9 @@
 #[cfg(unix)]
 use crate::driver::Import;
 use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
-use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
-use ragtag_hal::{OpaqueFd, SemaphoreFd};
+use ragtag_hal::OpaqueFd;
+use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -28,7 +28,6 @@ enum Op {
     Gemm { product: Gemm, operands: Operands },
     Record(Event),
     Wait(Event),
-    Raise(u64),
     Play(Arc<Vec<Op>>),
 }
 
@@ -49,8 +48,6 @@ pub struct State {
     /// Error that every call returns after the device is lost.
     lost: Option<Error>,
     open: bool,
-    /// Value of the imported semaphore.
-    level: u64,
     graphs: i32,
 }
 
@@ -112,11 +109,6 @@ impl Fake {
         self.shared.changed.notify_all();
     }
 
-    /// Returns the value of the imported semaphore.
-    pub fn level(&self) -> u64 {
-        self.shared.lock().level
-    }
-
     /// Releases all current and future launches of `hold`.
     pub fn release(&self) {
         self.shared.lock().open = true;
@@ -172,11 +164,6 @@ impl Shared {
             Op::Gemm { product, operands } => self.gemm(product, operands),
             Op::Record(event) => event.pass(),
             Op::Wait(event) => event.wait(self),
-            Op::Raise(value) => {
-                let mut state = self.lock();
-                assert!(*value > state.level, "a semaphore only grows");
-                state.level = *value;
-            }
             Op::Play(ops) => ops.iter().for_each(|op| self.run(op)),
         }
     }
@@ -290,8 +277,6 @@ impl Driver for Fake {
     type Module = String;
     type Function = Function;
     type Graph = Graph;
-    /// The only semaphore, whatever the file descriptor is.
-    type Semaphore = ();
 
     fn api(&self) -> &'static str {
         "a fake API"
@@ -398,14 +383,6 @@ impl Driver for Fake {
         self.call("wait")?;
         stream.send(Op::Wait(event.clone()));
         Ok(())
-    }
-
-    fn import_semaphore(&self, _: &SemaphoreFd) -> Result<()> {
-        self.call("import_semaphore")
-    }
-
-    fn raise_semaphore(&self, stream: &Stream, (): &(), value: u64) -> Result<()> {
-        self.call("raise_semaphore").map(|()| self.enqueue(stream, Op::Raise(value)))
     }
 
     fn has_passed(&self, event: &Event) -> bool {

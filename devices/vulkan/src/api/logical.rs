@@ -12,8 +12,6 @@ pub(crate) struct Logical {
     pub(super) import: Option<ext::external_memory_host::Device>,
     #[cfg(unix)]
     pub(super) fd: Option<khr::external_memory_fd::Device>,
-    #[cfg(unix)]
-    pub(super) semaphore_fd: Option<khr::external_semaphore_fd::Device>,
     facts: Arc<Facts>,
     /// Families of the device's queues, without duplicates.
     families: Vec<u32>,
@@ -58,9 +56,6 @@ impl Logical {
         if facts.exports_fd || facts.imports_fd {
             extensions.push(khr::external_memory_fd::NAME.as_ptr());
         }
-        if facts.shares_semaphores {
-            extensions.push(khr::external_semaphore_fd::NAME.as_ptr());
-        }
         if facts.cooperative_matrices {
             extensions.push(khr::cooperative_matrix::NAME.as_ptr());
         }
@@ -89,10 +84,6 @@ impl Logical {
             import: import.then(|| ext::external_memory_host::Device::new(instance.raw(), &raw)),
             #[cfg(unix)]
             fd: facts.exports_fd.then(|| khr::external_memory_fd::Device::new(instance.raw(), &raw)),
-            #[cfg(unix)]
-            semaphore_fd: facts
-                .shares_semaphores
-                .then(|| khr::external_semaphore_fd::Device::new(instance.raw(), &raw)),
             raw,
             facts: Arc::clone(facts),
             families: queues.iter().map(|&(family, _)| family).collect(),
@@ -160,27 +151,26 @@ impl SharedQueue {
     }
 
     /// Enqueues `commands`, or an empty submission if `commands` is `None`. The submission first waits for
-    /// the semaphore values in `waits`. At its end, it advances each semaphore in `signals` to the given value.
+    /// the semaphore values in `waits`. At its end, it advances the semaphore in `signal` to the given value.
     ///
     /// # Errors
     /// Returns the driver's error.
     ///
     /// # Safety
-    /// The semaphores and all objects of the commands must live until the first of `signals` has passed or the
-    /// device is lost. The command buffer must not be pending. No wait may depend on work that is submitted to this
+    /// The semaphores and all objects of the commands must live until `signal` has passed or the device is
+    /// lost. The command buffer must not be pending. No wait may depend on work that is submitted to this
     /// queue later.
     pub(crate) unsafe fn submit(
         &self,
         commands: Option<vk::CommandBuffer>,
         waits: &[(&Semaphore, u64)],
-        signals: &[(&Semaphore, u64)],
+        signal: (&Semaphore, u64),
     ) -> Result<()> {
         let commands: Vec<_> = commands.into_iter().collect();
         let semaphores: Vec<_> = waits.iter().map(|(semaphore, _)| semaphore.raw).collect();
         let values: Vec<_> = waits.iter().map(|&(_, value)| value).collect();
         let stages = vec![vk::PipelineStageFlags::ALL_COMMANDS; waits.len()];
-        let signalled: Vec<_> = signals.iter().map(|(semaphore, _)| semaphore.raw).collect();
-        let signal_values: Vec<_> = signals.iter().map(|&(_, value)| value).collect();
+        let (signalled, signal_values) = ([signal.0.raw], [signal.1]);
         let mut timeline = vk::TimelineSemaphoreSubmitInfo::default()
             .wait_semaphore_values(&values)
             .signal_semaphore_values(&signal_values);

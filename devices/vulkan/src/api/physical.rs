@@ -44,8 +44,6 @@ pub(crate) struct Facts {
     pub(super) import_alignment_bytes: Option<u64>,
     /// Whether buffers can be exported as opaque file descriptors.
     pub(crate) exports_fd: bool,
-    /// Whether the device exports and imports timeline semaphores as opaque file descriptors.
-    pub(crate) shares_semaphores: bool,
     /// Whether buffers can be imported from opaque file descriptors.
     pub(crate) imports_fd: bool,
     pub(crate) memory_budget: bool,
@@ -205,10 +203,6 @@ impl Facts {
                 .then_some(import.min_imported_host_pointer_alignment),
             exports_fd: external.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE),
             imports_fd: external.contains(vk::ExternalMemoryFeatureFlags::IMPORTABLE),
-            shares_semaphores: cfg!(unix)
-                && modern
-                && has(khr::external_semaphore_fd::NAME)
-                && shares_semaphores(raw, handle),
             memory_budget: has(ext::memory_budget::NAME),
             timeline_semaphores: in_1_2.timeline_semaphore == vk::TRUE,
             host_query_reset: in_1_2.host_query_reset == vk::TRUE,
@@ -259,19 +253,6 @@ fn external_buffers(raw: &ash::Instance, handle: vk::PhysicalDevice) -> vk::Exte
     // SAFETY: the handle belongs to this instance, and the device supports Vulkan 1.1.
     unsafe { raw.get_physical_device_external_buffer_properties(handle, &info, &mut properties) };
     properties.external_memory_properties.external_memory_features
-}
-
-/// Returns whether the device exports and imports timeline semaphores as opaque file descriptors.
-fn shares_semaphores(raw: &ash::Instance, handle: vk::PhysicalDevice) -> bool {
-    use vk::ExternalSemaphoreFeatureFlags as Flags;
-    let mut timeline = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-    let info = vk::PhysicalDeviceExternalSemaphoreInfo::default()
-        .handle_type(vk::ExternalSemaphoreHandleTypeFlags::OPAQUE_FD)
-        .push_next(&mut timeline);
-    let mut properties = vk::ExternalSemaphoreProperties::default();
-    // SAFETY: the handle belongs to this instance, and the device supports Vulkan 1.2.
-    unsafe { raw.get_physical_device_external_semaphore_properties(handle, &info, &mut properties) };
-    properties.external_semaphore_features.contains(Flags::EXPORTABLE | Flags::IMPORTABLE)
 }
 
 fn families(raw: &ash::Instance, handle: vk::PhysicalDevice) -> Vec<Family> {
