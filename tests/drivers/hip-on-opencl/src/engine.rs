@@ -205,6 +205,10 @@ impl Engine for OpenCl {
         // An event that was never recorded counts as passed.
         let event = lock(event);
         let Some(event) = event.as_ref() else { return Ok(()) };
+        if event.context().map_err(unknown)? != stream.queue.context().map_err(unknown)? {
+            // A queue cannot wait for an event of another device, so the host waits.
+            return event.wait().map_err(unknown);
+        }
         // SAFETY: the event is valid, and the driver retains it while it waits.
         unsafe { stream.queue.enqueue_barrier_with_wait_list(&[event.get()]) }.map(drop).map_err(unknown)
     }
