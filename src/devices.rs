@@ -55,11 +55,19 @@ impl DeviceOptions {
 /// Returns the routes from one device to another, unless a plan names other routes. A device that can import
 /// the other's memory copies without a stop in host memory.
 pub(crate) fn usual_routes(from: &Adapter, to: &Adapter) -> Routes {
-    Routes::or_staged(match () {
+    let staged = staged_route(from, to);
+    let route = match () {
         () if from.imports_from(to) => Route::Peer,
         () if to.imports_from(from) => Route::Import,
-        () => Route::HOST_STAGED,
-    })
+        () => staged,
+    };
+    Routes::or(route, staged)
+}
+
+/// Returns the route through host memory between two devices.
+pub(crate) fn staged_route(from: &Adapter, to: &Adapter) -> Route {
+    let is_gpu = |adapter: &Adapter| matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);
+    if is_gpu(from) && is_gpu(to) { Route::STAGED_BETWEEN_GPUS } else { Route::HOST_STAGED }
 }
 
 /// Fraction of a device's free memory that plans may use. The rest remains free for drivers and other

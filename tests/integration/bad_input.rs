@@ -498,7 +498,7 @@ fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
     );
     let words = ["the plan's edges[0].routes: a ring needs"];
     plan.changed("\"depth\": 4", "\"depth\": 0", PLACEMENT, &words);
-    plan.changed("\"chunk_bytes\": 2097152", "\"chunk_bytes\": 1099511627776", DOES_NOT_FIT, &["staging"]);
+    plan.changed("\"chunk_bytes\": 262144", "\"chunk_bytes\": 1099511627776", DOES_NOT_FIT, &["staging"]);
     plan.changed("\"to\": 1", "\"to\": 0", PLACEMENT, &["its edges must lead from each stage to the next"]);
     plan.changed("\"sequences\": 1", "\"sequences\": -1", PLACEMENT, &["not a plan"]);
     plan.changed("\"segments\": 14", "\"segments\": 15", PLACEMENT, &["15 segments"]);

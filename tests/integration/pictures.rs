@@ -268,7 +268,7 @@ fn pages_show_the_figures_of_the_plan() {
         "segments 0–26 of 82",
         "8.00 ms · 100 %; 42.0 ms · 96 %",
         "8 GiB of 24 GiB · 33 %",
-        "through host memory (4 pieces of 2 MiB)",
+        "through host memory (4 pieces of 256 KiB)",
         "20 % of a burst",
         "even layers",
         "1.93 s (+20 %)",

@@ -36,9 +36,12 @@ pub enum Route {
 }
 
 impl Route {
-    /// Host-staged route with the default ring. The host wakes up for each chunk, so chunks are large. The ring
-    /// has four chunks: one leaves the source, another enters the destination, and one waits at each end.
-    pub const HOST_STAGED: Route = Route::HostStaged { chunk_bytes: 2 << 20, depth: 4 };
+    /// Host-staged route with the default ring. Its chunks are large enough to hide the fixed cost of a copy.
+    /// It has four chunks: one leaves the source, another enters the destination, and one waits at each end.
+    pub const HOST_STAGED: Route = Route::HostStaged { chunk_bytes: 256 << 10, depth: 4 };
+    /// Host-staged route between two GPUs. The host wakes up twice for each chunk, and copies are fast, so
+    /// chunks are larger.
+    pub const STAGED_BETWEEN_GPUS: Route = Route::HostStaged { chunk_bytes: 2 << 20, depth: 4 };
 
     /// Returns whether one device must import the slots of the other.
     pub fn shares_memory(&self) -> bool {
@@ -109,7 +112,12 @@ impl From<Route> for Routes {
 impl Routes {
     /// Returns a list with one route, followed by the host-staged route if a device may refuse the first.
     pub fn or_staged(route: Route) -> Self {
-        let fallback = route.shares_memory().then_some(Route::HOST_STAGED);
+        Self::or(route, Route::HOST_STAGED)
+    }
+
+    /// Returns a list with one route, followed by `staged` if a device may refuse the first.
+    pub fn or(route: Route, staged: Route) -> Self {
+        let fallback = route.shares_memory().then_some(staged);
         let sized = |route| SizedRoute { up_to_bytes: None, route };
         Self([route].into_iter().chain(fallback).map(sized).collect())
     }
@@ -289,8 +297,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn default_ring_takes_eight_mebibytes_of_host_memory() {
-        assert_eq!(Route::HOST_STAGED.staging_bytes(), 8 << 20);
+    fn default_ring_takes_one_mebibyte_of_host_memory() {
+        assert_eq!(Route::HOST_STAGED.staging_bytes(), 1 << 20);
         assert_eq!(Route::Peer.staging_bytes(), 0);
     }
 
@@ -300,14 +308,14 @@ mod tests {
         let routes = Routes(vec![sized(Some(64), Route::Import), sized(None, Route::HOST_STAGED)]);
         assert_eq!(routes.check(), Ok(()));
         assert_eq!([1, 64, 65, u64::MAX].map(|bytes| routes.of(bytes)), [0, 0, 1, 1]);
-        assert_eq!((routes.places(), routes.staging_bytes()), (4, 8 << 20));
+        assert_eq!((routes.places(), routes.staging_bytes()), (4, 1 << 20));
     }
 
     #[test]
     fn a_refused_route_is_replaced_by_the_next() {
         let sized = |up_to_bytes, route| SizedRoute { up_to_bytes, route };
         let mut routes = Routes::or_staged(Route::Import);
-        assert_eq!((routes.check(), routes.of(1), routes.staging_bytes()), (Ok(()), 0, 8 << 20));
+        assert_eq!((routes.check(), routes.of(1), routes.staging_bytes()), (Ok(()), 0, 1 << 20));
         assert!(routes.remove(Route::Import));
         assert_eq!(
             (routes, Routes::or_staged(Route::HOST_STAGED)),

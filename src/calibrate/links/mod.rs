@@ -139,8 +139,9 @@ impl ProbedLink {
     /// and the host-staged route is verified. Returns `None` if no route is verified.
     pub fn routes(&self) -> Option<Routes> {
         let route = self.route?;
-        let has_fallback = self.refusal(Route::HOST_STAGED).is_none();
-        Some(if has_fallback { Routes::or_staged(route) } else { route.into() })
+        let is_verified = |tried: &&TriedRoute| !tried.route.shares_memory() && tried.why.is_none();
+        let staged = self.tried.iter().find(is_verified).map(|tried| tried.route);
+        Some(staged.map_or_else(|| route.into(), |staged| Routes::or(route, staged)))
     }
 
     /// Returns the reason why the probe has not verified a route, or `None` if it has.

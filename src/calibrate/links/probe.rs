@@ -2,13 +2,14 @@
 
 use super::super::stats::{Stats, undisturbed_us};
 use super::{LinkOptions, LinkRate, TriedRoute};
+use crate::devices::staged_route;
 use crate::error::{Error, Result};
 use ragtag_scheduler::{Mismatch, SoloDevice, SoloLink};
 use ragtag_transfer::Route;
 use std::time::Duration;
 
-/// Routes that are tried, in order.
-const ROUTES: [Route; 3] = [Route::Peer, Route::Import, Route::HOST_STAGED];
+/// Number of routes that are tried.
+const ROUTES: usize = 3;
 /// Sizes of the transfers, in bytes.
 const SIZES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
 /// Size whose time decides which route is the fastest.
@@ -22,10 +23,15 @@ const MOST_BYTES: u64 = SIZES[SIZES.len() - 1];
 const MOST_EACH: Duration = Duration::from_millis(60);
 /// Number of steps of a pair: the verification and the timing of each route in each direction, and both
 /// directions together.
-pub(super) const STEPS: usize = 2 * 2 * ROUTES.len() + 1;
+pub(super) const STEPS: usize = 2 * 2 * ROUTES + 1;
 /// Number of measurements of a pair: for each route in each direction, the hand-over and each size on idle
 /// and on busy devices. For both directions together, the latency and each size on idle and on busy devices.
-const MEASUREMENTS: usize = (2 * ROUTES.len() + 1) * (2 * SIZES.len() + 1);
+const MEASUREMENTS: usize = (2 * ROUTES + 1) * (2 * SIZES.len() + 1);
+
+/// Returns the routes that are tried, in order.
+fn routes(staged: Route) -> [Route; ROUTES] {
+    [Route::Peer, Route::Import, staged]
+}
 
 /// Prober of the links between pairs of devices.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +69,7 @@ impl Prober {
     /// after each route.
     pub(super) fn verify([a, b]: [&mut SoloDevice; 2], step: &dyn Fn()) -> [Vec<TriedRoute>; 2] {
         let one_way = |from: &mut SoloDevice, to: &mut SoloDevice| {
-            let tried = ROUTES.map(|route| {
+            let tried = routes(staged_route(from.adapter(), to.adapter())).map(|route| {
                 let verified = SoloLink::new(from, to, route, MOST_BYTES).map_err(Failure::from);
                 let verified = verified.and_then(|mut link| {
                     verify(&mut link)?;
@@ -188,7 +194,7 @@ impl TriedRoute {
     /// Returns all routes of a pair that was not probed, with the reason.
     pub(super) fn all_failed(why: &str) -> Vec<Self> {
         let failure = || Failure { why: why.into(), corrupt: false };
-        ROUTES.map(|route| Self::new(route, Some(failure()))).into()
+        routes(Route::HOST_STAGED).map(|route| Self::new(route, Some(failure()))).into()
     }
 }
 
