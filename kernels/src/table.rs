@@ -691,7 +691,7 @@ mod tests {
             let Code::Text(text) = variant.code else { continue };
             let start = match text.language {
                 KernelLanguage::Wgsl => format!("\nfn {}(", text.function),
-                _ => format!(") {}(\n", text.function),
+                _ => format!(") {}(", text.function),
             };
             assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);
         }
