@@ -383,9 +383,9 @@ fn boundaries(input: &PlannerInput<'_>) -> &'static [WireType] {
     }
 }
 
-/// Returns at most `numbers` decode group counts, from one to one more than the number of devices. With the
-/// additional group, the host samples tokens of one group while every device computes another. If several
-/// counts give the same group size, lists only the smallest of them.
+/// Returns at most `numbers` decode group counts, from one to the largest possible number of stages, but at
+/// least to two: with two groups, the host samples the tokens of one group while a single device computes the
+/// other. If several counts give the same group size, lists only the smallest of them.
 fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if let Some(groups) = input.limits.decode_groups {
         return vec![groups];
@@ -394,7 +394,7 @@ fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     let workload_times =
         |groups| WorkloadTimes::new(input, context, Point { chunk: input.limits.chunk, groups, wire_type });
     let devices = u32::try_from(input.devices.len()).unwrap_or(u32::MAX);
-    let most = workload_times(1).sequences.min(devices.saturating_add(1)).max(1);
+    let most = workload_times(1).sequences.min(devices.max(2)).max(1);
     let mut different: Vec<u32> = Vec::new();
     for groups in 1..=most {
         let rows = workload_times(groups).decode_rows;
