@@ -141,7 +141,11 @@ fn peers_share_buffers() {
         // Two devices that were opened from one adapter need no peer access.
         let backend = backend();
         if let Some(adapter) = adapters(&backend).first() {
-            let [mut owner, mut user] = [0; 2].map(|_| open(&backend, adapter).unwrap());
+            let [mut owner, mut user] = [0, 1].map(|id| {
+                let mut opened =
+                    backend.open(&[(adapter.clone(), DeviceId(id))], &Limits::default()).unwrap();
+                Bench::new(Checked::new(opened.swap_remove(0)))
+            });
             shares(&mut owner, &mut user);
         }
     });
