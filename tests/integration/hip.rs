@@ -110,7 +110,8 @@ fn peers_agree() {
             let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
             let engine = support::engine(&model, &setup);
             let routes = engine.plan().routes();
-            assert!(routes.iter().all(|routes| *routes == Routes::or_staged(Route::Peer)), "{routes:?}");
+            let peer = Routes::or(Route::Peer, Route::STAGED_BETWEEN_GPUS);
+            assert!(routes.iter().all(|routes| *routes == peer), "{routes:?}");
             let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(24)).unwrap();
             block_on(listen(stream)).unwrap().ids
         };
