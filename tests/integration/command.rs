@@ -117,7 +117,7 @@ fn a_run_ends_when_its_reader_closes_the_pipe() {
     let slow = ["run", "-n", "400", "--seed", "7", "--throttle", "cpu:0=duty:2%"];
     let done = done_by(&mut support::shell(script, &slow));
     assert_eq!(done.out, "Once upon ");
-    assert!(done.err.contains("new tokens") && done.err.contains("(cancelled)"), "{}", done.err);
+    assert!(done.err.contains("new token") && done.err.contains("(cancelled)"), "{}", done.err);
     assert!(done.err.ends_with("code 0\n"), "{}", done.err);
     let done = done_by(&mut support::shell(script, &["cards"]));
     assert_eq!(done.err, "code 0\n");
