@@ -374,13 +374,14 @@ impl Timer<'_> {
         })?;
         drop(stage);
         let chunks = steps.chunk_window(device.adapter());
-        if steps.chunks.is_empty() {
+        let batches = steps.chunks(device.adapter());
+        if batches.is_empty() {
             return Ok(outcome);
         }
         let mut stage = self.load_window(device, chunks.clone(), false)?;
         let until = self.budget.share_after(CHUNKS_PART);
         self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
-            self.batches(stage, stage_us, &steps.chunks, until, &chunks, tick)
+            self.batches(stage, stage_us, batches, until, &chunks, tick)
         })?;
         Ok(outcome)
     }

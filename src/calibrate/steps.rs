@@ -26,9 +26,11 @@ const SMALLEST_CHUNK: u32 = 16;
 /// Maximum prefill chunk, in tokens, of the stages in calibration pipelines. The KV cache of every sequence
 /// must have room for a chunk of this size.
 const MAX_SHARED_CHUNK: u32 = 1024;
-/// Chunk sizes in tokens that calibration times first, most important size first. It times all other sizes
-/// after these, largest first.
+/// Chunk sizes in tokens that calibration times first on a GPU, most important size first. It times all other
+/// sizes after these, largest first.
 const WORTH: [u32; 6] = [512, 2048, 4096, 128, 1024, 256];
+/// The same for a CPU, where long chunks are never much faster than short ones.
+const WORTH_ON_CPU: [u32; 6] = [512, 128, 256, 1024, 2048, 4096];
 /// Maximum number of rows of the far-context chunk that is timed before the less important chunks.
 const FAR_ROWS: u32 = 512;
 /// Maximum expected time of a timed chunk, in microseconds. A longer chunk is compute-bound, so its time can
@@ -65,8 +67,10 @@ pub(super) struct Steps {
     times_embedding: bool,
     /// Decode steps to time, in order of importance.
     pub(super) decode: Vec<SoloBatch>,
-    /// Chunks to time, and a decode step in the far context, in order of importance.
-    pub(super) chunks: Vec<SoloBatch>,
+    /// Chunks to time on a GPU, and a decode step in the far context, in order of importance.
+    chunks: Vec<SoloBatch>,
+    /// The same batches in the order for a CPU.
+    chunks_on_cpu: Vec<SoloBatch>,
     /// Row counts at which the head is timed.
     pub(super) head_rows: Vec<u32>,
     /// Row counts at which the embedding is timed.
@@ -119,7 +123,8 @@ impl Steps {
             kinds,
             times_embedding: bytes(&segments[0]) <= MAX_TABLE_BYTES,
             decode: decode_batches(&decode_rows, longest),
-            chunks: chunk_batches(chunk, far, longest.min(CONTEXTS[1])),
+            chunks: chunk_batches(chunk, far, longest.min(CONTEXTS[1]), &WORTH),
+            chunks_on_cpu: chunk_batches(chunk, far, longest.min(CONTEXTS[1]), &WORTH_ON_CPU),
             head_rows: decode_rows,
             embedding_rows,
             timed_for,
@@ -175,6 +180,11 @@ impl Steps {
     pub(super) fn chunk_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
         if self.is_quick && is_processor(adapter) { start..end.min(start + 1) } else { start..end }
+    }
+
+    /// Returns the chunks to time on a device, and a decode step in the far context, in order of importance.
+    pub(super) fn chunks(&self, adapter: &Adapter) -> &[SoloBatch] {
+        if is_processor(adapter) { &self.chunks_on_cpu } else { &self.chunks }
     }
 
     /// Returns whether calibration times the head. A quick calibration skips a head larger than
@@ -358,9 +368,10 @@ fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
 
 /// Returns the chunks to time, at the start of a prompt and at the end of the far context, and a decode step
 /// in the far context. The shortest chunk comes first, because its time predicts which chunks take too long.
-fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
+/// `worth` lists the most important sizes.
+fn chunk_batches(chunk: u32, far: u32, long: u32, worth: &[u32]) -> Vec<SoloBatch> {
     let rows = chunks(chunk);
-    let worth = |rows: &u32| WORTH.iter().position(|worthy| worthy == rows).unwrap_or(WORTH.len());
+    let worth = |rows: &u32| worth.iter().position(|worthy| worthy == rows).unwrap_or(worth.len());
     let mut by_worth: Vec<u32> = rows.iter().rev().copied().filter(|&rows| rows > 1).collect();
     by_worth.sort_by_key(worth);
     let far_one = rows.iter().copied().filter(|&rows| rows > 1 && rows <= FAR_ROWS && rows < far).max();
@@ -456,14 +467,16 @@ mod tests {
 
     #[test]
     fn the_most_important_measurements_come_first() {
-        let batches = chunk_batches(4096, 8192, 512);
+        let batches = chunk_batches(4096, 8192, 512, &WORTH);
         let rows: Vec<_> = batches.iter().map(|batch| (batch.rows_each, batch.first_position)).collect();
         let first = [(16, 0), (512, 0), (2048, 0), (4096, 0), (512, 7680), (1, 8191), (128, 0), (1024, 0)];
         assert_eq!(rows[..8], first);
         assert_eq!((rows.len(), rows.last()), (19, Some(&(16, 8176))));
-        assert_eq!(chunk_batches(1, 64, 64), []);
+        let on_cpu = chunk_batches(4096, 8192, 512, &WORTH_ON_CPU);
+        assert_eq!(on_cpu[..4].iter().map(|batch| batch.rows_each).collect::<Vec<_>>(), [16, 512, 128, 256]);
+        assert_eq!(chunk_batches(1, 64, 64, &WORTH), []);
         assert_eq!(
-            chunk_batches(32, 32, 32),
+            chunk_batches(32, 32, 32, &WORTH),
             [SoloBatch::chunk(16, 0), SoloBatch::chunk(32, 0), SoloBatch::chunk(16, 16)]
         );
         let decode: Vec<_> = decode_batches(&ends_of_buckets(4), 32).iter().map(|b| b.sequences).collect();
