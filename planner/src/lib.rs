@@ -14,6 +14,7 @@ pub mod plan;
 pub mod schemas;
 mod search;
 pub mod split;
+pub mod streaming;
 pub mod wording;
 
 pub use cost::{BufferLimits, DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink};
