@@ -134,7 +134,8 @@ impl Engine {
             let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
             stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
-            specs.push(stage_spec(model, compiled, device));
+            let streamed = Vec::new();
+            specs.push(stage_spec(model, compiled, streamed, device));
         }
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
         run.chunks = plan.chunks();
@@ -237,9 +238,9 @@ pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
     }
 }
 
-fn stage_spec(model: &Model, compiled: CompiledStage, device: usize) -> StageSpec {
+fn stage_spec(model: &Model, compiled: CompiledStage, streamed: Vec<usize>, device: usize) -> StageSpec {
     let weights = FileWeights::new(model, &compiled);
-    StageSpec { device, compiled, weights: Box::new(weights) }
+    StageSpec { device, compiled, streamed, weights: Box::new(weights) }
 }
 
 /// Weight source that reads the model's files and packs the weights into the resident layouts of a device.

@@ -38,13 +38,13 @@ impl Trace {
             let segments = plan.stages.get(span.stage as usize)?.segments.range();
             let kind = match span.kind {
                 SimSpanKind::Prefill | SimSpanKind::Decode => SpanKind::Compute,
+                SimSpanKind::Weights => SpanKind::Weights,
                 SimSpanKind::Upload => SpanKind::Upload,
                 SimSpanKind::Download => SpanKind::Download,
                 SimSpanKind::Logits => SpanKind::Logits,
                 SimSpanKind::Checksum => SpanKind::Checksum,
             };
-            let SimSpan { stage, queue, rows, start_ns, end_ns, .. } = *span;
-            let micro_batch = Some(span.micro_batch);
+            let SimSpan { stage, queue, micro_batch, rows, start_ns, end_ns, .. } = *span;
             Some(Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns, route: None })
         };
         Self {

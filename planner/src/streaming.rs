@@ -7,9 +7,11 @@
 //!
 //! This module knows neither sizes nor times.
 
-/// Minimum number of streamed segments of a stage. A single one would keep its arena, like a resident
-/// segment.
-pub const FEWEST: usize = 2;
+use std::ops::Range;
+
+/// Minimum number of streamed segments of a stage. With fewer, each segment would keep an arena of its own and
+/// save no memory.
+pub const FEWEST: usize = 4;
 
 /// Returns the number of arenas that `streamed` segments share.
 pub fn arena_count(streamed: usize) -> usize {
@@ -26,6 +28,34 @@ pub fn arena_of(index: usize, streamed: usize) -> usize {
     if streamed % 2 == 1 && index + 1 == streamed { 2 } else { index % 2 }
 }
 
+/// Consecutive segments of a stage that one program computes: a streamed segment, or a run of resident ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StagePart {
+    /// The segments.
+    pub segments: Range<usize>,
+    /// Arena of the weights, if the part is a streamed segment.
+    pub arena: Option<usize>,
+}
+
+/// Divides the segments of a stage into parts. `streamed` lists its streamed segments in ascending order.
+pub fn parts(segments: Range<usize>, streamed: &[usize]) -> Vec<StagePart> {
+    let mut parts = Vec::new();
+    let mut at = segments.start;
+    let resident = |range: Range<usize>, parts: &mut Vec<StagePart>| {
+        if !range.is_empty() {
+            parts.push(StagePart { segments: range, arena: None });
+        }
+    };
+    for (index, &segment) in streamed.iter().enumerate() {
+        resident(at..segment, &mut parts);
+        let arena = Some(arena_of(index, streamed.len()));
+        parts.push(StagePart { segments: segment..segment + 1, arena });
+        at = segment + 1;
+    }
+    resident(at..segments.end, &mut parts);
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,5 +69,15 @@ mod tests {
             assert_eq!(arenas.iter().max().map(|most| most + 1), Some(arena_count(streamed)));
         }
         assert_eq!(arena_count(0), 0);
+    }
+
+    #[test]
+    fn parts_cover_the_segments_in_order() {
+        let part = |segments, arena| StagePart { segments, arena };
+        let expected = [part(2..4, None), part(4..5, Some(0)), part(5..6, Some(1)), part(6..8, None)];
+        assert_eq!(parts(2..8, &[4, 5]), expected);
+        let all = [part(1..2, Some(0)), part(2..3, Some(1)), part(3..4, Some(2))];
+        assert_eq!(parts(1..4, &[1, 2, 3]), all);
+        assert_eq!(parts(0..3, &[]), [part(0..3, None)]);
     }
 }

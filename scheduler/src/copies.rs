@@ -1,5 +1,5 @@
-//! Copies of activations in flight. The coordinator uses them to name the edge of a failed copy, and to find
-//! copies that do not complete.
+//! Copies of activations and of streamed weights in flight. The coordinator uses them to name the edge of a
+//! failed copy, and to find copies that do not complete.
 //!
 //! A copy stalls if all points that it waits for have passed and it is the next work of its queue, but its
 //! own point does not pass. Time in which its device computes does not count, because some devices have a
@@ -18,13 +18,22 @@ const LONGEST_TICK: Duration = Duration::from_secs(1);
 /// Queues that copy activations.
 const QUEUES: [QueueKind; 2] = [QueueKind::Upload, QueueKind::Download];
 
-/// A copy of activations or a computation that may not have completed.
+/// What a watched copy moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Copied {
+    /// Activations, over this edge and route. Edge `n` leaves stage `n`.
+    Activations(u32, Route),
+    /// Streamed weights of this stage.
+    Weights(u32),
+}
+
+/// A copy or a computation that may not have completed.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub(crate) signal: Point,
     pub(crate) waits: Vec<Point>,
-    /// Edge and route of a copy. Edge `n` leaves stage `n`.
-    pub(crate) copy: Option<(u32, Route)>,
+    /// Present for a copy.
+    pub(crate) copy: Option<Copied>,
 }
 
 /// Copies and computations of one device. The device's actor adds them, and the coordinator reads them.
@@ -50,7 +59,7 @@ pub(crate) struct WatchedDevice {
 }
 
 impl WatchedDevice {
-    /// Returns the next work of a queue, if it is a copy of activations or a computation.
+    /// Returns the next work of a queue, if it is watched.
     fn next(&self, queue: QueueKind) -> Option<Pending> {
         let next = self.own[queue.index()].value() + 1;
         let queues = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,10 +104,15 @@ impl Watch {
         for Pending { signal, copy, .. } in self.devices.iter().flat_map(|device| self.due_on(device)) {
             let since = *self.due.get(&signal).unwrap_or(&now);
             due.insert(signal, since);
-            if let Some((edge, route)) = copy.filter(|_| now.saturating_duration_since(since) >= limit) {
-                let [from, to] = self.ends(edge);
+            if let Some(copied) = copy.filter(|_| now.saturating_duration_since(since) >= limit) {
                 let seconds = limit.as_millis().div_ceil(1000) as u64;
-                error = error.or(Some(Error::Stalled { from, to, route, seconds }));
+                error = error.or(Some(match copied {
+                    Copied::Activations(edge, route) => {
+                        let [from, to] = self.ends(edge);
+                        Error::Stalled { from, to, route, seconds }
+                    }
+                    Copied::Weights(stage) => Error::StalledWeights { device: self.label(stage), seconds },
+                }));
             }
         }
         self.due = due;
@@ -127,14 +141,23 @@ impl Watch {
         let device = self.devices.iter().find(is_own)?;
         let failure = |queue: &QueueKind| device.own[queue.index()].failure();
         let failed = QUEUES.into_iter().filter(|queue| failure(queue).is_some_and(|error| error == *cause));
-        let (edge, route) = failed.filter_map(|queue| device.next(queue)?.copy).next()?;
+        let activations = |queue| match device.next(queue)?.copy? {
+            Copied::Activations(edge, route) => Some((edge, route)),
+            Copied::Weights(_) => None,
+        };
+        let (edge, route) = failed.filter_map(activations).next()?;
         let [from, to] = self.ends(edge);
         Some(Error::Transfer { from, to, route, cause: cause.clone() })
     }
 
     /// Returns the labels of the devices at both ends of an edge.
     fn ends(&self, edge: u32) -> [String; 2] {
-        [edge, edge + 1].map(|stage| self.labels.get(stage as usize).cloned().unwrap_or_default())
+        [edge, edge + 1].map(|stage| self.label(stage))
+    }
+
+    /// Returns the label of a stage's device.
+    fn label(&self, stage: u32) -> String {
+        self.labels.get(stage as usize).cloned().unwrap_or_default()
     }
 }
 
@@ -159,7 +182,7 @@ mod tests {
     }
 
     fn copy(signal: Point, waits: Vec<Point>) -> Pending {
-        Pending { signal, waits, copy: Some((0, Route::HOST_STAGED)) }
+        Pending { signal, waits, copy: Some(Copied::Activations(0, Route::HOST_STAGED)) }
     }
 
     #[test]
@@ -207,6 +230,22 @@ mod tests {
         computed.advance(1);
         assert_eq!(watch.stalled(start + 3 * STEP), None);
         assert!(watch.stalled(start + 4 * STEP).is_some());
+    }
+
+    #[test]
+    fn streamed_weights_stall_and_delay_the_copies_behind_them() {
+        let (mut watch, [_, to], [_, _, uploaded]) = watch(Some(STEP));
+        let weights = Pending { copy: Some(Copied::Weights(1)), ..copy(uploaded.id().at(1), Vec::new()) };
+        to.add(weights, 0);
+        to.add(copy(uploaded.id().at(2), Vec::new()), 0);
+        let start = Instant::now();
+        assert_eq!(watch.stalled(start), None);
+        let error = watch.stalled(start + STEP).unwrap();
+        assert_eq!(error, Error::StalledWeights { device: "b".into(), seconds: 10 });
+        assert!(error.to_string().starts_with("no streamed weights on b for 10 s"), "{error}");
+        uploaded.fail(ragtag_hal::Error::Api { call: "copy".into(), code: 7 });
+        let cause = ragtag_hal::Error::Api { call: "copy".into(), code: 7 };
+        assert_eq!(watch.failed_copy(DeviceId(1), &cause), None, "the stage's own error names the device");
     }
 
     #[test]

@@ -138,6 +138,14 @@ pub enum Error {
         /// The limit in seconds, rounded up.
         seconds: u64,
     },
+    /// A copy of streamed weights did not complete within the limit.
+    #[error("no streamed weights on {device} for {seconds} s; --stall-timeout sets another limit")]
+    StalledWeights {
+        /// Label of the device.
+        device: String,
+        /// The limit in seconds, rounded up.
+        seconds: u64,
+    },
     /// The stages or the options are invalid.
     #[error("{what}")]
     Spec {

@@ -210,6 +210,8 @@ pub(crate) struct Label {
     pub(crate) work: Computed,
     /// Whether all rows of the micro-batch are decode steps.
     pub(crate) decode: bool,
+    /// Whether a computation ends with this submission. The parts of a stage are separate submissions.
+    pub(crate) ends: bool,
     /// Number of copied bytes. 0 if the other end of the edge copies.
     pub(crate) bytes: u64,
     /// Whether the copy reads a slot of the previous stage, so that only this stage can record the transfer.
@@ -235,6 +237,7 @@ impl Label {
         micro_batch: None,
         work: Self::NONE,
         decode: false,
+        ends: true,
         bytes: 0,
         reads: false,
         route: None,
@@ -242,7 +245,7 @@ impl Label {
 
     pub(crate) fn of(kind: SpanKind, batch: &MicroBatch, bytes: u64) -> Self {
         let (micro_batch, decode) = (Some(batch.id), batch.decodes_only());
-        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes, reads: false, route: None }
+        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes, ..Self::WEIGHTS }
     }
 
     pub(crate) fn copy(kind: SpanKind, micro_batch: MicroBatchId, bytes: u64, reads: bool) -> Self {
@@ -272,6 +275,8 @@ pub(crate) struct Recorder {
     /// Sums by size of micro-batch. The key states whether all rows are decode steps, and the number of rows,
     /// rounded up to a power of two.
     sizes: BTreeMap<(bool, u32), SizeReport>,
+    /// Micro-batch whose last part has not ended, and the start of its first part.
+    began: Option<(Option<MicroBatchId>, Nanoseconds)>,
     /// Longest turn of the actor.
     pub(crate) longest_turn_ns: Nanoseconds,
 }
@@ -280,7 +285,8 @@ impl Recorder {
     pub(crate) fn new(stage: u32, segments: Range<usize>, sink: TraceSink, ends: Ends) -> Self {
         let (prefill, decode) = (Computed::default(), Computed::default());
         let (labels, sizes) = (Default::default(), BTreeMap::new());
-        Self { stage, segments, labels, sink, ends, prefill, decode, sizes, longest_turn_ns: 0 }
+        let began = None;
+        Self { stage, segments, labels, sink, ends, prefill, decode, sizes, began, longest_turn_ns: 0 }
     }
 
     /// Returns the sums over computed micro-batches, one entry per size.
@@ -340,7 +346,15 @@ impl Recorder {
         let Some((_, label)) = labels.pop_front_if(|(value, _)| *value == timing.point.value) else { return };
         let Timing { start_ns, end_ns, .. } = *timing;
         match label.kind {
-            SpanKind::Compute => self.computed(&label, end_ns.saturating_sub(start_ns)),
+            SpanKind::Compute => {
+                // The device may not have reported the timing of another micro-batch's last part.
+                let began = self.began.take().filter(|(micro_batch, _)| *micro_batch == label.micro_batch);
+                let began_ns = began.map_or(start_ns, |(_, began_ns)| began_ns);
+                match label.ends {
+                    true => self.computed(&label, end_ns.saturating_sub(began_ns)),
+                    false => self.began = Some((label.micro_batch, began_ns)),
+                }
+            }
             SpanKind::Upload | SpanKind::Download | SpanKind::Logits => {
                 self.crossed(&label, start_ns, end_ns);
             }
@@ -399,15 +413,7 @@ mod tests {
         let work = Computed { micro_batches: 1, rows: 2, sequences: 1, positions: 9, ..Computed::default() };
         for value in 1..=4 {
             let (micro_batch, decode) = (Some(MicroBatchId(value * 10)), value == 4);
-            let label = Label {
-                kind: SpanKind::Compute,
-                micro_batch,
-                decode,
-                work,
-                bytes: 0,
-                reads: false,
-                route: None,
-            };
+            let label = Label { kind: SpanKind::Compute, micro_batch, decode, work, ..Label::WEIGHTS };
             recorder.submitted(timeline.at(value), label);
         }
         // The device reports no timing for the second submission.

@@ -8,8 +8,10 @@ use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_graph::WeightChunk;
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{
-    Backend, Checked, Device, DeviceId, Error as DeviceError, Faults, LeakWatch, Leaks, Limits,
+    Backend, Checked, CopyFault, CopyFaultKind, Device, DeviceId, Error as DeviceError, Faults, FaultyCopies,
+    LeakWatch, Leaks, Limits,
 };
+use ragtag_planner::streaming::arena_count;
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::{Route, Routes, SizedRoute};
@@ -43,6 +45,8 @@ struct Setup {
     /// Index of the device that runs each stage.
     hosts: Vec<usize>,
     options: PipelineOptions,
+    /// Segments whose weights are streamed.
+    streamed: Vec<usize>,
 }
 
 impl Setup {
@@ -59,7 +63,7 @@ impl Setup {
         // Each micro-batch has several chunks, and no chunk is a whole number of rows.
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }.into(); stages - 1];
         let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
-        Self { model, devices, hosts: hosts.into(), options }
+        Self { model, devices, hosts: hosts.into(), options, streamed: Vec::new() }
     }
 
     fn specs(&self) -> PipelineSpec {
@@ -70,6 +74,7 @@ impl Setup {
             StageSpec {
                 device,
                 compiled: self.model.compile(range.clone()),
+                streamed: self.streamed.iter().copied().filter(|segment| range.contains(segment)).collect(),
                 weights: Box::new(self.model.weights(range)),
             }
         };
@@ -222,6 +227,75 @@ fn stages_of_one_device_share_scratch_and_equal_weights() {
     let saved_bytes = SCRATCH_BYTES + class_bytes(Setup::new(3).model.weight_bytes);
     assert_eq!(shared[0], apart[0] + apart[2] - saved_bytes);
     assert_eq!(shared[1], apart[1]);
+}
+
+#[test]
+fn streamed_weights_change_no_token() {
+    for (hosts, layers, streamed) in [
+        (&[0][..], 7, &[1, 2, 5, 6][..]),
+        (&[0], 9, &[1, 3, 5, 7, 9]),
+        (&[0], 7, &[1, 2, 3, 4, 5, 6, 7]),
+        (&[0, 1], 12, &[1, 2, 3, 5, 7, 8, 9, 10]),
+        (&[0, 1, 0], 16, &[1, 2, 3, 4, 12, 13, 14, 16]),
+    ] {
+        let mut setup = Setup::on(hosts);
+        setup.model.layers = layers;
+        let resident = check(&setup).stats;
+        setup.streamed = streamed.into();
+        let PipelineReport { stats, .. } = check(&setup);
+        let bytes = |stats: &PipelineStats| stats.stages[0].pool.in_use_bytes;
+        let specs = setup.specs();
+        let on_first = specs.stages.iter().filter(|stage| stage.device == 0);
+        let saved = on_first.map(|stage| stage.streamed.len() - arena_count(stage.streamed.len()));
+        let saved_bytes = saved.sum::<usize>() as u64 * class_bytes(setup.model.weight_bytes);
+        assert_eq!(bytes(&resident) - bytes(&stats), saved_bytes, "{streamed:?}");
+        for stage in &stats.stages {
+            assert_eq!(stage.prefill.micro_batches + stage.decode.micro_batches, stats.micro_batches);
+        }
+        setup.devices.iter_mut().for_each(|device| device.random_delay_us = 100);
+        (setup.options.slots, setup.options.credits) = (1, 6);
+        check(&setup);
+    }
+}
+
+#[test]
+fn faulty_copies_of_streamed_weights_end_the_run_with_an_error() {
+    let fault = |kind| {
+        let mut setup = Setup::new(1);
+        setup.streamed = vec![1, 2, 3, 4];
+        setup.options.stall_timeout = Some(Duration::from_millis(200));
+        // Weights are loaded in smaller chunks.
+        let (copies, least_bytes) = (FaultyCopies::Uploads, setup.model.weight_bytes);
+        let copy_fault = CopyFault { kind, copies, least_bytes, after: 20, most: None };
+        setup.devices[0].copy_fault = Some(copy_fault);
+        setup
+    };
+    check(&fault(CopyFaultKind::Late { us: 300 }));
+    let error = |kind| {
+        let pipeline = fault(kind).start().unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        failed(&all(&replies))
+    };
+    let error_of_copy = error(CopyFaultKind::Failing);
+    assert!(matches!(&error_of_copy, Error::Stage { stage: 0, device, .. } if device == "cpu:0"));
+    let stalled = error(CopyFaultKind::Endless);
+    assert_eq!(stalled, Error::StalledWeights { device: "cpu:0".into(), seconds: 1 });
+    let mut lost = Setup::new(1);
+    (lost.streamed, lost.devices[0].losing_submission) = (vec![1, 2, 3, 4], Some(60));
+    let pipeline = lost.start().unwrap();
+    let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+    assert!(matches!(failed(&all(&replies)), Error::Stage { stage: 0, .. }));
+}
+
+#[test]
+fn invalid_streamed_segments_are_refused() {
+    for streamed in [vec![1, 2, 3], vec![4, 3, 2, 1], vec![1, 2, 2, 3], vec![1, 2, 3, 9]] {
+        let setup = Setup::new(1);
+        let mut specs = setup.specs();
+        specs.stages[0].streamed = streamed.clone();
+        let error = Pipeline::start(specs, &setup.options, |_| {}).unwrap_err().to_string();
+        assert!(error.contains(&format!("cannot stream the segments {streamed:?}")), "{error}");
+    }
 }
 
 #[test]

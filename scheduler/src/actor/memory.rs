@@ -1,5 +1,6 @@
 //! Buffers, host regions and recorded programs of a stage on its device. Some exist once per slot.
 
+use crate::actor::streaming::{StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
 use ragtag_graph::{CompiledStage, Place, Program, Slice, WeightBuffer};
@@ -14,6 +15,9 @@ use std::sync::Arc;
 pub(crate) const STAGING: RegionId = RegionId(0);
 /// Host region for logits. It has one part per credit.
 pub(crate) const LOGITS: RegionId = RegionId(1);
+
+/// First region id of streamed weights. The regions of the stages have smaller ids.
+const STREAMED_REGIONS: u32 = 1 << 16;
 
 /// First module id of the checksum kernels. The modules of the stages have smaller ids.
 const CHECKSUM_MODULES: u32 = 1 << 16;
@@ -37,6 +41,8 @@ pub(crate) struct SharedBuffers {
     stages: u32,
     buffers: u32,
     programs: u32,
+    /// Number of regions of streamed weights.
+    streamed: u32,
     /// Scratch buffer. All stages use the same one, because the device computes one micro-batch at a time.
     scratch: Option<BufferId>,
     /// Weights that already have a buffer. A later stage can use the same buffer, for example if the output
@@ -56,11 +62,13 @@ impl SharedBuffers {
         Ok(shared)
     }
 
-    /// Returns the total bytes of all buffers that `stages` need.
-    pub(crate) fn needed_bytes(stages: &[&CompiledStage], slots: u32) -> u64 {
+    /// Returns the total bytes of all buffers that `stages` need, each with its streamed segments.
+    pub(crate) fn needed_bytes(stages: &[(&CompiledStage, &[usize])], slots: u32) -> u64 {
         let (mut bytes, mut weights) = (0, Vec::<&WeightBuffer>::new());
-        for stage in stages {
-            for weight in &stage.weights {
+        for (stage, streamed) in stages {
+            let layout = Streaming::new(stage, streamed);
+            bytes += layout.arenas().map(class_bytes).sum::<u64>();
+            for (_, weight) in stage.weights.iter().enumerate().filter(|(at, _)| !layout.streams(*at)) {
                 if !weights.iter().any(|other| other.is_same(weight)) {
                     bytes += class_bytes(weight.bytes());
                     weights.push(weight);
@@ -69,7 +77,7 @@ impl SharedBuffers {
             bytes += stage.kv_bytes.iter().copied().map(class_bytes).sum::<u64>();
             bytes += stage.slot_buffers().map(class_bytes).iter().sum::<u64>() * u64::from(slots);
         }
-        bytes + class_bytes(stages.iter().map(|stage| stage.scratch_bytes).max().unwrap_or(0))
+        bytes + class_bytes(stages.iter().map(|(stage, _)| stage.scratch_bytes).max().unwrap_or(0))
     }
 
     /// Returns an unused buffer id.
@@ -120,9 +128,13 @@ pub(crate) struct StageBuffers {
     /// Index of the stage among the stages of its device.
     index: u32,
     compiled: CompiledStage,
+    /// Buffer of each weight. A streamed weight has a buffer of its arena.
     weights: Vec<BufferId>,
-    /// Indices of the weights that no earlier stage of the device has loaded.
+    /// Indices of the resident weights that no earlier stage of the device has loaded.
     unloaded: Vec<usize>,
+    streaming: Streaming,
+    /// Host memory of the streamed weights of each part. `None` for parts with resident weights.
+    streamed: Vec<Option<(RegionId, Arc<HostRegion>)>>,
     kv: Vec<BufferId>,
     scratch: Option<BufferId>,
     slots: Vec<SlotBuffers>,
@@ -137,7 +149,8 @@ pub(crate) struct StageBuffers {
 
 impl StageBuffers {
     /// Allocates all buffers of a stage except the rings, and loads its module. Weights and KV cache are
-    /// uninitialised. If `is_lent` is true, neighbours may import the slots.
+    /// uninitialised. The weights of the segments `streamed` get host memory and arenas. If `is_lent` is true,
+    /// neighbours may import the slots.
     ///
     /// # Errors
     /// Fails if the device runs out of memory or refuses the module.
@@ -145,15 +158,25 @@ impl StageBuffers {
         device: &mut dyn Device,
         shared: &mut SharedBuffers,
         compiled: CompiledStage,
+        streamed: &[usize],
         slots: u32,
         is_lent: bool,
     ) -> ragtag_hal::Result<Self> {
         let (index, first_program) = (shared.stages, shared.programs);
+        let streaming = Streaming::new(&compiled, streamed);
         shared.stages += 1;
-        shared.programs += compiled.programs.len() as u32 * slots;
+        shared.programs += (compiled.programs.len() * streaming.parts.len()) as u32 * slots;
         device.create_module(ModuleId(index), &compiled.module)?;
+        let arenas: Vec<_> = streaming
+            .arenas()
+            .map(|bytes| shared.buffer(device, bytes))
+            .collect::<ragtag_hal::Result<_>>()?;
         let (mut weights, mut unloaded) = (Vec::new(), Vec::new());
         for (at, weight) in compiled.weights.iter().enumerate() {
+            if let Some(buffer) = streaming.arena_buffer(at) {
+                weights.push(arenas[buffer]);
+                continue;
+            }
             let loaded = shared.weights.iter().find(|(other, _)| other.is_same(weight));
             let buffer = match loaded {
                 Some((_, buffer)) => *buffer,
@@ -185,11 +208,22 @@ impl StageBuffers {
         let params = Arc::new(HostRegion::new(params_stride as usize * slots.len())?);
         let scratch = shared.scratch;
         let (recorded, words) = (HashSet::new(), vec![0; params_bytes as usize / 4]);
+        let region = |part: &StreamedPart| -> ragtag_hal::Result<_> {
+            if part.weights.is_empty() {
+                return Ok(None);
+            }
+            let id = RegionId(STREAMED_REGIONS + shared.streamed);
+            shared.streamed += 1;
+            Ok(Some((id, Arc::new(HostRegion::new(part.bytes as usize)?))))
+        };
+        let streamed = streaming.parts.iter().map(region).collect::<ragtag_hal::Result<_>>()?;
         let stage = Self {
             index,
             compiled,
             weights,
             unloaded,
+            streaming,
+            streamed,
             kv,
             scratch,
             slots,
@@ -233,6 +267,35 @@ impl StageBuffers {
         &self.unloaded
     }
 
+    /// Returns the arena of each part, for the core.
+    pub(crate) fn parts(&self) -> Vec<Option<usize>> {
+        self.streaming.parts.iter().map(|part| part.arena).collect()
+    }
+
+    /// Returns the streamed weights: the index of each weight, and its host memory from a byte offset on.
+    pub(crate) fn streamed(&self) -> impl Iterator<Item = (usize, &Arc<HostRegion>, u64)> {
+        let parts = self.streaming.parts.iter().zip(&self.streamed);
+        parts.filter_map(|(part, region)| Some((part, &region.as_ref()?.1))).flat_map(|(part, region)| {
+            part.weights.iter().map(move |&(weight, offset)| (weight, region, offset))
+        })
+    }
+
+    /// Registers the host memory of the streamed weights. Drivers pin memory faster after it was written.
+    pub(crate) fn register_streamed(&self, device: &mut dyn Device) -> ragtag_hal::Result<()> {
+        let mut regions = self.streamed.iter().flatten();
+        regions.try_for_each(|(id, region)| device.register_region(*id, Arc::clone(region)))
+    }
+
+    /// Returns the commands that copy the weights of a part from host memory to their arena.
+    pub(crate) fn stream(&self, part: usize) -> Vec<Command> {
+        let Some((region, _)) = self.streamed.get(part).and_then(Option::as_ref) else { return Vec::new() };
+        let upload = |&(weight, offset): &(usize, u64)| {
+            let (buffer, bytes) = (self.weights[weight], self.compiled.weights[weight].bytes());
+            Command::Upload { region: *region, offset, to: BufferRange { buffer, offset: 0, bytes } }
+        };
+        self.streaming.parts[part].weights.iter().map(upload).collect()
+    }
+
     pub(crate) fn compiled(&self) -> &CompiledStage {
         &self.compiled
     }
@@ -264,8 +327,8 @@ impl StageBuffers {
         Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.logit_row_bytes })
     }
 
-    /// Writes a micro-batch's parameter block for `slot` and returns the program to submit. If the slot has
-    /// no program for this bucket yet, records it first.
+    /// Returns the program of a part to submit for a micro-batch in `slot`. If there is no such program yet,
+    /// records it first. For the first part, writes the parameter block, which all parts use.
     ///
     /// # Errors
     /// [`Error::Protocol`] if no bucket is large enough for the micro-batch. `failed` converts errors of the
@@ -273,7 +336,7 @@ impl StageBuffers {
     pub(crate) fn prepare(
         &mut self,
         device: &mut dyn Device,
-        slot: u32,
+        (slot, part): (u32, usize),
         batch: &MicroBatch,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<ProgramId> {
@@ -285,21 +348,14 @@ impl StageBuffers {
         };
         let index = self.compiled.programs.iter().position(holds);
         let index = index.ok_or_else(|| Error::protocol(format!("no program holds {}", batch.id)))?;
-        let shape = self.compiled.programs[index].params;
-        let words = &mut self.words[..shape.words()];
-        write_params(batch, &shape, words).map_err(|e| Error::protocol(format!("{}: {e}", batch.id)))?;
-        let start = u64::from(slot) * self.params_stride;
-        let range = start as usize..(start + shape.bytes()) as usize;
-        // The slot's last program has completed, so no device reads these bytes.
-        let mut lease = self.params.write(range).map_err(&failed)?;
-        for (bytes, word) in lease.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-            *bytes = word.to_ne_bytes();
+        if part == 0 {
+            self.write_params(slot, index, batch, &failed)?;
         }
-        drop(lease);
-
-        let id = ProgramId(self.first_program + index as u32 * self.slots.len() as u32 + slot);
+        let parts = self.streaming.parts.len();
+        let id = (index * parts + part) as u32 * self.slots.len() as u32 + slot;
+        let id = ProgramId(self.first_program + id);
         if !self.recorded.contains(&id) {
-            let commands = self.commands(index, slot)?;
+            let commands = self.commands(index, part, slot)?;
             let recorded = match device.record(id, commands.clone()) {
                 Err(error) if error.is_out_of_memory() && self.forget_programs(device) => {
                     device.record(id, commands)
@@ -312,6 +368,27 @@ impl StageBuffers {
         Ok(id)
     }
 
+    /// Writes a micro-batch's parameter block for `slot` and the program at `index`.
+    fn write_params(
+        &mut self,
+        slot: u32,
+        index: usize,
+        batch: &MicroBatch,
+        failed: &impl Fn(ragtag_hal::Error) -> Error,
+    ) -> Result<()> {
+        let shape = self.compiled.programs[index].params;
+        let words = &mut self.words[..shape.words()];
+        write_params(batch, &shape, words).map_err(|e| Error::protocol(format!("{}: {e}", batch.id)))?;
+        let start = u64::from(slot) * self.params_stride;
+        let range = start as usize..(start + shape.bytes()) as usize;
+        // The slot's last program has completed, so no device reads these bytes.
+        let mut lease = self.params.write(range).map_err(failed)?;
+        for (bytes, word) in lease.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *bytes = word.to_ne_bytes();
+        }
+        Ok(())
+    }
+
     /// Destroys all programs that are not in use on the device. They are recorded again when needed. Returns
     /// whether any program was destroyed.
     fn forget_programs(&mut self, device: &mut dyn Device) -> bool {
@@ -322,15 +399,16 @@ impl StageBuffers {
         self.recorded.len() < before
     }
 
-    /// Returns the commands of the program at `index`: the upload of the parameter block, then the steps of
-    /// the stage.
-    fn commands(&self, index: usize, slot: u32) -> Result<Vec<Command>> {
+    /// Returns the commands of a part of the program at `index`: on the first part the upload of the parameter
+    /// block, then the steps of the part.
+    fn commands(&self, index: usize, part: usize, slot: u32) -> Result<Vec<Command>> {
         let program = &self.compiled.programs[index];
         let bytes = program.params.bytes();
         let to = BufferRange { buffer: self.slots[slot as usize].params, offset: 0, bytes };
         let (region, offset) = (self.params_region(), u64::from(slot) * self.params_stride);
         let upload = Command::Upload { region, offset, to };
-        let steps = program.steps.iter().map(|step| {
+        let segments = &self.streaming.parts[part].segments;
+        let steps = program.steps.iter().filter(|step| segments.contains(&step.segment)).map(|step| {
             let bindings =
                 step.slices.iter().map(|slice| self.binding(slice, slot)).collect::<Result<_>>()?;
             Ok(Command::Dispatch(Dispatch {
@@ -341,7 +419,7 @@ impl StageBuffers {
                 grid: step.grid,
             }))
         });
-        std::iter::once(Ok(upload)).chain(steps).collect()
+        (part == 0).then_some(Ok(upload)).into_iter().chain(steps).collect()
     }
 
     fn binding(&self, slice: &Slice, slot: u32) -> Result<Binding> {

@@ -9,12 +9,13 @@ mod edge;
 pub(crate) mod memory;
 mod owned;
 mod solo;
+mod streaming;
 mod weights;
 
 pub use solo::{Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage};
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
-use crate::copies::{Copies, Pending};
+use crate::copies::{Copied, Copies, Pending};
 use crate::core::{
     DeviceAction, DeviceCore, DeviceEvent, End, MicroBatchId, Progress, QueuePoints, StageAction, StageEvent,
     StageShape, StageStats,
@@ -67,6 +68,8 @@ pub(crate) struct ActorStage {
     /// Index of the stage in the pipeline.
     pub(crate) stage: u32,
     pub(crate) compiled: CompiledStage,
+    /// Segments whose weights are streamed.
+    pub(crate) streamed: Vec<usize>,
     pub(crate) weights: Box<dyn WeightSource>,
     pub(crate) previous: Option<Edge>,
     pub(crate) next: Option<Edge>,
@@ -140,12 +143,14 @@ impl StageLoader<'_> {
         shared: &mut SharedBuffers,
         points: &mut QueuePoints,
     ) -> Result<Stage> {
-        let ActorStage { stage, compiled, weights, mut previous, mut next, logits, ends, report } = spec;
+        let ActorStage { stage, compiled, streamed, weights, mut previous, mut next, logits, ends, report } =
+            spec;
         let failed = |cause| stage_error(stage, self.label, cause);
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
         let row_bytes = compiled.edge_row_bytes();
         let is_lent = [&previous, &next].into_iter().flatten().any(Edge::lends);
-        let memory = StageBuffers::new(device, shared, compiled, self.slots, is_lent).map_err(failed)?;
+        let memory = StageBuffers::new(device, shared, compiled, &streamed, self.slots, is_lent);
+        let memory = memory.map_err(failed)?;
         for edge in [&mut previous, &mut next].into_iter().flatten() {
             edge.lend(device, &memory).map_err(failed)?;
         }
@@ -218,7 +223,8 @@ impl Actor {
 
         let mut points = QueuePoints::new(|queue| own[queue.index()].id());
         let compiled: Vec<_> = stages.iter().map(|stage| &stage.compiled).collect();
-        let needed_bytes = SharedBuffers::needed_bytes(&compiled, slots);
+        let streamed: Vec<_> = stages.iter().map(|stage| (&stage.compiled, &stage.streamed[..])).collect();
+        let needed_bytes = SharedBuffers::needed_bytes(&streamed, slots);
         let uploads = &own[QueueKind::Upload.index()];
         let loader = StageLoader { label: &label, slots, verified, uploads, sink: &sink, abort, progress };
         let loaded = SharedBuffers::new(&mut device, &compiled).map_err(failed).and_then(|mut shared| {
@@ -250,6 +256,7 @@ impl Actor {
             outgoing: stage.next.as_ref().map(|edge| edge.routes.clone()),
             next_slots: slots,
             verified,
+            parts: stage.memory.parts(),
         };
         for stage in &stages {
             stage.next.iter().for_each(|next| stage.recorder.uses(next.routes.clone()));
@@ -411,10 +418,17 @@ impl Actor {
         let stage = &mut self.stages[at];
         match action {
             StageAction::Copy { end, copy } => self.copy(at, end, copy),
-            StageAction::Compute { slot, micro_batch, waits, signal } => {
+            StageAction::Stream { part, waits, signal } => {
+                let work = Work::Commands(stage.memory.stream(part));
+                let submission = Submission { queue: QueueKind::Upload, work, waits, signal };
+                let number = stage.stage;
+                self.watch(&submission, Some(Copied::Weights(number)));
+                self.submit(at, submission, Label::WEIGHTS)
+            }
+            StageAction::Compute { slot, micro_batch, part, ends, waits, signal } => {
                 let (number, label) = (stage.stage, &self.label);
                 let failed = |cause| stage_error(number, label, cause);
-                let program = stage.memory.prepare(&mut self.device, slot, &micro_batch, failed)?;
+                let program = stage.memory.prepare(&mut self.device, (slot, part), &micro_batch, failed)?;
                 let work = Work::Program(program);
                 let submission = Submission { queue: QueueKind::Compute, work, waits, signal };
                 tracing::trace!(
@@ -425,7 +439,8 @@ impl Actor {
                     "compute"
                 );
                 self.watch(&submission, None);
-                self.submit(at, submission, Label::of(SpanKind::Compute, &micro_batch, 0))
+                let label = Label { ends, ..Label::of(SpanKind::Compute, &micro_batch, 0) };
+                self.submit(at, submission, label)
             }
             StageAction::Logits { slot, micro_batch, waits, signal } => {
                 let offset = u64::from(micro_batch.credit) * stage.logits_part_bytes;
@@ -516,13 +531,13 @@ impl Actor {
         let number = if end == End::Outgoing { stage.stage } else { stage.stage.saturating_sub(1) };
         let work = Work::Commands(command.into_iter().collect());
         let submission = Submission { queue: end.queue(), work, waits: copy.waits, signal: copy.signal };
-        self.watch(&submission, route.map(|route| (number, route)));
+        self.watch(&submission, route.map(|route| Copied::Activations(number, route)));
         let label = Label { route, ..Label::copy(kind, micro_batch, bytes, reads) };
         self.submit(at, submission, label)
     }
 
-    /// Lets the coordinator watch a computation, or a copy of activations over an edge and a route.
-    fn watch(&self, submission: &Submission, copy: Option<(u32, Route)>) {
+    /// Lets the coordinator watch a computation or a copy.
+    fn watch(&self, submission: &Submission, copy: Option<Copied>) {
         let (signal, waits) = (submission.signal, submission.waits.clone());
         self.copies.add(Pending { signal, waits, copy }, self.own[submission.queue.index()].value());
     }

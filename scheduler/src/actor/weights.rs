@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, bounded};
 use ragtag_graph::WeightChunk;
 use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, Submission, Timeline, Work};
 use ragtag_transfer::Points;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::collections::VecDeque;
 use std::iter::once;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -58,7 +59,8 @@ pub(crate) struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// Uploads all weights of a stage and waits for the uploads.
+    /// Uploads all resident weights of a stage and waits for the uploads. First fills the host memory of the
+    /// streamed weights.
     ///
     /// # Errors
     /// [`Error::Weight`] if the source fails, [`Error::Stage`] if the device fails, or [`Error::Stopped`] if
@@ -71,7 +73,9 @@ impl Loading<'_> {
         points: &mut Points,
         recorder: &mut Recorder,
     ) -> Result<()> {
-        let chunks = self.plan(memory, source)?;
+        self.fill_streamed(memory, source)?;
+        memory.register_streamed(device).map_err(|cause| self.failed(cause))?;
+        let chunks = self.plan(memory, source, memory.unloaded().iter().copied())?;
         let Some(chunk_bytes) = chunks.iter().map(|(_, chunk)| chunk.bytes).max() else { return Ok(()) };
         let failed = |cause| self.failed(cause);
         let start = Instant::now();
@@ -129,11 +133,33 @@ impl Loading<'_> {
         device.unregister_region(STAGING).map_err(failed)
     }
 
-    /// Returns all chunks in the order of the weights. Validates them, because they determine the destination
-    /// addresses of uploads.
-    fn plan(&self, memory: &StageBuffers, source: &dyn WeightSource) -> Result<Vec<(usize, WeightChunk)>> {
+    /// Fills the host memory of the streamed weights, on all threads of rayon's pool.
+    fn fill_streamed(&self, memory: &StageBuffers, source: &dyn WeightSource) -> Result<()> {
+        let mut chunks = Vec::new();
+        for (weight, region, start) in memory.streamed() {
+            let of_weight = self.plan(memory, source, std::iter::once(weight))?;
+            chunks.extend(of_weight.into_iter().map(|(_, chunk)| (weight, chunk, region, start)));
+        }
+        chunks.into_par_iter().try_for_each(|(weight, chunk, region, start)| {
+            if self.abort.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            self.fill(memory, source, region, start + chunk.offset, (weight, &chunk))?;
+            (self.progress)(chunk.bytes);
+            Ok(())
+        })
+    }
+
+    /// Returns the chunks of `weights` in the given order. Validates them, because they determine the
+    /// destination addresses of copies.
+    fn plan(
+        &self,
+        memory: &StageBuffers,
+        source: &dyn WeightSource,
+        weights: impl Iterator<Item = usize>,
+    ) -> Result<Vec<(usize, WeightChunk)>> {
         let mut all = Vec::new();
-        for &index in memory.unloaded() {
+        for index in weights {
             let weight = &memory.compiled().weights[index];
             let mut covered = 0;
             for chunk in source.chunks(index, CHUNK_BYTES) {

@@ -13,6 +13,7 @@ mod run;
 mod sample;
 mod sequence;
 mod stage;
+mod stream;
 
 pub use batch::{Item, LogitRows, MicroBatch, MicroBatchId, ParamsTooSmall, SequenceId, write_params};
 pub use device::{DeviceAction, DeviceCore, DeviceEvent, Progress, QueuePoints};

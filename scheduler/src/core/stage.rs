@@ -13,6 +13,7 @@
 //! downloaded. A fourth slot hides the delay between the end of a download and the time when the host learns
 //! of it.
 
+use crate::core::stream::Streams;
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Progress, QueuePoints, Return};
 use crate::error::{Error, Result};
 use ragtag_hal::{Point, QueueKind};
@@ -39,6 +40,9 @@ pub struct StageShape {
     pub next_slots: u32,
     /// Whether the transfers of both edges are verified.
     pub verified: bool,
+    /// Arena of each part of the stage, in order. A part without an arena has resident weights. Empty if the
+    /// stage has a single part with resident weights.
+    pub parts: Vec<Option<usize>>,
 }
 
 /// End of a stage at which activations arrive or leave.
@@ -93,12 +97,25 @@ pub enum StageAction {
         /// The copy.
         copy: Copy,
     },
-    /// Submit the stage's program for a micro-batch.
+    /// Submit the copy of a part's weights to their arena.
+    Stream {
+        /// The part.
+        part: usize,
+        /// Points that the copy waits for.
+        waits: Vec<Point>,
+        /// Point that the copy signals, on the upload queue.
+        signal: Point,
+    },
+    /// Submit the program of a part of the stage for a micro-batch. The parts follow each other in order.
     Compute {
-        /// The slot. All earlier submissions for it have completed.
+        /// The slot. All earlier submissions for it have completed, except those of earlier parts.
         slot: u32,
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
+        /// The part.
+        part: usize,
+        /// Whether this is the last part.
+        ends: bool,
         /// Points that the program waits for.
         waits: Vec<Point>,
         /// Point that the program signals.
@@ -208,6 +225,7 @@ pub(super) struct StageCore {
     check: Option<Check>,
     /// Number of requested checksums that have not been computed.
     summing: usize,
+    streams: Streams,
 }
 
 /// A transfer that must be verified.
@@ -293,6 +311,7 @@ impl StageCore {
             progress,
             check: None,
             summing: 0,
+            streams: Streams::new(&shape.parts),
         })
     }
 
@@ -482,6 +501,7 @@ impl StageCore {
         };
         let mut received = Vec::new();
         receiver.step(event, &mut points.upload, &mut received)?;
+        let mut done = Vec::new();
         for action in received {
             match action {
                 Action::Copy(copy) => actions.push(StageAction::Copy { end: End::Incoming, copy }),
@@ -497,10 +517,12 @@ impl StageCore {
                     let Some((micro_batch, _)) = self.entering.pop_front() else {
                         return Err(Error::protocol(format!("{transfer} without a micro-batch")));
                     };
-                    self.proceed(Ready { micro_batch, slot, received: Some(at) }, points, actions)?;
+                    done.push(Ready { micro_batch, slot, received: Some(at) });
                 }
             }
         }
+        // The points of the copies were allotted first, so the copies must be submitted first.
+        done.into_iter().try_for_each(|ready| self.proceed(ready, points, actions))?;
         self.check(now, points, actions);
         Ok(())
     }
@@ -562,14 +584,7 @@ impl StageCore {
         let rows = u64::from(batch.rows());
         self.stats.micro_batches += 1;
         self.stats.rows += rows;
-        let computed = points.compute.allot();
-        let micro_batch = batch.clone();
-        actions.push(StageAction::Compute {
-            slot,
-            micro_batch,
-            waits: received.into_iter().collect(),
-            signal: computed,
-        });
+        let computed = self.compute_parts(&batch, slot, received, points, actions);
         match &mut self.outlet {
             Outlet::Coordinator => {
                 let ready = points.download.allot();
@@ -594,6 +609,29 @@ impl StageCore {
                 Ok(())
             }
         }
+    }
+
+    /// Submits the computation of all parts of the stage. Returns the point after which the last one has
+    /// ended.
+    fn compute_parts(
+        &mut self,
+        batch: &Arc<MicroBatch>,
+        slot: u32,
+        received: Option<Point>,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Point {
+        let mut arrived = received;
+        let mut computed = points.compute.last();
+        for part in 0..self.streams.parts() {
+            let loaded = self.streams.before(part, points, actions);
+            let waits = arrived.take().into_iter().chain(loaded).collect();
+            computed = points.compute.allot();
+            let (micro_batch, ends) = (batch.clone(), part + 1 == self.streams.parts());
+            actions.push(StageAction::Compute { slot, micro_batch, part, ends, waits, signal: computed });
+            self.streams.after(part, computed, points, actions);
+        }
+        computed
     }
 
     fn sender_event(

@@ -347,7 +347,8 @@ fn stage_shape(slots: u32, incoming: bool, outgoing: bool) -> StageShape {
 /// Returns a stage whose neighbours have as many slots.
 fn routed(slots: u32, incoming: Option<Route>, outgoing: Option<Route>) -> StageShape {
     let [incoming, outgoing] = [incoming, outgoing].map(|route| route.map(Routes::from));
-    StageShape { slots, row_bytes: 16, incoming, outgoing, next_slots: slots, verified: false }
+    let parts = Vec::new();
+    StageShape { slots, row_bytes: 16, incoming, outgoing, next_slots: slots, verified: false, parts }
 }
 
 fn device(shapes: &[StageShape]) -> DeviceCore {
@@ -411,6 +412,8 @@ fn a_middle_stage_submits_everything_ahead() {
             StageAction::Compute {
                 slot,
                 micro_batch: micro_batch.clone(),
+                part: 0,
+                ends: true,
                 waits: vec![point(upload, value)],
                 signal: point(compute, value),
             },
@@ -651,4 +654,55 @@ fn a_device_refuses_events_of_other_stages() {
     assert!(matches!(refused, Err(Error::Protocol { .. })), "{refused:?}");
     let points = QueuePoints::new(|queue| timeline(1, queue));
     assert!(DeviceCore::new(&[], points).is_err());
+}
+
+/// Returns the uploads and computations among `actions`: the part, the values that they wait for, and the
+/// value that they signal.
+fn of_parts(actions: &[StageAction]) -> Vec<(&'static str, usize, Vec<(QueueKind, u64)>, u64)> {
+    let values = |waits: &[Point]| waits.iter().map(|point| (point.timeline.queue, point.value)).collect();
+    let of = |action: &StageAction| match action {
+        StageAction::Stream { part, waits, signal } => Some(("stream", *part, values(waits), signal.value)),
+        StageAction::Compute { part, waits, signal, .. } => {
+            Some(("compute", *part, values(waits), signal.value))
+        }
+        _ => None,
+    };
+    actions.iter().filter_map(of).collect()
+}
+
+#[test]
+fn an_arena_gets_its_next_weights_right_after_its_computation() {
+    use QueueKind::{Compute, Upload};
+    let parts = vec![None, Some(0), Some(1), Some(0), None, Some(1)];
+    let mut core = device(&[StageShape { parts, ..stage_shape(4, false, true) }]);
+    let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(0, 2) });
+    let first = [
+        ("compute", 0, vec![], 1),
+        ("stream", 1, vec![], 1),
+        ("compute", 1, vec![(Upload, 1)], 2),
+        ("stream", 3, vec![(Compute, 2)], 2),
+        ("stream", 2, vec![], 3),
+        ("compute", 2, vec![(Upload, 3)], 3),
+        ("stream", 5, vec![(Compute, 3)], 4),
+        ("compute", 3, vec![(Upload, 2)], 4),
+        ("stream", 1, vec![(Compute, 4)], 5),
+        ("compute", 4, vec![], 5),
+        ("compute", 5, vec![(Upload, 4)], 6),
+        ("stream", 2, vec![(Compute, 6)], 6),
+    ];
+    assert_eq!(of_parts(&actions), first);
+    let ends = |action: &&StageAction| matches!(action, StageAction::Compute { ends: true, .. });
+    let StageAction::Compute { part: 5, .. } = actions.iter().find(ends).unwrap() else { panic!() };
+    // The weights of the first parts are already on their way when the next micro-batch arrives.
+    let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(1, 2) });
+    let next = of_parts(&actions);
+    assert_eq!(
+        next[..3],
+        [
+            ("compute", 0, vec![], 7),
+            ("compute", 1, vec![(Upload, 5)], 8),
+            ("stream", 3, vec![(Compute, 8)], 7),
+        ]
+    );
+    assert_eq!(next[3], ("compute", 2, vec![(Upload, 6)], 9));
 }

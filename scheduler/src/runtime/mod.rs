@@ -338,6 +338,7 @@ fn connect(
         actors[spec.device].stages.push(ActorStage {
             stage: index as u32,
             compiled: spec.compiled,
+            streamed: spec.streamed,
             weights: spec.weights,
             previous: (index > 0).then(|| edge(index - 1, index - 1, &FROM_PREVIOUS, &mut at_receivers)),
             next: (index < last).then(|| edge(index, index + 1, &FROM_NEXT, &mut at_senders)),

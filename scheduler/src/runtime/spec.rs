@@ -7,6 +7,7 @@ use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
+use ragtag_planner::streaming::FEWEST;
 use ragtag_transfer::{Route, Routes};
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ pub struct StageSpec {
     pub device: usize,
     /// The compiled stage.
     pub compiled: CompiledStage,
+    /// Segments of the stage whose weights are streamed, in ascending order. Their weights stay in host
+    /// memory and are copied to the device for each micro-batch.
+    pub streamed: Vec<usize>,
     /// Source of the stage's weights.
     pub weights: Box<dyn WeightSource>,
 }
@@ -155,6 +159,7 @@ impl Layout {
             if stage.compiled.programs.is_empty() || rows(&stage.compiled) != rows(last) {
                 return Err(spec(format!("stage {index} was not compiled for this pipeline")));
             }
+            check_streamed(index, stage)?;
             if stage.compiled.segments.start
                 != if index == 0 { 0 } else { stages[index - 1].compiled.segments.end }
             {
@@ -190,4 +195,15 @@ impl Layout {
         let weight_bytes = compiled().flat_map(|c| &c.weights).map(|w| w.bytes()).sum();
         Ok(Self { run, weight_bytes, logit_row_bytes: last.logit_row_bytes, logits_part_bytes })
     }
+}
+
+/// Checks the streamed segments of the stage at `index`.
+fn check_streamed(index: usize, stage: &StageSpec) -> Result<()> {
+    let StageSpec { streamed, compiled, .. } = stage;
+    let has_all = streamed.iter().all(|segment| compiled.segments.contains(segment));
+    let is_sorted = streamed.windows(2).all(|pair| pair[0] < pair[1]);
+    if has_all && is_sorted && (streamed.is_empty() || streamed.len() >= FEWEST) {
+        return Ok(());
+    }
+    Err(Error::Spec { what: format!("stage {index} cannot stream the segments {streamed:?}") })
 }

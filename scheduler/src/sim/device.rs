@@ -17,9 +17,16 @@ pub(super) enum Job {
         copy: Copy,
         last: bool,
     },
+    /// Copy of a part's weights to their arena.
+    Stream {
+        part: usize,
+    },
+    /// Computation of a part.
     Compute {
         slot: u32,
         micro_batch: Arc<MicroBatch>,
+        part: usize,
+        ends: bool,
     },
     Logits {
         slot: u32,
@@ -41,11 +48,13 @@ pub(super) struct Summed {
 }
 
 impl Job {
-    pub(super) fn micro_batch(&self) -> MicroBatchId {
+    /// Returns the micro-batch. Weights belong to none.
+    pub(super) fn micro_batch(&self) -> Option<MicroBatchId> {
         match self {
-            Job::Copy { copy, .. } => MicroBatchId(copy.transfer.0),
-            Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => micro_batch.id,
-            Job::Checksum(summed) | Job::Sum(summed) => MicroBatchId(summed.transfer.0),
+            Job::Copy { copy, .. } => Some(MicroBatchId(copy.transfer.0)),
+            Job::Stream { .. } => None,
+            Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => Some(micro_batch.id),
+            Job::Checksum(summed) | Job::Sum(summed) => Some(MicroBatchId(summed.transfer.0)),
         }
     }
 
@@ -53,6 +62,7 @@ impl Job {
         match self {
             Job::Copy { end: End::Incoming, .. } => SimSpanKind::Upload,
             Job::Copy { end: End::Outgoing, .. } => SimSpanKind::Download,
+            Job::Stream { .. } => SimSpanKind::Weights,
             Job::Logits { .. } => SimSpanKind::Logits,
             Job::Checksum(_) | Job::Sum(_) => SimSpanKind::Checksum,
             Job::Compute { micro_batch, .. } if micro_batch.decodes_only() => SimSpanKind::Decode,
@@ -64,7 +74,7 @@ impl Job {
     pub(super) fn rows(&self) -> u32 {
         match self {
             Job::Compute { micro_batch, .. } => micro_batch.rows(),
-            Job::Copy { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => 0,
+            Job::Copy { .. } | Job::Stream { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => 0,
         }
     }
 }
@@ -167,8 +177,9 @@ impl SimDevice {
         let rested_ns =
             self.ended_ns[hardware].map_or(Nanoseconds::MAX, |ended_ns| now.saturating_sub(ended_ns));
         match next.job {
-            Job::Compute { .. } => self.stages[&next.stage].hand_over_ns.min(rested_ns),
-            Job::Copy { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => 0,
+            Job::Compute { part: 0, .. } => self.stages[&next.stage].hand_over_ns.min(rested_ns),
+            Job::Compute { .. } => 0,
+            Job::Copy { .. } | Job::Stream { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => 0,
         }
     }
 
@@ -178,7 +189,11 @@ impl SimDevice {
             Job::Copy { end: End::Incoming, copy, last } => spec.upload.of(*last, copy.bytes),
             Job::Copy { copy, .. } if copy.other == OtherEnd::None => 0,
             Job::Copy { copy, .. } => spec.download.of(copy.offset == 0, copy.bytes),
-            Job::Compute { micro_batch, .. } => spec.compute.of(micro_batch),
+            Job::Stream { part } => spec.parts.get(*part).map_or(0, |part| part.stream_ns),
+            Job::Compute { micro_batch, part, .. } => {
+                let share = spec.parts.get(*part).map_or(1.0, |part| part.share);
+                (spec.compute.of(micro_batch) as f64 * share).round() as Nanoseconds
+            }
             Job::Logits { micro_batch, .. } => {
                 spec.logits.of(true, u64::from(micro_batch.logit_rows()) * self.logit_row_bytes)
             }

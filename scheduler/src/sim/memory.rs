@@ -51,15 +51,49 @@ impl Slot {
     }
 }
 
+/// Contents of an arena.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arena {
+    /// Part whose weights the arena holds. `None` while they are copied.
+    part: Option<usize>,
+    /// Whether a computation reads the weights.
+    in_use: bool,
+}
+
 /// Memory of one stage.
 #[derive(Debug)]
 struct StageMemory {
     slots: Vec<Slot>,
+    /// Arena of each part of the stage.
+    parts: Vec<Option<usize>>,
+    arenas: Vec<Arena>,
     /// Sequence and position of the token last written to each cache position.
     cache: Vec<Option<(SequenceId, u32)>>,
 }
 
 impl StageMemory {
+    /// Checks that the weights of `part` are in their arena, and marks the arena as used or unused.
+    fn use_arena(&mut self, part: usize, in_use: bool) -> Result<(), String> {
+        let Some(arena) = self.parts.get(part).copied().flatten() else { return Ok(()) };
+        let arena = &mut self.arenas[arena];
+        if arena.part != Some(part) || arena.in_use == in_use {
+            return Err(format!("part {part} computes with {arena:?}"));
+        }
+        arena.in_use = in_use;
+        Ok(())
+    }
+
+    /// Records that the copy of a part's weights starts or ends. Between the two, the arena holds no part.
+    fn stream(&mut self, part: usize, ends: bool) -> Result<(), String> {
+        let arena = self.parts.get(part).copied().flatten();
+        let arena = &mut self.arenas[arena.ok_or("resident weights are streamed")?];
+        if arena.in_use || ends && arena.part.is_some() {
+            return Err(format!("the weights of part {part} overwrite {arena:?}"));
+        }
+        arena.part = ends.then_some(part);
+        Ok(())
+    }
+
     fn slot(&mut self, slot: u32) -> Result<&mut Slot, String> {
         self.slots.get_mut(slot as usize).ok_or_else(|| format!("slot {slot} does not exist"))
     }
@@ -88,6 +122,8 @@ impl Memory {
         let blocks = if spec.checked { spec.run.kv_blocks as usize } else { 0 };
         let stage = |stage: &crate::sim::SimStage| StageMemory {
             slots: vec![Slot::default(); stage.slots as usize],
+            parts: stage.parts.iter().map(|part| part.arena).collect(),
+            arenas: vec![Arena::default(); stage.parts.len()],
             cache: vec![None; blocks * BLOCK_TOKENS],
         };
         Self {
@@ -162,11 +198,16 @@ impl Memory {
 
     /// Checks the inputs of a submission that starts.
     pub(super) fn start(&mut self, submitted: &Submitted) -> Result<(), String> {
-        let (who, stage) = (submitted.job.micro_batch(), submitted.stage);
+        let stage = submitted.stage;
+        let Some(who) = submitted.job.micro_batch() else { return self.stream(submitted, false) };
         match &submitted.job {
             Job::Copy { end: End::Incoming, copy, .. } => self.arrive(stage, who, copy),
             Job::Copy { end: End::Outgoing, copy, .. } => self.leave(stage, who, copy),
-            Job::Compute { slot, micro_batch } => self.compute(stage, *slot, micro_batch),
+            Job::Stream { .. } => Ok(()),
+            Job::Compute { slot, micro_batch, part, .. } => {
+                self.stages[stage].use_arena(*part, true)?;
+                self.compute(stage, *slot, micro_batch, *part)
+            }
             Job::Logits { slot, .. } => self.stages[stage].slot(*slot)?.check_leaving(who, *slot, 0),
             Job::Checksum(summed) => self.checksum(stage, summed).map(drop),
             Job::Sum(_) => Ok(()),
@@ -175,7 +216,8 @@ impl Memory {
 
     /// Writes the outputs of a submission that ends.
     pub(super) fn end(&mut self, submitted: &Submitted) -> Result<(), String> {
-        let (who, stage) = (submitted.job.micro_batch(), submitted.stage);
+        let stage = submitted.stage;
+        let Some(who) = submitted.job.micro_batch() else { return self.stream(submitted, true) };
         match &submitted.job {
             Job::Copy { end: End::Incoming, copy, .. } => {
                 let mut wrong = copy.other != OtherEnd::None && self.is_wrong(stage - 1);
@@ -218,9 +260,13 @@ impl Memory {
                 self.sums.insert((stage, summed.end == End::Incoming, summed.slot), sum);
             }
             Job::Sum(_) => {}
-            Job::Compute { slot, .. } => {
+            Job::Stream { .. } => {}
+            Job::Compute { slot, part, ends, .. } => {
+                self.stages[stage].use_arena(*part, false)?;
                 let slot = self.stages[stage].slot(*slot)?;
-                (slot.computed, slot.wrong) = (true, false);
+                if *ends {
+                    (slot.computed, slot.wrong) = (true, false);
+                }
             }
             Job::Logits { slot, .. } => *self.stages[stage].slot(*slot)? = Slot::default(),
         }
@@ -273,13 +319,24 @@ impl Memory {
         }
     }
 
-    fn compute(&mut self, stage: usize, slot: u32, micro_batch: &MicroBatch) -> Result<(), String> {
+    fn stream(&mut self, submitted: &Submitted, ends: bool) -> Result<(), String> {
+        let Job::Stream { part } = submitted.job else { return Err("work of no micro-batch".into()) };
+        self.stages[submitted.stage].stream(part, ends)
+    }
+
+    fn compute(
+        &mut self,
+        stage: usize,
+        slot: u32,
+        micro_batch: &MicroBatch,
+        part: usize,
+    ) -> Result<(), String> {
         let who = micro_batch.id;
         let total = u64::from(micro_batch.rows()) * self.row_bytes;
         let wanted = if stage == 0 { 0 } else { total };
         let verified = self.verified;
         let memory = self.stages[stage].slot(slot)?;
-        if stage == 0 {
+        if stage == 0 && part == 0 {
             memory.take(who, slot)?;
         }
         if verified && memory.wrong {
@@ -289,7 +346,7 @@ impl Memory {
             return Err(format!("{who} computes in slot {slot}, which holds {memory:?}"));
         }
         memory.total = total;
-        if self.checks_cache {
+        if part == 0 && self.checks_cache {
             append_and_attend(&mut self.stages[stage].cache, micro_batch, self.vocabulary)?;
         }
         Ok(())

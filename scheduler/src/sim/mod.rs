@@ -26,7 +26,7 @@ pub use load::{
 };
 pub use observe::{EdgeWork, Level, Observations, SequenceWork, StageWork, Work};
 pub use plan::SimPlanError;
-pub use spec::{Fault, SimRequest, SimSharedLink, SimSpec, SimStage, token_at};
+pub use spec::{Fault, SimPart, SimRequest, SimSharedLink, SimSpec, SimStage, token_at};
 pub use summary::{Depth, LinkUse, Percentiles, SharedLinkUse, SimSummary, StageUse};
 pub use time::{ComputeTime, CopyTime, StageCosts};
 
@@ -61,6 +61,8 @@ pub enum SimSpanKind {
     Prefill,
     /// Computation of a micro-batch that contains only decode steps.
     Decode,
+    /// Copy of streamed weights to an arena.
+    Weights,
     /// Upload of activations.
     Upload,
     /// Download of activations.
@@ -81,8 +83,8 @@ pub struct SimSpan {
     pub queue: QueueKind,
     /// Work of the submission.
     pub kind: SimSpanKind,
-    /// The micro-batch.
-    pub micro_batch: MicroBatchId,
+    /// The micro-batch. Absent for streamed weights.
+    pub micro_batch: Option<MicroBatchId>,
     /// Number of computed rows. The value is 0 for copies.
     pub rows: u32,
     /// Start of the submission.

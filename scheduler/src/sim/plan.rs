@@ -111,6 +111,7 @@ impl SimSpec {
             },
             single_queue: false,
             routes: Route::HOST_STAGED.into(),
+            parts: Vec::new(),
         });
         let mut made: Vec<_> = made.collect();
         for (at, (edge, pair)) in plan.edges.iter().zip(stages.windows(2)).enumerate() {

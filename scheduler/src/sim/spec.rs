@@ -5,6 +5,7 @@ use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::plan::{Chunks, PromptChunk};
+use ragtag_planner::streaming::{FEWEST, StagePart, parts};
 use ragtag_transfer::{Route, Routes, SizedRoute};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -33,6 +34,19 @@ pub struct SimStage {
     pub single_queue: bool,
     /// Routes to the next stage. Unused on the last stage.
     pub routes: Routes,
+    /// Parts of the stage, if some of its weights are streamed. Empty if all are resident.
+    pub parts: Vec<SimPart>,
+}
+
+/// Part of a stage: a streamed segment, or a run of resident ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimPart {
+    /// Arena of the weights. `None` for a part with resident weights.
+    pub arena: Option<usize>,
+    /// Share of the stage's computation time, from 0 to 1.
+    pub share: f64,
+    /// Time to copy the weights to the arena.
+    pub stream_ns: Nanoseconds,
 }
 
 /// A resource that several edges share, such as a bus. It serves one copy at a time, in the order in which
@@ -210,6 +224,7 @@ impl SimSpec {
         };
         let row_bytes = rng.random_range(1..=64);
         let mut stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
+        stream_weights(seed, &mut stages);
         share_devices(seed, &mut stages);
         let requests = (0..rng.random_range(1..=12)).map(|_| random_request(&mut rng, &run)).collect();
         let mut faults = Vec::new();
@@ -280,6 +295,27 @@ fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {
     faults
 }
 
+/// For about half of the seeds, streams the weights of some segments.
+fn stream_weights(seed: u64, stages: &mut [SimStage]) {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x7374_7265);
+    if rng.random_ratio(1, 2) {
+        return;
+    }
+    for stage in stages {
+        let segments = rng.random_range(1..=8usize);
+        let streamed: Vec<usize> = (0..segments).filter(|_| rng.random_ratio(1, 2)).collect();
+        if streamed.len() < FEWEST {
+            continue;
+        }
+        let part = |part: StagePart| SimPart {
+            arena: part.arena,
+            share: part.segments.len() as f64 / segments as f64,
+            stream_ns: if part.arena.is_some() { rng.random_range(0..100_000) } else { 0 },
+        };
+        stage.parts = parts(0..segments, &streamed).into_iter().map(part).collect();
+    }
+}
+
 /// For about half of the seeds, distributes the stages randomly over fewer devices. Neighbouring stages stay
 /// on different devices.
 fn share_devices(seed: u64, stages: &mut [SimStage]) {
@@ -318,6 +354,7 @@ fn random_stage(rng: &mut SmallRng, at: u32, row_bytes: u64) -> SimStage {
         logits: copy,
         single_queue: rng.random_ratio(1, 4),
         routes: random_routes(rng, row_bytes),
+        parts: Vec::new(),
     }
 }
 

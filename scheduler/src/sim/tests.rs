@@ -76,6 +76,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         logits: copy,
         single_queue: false,
         routes: Route::HostStaged { chunk_bytes: 128, depth: 4 }.into(),
+        parts: Vec::new(),
     };
     let run = RunShape {
         stages: stages as u32,

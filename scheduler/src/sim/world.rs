@@ -148,6 +148,7 @@ impl<'a> World<'a> {
                 outgoing: routes.get(stage).cloned(),
                 next_slots: spec.stages.get(stage + 1).map_or(0, |next| next.slots),
                 verified: spec.verified,
+                parts: spec.stages[stage].parts.iter().map(|part| part.arena).collect(),
             };
             let shapes: Vec<_> = stages.iter().map(shape).collect();
             let points = QueuePoints::new(|queue| timeline(device, queue));
@@ -440,11 +441,15 @@ impl<'a> World<'a> {
                     let job = Job::Copy { end, copy, last };
                     self.submit(Submitted { stage, queue: end.queue(), job, waits, signal });
                 }
-                StageAction::Compute { slot, micro_batch, waits, signal } => {
-                    if stage == 0 {
+                StageAction::Stream { part, waits, signal } => {
+                    let job = Job::Stream { part };
+                    self.submit(Submitted { stage, queue: QueueKind::Upload, job, waits, signal });
+                }
+                StageAction::Compute { slot, micro_batch, part, ends, waits, signal } => {
+                    if stage == 0 && part == 0 {
                         self.report.observations.stages[0].waiting.add(self.now);
                     }
-                    let job = Job::Compute { slot, micro_batch };
+                    let job = Job::Compute { slot, micro_batch, part, ends };
                     self.submit(Submitted { stage, queue: QueueKind::Compute, job, waits, signal });
                 }
                 StageAction::Logits { slot, micro_batch, waits, signal } => {
@@ -574,14 +579,16 @@ impl<'a> World<'a> {
                 }
                 observations.edges[edge_of(*end, stage)].work.end(now);
             }
-            Job::Compute { micro_batch, .. } => {
-                work.waiting.take(now);
+            Job::Compute { micro_batch, ends, .. } => {
                 let computed = if micro_batch.decodes_only() { &mut work.decode } else { &mut work.prefill };
-                computed.micro_batches += 1;
-                computed.rows += u64::from(micro_batch.rows());
                 computed.busy_ns += now - start_ns;
+                if *ends {
+                    work.waiting.take(now);
+                    computed.micro_batches += 1;
+                    computed.rows += u64::from(micro_batch.rows());
+                }
             }
-            Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => {}
+            Job::Stream { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => {}
         }
         if self.report.spans.len() == self.spec.max_spans {
             self.report.dropped_spans += 1;

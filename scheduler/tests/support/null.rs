@@ -162,6 +162,7 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
     let params = ParamsShape { rows: 16, logit_rows: 16, sequences: 16, table_blocks: 256 };
     StageSpec {
         device,
+        streamed: Vec::new(),
         compiled: CompiledStage {
             segments: index..index + 1,
             module: Module {

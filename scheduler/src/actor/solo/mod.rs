@@ -91,7 +91,7 @@ impl SoloDevice {
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let start = Instant::now();
         let mut shared = SharedBuffers::new(device, &[&compiled]).map_err(failed)?;
-        let memory = StageBuffers::new(device, &mut shared, compiled, BURST, false).map_err(failed)?;
+        let memory = StageBuffers::new(device, &mut shared, compiled, &[], BURST, false).map_err(failed)?;
         let made_in = start.elapsed();
         if logits_bytes > 0 {
             let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
@@ -331,7 +331,7 @@ impl SoloStage<'_> {
         let Self { on, memory, .. } = self;
         let label = on.label.clone();
         let failed = |cause| stage_error(0, &label, cause);
-        let program = memory.prepare(&mut on.device, slot, batch, failed)?;
+        let program = memory.prepare(&mut on.device, (slot, 0), batch, failed)?;
         on.submit(QueueKind::Compute, Work::Program(program), &[])
     }
 }

@@ -1,0 +1,89 @@
+//! Layout of a stage's streamed weights in its arenas and in host memory.
+//!
+//! This module knows no device.
+
+use ragtag_graph::{CompiledStage, Place};
+use ragtag_planner::streaming::{arena_count, parts};
+use std::ops::Range;
+
+/// Alignment of the streamed weights in host memory, in bytes. Some devices copy faster from aligned memory.
+const ALIGNMENT: u64 = 256;
+
+/// A part of a stage, with its streamed weights.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamedPart {
+    pub(crate) segments: Range<usize>,
+    /// Arena of the weights. `None` if the weights are resident.
+    pub(crate) arena: Option<usize>,
+    /// Index of each streamed weight, and its offset in the part's host memory.
+    pub(crate) weights: Vec<(usize, u64)>,
+    /// Size of the part's host memory, in bytes.
+    pub(crate) bytes: u64,
+}
+
+/// The parts of a stage and the buffers of its arenas.
+#[derive(Clone, Debug)]
+pub(crate) struct Streaming {
+    pub(crate) parts: Vec<StreamedPart>,
+    /// Sizes of the buffers of one arena. Buffer `n` holds the n-th streamed weight of a part.
+    buffers: Vec<u64>,
+    arenas: usize,
+}
+
+impl Streaming {
+    /// Lays out the weights of the segments `streamed`. A weight that several segments read stays resident.
+    pub(crate) fn new(compiled: &CompiledStage, streamed: &[usize]) -> Self {
+        let owned = owned_weights(compiled);
+        let (mut buffers, mut laid_out) = (Vec::<u64>::new(), Vec::new());
+        for part in parts(compiled.segments.clone(), streamed) {
+            let (mut weights, mut bytes) = (Vec::new(), 0u64);
+            let own = owned.iter().filter(|(_, segment)| part.segments.contains(segment));
+            for (at, &(weight, _)) in own.filter(|_| part.arena.is_some()).enumerate() {
+                let size = compiled.weights[weight].bytes();
+                weights.push((weight, bytes));
+                bytes += size.next_multiple_of(ALIGNMENT);
+                match buffers.get_mut(at) {
+                    Some(buffer) => *buffer = size.max(*buffer),
+                    None => buffers.push(size),
+                }
+            }
+            laid_out.push(StreamedPart { segments: part.segments, arena: part.arena, weights, bytes });
+        }
+        Self { parts: laid_out, buffers, arenas: arena_count(streamed.len()) }
+    }
+
+    /// Returns the sizes in bytes of the buffers of all arenas. The buffers of arena 0 come first.
+    pub(crate) fn arenas(&self) -> impl Iterator<Item = u64> {
+        (0..self.arenas).flat_map(|_| self.buffers.iter().copied())
+    }
+
+    /// Returns the buffer of a streamed weight, as an index into [`Streaming::arenas`]. Returns `None` if the
+    /// weight is resident.
+    pub(crate) fn arena_buffer(&self, weight: usize) -> Option<usize> {
+        self.parts.iter().find_map(|part| {
+            let at = part.weights.iter().position(|(index, _)| *index == weight)?;
+            Some(part.arena? * self.buffers.len() + at)
+        })
+    }
+
+    /// Returns whether a weight is streamed.
+    pub(crate) fn streams(&self, weight: usize) -> bool {
+        self.arena_buffer(weight).is_some()
+    }
+}
+
+/// Returns the weights that only the steps of one segment read, each with that segment.
+fn owned_weights(compiled: &CompiledStage) -> Vec<(usize, usize)> {
+    let mut readers: Vec<Option<Option<usize>>> = vec![None; compiled.weights.len()];
+    for step in compiled.programs.iter().flat_map(|program| &program.steps) {
+        for slice in &step.slices {
+            let Place::Weight(weight) = slice.place else { continue };
+            match &mut readers[weight] {
+                Some(segment) if *segment != Some(step.segment) => *segment = None,
+                reader => *reader = Some(Some(step.segment)),
+            }
+        }
+    }
+    let owner = |(weight, reader): (usize, Option<Option<usize>>)| Some((weight, reader??));
+    readers.into_iter().enumerate().filter_map(owner).collect()
+}
