@@ -70,7 +70,7 @@ fn drivers() -> Vec<[String; 2]> {
 
 /// Returns all adapters except duplicates of adapters that run shaders on the CPU, because such adapters are
 /// slow.
-fn distinct() -> Vec<Adapter> {
+pub(crate) fn distinct() -> Vec<Adapter> {
     let mut all = hardware_first();
     let same =
         |a: &Adapter, b: &Adapter| (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver);

@@ -27,5 +27,6 @@ mod memory;
 mod pictures;
 mod pipelines;
 mod simulation;
+mod streaming;
 mod support;
 mod tensor_types;
