@@ -2,7 +2,9 @@
 
 use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested, ThrottleSpec};
+use ragtag_devices::{
+    Backends, Check, Choice, Config, MemoryCapError, MemoryCaps, ProbeChild, Report, Requested, ThrottleSpec,
+};
 use ragtag_hal::{
     Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Label, Limits,
     MemorySource, Throttle,
@@ -21,6 +23,14 @@ pub struct DeviceOptions {
     /// Device selection from the environment variable `RAGTAG_DEVICES`. It applies only if `requested` is
     /// `None`.
     pub from_environment: Option<String>,
+    /// Caps of the memory that plans use: a comma-separated list of `BACKEND:INDEX=SIZE`, `BACKEND=SIZE` for
+    /// all devices of an API, and `host=SIZE`. An example is `cuda:0=12GiB,host=24GiB`.
+    ///
+    /// A device's cap limits [`DeviceFacts::memory_bytes`]. The cap of host memory limits pinned buffers and
+    /// devices in host memory. CPU devices divide it evenly.
+    pub memory: Option<String>,
+    /// Memory caps from the environment variable `RAGTAG_MEMORY`. They apply only if `memory` is `None`.
+    pub memory_from_environment: Option<String>,
     /// Number of CPU devices to create. The CPU's cores are divided among them. 0 means one device.
     pub cpu_devices: u32,
     /// Number of threads per CPU device. By default, the CPU devices divide the hardware threads evenly.
@@ -43,6 +53,11 @@ impl DeviceOptions {
     /// filters.
     pub fn selecting(devices: impl Into<String>) -> Self {
         Self { requested: Some(devices.into()), ..Self::default() }
+    }
+
+    /// Caps the memory that plans use, as described at [`memory`](Self::memory).
+    pub fn capping_memory(self, caps: impl Into<String>) -> Self {
+        Self { memory: Some(caps.into()), ..self }
     }
 
     /// Replaces the throttles of devices and links, for benchmarks.
@@ -82,6 +97,7 @@ pub struct Devices {
     backends: Backends,
     report: Report,
     choice: Choice,
+    caps: MemoryCaps,
     plan_options: PlanDeviceOptions,
     throttles: Vec<ThrottleSpec>,
     limits: Limits,
@@ -101,8 +117,9 @@ impl Devices {
     /// # Errors
     /// Returns [`Error::Devices`] if `requested` is malformed or matches no device. Returns
     /// [`Error::DevicesOfEnvironment`] if the selection from the environment is malformed or matches no
-    /// device. Returns [`Error::ThrottleSpec`] if a throttled device or link is not selected or cannot be
-    /// throttled.
+    /// device. Returns [`Error::MemoryCap`] or [`Error::MemoryCapOfEnvironment`] if a memory cap is malformed
+    /// or names a device that is not selected. Returns [`Error::ThrottleSpec`] if a throttled device or link
+    /// is not selected or cannot be throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         Self::resolve(options, |backends, requested| match requested.backends() {
             Some(names) => backends.probe_only(&names),
@@ -136,6 +153,7 @@ impl Devices {
         if options.cpu_threads.is_none() {
             spare_threads(&mut choice.selected, &options.throttles);
         }
+        let caps = memory_caps(options, &choice.selected)?;
         let selected: Vec<_> = choice.selected.iter().map(Adapter::label).collect();
         let throttles = options.throttles.clone();
         ThrottleSpec::check(&throttles, &selected)?;
@@ -145,7 +163,7 @@ impl Devices {
             threads: options.cpu_threads,
         };
         let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
-        Ok(Self { backends, report, choice, plan_options, throttles, limits: Limits::default(), check })
+        Ok(Self { backends, report, choice, caps, plan_options, throttles, limits: Limits::default(), check })
     }
 
     /// Probes every backend and returns the report. Ignores the device selection in `options`.
@@ -203,13 +221,21 @@ impl Devices {
     }
 
     /// Returns a summary in one line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, followed by any
-    /// throttles.
+    /// memory caps and throttles.
     pub fn start_line(&self) -> String {
-        if self.throttles.is_empty() {
-            return self.choice.to_string();
-        }
+        let mut line = self.choice.to_string();
         let throttles: Vec<_> = self.throttles.iter().map(ThrottleSpec::to_string).collect();
-        format!("{} throttles=[{}]", self.choice, throttles.join(", "))
+        for (name, items) in [("memory", self.caps.to_strings()), ("throttles", throttles)] {
+            if !items.is_empty() {
+                line.push_str(&format!(" {name}=[{}]", items.join(", ")));
+            }
+        }
+        line
+    }
+
+    /// Returns the caps of the memory that plans use.
+    pub fn memory_caps(&self) -> &MemoryCaps {
+        &self.caps
     }
 
     /// Returns the throttles of devices and links.
@@ -230,13 +256,34 @@ impl Devices {
 
     /// Returns the rates and the free memory of the selected devices, for the planner. The rates come from
     /// the card library if it lists the device, and otherwise from the API. A rate that neither provides is
-    /// assumed. If a physical device is selected through several APIs, they divide its memory evenly.
+    /// assumed. If a physical device is selected through several APIs, they divide its memory evenly. Memory
+    /// caps apply afterwards.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {
             self.selected().iter().filter(|other| physical(other) == physical(adapter)).count() as u64
         };
-        self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
+        self.selected().iter().map(|adapter| self.capped(adapter, facts(adapter, users(adapter)))).collect()
+    }
+
+    /// Applies the memory caps to the description of a device. CPU devices divide the cap of host memory
+    /// evenly, as they divide the free host memory.
+    fn capped(&self, adapter: &Adapter, facts: DeviceFacts) -> DeviceFacts {
+        let is_processor = adapter.kind == AdapterKind::Cpu;
+        let sharers = if is_processor { u64::from(self.plan_options.cpu_devices) } else { 1 };
+        let host = self.caps.host_bytes().filter(|_| facts.in_host_memory);
+        let host = host.map(|bytes| usable_bytes(bytes) / sharers);
+        match host.into_iter().chain(self.cap_bytes(adapter)).min() {
+            Some(cap) if cap < facts.memory_bytes => {
+                DeviceFacts { memory_bytes: cap, memory_source: FigureSource::User, ..facts }
+            }
+            _ => facts,
+        }
+    }
+
+    /// Returns the memory cap of a device in bytes, without the cap of host memory.
+    pub(crate) fn cap_bytes(&self, adapter: &Adapter) -> Option<u64> {
+        self.caps.device_bytes(&label(adapter))
     }
 
     /// Returns whether two adapters are one physical device, seen through two APIs.
@@ -245,12 +292,14 @@ impl Devices {
         from.is_some() && from == to
     }
 
-    /// Returns the free host memory in bytes, or `None` if the CPU was not probed.
+    /// Returns the free host memory in bytes, at most its cap. Returns `None` if it has no cap and the CPU
+    /// was not probed.
     pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
         let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
         // Each CPU device reports its own share of the memory.
         let free = processors.filter_map(|adapter| adapter.memory.first()?.free_bytes);
-        free.reduce(u64::saturating_add)
+        let free = free.reduce(u64::saturating_add);
+        free.into_iter().chain(self.caps.host_bytes()).min()
     }
 
     /// Opens an adapter from the probe report for running single operators. The adapter need not be selected.
@@ -335,6 +384,28 @@ pub(crate) struct StageDevices {
     pub(crate) hosts: Vec<usize>,
 }
 
+/// Parses the memory caps of `options`, and checks that they apply to the selected devices.
+fn memory_caps(options: &DeviceOptions, selected: &[Adapter]) -> Result<MemoryCaps> {
+    let environment = options.memory_from_environment.as_deref().filter(|value| !value.trim().is_empty());
+    let (text, wrong): (_, fn(MemoryCapError) -> Error) = match (options.memory.as_deref(), environment) {
+        (Some(text), _) => (text, Error::MemoryCap),
+        (None, Some(text)) => (text, Error::MemoryCapOfEnvironment),
+        (None, None) => return Ok(MemoryCaps::default()),
+    };
+    let caps: MemoryCaps = text.parse().map_err(wrong)?;
+    caps.check(&selected.iter().map(label).collect::<Vec<_>>()).map_err(wrong)?;
+    Ok(caps)
+}
+
+fn label(adapter: &Adapter) -> Label {
+    Label { backend: adapter.backend.clone(), index: adapter.index }
+}
+
+/// Returns the part of `bytes` free bytes that plans may use.
+fn usable_bytes(bytes: u64) -> u64 {
+    (bytes as f64 * USABLE_SHARE) as u64
+}
+
 fn backends(options: &DeviceOptions) -> Backends {
     Backends::new(&Config {
         cpu_devices: options.cpu_devices.max(1),
@@ -382,7 +453,7 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
         None => (0, FigureSource::Assumed),
     };
     let (label, caps) = (adapter.label(), &adapter.caps);
-    let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
+    let usable = usable_bytes(bytes) / users.max(1);
     // The workspace of the GEMM library is not one of the device's buffers.
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
@@ -425,6 +496,26 @@ mod tests {
         devices.choice.selected.push(other);
         let shares: Vec<_> = devices.facts().iter().map(|facts| facts.memory_bytes).collect();
         assert_eq!(shares, [alone / 2; 2]);
+    }
+
+    #[test]
+    fn memory_caps_lower_the_memory_of_their_devices_and_replanning_keeps_them() {
+        let mut options = DeviceOptions::selecting("cpu").capping_memory("cpu:0=1MiB,host=40MiB");
+        options.cpu_devices = 2;
+        let mut devices = Devices::probe(&options).unwrap();
+        let mut gpu = Adapter { backend: "abacus".into(), index: 0, ..devices.selected()[0].clone() };
+        (gpu.kind, gpu.memory[0].heap) = (AdapterKind::Discrete, HeapKind::Device);
+        devices.choice.selected.push(gpu);
+        let facts = devices.facts();
+        let of = |at: usize| (facts[at].memory_bytes, facts[at].memory_source);
+        assert_eq!(of(0), (1 << 20, FigureSource::User));
+        assert_eq!(of(1), (usable_bytes(40 << 20) / 2, FigureSource::User));
+        assert!(of(2).0 > 40 << 20 && of(2).1 == FigureSource::Reported, "{:?}", facts[2]);
+        assert_eq!(devices.host_memory_bytes(), Some(40 << 20));
+
+        let model = crate::Model::bundled().unwrap();
+        let planner = crate::Planner::new(&model).devices(&devices).holding_at_most("cpu:0", 2 << 20);
+        assert_eq!(planner.facts().0[0].memory_bytes, 1 << 20);
     }
 
     #[test]

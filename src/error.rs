@@ -50,6 +50,12 @@ pub enum Error {
     /// A device selection in `RAGTAG_DEVICES` that is malformed or that matches no device.
     #[error("RAGTAG_DEVICES: {0}")]
     DevicesOfEnvironment(ragtag_devices::SelectionError),
+    /// Memory caps that are malformed or that name a device that is not selected.
+    #[error(transparent)]
+    MemoryCap(#[from] ragtag_devices::MemoryCapError),
+    /// Memory caps in `RAGTAG_MEMORY` that are malformed or that name a device that is not selected.
+    #[error("RAGTAG_MEMORY: {0}")]
+    MemoryCapOfEnvironment(ragtag_devices::MemoryCapError),
     /// A device or link that cannot be throttled as requested.
     #[error(transparent)]
     ThrottleSpec(#[from] ragtag_devices::ThrottleError),
@@ -199,6 +205,7 @@ impl Error {
             Error::PlanDevices { .. } => 4,
             Error::Simulation(_) | Error::Fleet { .. } | Error::NotSelected { .. } => 4,
             Error::Devices(_) | Error::DevicesOfEnvironment(_) => 5,
+            Error::MemoryCap(_) | Error::MemoryCapOfEnvironment(_) => 5,
             Error::File { .. } | Error::Output(_) | Error::Unkept(_) => 7,
             Error::Strict { .. } => 8,
             Error::Device { cause, .. }

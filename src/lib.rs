@@ -75,7 +75,7 @@ pub use selftest::{SELFTEST_VERSION, SelfTest};
 pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;
-pub use ragtag_devices::{ProbeChild, ThrottleError, ThrottleSpec};
+pub use ragtag_devices::{MemoryCapError, MemoryCaps, ProbeChild, ThrottleError, ThrottleSpec};
 pub use ragtag_graph::{Granularity, WireType};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};

@@ -1,16 +1,18 @@
 //! The devices of this machine: the available backends, their adapters, the adapters that represent the same
-//! physical device, and the user's selection.
+//! physical device, the user's selection, and memory caps.
 //!
 //! This crate names backends and opens their adapters. It does not know the kernels or models that run on
 //! devices. It neither reads the environment nor prints.
 
 mod child;
 mod identity;
+mod memory;
 mod selection;
 mod table;
 mod throttle;
 
 pub use child::ProbeChild;
+pub use memory::{MemoryCapError, MemoryCaps};
 /// Entry point of a child process that compiles HIP sources: see [`Config::hip_compiler`].
 #[cfg(feature = "hip")]
 pub use ragtag_hip::compile_child as compile_for_hip;

@@ -103,7 +103,7 @@ pub enum SelectionError {
     },
 }
 
-fn list(labels: &[String]) -> String {
+pub(crate) fn list(labels: &[String]) -> String {
     if labels.is_empty() { "none".into() } else { labels.join(", ") }
 }
 
@@ -184,7 +184,7 @@ impl FromStr for Selection {
 }
 
 /// Returns true if `item` has the form of a backend name.
-fn is_word(item: &str) -> bool {
+pub(crate) fn is_word(item: &str) -> bool {
     !item.is_empty() && item.chars().all(|c| c.is_ascii_lowercase() || c == '-')
 }
 
@@ -194,7 +194,7 @@ fn filter(item: &str) -> Result<Filter, SelectionError> {
 }
 
 /// Parses a size such as `512`, `512B`, `3KiB` or `1TiB`.
-fn size_bytes(text: &str) -> Option<u64> {
+pub(crate) fn size_bytes(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let shift = match unit {

@@ -93,6 +93,10 @@ pub(crate) struct DeviceArgs {
     /// there is no GPU.
     #[arg(long, value_name = "LIST")]
     pub(crate) device: Option<String>,
+    /// Cap the memory that plans use on devices (cuda:0=12GiB), on all devices of an API (cuda=8GiB) and in
+    /// host memory (host=24GiB). Comma-separated and repeatable. Default: RAGTAG_MEMORY.
+    #[arg(long, value_name = "CAPS")]
+    pub(crate) memory: Vec<String>,
     /// Split the CPU's cores into N devices cpu:0 … cpu:N-1.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) cpu_devices: u32,
@@ -287,7 +291,7 @@ pub(crate) struct DescribedArgs {
 pub(crate) struct FleetArgs {
     /// Plan for hardware that need not be present: cards (2x-arc-a770+rx7900xtx; see `ragtag cards`) or a
     /// .json file.
-    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads", "throttle", "gemm"])]
+    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "memory", "cpu_devices", "threads", "throttle", "gemm"])]
     pub(crate) fleet: Option<String>,
 }
 
@@ -400,6 +404,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 #[command(after_help = "\
 Examples:
   ragtag plan model.gguf --cpu-devices 2
+  ragtag plan model.gguf --device auto,cpu --memory cuda:0=12GiB,host=24GiB
   ragtag plan model.gguf --ctx 8192 --parallel 4 --json > plan.json
   ragtag run model.gguf --plan plan.json
   ragtag plan model.gguf --html plan.html --dot - | dot -Tsvg > graph.svg

@@ -22,6 +22,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
             "requested": choice.requested,
             "detected": choice.detected,
             "selected": devices.labels(),
+            "memory_caps": devices.memory_caps().to_strings(),
             "throttles": devices.throttles(),
             "report": devices.report(),
         }))?;
@@ -37,7 +38,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
 }
 
 /// Prints a table with a row for each physical device. The figures come from the API through which the device
-/// is selected, or from its best API if it is not selected.
+/// is selected, or from its best API if it is not selected. A memory cap precedes the total memory.
 fn print_devices(devices: &Devices) -> Result<()> {
     let mut table = table(&["device", "name", "+kind", "+>free", ">total", "+>units", "+driver", "selected"]);
     let selected = devices.labels();
@@ -48,6 +49,10 @@ fn print_devices(devices: &Devices) -> Result<()> {
         let shown = used.first().or(physical.adapters.first());
         let Some(adapter) = shown.and_then(|label| report.adapter(label)) else { continue };
         let (free, total) = memory(adapter);
+        let total = match devices.cap_bytes(adapter) {
+            Some(cap) => format!("{} of {total}", bytes(cap)),
+            None => total,
+        };
         table.add_row([
             physical.to_string(),
             adapter.name.clone(),

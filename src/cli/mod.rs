@@ -135,10 +135,12 @@ fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model>
 
 fn device_options(args: &DeviceArgs) -> DeviceOptions {
     // The conversion may be lossy. Device names are ASCII, so a value that is not UTF-8 matches no device.
-    let environment = std::env::var_os("RAGTAG_DEVICES").map(|value| value.to_string_lossy().into_owned());
+    let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     DeviceOptions {
         requested: args.device.clone(),
-        from_environment: environment,
+        from_environment: variable("RAGTAG_DEVICES"),
+        memory: (!args.memory.is_empty()).then(|| args.memory.join(",")),
+        memory_from_environment: variable("RAGTAG_MEMORY"),
         cpu_devices: args.cpu_devices,
         cpu_threads: args.threads,
         probe_child: probe_child(Duration::from_secs(args.probe_limit)),

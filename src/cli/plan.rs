@@ -46,8 +46,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let (planner, devices) =
         for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let mut report = Report::new(planner.plan()?);
-    if let Some(devices) = devices.filter(|_| args.devices.strict) {
-        super::strict::check_routes(&devices, &report.plan)?;
+    if let Some(devices) = devices.as_ref().filter(|_| args.devices.strict) {
+        super::strict::check_routes(devices, &report.plan)?;
     }
     if pictures.are_wanted() {
         // If the plan cannot be simulated, the report keeps the estimated timelines.
@@ -56,8 +56,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let printed = if args.json {
         print(&report.plan.to_json())
     } else if !pictures.take_standard_output() {
-        let plan = &report.plan;
-        show(&format!("{}\n{}\n{}", summary(plan), as_table(plan), bars(&report)))
+        let (plan, is_capped) =
+            (&report.plan, devices.is_some_and(|devices| !devices.memory_caps().is_empty()));
+        show(&format!("{}\n{}\n{}", summary(plan), as_table(plan, is_capped), bars(&report)))
     } else {
         Ok(())
     };
@@ -118,8 +119,9 @@ fn open_fleet(text: &str) -> Result<Fleet> {
     Fleet::from_json(&json).map_err(|cause| Error::Fleet { of: text.into(), cause })
 }
 
-/// Formats a plan as a table of its stages, followed by the plan's reasons.
-pub(super) fn as_table(plan: &Plan) -> String {
+/// Formats a plan as a table of its stages, followed by the plan's reasons. If memory is capped, the table
+/// shows the available bytes instead of the share that the plan uses.
+pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
     let mut table = table(&[
         ">stage",
         "device",
@@ -135,6 +137,10 @@ pub(super) fn as_table(plan: &Plan) -> String {
     ]);
     for (index, stage) in plan.stages.iter().enumerate() {
         let memory = &stage.memory_bytes;
+        let of_free = match is_capped {
+            true => format!("of {}", bytes(memory.available)),
+            false => format!("{:.1} %", 100.0 * memory.total as f64 / memory.available.max(1) as f64),
+        };
         table.add_row([
             index.to_string(),
             stage.device.clone(),
@@ -144,7 +150,7 @@ pub(super) fn as_table(plan: &Plan) -> String {
             bytes(memory.scratch + memory.slots),
             bytes(memory.staging),
             bytes(memory.total),
-            format!("{:.1} %", 100.0 * memory.total as f64 / memory.available.max(1) as f64),
+            of_free,
             format!("{:.2} ms", stage.predicted.decode_us / 1e3),
             format!("{:.2} ms", stage.predicted.prefill_us / 1e3),
         ]);

@@ -96,6 +96,7 @@ fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_js
         "requested": devices.choice().requested,
         "detected": devices.choice().detected,
         "selected": devices.labels(),
+        "memory_caps": devices.memory_caps().to_strings(),
         "throttles": devices.throttles(),
         "stages": stages,
         "routes": engine.routes(),

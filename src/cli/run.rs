@@ -42,7 +42,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     if !args.json {
         inform(&summary(&placed.plan));
         if placed.plan.stages.len() > 1 {
-            inform(as_table(&placed.plan).trim_end());
+            let is_capped = !placed.devices.memory_caps().is_empty();
+            inform(as_table(&placed.plan, is_capped).trim_end());
         }
     }
     let options = || {

@@ -61,7 +61,8 @@ pub struct Diagnosis {
 }
 
 /// Environment variables that affect Ragtag with every API.
-const VARIABLES: [&str; 4] = ["RAGTAG_DEVICES", "RAGTAG_STRICT", "RAGTAG_PROBE_LIMIT", "RAGTAG_CACHE_DIR"];
+const VARIABLES: [&str; 5] =
+    ["RAGTAG_DEVICES", "RAGTAG_MEMORY", "RAGTAG_STRICT", "RAGTAG_PROBE_LIMIT", "RAGTAG_CACHE_DIR"];
 
 /// Checks whether this machine meets the requirements of each API. Probes devices but does not open them. The
 /// first diagnosis is about Ragtag itself. Each of the others is about one API.

@@ -1,6 +1,7 @@
 //! Tests the command as users run it: its output streams, its output files, and whether its figures match the
 //! library's.
 
+mod caps;
 mod defaults;
 mod page;
 mod plans;
@@ -538,6 +539,7 @@ fn a_receipt_records_what_ran() {
     let expected = [
         "compute_path",
         "detected",
+        "memory_caps",
         "throttles",
         "model",
         "plan",

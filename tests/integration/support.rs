@@ -233,7 +233,9 @@ pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
 
 /// Gives `command` a clean environment, which its child processes inherit.
 pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
-    command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
+    for variable in ["RAGTAG_DEVICES", "RAGTAG_MEMORY", "RAGTAG_STRICT", "RUST_LOG"] {
+        command.env_remove(variable);
+    }
     // These tests assume a fixed set of devices. The settings below therefore hide all OpenCL and Vulkan
     // drivers and all GPUs.
     command.env("OCL_ICD_VENDORS", test_support::golden("tiny-hf"));

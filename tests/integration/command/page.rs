@@ -14,6 +14,7 @@ This page is the output of `--help`. `RAGTAG_WRITE_DOCS=1 cargo test --test inte
 | variable | effect |
 | --- | --- |
 | `RAGTAG_DEVICES` | default of `--device` |
+| `RAGTAG_MEMORY` | default of `--memory` |
 | `RAGTAG_CACHE_DIR` | folder for profiles and compiled programs; default: the user's cache folder |
 | `RAGTAG_PROBE_LIMIT` | default of `--probe-limit` |
 | `RAGTAG_NO_CALIBRATION` | `1` turns calibration off |
