@@ -1,4 +1,4 @@
-//! Copies of activations and of streamed weights in flight. The coordinator uses them to name the edge of a
+//! Copies in flight. The coordinator uses them to name the edge of a
 //! failed copy, and to find copies that do not complete.
 //!
 //! A copy stalls if all points that it waits for have passed and it is the next work of its queue, but its
@@ -25,6 +25,10 @@ pub(crate) enum Copied {
     Activations(u32, Route),
     /// Streamed weights of this stage.
     Weights(u32),
+    /// Logits of this stage.
+    Logits(u32),
+    /// A checksum of activations of this stage.
+    Checksum(u32),
 }
 
 /// A copy or a computation that may not have completed.
@@ -111,7 +115,9 @@ impl Watch {
                         let [from, to] = self.ends(edge);
                         Error::Stalled { from, to, route, seconds }
                     }
-                    Copied::Weights(stage) => Error::StalledWeights { device: self.label(stage), seconds },
+                    Copied::Weights(stage) => self.stalled_copy("streamed weights", stage, seconds),
+                    Copied::Logits(stage) => self.stalled_copy("logits", stage, seconds),
+                    Copied::Checksum(stage) => self.stalled_copy("checksum", stage, seconds),
                 }));
             }
         }
@@ -143,11 +149,15 @@ impl Watch {
         let failed = QUEUES.into_iter().filter(|queue| failure(queue).is_some_and(|error| error == *cause));
         let activations = |queue| match device.next(queue)?.copy? {
             Copied::Activations(edge, route) => Some((edge, route)),
-            Copied::Weights(_) => None,
+            Copied::Weights(_) | Copied::Logits(_) | Copied::Checksum(_) => None,
         };
         let (edge, route) = failed.filter_map(activations).next()?;
         let [from, to] = self.ends(edge);
         Some(Error::Transfer { from, to, route, cause: cause.clone() })
+    }
+
+    fn stalled_copy(&self, what: &str, stage: u32, seconds: u64) -> Error {
+        Error::StalledCopy { what: what.into(), device: self.label(stage), seconds }
     }
 
     /// Returns the labels of the devices at both ends of an edge.
@@ -241,8 +251,9 @@ mod tests {
         let start = Instant::now();
         assert_eq!(watch.stalled(start), None);
         let error = watch.stalled(start + STEP).unwrap();
-        assert_eq!(error, Error::StalledWeights { device: "b".into(), seconds: 10 });
-        assert!(error.to_string().starts_with("no streamed weights on b for 10 s"), "{error}");
+        let what = "streamed weights".into();
+        assert_eq!(error, Error::StalledCopy { what, device: "b".into(), seconds: 10 });
+        assert!(error.to_string().starts_with("b has copied no streamed weights for 10 s"), "{error}");
         uploaded.fail(ragtag_hal::Error::Api { call: "copy".into(), code: 7 });
         let cause = ragtag_hal::Error::Api { call: "copy".into(), code: 7 };
         assert_eq!(watch.failed_copy(DeviceId(1), &cause), None, "the stage's own error names the device");

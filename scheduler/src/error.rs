@@ -138,9 +138,11 @@ pub enum Error {
         /// The limit in seconds, rounded up.
         seconds: u64,
     },
-    /// A copy of streamed weights did not complete within the limit.
-    #[error("no streamed weights on {device} for {seconds} s; --stall-timeout sets another limit")]
-    StalledWeights {
+    /// A copy other than one of activations did not complete within the limit.
+    #[error("{device} has copied no {what} for {seconds} s; --stall-timeout sets another limit")]
+    StalledCopy {
+        /// Contents of the copy.
+        what: String,
         /// Label of the device.
         device: String,
         /// The limit in seconds, rounded up.

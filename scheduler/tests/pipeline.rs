@@ -279,12 +279,26 @@ fn faulty_copies_of_streamed_weights_end_the_run_with_an_error() {
     let error_of_copy = error(CopyFaultKind::Failing);
     assert!(matches!(&error_of_copy, Error::Stage { stage: 0, device, .. } if device == "cpu:0"));
     let stalled = error(CopyFaultKind::Endless);
-    assert_eq!(stalled, Error::StalledWeights { device: "cpu:0".into(), seconds: 1 });
+    let what = "streamed weights".into();
+    assert_eq!(stalled, Error::StalledCopy { what, device: "cpu:0".into(), seconds: 1 });
     let mut lost = Setup::new(1);
     (lost.streamed, lost.devices[0].losing_submission) = (vec![1, 2, 3, 4], Some(60));
     let pipeline = lost.start().unwrap();
     let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
     assert!(matches!(failed(&all(&replies)), Error::Stage { stage: 0, .. }));
+}
+
+#[test]
+fn logits_that_never_arrive_end_the_run_with_an_error() {
+    let mut setup = Setup::new(2);
+    setup.options.stall_timeout = Some(Duration::from_millis(200));
+    // Only the last device copies logits to the host, and its activations stay on it.
+    let (kind, copies) = (CopyFaultKind::Endless, FaultyCopies::Downloads);
+    setup.devices[1].copy_fault = Some(CopyFault { kind, copies, least_bytes: 1, after: 3, most: None });
+    let pipeline = setup.start().unwrap();
+    let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+    let stalled = Error::StalledCopy { what: "logits".into(), device: "cpu:1".into(), seconds: 1 };
+    assert_eq!(failed(&all(&replies)), stalled);
 }
 
 #[test]

@@ -450,6 +450,8 @@ impl Actor {
                 let work = Work::Commands(commands.into_iter().collect());
                 let submission = Submission { queue: QueueKind::Download, work, waits, signal };
                 stage.recorder.leaves(&micro_batch, bytes);
+                let number = stage.stage;
+                self.watch(&submission, Some(Copied::Logits(number)));
                 self.submit(at, submission, Label::of(SpanKind::Logits, &micro_batch, bytes))
             }
             StageAction::HandOff { micro_batch } => {
@@ -469,7 +471,9 @@ impl Actor {
                 let (queue, work) = (QueueKind::Compute, Work::Commands(sum));
                 self.submit(at, Submission { queue, work, waits, signal: computed }, label)?;
                 let (queue, work, waits) = (QueueKind::Download, Work::Commands(download), vec![computed]);
-                self.submit(at, Submission { queue, work, waits, signal }, label)?;
+                let submission = Submission { queue, work, waits, signal };
+                self.watch(&submission, Some(Copied::Checksum(self.stages[at].stage)));
+                self.submit(at, submission, label)?;
                 self.sums.push_back(PendingSum {
                     value: signal.value,
                     stage: at,
