@@ -39,7 +39,7 @@ pub struct EngineOptions {
     /// Whether each stage verifies the activations that it receives, with checksums. Activations with wrong
     /// bytes are sent again, over the next route of the edge if it has one.
     pub verify_transfers: bool,
-    /// Time after which a copy of activations that does not complete ends the run. `None` selects 60 seconds.
+    /// Time after which a copy that does not complete ends the run. `None` selects 60 seconds.
     /// Zero disables the limit. Time in which a copy waits for a computation does not count.
     pub stall_timeout: Option<Duration>,
 }
@@ -134,7 +134,7 @@ impl Engine {
             let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
             stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
-            let streamed = Vec::new();
+            let streamed = stage.streamed.iter().map(|&segment| segment as usize).collect();
             specs.push(stage_spec(model, compiled, streamed, device));
         }
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);

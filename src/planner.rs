@@ -68,6 +68,8 @@ pub struct Planner {
     chunks: Option<Chunks>,
     constraints: Constraints,
     explained: bool,
+    /// Whether devices may stream weights.
+    streaming: bool,
     split: Option<Split>,
 }
 
@@ -105,6 +107,7 @@ impl Planner {
             chunks: None,
             constraints: Constraints::default(),
             explained: true,
+            streaming: true,
             split: None,
         }
     }
@@ -313,6 +316,13 @@ impl Planner {
         self
     }
 
+    /// Keeps all weights in device memory. By default, devices stream weights from host memory if the model does
+    /// not fit otherwise.
+    pub fn without_streaming(mut self) -> Self {
+        self.streaming = false;
+        self
+    }
+
     /// Omits the reasons and the explanation from the plan. Computing them takes longer than the search, so
     /// this option saves time for callers that plan for many fleets.
     pub fn unexplained(mut self) -> Self {
@@ -321,7 +331,8 @@ impl Planner {
     }
 
     /// Makes the plan. Searches all subsets and orders of the devices, and all ways to divide the model into
-    /// stages, for the plan with the lowest objective. Proves that this plan fits in memory.
+    /// stages, for the plan with the lowest objective. Proves that this plan fits in memory. If no plan fits,
+    /// GPUs with their own memory stream some of the weights from host memory.
     ///
     /// If the plan serves many sequences, the planner also simulates the best few placements and the
     /// baselines. For each placement, it tries several chunks, numbers of decode groups and numbers of
@@ -391,6 +402,7 @@ impl Planner {
             constraints: &self.constraints,
             trial: Some(ragtag_scheduler::trial),
             several_stages: true,
+            streaming: self.streaming,
             explained: self.explained,
             split: self.split.as_ref(),
         })
@@ -441,8 +453,8 @@ impl Planner {
     }
 
     /// Makes a plan that needs less memory than `before`. First tries smaller chunks at the same context,
-    /// then fewer slots, and finally a shorter context. Does not change a chunk or a context that the caller
-    /// has set.
+    /// then fewer slots, then a shorter context, and finally streams weights. Does not change a chunk or a
+    /// context that the caller has set. If `before` streams weights, each of these plans may stream more.
     pub(crate) fn smaller_than(&self, before: &Plan) -> Result<Plan> {
         let halves = std::iter::successors(Some(before.chunk), |chunk| Some(chunk / 2));
         let halves = halves.take_while(|&chunk| chunk == before.chunk || chunk >= SMALLEST_CHUNK);
@@ -450,10 +462,12 @@ impl Planner {
         let smallest = *chunks.last().unwrap_or(&before.chunk);
         let fewer = (1..before.slots).rev().map(|slots| (smallest, slots));
         let steps = chunks.iter().map(|&chunk| (chunk, before.slots)).chain(fewer);
-        let with = |chunk: u32, slots: u32, context: Option<u32>| {
+        let streams = before.stages.iter().any(|stage| !stage.streamed.is_empty());
+        let may_stream = |chunk: u32, slots: u32, context: Option<u32>, streaming: bool| {
             let limits = PlanLimits { chunk, slots, context, ..self.limits };
-            Self { limits, chunk_given: true, chunks: None, ..self.clone() }.plan()
+            Self { limits, streaming, chunk_given: true, chunks: None, ..self.clone() }.plan()
         };
+        let with = |chunk, slots, context| may_stream(chunk, slots, context, streams);
         let mut last = (smallest, before.slots);
         for (chunk, slots) in steps {
             match with(chunk, slots, Some(before.context)) {
@@ -461,7 +475,12 @@ impl Planner {
                 other => return other,
             }
         }
-        with(last.0, last.1, self.limits.context)
+        match with(last.0, last.1, self.limits.context) {
+            Err(Error::Planner(PlanError::DoesNotFit(_))) if self.streaming && !streams => {
+                may_stream(before.chunk, before.slots, self.limits.context, true)
+            }
+            other => other,
+        }
     }
 }
 

@@ -5,11 +5,14 @@
 
 mod chunks;
 mod edges;
+#[cfg(test)]
+mod tests;
 mod upgrade;
 
 use crate::cost::FigureSource;
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
+use crate::streaming::FEWEST;
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 pub use edges::{PlanEdge, PlanPaths};
 use ragtag_graph::{Granularity, WireType};
@@ -165,7 +168,7 @@ pub struct Explanation {
     /// Lower bound of the score over all placements that have one stage per device and meet the constraints,
     /// for every prefill chunk, number of decode groups and wire type that the planner considers. If the user
     /// requested a split, the bound still covers all other placements. 0 if the bound was not computed
-    /// because there are too many devices and segments.
+    /// because there are too many devices and segments, or because the plan streams weights.
     pub bound_us: f64,
     /// The stage, edge, shared link or token return with the longest busy time per request.
     pub bottleneck: Bottleneck,
@@ -331,6 +334,10 @@ pub struct PlanStage {
     /// First and last segment.
     #[schemars(with = "[u32; 2]")]
     pub segments: Span,
+    /// Streamed segments, in ascending order. Their weights stay in host memory, and the stage copies them to
+    /// the device before each computation. If absent, none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub streamed: Vec<u32>,
     /// Device memory that the stage needs.
     pub memory_bytes: StageMemory,
     /// Times that the cost model predicts for the stage.
@@ -341,8 +348,12 @@ pub struct PlanStage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StageMemory {
-    /// Weights in resident layout. A tensor shared by two segments counts once.
+    /// Weights in resident layout, without those of streamed segments. A tensor shared by two segments counts
+    /// once.
     pub weights: u64,
+    /// Arenas that the streamed segments share. If absent, zero.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub arenas: u64,
     /// Keys and values of all sequences at the full context.
     pub kv: u64,
     /// Scratch memory, sized for the segment that needs the most.
@@ -370,10 +381,17 @@ pub struct HostMemory {
     pub parameters: u64,
     /// Memory of stages on devices that use host memory.
     pub devices: u64,
+    /// Pinned copies of the weights of all streamed segments. If absent, zero.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub weights: u64,
     /// Sum of the above.
     pub total: u64,
     /// Free host memory. Absent if unknown.
     pub available: Option<u64>,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Predicted times of a stage or an edge, in microseconds, rounded to tenths.
@@ -456,6 +474,14 @@ pub enum InvalidPlan {
     /// The stages do not cover all segments, or they name unknown devices.
     #[error("the plan's stages: {0}")]
     Stages(#[from] PartitionError),
+    /// The streamed segments of a stage are invalid.
+    #[error("the plan's stages[{stage}].streamed: {what}")]
+    Streamed {
+        /// Index of the stage.
+        stage: usize,
+        /// Problem, as quoted in the error message.
+        what: String,
+    },
     /// The edges do not lead from each stage to the next.
     #[error("the plan has {stages} stages; its edges must lead from each stage to the next, in order")]
     Edges {
@@ -529,9 +555,13 @@ impl Plan {
         serde_json::to_string_pretty(self).expect("plans are plain data") + "\n"
     }
 
-    /// Returns the plan's placement as a split.
+    /// Returns the plan's placement, including its streamed segments, as a split.
     pub fn split(&self) -> Split {
-        let part = |s: &PlanStage| SplitPart { span: s.segments, device: s.device.clone() };
+        let part = |s: &PlanStage| SplitPart {
+            span: s.segments,
+            device: s.device.clone(),
+            streamed: Some(s.streamed.clone()),
+        };
         Split { parts: self.stages.iter().map(part).collect() }
     }
 
@@ -564,11 +594,33 @@ impl Plan {
         }
         let parts: Vec<_> = self.stages.iter().map(|s| (s.segments, s.device.as_str())).collect();
         check_partition(&parts, model.segments, devices)?;
+        self.validate_streamed()?;
         self.validate_edges()?;
         if self.activations == Activations::F32 && self.wire_type != WireType::F32 {
             return Err(InvalidPlan::WireType { wire_type: self.wire_type });
         }
         self.validate_figures()
+    }
+
+    fn validate_streamed(&self) -> Result<(), InvalidPlan> {
+        let last = self.model.segments - 1;
+        for (stage, PlanStage { segments, streamed, .. }) in self.stages.iter().enumerate() {
+            let wrong = |what: String| Err(InvalidPlan::Streamed { stage, what });
+            let is_outside = |at: &&u32| !(segments.first()..=segments.last()).contains(*at);
+            if let Some(at) = streamed.iter().find(is_outside) {
+                return wrong(format!("segment {at} is outside segments {segments}"));
+            }
+            if let Some(at) = streamed.iter().find(|at| [0, last].contains(*at)) {
+                return wrong(format!("segment {at} is the embedding or the head, which are never streamed"));
+            }
+            if streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
+                return wrong("the segments must be in ascending order".into());
+            }
+            if !streamed.is_empty() && streamed.len() < FEWEST {
+                return wrong(format!("a stage streams at least {FEWEST} segments or none"));
+            }
+        }
+        Ok(())
     }
 
     fn validate_edges(&self) -> Result<(), InvalidPlan> {
@@ -640,229 +692,5 @@ impl Plan {
             });
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ragtag_transfer::Route;
-
-    fn model() -> PlanModel {
-        let granularity = Granularity::Block;
-        PlanModel { name: "tales".into(), digest: "ab12".into(), segments: 14, granularity }
-    }
-
-    fn stage(device: &str, first: u32, last: u32) -> PlanStage {
-        PlanStage {
-            device: device.into(),
-            segments: Span::new(first, last).expect("in order"),
-            memory_bytes: StageMemory {
-                weights: 1,
-                kv: 2,
-                scratch: 3,
-                slots: 4,
-                staging: 5,
-                total: 15,
-                available: 1 << 40,
-            },
-            predicted: PredictedTimes { decode_us: 1234.5, prefill_us: 0.1 },
-        }
-    }
-
-    fn plan() -> Plan {
-        Plan {
-            ragtag_plan: PLAN_VERSION,
-            model: model(),
-            objective: Objective::Throughput,
-            workload: Workload::default(),
-            device_options: Some(PlanDeviceOptions {
-                selection: "auto".into(),
-                cpu_devices: 2,
-                threads: None,
-            }),
-            context: 512,
-            sequences: 2,
-            chunk: 128,
-            chunks: None,
-            decode_rows: 1,
-            decode_groups: 2,
-            credits: 3,
-            slots: 2,
-            kv: KvType::F16,
-            activations: Activations::Int8,
-            wire_type: WireType::F32,
-            family: Family::OneStage,
-            stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
-            host_memory_bytes: HostMemory { total: 7, available: Some(1 << 40), ..HostMemory::default() },
-            edges: PlanEdge::between([(
-                Route::HostStaged { chunk_bytes: 65536, depth: 4 }.into(),
-                PredictedTimes { decode_us: 21.5, prefill_us: 40.0 },
-            )]),
-            paths: PlanPaths::through(2),
-            token_return: PredictedTimes { decode_us: 20.0, prefill_us: 20.0 },
-            predicted: PredictedRun {
-                decode_tokens_per_s: 123.4,
-                prefill_tokens_per_s: 4567.8,
-                prefill_rows: 0,
-                first_token_us: 98765.4,
-                token_us: 8103.7,
-            },
-            explanation: Explanation::default(),
-            reasons: vec!["because".into()],
-        }
-    }
-
-    const DEVICES: [&str; 2] = ["cpu:0", "cpu:1"];
-
-    #[test]
-    fn json_round_trips() {
-        let json = plan().to_json();
-        assert!(json.contains("\"ragtag_plan\": 3"), "{json}");
-        assert_eq!(Plan::from_json(&json), Ok(plan()));
-    }
-
-    #[test]
-    fn unknown_fields_are_refused_wherever_they_are() {
-        let json = plan().to_json();
-        for (place, with) in [
-            ("\"context\"", "\"contxt\": 1, \"context\""),
-            ("\"digest\"", "\"extra\": 1, \"digest\""),
-            ("\"decode_us\"", "\"extra\": 1, \"decode_us\""),
-            ("\"weights\"", "\"extra\": 1, \"weights\""),
-            ("\"chunk_bytes\"", "\"extra\": 1, \"chunk_bytes\""),
-            ("\"device\"", "\"extra\": 1, \"device\""),
-            ("\"prefill\"", "\"extra\": 1, \"prefill\""),
-            ("\"from\"", "\"extra\": 1, \"from\""),
-        ] {
-            let changed = json.replacen(place, with, 1);
-            assert_ne!(changed, json, "{place}");
-            let error = Plan::from_json(&changed).expect_err("unknown field");
-            assert!(
-                matches!(&error, InvalidPlan::NotAPlan { cause } if cause.contains("unknown field")),
-                "{error}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_newer_version_is_named_even_with_new_fields() {
-        let json = plan().to_json().replacen("\"ragtag_plan\": 3", "\"ragtag_plan\": 7, \"novelty\": {}", 1);
-        assert_eq!(Plan::from_json(&json), Err(InvalidPlan::Version { found: 7 }));
-        let mut newer = plan();
-        newer.ragtag_plan = 4;
-        assert_eq!(newer.validate(&model(), &DEVICES), Err(InvalidPlan::Version { found: 4 }));
-    }
-
-    #[test]
-    fn invalid_plans_are_refused() {
-        for json in
-            ["", "{}", "[]", "GGUF", "{\"ragtag_plan\": -1}", "{\"ragtag_plan\": 2}", "{\"ragtag_plan\": 3}"]
-        {
-            assert!(matches!(Plan::from_json(json), Err(InvalidPlan::NotAPlan { .. })), "{json}");
-        }
-        let pretty = plan().to_json();
-        let compact: String = pretty.split_whitespace().collect();
-        let reversed = compact.replacen("[0,5]", "[5,0]", 1);
-        assert_ne!(reversed, compact);
-        let error = Plan::from_json(&reversed).expect_err("reversed");
-        assert!(error.to_string().contains("the last comes before the first"), "{error}");
-        for cut in 0..pretty.len() - 2 {
-            assert!(Plan::from_json(&pretty[..cut]).is_err(), "cut at {cut}");
-        }
-    }
-
-    /// Checks that error messages are short and contain no control characters. A fuzzer found a message that
-    /// quoted text as long as the file and could clear the screen.
-    #[test]
-    fn messages_are_short_and_without_control_characters() {
-        let long = "\\u001b[2J\\\\".repeat(1000);
-        let json = plan().to_json();
-        for changed in [
-            json.replacen("\"context\"", &format!("\"{long}\": 1, \"context\""), 1),
-            json.replacen("\"f16\"", &format!("\"{long}\""), 1),
-            json.replacen("512", &format!("\"{long}\""), 1),
-            format!("\"{long}\""),
-        ] {
-            let message = Plan::from_json(&changed).expect_err("not a plan").to_string();
-            assert!(message.len() < 1600 && !message.contains(char::is_control), "{message}");
-            assert!(message.contains(" at line "), "{message}");
-        }
-    }
-
-    #[test]
-    fn validation_names_the_problem() {
-        assert_eq!(plan().validate(&model(), &DEVICES), Ok(()));
-        let with = |change: &dyn Fn(&mut Plan)| {
-            let mut changed = plan();
-            change(&mut changed);
-            changed.validate(&model(), &DEVICES).expect_err("invalid").to_string()
-        };
-        assert!(with(&|p| p.model.digest = "cd".into()).contains("digest cd"));
-        assert!(
-            with(&|p| p.model.granularity = Granularity::HalfBlock).contains("granularity half-block (14")
-        );
-        assert!(with(&|p| p.model.segments = 15).contains("15 segments"));
-        assert!(with(&|p| p.stages[1] = stage("cpu:1", 8, 13)).contains("segments 6-7 are on no device"));
-        assert!(
-            with(&|p| p.stages[1] = stage("cpu:1", 5, 13)).contains("segments 5 are on cpu:0 and on cpu:1")
-        );
-        assert!(with(&|p| p.stages[1] = stage("cpu:1", 6, 14)).contains("last segment is 13"));
-        assert!(with(&|p| p.stages[1].device = "cuda:0".into()).contains("no device cuda:0"));
-        assert!(with(&|p| p.stages[1].device = "cpu:0".into()).contains("0-5 and 6-13 are both on cpu:0"));
-        assert!(with(&|p| p.stages.swap(0, 1)).contains("in the order of the segments"));
-        assert!(with(&|p| p.stages.clear()).contains("no segment is placed"));
-        assert!(with(&|p| p.edges.clear()).contains("its edges must lead from each stage"));
-        assert!(with(&|p| p.context = 0).contains("context is 0"));
-        assert!(with(&|p| p.chunks = Some(Chunks::fixed(129))).contains("longest of chunks is 129"));
-        let none = Chunks { by_prompt: Vec::new(), beside_decode: 1 };
-        assert!(with(&|p| p.chunks = Some(none.clone())).contains("must start at 0 tokens"));
-        assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
-        let exact = with(&|p| (p.wire_type, p.activations) = (WireType::F16, Activations::F32));
-        assert!(exact.contains("wire type is f16, but exact activations"), "{exact}");
-        assert!(with(&|p| p.edges[0].to = 0).contains("its edges must lead from each stage"));
-        assert!(with(&|p| p.paths.decode = vec![1, 0]).contains("paths.decode must list all 2 stages"));
-        let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
-        assert!(with(&|p| p.edges[0].routes = ring.into()).contains("edges[0].routes: a ring needs"));
-    }
-
-    #[test]
-    fn a_plan_without_a_granularity_uses_blocks() {
-        let mut halves = plan();
-        halves.model.granularity = Granularity::HalfBlock;
-        let json = halves.to_json();
-        let field = ",\n    \"granularity\": \"half-block\"";
-        assert!(json.contains(field), "{json}");
-        assert_eq!(Plan::from_json(&json), Ok(halves));
-        assert_eq!(Plan::from_json(&json.replacen(field, "", 1)), Ok(plan()));
-        assert!(Plan::from_json(&json.replacen("half-block", "third", 1)).is_err());
-    }
-
-    #[test]
-    fn device_options_are_optional() {
-        let unnamed = Plan { device_options: None, ..plan() };
-        assert!(!unnamed.to_json().contains("device_options"));
-        assert_eq!(Plan::from_json(&unnamed.to_json()), Ok(unnamed));
-        let misspelt = plan().to_json().replacen("\"cpu_devices\"", "\"cpus\"", 1);
-        assert!(Plan::from_json(&misspelt).is_err());
-    }
-
-    #[test]
-    fn a_plan_without_a_wire_type_uses_f32() {
-        let mut narrow = plan();
-        narrow.wire_type = WireType::F16;
-        let json = narrow.to_json();
-        let field = "  \"wire_type\": \"f16\",\n";
-        assert!(json.contains(field), "{json}");
-        assert_eq!(Plan::from_json(&json), Ok(narrow));
-        assert_eq!(Plan::from_json(&json.replacen(field, "", 1)), Ok(plan()));
-        let error =
-            Plan::from_json(&json.replacen(field, "  \"wire_type\": \"f8\",\n", 1)).expect_err("unknown");
-        assert!(error.to_string().contains("wire_type"), "{error}");
-    }
-
-    #[test]
-    fn the_split_of_a_plan_is_what_users_write() {
-        assert_eq!(plan().split().to_string(), "0-5=cpu:0,6-13=cpu:1");
     }
 }

@@ -184,6 +184,9 @@ pub struct SplitPart {
     pub span: Span,
     /// Device label, for example `cpu:0`.
     pub device: String,
+    /// Streamed segments of the part, in ascending order. If `None`, the planner chooses them, and only if the
+    /// part does not fit with resident weights.
+    pub streamed: Option<Vec<u32>>,
 }
 
 /// A placement that the user requests. Its parts are in segment order. Parsing checks only the syntax.
@@ -267,7 +270,7 @@ fn parse_part(part: &str, split: &str) -> Result<SplitPart, SplitError> {
     };
     let (first, last) = (number(first)?, number(last)?);
     let span = Span::new(first, last).ok_or_else(|| SplitError::Reversed { part: part.into() })?;
-    Ok(SplitPart { span, device: device.into() })
+    Ok(SplitPart { span, device: device.into(), streamed: None })
 }
 
 #[cfg(test)]

@@ -47,6 +47,15 @@ pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
+/// Formats numbers in ascending order. Three or more consecutive numbers become a range, as in `1, 4-6, 9`.
+pub fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, _, .., last] => format!("{first}-{last}"),
+        run => run.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
 fn times(factor: f64) -> String {
     match factor {
         factor if factor < 9.95 => format!("{factor:.1} times"),
@@ -124,6 +133,12 @@ mod tests {
         assert_eq!(request(workload, 640), "512 prompt and 128 generated tokens");
         let small = "512 prompt and 128 generated tokens (scaled down to 51 and 13, the context is 64)";
         assert_eq!(request(workload, 64), small);
+    }
+
+    #[test]
+    fn consecutive_numbers_become_a_range() {
+        assert_eq!(ranges(&[1, 4, 5, 6, 9, 10]), "1, 4-6, 9, 10");
+        assert_eq!(ranges(&[]), "");
     }
 
     #[test]

@@ -2,10 +2,14 @@
 //! Weights, KV cache and slots must match to the byte. The computed scratch must be at least the actual size.
 //! The size of each buffer is rounded up to its size class.
 
-use ragtag_graph::{Granularity, Lowering, MemorySource, Model, ModelFile, WireType};
+use ragtag_graph::{
+    Granularity, Lowering, MemorySource, Model, ModelFile, WeightBuffer, WeightContent, WireType,
+};
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
 use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::cost::arena_buffers;
+use ragtag_planner::streaming::arena_count;
 use ragtag_planner::{
     BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
     PlanLimits, PlannerInput, Split, Workload,
@@ -36,7 +40,10 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
 }
 
 fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Result<Plan, PlanError> {
-    let split: Split = split.parse().expect("a split");
+    plan_of_split(model, lowering, &split.parse().expect("a split"), caps)
+}
+
+fn plan_of_split(model: &Model, lowering: &Lowering, split: &Split, caps: &Caps) -> Result<Plan, PlanError> {
     let device = |i| {
         let kind = ragtag_hal::AdapterKind::Cpu;
         let facts = DeviceFacts::assumed(&format!("cpu:{i}"), kind, 1, 1 << 40, FigureSource::User);
@@ -78,8 +85,9 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
         constraints: Constraints::NONE,
         trial: None,
         several_stages: false,
+        streaming: false,
         explained: true,
-        split: Some(&split),
+        split: Some(split),
     })
 }
 
@@ -206,6 +214,54 @@ fn the_proof_is_what_compiled_stages_take() {
                     assert!(all <= raw + raw / 8 + 256 * buffers as u64, "{all} for {raw}, {what}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn the_proof_of_streamed_stages_is_what_compiled_ones_take() {
+    for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
+        let model = model(name);
+        let (kv, activations, wire_type) = (KvType::F16, Activations::Int8, WireType::F32);
+        let lowering =
+            Lowering { activations, kv, context: 500, sequences: 3, chunk: 100, logit_rows: 5, wire_type };
+        let cases: [(Granularity, &str, &[&[u32]]); 4] = [
+            (Granularity::Block, "0-13=cpu:0", &[&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]),
+            (Granularity::Block, "0-13=cpu:0", &[&[2, 5, 11]]),
+            (Granularity::Block, "0-6=cpu:0,7-13=cpu:1", &[&[1, 3, 4, 6], &[7, 12]]),
+            (Granularity::HalfBlock, "0-13=cpu:0,14-25=cpu:1", &[&[2, 3, 8, 9, 10], &[]]),
+        ];
+        for (granularity, split, streamed) in cases {
+            let model = model.with_granularity(granularity);
+            let mut split: Split = split.parse().expect("a split");
+            for (part, streamed) in split.parts.iter_mut().zip(streamed) {
+                part.streamed = Some(streamed.to_vec());
+            }
+            let plan = plan_of_split(&model, &lowering, &split, &caps()).expect("fits");
+            let mut host_bytes = 0;
+            for stage in &plan.stages {
+                let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps());
+                let (streamed, resident): (Vec<_>, Vec<_>) =
+                    compiled.expect("compiles").weights.into_iter().partition(|weight| {
+                        let is_generated = matches!(weight.content, WeightContent::Generated(_));
+                        stage.streamed.contains(&(weight.segment as u32)) && !is_generated
+                    });
+                let sizes =
+                    |weights: &[WeightBuffer]| weights.iter().map(WeightBuffer::bytes).collect::<Vec<_>>();
+                let sum = |bytes: Vec<u64>| bytes.into_iter().map(class_bytes).sum::<u64>();
+                let segments: Vec<Vec<u64>> =
+                    streamed.chunk_by(|a, b| a.segment == b.segment).map(sizes).collect();
+                assert_eq!(segments.len(), stage.streamed.len(), "every streamed segment has weights");
+                let memory = &stage.memory_bytes;
+                let what = format!("{name} {:?} on {}: {memory:?}", stage.streamed, stage.device);
+                assert_eq!(memory.weights, sum(sizes(&resident)), "weights, {what}");
+                let arena = sum(arena_buffers(segments.iter().map(Vec::as_slice)));
+                assert_eq!(memory.arenas, arena * arena_count(segments.len()) as u64, "arenas, {what}");
+                let parts = memory.weights + memory.arenas + memory.kv + memory.scratch;
+                assert_eq!(memory.total, parts + memory.slots + memory.staging, "{what}");
+                host_bytes += streamed.iter().map(WeightBuffer::bytes).sum::<u64>();
+            }
+            assert_eq!(plan.host_memory_bytes.weights, host_bytes, "{name} {split}");
         }
     }
 }

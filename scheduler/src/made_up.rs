@@ -13,15 +13,29 @@ use ragtag_transfer::Route;
 pub(crate) fn plan(split: &str) -> Plan {
     let Split { parts } = split.parse().unwrap();
     let predicted = PredictedTimes::default();
-    let memory_bytes =
-        StageMemory { weights: 0, kv: 0, scratch: 0, slots: 0, staging: 0, total: 0, available: 0 };
+    let memory_bytes = StageMemory {
+        weights: 0,
+        arenas: 0,
+        kv: 0,
+        scratch: 0,
+        slots: 0,
+        staging: 0,
+        total: 0,
+        available: 0,
+    };
     let model = PlanModel {
         name: "made up".into(),
         digest: "none".into(),
         segments: parts[parts.len() - 1].span.last() + 1,
         granularity: Granularity::Block,
     };
-    let stage = |SplitPart { device, span }| PlanStage { device, segments: span, memory_bytes, predicted };
+    let stage = |SplitPart { device, span, .. }| PlanStage {
+        device,
+        segments: span,
+        streamed: Vec::new(),
+        memory_bytes,
+        predicted,
+    };
     let stages: Vec<_> = parts.into_iter().map(stage).collect();
     Plan {
         ragtag_plan: PLAN_VERSION,

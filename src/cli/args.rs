@@ -243,8 +243,8 @@ pub(crate) struct TransferArgs {
     /// sent again, over another route if the plan has one. The end of the run shows the cost.
     #[arg(long)]
     pub(crate) verify_transfers: bool,
-    /// End the run if a copy of activations takes longer than this, without the time in which it waits for a
-    /// computation. 0 disables the limit.
+    /// End the run if a copy takes longer than this, without the time in which it waits for a computation. 0
+    /// disables the limit.
     #[arg(long, value_name = "SECONDS", default_value_t = ragtag_scheduler::STALL_TIMEOUT.as_secs(), value_parser = clap::value_parser!(u64).range(..=86400), allow_negative_numbers = true)]
     pub(crate) stall_timeout: u64,
 }

@@ -15,7 +15,7 @@ use crate::model::Model;
 use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
 use ragtag_planner::Fleet;
-use ragtag_planner::plan::Plan;
+use ragtag_planner::plan::{Plan, PlanStage};
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::{Path, PathBuf};
 
@@ -122,11 +122,12 @@ fn open_fleet(text: &str) -> Result<Fleet> {
 /// Formats a plan as a table of its stages, followed by the plan's reasons. If memory is capped, the table
 /// shows the available bytes instead of the share that the plan uses.
 pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
+    let streams = plan.stages.iter().any(|stage| !stage.streamed.is_empty());
     let mut table = table(&[
         ">stage",
         "device",
-        "segments",
-        "+>weights",
+        if streams { "segments, streamed" } else { "segments" },
+        if streams { "+>weights, arenas" } else { "+>weights" },
         "+>KV cache",
         "+>scratch, slots",
         "+>staging",
@@ -144,8 +145,8 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
         table.add_row([
             index.to_string(),
             stage.device.clone(),
-            stage.segments.to_string(),
-            bytes(memory.weights),
+            segments(stage),
+            bytes(memory.weights.saturating_add(memory.arenas)),
             bytes(memory.kv),
             bytes(memory.scratch + memory.slots),
             bytes(memory.staging),
@@ -158,14 +159,26 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
     let host = &plan.host_memory_bytes;
     let [logits, staging, parameters, devices, total] =
         [host.logits, host.staging, host.parameters, host.devices, host.total].map(bytes);
+    let weights = match host.weights {
+        0 => String::new(),
+        weights => format!(", streamed weights {}", bytes(weights)),
+    };
     let mut text = format!(
         "{table}\nhost memory: {total} (logits {logits}, staging {staging}, parameters {parameters}, stages in host \
-         memory {devices})\n"
+         memory {devices}{weights})\n"
     );
     for reason in &plan.reasons {
         text.push_str(&format!("- {reason}\n"));
     }
     text
+}
+
+/// Formats the segments of a stage and the number of streamed ones.
+fn segments(stage: &PlanStage) -> String {
+    match stage.streamed.len() {
+        0 => stage.segments.to_string(),
+        streamed => format!("{}, {streamed} streamed", stage.segments),
+    }
 }
 
 /// Summarizes a plan in one line: split, context and chunk.

@@ -24,9 +24,13 @@ pub(super) fn stages(plan: &Plan) -> Chart {
         let (first, last) = (stage.segments.first(), stage.segments.last());
         let what = contents(plan, stage);
         let number = count((last - first) as usize + 1, "segment");
+        let streamed = match stage.streamed.len() {
+            0 => String::new(),
+            streamed => format!(", {streamed} streamed"),
+        };
         Row {
             label: format!("{at} · {}", stage.device),
-            note: format!("{what}, {}", bytes(stage.memory_bytes.weights)),
+            note: format!("{what}, {}{streamed}", bytes(stage.memory_bytes.weights)),
             lanes: 1,
             bars: vec![Bar {
                 lane: 0,
@@ -34,7 +38,7 @@ pub(super) fn stages(plan: &Plan) -> Chart {
                 to: share(f64::from(last) + 1.0, segments),
                 class: colour(at),
                 label: stage.segments.to_string(),
-                title: format!("stage {at} on {}: {number}, {what}", stage.device),
+                title: format!("stage {at} on {}: {number}, {what}{streamed}", stage.device),
             }],
         }
     };
@@ -136,6 +140,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
         let free = memory.available.saturating_sub(memory.total);
         let parts = [
             ("weights", "weights", memory.weights),
+            ("staging", "arenas", memory.arenas),
             ("kv", "KV cache", memory.kv),
             ("scratch", "scratch and slots", memory.scratch.saturating_add(memory.slots)),
             ("staging", "staging", memory.staging),

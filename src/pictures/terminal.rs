@@ -70,7 +70,11 @@ fn lines(plan: &Plan, style: BarStyle) -> Vec<Line> {
     let mut lines = Vec::new();
     for (at, stage) in plan.stages.iter().enumerate() {
         let memory = share(stage.memory_bytes.total as f64, stage.memory_bytes.available as f64);
-        lines.push(line(format!("{at} {}", stage.device), stage.predicted, Some(memory)));
+        let streamed = match stage.streamed.len() {
+            0 => String::new(),
+            streamed => format!(", {streamed} streamed"),
+        };
+        lines.push(line(format!("{at} {}{streamed}", stage.device), stage.predicted, Some(memory)));
         if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
             lines.push(line(format!("  {}", edge_name(&stage.device, &next.device)), edge.predicted, None));
         }

@@ -39,8 +39,10 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
     let stage = |at: u32| PlanStage {
         device: label(at),
         segments: Span::new(cut(at), cut(at + 1) - 1).unwrap(),
+        streamed: Vec::new(),
         memory_bytes: StageMemory {
             weights: (5 + u64::from(at)) * GIB,
+            arenas: 0,
             kv: 2 * GIB,
             scratch: GIB / 2,
             slots: GIB / 4,

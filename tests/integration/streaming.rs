@@ -15,7 +15,8 @@ fn planner(model: &Model, found: &Devices) -> Planner {
 }
 
 fn start(model: &Model, found: &Devices, plan: &Plan) -> Engine {
-    let options = EngineOptions { all_logits: true, trace: true, ..EngineOptions::default() };
+    let mut options = EngineOptions::default();
+    (options.all_logits, options.trace) = (true, true);
     Engine::start_exact(model, found, plan, options).unwrap()
 }
 
@@ -58,11 +59,10 @@ fn check(model: &Model, found: &Devices, mut plan: Plan, streamed: &[&[u32]]) {
 fn streamed_weights_change_no_bit_on_any_device() {
     let labels = distinct().into_iter().map(|adapter| adapter.label()).chain(["cpu:0".into()]);
     for label in labels {
-        let (model, found) = (Model::open(model_path(MODEL)).unwrap(), devices(&Setup {
-            devices: &label,
-            threads: 2,
-            ..Setup::default()
-        }));
+        let (model, found) = (
+            Model::open(model_path(MODEL)).unwrap(),
+            devices(&Setup { devices: &label, threads: 2, ..Setup::default() }),
+        );
         let plan = planner(&model, &found).plan().unwrap();
         check(&model, &found, plan, &STREAMED);
     }

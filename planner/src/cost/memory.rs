@@ -5,6 +5,7 @@
 
 use super::{BufferLimits, DeviceFacts};
 use crate::plan::StageMemory;
+use crate::streaming::arena_count;
 use ragtag_graph::{Segment, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
@@ -91,6 +92,24 @@ pub struct LargeBuffer {
     pub limit: u64,
 }
 
+/// Start of the names of generated buffers. They always stay on the device, because many segments share them.
+const GENERATED: &str = "rotary frequencies";
+
+/// Returns the sizes of an arena's buffers in bytes. `weights` lists the sizes of each streamed segment's weights,
+/// in order and without generated ones. Buffer `k` holds the largest `k`-th weight.
+pub fn arena_buffers<'a>(weights: impl IntoIterator<Item = &'a [u64]>) -> Vec<u64> {
+    let mut buffers: Vec<u64> = Vec::new();
+    for sizes in weights {
+        buffers.resize(buffers.len().max(sizes.len()), 0);
+        buffers.iter_mut().zip(sizes).for_each(|(buffer, &bytes)| *buffer = bytes.max(*buffer));
+    }
+    buffers
+}
+
+fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
+    bytes.into_iter().fold(0, u64::saturating_add)
+}
+
 /// Memory that the earlier stages of a device hold. Later stages of the device reuse the scratch memory and
 /// any tensors that they have in common with earlier stages.
 #[derive(Clone, Debug, Default)]
@@ -107,6 +126,9 @@ pub struct RunSizes {
     segments: usize,
     /// Ids and bytes of each segment's tensors.
     tensors_of: Vec<Vec<(usize, u64)>>,
+    /// Sizes of the weights that are copied if a segment is streamed, in order. Empty if the segment must not
+    /// be streamed.
+    streamed_of: Vec<Vec<u64>>,
     /// Bytes of the distinct tensors of the run `first ..= last`, at `first * segments + last`.
     weights: Vec<u64>,
     /// Scratch bytes, indexed like `weights`.
@@ -141,6 +163,7 @@ impl RunSizes {
             tensors: none(),
             kv_before: Vec::new(),
             tensors_of: Vec::new(),
+            streamed_of: streamed_weights(segments),
         };
         for first in 0..n {
             let mut kept = vec![false; ids.len()];
@@ -182,23 +205,55 @@ impl RunSizes {
         self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
     }
 
-    /// Returns the device memory of a stage that runs the segments `run` (at least one). `staging` is the
-    /// size of its staging ring, in bytes.
+    /// Returns the segments of `run` that may be streamed. The first and the last segment of the model may
+    /// not, and neither may a segment that shares a tensor with another one.
+    pub fn streamable(&self, run: Range<usize>) -> Vec<usize> {
+        run.filter(|&segment| !self.streamed_of[segment].is_empty()).collect()
+    }
+
+    /// Returns the sizes of the weights that are copied if a segment is streamed, in order. Empty if it must not
+    /// be streamed.
+    pub fn streamed_weights(&self, segment: usize) -> &[u64] {
+        &self.streamed_of[segment]
+    }
+
+    /// Returns the bytes that a stage with these streamed segments copies to the device for each micro-batch.
+    /// The host holds a copy of the same size.
+    pub fn streamed_bytes(&self, streamed: &[usize]) -> u64 {
+        sum(streamed.iter().flat_map(|&segment| self.streamed_of[segment].iter().copied()))
+    }
+
+    /// Returns the device memory that a segment would take if it were resident, without generated buffers.
+    pub fn resident_bytes(&self, segment: usize) -> u64 {
+        sum(self.streamed_of[segment].iter().map(|&bytes| class_bytes(bytes)))
+    }
+
+    /// Returns the device memory of one arena for these streamed segments.
+    pub fn arena_bytes(&self, streamed: &[usize]) -> u64 {
+        let weights = streamed.iter().map(|&segment| self.streamed_of[segment].as_slice());
+        sum(arena_buffers(weights).into_iter().map(class_bytes))
+    }
+
+    /// Returns the device memory of a stage that runs the segments `run` (at least one) and streams the
+    /// segments `streamed` of them. `staging` is the size of its staging ring, in bytes.
     pub fn stage(
         &self,
         run: Range<usize>,
+        streamed: &[usize],
         shape: &StageCapacity,
         staging: u64,
         device: &DeviceFacts,
     ) -> StageMemory {
         let at = run.start * self.segments + run.end - 1;
-        let weights = self.weights[at];
+        let absent = sum(streamed.iter().map(|&segment| self.resident_bytes(segment)));
+        let weights = self.weights[at].saturating_sub(absent);
+        let arenas = self.arena_bytes(streamed).saturating_mul(arena_count(streamed.len()) as u64);
         let scratch = class_bytes(self.scratch_bytes(at, device));
         let kv = self.kv_bytes(run.start, run.end, shape);
         let slots = shape.slot_bytes(run.end == self.segments);
         let available = device.memory_bytes;
-        let total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
-        StageMemory { weights, kv, scratch, slots, staging, total, available }
+        let total = sum([weights, arenas, kv, scratch, slots, staging]);
+        StageMemory { weights, arenas, kv, scratch, slots, staging, total, available }
     }
 
     /// Returns the memory that a stage needs in addition to the earlier stages of its device, and adds it to
@@ -207,11 +262,12 @@ impl RunSizes {
         &self,
         held: &mut Held,
         run: Range<usize>,
+        streamed: &[usize],
         shape: &StageCapacity,
         staging: u64,
         device: &DeviceFacts,
     ) -> StageMemory {
-        let mut memory = self.stage(run.clone(), shape, staging, device);
+        let mut memory = self.stage(run.clone(), streamed, shape, staging, device);
         memory.available = memory.available.saturating_sub(held.total);
         memory.weights = 0;
         for &(id, bytes) in self.tensors_of[run].iter().flatten() {
@@ -219,11 +275,14 @@ impl RunSizes {
                 memory.weights = memory.weights.saturating_add(bytes);
             }
         }
+        // No other segment has the tensors of a streamed one.
+        let absent = sum(streamed.iter().map(|&segment| self.resident_bytes(segment)));
+        memory.weights = memory.weights.saturating_sub(absent);
         let scratch = memory.scratch;
         memory.scratch = scratch.saturating_sub(held.scratch);
         held.scratch = held.scratch.max(scratch);
-        let StageMemory { weights, kv, scratch, slots, .. } = memory;
-        memory.total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
+        let StageMemory { weights, arenas, kv, scratch, slots, .. } = memory;
+        memory.total = sum([weights, arenas, kv, scratch, slots, staging]);
         held.total = held.total.saturating_add(memory.total);
         memory
     }
@@ -255,4 +314,19 @@ impl RunSizes {
     fn scratch_bytes(&self, at: usize, device: &DeviceFacts) -> u64 {
         if device.f16_products { self.wide_scratch[at] } else { self.scratch[at] }
     }
+}
+
+/// Returns the sizes of the weights that are copied if a segment is streamed, for every segment.
+fn streamed_weights(segments: &[Segment]) -> Vec<Vec<u64>> {
+    let mut users = HashMap::<&str, usize>::new();
+    for tensor in segments.iter().flat_map(|segment| &segment.tensors) {
+        *users.entry(&tensor.name).or_default() += 1;
+    }
+    let of_segment = |(at, segment): (usize, &Segment)| {
+        let own = segment.tensors.iter().filter(|tensor| !tensor.name.starts_with(GENERATED));
+        let is_shared = own.clone().any(|tensor| users[tensor.name.as_str()] > 1);
+        let is_end = at == 0 || at + 1 == segments.len();
+        if is_end || is_shared { Vec::new() } else { own.map(|tensor| tensor.resident_bytes).collect() }
+    };
+    segments.iter().enumerate().map(of_segment).collect()
 }

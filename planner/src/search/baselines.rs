@@ -85,7 +85,7 @@ pub(super) fn placements(
         }
         Baseline::ByFlops => vec![in_proportion(segments, &devices, rate)],
         Baseline::BestSingle => {
-            devices.into_iter().map(|device| vec![Run { device, segments: 0..segments }]).collect()
+            devices.into_iter().map(|device| vec![Run::new(device, 0..segments)]).collect()
         }
         Baseline::Greedy => vec![greedy(segments, &devices, fits)],
     }
@@ -101,7 +101,7 @@ fn in_proportion(segments: usize, devices: &[usize], weight: impl Fn(&usize) -> 
         let share = (so_far / total * segments as f64).round() as usize;
         let end = if at + 1 == devices.len() { segments } else { share.min(segments) };
         if end > first {
-            runs.push(Run { device: *device, segments: first..end });
+            runs.push(Run::new(*device, first..end));
             first = end;
         }
     }
@@ -118,7 +118,7 @@ fn greedy(segments: usize, devices: &[usize], fits: impl Fn(&[Run]) -> bool) -> 
         }
         let with = |end: usize| {
             let mut with = runs.clone();
-            with.push(Run { device, segments: first..end });
+            with.push(Run::new(device, first..end));
             with
         };
         let end = match at + 1 == devices.len() {

@@ -93,7 +93,10 @@ fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     };
     let points = fitting(grid, choice);
     let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
-    let longest = shorter().rfind(|point| delay_us(point) <= MOST_DELAY_US);
+    // With streamed weights, the shortest chunk may take as long as a much longer one.
+    let shortest = shorter().next().filter(|_| choice.streams());
+    let most_us = shortest.map_or(0.0, |point| delay_us(point) * (1.0 + SAME)).max(MOST_DELAY_US);
+    let longest = shorter().rfind(|point| delay_us(point) <= most_us);
     let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
     // Leave room for as many prompt rows as decode rows.
     rows.max(choice.workload_times.decode_rows.saturating_mul(2)).min(choice.point.chunk)

@@ -6,7 +6,7 @@ use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
 use super::problem::{Run, device_times};
 use super::solver::{self, Instance};
 use super::workload_times::Times;
-use super::{PlannerInput, families, tenths};
+use super::{PlannerInput, families, streamed, tenths};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, LeftOut, Place};
 use crate::wording;
@@ -32,7 +32,7 @@ pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation 
     let devices = device_times(&best.runs, &best.evaluation.stages).len();
     let is_one_stage = devices == best.runs.len();
     let (left_out, ((alternatives, bound_us), bindings)) = rayon::join(
-        || left_out(grid, best),
+        || left_out(grid, found),
         || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
     );
     Explanation {
@@ -105,8 +105,8 @@ fn is_used(choice: &Choice, device: usize) -> bool {
 
 /// Returns the unused devices, each paired with the best plan that includes the device. Searches once for
 /// each group of interchangeable devices.
-fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
-    let input = grid.input;
+fn left_out(grid: &Grid<'_>, found: &SearchResult) -> Vec<LeftOut> {
+    let (input, best) = (grid.input, &found.best);
     if input.split.is_some() {
         return Vec::new();
     }
@@ -116,7 +116,7 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     kinds.retain(|kind| !kind.is_empty());
     let of_kind = |(at, kind): (usize, &Vec<usize>)| {
         let (best_with, constrained) =
-            if at < tried { best_with(grid, best, kind[0]) } else { (None, false) };
+            if at < tried { best_with(grid, found, kind[0]) } else { (None, false) };
         let left_out = |&device: &usize| {
             let best_with = best_with.as_ref().map(|best| swapped(best, kind[0], device));
             let best_with = best_with.map(|best| alternative(grid, &best, "with this device"));
@@ -130,9 +130,11 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     all.into_iter().map(|(_, left)| left).collect()
 }
 
-/// Returns the best plan that includes `device`. The flag is true if there is no such plan, but there would
+/// Returns the best plan that includes `device`. If the plan streams weights, considers only the plans that the
+/// search has found. The flag is true if there is no such plan, but there would
 /// be one without the constraints.
-fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, bool) {
+fn best_with(grid: &Grid<'_>, found: &SearchResult, device: usize) -> (Option<Choice>, bool) {
+    let best = &found.best;
     let with = |instance: &mut Instance| {
         instance.required = vec![device];
         if grid.input.devices.len() > TRIED_WITH_ALL {
@@ -140,7 +142,9 @@ fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, 
             instance.excluded.iter_mut().enumerate().for_each(|(at, is)| *is |= others(at));
         }
     };
-    let found = grid.solve_with(best.point, with).best();
+    let streamed = found.all().filter(|choice| best.streams() && is_used(choice, device));
+    let streamed = streamed.min_by(|a, b| a.score_us().total_cmp(&b.score_us())).cloned();
+    let found = streamed.or_else(|| grid.solve_with(best.point, with).best());
     let free = |instance: &mut Instance| {
         with(instance);
         instance.pins.fill(None);
@@ -170,7 +174,9 @@ fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Opt
     let (mut all, bound_us) = match grid.input.split {
         None => {
             let all = [others(grid, found), by_rules(grid)].concat();
-            (all, found.bound_us.or_else(|| grid.bound_us()))
+            let bound_us = found.bound_us.or_else(|| grid.bound_us());
+            // The bound covers resident weights only.
+            (all, bound_us.filter(|_| !found.best.streams()))
         }
         Some(_) => found_freely(*grid.input, grid.context),
     };
@@ -206,8 +212,10 @@ fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
 fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, Option<f64>) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);
     let grid = Grid::new(&input, context);
-    let searched = grid.search();
-    let bound_us = searched.as_ref().and_then(|found| found.bound_us).or_else(|| grid.bound_us());
+    let resident = grid.search();
+    let bound_us = resident.as_ref().and_then(|found| found.bound_us).or_else(|| grid.bound_us());
+    let bound_us = bound_us.filter(|_| resident.is_some());
+    let searched = resident.or_else(|| input.streaming.then(|| streamed::search(&grid)).flatten());
     let searched = searched.map(|found| (found.best, Alternative::PLANNERS_OWN.into()));
     (searched.into_iter().chain(by_rules(&grid)).collect(), bound_us)
 }
@@ -262,15 +270,14 @@ fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
     let segments = input.segments.len();
     let is_full = |device: usize| match best.runs.iter().position(|run| run.device == device) {
         None => {
-            problem.memory(&Run { device, segments: 0..segments }, None).total
-                > input.devices[device].memory_bytes
+            problem.memory(&Run::new(device, 0..segments), None).total > input.devices[device].memory_bytes
         }
         Some(at) => {
             let run = &best.runs[at].segments;
             let before = at.checked_sub(1).map(|before| best.runs[before].device);
             let wider = [run.start.saturating_sub(1)..run.end, run.start..(run.end + 1).min(segments)];
             wider.into_iter().filter(|wider| wider != run).any(|segments| {
-                let memory = problem.memory(&Run { device, segments }, before);
+                let memory = problem.memory(&Run::new(device, segments), before);
                 memory.total > memory.available
             })
         }

@@ -86,7 +86,7 @@ fn in_turns(runs: &[Run], turns: usize) -> Vec<Run> {
         for run in runs {
             let cut = |turn: usize| run.segments.len() * turn / turns;
             let end = first + cut(turn + 1) - cut(turn);
-            placed.push(Run { device: run.device, segments: first..end });
+            placed.push(Run::new(run.device, first..end));
             first = end;
         }
     }
@@ -104,10 +104,10 @@ fn feed_forward_apart(input: &PlannerInput<'_>) -> Vec<Vec<Run>> {
     let pairs = (0..devices).flat_map(|a| (0..devices).map(move |b| (a, b))).filter(|(a, b)| a != b);
     // Segment 0 is the embedding, 1 the first attention half, and the last is the head.
     let place = |(attention, feed_forward): (usize, usize)| {
-        let mut runs = vec![Run { device: attention, segments: 0..2 }];
+        let mut runs = vec![Run::new(attention, 0..2)];
         for first in (2..segments - 1).step_by(2) {
-            runs.push(Run { device: feed_forward, segments: first..first + 1 });
-            runs.push(Run { device: attention, segments: first + 1..first + 2 });
+            runs.push(Run::new(feed_forward, first..first + 1));
+            runs.push(Run::new(attention, first + 1..first + 2));
         }
         runs
     };
@@ -123,7 +123,7 @@ mod tests {
         let mut run = |&(device, length): &(usize, usize)| {
             let segments = first..first + length;
             first += length;
-            Run { device, segments }
+            Run::new(device, segments)
         };
         parts.iter().map(&mut run).collect()
     }

@@ -68,7 +68,8 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    fn of(problem: &Problem<'_>, runs: Vec<Run>) -> Self {
+    /// Returns a placement with its predictions. The caller has checked its memory.
+    pub fn of(problem: &Problem<'_>, runs: Vec<Run>) -> Self {
         let evaluation = problem.evaluate(&runs);
         let devices = u32::try_from(device_times(&runs, &evaluation.stages).len()).unwrap_or(u32::MAX);
         let usual = problem.point.groups.max(devices).saturating_add(1);
@@ -80,6 +81,11 @@ impl Choice {
             workload_times: problem.workload_times.clone(),
             evaluation,
         }
+    }
+
+    /// Returns whether a stage streams weights.
+    pub fn streams(&self) -> bool {
+        self.runs.iter().any(|run| !run.streamed.is_empty())
     }
 
     pub fn score_us(&self) -> f64 {
@@ -99,7 +105,7 @@ fn least_us<'a>(choices: impl Iterator<Item = &'a Choice>) -> f64 {
 /// [`FEWER_DEVICES`] worse than the best one, and keeps those with the fewest devices. The second step keeps
 /// the choices that are at most [`SAME`] worse than the best remaining one. The third step takes the first
 /// choice whose decode rate is within [`SAME`] of the highest.
-fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
+pub(super) fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
     let most_us = least_us(choices.iter()) * (1.0 + FEWER_DEVICES);
     choices.retain(|choice| choice.expected_us() <= most_us);
     let fewest = choices.iter().map(|choice| choice.runs.len()).min()?;
@@ -205,7 +211,7 @@ impl<'a> Grid<'a> {
     /// the first point at which a placement fits. All of these points have enough decode groups to keep all
     /// devices busy. The point with the requested chunk comes first, followed by points that may need less
     /// memory.
-    fn starts(&self, wire_type: WireType) -> impl Iterator<Item = Point> + '_ {
+    pub fn starts(&self, wire_type: WireType) -> impl Iterator<Item = Point> + '_ {
         let most = self.points.iter().map(|(point, _)| point.groups).max().unwrap_or(1);
         self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most, wire_type })
     }
@@ -334,8 +340,13 @@ impl<'a> Grid<'a> {
 }
 
 impl SearchResult {
-    fn of(mut choices: Vec<Choice>, bound_us: Option<f64>) -> Option<Self> {
-        let best = preferred(choices.clone())?;
+    /// Returns the preferred choice as the best one, and keeps some of the others.
+    pub fn of(choices: Vec<Choice>, bound_us: Option<f64>) -> Option<Self> {
+        Some(Self::with_best(preferred(choices.clone())?, choices, bound_us))
+    }
+
+    /// Returns `best` as the best choice, and keeps some of the others.
+    pub fn with_best(best: Choice, mut choices: Vec<Choice>, bound_us: Option<f64>) -> Self {
         choices.retain(|choice| choice.runs != best.runs);
         // The sort is stable, so the first of several equal choices stays first.
         choices.sort_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
@@ -349,12 +360,12 @@ impl SearchResult {
                 elsewhere.push(choice);
             }
         }
-        Some(Self { best, others, bound_us, elsewhere })
+        Self { best, others, bound_us, elsewhere }
     }
 }
 
 /// Returns the placements without duplicates, in order of first occurrence.
-fn different<'a>(placements: impl Iterator<Item = &'a Vec<Run>>) -> Vec<&'a [Run]> {
+pub(super) fn different<'a>(placements: impl Iterator<Item = &'a Vec<Run>>) -> Vec<&'a [Run]> {
     let mut different: Vec<&[Run]> = Vec::new();
     for runs in placements {
         if !different.contains(&runs.as_slice()) {
@@ -365,10 +376,7 @@ fn different<'a>(placements: impl Iterator<Item = &'a Vec<Run>>) -> Vec<&'a [Run
 }
 
 fn runs(placement: &Placement) -> Vec<Run> {
-    let run = |(device, segments): &(usize, std::ops::Range<usize>)| Run {
-        device: *device,
-        segments: segments.clone(),
-    };
+    let run = |(device, segments): &(usize, std::ops::Range<usize>)| Run::new(*device, segments.clone());
     placement.stages.iter().map(run).collect()
 }
 

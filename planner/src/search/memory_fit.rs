@@ -103,7 +103,7 @@ fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
     for device in 0..devices {
         for end in 1..=segments {
             for first in 0..end {
-                let run = Run { device, segments: first..end };
+                let run = Run::new(device, first..end);
                 let ways = (0..device).map(Some).chain([None]).filter(|way| way.is_some() == (first > 0));
                 for before in ways {
                     let so_far = match before {
@@ -127,7 +127,7 @@ fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
     let (mut end, mut device) = (segments, (0..devices).min_by_key(bytes));
     while let Some(at) = device {
         let Some((_, first, before)) = best[end * devices + at] else { break };
-        runs.push(Run { device: at, segments: first..end });
+        runs.push(Run::new(at, first..end));
         (end, device) = (first, before);
     }
     runs.reverse();
@@ -146,7 +146,7 @@ fn filled_in_turn(problem: &Problem<'_>) -> Vec<Run> {
         };
         let end = if device + 1 == devices { segments } else { end };
         if end > first {
-            runs.push(Run { device, segments: first..end });
+            runs.push(Run::new(device, first..end));
             first = end;
         }
     }

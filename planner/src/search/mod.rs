@@ -17,18 +17,19 @@ mod memory_fit;
 mod problem;
 mod reasons;
 mod solver;
+mod streamed;
 #[cfg(test)]
 mod tests;
 mod trial;
 mod workload_times;
 
-use crate::cost::{DeviceFacts, LargeBuffer, Links, StageCapacity, is_rate};
+use crate::cost::{DeviceFacts, LargeBuffer, Links, RunSizes, is_rate};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
     Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage,
     PredictedRun, PredictedTimes, StageMemory, logit_rows,
 };
-use crate::split::{PartitionError, Span, Split};
+use crate::split::{PartitionError, Span, Split, SplitPart};
 pub use baselines::{Baseline, EngineDecode};
 use grid::{Choice, Grid, SearchResult};
 use problem::{Lowered, Problem, Run};
@@ -40,6 +41,10 @@ use thiserror::Error;
 use trial::Trials;
 pub use trial::{Trial, TrialLoad};
 use workload_times::{Point, Times};
+
+/// Default of the longest context for which the planner streams weights, in positions. A longer cache would
+/// displace more weights. The planned request may need a longer context.
+const STREAMED_CONTEXT: u32 = 4096;
 
 /// Facts about the model that the planner needs in addition to the segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +65,7 @@ pub struct ModelFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
     /// Maximum length of a sequence, in positions. Default: the longest context that fits, up to the model's
-    /// trained context.
+    /// trained context. If weights must be streamed: up to 4096, or up to the length of the planned request.
     pub context: Option<u32>,
     /// Maximum number of sequences in the pipeline at once.
     pub sequences: u32,
@@ -146,6 +151,8 @@ pub struct PlannerInput<'a> {
     pub trial: Option<Trial>,
     /// Whether the planner considers placements in which devices have several stages.
     pub several_stages: bool,
+    /// Whether devices may stream weights from host memory if the model does not fit otherwise.
+    pub streaming: bool,
     /// Whether to explain the plan. Evaluating the alternatives for the explanation takes longer than the
     /// search.
     pub explained: bool,
@@ -161,6 +168,13 @@ impl PlannerInput<'_> {
             && self.split.is_none()
             && self.objective == Objective::Throughput
             && self.limits.sequences > 1
+    }
+
+    /// Returns whether devices may stream weights. If the user's split names the streamed segments, the planner
+    /// does not change them.
+    fn may_stream(&self) -> bool {
+        self.streaming
+            && self.split.is_none_or(|split| split.parts.iter().all(|part| part.streamed.is_none()))
     }
 
     /// Returns whether a placement meets the constraints. Does not check memory.
@@ -278,21 +292,34 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     };
     let grid = Grid::new(input, context);
     let found = match given_runs(input) {
-        Some(runs) => {
-            let proved = grid.start().prove(&runs);
-            proved.map_err(|shortages| no_fit(input, context, shortages))?;
-            let best = grid.cheapest(&[&runs]).expect("the placement fits at some point");
-            SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
-        }
-        None => {
-            let mut found = grid.search().ok_or_else(|| nothing_fits(&grid))?;
-            if input.several_stages {
-                families::add(&grid, &mut found);
+        Some(runs) => match grid.start().prove(&runs) {
+            Ok(()) => {
+                let best = grid.cheapest(&[&runs]).expect("the placement fits at some point");
+                SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
             }
-            found
-        }
+            Err(shortages) => {
+                let streamed = input.may_stream().then(|| streamed::best(&grid, &[&runs])).flatten();
+                let found = streamed.ok_or_else(|| no_fit(&grid, shortages))?;
+                // The others are the same placement with other chunks or groups.
+                SearchResult { others: Vec::new(), elsewhere: Vec::new(), ..found }
+            }
+        },
+        None => match grid.search() {
+            Some(mut found) => {
+                if input.several_stages {
+                    families::add(&grid, &mut found);
+                }
+                found
+            }
+            None => {
+                let streamed = input.may_stream().then(|| streamed::search(&grid)).flatten();
+                streamed.ok_or_else(|| nothing_fits(&grid))?
+            }
+        },
     };
-    let Some((best, trials)) = input.is_tried().then(|| trial::best(&grid, &found)).flatten() else {
+    // The simulation does not cover the copies of streamed weights.
+    let is_tried = input.is_tried() && !found.best.streams();
+    let Some((best, trials)) = is_tried.then(|| trial::best(&grid, &found)).flatten() else {
         return Ok(assemble(&grid, &found, None));
     };
     let mut found = found;
@@ -351,7 +378,7 @@ fn of_rule(
 }
 
 /// Returns the longest context that fits: the model's trained context, or a shorter multiple of the KV cache
-/// block size. Ignores [`PlanLimits::context`].
+/// block size. If weights must be streamed, returns the default context. Ignores [`PlanLimits::context`].
 ///
 /// # Errors
 /// Returns the same errors as [`plan`], and [`PlanError::DoesNotFit`] if not even one cache block fits.
@@ -420,6 +447,29 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
         let labels: Vec<_> = input.devices.iter().map(|d| d.label.as_str()).collect();
         split.check(u32::try_from(input.segments.len()).unwrap_or(u32::MAX), &labels)?;
     }
+    check_streamed(input)
+}
+
+/// Checks that the streamed segments of the user's split can be streamed.
+fn check_streamed(input: &PlannerInput<'_>) -> Result<(), PlanError> {
+    let parts = || input.split.iter().flat_map(|split| &split.parts);
+    if parts().all(|part| part.streamed.as_ref().is_none_or(Vec::is_empty)) {
+        return Ok(());
+    }
+    let sizes = RunSizes::new(input.segments);
+    for part in parts() {
+        let streamed = part.streamed.as_deref().unwrap_or_default();
+        let streamable = sizes.streamable(part.span.range());
+        let is_streamable = |segment: &u32| streamable.contains(&(*segment as usize));
+        if let Some(segment) = streamed.iter().find(|segment| !is_streamable(segment)) {
+            let what = format!("segment {segment} on {} cannot be streamed", part.device);
+            return Err(PlanError::BadConstraint { what });
+        }
+        if streamed.len() == 1 || streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
+            let what = format!("the streamed segments on {} must be two or more in order", part.device);
+            return Err(PlanError::BadConstraint { what });
+        }
+    }
     Ok(())
 }
 
@@ -478,22 +528,23 @@ fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
 /// Converts the user's split to runs. The split must have passed `check`.
 fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
     let device = |label: &str| input.devices.iter().position(|d| d.label == label);
-    input
-        .split?
-        .parts
-        .iter()
-        .map(|p| Some(Run { device: device(&p.device)?, segments: p.span.range() }))
-        .collect()
+    let run = |part: &SplitPart| {
+        let streamed = part.streamed.iter().flatten().map(|&segment| segment as usize).collect();
+        Some(Run { streamed, ..Run::new(device(&part.device)?, part.span.range()) })
+    };
+    input.split?.parts.iter().map(run).collect()
 }
 
 /// Returns whether the user's split fits at this context. Without a split, returns whether any placement
-/// fits.
-fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> bool {
+/// fits. If `streaming` is set, stages may stream weights.
+fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32, streaming: bool) -> bool {
     let wire_type = input.limits.wire_type.unwrap_or_default();
     let point = Point { chunk: input.limits.chunk, groups: 1, wire_type };
     let problem = Problem::new(input, Arc::clone(lowered), context, point);
     match given_runs(input) {
+        Some(runs) if streaming => streamed::streamed(&problem, &runs).is_some(),
         Some(runs) => problem.prove(&runs).is_ok(),
+        None if streaming => streamed::fits(&problem),
         None => memory_fit::fits(&problem.instance()),
     }
 }
@@ -501,30 +552,42 @@ fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> b
 fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     let whole = input.model.context;
     let lowered = Arc::new(Lowered::new(input.limits.chunk, input.segments));
-    if fits(input, &lowered, whole) {
-        return Ok(whole);
+    let resident = longest_context(whole, |context| fits(input, &lowered, context, false));
+    if let Some(context) = resident {
+        return Ok(context);
     }
-    let block = BLOCK_TOKENS as u32;
-    let smallest = block.min(whole);
-    if !fits(input, &lowered, smallest) {
-        let grid = Grid::new(input, smallest);
-        let shortages = given_runs(input).map(|runs| grid.start().prove(&runs).err().unwrap_or_default());
-        return Err(match shortages {
-            Some(shortages) => no_fit(input, smallest, shortages),
+    let Workload { prompt_tokens, generated_tokens } = input.workload;
+    let usual = STREAMED_CONTEXT.max(prompt_tokens.saturating_add(generated_tokens)).min(whole);
+    let streamed = || longest_context(usual, |context| fits(input, &lowered, context, true));
+    input.may_stream().then(streamed).flatten().ok_or_else(|| {
+        let grid = Grid::new(input, (BLOCK_TOKENS as u32).min(whole));
+        match given_runs(input) {
+            Some(runs) => no_fit(&grid, grid.start().prove(&runs).err().unwrap_or_default()),
             None => nothing_fits(&grid),
-        });
+        }
+    })
+}
+
+/// Returns the longest context that fits: `whole`, or a shorter multiple of the KV cache block size.
+fn longest_context(whole: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+    let block = BLOCK_TOKENS as u32;
+    if fits(whole) {
+        return Some(whole);
+    }
+    if !fits(block.min(whole)) {
+        return None;
     }
     // Memory grows with the context, so bisect. `low` blocks fit and `high` blocks do not.
     let (mut low, mut high) = (1, whole.div_ceil(block));
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        if fits(input, &lowered, middle * block) {
+        if fits(middle * block) {
             low = middle;
         } else {
             high = middle;
         }
     }
-    Ok((low * block).min(whole))
+    Some((low * block).min(whole))
 }
 
 /// Returns the error for a search that found no placement: either the devices lack memory, or the constraints
@@ -534,15 +597,26 @@ fn nothing_fits(grid: &Grid<'_>) -> PlanError {
         shortages if shortages.is_empty() => {
             PlanError::BadConstraint { what: "no placement that fits meets all of them".into() }
         }
-        shortages => no_fit(grid.input, grid.context, shortages),
+        shortages => no_fit(grid, shortages),
     }
 }
 
-fn no_fit(input: &PlannerInput<'_>, context: u32, shortages: Vec<Shortage>) -> PlanError {
-    let block = BLOCK_TOKENS as u32;
+fn no_fit(grid: &Grid<'_>, shortages: Vec<Shortage>) -> PlanError {
+    let (input, context, block) = (grid.input, grid.context, BLOCK_TOKENS as u32);
     let shorter = (context > block).then(|| fitting_context(input).ok()).flatten();
-    let hint = reasons::hint(input, shorter.filter(|c| *c < context));
+    let hint = reasons::hint(input, shorter.filter(|c| *c < context), with_streaming(grid, &shortages));
     PlanError::DoesNotFit(Box::new(DoesNotFit { context, shortages, hint }))
+}
+
+/// Returns the label of the device that lacks memory for the whole model, and the memory with which it could
+/// stream the model's weights.
+fn with_streaming<'a>(grid: &Grid<'a>, shortages: &[Shortage]) -> Option<(&'a str, u64)> {
+    let [shortage] = shortages else { return None };
+    let is_whole = shortage.segments.range().len() == grid.input.segments.len();
+    let device = grid.input.devices.iter().position(|device| device.label == shortage.device)?;
+    let may_stream = is_whole && shortage.too_large.is_none() && grid.input.may_stream();
+    let bytes = may_stream.then(|| streamed::smallest_bytes(grid.start(), device)).flatten()?;
+    (bytes > shortage.memory.available).then_some((grid.input.devices[device].label.as_str(), bytes))
 }
 
 fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Plan {
@@ -560,24 +634,22 @@ fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Pl
     plan(explanation, reasons)
 }
 
-/// Returns the host memory that `stages` need if `credits` micro-batches are in flight.
-fn host_memory(
-    input: &PlannerInput<'_>,
-    shape: &StageCapacity,
-    credits: u32,
-    stages: &[PlanStage],
-) -> HostMemory {
+/// Returns the host memory that the `stages` of a choice need.
+fn host_memory(problem: &Problem<'_>, chosen: &Choice, stages: &[PlanStage]) -> HostMemory {
+    let (input, shape) = (problem.input, &problem.shape);
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let in_host = |stage: &&PlanStage| {
         input.devices.iter().any(|device| device.label == stage.device && device.in_host_memory)
     };
-    let logits = shape.logits_bytes().saturating_mul(u64::from(credits));
+    let logits = shape.logits_bytes().saturating_mul(u64::from(chosen.credits));
     let staging = sum(&mut stages.iter().map(|stage| stage.memory_bytes.staging));
     let slots = u64::from(shape.slots).saturating_mul(stages.len() as u64);
     let parameters = shape.params_bytes().saturating_mul(slots);
     let devices = sum(&mut stages.iter().filter(in_host).map(|stage| stage.memory_bytes.total));
-    let total = sum(&mut [logits, staging, parameters, devices].into_iter());
-    HostMemory { logits, staging, parameters, devices, total, available: input.host_memory_bytes }
+    let of_run = |run: &Run| problem.lowered.sizes.streamed_bytes(&run.streamed);
+    let weights = sum(&mut chosen.runs.iter().map(of_run));
+    let total = sum(&mut [logits, staging, parameters, devices, weights].into_iter());
+    HostMemory { logits, staging, parameters, devices, weights, total, available: input.host_memory_bytes }
 }
 
 /// Sets the plan's prefill chunks, and recomputes the plan's memory needs for the longest of them.
@@ -587,7 +659,7 @@ fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> 
     let memories = problem.memories(&chosen.runs);
     let stages = plan.stages.into_iter().zip(memories);
     let stages: Vec<_> = stages.map(|(stage, memory_bytes)| PlanStage { memory_bytes, ..stage }).collect();
-    let host_memory_bytes = host_memory(grid.input, &problem.shape, chosen.credits, &stages);
+    let host_memory_bytes = host_memory(problem, chosen, &stages);
     Plan { chunk, chunks: Some(chunks), stages, host_memory_bytes, ..plan }
 }
 
@@ -605,6 +677,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
     let stage = |((run, memory_bytes), times): ((&Run, StageMemory), &Times)| PlanStage {
         device: input.devices[run.device].label.clone(),
         segments: run.span(),
+        streamed: run.streamed.iter().map(|&segment| segment as u32).collect(),
         memory_bytes,
         predicted: predicted(times),
     };
@@ -636,7 +709,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         activations: input.limits.activations,
         wire_type: chosen.point.wire_type,
         family: families::family(&chosen.runs, Granularity::of(input.segments)),
-        host_memory_bytes: host_memory(input, &problem.shape, chosen.credits, &stages),
+        host_memory_bytes: host_memory(problem, chosen, &stages),
         paths: PlanPaths::through(stages.len()),
         stages,
         edges: PlanEdge::between(chosen.runs.windows(2).zip(&evaluation.transfers).map(edge)),

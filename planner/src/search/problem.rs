@@ -22,9 +22,16 @@ pub(super) struct Run {
     pub device: usize,
     /// The segments.
     pub segments: Range<usize>,
+    /// Streamed segments, in ascending order.
+    pub streamed: Vec<usize>,
 }
 
 impl Run {
+    /// Returns a run whose weights are all resident.
+    pub fn new(device: usize, segments: Range<usize>) -> Self {
+        Self { device, segments, streamed: Vec::new() }
+    }
+
     pub fn span(&self) -> Span {
         let number = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
         Span::new(number(self.segments.start), number(self.segments.end - 1))
@@ -83,7 +90,7 @@ pub(super) struct Problem<'a> {
     pub point: Point,
     pub workload_times: WorkloadTimes,
     pub shape: StageCapacity,
-    lowered: Arc<Lowered<'a>>,
+    pub lowered: Arc<Lowered<'a>>,
     /// For each device: at index `i`, the sum of the times of the segments `0 .. i`.
     before: Vec<Vec<Times>>,
     /// Transfer times at `from * devices + to`.
@@ -174,7 +181,7 @@ impl<'a> Problem<'a> {
             end = end.max(first);
             let sizes = &self.lowered.sizes;
             let fits = |end: usize| {
-                let memory = sizes.stage(first..end, &self.shape, staging, device);
+                let memory = sizes.stage(first..end, &[], &self.shape, staging, device);
                 memory.total <= memory.available && sizes.too_large(first..end, &self.shape, device).is_none()
             };
             while end < segments && fits(end + 1) {
@@ -233,6 +240,12 @@ impl<'a> Problem<'a> {
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
     }
 
+    /// Returns the costs of a stage that copies weights for `upload_us` microseconds.
+    pub fn stage_run_costs(&self, device: usize, segments: Range<usize>, upload_us: f64) -> Costs {
+        let (own, late) = (self.times(device, segments, upload_us), self.hand_over(device));
+        Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
+    }
+
     /// Returns the extra latency on a device for a micro-batch that is alone in the pipeline.
     fn hand_over(&self, device: usize) -> Times {
         Times::always(self.input.devices[device].hand_over_us.value)
@@ -260,7 +273,7 @@ impl<'a> Problem<'a> {
     pub fn memory(&self, run: &Run, before: Option<usize>) -> StageMemory {
         let staging = before.map_or(0, |before| self.link(before, run.device).routes.staging_bytes());
         let device = &self.input.devices[run.device];
-        self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
+        self.lowered.sizes.stage(run.segments.clone(), &run.streamed, &self.shape, staging, device)
     }
 
     /// Returns the memory of each stage of a placement. If a device has several stages, the memory that the
@@ -272,7 +285,14 @@ impl<'a> Problem<'a> {
                 .checked_sub(1)
                 .map_or(0, |before| self.link(runs[before].device, run.device).routes.staging_bytes());
             let (held, device) = (held.entry(run.device).or_default(), &self.input.devices[run.device]);
-            self.lowered.sizes.stage_beside(held, run.segments.clone(), &self.shape, staging, device)
+            self.lowered.sizes.stage_beside(
+                held,
+                run.segments.clone(),
+                &run.streamed,
+                &self.shape,
+                staging,
+                device,
+            )
         };
         runs.iter().enumerate().map(memory).collect()
     }
@@ -322,12 +342,25 @@ impl<'a> Problem<'a> {
         slowest_stage_us.max((busiest_us - sum_us) / (chunks - 1.0))
     }
 
+    /// Returns the time of the copies that a stage makes for each micro-batch, in microseconds. The copies of
+    /// a segment wait until its arena is free, so each segment adds the latency of a copy.
+    pub fn upload_us(&self, run: &Run) -> f64 {
+        let device = &self.input.devices[run.device];
+        let bytes = |segment: &usize| self.lowered.sizes.streamed_bytes(std::slice::from_ref(segment));
+        run.streamed.iter().map(|segment| device.host_copy_us(bytes(segment))).sum()
+    }
+
+    /// Returns the times of a stage that runs `segments` on `device` and copies weights for `upload_us`
+    /// microseconds. The device copies the weights of a segment while it computes other segments.
+    pub fn times(&self, device: usize, segments: Range<usize>, upload_us: f64) -> Times {
+        let before = &self.before[device];
+        let computing = before[segments.end] - before[segments.start] + self.stage_times(device);
+        if upload_us > 0.0 { computing.at_least(upload_us) } else { computing }
+    }
+
     /// Predicts the times, the score and the rates of a placement.
     pub fn evaluate(&self, runs: &[Run]) -> Evaluation {
-        let stage = |run: &Run| {
-            let before = &self.before[run.device];
-            before[run.segments.end] - before[run.segments.start] + self.stage_times(run.device)
-        };
+        let stage = |run: &Run| self.times(run.device, run.segments.clone(), self.upload_us(run));
         let stages: Vec<_> = runs.iter().map(stage).collect();
         let transfers: Vec<_> = runs.windows(2).map(|p| self.transfer(p[0].device, p[1].device)).collect();
         let token_return = runs.last().map(|run| self.token_return(run.device)).unwrap_or_default();

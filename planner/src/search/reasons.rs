@@ -2,9 +2,9 @@
 //! search and of the explanation, and decides nothing itself.
 
 use super::grid::{Choice, Grid};
-use super::problem::device_times;
+use super::problem::{Run, device_times};
 use super::trial::Trials;
-use super::workload_times::{Point, WorkloadTimes};
+use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage, families};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, Family, LeftOut, Place};
@@ -47,9 +47,10 @@ fn compared(with: f64, us: f64) -> String {
 
 /// Returns the reasons for a plan, as lines of text.
 pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
-    let mut reasons = vec![objective(grid, &chosen.workload_times), context(grid)];
+    let mut reasons = vec![objective(grid, &chosen.workload_times), context(grid, chosen)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
     reasons.push(speed(chosen));
+    reasons.extend(streamed(grid, chosen));
     reasons.extend(family(grid, chosen));
     if chosen.runs.len() > 1 {
         reasons.push(idle(chosen, explanation));
@@ -94,13 +95,16 @@ fn objective(grid: &Grid<'_>, workload_times: &WorkloadTimes) -> String {
     }
 }
 
-fn context(grid: &Grid<'_>) -> String {
+fn context(grid: &Grid<'_>, chosen: &Choice) -> String {
     let (context, own) = (grid.context, grid.input.model.context);
     match grid.input.limits.context {
         Some(_) if context > own => {
             format!("context {context}: as requested, longer than the {own} that the model was trained for")
         }
         Some(_) => format!("context {context}: as requested"),
+        None if chosen.streams() && context < own => {
+            format!("context {context}: the default with streamed weights; the model has {own}")
+        }
         None if context == own => format!("context {context}: the full context of the model"),
         None => {
             let chunk = grid.input.limits.chunk;
@@ -138,6 +142,31 @@ fn speed(chosen: &Choice) -> String {
         workload_times.decode_rows,
         evaluation.prefill_tokens_per_s
     )
+}
+
+/// Describes the streamed segments of each stage that has any.
+fn streamed(grid: &Grid<'_>, chosen: &Choice) -> Vec<String> {
+    let problem = grid.problem(chosen.point);
+    let stages = chosen.runs.iter().zip(&chosen.evaluation.stages);
+    let sentence = |(run, times): (&Run, &Times)| {
+        let device = &grid.input.devices[run.device];
+        let rate = device.host_bandwidth_bytes_per_s;
+        let resident = problem.times(run.device, run.segments.clone(), 0.0);
+        format!(
+            "streamed on {}: {} of {} ({}), {} per step at {:.1} GB/s ({}); compared with resident weights, decode \
+             steps are predicted {}, prefill chunks {}",
+            device.label,
+            run.streamed.len(),
+            count(run.segments.len(), "segment"),
+            wording::ranges(&run.streamed),
+            bytes(problem.lowered.sizes.streamed_bytes(&run.streamed)),
+            rate.value / 1e9,
+            rate.source,
+            compared(resident.decode_us, times.decode_us),
+            compared(resident.full_chunk_us, times.full_chunk_us),
+        )
+    };
+    stages.filter(|(run, _)| !run.streamed.is_empty()).map(sentence).collect()
 }
 
 fn idle(chosen: &Choice, explanation: &Explanation) -> String {
@@ -326,6 +355,7 @@ pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
         ("staging", memory.staging),
         ("parameters", memory.parameters),
         ("stages of devices in host memory", memory.devices),
+        ("streamed weights", memory.weights),
     ];
     let available = memory.available.map_or_else(String::new, bytes);
     format!(
@@ -372,11 +402,15 @@ fn shortage(shortage: &Shortage) -> String {
     )
 }
 
-/// Returns suggestions for the user. `shorter` is a context that is known to fit.
-pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>) -> String {
+/// Returns suggestions for the user. `shorter` is a context that is known to fit. `streaming` is a device and
+/// the memory with which it could stream the weights.
+pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>, streaming: Option<(&str, u64)>) -> String {
     let mut hints = Vec::new();
     if let Some(context) = shorter {
         hints.push(format!("--ctx {context} fits"));
+    }
+    if let Some((device, needed)) = streaming {
+        hints.push(format!("with {} on {device}, the weights could be streamed", bytes_up(needed)));
     }
     if input.limits.kv == KvType::F32 {
         hints.push("--kv f16 halves keys and values".into());

@@ -8,6 +8,7 @@ mod grid;
 mod left_out;
 mod limits;
 mod predicted;
+mod streamed;
 mod tried;
 mod worlds;
 
@@ -44,7 +45,7 @@ fn all_placements(segments: usize, devices: usize) -> Vec<Vec<Run>> {
             (0..devices).filter(|device| runs.iter().all(|run| run.device != *device)).collect::<Vec<_>>()
         {
             for end in first + 1..=segments {
-                runs.push(Run { device, segments: first..end });
+                runs.push(Run::new(device, first..end));
                 extend(runs, end, (segments, devices), all);
                 runs.pop();
             }

@@ -42,6 +42,12 @@ impl Times {
         Self { decode_us: us, alone_us: us, chunk_us: us, prompt_end_us: 0.0, full_chunk_us: us }
     }
 
+    /// Returns times in which every micro-batch takes at least `us` microseconds.
+    pub fn at_least(self, us: f64) -> Self {
+        let end_us = (self.chunk_us + self.prompt_end_us).max(us) - self.chunk_us.max(us);
+        Self { prompt_end_us: end_us, ..self.with(Self::always(us), f64::max) }
+    }
+
     fn with(self, other: Self, of: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             decode_us: of(self.decode_us, other.decode_us),

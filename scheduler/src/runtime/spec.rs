@@ -55,7 +55,7 @@ pub struct PipelineOptions {
     /// Whether each stage verifies the checksum of the activations that it receives before it computes. If it
     /// is wrong, the activations are sent again over the next route of the edge.
     pub verify_transfers: bool,
-    /// Time after which a copy of activations that does not complete ends the run. `None` disables the limit.
+    /// Time after which a copy that does not complete ends the run. `None` disables the limit.
     /// Time in which the copy waits for a computation does not count.
     pub stall_timeout: Option<Duration>,
 }

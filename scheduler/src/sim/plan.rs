@@ -9,6 +9,8 @@
 //!   in proportion to the two devices' own latencies.
 //! - A link's bandwidth limits the copies into the ring or the next slot. Copies out of the ring take no time
 //!   per byte.
+//! - The segments of a stage with streamed weights share its time equally. The copy of a segment's weights takes
+//!   [`DeviceFacts::host_copy_us`].
 //! - A stage that was idle starts later, by [`DeviceFacts::hand_over_us`] or by its idle time, whichever is
 //!   shorter.
 //! - Messages, actors and sampling take no additional time, because a device's `stage_us` includes their
@@ -17,14 +19,15 @@
 //! Knows nothing about the search.
 
 use crate::core::RunShape;
-use crate::sim::spec::{SimSharedLink, SimSpec, SimStage};
+use crate::sim::spec::{SimPart, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MOST_SPANS};
 use ragtag_graph::Segment;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
-use ragtag_planner::cost::{DeviceFacts, Links};
-use ragtag_planner::plan::{InvalidPlan, Plan, PlanModel};
+use ragtag_planner::cost::{DeviceFacts, Links, RunSizes};
+use ragtag_planner::plan::{InvalidPlan, Plan, PlanModel, PlanStage};
+use ragtag_planner::streaming::{StagePart, parts};
 use ragtag_transfer::{Route, Routes};
 use std::sync::Arc;
 use thiserror::Error;
@@ -90,6 +93,7 @@ impl SimSpec {
             max_sequences: sequences,
             kv_blocks: blocks(plan),
         };
+        let sizes = RunSizes::new(segments);
         let made = stages.iter().map(|(stage, facts)| SimStage {
             device: stage.device.clone(),
             slots: plan.slots,
@@ -111,7 +115,7 @@ impl SimSpec {
             },
             single_queue: false,
             routes: Route::HOST_STAGED.into(),
-            parts: Vec::new(),
+            parts: sim_parts(stage, &sizes, facts),
         });
         let mut made: Vec<_> = made.collect();
         for (at, (edge, pair)) in plan.edges.iter().zip(stages.windows(2)).enumerate() {
@@ -136,6 +140,24 @@ impl SimSpec {
             verified: false,
         })
     }
+}
+
+/// Returns the parts of a stage with streamed segments. Every segment has an equal share of the stage's time.
+fn sim_parts(stage: &PlanStage, sizes: &RunSizes, device: &DeviceFacts) -> Vec<SimPart> {
+    let streamed: Vec<_> = stage.streamed.iter().map(|&segment| segment as usize).collect();
+    if streamed.is_empty() {
+        return Vec::new();
+    }
+    let segments = stage.segments.range();
+    let part = |part: StagePart| SimPart {
+        arena: part.arena,
+        share: part.segments.len() as f64 / segments.len() as f64,
+        stream_ns: match part.arena {
+            Some(_) => nanoseconds(device.host_copy_us(sizes.streamed_bytes(&[part.segments.start]))),
+            None => 0,
+        },
+    };
+    parts(segments.clone(), &streamed).into_iter().map(part).collect()
 }
 
 /// Returns the time of the token return for `rows` rows of logits, in microseconds.

@@ -73,6 +73,7 @@ pub struct World {
     pub constraints: Constraints,
     pub split: Option<Split>,
     pub several_stages: bool,
+    pub streaming: bool,
 }
 
 impl World {
@@ -107,6 +108,7 @@ impl World {
             constraints: Constraints::default(),
             split: None,
             several_stages: false,
+            streaming: false,
         }
     }
 
@@ -124,6 +126,7 @@ impl World {
             constraints: &self.constraints,
             trial: None,
             several_stages: self.several_stages,
+            streaming: self.streaming,
             explained: true,
             split: self.split.as_ref(),
         }
