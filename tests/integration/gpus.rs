@@ -70,7 +70,7 @@ fn drivers() -> Vec<[String; 2]> {
 
 /// Returns all adapters except duplicates of adapters that run shaders on the CPU, because such adapters are
 /// slow.
-pub(crate) fn distinct() -> Vec<Adapter> {
+fn distinct() -> Vec<Adapter> {
     let mut all = hardware_first();
     let same =
         |a: &Adapter, b: &Adapter| (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver);
@@ -79,7 +79,7 @@ pub(crate) fn distinct() -> Vec<Adapter> {
 }
 
 /// Returns the adapters from [`distinct`], but at most one adapter without a shader cache.
-fn distinct_and_quick() -> Vec<Adapter> {
+pub(crate) fn distinct_and_quick() -> Vec<Adapter> {
     let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
     all.extend(slowest.into_iter().next());
     all

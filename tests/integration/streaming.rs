@@ -1,14 +1,16 @@
 //! Tests models whose weights are streamed: the same bits as with resident weights, on every device and in
 //! pipelines, and plans for less memory than the model needs.
 
-use crate::gpus::distinct;
+use crate::gpus::distinct_and_quick;
 use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path};
 use ragtag::{Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind};
 use ragtag_kernels::{Activations, KvType};
 
 const MODEL: &str = "tales-q8_0";
 /// Streamed segments of a stage that holds the whole model: neighbours, and segments apart.
-const STREAMED: [&[u32]; 2] = [&[1, 2, 3, 4], &[2, 4, 6, 8, 10, 11, 12]];
+const STREAMED: &[u32] = &[2, 4, 6, 8, 10, 11, 12];
+/// Number of generated tokens.
+const MORE: u32 = 10;
 
 fn planner(model: &Model, found: &Devices) -> Planner {
     Planner::new(model).devices(found).context(128).chunk(32).activations(Activations::F32).kv(KvType::F32)
@@ -30,48 +32,46 @@ fn logits(session: &Session, ids: &[u32]) -> Vec<u32> {
     block_on(session.logits(ids)).unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// Checks that streaming the segments in `streamed` on the first stage that holds them changes no bit.
-fn check(model: &Model, found: &Devices, mut plan: Plan, streamed: &[&[u32]]) {
+/// Checks that streaming `segments` changes no bit. Each stage streams the segments that it holds.
+fn check(model: &Model, found: &Devices, mut plan: Plan, segments: &[u32]) {
     let case = &golden(MODEL).cases[0];
-    let ids = [&case.prompt_ids[..], &case.greedy_ids[..]].concat()[..70].to_vec();
+    let ids = [&case.prompt_ids[..], &case.greedy_ids[..]].concat()[..50].to_vec();
     let resident = start(model, found, &plan);
     let expected = logits(&resident.session(), &ids);
     resident.shutdown();
-    for &segments in streamed {
-        for stage in &mut plan.stages {
-            let holds = |segment: &&u32| stage.segments.range().contains(&(**segment as usize));
-            stage.streamed = segments.iter().filter(holds).copied().collect();
-        }
-        let engine = start(model, found, &plan);
-        let session = engine.session();
-        let what = format!("{segments:?} on {:?}", found.labels());
-        assert!(logits(&session, &ids) == expected, "{what}");
-        assert_eq!(tokens(&session, &case.prompt_ids, 20), case.greedy_ids[..20], "{what}");
-        drop(session);
-        let trace = engine.shutdown();
-        let copies = trace.spans().iter().filter(|span| span.kind == SpanKind::Weights).count();
-        // Each of the micro-batches streams the segments again.
-        assert!(copies > 20 * (segments.len() - 3), "{what}: {copies} copies");
+    for stage in &mut plan.stages {
+        let holds = |segment: &&u32| stage.segments.range().contains(&(**segment as usize));
+        stage.streamed = segments.iter().filter(holds).copied().collect();
     }
+    let engine = start(model, found, &plan);
+    let session = engine.session();
+    let what = format!("{segments:?} on {:?}", found.labels());
+    assert!(logits(&session, &ids) == expected, "{what}");
+    assert_eq!(tokens(&session, &case.prompt_ids, MORE), case.greedy_ids[..MORE as usize], "{what}");
+    drop(session);
+    let trace = engine.shutdown();
+    let copies = trace.spans().iter().filter(|span| span.kind == SpanKind::Weights).count();
+    // Each micro-batch streams the segments again. One segment may have an arena of its own.
+    assert!(copies > MORE as usize * (segments.len() - 1), "{what}: {copies} copies");
 }
 
 #[test]
 fn streamed_weights_change_no_bit_on_any_device() {
-    let labels = distinct().into_iter().map(|adapter| adapter.label()).chain(["cpu:0".into()]);
+    let labels = distinct_and_quick().into_iter().map(|adapter| adapter.label()).chain(["cpu:0".into()]);
     for label in labels {
         let (model, found) = (
             Model::open(model_path(MODEL)).unwrap(),
             devices(&Setup { devices: &label, threads: 2, ..Setup::default() }),
         );
         let plan = planner(&model, &found).plan().unwrap();
-        check(&model, &found, plan, &STREAMED);
+        check(&model, &found, plan, STREAMED);
     }
 }
 
 #[test]
 fn streamed_stages_of_pipelines_change_no_bit() {
     let model = Model::open(model_path(MODEL)).unwrap();
-    let mut firsts = distinct();
+    let mut firsts = distinct_and_quick();
     firsts.dedup_by_key(|adapter| adapter.backend.clone());
     let splits = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
     let splits = splits.chain([("cpu".into(), "cpu:1".into(), 2)]);
@@ -80,7 +80,7 @@ fn streamed_stages_of_pipelines_change_no_bit() {
         let found = devices(&setup);
         for split in [format!("0-6={other},7-13=cpu:0"), format!("0-2=cpu:0,3-8={other},9-13=cpu:0")] {
             let plan = planner(&model, &found).split(split.parse().unwrap()).plan().unwrap();
-            check(&model, &found, plan, &[&[3, 4, 5, 6]]);
+            check(&model, &found, plan, &[3, 4, 5, 6]);
         }
     }
 }
