@@ -389,7 +389,12 @@ fn a_model_that_does_not_fit_is_streamed() {
     let printed = succeeds(&arguments);
     let drawn = printed.lines().filter(|line| !line.starts_with('-') && !line.starts_with("host memory"));
     assert!(drawn.clone().all(|line| line.chars().count() <= 80), "{printed}");
-    assert_eq!(drawn.filter(|line| line.contains(&format!("{streamed} streamed"))).count(), 2, "{printed}");
+    assert_eq!(drawn.filter(|line| line.contains("streamed")).count(), 2, "{printed}");
+    assert!(printed.contains(&format!("0 rtx4090:0, {streamed} streamed")), "{printed}");
+    let model = Model::open_metadata(&path, None).unwrap();
+    let planner = Planner::new(&model).fleet(&Fleet::from_line("rtx4090").unwrap()).unwrap();
+    let refused = planner.without_streaming().plan().unwrap_err();
+    assert!(refused.to_string().contains("the model does not fit"), "{refused}");
     // The command plans the same segments for the file.
     std::fs::write(&file, plan.to_string()).unwrap();
     let again = json(&[&arguments[..], &["--plan", text(&file), "--json"]].concat());
