@@ -494,3 +494,27 @@ pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
         logit_row_bytes: u64::from(h.vocabulary) * 4,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_hal::AdapterKind;
+    use ragtag_planner::FigureSource;
+
+    #[test]
+    fn a_smaller_plan_streams_weights_last() {
+        let facts = DeviceFacts::assumed("gpu:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::User);
+        let planner = Planner::new(&Model::bundled().unwrap()).context(64).unexplained();
+        let planner = planner.device_facts(vec![facts]);
+        let before = planner.plan().unwrap();
+        let memory = before.stages[0].memory_bytes;
+        let with = |bytes| planner.clone().holding_at_most("gpu:0", bytes).smaller_than(&before).unwrap();
+        let smaller = with(memory.total - 1);
+        assert!(smaller.stages[0].streamed.is_empty(), "{smaller:?}");
+        assert!(smaller.chunk < before.chunk || smaller.slots < before.slots, "{smaller:?}");
+        // The weights alone fill this memory.
+        let streamed = with(memory.weights);
+        assert!(!streamed.stages[0].streamed.is_empty(), "{streamed:?}");
+        assert_eq!((streamed.chunk, streamed.slots), (before.chunk, before.slots));
+    }
+}

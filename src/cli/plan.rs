@@ -126,7 +126,7 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
     let mut table = table(&[
         ">stage",
         "device",
-        if streams { "segments, streamed" } else { "segments" },
+        "segments",
         if streams { "+>weights, arenas" } else { "+>weights" },
         "+>KV cache",
         "+>scratch, slots",

@@ -360,3 +360,43 @@ fn plans_for_the_largest_models_from_their_headers() {
     // 228 GB do not fit on five of the larger cards.
     assert!((6..=16).contains(&plan.stages.len()), "{}", plan.stages.len());
 }
+
+#[test]
+fn a_model_that_does_not_fit_is_streamed() {
+    let shape = Shape {
+        architecture: Architecture::Llama,
+        tensor_type: TensorType::Q4_K,
+        layers: 80,
+        width: 8192,
+        heads: 64,
+        kv_heads: 8,
+        ffn: 28672,
+        vocabulary: 128256,
+        context: 131072,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (path, file) = (folder.path().join("70b.gguf"), folder.path().join("plan.json"));
+    std::fs::write(&path, ragtag_synth::header(&shape).unwrap()).unwrap();
+    let arguments = ["plan", text(&path), "--fleet", "rtx4090"];
+    let start = Instant::now();
+    let plan = json(&[&arguments[..], &["--json"]].concat());
+    println!("planned in {:?}: {:#}", start.elapsed(), plan["reasons"]);
+    let streamed = plan["stages"][0]["streamed"].as_array().unwrap().len();
+    assert!((30..80).contains(&streamed), "{streamed} segments");
+    assert_eq!(plan["context"], 4096);
+    // A fleet has no host memory to check, but the plan states the need.
+    assert!(plan["host_memory_bytes"]["weights"].as_u64().unwrap() > 16 << 30);
+    let printed = succeeds(&arguments);
+    let drawn = printed.lines().filter(|line| !line.starts_with('-') && !line.starts_with("host memory"));
+    assert!(drawn.clone().all(|line| line.chars().count() <= 80), "{printed}");
+    assert_eq!(drawn.filter(|line| line.contains("streamed")).count(), 2, "{printed}");
+    assert!(printed.contains(&format!("0 rtx4090:0, {streamed} streamed")), "{printed}");
+    let model = Model::open_metadata(&path, None).unwrap();
+    let planner = Planner::new(&model).fleet(&Fleet::from_line("rtx4090").unwrap()).unwrap();
+    let refused = planner.without_streaming().plan().unwrap_err();
+    assert!(refused.to_string().contains("the model does not fit"), "{refused}");
+    // The command plans the same segments for the file.
+    std::fs::write(&file, plan.to_string()).unwrap();
+    let again = json(&[&arguments[..], &["--plan", text(&file), "--json"]].concat());
+    assert_eq!((&again["stages"], &again["predicted"]), (&plan["stages"], &plan["predicted"]));
+}

@@ -240,7 +240,9 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     asked.truncate(BINDINGS);
     let gain = |what: WhatIf| {
         let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
-        let found = Grid::new(&with, grid.context).solve(best.point).best()?;
+        let grid = Grid::new(&with, grid.context);
+        let streamed = || best.streams().then(|| streamed::search(&grid)).flatten().map(|found| found.best);
+        let found = grid.solve(best.point).best().or_else(streamed)?;
         let gain = best.score_us() / found.score_us() - 1.0;
         // The preference for fewer devices may have cost up to [`FEWER_DEVICES`].
         (gain > FEWER_DEVICES + GAIN).then_some(BindingLimit {
@@ -272,6 +274,7 @@ fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
         None => {
             problem.memory(&Run::new(device, 0..segments), None).total > input.devices[device].memory_bytes
         }
+        Some(at) if !best.runs[at].streamed.is_empty() => true,
         Some(at) => {
             let run = &best.runs[at].segments;
             let before = at.checked_sub(1).map(|before| best.runs[before].device);

@@ -258,9 +258,8 @@ impl Streamable {
     }
 }
 
-/// Places all segments on devices in the given order, of which any may be skipped. `add` adds the costs of a
-/// stage or a transfer to those of the stages before it. Returns the placement with the lowest cost for each
-/// last device.
+/// Places all segments on devices in the given order. May skip devices. `add` adds the costs of a stage or a
+/// transfer to those of the stages before it. Returns the placement with the lowest cost for each last device.
 fn along(
     problem: &Problem<'_>,
     costs: &[Vec<Option<Costs>>],
