@@ -2,7 +2,7 @@
 //!
 //! This module knows no device.
 
-use ragtag_graph::{CompiledStage, Place};
+use ragtag_graph::{CompiledStage, Place, WeightContent};
 use ragtag_planner::streaming::{arena_count, parts};
 use std::ops::Range;
 
@@ -31,7 +31,8 @@ pub(crate) struct Streaming {
 }
 
 impl Streaming {
-    /// Lays out the weights of the segments `streamed`. A weight that several segments read stays resident.
+    /// Lays out the weights of the segments `streamed`. Generated weights stay resident, and so do weights that
+    /// several segments read.
     pub(crate) fn new(compiled: &CompiledStage, streamed: &[usize]) -> Self {
         let owned = owned_weights(compiled);
         let (mut buffers, mut laid_out) = (Vec::<u64>::new(), Vec::new());
@@ -72,7 +73,7 @@ impl Streaming {
     }
 }
 
-/// Returns the weights that only the steps of one segment read, each with that segment.
+/// Returns the weights from the model's files that only the steps of one segment read, each with that segment.
 fn owned_weights(compiled: &CompiledStage) -> Vec<(usize, usize)> {
     let mut readers: Vec<Option<Option<usize>>> = vec![None; compiled.weights.len()];
     for step in compiled.programs.iter().flat_map(|program| &program.steps) {
@@ -84,6 +85,8 @@ fn owned_weights(compiled: &CompiledStage) -> Vec<(usize, usize)> {
             }
         }
     }
+    let is_from_file =
+        |weight: usize| !matches!(compiled.weights[weight].content, WeightContent::Generated(_));
     let owner = |(weight, reader): (usize, Option<Option<usize>>)| Some((weight, reader??));
-    readers.into_iter().enumerate().filter_map(owner).collect()
+    readers.into_iter().enumerate().filter_map(owner).filter(|(weight, _)| is_from_file(*weight)).collect()
 }
