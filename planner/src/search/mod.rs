@@ -317,7 +317,7 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
             }
         },
     };
-    // The simulation does not cover the copies of streamed weights.
+    // Trials move segments between stages, but do not choose the streamed ones again.
     let is_tried = input.is_tried() && !found.best.streams();
     let Some((best, trials)) = is_tried.then(|| trial::best(&grid, &found)).flatten() else {
         return Ok(assemble(&grid, &found, None));

@@ -5,7 +5,7 @@ use super::{Comparand, Phase};
 use crate::trace::Computed;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
-use ragtag_planner::cost::{BatchShape, BoundaryTime, DeviceFacts, LinkFacts, segment_time_us};
+use ragtag_planner::cost::{BatchShape, BoundaryTime, DeviceFacts, LinkFacts, RunSizes, segment_time_us};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::AddAssign;
@@ -89,6 +89,8 @@ pub(super) struct Model<'a> {
     of: Comparand<'a>,
     /// Device facts and segments of each stage.
     stages: Vec<(&'a DeviceFacts, &'a [Segment])>,
+    /// Time in microseconds in which each stage copies its streamed weights.
+    stream_us: Vec<f64>,
 }
 
 impl<'a> Model<'a> {
@@ -99,8 +101,17 @@ impl<'a> Model<'a> {
             let device = of.devices.iter().find(|device| device.label == stage.device)?;
             Some((device, of.segments.get(stage.segments.range())?))
         };
-        let stages: Vec<_> = of.plan.stages.iter().map(stage).collect::<Option<_>>()?;
-        (!stages.is_empty()).then_some(Self { of: *of, stages })
+        let stages: Vec<(&DeviceFacts, &[Segment])> =
+            of.plan.stages.iter().map(stage).collect::<Option<_>>()?;
+        let streams = of.plan.stages.iter().any(|stage| !stage.streamed.is_empty());
+        let sizes = streams.then(|| RunSizes::new(of.segments));
+        let stream_us = of.plan.stages.iter().zip(&stages).map(|(stage, (device, _))| {
+            let bytes =
+                |segment: &u32| sizes.as_ref().map(|sizes| sizes.streamed_bytes(&[*segment as usize]));
+            stage.streamed.iter().filter_map(bytes).map(|bytes| device.host_copy_us(bytes)).sum()
+        });
+        let stream_us = stream_us.collect();
+        (!stages.is_empty()).then_some(Self { of: *of, stages, stream_us })
     }
 
     pub(super) fn device(&self, stage: usize) -> &'a DeviceFacts {
@@ -136,6 +147,8 @@ impl<'a> Model<'a> {
             let head = self.whole_stage(stage, &batches(computed, rows), |kind| kind == SegmentKind::Head);
             parts += head.times(computed.with_logits as f64 / computed.micro_batches as f64);
         }
+        // The device computes while it copies streamed weights. Copies that take longer count as moving.
+        parts.moving_us += (self.stream_us[stage] - parts.sum_us()).max(0.0);
         parts
     }
 
@@ -226,7 +239,8 @@ impl<'a> Model<'a> {
         let stage = |stage: usize| {
             let parts = self.whole_stage(stage, &[(1.0, *batch)], |_| true);
             let wire_type = self.wire_type(stage, batch.rows.into());
-            parts.sum_us() + wire_type.sum_us() + self.device(stage).stage_us.value
+            let computing_us = parts.sum_us() + wire_type.sum_us() + self.device(stage).stage_us.value;
+            computing_us.max(self.stream_us[stage])
         };
         let row_bytes = self.of.plan.wire_type.row_bytes(self.of.row_bytes);
         let bytes = f64::from(batch.rows) * row_bytes as f64;

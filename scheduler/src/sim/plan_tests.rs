@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::core::Want;
-use ragtag_graph::{Segment, SegmentKind, WireType};
+use ragtag_graph::{Segment, SegmentKind, SegmentTensor, WireType};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::Activations;
 use ragtag_planner::cost::{BatchShape, DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink};
@@ -422,4 +422,23 @@ fn times_beyond_the_clock_end_it() {
     let summary = planned.run(&burst(1, 100, 3));
     assert_eq!(summary.finished, 1);
     assert!(summary.duration_us.is_finite());
+}
+
+#[test]
+fn streamed_weights_take_their_copies_or_the_computation_whichever_is_longer() {
+    const WEIGHT_BYTES: u64 = 50_000_000;
+    let mut planned = Planned::new(&[12]);
+    for (at, segment) in planned.segments.iter_mut().enumerate().filter(|(at, _)| (1..=12).contains(at)) {
+        segment.tensors.push(SegmentTensor { name: format!("weight {at}"), resident_bytes: WEIGHT_BYTES });
+    }
+    let streamed = [2, 4, 6, 8, 10, 12];
+    planned.plan.stages[0].streamed = streamed.to_vec();
+    let computed_us = planned.stages_us(1, 1, 60.0);
+    for copied_us in [0.2, 0.8, 1.5, 4.0].map(|factor| computed_us * factor) {
+        let rate = (WEIGHT_BYTES * streamed.len() as u64) as f64 / copied_us * 1e6;
+        planned.devices[0].host_bandwidth_bytes_per_s = Figure::assumed(rate);
+        planned.devices[0].host_latency_us = Figure::assumed(0.0);
+        let summary = planned.run(&burst(1, 16, 80));
+        assert_near(summary.between_tokens_us.mean, computed_us.max(copied_us), 0.05, "between tokens");
+    }
 }
