@@ -29,6 +29,9 @@ const REPETITIONS: usize = 25;
 const WAKES: usize = 200;
 /// Sizes of the timed copies, in bytes. Copies of one row of activations are timed as well.
 const COPY_BYTES: [u64; 4] = [4 << 10, 64 << 10, 512 << 10, 2 << 20];
+/// Size of an additional timed copy between a device and host memory, in bytes. Streamed weights are copied in
+/// pieces of about this size.
+const LARGE_COPY_BYTES: u64 = 16 << 20;
 /// Maximum relative difference between a measurement at the start and its repetition at the end. A larger
 /// difference means that the device has drifted.
 const DRIFT: f64 = 0.15;
@@ -498,8 +501,8 @@ fn work(key: &SegmentKey, batch: &SoloBatch) -> f64 {
 /// Times copies between a device and host memory. Returns the size of each copy in bytes, and its time in
 /// microseconds, averaged over both directions.
 fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Result<Vec<(u64, f64)>> {
-    let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
-    let each = left / (COPY_BYTES.len() as u32 + 1);
+    let sizes = [row_bytes].into_iter().chain(COPY_BYTES).chain([LARGE_COPY_BYTES]);
+    let each = left / (COPY_BYTES.len() as u32 + 2);
     let copy = |bytes: u64| {
         let once = || Ok(device.host_copies_us(bytes)?.iter().sum::<f64>() / 2.0);
         Ok((bytes, undisturbed_us(Stats::times(REPETITIONS, each, once)?)))

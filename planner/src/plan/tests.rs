@@ -182,7 +182,7 @@ fn streamed_segments_are_checked() {
         changed.stages[1].streamed = streamed.to_vec();
         changed.validate(&model(), &DEVICES).map_err(|error| error.to_string())
     };
-    for streamed in [&[][..], &[6, 12], &[7, 9, 11]] {
+    for streamed in [&[][..], &[6, 7, 9, 12], &[7, 8, 9, 10, 11]] {
         assert_eq!(with(streamed), Ok(()));
     }
     for (streamed, what) in [
@@ -191,7 +191,7 @@ fn streamed_segments_are_checked() {
         (&[7, 13], "segment 13 is the embedding or the head"),
         (&[9, 7], "ascending order"),
         (&[7, 7], "ascending order"),
-        (&[7], "at least 2 segments or none"),
+        (&[7, 8, 9], "at least 4 segments or none"),
     ] {
         let error = with(streamed).expect_err("invalid");
         assert!(error.contains(what), "{error}");

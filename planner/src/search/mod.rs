@@ -309,7 +309,7 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
                 if input.several_stages {
                     families::add(&grid, &mut found);
                 }
-                found
+                streamed::instead_of(&grid, &found).unwrap_or(found)
             }
             None => {
                 let streamed = input.may_stream().then(|| streamed::search(&grid)).flatten();

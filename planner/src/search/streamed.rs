@@ -10,10 +10,11 @@
 use super::PlannerInput;
 use super::baselines::{self, Baseline};
 use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult, different, preferred};
+use super::memory_fit;
 use super::problem::{Problem, Run};
 use super::solver::Costs;
 use super::workload_times::Point;
-use crate::cost::{DeviceFacts, FigureSource, RunSizes, arena_buffers};
+use crate::cost::{FigureSource, RunSizes, arena_buffers};
 use crate::streaming::{FEWEST, arena_count};
 use ragtag_hal::pool::class_bytes;
 use rayon::prelude::*;
@@ -29,6 +30,28 @@ pub(super) fn search(grid: &Grid<'_>) -> Option<SearchResult> {
     let placements = starts.into_par_iter().flat_map_iter(|point| placements(grid.problem(point)));
     let placements: Vec<Vec<Run>> = placements.collect();
     best(grid, &different(placements.iter()))
+}
+
+/// Returns the best placement with streamed weights if it is faster than the resident ones in `found`. Searches
+/// for it only if `found` uses devices in host memory because the model does not fit the other devices.
+pub(super) fn instead_of(grid: &Grid<'_>, found: &SearchResult) -> Option<SearchResult> {
+    let (input, chosen) = (grid.input, &found.best);
+    let in_host = |device: usize| input.devices[device].in_host_memory;
+    let uses_host = chosen.runs.iter().any(|run| in_host(run.device));
+    if !input.may_stream() || !uses_host || (0..input.devices.len()).all(in_host) {
+        return None;
+    }
+    let mut instance = grid.start().instance();
+    instance.excluded.iter_mut().enumerate().for_each(|(device, excluded)| *excluded |= in_host(device));
+    if memory_fit::fits(&instance) {
+        return None;
+    }
+    let streamed = search(grid)?;
+    let is_faster = streamed.best.expected_us() * (1.0 + FEWER_DEVICES) < chosen.expected_us();
+    is_faster.then(|| {
+        let choices = streamed.all().chain(found.all()).cloned().collect();
+        SearchResult::with_best(streamed.best.clone(), choices, None)
+    })
 }
 
 /// Returns the best of `placements` over all points, with the fewest streamed segments at each point. Returns
@@ -109,16 +132,18 @@ pub(super) fn smallest_bytes(problem: &Problem<'_>, device: usize) -> Option<u64
 
 /// Returns the segments of a run that its device may stream.
 fn streamable(problem: &Problem<'_>, run: &Run) -> Vec<usize> {
-    match may_stream(&problem.input.devices[run.device]) {
+    match may_stream(problem.input, run.device) {
         true => problem.lowered.sizes.streamable(run.segments.clone()),
         false => Vec::new(),
     }
 }
 
 /// Returns whether a device may stream weights. A device in host memory saves no memory by that, so it streams
-/// only if the user limits its memory.
-fn may_stream(device: &DeviceFacts) -> bool {
-    !device.in_host_memory || device.memory_source == FigureSource::User
+/// only if the user limits its memory and the host has room for the copies.
+fn may_stream(input: &PlannerInput<'_>, device: usize) -> bool {
+    let device = &input.devices[device];
+    let is_limited = device.memory_source == FigureSource::User && input.host_memory_bytes.is_some();
+    !device.in_host_memory || is_limited
 }
 
 /// Returns a lower bound on the number of streamed segments that free `missing` bytes. Each of them frees at
@@ -200,7 +225,7 @@ fn run_costs(problem: &Problem<'_>, device: usize) -> Vec<Option<Costs>> {
             if is_pinned_elsewhere(end - 1) || sizes.too_large(run.clone(), &problem.shape, facts).is_some() {
                 break;
             }
-            if may_stream(facts) {
+            if may_stream(input, device) {
                 streamable.add(sizes, end - 1);
             }
             let staging = if first > 0 { staging } else { 0 };

@@ -219,6 +219,31 @@ fn devices_in_host_memory_stream_nothing() {
     let streams = |stage: &&PlanStage| !stage.streamed.is_empty();
     let streaming: Vec<_> = plan.stages.iter().filter(streams).map(|stage| stage.device.as_str()).collect();
     assert_eq!(streaming, ["gpu:0"]);
+    // The user may limit the memory of a processor if the host's memory is known.
+    world.devices.truncate(1);
+    world.host_memory_bytes = Some(1 << 40);
+    assert!(world.plan().is_ok());
+    world.devices[0].memory_source = FigureSource::Reported;
+    assert!(matches!(world.plan(), Err(PlanError::DoesNotFit(_))));
+}
+
+#[test]
+fn a_gpu_streams_instead_of_using_a_slow_processor() {
+    let of = |prompt_tokens, gpu_mib, rate: f64| {
+        let mut world = world(12, vec![gpu("gpu:0", gpu_mib), device("cpu:0", 1 << 40, 1.0)]);
+        world.devices[1].in_host_memory = true;
+        world.devices[1].fast_flops_per_s.value /= 100.0;
+        world.devices[1].bandwidth_bytes_per_s.value /= 4.0;
+        world.devices[0].host_bandwidth_bytes_per_s.value = rate;
+        world.workload = Workload { prompt_tokens, generated_tokens: 64 };
+        let plan = planned(&world).unwrap();
+        let used: Vec<String> = plan.stages.iter().map(|stage| stage.device.clone()).collect();
+        (used, plan.stages.iter().any(|stage| !stage.streamed.is_empty()))
+    };
+    assert_eq!(of(4000, 90, 1e11), (vec!["gpu:0".into()], true), "a long prompt");
+    let (used, streams) = of(4, 90, 1e7);
+    assert!(used.contains(&"cpu:0".into()) && !streams, "a slow link: {used:?}");
+    assert_eq!(of(4000, 1 << 20, 1e11), (vec!["gpu:0".into()], false), "the model fits the GPU");
 }
 
 #[test]
