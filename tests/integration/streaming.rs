@@ -3,7 +3,9 @@
 
 use crate::gpus::distinct_and_quick;
 use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path};
-use ragtag::{Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind};
+use ragtag::{
+    DeviceOptions, Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind,
+};
 use ragtag_kernels::{Activations, KvType};
 
 const MODEL: &str = "tales-q8_0";
@@ -14,6 +16,13 @@ const MORE: u32 = 10;
 
 fn planner(model: &Model, found: &Devices) -> Planner {
     Planner::new(model).devices(found).context(128).chunk(32).activations(Activations::F32).kv(KvType::F32)
+}
+
+/// Returns the devices `label`, each limited to `bytes` of memory.
+fn limited(label: &str, bytes: u64) -> Devices {
+    let options = DeviceOptions::selecting(label);
+    let limits = label.split(',').map(|device| format!("{device}={bytes}")).collect::<Vec<_>>().join(",");
+    Devices::probe(&DeviceOptions { cpu_threads: Some(2), ..options }.capping_memory(limits)).unwrap()
 }
 
 fn start(model: &Model, found: &Devices, plan: &Plan) -> Engine {
@@ -82,5 +91,29 @@ fn streamed_stages_of_pipelines_change_no_bit() {
             let plan = planner(&model, &found).split(split.parse().unwrap()).plan().unwrap();
             check(&model, &found, plan, &[3, 4, 5, 6]);
         }
+    }
+}
+
+#[test]
+fn plans_for_less_memory_stream_and_change_no_token() {
+    let model = Model::open(model_path(MODEL)).unwrap();
+    let mut firsts = distinct_and_quick();
+    firsts.dedup_by_key(|adapter| adapter.backend.clone());
+    let singles = firsts.iter().map(|adapter| (adapter.label(), 0.75));
+    // Two devices have half of the weights each, so each needs less memory.
+    let pairs = firsts.iter().map(|adapter| (format!("{},cpu:0", adapter.label()), 0.35));
+    for (label, share) in singles.chain(pairs).chain([("cpu:0".into(), 0.5)]) {
+        let needed = planner(&model, &limited("cpu:0", 1 << 40)).plan().unwrap().stages[0].memory_bytes.total;
+        let bytes = (needed as f64 * share) as u64;
+        let found = limited(&label, bytes);
+        let plan = planner(&model, &found).plan().unwrap();
+        assert!(plan.stages.iter().any(|stage| !stage.streamed.is_empty()), "{label}: {:?}", plan.reasons);
+        assert!(plan.stages.iter().all(|stage| stage.memory_bytes.total <= bytes), "{label}");
+        let engine = start(&model, &found, &plan);
+        let case = &golden(MODEL).cases[0];
+        let out = tokens(&engine.session(), &case.prompt_ids, MORE);
+        assert_eq!(out, case.greedy_ids[..MORE as usize], "{label}");
+        let held = engine.stage_reports().iter().map(|report| report.pool.in_use_bytes).max().unwrap();
+        assert!(held <= bytes, "{label} holds {held} of {bytes} bytes");
     }
 }
