@@ -20,14 +20,15 @@ fn planner(model: &Model, found: &Devices) -> Planner {
 
 /// Returns the devices `label`, each limited to `bytes` of memory.
 fn limited(label: &str, bytes: u64) -> Devices {
-    let options = DeviceOptions::selecting(label);
     let limits = label.split(',').map(|device| format!("{device}={bytes}")).collect::<Vec<_>>().join(",");
-    Devices::probe(&DeviceOptions { cpu_threads: Some(2), ..options }.capping_memory(limits)).unwrap()
+    let mut options = DeviceOptions::selecting(label).capping_memory(limits);
+    options.cpu_threads = Some(2);
+    Devices::probe(&options).unwrap()
 }
 
-fn start(model: &Model, found: &Devices, plan: &Plan) -> Engine {
+fn start(model: &Model, found: &Devices, plan: &Plan, all_logits: bool) -> Engine {
     let mut options = EngineOptions::default();
-    (options.all_logits, options.trace) = (true, true);
+    (options.all_logits, options.trace) = (all_logits, true);
     Engine::start_exact(model, found, plan, options).unwrap()
 }
 
@@ -45,14 +46,14 @@ fn logits(session: &Session, ids: &[u32]) -> Vec<u32> {
 fn check(model: &Model, found: &Devices, mut plan: Plan, segments: &[u32]) {
     let case = &golden(MODEL).cases[0];
     let ids = [&case.prompt_ids[..], &case.greedy_ids[..]].concat()[..50].to_vec();
-    let resident = start(model, found, &plan);
+    let resident = start(model, found, &plan, true);
     let expected = logits(&resident.session(), &ids);
     resident.shutdown();
     for stage in &mut plan.stages {
         let holds = |segment: &&u32| stage.segments.range().contains(&(**segment as usize));
         stage.streamed = segments.iter().filter(holds).copied().collect();
     }
-    let engine = start(model, found, &plan);
+    let engine = start(model, found, &plan, true);
     let session = engine.session();
     let what = format!("{segments:?} on {:?}", found.labels());
     assert!(logits(&session, &ids) == expected, "{what}");
@@ -109,7 +110,7 @@ fn plans_for_less_memory_stream_and_change_no_token() {
         let plan = planner(&model, &found).plan().unwrap();
         assert!(plan.stages.iter().any(|stage| !stage.streamed.is_empty()), "{label}: {:?}", plan.reasons);
         assert!(plan.stages.iter().all(|stage| stage.memory_bytes.total <= bytes), "{label}");
-        let engine = start(&model, &found, &plan);
+        let engine = start(&model, &found, &plan, false);
         let case = &golden(MODEL).cases[0];
         let out = tokens(&engine.session(), &case.prompt_ids, MORE);
         assert_eq!(out, case.greedy_ids[..MORE as usize], "{label}");
