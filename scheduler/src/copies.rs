@@ -18,7 +18,7 @@ const LONGEST_TICK: Duration = Duration::from_secs(1);
 /// Queues that copy activations.
 const QUEUES: [QueueKind; 2] = [QueueKind::Upload, QueueKind::Download];
 
-/// What a watched copy moves.
+/// Contents of a watched copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Copied {
     /// Activations, over this edge and route. Edge `n` leaves stage `n`.

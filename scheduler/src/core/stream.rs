@@ -1,4 +1,4 @@
-//! Weight streaming of a stage: decides when the weights of which part are copied to which arena.
+//! Weight streaming of a stage: decides when each part's weights are copied to their arena.
 //!
 //! An arena gets the weights of its next part as soon as the computation of the part that used it was
 //! submitted. The copy waits for that computation, so the device copies weights while it computes the parts

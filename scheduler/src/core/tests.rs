@@ -656,9 +656,12 @@ fn a_device_refuses_events_of_other_stages() {
     assert!(DeviceCore::new(&[], points).is_err());
 }
 
-/// Returns the uploads and computations among `actions`: the part, the values that they wait for, and the
-/// value that they signal.
-fn of_parts(actions: &[StageAction]) -> Vec<(&'static str, usize, Vec<(QueueKind, u64)>, u64)> {
+/// A copy of weights or a computation: its name and part, the values that it waits for, and the value that it
+/// signals.
+type PartStep = (&'static str, usize, Vec<(QueueKind, u64)>, u64);
+
+/// Returns the copies of weights and the computations among `actions`.
+fn of_parts(actions: &[StageAction]) -> Vec<PartStep> {
     let values = |waits: &[Point]| waits.iter().map(|point| (point.timeline.queue, point.value)).collect();
     let of = |action: &StageAction| match action {
         StageAction::Stream { part, waits, signal } => Some(("stream", *part, values(waits), signal.value)),
