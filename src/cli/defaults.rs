@@ -368,7 +368,9 @@ impl<'a> Runner<'a> {
     }
 
     /// Runs each workload once on `engine` and adds the speeds to `turns`. Round 0 is a warm-up and adds
-    /// nothing. Bursts longer than `long_s` seconds run only in rounds 0 and 1.
+    /// nothing. Bursts longer than `long_s` seconds run only in rounds 0 and 1. A turn of prompts begins with
+    /// an unmeasured one, because the other engine's weights have displaced those of `engine` from the caches
+    /// of a CPU.
     fn take_turn(
         &self,
         engine: &Engine,
@@ -377,6 +379,9 @@ impl<'a> Runner<'a> {
         long_s: f64,
         turns: &mut [[Vec<f64>; 2]],
     ) -> Result<()> {
+        if let Some(first) = self.group.cells.first().filter(|_| round > 0 && self.group.is_prefill()) {
+            block_on(engine.session().burst(&first.burst))?;
+        }
         for (cell, turn) in self.group.cells.iter().zip(turns) {
             let long = |rate: &f64| f64::from(cell.tokens) / rate > long_s;
             if round > 1 && turn[which].first().is_some_and(long) {
