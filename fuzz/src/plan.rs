@@ -2,7 +2,7 @@
 
 use super::short;
 use ragtag_planner::plan::{Plan, PlanModel};
-use ragtag_planner::split::Split;
+use ragtag_planner::split::{Split, SplitPart};
 
 /// Returns whether the plan is valid for two devices.
 pub fn run(data: &[u8]) -> bool {
@@ -30,7 +30,10 @@ pub fn run(data: &[u8]) -> bool {
                     next = range.end;
                 }
                 assert_eq!(next, 14);
-                assert_eq!(split.to_string().parse::<Split>().as_ref(), Ok(&split));
+                // The text of a split does not name the streamed segments.
+                let part = |part: &SplitPart| SplitPart { streamed: None, ..part.clone() };
+                let plain = Split { parts: split.parts.iter().map(part).collect() };
+                assert_eq!(split.to_string().parse::<Split>(), Ok(plain));
                 valid = true;
             }
             Err(error) => assert!(!error.to_string().is_empty()),

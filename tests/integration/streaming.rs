@@ -22,7 +22,7 @@ fn planner(model: &Model, found: &Devices) -> Planner {
 fn limited(label: &str, bytes: u64) -> Devices {
     let limits = label.split(',').map(|device| format!("{device}={bytes}")).collect::<Vec<_>>().join(",");
     let mut options = DeviceOptions::selecting(label).capping_memory(limits);
-    options.cpu_threads = Some(2);
+    (options.cpu_threads, options.cpu_devices) = (Some(2), if label.contains("cpu:1") { 2 } else { 1 });
     Devices::probe(&options).unwrap()
 }
 
@@ -103,7 +103,8 @@ fn plans_for_less_memory_stream_and_change_no_token() {
     let singles = firsts.iter().map(|adapter| (adapter.label(), 0.75));
     // Two devices have half of the weights each, so each needs less memory.
     let pairs = firsts.iter().map(|adapter| (format!("{},cpu:0", adapter.label()), 0.35));
-    for (label, share) in singles.chain(pairs).chain([("cpu:0".into(), 0.5)]) {
+    let processors = [("cpu:0".into(), 0.5), ("cpu:0,cpu:1".into(), 0.35)];
+    for (label, share) in singles.chain(pairs).chain(processors) {
         let needed = planner(&model, &limited("cpu:0", 1 << 40)).plan().unwrap().stages[0].memory_bytes.total;
         let bytes = (needed as f64 * share) as u64;
         let found = limited(&label, bytes);
