@@ -1,5 +1,5 @@
-//! Copies in flight. The coordinator uses them to name the edge of a
-//! failed copy, and to find copies that do not complete.
+//! Copies in flight. The coordinator uses them to name the edge of a failed copy, and to find copies that do
+//! not complete.
 //!
 //! A copy stalls if all points that it waits for have passed and it is the next work of its queue, but its
 //! own point does not pass. Time in which its device computes does not count, because some devices have a
