@@ -277,10 +277,13 @@ impl Shortage {
 pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     let plan = plan_for_devices(input)?;
     let memory = plan.host_memory_bytes;
-    match memory.available.is_some_and(|available| memory.total > available) {
-        true => Err(PlanError::HostMemory(Box::new(memory))),
-        false => Ok(plan),
+    if memory.available.is_none_or(|available| memory.total <= available) {
+        return Ok(plan);
     }
+    // The pinned copies of streamed weights may be too large where a placement with resident weights fits.
+    let resident = || self::plan(&PlannerInput { streaming: false, ..*input }).ok();
+    let resident = (memory.weights > 0 && input.may_stream()).then(resident).flatten();
+    resident.ok_or_else(|| PlanError::HostMemory(Box::new(memory)))
 }
 
 /// Makes a plan that fits the devices, without checking host memory.

@@ -3,6 +3,7 @@
 //! This module knows no device.
 
 use ragtag_graph::{CompiledStage, Place, WeightContent};
+use ragtag_planner::cost::arena_buffers;
 use ragtag_planner::streaming::{arena_count, parts};
 use std::ops::Range;
 
@@ -35,21 +36,19 @@ impl Streaming {
     /// several segments read.
     pub(crate) fn new(compiled: &CompiledStage, streamed: &[usize]) -> Self {
         let owned = owned_weights(compiled);
-        let (mut buffers, mut laid_out) = (Vec::<u64>::new(), Vec::new());
+        let (mut sizes, mut laid_out) = (Vec::new(), Vec::new());
         for part in parts(compiled.segments.clone(), streamed) {
             let (mut weights, mut bytes) = (Vec::new(), 0u64);
             let own = owned.iter().filter(|(_, segment)| part.segments.contains(segment));
-            for (at, &(weight, _)) in own.filter(|_| part.arena.is_some()).enumerate() {
-                let size = compiled.weights[weight].bytes();
+            let size = |weight: usize| compiled.weights[weight].bytes();
+            for &(weight, _) in own.filter(|_| part.arena.is_some()) {
                 weights.push((weight, bytes));
-                bytes += size.next_multiple_of(ALIGNMENT);
-                match buffers.get_mut(at) {
-                    Some(buffer) => *buffer = size.max(*buffer),
-                    None => buffers.push(size),
-                }
+                bytes += size(weight).next_multiple_of(ALIGNMENT);
             }
+            sizes.push(weights.iter().map(|&(weight, _)| size(weight)).collect::<Vec<_>>());
             laid_out.push(StreamedPart { segments: part.segments, arena: part.arena, weights, bytes });
         }
+        let buffers = arena_buffers(sizes.iter().map(Vec::as_slice));
         Self { parts: laid_out, buffers, arenas: arena_count(streamed.len()) }
     }
 

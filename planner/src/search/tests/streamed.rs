@@ -247,6 +247,23 @@ fn a_gpu_streams_instead_of_using_a_slow_processor() {
 }
 
 #[test]
+fn a_processor_helps_if_the_host_has_no_room_for_copies() {
+    let mut world = world(12, vec![gpu("gpu:0", 90), device("cpu:0", 1 << 40, 0.1)]);
+    world.devices[1].in_host_memory = true;
+    world.devices[0].host_bandwidth_bytes_per_s.value = 1e11;
+    world.workload = Workload { prompt_tokens: 4000, generated_tokens: 64 };
+    let [streamed, resident] = [true, false].map(|streaming| {
+        let world = World { streaming, ..world.clone() };
+        planned(&world).unwrap().host_memory_bytes
+    });
+    assert!(streamed.weights > 0 && resident.weights == 0);
+    assert!(resident.total < streamed.total, "{resident:?}, {streamed:?}");
+    world.host_memory_bytes = Some(resident.total);
+    let memory = planned(&world).unwrap().host_memory_bytes;
+    assert_eq!((memory.weights, memory.total), (0, resident.total));
+}
+
+#[test]
 fn pinned_copies_need_host_memory() {
     let mut world = world(12, vec![gpu("gpu:0", 100)]);
     world.host_memory_bytes = Some(80 * MIB);
