@@ -4,7 +4,8 @@
 use crate::actor::culprit;
 use crate::copies::Watch;
 use crate::core::{
-    LogitRows, MicroBatch, MicroBatchId, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent,
+    LogitRows, MicroBatch, MicroBatchId, RunAction, RunCore, RunEvent, Sample, Sampled, SequenceId,
+    StageEvent,
 };
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
@@ -15,6 +16,7 @@ use crate::runtime::spec::Layout;
 use crate::transfers::Transfers;
 use crossbeam_channel::{Receiver, select_biased};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, Lease, Outcome, Timeline, Timing, Turn};
+use rayon::prelude::*;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,6 +52,27 @@ impl Logits {
 /// Returns the f32 values of a row.
 fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
     row.floats().ok_or_else(|| Error::protocol("a row of logits is not aligned to floats"))
+}
+
+/// Number of sequences from which the threads of rayon's pool share the sampling. Fewer sequences take less
+/// time than waking the threads.
+const SHARED_ROWS: usize = 8;
+
+/// What a sequence needs for its next token, taken from its client while threads sample.
+struct Draw {
+    sequence: SequenceId,
+    /// Row of the sequence's logits.
+    row: u32,
+    sampler: Box<dyn Sample>,
+    history: Vec<u32>,
+}
+
+impl Draw {
+    /// Returns `None` if the client has no sampler.
+    fn of(sequence: SequenceId, client: &mut Client, row: u32) -> Option<Self> {
+        let sampler = client.sampler.take()?;
+        Some(Self { sequence, row, sampler, history: std::mem::take(&mut client.history) })
+    }
 }
 
 /// Replies that the coordinator defers until it has executed the actions for which devices wait.
@@ -266,7 +289,7 @@ impl Coordinator {
     /// Reads the logits of a micro-batch. Samples tokens from them, or delivers them to the client. Skips
     /// sequences that have ended.
     fn collect(&mut self, batch: &MicroBatch) -> Result<Vec<Sampled>> {
-        let mut sampled = Vec::new();
+        let mut draws = Vec::new();
         let (mut row, mut prompt_tokens) = (0, 0);
         for item in &batch.items {
             let first = row;
@@ -280,12 +303,7 @@ impl Coordinator {
                         (client.reply)(Reply::Logits { position, row });
                     }
                 }
-                LogitRows::Last => {
-                    let row = self.logits.row(batch.credit, first)?;
-                    let Some(sampler) = &mut client.sampler else { continue };
-                    let token = sampler.sample(floats(&row)?, &client.history);
-                    sampled.push(Sampled { sequence: item.sequence, token });
-                }
+                LogitRows::Last => draws.extend(Draw::of(item.sequence, client, first)),
             }
             let decode = item.first_position >= client.prompt_tokens;
             prompt_tokens += if decode { 0 } else { item.tokens.len() as u64 };
@@ -293,6 +311,30 @@ impl Coordinator {
         let mut stats = self.stats();
         stats.micro_batches += 1;
         stats.prompt_tokens += prompt_tokens;
+        drop(stats);
+        self.sample(batch.credit, draws)
+    }
+
+    /// Samples from the logits of the micro-batch that holds `credit`. The threads of rayon's pool share the
+    /// rows of a large micro-batch, because its sequences wait for the last of them.
+    fn sample(&mut self, credit: u32, mut draws: Vec<Draw>) -> Result<Vec<Sampled>> {
+        let logits = &self.logits;
+        let token = |draw: &mut Draw| {
+            let row = logits.row(credit, draw.row)?;
+            Ok(draw.sampler.sample(floats(&row)?, &draw.history))
+        };
+        let tokens: Result<Vec<_>> = match draws.len() < SHARED_ROWS {
+            true => draws.iter_mut().map(token).collect(),
+            false => draws.par_iter_mut().map(token).collect(),
+        };
+        let sampled =
+            draws.iter().zip(tokens?).map(|(draw, token)| Sampled { sequence: draw.sequence, token });
+        let sampled = sampled.collect();
+        for draw in draws {
+            if let Some(client) = self.clients.get_mut(&draw.sequence) {
+                (client.sampler, client.history) = (Some(draw.sampler), draw.history);
+            }
+        }
         Ok(sampled)
     }
 
