@@ -147,7 +147,7 @@ impl Engine {
         (run.verify_transfers, run.stall_timeout) = (options.verify_transfers, options.stall_timeout);
         let progress = Arc::clone(&options.progress);
         let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
-        let spec = PipelineSpec { devices, stages: specs };
+        let spec = PipelineSpec { devices, stages: specs, prefill: None };
         let pipeline = Pipeline::start(spec, &run, move |loaded| {
             let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(report) = progress.as_mut() {

@@ -128,6 +128,7 @@ fn span_name(span: &Span) -> String {
         SpanKind::Upload => "activation in".into(),
         SpanKind::Download => "activation out".into(),
         SpanKind::Logits => "logits out".into(),
+        SpanKind::KeysAndValues => "keys and values".into(),
         SpanKind::Checksum => "checksum".into(),
     };
     match span.micro_batch {

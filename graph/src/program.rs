@@ -228,6 +228,8 @@ pub struct CompiledStage {
     pub weights: Vec<WeightBuffer>,
     /// Sizes of the key and value buffers in bytes.
     pub kv_bytes: Vec<u64>,
+    /// Number of cache blocks in each buffer of the KV cache.
+    pub kv_blocks: u32,
     /// Names of the kernel variants that implement the module's entries, for receipts.
     pub variants: Vec<String>,
     /// Size of the scratch buffer in bytes, or 0 if the stage needs no scratch.

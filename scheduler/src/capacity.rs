@@ -2,7 +2,9 @@
 //! capacities never becomes full and senders never wait. If a queue is full nevertheless, this is a bug and
 //! ends the run.
 
+use crate::core::Path;
 use ragtag_hal::QueueKind;
+use ragtag_planner::streaming::PREFILLS;
 use ragtag_transfer::Routes;
 
 /// Capacities of a mailbox's two bounded queues.
@@ -40,9 +42,18 @@ impl Lanes {
         lanes
     }
 
+    /// Returns the additional capacity of a device's mailbox for `passages` passages of keys and values. The
+    /// waking queue holds one message per place. If the device has the prefill `stage`, it also holds one
+    /// hand-off per micro-batch at this stage.
+    #[must_use]
+    pub fn with_passages(self, passages: usize, has_prefill_stage: bool) -> Self {
+        let hand_offs = if has_prefill_stage { PREFILLS } else { 0 };
+        Self { waking: self.waking + passages * PREFILLS + hand_offs, ..self }
+    }
+
     /// Returns the capacities of the coordinator's mailbox. The waking queue holds one pending progress
-    /// notice. The quiet queue holds one return per micro-batch in flight.
+    /// notice for each path. The quiet queue holds one return per micro-batch in flight.
     pub fn of_run(credits: u32) -> Self {
-        Self { waking: 1, quiet: credits as usize }
+        Self { waking: Path::ALL.len(), quiet: credits as usize }
     }
 }

@@ -27,6 +27,8 @@ pub(crate) enum Copied {
     Weights(u32),
     /// Logits of this stage.
     Logits(u32),
+    /// Keys and values that pass to or from this stage.
+    KeysAndValues(u32),
     /// A checksum of activations of this stage.
     Checksum(u32),
 }
@@ -117,6 +119,7 @@ impl Watch {
                     }
                     Copied::Weights(stage) => self.stalled_copy("streamed weights", stage, seconds),
                     Copied::Logits(stage) => self.stalled_copy("logits", stage, seconds),
+                    Copied::KeysAndValues(stage) => self.stalled_copy("keys and values", stage, seconds),
                     Copied::Checksum(stage) => self.stalled_copy("checksum", stage, seconds),
                 }));
             }
@@ -149,7 +152,7 @@ impl Watch {
         let failed = QUEUES.into_iter().filter(|queue| failure(queue).is_some_and(|error| error == *cause));
         let activations = |queue| match device.next(queue)?.copy? {
             Copied::Activations(edge, route) => Some((edge, route)),
-            Copied::Weights(_) | Copied::Logits(_) | Copied::Checksum(_) => None,
+            Copied::Weights(_) | Copied::Logits(_) | Copied::KeysAndValues(_) | Copied::Checksum(_) => None,
         };
         let (edge, route) = failed.filter_map(activations).next()?;
         let [from, to] = self.ends(edge);

@@ -27,6 +27,8 @@ pub enum SpanKind {
     Download,
     /// Download of logits.
     Logits,
+    /// Copy of keys and values between the cache and host memory.
+    KeysAndValues,
     /// Computation or download of a checksum of activations.
     Checksum,
 }
@@ -358,7 +360,7 @@ impl Recorder {
             SpanKind::Upload | SpanKind::Download | SpanKind::Logits => {
                 self.crossed(&label, start_ns, end_ns);
             }
-            SpanKind::Weights | SpanKind::Checksum => {}
+            SpanKind::Weights | SpanKind::KeysAndValues | SpanKind::Checksum => {}
         }
         let Label { kind, micro_batch, work, route, .. } = label;
         let rows = u32::try_from(work.rows).unwrap_or(u32::MAX);

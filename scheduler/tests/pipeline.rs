@@ -47,6 +47,8 @@ struct Setup {
     options: PipelineOptions,
     /// Segments whose weights are streamed.
     streamed: Vec<usize>,
+    /// Device of the prefill stage.
+    prefill: Option<usize>,
 }
 
 impl Setup {
@@ -63,7 +65,7 @@ impl Setup {
         // Each micro-batch has several chunks, and no chunk is a whole number of rows.
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }.into(); stages - 1];
         let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
-        Self { model, devices, hosts: hosts.into(), options, streamed: Vec::new() }
+        Self { model, devices, hosts: hosts.into(), options, streamed: Vec::new(), prefill: None }
     }
 
     fn specs(&self) -> PipelineSpec {
@@ -79,11 +81,24 @@ impl Setup {
             }
         };
         let devices = self.devices.iter().enumerate();
+        let stages: Vec<_> = self.hosts.iter().enumerate().map(spec).collect();
+        let prefill = self.prefill.map(|device| {
+            let elsewhere = stages.iter().filter(|stage| stage.device != device);
+            let streamed = elsewhere.flat_map(|stage| stage.compiled.segments.clone());
+            let is_layer = |segment: &usize| *segment > 0 && *segment + 1 < segments;
+            StageSpec {
+                device,
+                compiled: self.model.compile(0..segments),
+                streamed: streamed.filter(is_layer).collect(),
+                weights: Box::new(self.model.weights(0..segments)),
+            }
+        });
         PipelineSpec {
             devices: devices
                 .map(|(index, faults)| Box::new(open(index, faults)) as Box<dyn Device>)
                 .collect(),
-            stages: self.hosts.iter().enumerate().map(spec).collect(),
+            stages,
+            prefill,
         }
     }
 
@@ -255,6 +270,30 @@ fn streamed_weights_change_no_token() {
         setup.devices.iter_mut().for_each(|device| device.random_delay_us = 100);
         (setup.options.slots, setup.options.credits) = (1, 6);
         check(&setup);
+    }
+}
+
+#[test]
+fn a_prefill_stage_changes_no_token() {
+    for (hosts, device) in [(&[0, 1][..], 0), (&[0, 1], 1), (&[0, 1, 0], 0), (&[0, 1, 2], 1), (&[1, 2], 0)] {
+        let mut setup = Setup::on(hosts);
+        setup.devices = vec![Faults::default(); 3];
+        setup.devices.truncate(hosts.iter().chain([&device]).max().unwrap() + 1);
+        setup.model.layers = 12;
+        setup.prefill = Some(device);
+        for from in [1, 5, 42] {
+            setup.options.prefill_from = from;
+            let stats = check(&setup).stats;
+            let prefill = stats.stages.last().unwrap();
+            assert_eq!(prefill.decode.micro_batches, 0);
+            assert_eq!(prefill.prefill.micro_batches > 0, from < 42, "{hosts:?} {from}");
+        }
+        setup.options.prefill_from = 2;
+        setup.devices.iter_mut().for_each(|device| device.random_delay_us = 100);
+        for (slots, credits) in [(1, 6), (4, 1), (2, 3)] {
+            (setup.options.slots, setup.options.credits) = (slots, credits);
+            check(&setup);
+        }
     }
 }
 

@@ -71,7 +71,7 @@ impl CalibrationPipeline {
         let routes = |pair: &[Adapter]| kept.routes(&pair[0], &pair[1]);
         options.routes = adapters.windows(2).map(routes).collect();
         let routes = options.routes.clone();
-        let spec = PipelineSpec { devices: opened, stages: specs };
+        let spec = PipelineSpec { devices: opened, stages: specs, prefill: None };
         Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes, routes })
     }
 

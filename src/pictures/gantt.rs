@@ -224,7 +224,9 @@ fn kind(span: &Span, decode_rows: u32) -> GanttKind {
     match span.kind {
         SpanKind::Compute if span.rows > decode_rows => GanttKind::Prefill,
         SpanKind::Compute => GanttKind::Decode,
-        SpanKind::Upload | SpanKind::Download | SpanKind::Checksum => GanttKind::Crossing,
+        SpanKind::Upload | SpanKind::Download | SpanKind::KeysAndValues | SpanKind::Checksum => {
+            GanttKind::Crossing
+        }
         SpanKind::Logits => GanttKind::TokenReturn,
         SpanKind::Weights => GanttKind::Weights,
     }

@@ -113,6 +113,7 @@ pub fn compile(
             .iter()
             .flat_map(|(_, heads)| [cache_bytes(heads, lowering); 2])
             .collect(),
+        kv_blocks: lowering.cache_blocks(),
         scratch_bytes,
         row_bytes,
         crossing_row_bytes: (lowering.wire_type != WireType::F32)

@@ -1,5 +1,6 @@
 //! Buffers, host regions and recorded programs of a stage on its device. Some exist once per slot.
 
+use crate::actor::passing::kv_segments;
 use crate::actor::streaming::{StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
@@ -9,6 +10,7 @@ use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Host region in which weights are staged.
@@ -43,8 +45,14 @@ pub(crate) struct SharedBuffers {
     programs: u32,
     /// Number of regions of streamed weights.
     streamed: u32,
+    /// Number of passages of keys and values.
+    passages: u32,
+    /// Whether the host memory for logits is registered.
+    has_logits: bool,
     /// Scratch buffer. All stages use the same one, because the device computes one micro-batch at a time.
     scratch: Option<BufferId>,
+    /// Buffers of the KV cache, each with its segment. A prefill stage uses those of the other stages.
+    kv: Vec<(usize, BufferId)>,
     /// Weights that already have a buffer. A later stage can use the same buffer, for example if the output
     /// projection is also the embedding.
     weights: Vec<(WeightBuffer, BufferId)>,
@@ -64,7 +72,7 @@ impl SharedBuffers {
 
     /// Returns the total bytes of all buffers that `stages` need, each with its streamed segments.
     pub(crate) fn needed_bytes(stages: &[(&CompiledStage, &[usize])], slots: u32) -> u64 {
-        let (mut bytes, mut weights) = (0, Vec::<&WeightBuffer>::new());
+        let (mut bytes, mut weights, mut held) = (0, Vec::<&WeightBuffer>::new(), Vec::new());
         for (stage, streamed) in stages {
             let layout = Streaming::new(stage, streamed);
             bytes += layout.arenas().map(class_bytes).sum::<u64>();
@@ -74,7 +82,10 @@ impl SharedBuffers {
                     weights.push(weight);
                 }
             }
-            bytes += stage.kv_bytes.iter().copied().map(class_bytes).sum::<u64>();
+            let kv = stage.kv_bytes.iter().zip(kv_segments(stage));
+            let own = kv.filter(|(_, segment)| !held.contains(segment));
+            bytes += own.map(|(bytes, _)| class_bytes(*bytes)).sum::<u64>();
+            held.extend(stage.segments.clone());
             bytes += stage.slot_buffers().map(class_bytes).iter().sum::<u64>() * u64::from(slots);
         }
         bytes + class_bytes(stages.iter().map(|(stage, _)| stage.scratch_bytes).max().unwrap_or(0))
@@ -85,6 +96,17 @@ impl SharedBuffers {
         let id = BufferId(self.buffers);
         self.buffers += 1;
         id
+    }
+
+    /// Returns whether the caller must register the host memory for logits, because no stage of the device has.
+    pub(crate) fn registers_logits(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_logits, true)
+    }
+
+    /// Returns the index of a new passage of keys and values.
+    pub(crate) fn new_passage(&mut self) -> u32 {
+        self.passages += 1;
+        self.passages - 1
     }
 
     /// Creates a buffer for activations. If `is_lent` is true, a neighbour may import it, unless the device
@@ -104,6 +126,30 @@ impl SharedBuffers {
             other => other?,
         }
         Ok(id)
+    }
+
+    /// Returns the buffers of a stage's KV cache. Creates those of segments that no earlier stage has.
+    fn kv_buffers(
+        &mut self,
+        device: &mut dyn Device,
+        compiled: &CompiledStage,
+    ) -> ragtag_hal::Result<Vec<BufferId>> {
+        let (segments, earlier) = (kv_segments(compiled), self.kv.clone());
+        let mut buffers = Vec::new();
+        for (at, (&segment, &bytes)) in segments.iter().zip(&compiled.kv_bytes).enumerate() {
+            let nth = segments[..at].iter().filter(|&&other| other == segment).count();
+            let mut held = earlier.iter().filter(|(other, _)| *other == segment);
+            let buffer = match held.nth(nth) {
+                Some((_, buffer)) => *buffer,
+                None => {
+                    let buffer = self.buffer(device, bytes)?;
+                    self.kv.push((segment, buffer));
+                    buffer
+                }
+            };
+            buffers.push(buffer);
+        }
+        Ok(buffers)
     }
 
     fn buffer(&mut self, device: &mut dyn Device, bytes: u64) -> ragtag_hal::Result<BufferId> {
@@ -189,8 +235,7 @@ impl StageBuffers {
             };
             weights.push(buffer);
         }
-        let kv = compiled.kv_bytes.iter().map(|&bytes| shared.buffer(device, bytes));
-        let kv = kv.collect::<ragtag_hal::Result<_>>()?;
+        let kv = shared.kv_buffers(device, &compiled)?;
         let [params_bytes, activation_bytes, wire_bytes, logits_bytes] = compiled.slot_buffers();
         let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
             // The neighbours import the rows in the wire type.
@@ -270,6 +315,11 @@ impl StageBuffers {
     /// Returns the arena of each part, for the core.
     pub(crate) fn parts(&self) -> Vec<Option<usize>> {
         self.streaming.parts.iter().map(|part| part.arena).collect()
+    }
+
+    /// Returns the segments of a part.
+    pub(crate) fn part_segments(&self, part: usize) -> Range<usize> {
+        self.streaming.parts[part].segments.clone()
     }
 
     /// Returns the streamed weights: the index of each weight, and its host memory from a byte offset on.

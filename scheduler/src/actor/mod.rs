@@ -8,6 +8,7 @@ mod checksum;
 mod edge;
 pub(crate) mod memory;
 mod owned;
+pub(crate) mod passing;
 mod solo;
 mod streaming;
 mod weights;
@@ -17,8 +18,8 @@ pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::copies::{Copied, Copies, Pending};
 use crate::core::{
-    DeviceAction, DeviceCore, DeviceEvent, End, MicroBatchId, Progress, QueuePoints, StageAction, StageEvent,
-    StageShape, StageStats,
+    DeviceAction, DeviceCore, DeviceEvent, End, MicroBatch, MicroBatchId, Progress, QueuePoints, StageAction,
+    StageEvent, StageShape, StageStats,
 };
 use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
@@ -29,10 +30,11 @@ pub(crate) use edge::{Edge, Sharing};
 use edge::{copy_command, to_next, to_previous};
 use memory::{LOGITS, SharedBuffers, StageBuffers};
 use owned::OwnedDevice;
+use passing::{LoadedPassage, Passage};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
-    Anticipation, Command, Device, DeviceId, HostRegion, Outcome, PoolStats, QueueKind, Submission, Timeline,
-    Timing, Turn, Work,
+    Anticipation, Command, Device, DeviceId, HostRegion, Outcome, Point, PoolStats, QueueKind, Submission,
+    Timeline, Timing, Turn, Work,
 };
 use ragtag_transfer::{Copy, OtherEnd, Route, TransferId};
 use serde::{Deserialize, Serialize};
@@ -76,6 +78,10 @@ pub(crate) struct ActorStage {
     /// Last stage only: host memory for logits, and the size in bytes of the part for each credit.
     pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
     pub(crate) ends: Ends,
+    /// Prefill stage: passages to the stages that decode. Other stages: the passage from the prefill stage, if
+    /// any.
+    pub(crate) passages: Vec<Passage>,
+    pub(crate) is_prefill: bool,
     pub(crate) report: Arc<Mutex<StageReport>>,
 }
 
@@ -106,10 +112,28 @@ struct Stage {
     logits_part_bytes: u64,
     /// Bytes of one activation row in the wire type.
     row_bytes: u64,
+    /// Passages of keys and values, as in [`ActorStage::passages`].
+    passages: Vec<LoadedPassage>,
+    is_prefill: bool,
     /// Present if transfers are verified.
     checksums: Option<Checksums>,
     recorder: Recorder,
     report: Arc<Mutex<StageReport>>,
+}
+
+impl Stage {
+    /// Returns, for each passage of a prefill stage, the parts whose keys and values pass.
+    fn passes(&self) -> Vec<Vec<usize>> {
+        let parts = 0..self.memory.parts().len();
+        let of = |passage: &LoadedPassage| {
+            parts.clone().filter(|&part| passage.has(&self.memory.part_segments(part))).collect()
+        };
+        self.passages.iter().filter(|_| self.is_prefill).map(of).collect()
+    }
+
+    fn passage(&self, index: usize) -> Result<&LoadedPassage> {
+        self.passages.get(index).ok_or_else(|| Error::protocol("keys and values without a passage"))
+    }
 }
 
 /// A checksum that the device computes.
@@ -143,8 +167,9 @@ impl StageLoader<'_> {
         shared: &mut SharedBuffers,
         points: &mut QueuePoints,
     ) -> Result<Stage> {
-        let ActorStage { stage, compiled, streamed, weights, mut previous, mut next, logits, ends, report } =
+        let ActorStage { stage, compiled, streamed, weights, mut previous, mut next, logits, ends, .. } =
             spec;
+        let ActorStage { passages, is_prefill, report, .. } = spec;
         let failed = |cause| stage_error(stage, self.label, cause);
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
         let row_bytes = compiled.edge_row_bytes();
@@ -154,13 +179,20 @@ impl StageLoader<'_> {
         for edge in [&mut previous, &mut next].into_iter().flatten() {
             edge.lend(device, &memory).map_err(failed)?;
         }
+        let passages = passages.into_iter().map(|passage| {
+            let passage = LoadedPassage::new(passage, shared.new_passage(), &memory);
+            let (id, region) = passage.region();
+            device.register_region(id, Arc::clone(region)).map(|()| passage)
+        });
+        let passages = passages.collect::<ragtag_hal::Result<Vec<_>>>().map_err(failed)?;
         let checksums = match self.verified {
             true => Some(Checksums::new(device, &memory, shared.new_id(), self.slots).map_err(failed)?),
             false => None,
         };
         let edges = [(memory.incoming_region(), &previous), (memory.outgoing_region(), &next)];
         let rings = edges.into_iter().filter_map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
-        let regions = rings.chain(logits.as_ref().map(|(region, _)| (LOGITS, region)));
+        let logits_region = logits.as_ref().filter(|_| shared.registers_logits());
+        let regions = rings.chain(logits_region.map(|(region, _)| (LOGITS, region)));
         for (id, region) in regions {
             device.register_region(id, Arc::clone(region)).map_err(failed)?;
         }
@@ -169,7 +201,19 @@ impl StageLoader<'_> {
         let loading = Loading { stage, device_label, uploads, abort, progress: &progress };
         loading.run(device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
         let logits_part_bytes = logits.map_or(0, |(_, part_bytes)| part_bytes);
-        Ok(Stage { stage, memory, previous, next, logits_part_bytes, row_bytes, checksums, recorder, report })
+        Ok(Stage {
+            stage,
+            memory,
+            previous,
+            next,
+            logits_part_bytes,
+            row_bytes,
+            passages,
+            is_prefill,
+            checksums,
+            recorder,
+            report,
+        })
     }
 }
 
@@ -237,6 +281,7 @@ impl Actor {
             let timelines = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
             let timelines: BTreeMap<_, _> = timelines
                 .flat_map(|edge| &edge.timelines)
+                .chain(stages.iter().flat_map(|stage| &stage.passages).map(LoadedPassage::timeline))
                 .map(|timeline| (timeline.id(), Arc::clone(timeline)))
                 .collect();
             for timeline in timelines.into_values() {
@@ -257,6 +302,7 @@ impl Actor {
             next_slots: slots,
             verified,
             parts: stage.memory.parts(),
+            passes: stage.passes(),
         };
         for stage in &stages {
             stage.next.iter().for_each(|next| stage.recorder.uses(next.routes.clone()));
@@ -382,7 +428,7 @@ impl Actor {
     fn catch_up(&mut self) -> Result<bool> {
         let value = |queue: QueueKind| self.own[queue.index()].value();
         let mut progress = Progress { downloaded: value(QueueKind::Download), ..self.known };
-        if self.stages.len() > 1 || self.verified {
+        if !self.core.computes_ahead() || self.verified {
             progress.computed = value(QueueKind::Compute);
             progress.uploaded = value(QueueKind::Upload);
         }
@@ -454,6 +500,20 @@ impl Actor {
                 self.watch(&submission, Some(Copied::Logits(number)));
                 self.submit(at, submission, Label::of(SpanKind::Logits, &micro_batch, bytes))
             }
+            StageAction::Pass { to, place, part, micro_batch, waits, signal } => {
+                let segments = stage.memory.part_segments(part);
+                let commands = stage.passage(to)?.commands(&micro_batch, place, &segments, true)?;
+                let queue = QueueKind::Download;
+                self.pass(at, commands, &micro_batch, (queue, waits, signal))
+            }
+            StageAction::Passed { to, passed } => stage.passage(to)?.send(StageEvent::Passed(passed)),
+            StageAction::Keep { micro_batch, place, waits, signal } => {
+                let segments = stage.memory.compiled().segments.clone();
+                let commands = stage.passage(0)?.commands(&micro_batch, place, &segments, false)?;
+                let queue = QueueKind::Upload;
+                self.pass(at, commands, &micro_batch, (queue, waits, signal))
+            }
+            StageAction::ToPrefill(read) => stage.passage(0)?.send(StageEvent::PlaceRead(read)),
             StageAction::HandOff { micro_batch } => {
                 stage.recorder.leaves(&micro_batch, u64::from(micro_batch.rows()) * stage.row_bytes);
                 to_next(&stage.next, StageEvent::HandOff { micro_batch })
@@ -538,6 +598,19 @@ impl Actor {
         self.watch(&submission, route.map(|route| Copied::Activations(number, route)));
         let label = Label { route, ..Label::copy(kind, micro_batch, bytes, reads) };
         self.submit(at, submission, label)
+    }
+
+    /// Submits a copy of keys and values.
+    fn pass(
+        &mut self,
+        at: usize,
+        commands: Vec<Command>,
+        micro_batch: &MicroBatch,
+        (queue, waits, signal): (QueueKind, Vec<Point>, Point),
+    ) -> Result<()> {
+        let submission = Submission { queue, work: Work::Commands(commands), waits, signal };
+        self.watch(&submission, Some(Copied::KeysAndValues(self.stages[at].stage)));
+        self.submit(at, submission, Label::of(SpanKind::KeysAndValues, micro_batch, 0))
     }
 
     /// Lets the coordinator watch a computation or a copy.

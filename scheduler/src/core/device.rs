@@ -7,6 +7,9 @@
 //! micro-batch is never ready at two stages at once, so its age alone determines the order. The core queues a
 //! second computation only if no older micro-batch can still arrive.
 //!
+//! A prefill stage shares its device with stages of the other path. Its micro-batches pass through no other
+//! stage.
+//!
 //! Stages cannot deadlock, even if the pipeline visits a device several times. A queue runs in order, and a
 //! submission waits only for points of earlier submissions. Each stage has its own slots and rings, and the
 //! last stage frees its slots without waiting for another stage.
@@ -81,18 +84,20 @@ pub struct DeviceAction {
 #[derive(Debug)]
 pub struct DeviceCore {
     stages: Vec<StageCore>,
+    /// Whether the device's only stage submits computations before their inputs have arrived.
+    ahead: bool,
     points: QueuePoints,
     progress: Progress,
-    /// Timeline values of the computations in the compute queue. Unused on a device with one stage.
+    /// Timeline values of the computations in the compute queue. Unused on a device that computes ahead.
     computing: VecDeque<u64>,
-    /// Micro-batches that the device's last stage has not computed yet. Unused on a device with one stage.
+    /// Micro-batches that the device's last stage has not computed yet. Unused on a device that computes ahead.
     unfinished: BTreeSet<MicroBatchId>,
     /// Buffer for the actions of one step of a stage.
     actions: Vec<StageAction>,
 }
 
 impl DeviceCore {
-    /// Creates a device with idle stages. `shapes` lists them in pipeline order.
+    /// Creates a device with idle stages. `shapes` lists them in pipeline order. A prefill stage is the last.
     ///
     /// # Errors
     /// [`Error::Spec`] if `shapes` is empty or a stage is invalid.
@@ -100,10 +105,17 @@ impl DeviceCore {
         if shapes.is_empty() {
             return Err(Error::Spec { what: "a device without stages".into() });
         }
-        let ahead = shapes.len() == 1;
+        // The computations of a prefill stage wait for a place for their keys and values.
+        let ahead = shapes.len() == 1 && shapes[0].passes.is_empty();
         let stages = shapes.iter().map(|shape| StageCore::new(shape, ahead)).collect::<Result<_>>()?;
         let (progress, computing, unfinished, actions) = Default::default();
-        Ok(Self { stages, points, progress, computing, unfinished, actions })
+        Ok(Self { stages, ahead, points, progress, computing, unfinished, actions })
+    }
+
+    /// Returns whether the device computes before inputs have arrived. If not, the core needs the progress of
+    /// all queues.
+    pub fn computes_ahead(&self) -> bool {
+        self.ahead
     }
 
     /// Returns the current counters of a stage.
@@ -149,7 +161,7 @@ impl DeviceCore {
         match event {
             DeviceEvent::Stage { stage, event } => {
                 if let StageEvent::HandOff { micro_batch } = &event
-                    && self.stages.len() > 1
+                    && !self.ahead
                 {
                     self.unfinished.insert(micro_batch.id);
                 }
@@ -196,7 +208,9 @@ impl DeviceCore {
             if self.computing.len() >= if is_oldest { COMPUTING } else { 1 } {
                 return Ok(());
             }
-            if stage + 1 == self.stages.len() {
+            // Micro-batches at a prefill stage pass through no other stage.
+            if self.stages[stage].is_prefill() || self.stages.get(stage + 1).is_none_or(StageCore::is_prefill)
+            {
                 self.unfinished.remove(&micro_batch);
             }
             self.at(stage, actions, |core, points, out| core.compute_oldest(points, out))?;

@@ -6,11 +6,23 @@
 //! Generating sequences are divided into decode groups to keep all stages busy. The plan's number of groups
 //! limits both the number of decode rows per micro-batch and the number of in-flight micro-batches with
 //! decode rows. More groups would make micro-batches smaller, and each micro-batch reads all weights.
+//!
+//! Prompts for the prefill stage enter in micro-batches of their own, which have as many rows as possible,
+//! because each of them copies the streamed weights.
 
 use crate::core::batch::{Item, LogitRows};
 use crate::core::run::{RunCore, RunShape};
 use crate::core::sequence::Sequence;
-use crate::core::{MicroBatch, MicroBatchId, SequenceId};
+use crate::core::{MicroBatch, MicroBatchId, Path, SequenceId};
+use ragtag_planner::streaming::PREFILLS;
+
+/// A micro-batch that is about to enter the pipeline.
+pub(super) struct Formed {
+    pub(super) batch: MicroBatch,
+    /// Whether the micro-batch has decode rows.
+    pub(super) decodes: bool,
+    pub(super) path: Path,
+}
 
 /// A micro-batch under construction, with its remaining capacity.
 struct Draft {
@@ -39,23 +51,35 @@ impl Draft {
 }
 
 impl RunCore {
-    /// Returns the next micro-batch and whether it has decode rows. Returns `None` if no sequence has rows to
-    /// process or no credit is free.
-    pub(super) fn form(&mut self) -> Option<(MicroBatch, bool)> {
+    /// Returns the next micro-batch. Returns `None` if no sequence has rows to process or no credit is free.
+    pub(super) fn form(&mut self) -> Option<Formed> {
         if self.credits.is_empty() || (self.ready.is_empty() && self.prefilling.is_empty()) {
             return None;
         }
         let mut draft = Draft::new(&self.shape);
         self.add_decode_rows(&mut draft);
         let decodes = !draft.items.is_empty();
-        self.add_prompt_rows(&mut draft, decodes);
+        let taken = self.shape.max_rows - draft.rows_left;
+        draft.rows_left = self.chunk_rows(decodes).saturating_sub(taken);
+        self.add_prompt_rows(&mut draft, Path::Stages);
+        let mut path = Path::Stages;
+        if draft.items.is_empty() && self.prefills() < PREFILLS {
+            path = Path::Prefill;
+            draft = Draft::new(&self.shape);
+            self.add_prompt_rows(&mut draft, path);
+        }
         if draft.items.is_empty() {
             return None;
         }
         let credit = self.credits.pop_front()?;
         let id = MicroBatchId(self.next_id);
         self.next_id += 1;
-        Some((MicroBatch { id, credit, items: draft.items }, decodes))
+        Some(Formed { batch: MicroBatch { id, credit, items: draft.items }, decodes, path })
+    }
+
+    /// Returns the number of micro-batches at the prefill stage.
+    fn prefills(&self) -> usize {
+        self.in_flight.iter().filter(|f| f.path == Path::Prefill).count()
     }
 
     fn add_decode_rows(&mut self, draft: &mut Draft) {
@@ -95,12 +119,14 @@ impl RunCore {
         self.shape.chunks.rows(tokens, generating)
     }
 
-    fn add_prompt_rows(&mut self, draft: &mut Draft, decodes: bool) {
-        let taken = self.shape.max_rows - draft.rows_left;
-        draft.rows_left = self.chunk_rows(decodes).saturating_sub(taken);
+    /// Adds rows of the prompts at the front of the queue, as long as they take `path`.
+    fn add_prompt_rows(&mut self, draft: &mut Draft, path: Path) {
         while draft.rows_left > 0 && draft.items_left > 0 {
             let Some(&id) = self.prefilling.front() else { return };
             let Some(sequence) = self.sequences.get_mut(&id) else { return };
+            if sequence.prefill_path(self.shape.prefill_from) != path {
+                return;
+            }
             let Some(item) = prompt_item(id, sequence, draft) else { return };
             sequence.entered += item.tokens.len() as u32;
             if sequence.entered == sequence.prompt.len() as u32 {

@@ -8,6 +8,7 @@
 mod batch;
 mod device;
 mod form;
+mod passing;
 mod pool;
 mod run;
 mod sample;
@@ -17,7 +18,8 @@ mod stream;
 
 pub use batch::{Item, LogitRows, MicroBatch, MicroBatchId, ParamsTooSmall, SequenceId, write_params};
 pub use device::{DeviceAction, DeviceCore, DeviceEvent, Progress, QueuePoints};
-pub use run::{Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
+pub use passing::{Passed, PlaceRead};
+pub use run::{Path, Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
 pub use sample::{Sample, Sampled};
 pub use sequence::{FinishReason, Finished, Prompt, SequenceTimes, Want};
 pub use stage::{End, StageAction, StageEvent, StageShape, StageStats, Verification};

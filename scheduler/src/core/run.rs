@@ -1,5 +1,6 @@
 //! The coordinator's core: admission, micro-batches, credits, token return and cancellation.
 
+use crate::core::form::Formed;
 use crate::core::pool::BlockPool;
 use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
@@ -34,14 +35,33 @@ pub struct RunShape {
     pub max_sequences: u32,
     /// Number of blocks in the KV cache.
     pub kv_blocks: u32,
+    /// Minimum number of tokens of a prompt that the prefill stage computes. `None` without a prefill stage.
+    #[serde(default)]
+    pub prefill_from: Option<u32>,
 }
 
-/// Notice from the last stage that it is about to submit the copy of a micro-batch's logits.
+/// Path of a micro-batch through the pipeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Path {
+    /// All stages except the prefill stage, in order.
+    #[default]
+    Stages,
+    /// The prefill stage alone.
+    Prefill,
+}
+
+impl Path {
+    /// All paths.
+    pub const ALL: [Self; 2] = [Self::Stages, Self::Prefill];
+}
+
+/// Notice from the last stage of a path that it is about to submit the copy of a micro-batch's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Return {
     /// The micro-batch.
     pub micro_batch: MicroBatchId,
-    /// Point on the last stage's download timeline after which the logits are in host memory.
+    /// Point on the download timeline of the path's last stage after which the logits are in host memory.
     pub ready: Point,
 }
 
@@ -62,8 +82,10 @@ pub enum RunEvent {
     },
     /// The last stage announces the results of a micro-batch.
     Return(Return),
-    /// The last stage's download timeline has advanced.
+    /// The download timeline of a path's last stage has advanced.
     Progress {
+        /// The path.
+        path: Path,
         /// Value of the timeline.
         value: u64,
     },
@@ -86,8 +108,10 @@ pub enum RunEvent {
 /// Actions of the coordinator, to be executed in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RunAction {
-    /// Send a micro-batch to the first stage.
+    /// Send a micro-batch to the first stage of its path.
     Enter {
+        /// The path.
+        path: Path,
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
@@ -134,6 +158,7 @@ pub(super) struct InFlight {
     batch: Arc<MicroBatch>,
     /// Whether the micro-batch has decode rows.
     pub(super) decodes: bool,
+    pub(super) path: Path,
     flight: Flight,
 }
 
@@ -170,7 +195,11 @@ pub struct RunCore {
     pub(super) credits: VecDeque<u32>,
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) next_id: u64,
-    progress: u64,
+    /// Value of the download timeline of the last stage of each path.
+    progress: [u64; Path::ALL.len()],
+    /// Blocks of ended sequences, each with the id of the next micro-batch at that time. They become free once
+    /// all earlier micro-batches have ended, because micro-batches overtake each other on different paths.
+    retired: Vec<(MicroBatchId, Arc<[u32]>)>,
     /// Error with which the run ended. `None` while the run continues.
     ended: Option<Error>,
 }
@@ -207,7 +236,8 @@ impl RunCore {
             credits: (0..credits).collect(),
             in_flight: VecDeque::new(),
             next_id: 0,
-            progress: 0,
+            progress: [0; Path::ALL.len()],
+            retired: Vec::new(),
             ended: None,
             shape,
         })
@@ -243,8 +273,9 @@ impl RunCore {
                 self.finish(now, sequence, FinishReason::Cancelled, actions);
             }
             RunEvent::Return(returned) => self.returned(returned, actions)?,
-            RunEvent::Progress { value } => {
-                self.progress = self.progress.max(value);
+            RunEvent::Progress { path, value } => {
+                let progress = &mut self.progress[path as usize];
+                *progress = value.max(*progress);
                 self.collect(actions);
             }
             RunEvent::Collected { micro_batch, sampled } => {
@@ -268,10 +299,11 @@ impl RunCore {
             }
         }
         self.admit(now);
-        while let Some((batch, decodes)) = self.form() {
+        while let Some(Formed { batch, decodes, path }) = self.form() {
             let batch = Arc::new(batch);
-            self.in_flight.push_back(InFlight { batch: batch.clone(), decodes, flight: Flight::Entered });
-            actions.push(RunAction::Enter { micro_batch: batch });
+            let flight = Flight::Entered;
+            self.in_flight.push_back(InFlight { batch: batch.clone(), decodes, path, flight });
+            actions.push(RunAction::Enter { path, micro_batch: batch });
         }
         Ok(())
     }
@@ -312,8 +344,9 @@ impl RunCore {
     }
 
     fn returned(&mut self, returned: Return, actions: &mut Vec<RunAction>) -> Result<()> {
-        let next = self.in_flight.iter_mut().find(|f| f.flight == Flight::Entered);
-        match next {
+        let path = self.in_flight.iter().find(|f| f.batch.id == returned.micro_batch).map(|f| f.path);
+        let is_next = |f: &&mut InFlight| f.flight == Flight::Entered && Some(f.path) == path;
+        match self.in_flight.iter_mut().find(is_next) {
             Some(next) if next.batch.id == returned.micro_batch => {
                 next.flight = Flight::Returned(returned.ready.value);
                 self.collect(actions);
@@ -325,14 +358,16 @@ impl RunCore {
 
     /// Requests the results of every micro-batch whose `ready` point the download timeline has reached.
     fn collect(&mut self, actions: &mut Vec<RunAction>) {
-        for next in &mut self.in_flight {
-            match next.flight {
-                Flight::Collecting => {}
-                Flight::Returned(value) if value <= self.progress => {
-                    next.flight = Flight::Collecting;
-                    actions.push(RunAction::Collect { micro_batch: next.batch.clone() });
+        for path in Path::ALL {
+            for next in self.in_flight.iter_mut().filter(|f| f.path == path) {
+                match next.flight {
+                    Flight::Collecting => {}
+                    Flight::Returned(value) if value <= self.progress[path as usize] => {
+                        next.flight = Flight::Collecting;
+                        actions.push(RunAction::Collect { micro_batch: next.batch.clone() });
+                    }
+                    Flight::Returned(_) | Flight::Entered => break,
                 }
-                Flight::Returned(_) | Flight::Entered => return,
             }
         }
     }
@@ -344,12 +379,16 @@ impl RunCore {
         sampled: &[Sampled],
         actions: &mut Vec<RunAction>,
     ) -> Result<()> {
-        let batch = match self.in_flight.front() {
-            Some(next) if next.flight == Flight::Collecting && next.batch.id == id => next.batch.clone(),
-            _ => return Err(Error::protocol(format!("{id} read out of order"))),
+        let at = self.in_flight.iter().position(|f| f.flight == Flight::Collecting && f.batch.id == id);
+        let is_next = |at: &usize| {
+            let path = self.in_flight[*at].path;
+            self.in_flight.iter().take(*at).all(|earlier| earlier.path != path)
         };
-        self.in_flight.pop_front();
+        let Some(InFlight { batch, .. }) = at.filter(is_next).and_then(|at| self.in_flight.remove(at)) else {
+            return Err(Error::protocol(format!("{id} read out of order")));
+        };
         self.credits.push_back(batch.credit);
+        self.free_retired();
         for item in &batch.items {
             // A sequence that has ended in the meantime is absent. Its result is dropped.
             let Some(sequence) = self.sequences.get_mut(&item.sequence) else { continue };
@@ -434,14 +473,30 @@ impl RunCore {
     }
 
     /// Removes a sequence and frees its cache blocks. Micro-batches in flight may still write to these
-    /// blocks. This is safe, because the micro-batches of the next owner enter later and every stage
-    /// processes micro-batches in order. This function does not search the queues, because they may be long
+    /// blocks. This is safe on one path, because the micro-batches of the next owner enter later and every
+    /// stage processes micro-batches in order. With two paths, the blocks become free later. This function does not search the queues, because they may be long
     /// and a sequence whose last results have arrived is in none of them.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());
-        self.pool.give(&sequence.blocks);
+        if self.shape.prefill_from.is_some() && !self.in_flight.is_empty() {
+            self.retired.push((MicroBatchId(self.next_id), sequence.blocks.clone()));
+        } else {
+            self.pool.give(&sequence.blocks);
+        }
         Some(sequence)
+    }
+
+    /// Frees the blocks of ended sequences that no micro-batch in flight can write to.
+    fn free_retired(&mut self) {
+        let oldest = self.in_flight.front().map(|flight| flight.batch.id);
+        let (pool, is_free) = (&mut self.pool, |until| oldest.is_none_or(|oldest| oldest >= until));
+        self.retired.retain(|(until, blocks)| {
+            if is_free(*until) {
+                pool.give(blocks);
+            }
+            !is_free(*until)
+        });
     }
 
     /// Ends the run with the error `why` and returns the remaining sequences.
@@ -457,6 +512,7 @@ impl RunCore {
         for flight in self.in_flight.drain(..) {
             self.credits.push_back(flight.batch.credit);
         }
+        self.free_retired();
         all
     }
 }

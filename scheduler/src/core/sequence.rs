@@ -1,6 +1,7 @@
 //! A sequence in the coordinator: its request, its progress and its result.
 
 use crate::core::Nanoseconds;
+use crate::core::Path;
 use crate::error::Refusal;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
@@ -148,6 +149,14 @@ impl Sequence {
     }
 
     /// Returns whether the sequence has its cache blocks.
+    /// Returns the path of the prompt. `prefill_from` is the minimum number of tokens of a prompt that the
+    /// prefill stage computes. All chunks of a prompt take the same path, so that its keys and values are in
+    /// one place.
+    pub(crate) fn prefill_path(&self, prefill_from: Option<u32>) -> Path {
+        let is_long = prefill_from.is_some_and(|from| self.prompt.len() as u64 >= u64::from(from));
+        if is_long && self.generation.is_some() { Path::Prefill } else { Path::Stages }
+    }
+
     pub(crate) fn is_admitted(&self) -> bool {
         !self.blocks.is_empty()
     }

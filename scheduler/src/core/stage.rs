@@ -13,6 +13,7 @@
 //! downloaded. A fourth slot hides the delay between the end of a download and the time when the host learns
 //! of it.
 
+use crate::core::passing::{Passed, Passing, PlaceRead};
 use crate::core::stream::Streams;
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Progress, QueuePoints, Return};
 use crate::error::{Error, Result};
@@ -43,6 +44,10 @@ pub struct StageShape {
     /// Arena of each part of the stage, in order. A part without an arena has resident weights. Empty if the
     /// stage has a single part with resident weights.
     pub parts: Vec<Option<usize>>,
+    /// On a prefill stage: for each stage to which keys and values pass, the parts that compute its segments.
+    /// Empty on other stages.
+    #[serde(default)]
+    pub passes: Vec<Vec<usize>>,
 }
 
 /// End of a stage at which activations arrive or leave.
@@ -85,6 +90,10 @@ pub enum StageEvent {
         /// The checksum.
         sum: u64,
     },
+    /// The prefill stage has submitted the copies of keys and values to host memory.
+    Passed(Passed),
+    /// A receiver of keys and values has submitted their copy from host memory.
+    PlaceRead(PlaceRead),
 }
 
 /// Actions of a stage, to be executed in order.
@@ -121,7 +130,43 @@ pub enum StageAction {
         /// Point that the program signals.
         signal: Point,
     },
-    /// Last stage only: submit a copy of the slot's logits to the host memory that belongs to the
+    /// Prefill stage only: submit the copy of the keys and values that a part has computed, from the cache to
+    /// host memory.
+    Pass {
+        /// Receiver of the keys and values, as an index into [`StageShape::passes`].
+        to: usize,
+        /// Place in the receiver's region.
+        place: u32,
+        /// The part.
+        part: usize,
+        /// The micro-batch.
+        micro_batch: Arc<MicroBatch>,
+        /// Points that the copy waits for.
+        waits: Vec<Point>,
+        /// Point that the copy signals, on the download queue.
+        signal: Point,
+    },
+    /// Prefill stage only: send a message about keys and values.
+    Passed {
+        /// Receiver of the keys and values, as an index into [`StageShape::passes`].
+        to: usize,
+        /// The message.
+        passed: Passed,
+    },
+    /// Submit the copy of a micro-batch's keys and values from host memory to the cache.
+    Keep {
+        /// The micro-batch.
+        micro_batch: Arc<MicroBatch>,
+        /// Place in the stage's region.
+        place: u32,
+        /// Points that the copy waits for.
+        waits: Vec<Point>,
+        /// Point that the copy signals, on the upload queue.
+        signal: Point,
+    },
+    /// Send a message about keys and values to the prefill stage.
+    ToPrefill(PlaceRead),
+    /// Last stage of a path only: submit a copy of the slot's logits to the host memory that belongs to the
     /// micro-batch's credit. If the micro-batch has no logit rows, the submission only waits for `waits` and
     /// signals `signal`.
     Logits {
@@ -226,6 +271,10 @@ pub(super) struct StageCore {
     /// Number of requested checksums that have not been computed.
     summing: usize,
     streams: Streams,
+    passing: Passing,
+    /// Point after which keys and values from the prefill stage are in the cache, until a computation waits
+    /// for it.
+    kept: Option<Point>,
 }
 
 /// A transfer that must be verified.
@@ -312,6 +361,8 @@ impl StageCore {
             check: None,
             summing: 0,
             streams: Streams::new(&shape.parts),
+            passing: Passing::new(&shape.passes),
+            kept: None,
         })
     }
 
@@ -357,7 +408,12 @@ impl StageCore {
             Inlet::Previous(receiver) => receiver.free_slots(),
             Inlet::Coordinator(free) => free.len(),
         };
-        sent && self.entering.is_empty() && free == self.slots as usize
+        sent && self.entering.is_empty() && free == self.slots as usize && self.passing.is_idle()
+    }
+
+    /// Returns whether this is a prefill stage.
+    pub(super) fn is_prefill(&self) -> bool {
+        self.passing.passes()
     }
 
     /// Handles an event and appends the resulting actions.
@@ -402,6 +458,14 @@ impl StageCore {
                     }
                 }
             }
+            StageEvent::Passed(Passed { micro_batch, place, ready }) => {
+                let signal = points.upload.allot();
+                self.kept = Some(signal);
+                actions.push(StageAction::Keep { micro_batch, place, waits: vec![ready], signal });
+                actions.push(StageAction::ToPrefill(PlaceRead { place, after: signal }));
+                Ok(())
+            }
+            StageEvent::PlaceRead(read) => self.passing.read(read),
         }
     }
 
@@ -556,7 +620,10 @@ impl StageCore {
     /// Returns the oldest micro-batch that is ready to compute, and the point after which its activations are
     /// in its slot.
     pub(super) fn oldest(&self) -> Option<(MicroBatchId, Option<Point>)> {
-        self.ready.front().map(|ready| (ready.micro_batch.id, ready.received))
+        self.ready
+            .front()
+            .filter(|_| self.passing.is_ready())
+            .map(|ready| (ready.micro_batch.id, ready.received))
     }
 
     /// Submits the computation of the oldest micro-batch that is ready.
@@ -584,6 +651,7 @@ impl StageCore {
         let rows = u64::from(batch.rows());
         self.stats.micro_batches += 1;
         self.stats.rows += rows;
+        self.passing.take()?;
         let computed = self.compute_parts(&batch, slot, received, points, actions);
         match &mut self.outlet {
             Outlet::Coordinator => {
@@ -625,11 +693,12 @@ impl StageCore {
         let mut computed = points.compute.last();
         for part in 0..self.streams.parts() {
             let loaded = self.streams.before(part, points, actions);
-            let waits = arrived.take().into_iter().chain(loaded).collect();
+            let waits = arrived.take().into_iter().chain(loaded).chain(self.kept.take()).collect();
             computed = points.compute.allot();
             let (micro_batch, ends) = (batch.clone(), part + 1 == self.streams.parts());
             actions.push(StageAction::Compute { slot, micro_batch, part, ends, waits, signal: computed });
             self.streams.after(part, computed, points, actions);
+            self.passing.after(part, batch, computed, points, actions);
         }
         computed
     }

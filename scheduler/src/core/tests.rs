@@ -73,7 +73,7 @@ impl Run {
         self.returned += 1;
         let ready = timeline(0, QueueKind::Download).at(self.returned);
         assert!(self.step(RunEvent::Return(Return { micro_batch: batch.id, ready })).is_empty());
-        let collect = self.step(RunEvent::Progress { value: self.returned });
+        let collect = self.step(RunEvent::Progress { path: Path::Stages, value: self.returned });
         assert_eq!(collect, std::slice::from_ref(&batch));
         let wanted = batch.items.iter().filter(|i| i.logits == LogitRows::Last);
         let sampled = wanted.map(|i| Sampled { sequence: i.sequence, token: Ok(7) }).collect();
@@ -280,7 +280,7 @@ fn a_token_that_cannot_be_used_fails_its_sequence_at_its_position() {
         let micro_batch = run.entered.remove(0).id;
         let ready = timeline(0, QueueKind::Download).at(2);
         run.step(RunEvent::Return(Return { micro_batch, ready }));
-        run.step(RunEvent::Progress { value: 2 });
+        run.step(RunEvent::Progress { path: Path::Stages, value: 2 });
         let sampled = vec![Sampled { sequence: SequenceId(0), token }];
         let mut actions = Vec::new();
         run.core.step(0, RunEvent::Collected { micro_batch, sampled }, &mut actions).unwrap();
@@ -348,7 +348,16 @@ fn stage_shape(slots: u32, incoming: bool, outgoing: bool) -> StageShape {
 fn routed(slots: u32, incoming: Option<Route>, outgoing: Option<Route>) -> StageShape {
     let [incoming, outgoing] = [incoming, outgoing].map(|route| route.map(Routes::from));
     let parts = Vec::new();
-    StageShape { slots, row_bytes: 16, incoming, outgoing, next_slots: slots, verified: false, parts }
+    StageShape {
+        slots,
+        row_bytes: 16,
+        incoming,
+        outgoing,
+        next_slots: slots,
+        verified: false,
+        parts,
+        passes: Vec::new(),
+    }
 }
 
 fn device(shapes: &[StageShape]) -> DeviceCore {

@@ -4,7 +4,7 @@
 use crate::actor::culprit;
 use crate::copies::Watch;
 use crate::core::{
-    LogitRows, MicroBatch, MicroBatchId, RunAction, RunCore, RunEvent, Sample, Sampled, SequenceId,
+    LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sample, Sampled, SequenceId,
     StageEvent,
 };
 use crate::error::{Error, Result};
@@ -84,6 +84,19 @@ struct News {
     last: Vec<(Client, Reply)>,
 }
 
+/// Ends of a path of micro-batches.
+pub(super) struct PathEnds {
+    /// Index of the first stage's device, and of the stage among the stages of this device.
+    pub(super) first: (usize, usize),
+    /// The last stage's download timeline.
+    pub(super) last: Arc<Timeline>,
+    pub(super) notice: Notice,
+    /// Latest value of this timeline that the thread has reported to the core.
+    pub(super) progress: u64,
+    /// Record of the transfers of the token return.
+    pub(super) token_return: Transfers,
+}
+
 /// State of the coordinator's thread.
 pub(super) struct Coordinator {
     pub(super) core: RunCore,
@@ -93,20 +106,13 @@ pub(super) struct Coordinator {
     pub(super) ended: Arc<AtomicBool>,
     /// Addresses of the devices' mailboxes.
     pub(super) actors: Vec<DeviceAddress>,
-    /// Index of the device that runs the first stage.
-    pub(super) first_device: usize,
+    /// Ends of each path, indexed by [`Path`]. Without a prefill stage, there is one path.
+    pub(super) ends: Vec<PathEnds>,
     /// Device id and device label of each stage.
     pub(super) devices: Vec<(DeviceId, String)>,
-    /// The last stage's download timeline.
-    pub(super) last: Arc<Timeline>,
-    pub(super) notice: Notice,
     pub(super) logits: Logits,
     pub(super) clients: HashMap<SequenceId, Client>,
     pub(super) stats: Arc<Mutex<PipelineStats>>,
-    /// Latest value of the last stage's download timeline that the thread has reported to the core.
-    pub(super) progress: u64,
-    /// Record of the transfers of the token return.
-    pub(super) token_return: Transfers,
     /// Micro-batches whose logits have been read but whose results the core has not handled yet.
     pub(super) collected: Vec<MicroBatchId>,
     pub(super) anticipation: Anticipation,
@@ -176,7 +182,7 @@ impl Coordinator {
     /// finds that the point has passed, it also finds the return. Otherwise the notice wakes this thread
     /// later.
     fn before_sleep(&mut self) -> Option<Incoming> {
-        self.notice.arm();
+        self.ends.iter().for_each(|ends| ends.notice.arm());
         self.catch_up();
         self.publish();
         self.poll()
@@ -226,12 +232,15 @@ impl Coordinator {
         }
     }
 
-    /// Reports the value of the last stage's download timeline to the core if it has changed.
+    /// Reports the value of the download timeline of each path's last stage to the core if it has changed.
     fn catch_up(&mut self) {
-        let value = self.last.value();
-        if value > self.progress {
-            self.progress = value;
-            self.handle(RunEvent::Progress { value });
+        for path in Path::ALL {
+            let Some(ends) = self.ends.get_mut(path as usize) else { return };
+            let value = ends.last.value();
+            if value > ends.progress {
+                ends.progress = value;
+                self.handle(RunEvent::Progress { path, value });
+            }
         }
     }
 
@@ -256,15 +265,18 @@ impl Coordinator {
             }
         }
         let now_ns = Timing::now_ns();
-        self.collected.drain(..).for_each(|id| self.token_return.arrived_whole(id, now_ns));
+        // The record of the other path ignores the micro-batch.
+        let returns = |id| self.ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, now_ns));
+        self.collected.drain(..).for_each(returns);
         self.tell(news);
     }
 
     fn act(&mut self, action: RunAction, events: &mut VecDeque<RunEvent>, news: &mut News) -> Result<()> {
         match action {
-            RunAction::Enter { micro_batch } => {
+            RunAction::Enter { path, micro_batch } => {
+                let (device, stage) = self.ends[path as usize].first;
                 let event = StageEvent::HandOff { micro_batch };
-                return self.actors[self.first_device].send(DeviceMessage::Event { stage: 0, event });
+                return self.actors[device].send(DeviceMessage::Event { stage, event });
             }
             RunAction::Collect { micro_batch } => {
                 let sampled = self.collect(&micro_batch)?;
@@ -409,6 +421,7 @@ mod tests {
             max_logit_rows: 1,
             max_sequences: 1,
             kv_blocks: 1,
+            prefill_from: None,
         };
         let layout = Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16 };
         let (address, inbox) = mailbox(Lanes::of_run(1));
@@ -422,15 +435,17 @@ mod tests {
             requests,
             ended: Arc::default(),
             actors: vec![actor],
-            first_device: 0,
+            ends: vec![PathEnds {
+                first: (0, 0),
+                last: Arc::clone(&last),
+                notice: Notice::default(),
+                progress: 0,
+                token_return: Transfers::default(),
+            }],
             devices: vec![(DeviceId(0), "made-up:0".into())],
-            last: Arc::clone(&last),
-            notice: Notice::default(),
             logits: Logits::new(&layout).unwrap(),
             clients: HashMap::new(),
             stats: Arc::default(),
-            progress: 0,
-            token_return: Transfers::default(),
             collected: Vec::new(),
             anticipation: Anticipation::default(),
             watch: Watch::new(Vec::new(), [], Vec::new(), None),

@@ -5,6 +5,7 @@
 //! cores or on the work of the devices.
 
 mod coordinator;
+mod passages;
 mod request;
 mod spec;
 
@@ -23,8 +24,9 @@ use crate::message::{
 };
 use crate::trace::{Ends, Trace, TraceSink};
 use crate::transfers::{EdgeReport, Transfers};
-use coordinator::{Coordinator, Logits, refuse};
+use coordinator::{Coordinator, Logits, PathEnds, refuse};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use passages::{Passages, Reach};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline};
 use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
@@ -111,13 +113,9 @@ impl Pipeline {
         let core = RunCore::new(layout.run.clone())?;
         let (run, run_inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
         let sink = TraceSink::new(options.trace_spans);
-        let PipelineSpec { devices, stages } = &pipeline;
-        let last = stages.last().map(|stage| devices[stage.device].timeline(QueueKind::Download));
-        let last = last.ok_or_else(|| Error::Spec { what: "the pipeline has no stages".into() })?;
         let logits = Logits::new(&layout)?;
         let connected = connect(pipeline, options, &layout, &run, &logits, &sink)?;
-        let Connected { actors: specs, addresses, reports, devices, first_device, crossings, watch } =
-            connected;
+        let Connected { actors: specs, addresses, reports, devices, ends, crossings, watch } = connected;
 
         let loader = Loader { abort: Arc::default(), total: layout.weight_bytes, done: Arc::default() };
         let actors = loader.start(specs, &addresses, Arc::new(progress))?;
@@ -125,24 +123,21 @@ impl Pipeline {
         let (requests, request_inbox) = bounded(REQUESTS);
         let ended = Arc::<AtomicBool>::default();
         let stats = Arc::new(Mutex::new(PipelineStats::default()));
-        let notice = Notice::default();
-        let moved = run.clone();
-        notice.listen(&last, move || drop(moved.send(RunMessage::Downloaded)), |_| {});
+        for ends in &ends {
+            let moved = run.clone();
+            ends.notice.listen(&ends.last, move || drop(moved.send(RunMessage::Downloaded)), |_| {});
+        }
         let coordinator = Coordinator {
             core,
             inbox: run_inbox,
             requests: request_inbox.clone(),
             ended: Arc::clone(&ended),
             actors: addresses,
-            first_device,
+            ends,
             devices,
-            last,
-            notice,
             logits,
             clients: HashMap::new(),
             stats: Arc::clone(&stats),
-            progress: 0,
-            token_return: crossings.last().cloned().unwrap_or_default(),
             collected: Vec::new(),
             anticipation: Anticipation::lingering(LINGER),
             watch,
@@ -243,8 +238,8 @@ struct Connected {
     reports: Vec<Arc<Mutex<StageReport>>>,
     /// Device id and device label of each stage.
     devices: Vec<(DeviceId, String)>,
-    /// Index of the device that runs the first stage.
-    first_device: usize,
+    /// Ends of each path.
+    ends: Vec<PathEnds>,
     /// Transfer records of the edges, followed by that of the token return.
     crossings: Vec<Transfers>,
     watch: Watch,
@@ -264,7 +259,8 @@ fn connect(
     logits: &Logits,
     sink: &TraceSink,
 ) -> Result<Connected> {
-    let PipelineSpec { devices, stages } = pipeline;
+    let passages = Passages::new(&pipeline, layout)?;
+    let PipelineSpec { devices, stages, prefill } = pipeline;
     let rings = options.routes.iter().map(|routes| {
         // A region has at least one byte.
         let region = HostRegion::new(routes.staging_bytes().max(1) as usize);
@@ -272,6 +268,9 @@ fn connect(
     });
     let rings = rings.collect::<Result<Vec<_>>>()?;
     let hosts: Vec<usize> = stages.iter().map(|stage| stage.device).collect();
+    // Device of each stage. The prefill stage is the last.
+    let all_hosts: Vec<usize> =
+        hosts.iter().copied().chain(prefill.iter().map(|stage| stage.device)).collect();
     // Index of a stage among the stages of its device.
     let local = |stage: usize| hosts[..stage].iter().filter(|host| **host == hosts[stage]).count();
     let mailboxes: Vec<_> = (0..devices.len())
@@ -279,6 +278,7 @@ fn connect(
             let routes = routes_of(&options.routes, &hosts, device);
             let verified = options.verify_transfers;
             let lanes = Lanes::of_device(options.credits, options.slots, verified, routes);
+            let lanes = lanes.with_passages(passages.on(device), passages.starts_on(device));
             mailbox::<DeviceMessage, DeviceUrgent>(lanes)
         })
         .collect();
@@ -286,10 +286,25 @@ fn connect(
     let timelines: Vec<[Arc<Timeline>; 3]> =
         devices.iter().map(|device| QueueKind::ALL.map(|queue| device.timeline_for_others(queue))).collect();
     let named = |&host: &usize| (devices[host].id(), devices[host].adapter().label());
-    let named: Vec<_> = hosts.iter().map(named).collect();
-    let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
+    let named: Vec<_> = all_hosts.iter().map(named).collect();
+    let reports: Vec<Arc<Mutex<StageReport>>> = all_hosts.iter().map(|_| Arc::default()).collect();
     let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
+    let path_ends = |first: usize, last: usize, token_return: &Transfers| PathEnds {
+        first: (
+            all_hosts[first],
+            all_hosts[..first].iter().filter(|host| **host == all_hosts[first]).count(),
+        ),
+        last: devices[all_hosts[last]].timeline(QueueKind::Download),
+        notice: Notice::default(),
+        progress: 0,
+        token_return: token_return.clone(),
+    };
+    let last = hosts.len() - 1;
     let crossings: Vec<Transfers> = stages.iter().map(|_| Transfers::default()).collect();
+    let prefill_return = Transfers::default();
+    let mut ends = vec![path_ends(0, last, &crossings[last])];
+    ends.extend(prefill.iter().map(|_| path_ends(last + 1, last + 1, &prefill_return)));
+    let reach = Reach { addresses: &addresses, timelines: &timelines };
     let (mut at_senders, mut at_receivers): (Vec<_>, Vec<_>) = options
         .routes
         .iter()
@@ -333,7 +348,7 @@ fn connect(
         verified: options.verify_transfers,
     });
     let mut actors: Vec<_> = actors.collect();
-    let last = hosts.len() - 1;
+    let logits = || (Arc::clone(&logits.region), layout.logits_part_bytes);
     for (index, spec) in stages.into_iter().enumerate() {
         actors[spec.device].stages.push(ActorStage {
             stage: index as u32,
@@ -342,12 +357,30 @@ fn connect(
             weights: spec.weights,
             previous: (index > 0).then(|| edge(index - 1, index - 1, &FROM_PREVIOUS, &mut at_receivers)),
             next: (index < last).then(|| edge(index, index + 1, &FROM_NEXT, &mut at_senders)),
-            logits: (index == last).then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
+            logits: (index == last).then(logits),
             ends: Ends {
                 incoming: index.checked_sub(1).map(|before| crossings[before].clone()),
                 outgoing: Some(crossings[index].clone()),
             },
+            passages: passages.of_stage(index, &reach),
+            is_prefill: false,
             report: Arc::clone(&reports[index]),
+        });
+    }
+    // An actor loads the prefill stage after the other stages, because it uses their memory.
+    if let Some(spec) = prefill {
+        actors[spec.device].stages.push(ActorStage {
+            stage: last as u32 + 1,
+            compiled: spec.compiled,
+            streamed: spec.streamed,
+            weights: spec.weights,
+            previous: None,
+            next: None,
+            logits: Some(logits()),
+            ends: Ends { incoming: None, outgoing: Some(prefill_return) },
+            passages: passages.of_prefill(&reach),
+            is_prefill: true,
+            report: Arc::clone(&reports[last + 1]),
         });
     }
     Ok(Connected {
@@ -355,7 +388,7 @@ fn connect(
         addresses: addresses.clone(),
         reports: reports.clone(),
         devices: named,
-        first_device: hosts[0],
+        ends,
         crossings: crossings.clone(),
         watch,
     })

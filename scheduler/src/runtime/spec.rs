@@ -1,13 +1,14 @@
 //! Inputs of a pipeline, and their validation.
 
 use crate::actor::WeightSource;
+use crate::actor::passing::same_kv_blocks;
 use crate::core::RunShape;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
-use ragtag_planner::streaming::FEWEST;
+use ragtag_planner::streaming::{FEWEST, passing_blocks};
 use ragtag_transfer::{Route, Routes};
 use std::time::Duration;
 
@@ -18,6 +19,17 @@ pub struct PipelineSpec {
     pub devices: Vec<Box<dyn Device>>,
     /// Stages in pipeline order.
     pub stages: Vec<StageSpec>,
+    /// The prefill stage. It consists of all segments, and computes long prompts in place of the other stages.
+    /// It uses the weights and the KV cache of the other stages of its device. The keys and values of other
+    /// segments pass to the stages that decode.
+    pub prefill: Option<StageSpec>,
+}
+
+impl PipelineSpec {
+    /// Returns all stages. The prefill stage is the last.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &StageSpec> {
+        self.stages.iter().chain(&self.prefill)
+    }
 }
 
 /// A stage: its device, its compiled program and its weights.
@@ -44,6 +56,8 @@ pub struct PipelineOptions {
     pub kv_blocks: u32,
     /// Prefill chunks: the maximum number of rows of a micro-batch that has prompt rows.
     pub chunks: Chunks,
+    /// Minimum number of tokens of a prompt that the prefill stage computes. Unused without a prefill stage.
+    pub prefill_from: u32,
     /// Number of decode groups.
     pub decode_groups: u32,
     /// Maximum number of micro-batches in flight.
@@ -73,6 +87,7 @@ impl PipelineOptions {
             context,
             kv_blocks,
             chunks: Chunks::fixed(chunk_rows),
+            prefill_from: 1,
             decode_groups: stages.max(1) as u32,
             credits,
             slots: Self::slots(credits),
@@ -109,14 +124,16 @@ pub(crate) struct Layout {
     pub(crate) logit_row_bytes: u64,
     /// Size in bytes of the host memory for the logits of one micro-batch.
     pub(crate) logits_part_bytes: u64,
+    /// Maximum number of cache blocks in a place of a passage.
+    pub(crate) passing_blocks: u64,
 }
 
 impl Layout {
     pub(crate) fn new(pipeline: &PipelineSpec, options: &PipelineOptions) -> Result<Self> {
-        let PipelineSpec { devices, stages } = pipeline;
+        let PipelineSpec { devices, stages, prefill } = pipeline;
         let spec = |what: String| Error::Spec { what };
-        let compiled = || stages.iter().map(|s| &s.compiled);
-        let Some(last) = compiled().next_back() else {
+        let compiled = || pipeline.all().map(|s| &s.compiled);
+        let Some(last) = stages.last().map(|s| &s.compiled) else {
             return Err(spec("the pipeline has no stages".into()));
         };
         if options.routes.len() != stages.len() - 1 {
@@ -137,7 +154,7 @@ impl Layout {
             if devices[..index].iter().any(|other| other.id() == id) {
                 return Err(spec(format!("{id} is listed twice")));
             }
-            if stages.iter().all(|stage| stage.device != index) {
+            if pipeline.all().all(|stage| stage.device != index) {
                 return Err(spec(format!("{id} has no stage")));
             }
         }
@@ -166,6 +183,7 @@ impl Layout {
                 return Err(spec(format!("stage {index} does not begin at the end of the previous stage")));
             }
         }
+        prefill.iter().try_for_each(|prefill| check_prefill(prefill, pipeline))?;
         if last.logit_row_bytes == 0 || !last.logit_row_bytes.is_multiple_of(4) {
             return Err(spec(format!("the last stage has logits of {} bytes", last.logit_row_bytes)));
         }
@@ -179,7 +197,9 @@ impl Layout {
                 "the context is {context}, but block tables hold only {table_positions} positions"
             )));
         }
-        let logits_part_bytes = u64::from(last.max_logit_rows()) * last.logit_row_bytes;
+        let logit_rows = [Some(last), prefill.as_ref().map(|stage| &stage.compiled)];
+        let logit_rows = logit_rows.into_iter().flatten().map(CompiledStage::max_logit_rows).max();
+        let logits_part_bytes = u64::from(logit_rows.unwrap_or(0)) * last.logit_row_bytes;
         let run = RunShape {
             stages: stages.len() as u32,
             decode_groups: options.decode_groups,
@@ -191,10 +211,57 @@ impl Layout {
             max_logit_rows: smallest(|s| s.logit_rows),
             max_sequences: smallest(|s| s.sequences),
             kv_blocks: options.kv_blocks,
+            prefill_from: prefill.as_ref().map(|_| options.prefill_from),
         };
-        let weight_bytes = compiled().flat_map(|c| &c.weights).map(|w| w.bytes()).sum();
-        Ok(Self { run, weight_bytes, logit_row_bytes: last.logit_row_bytes, logits_part_bytes })
+        let passing_blocks = passing_blocks(run.max_rows, run.max_sequences);
+        let logit_row_bytes = last.logit_row_bytes;
+        Ok(Self {
+            run,
+            weight_bytes: weight_bytes(pipeline),
+            logit_row_bytes,
+            logits_part_bytes,
+            passing_blocks,
+        })
     }
+}
+
+/// Returns the size of all weights that the stages load. The prefill stage loads those that no other stage of
+/// its device has.
+fn weight_bytes(pipeline: &PipelineSpec) -> u64 {
+    let weights = |stage: &StageSpec| stage.compiled.weights.iter().map(|w| w.bytes()).sum::<u64>();
+    let of_stages: u64 = pipeline.stages.iter().map(weights).sum();
+    let of_prefill = pipeline.prefill.iter().flat_map(|prefill| {
+        let beside = pipeline.stages.iter().filter(|stage| stage.device == prefill.device);
+        let held: Vec<_> = beside.flat_map(|stage| &stage.compiled.weights).collect();
+        prefill.compiled.weights.iter().filter(move |weight| held.iter().all(|other| !other.is_same(weight)))
+    });
+    of_stages + of_prefill.map(|weight| weight.bytes()).sum::<u64>()
+}
+
+/// Checks the prefill stage.
+fn check_prefill(prefill: &StageSpec, pipeline: &PipelineSpec) -> Result<()> {
+    let PipelineSpec { devices, stages, .. } = pipeline;
+    let wrong = |what: &str| Err(Error::Spec { what: format!("the prefill stage {what}") });
+    let StageSpec { device, compiled, .. } = prefill;
+    if *device >= devices.len() {
+        return wrong(&format!("is on device {device} of {}", devices.len()));
+    }
+    let last = stages.last().map(|last| &last.compiled);
+    let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.logit_row_bytes);
+    let is_whole =
+        last.is_some_and(|last| compiled.segments == (0..last.segments.end) && rows(compiled) == rows(last));
+    if compiled.programs.is_empty() || !is_whole {
+        return wrong("was not compiled for all segments of this pipeline");
+    }
+    check_streamed(stages.len(), prefill)?;
+    if stages.iter().all(|stage| stage.device == *device) {
+        return wrong("has no other device to pass keys and values to");
+    }
+    let same_blocks = |stage: &StageSpec| same_kv_blocks(compiled, &stage.compiled);
+    if !stages.iter().all(same_blocks) {
+        return wrong("has a KV cache of another layout");
+    }
+    Ok(())
 }
 
 /// Checks the streamed segments of the stage at `index`.

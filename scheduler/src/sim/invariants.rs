@@ -54,7 +54,7 @@ impl<'a> Invariants<'a> {
             return Err(format!("after the end: {action:?}"));
         }
         match action {
-            RunAction::Enter { micro_batch } => {
+            RunAction::Enter { micro_batch, .. } => {
                 self.enter(micro_batch).map_err(|what| format!("{} enters: {what}", micro_batch.id))
             }
             RunAction::Collect { micro_batch } => self.collect(micro_batch),
@@ -224,7 +224,7 @@ impl<'a> Invariants<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{Finished, SequenceTimes};
+    use crate::core::{Finished, Path, SequenceTimes};
 
     /// Returns a specification with three requests of four tokens each. The last one asks for logits.
     fn spec() -> SimSpec {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     fn enter(invariants: &mut Invariants<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
-        invariants.act(&RunAction::Enter { micro_batch: Arc::clone(batch) })
+        invariants.act(&RunAction::Enter { path: Path::Stages, micro_batch: Arc::clone(batch) })
     }
 
     fn emit(invariants: &mut Invariants<'_>, sequence: u64) -> Result<(), String> {

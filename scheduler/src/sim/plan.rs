@@ -92,6 +92,7 @@ impl SimSpec {
             max_logit_rows: plan.logit_rows(),
             max_sequences: sequences,
             kv_blocks: blocks(plan),
+            prefill_from: None,
         };
         let sizes = RunSizes::new(segments);
         let made = stages.iter().map(|(stage, facts)| SimStage {

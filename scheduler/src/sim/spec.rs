@@ -221,6 +221,7 @@ impl SimSpec {
             max_logit_rows: rng.random_range(1..=max_rows),
             max_sequences: rng.random_range(1..=6),
             kv_blocks: rng.random_range(1..=24),
+            prefill_from: None,
         };
         let row_bytes = rng.random_range(1..=64);
         let mut stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();

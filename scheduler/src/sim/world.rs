@@ -3,7 +3,7 @@
 use crate::capacity::Lanes;
 use crate::core::{
     DeviceAction, DeviceCore, DeviceEvent, End, FinishReason, LogitRows, MicroBatch, MicroBatchId,
-    Nanoseconds, Progress, Prompt, QueuePoints, RunAction, RunCore, RunEvent, Sampled, SequenceId,
+    Nanoseconds, Path, Progress, Prompt, QueuePoints, RunAction, RunCore, RunEvent, Sampled, SequenceId,
     StageAction, StageEvent, StageShape, Want,
 };
 use crate::error::{Error, Refusal};
@@ -149,6 +149,7 @@ impl<'a> World<'a> {
                 next_slots: spec.stages.get(stage + 1).map_or(0, |next| next.slots),
                 verified: spec.verified,
                 parts: spec.stages[stage].parts.iter().map(|part| part.arena).collect(),
+                passes: Vec::new(),
             };
             let shapes: Vec<_> = stages.iter().map(shape).collect();
             let points = QueuePoints::new(|queue| timeline(device, queue));
@@ -413,7 +414,7 @@ impl<'a> World<'a> {
         }
         if actor == self.cores.len() {
             let value = self.devices[self.hosts[self.hosts.len() - 1]].value(QueueKind::Download);
-            return self.run_event(RunEvent::Progress { value });
+            return self.run_event(RunEvent::Progress { path: Path::Stages, value });
         }
         let [computed, uploaded, downloaded] = [QueueKind::Compute, QueueKind::Upload, QueueKind::Download]
             .map(|queue| self.devices[actor].value(queue));
@@ -456,6 +457,10 @@ impl<'a> World<'a> {
                     let job = Job::Logits { slot, micro_batch };
                     self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
                 }
+                StageAction::Pass { .. }
+                | StageAction::Passed { .. }
+                | StageAction::Keep { .. }
+                | StageAction::ToPrefill(_) => return Err("keys and values without a prefill stage".into()),
                 StageAction::HandOff { micro_batch } => {
                     self.send_to_stage(device, stage + 1, StageEvent::HandOff { micro_batch })?;
                 }
@@ -658,7 +663,7 @@ impl<'a> World<'a> {
                     invariants.act(&action)?;
                 }
                 match action {
-                    RunAction::Enter { micro_batch } => {
+                    RunAction::Enter { micro_batch, .. } => {
                         self.entered += 1;
                         let run = self.cores.len();
                         self.bytes

@@ -84,6 +84,7 @@ impl Model {
             },
             weights: weights.collect(),
             kv_bytes: layers.iter().map(|_| self.kv_bytes()).collect(),
+            kv_blocks: self.kv_blocks,
             variants: Vec::new(),
             scratch_bytes: 0,
             row_bytes: ROW_BYTES,

@@ -155,7 +155,7 @@ impl Sample for Zero {
 pub fn pipeline(hosts: &[usize]) -> PipelineSpec {
     let devices = (0..=*hosts.iter().max().expect("a stage")).map(|index| NullDevice::open(index as u16));
     let stages = hosts.iter().enumerate().map(|(index, &device)| stage(index, hosts.len(), device));
-    PipelineSpec { devices: devices.collect(), stages: stages.collect() }
+    PipelineSpec { devices: devices.collect(), stages: stages.collect(), prefill: None }
 }
 
 fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
@@ -172,6 +172,7 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
             },
             weights: Vec::<WeightBuffer>::new(),
             kv_bytes: Vec::new(),
+            kv_blocks: 0,
             variants: Vec::new(),
             scratch_bytes: 0,
             row_bytes: 8192,

@@ -1,0 +1,200 @@
+//! Keys and values that pass from a prefill stage to a stage that decodes: their layout in host memory, and
+//! the commands of their copies.
+//!
+//! A place of the region holds the blocks that a micro-batch writes, buffer after buffer. Both ends number the
+//! blocks in the order of the micro-batch's items.
+
+use super::memory::StageBuffers;
+use crate::core::{MicroBatch, StageEvent};
+use crate::error::{Error, Result};
+use crate::message::{DeviceAddress, DeviceMessage};
+use ragtag_graph::{CompiledStage, Place};
+use ragtag_hal::{BufferId, BufferRange, Command, HostRegion, RegionId, Timeline};
+use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_planner::streaming::PREFILLS;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// First region id of passages. The regions of streamed weights have smaller ids.
+const PASSAGE_REGIONS: u32 = 1 << 20;
+
+/// A passage, as one of its two stages sees it.
+pub(crate) struct Passage {
+    /// Segments whose keys and values pass.
+    pub(crate) segments: Range<usize>,
+    /// Host memory of all places.
+    pub(crate) region: Arc<HostRegion>,
+    /// Maximum number of blocks in a place.
+    pub(crate) blocks: u64,
+    /// Address of the mailbox of the other stage's device.
+    pub(crate) address: DeviceAddress,
+    /// Index of the other stage among the stages of its device.
+    pub(crate) stage: usize,
+    /// Timeline of the other stage's device that signals the points for which this stage waits.
+    pub(crate) timeline: Arc<Timeline>,
+}
+
+/// Returns the size in bytes of the region of a passage to `receiver`, whose places hold up to `blocks` blocks.
+pub(crate) fn region_bytes(receiver: &CompiledStage, blocks: u64) -> u64 {
+    let block_bytes: u64 = (0..receiver.kv_bytes.len()).map(|buffer| block_bytes(receiver, buffer)).sum();
+    block_bytes.saturating_mul(blocks).saturating_mul(PREFILLS as u64)
+}
+
+fn block_bytes(compiled: &CompiledStage, buffer: usize) -> u64 {
+    compiled.kv_bytes[buffer] / u64::from(compiled.kv_blocks.max(1))
+}
+
+/// Returns the segment of each buffer of the KV cache.
+pub(crate) fn kv_segments(compiled: &CompiledStage) -> Vec<usize> {
+    let mut segments = vec![compiled.segments.start; compiled.kv_bytes.len()];
+    let steps = compiled.programs.first().into_iter().flat_map(|program| &program.steps);
+    for (slice, segment) in steps.flat_map(|step| step.slices.iter().map(|slice| (slice, step.segment))) {
+        if let Place::Kv(buffer) = slice.place {
+            segments[buffer] = segment;
+        }
+    }
+    segments
+}
+
+/// Returns whether the KV caches of the segments in `part` have blocks of the same sizes in `whole`.
+pub(crate) fn same_kv_blocks(whole: &CompiledStage, part: &CompiledStage) -> bool {
+    let blocks = |compiled: &CompiledStage| -> Vec<(usize, u64)> {
+        let segments = kv_segments(compiled).into_iter().enumerate();
+        let within = segments.filter(|(_, segment)| part.segments.contains(segment));
+        within.map(|(buffer, segment)| (segment, block_bytes(compiled, buffer))).collect()
+    };
+    whole.kv_blocks == part.kv_blocks && blocks(whole) == blocks(part)
+}
+
+/// A buffer whose keys or values pass.
+struct Passed {
+    segment: usize,
+    buffer: BufferId,
+    block_bytes: u64,
+}
+
+/// A passage of a loaded stage.
+pub(crate) struct LoadedPassage {
+    passage: Passage,
+    region: RegionId,
+    buffers: Vec<Passed>,
+}
+
+impl LoadedPassage {
+    /// Finds the buffers of a passage. `index` is its index among the passages of the device.
+    pub(crate) fn new(passage: Passage, index: u32, memory: &StageBuffers) -> Self {
+        let compiled = memory.compiled();
+        let buffers = kv_segments(compiled).into_iter().zip(memory.kv()).enumerate();
+        let passed = |(at, (segment, buffer)): (usize, (usize, &BufferId))| Passed {
+            segment,
+            buffer: *buffer,
+            block_bytes: block_bytes(compiled, at),
+        };
+        let buffers =
+            buffers.map(passed).filter(|passed| passage.segments.contains(&passed.segment)).collect();
+        Self { passage, region: RegionId(PASSAGE_REGIONS + index), buffers }
+    }
+
+    pub(crate) fn region(&self) -> (RegionId, &Arc<HostRegion>) {
+        (self.region, &self.passage.region)
+    }
+
+    pub(crate) fn timeline(&self) -> &Arc<Timeline> {
+        &self.passage.timeline
+    }
+
+    /// Returns whether keys or values of these segments pass.
+    pub(crate) fn has(&self, segments: &Range<usize>) -> bool {
+        self.buffers.iter().any(|passed| segments.contains(&passed.segment))
+    }
+
+    /// Sends an event to the other stage.
+    pub(crate) fn send(&self, event: StageEvent) -> Result<()> {
+        self.passage.address.send(DeviceMessage::Event { stage: self.passage.stage, event })
+    }
+
+    /// Returns the commands that copy the blocks of a micro-batch between the cache and a place: `to_host` from
+    /// the cache, otherwise to it. Copies the buffers of `segments` only.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if the micro-batch has too many blocks.
+    pub(crate) fn commands(
+        &self,
+        batch: &MicroBatch,
+        place: u32,
+        segments: &Range<usize>,
+        to_host: bool,
+    ) -> Result<Vec<Command>> {
+        let runs = block_runs(batch);
+        let Passage { blocks, .. } = self.passage;
+        if runs.iter().map(|run| run.count).sum::<u64>() > blocks {
+            return Err(Error::protocol(format!("{} has too many blocks for a place", batch.id)));
+        }
+        let place_bytes: u64 = self.buffers.iter().map(|passed| passed.block_bytes * blocks).sum();
+        let mut start = u64::from(place) * place_bytes;
+        let mut commands = Vec::new();
+        for passed in &self.buffers {
+            let Passed { segment, buffer, block_bytes } = *passed;
+            for run in runs.iter().filter(|_| segments.contains(&segment)) {
+                let offset = start + run.at * block_bytes;
+                let bytes = run.count * block_bytes;
+                let range = BufferRange { buffer, offset: run.first * block_bytes, bytes };
+                commands.push(match to_host {
+                    true => Command::Download { from: range, region: self.region, offset },
+                    false => Command::Upload { region: self.region, offset, to: range },
+                });
+            }
+            start += block_bytes * blocks;
+        }
+        Ok(commands)
+    }
+}
+
+/// Consecutive blocks of the cache.
+#[derive(Debug, PartialEq)]
+struct BlockRun {
+    /// The first block.
+    first: u64,
+    count: u64,
+    /// Number of blocks of the micro-batch before this run.
+    at: u64,
+}
+
+/// Returns the blocks that a micro-batch writes.
+fn block_runs(batch: &MicroBatch) -> Vec<BlockRun> {
+    let mut runs: Vec<BlockRun> = Vec::new();
+    let tokens = BLOCK_TOKENS as u32;
+    let written = batch.items.iter().flat_map(|item| {
+        let range = item.first_position / tokens..item.end_position().div_ceil(tokens);
+        item.blocks.iter().take(range.end as usize).skip(range.start as usize)
+    });
+    for (at, &block) in (0..).zip(written) {
+        match runs.last_mut() {
+            Some(run) if run.first + run.count == u64::from(block) => run.count += 1,
+            _ => runs.push(BlockRun { first: block.into(), count: 1, at }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Item, LogitRows, MicroBatchId, SequenceId};
+
+    #[test]
+    fn neighbouring_blocks_are_copied_together() {
+        let item = |first_position, rows: u32, blocks: &[u32]| Item {
+            sequence: SequenceId(0),
+            first_position,
+            tokens: vec![0; rows as usize],
+            blocks: blocks.into(),
+            logits: LogitRows::None,
+        };
+        // Positions 20 to 49 are in blocks 1 to 3 of the first sequence.
+        let items = vec![item(20, 30, &[9, 4, 5, 7, 8]), item(0, 16, &[8, 3])];
+        let batch = MicroBatch { id: MicroBatchId(0), credit: 0, items };
+        let run = |first, count, at| BlockRun { first, count, at };
+        assert_eq!(block_runs(&batch), [run(4, 2, 0), run(7, 2, 2)]);
+    }
+}

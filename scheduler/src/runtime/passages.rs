@@ -1,0 +1,116 @@
+//! Passages of keys and values from the prefill stage to the stages that decode.
+
+use crate::actor::passing::{Passage, region_bytes};
+use crate::error::{Error, Result};
+use crate::message::DeviceAddress;
+use crate::runtime::spec::{Layout, PipelineSpec};
+use ragtag_hal::{HostRegion, QueueKind, Timeline};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A stage that decodes segments which the prefill stage computes on another device.
+struct Receiver {
+    /// Index of the stage in the pipeline.
+    stage: usize,
+    device: usize,
+    /// Index of the stage among the stages of its device.
+    local: usize,
+    segments: Range<usize>,
+    region: Arc<HostRegion>,
+}
+
+/// The prefill stage.
+#[derive(Clone, Copy)]
+struct Source {
+    device: usize,
+    /// Index of the stage among the stages of its device.
+    local: usize,
+}
+
+/// All passages of a pipeline.
+pub(super) struct Passages {
+    /// `None` without a prefill stage.
+    source: Option<Source>,
+    receivers: Vec<Receiver>,
+    /// Maximum number of blocks in a place.
+    blocks: u64,
+}
+
+/// The mailboxes and timelines of all devices.
+pub(super) struct Reach<'a> {
+    pub(super) addresses: &'a [DeviceAddress],
+    pub(super) timelines: &'a [[Arc<Timeline>; 3]],
+}
+
+impl Passages {
+    /// Allocates the host memory of all passages.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] if this memory cannot be allocated.
+    pub(super) fn new(pipeline: &PipelineSpec, layout: &Layout) -> Result<Self> {
+        let stages = &pipeline.stages;
+        let local = |device: usize, end: usize| stages[..end].iter().filter(|s| s.device == device).count();
+        let source = pipeline.prefill.as_ref().map(|prefill| prefill.device);
+        let source = source.map(|device| Source { device, local: local(device, stages.len()) });
+        let blocks = layout.passing_blocks;
+        let receives = |(_, stage): &(usize, &_)| {
+            let stage: &super::StageSpec = stage;
+            source.is_some_and(|source| source.device != stage.device) && !stage.compiled.kv_bytes.is_empty()
+        };
+        let receiver = |(at, stage): (usize, &super::StageSpec)| {
+            let bytes = usize::try_from(region_bytes(&stage.compiled, blocks)).unwrap_or(usize::MAX);
+            let region = HostRegion::new(bytes)
+                .map_err(|e| Error::Spec { what: format!("host memory for keys and values: {e}") })?;
+            let (device, segments) = (stage.device, stage.compiled.segments.clone());
+            Ok(Receiver { stage: at, device, local: local(device, at), segments, region: Arc::new(region) })
+        };
+        let receivers = stages.iter().enumerate().filter(receives).map(receiver).collect::<Result<_>>()?;
+        Ok(Self { source, receivers, blocks })
+    }
+
+    /// Returns the number of passages that begin or end on a device.
+    pub(super) fn on(&self, device: usize) -> usize {
+        let is_here = |receiver: &&Receiver| receiver.device == device || self.starts_on(device);
+        self.receivers.iter().filter(is_here).count()
+    }
+
+    /// Returns whether the prefill stage is on a device.
+    pub(super) fn starts_on(&self, device: usize) -> bool {
+        self.source.is_some_and(|source| source.device == device)
+    }
+
+    /// Returns the passages of the prefill stage.
+    pub(super) fn of_prefill(&self, reach: &Reach<'_>) -> Vec<Passage> {
+        let other = |receiver: &Receiver| {
+            self.passage(receiver, reach, (receiver.device, receiver.local, QueueKind::Upload))
+        };
+        self.receivers.iter().map(other).collect()
+    }
+
+    /// Returns the passage to a stage, if there is one.
+    pub(super) fn of_stage(&self, stage: usize, reach: &Reach<'_>) -> Vec<Passage> {
+        let receiver = self.receivers.iter().find(|receiver| receiver.stage == stage);
+        let other = |(receiver, source): (&Receiver, Source)| {
+            self.passage(receiver, reach, (source.device, source.local, QueueKind::Download))
+        };
+        receiver.zip(self.source).map(other).into_iter().collect()
+    }
+
+    /// Returns a passage as the stage sees it whose other stage is at `local` on `device`. `queue` makes the
+    /// copies of the other stage.
+    fn passage(
+        &self,
+        receiver: &Receiver,
+        reach: &Reach<'_>,
+        (device, stage, queue): (usize, usize, QueueKind),
+    ) -> Passage {
+        Passage {
+            segments: receiver.segments.clone(),
+            region: Arc::clone(&receiver.region),
+            blocks: self.blocks,
+            address: reach.addresses[device].clone(),
+            stage,
+            timeline: Arc::clone(&reach.timelines[device][queue.index()]),
+        }
+    }
+}
