@@ -7,11 +7,21 @@
 //!
 //! This module knows neither sizes nor times.
 
+use ragtag_kernels::params::BLOCK_TOKENS;
 use std::ops::Range;
 
 /// Minimum number of streamed segments of a stage. With fewer, each segment would keep an arena of its own and
 /// save no memory.
 pub const FEWEST: usize = 4;
+
+/// Maximum number of micro-batches of a prefill stage in flight.
+pub const PREFILLS: usize = 2;
+
+/// Returns the number of KV cache blocks that one micro-batch of a prefill stage fills, at most. `chunk_rows` is
+/// the maximum number of its rows. Each sequence may begin and end within a block.
+pub fn passing_blocks(chunk_rows: u32, sequences: u32) -> u64 {
+    u64::from(chunk_rows.div_ceil(BLOCK_TOKENS as u32)) + 2 * u64::from(sequences)
+}
 
 /// Returns the number of arenas that `streamed` segments share.
 pub fn arena_count(streamed: usize) -> usize {
@@ -69,6 +79,13 @@ mod tests {
             assert_eq!(arenas.iter().max().map(|most| most + 1), Some(arena_count(streamed)));
         }
         assert_eq!(arena_count(0), 0);
+    }
+
+    #[test]
+    fn a_micro_batch_fills_at_most_the_passing_blocks() {
+        // A block has 16 positions.
+        assert_eq!([(33, 1), (16, 3), (1, 1)].map(|(rows, of)| passing_blocks(rows, of)), [5, 7, 3]);
+        assert_eq!(passing_blocks(u32::MAX, u32::MAX), (1 << 28) + 2 * u64::from(u32::MAX));
     }
 
     #[test]
