@@ -23,7 +23,7 @@ pub use objective::{Mix, Objective, Workload};
 pub use plan::{
     Alternative, BindingLimit, Bottleneck, Chunks, Explanation, Family, FigureCount, HostMemory, InvalidPlan,
     LeftOut, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanPaths, PlanStage,
-    PredictedRun, PredictedTimes, StageMemory,
+    PredictedRun, PredictedTimes, PrefillStage, StageMemory,
 };
 pub use search::{
     Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,

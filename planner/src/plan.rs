@@ -5,6 +5,7 @@
 
 mod chunks;
 mod edges;
+mod prefill;
 #[cfg(test)]
 mod tests;
 mod upgrade;
@@ -15,6 +16,7 @@ use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
 use crate::streaming::FEWEST;
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 pub use edges::{PlanEdge, PlanPaths};
+pub use prefill::PrefillStage;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Routes;
@@ -81,6 +83,10 @@ pub struct Plan {
     pub family: Family,
     /// The stages, in segment order.
     pub stages: Vec<PlanStage>,
+    /// Stage that computes long prompts in place of the other stages. If absent, the other stages compute all
+    /// prompts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_stage: Option<PrefillStage>,
     /// Host memory that the pipeline needs. If absent, zero.
     #[serde(default)]
     pub host_memory_bytes: HostMemory,
@@ -344,6 +350,25 @@ pub struct PlanStage {
     pub predicted: PredictedTimes,
 }
 
+impl PlanStage {
+    /// Returns what is wrong with the streamed segments. `last` is the last segment of the model.
+    fn wrong_streamed(&self, last: u32) -> Option<String> {
+        let Self { segments, streamed, .. } = self;
+        let is_outside = |at: &&u32| !(segments.first()..=segments.last()).contains(*at);
+        if let Some(at) = streamed.iter().find(is_outside) {
+            return Some(format!("segment {at} is outside segments {segments}"));
+        }
+        if let Some(at) = streamed.iter().find(|at| [0, last].contains(*at)) {
+            return Some(format!("segment {at} is the embedding or the head, which are never streamed"));
+        }
+        if streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
+            return Some("the segments must be in ascending order".into());
+        }
+        let too_few = !streamed.is_empty() && streamed.len() < FEWEST;
+        too_few.then(|| format!("a stage streams at least {FEWEST} segments or none"))
+    }
+}
+
 /// Device memory of a stage, in bytes. Each buffer counts as the full size of its size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -384,6 +409,9 @@ pub struct HostMemory {
     /// Pinned copies of the weights of all streamed segments. If absent, zero.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub weights: u64,
+    /// Memory through which keys and values pass from the prefill stage to other devices. If absent, zero.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub kv: u64,
     /// Sum of the above.
     pub total: u64,
     /// Free host memory. Absent if unknown.
@@ -479,6 +507,12 @@ pub enum InvalidPlan {
     Streamed {
         /// Index of the stage.
         stage: usize,
+        /// Problem, as quoted in the error message.
+        what: String,
+    },
+    /// The prefill stage is invalid.
+    #[error("the plan's prefill_stage: {what}")]
+    PrefillStage {
         /// Problem, as quoted in the error message.
         what: String,
     },
@@ -595,6 +629,7 @@ impl Plan {
         let parts: Vec<_> = self.stages.iter().map(|s| (s.segments, s.device.as_str())).collect();
         check_partition(&parts, model.segments, devices)?;
         self.validate_streamed()?;
+        self.validate_prefill_stage(devices)?;
         self.validate_edges()?;
         if self.activations == Activations::F32 && self.wire_type != WireType::F32 {
             return Err(InvalidPlan::WireType { wire_type: self.wire_type });
@@ -604,23 +639,11 @@ impl Plan {
 
     fn validate_streamed(&self) -> Result<(), InvalidPlan> {
         let last = self.model.segments - 1;
-        for (stage, PlanStage { segments, streamed, .. }) in self.stages.iter().enumerate() {
-            let wrong = |what: String| Err(InvalidPlan::Streamed { stage, what });
-            let is_outside = |at: &&u32| !(segments.first()..=segments.last()).contains(*at);
-            if let Some(at) = streamed.iter().find(is_outside) {
-                return wrong(format!("segment {at} is outside segments {segments}"));
-            }
-            if let Some(at) = streamed.iter().find(|at| [0, last].contains(*at)) {
-                return wrong(format!("segment {at} is the embedding or the head, which are never streamed"));
-            }
-            if streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
-                return wrong("the segments must be in ascending order".into());
-            }
-            if !streamed.is_empty() && streamed.len() < FEWEST {
-                return wrong(format!("a stage streams at least {FEWEST} segments or none"));
-            }
+        let wrong = |(stage, of): (usize, &PlanStage)| Some((stage, of.wrong_streamed(last)?));
+        match self.stages.iter().enumerate().find_map(wrong) {
+            Some((stage, what)) => Err(InvalidPlan::Streamed { stage, what }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn validate_edges(&self) -> Result<(), InvalidPlan> {

@@ -58,6 +58,7 @@ pub(crate) fn plan(split: &str) -> Plan {
         paths: PlanPaths::through(stages.len()),
         family: ragtag_planner::plan::Family::OneStage,
         stages,
+        prefill_stage: None,
         host_memory_bytes: HostMemory::default(),
         token_return: predicted,
         predicted: PredictedRun {

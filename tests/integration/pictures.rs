@@ -118,6 +118,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         wire_type: ragtag::WireType::F32,
         family: ragtag::Family::OneStage,
         stages: (0..stages).map(stage).collect(),
+        prefill_stage: None,
         host_memory_bytes: Default::default(),
         edges: PlanEdge::between((1..stages).map(edge)),
         paths: PlanPaths::through(stages as usize),

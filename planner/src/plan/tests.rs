@@ -47,6 +47,7 @@ fn plan() -> Plan {
         wire_type: WireType::F32,
         family: Family::OneStage,
         stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
+        prefill_stage: None,
         host_memory_bytes: HostMemory { total: 7, available: Some(1 << 40), ..HostMemory::default() },
         edges: PlanEdge::between([(
             Route::HostStaged { chunk_bytes: 65536, depth: 4 }.into(),
@@ -210,6 +211,55 @@ fn only_a_streamed_plan_has_the_fields_of_streaming() {
     let json = streamed.to_json();
     assert!(json.contains("\"streamed\": [") && json.contains("\"arenas\": 6"), "{json}");
     assert_eq!(Plan::from_json(&json), Ok(streamed));
+}
+
+/// Returns a plan whose segments 6 to 9 decode on `cpu:1` and are prefilled on `cpu:0`.
+fn with_prefill_stage() -> Plan {
+    let stage = PlanStage { streamed: vec![6, 7, 8, 9], ..stage("cpu:0", 0, 13) };
+    Plan { prefill_stage: Some(PrefillStage { stage, from_tokens: 96 }), ..plan() }
+}
+
+#[test]
+fn the_prefill_stage_is_checked() {
+    assert_eq!(with_prefill_stage().validate(&model(), &DEVICES), Ok(()));
+    let with = |change: &dyn Fn(&mut PrefillStage)| {
+        let mut changed = with_prefill_stage();
+        changed.prefill_stage.iter_mut().for_each(change);
+        let error = changed.validate(&model(), &DEVICES).expect_err("invalid");
+        assert!(matches!(error, InvalidPlan::PrefillStage { .. }), "{error:?}");
+        error.to_string()
+    };
+    assert!(with(&|p| p.stage.segments = Span::new(0, 12).unwrap()).contains("segments 13 are on no device"));
+    assert!(with(&|p| p.stage.segments = Span::new(1, 13).unwrap()).contains("segments 0 are on no device"));
+    assert!(with(&|p| p.stage.segments = Span::new(0, 14).unwrap()).contains("last segment is 13"));
+    assert!(with(&|p| p.stage.device = "cuda:0".into()).contains("prefill_stage: there is no device cuda:0"));
+    for (streamed, what) in [
+        (&[][..], "must stream segments that other devices decode"),
+        (&[6, 7, 8], "streamed: a stage streams at least 4 segments"),
+        (&[0, 7, 8, 9], "segment 0 is the embedding or the head"),
+        (&[7, 8, 9, 13], "segment 13 is the embedding or the head"),
+        (&[7, 6, 8, 9], "ascending order"),
+        (&[7, 8, 9, 99], "segment 99 is outside segments 0-13"),
+        (&[5, 7, 8, 9], "cpu:0 decodes segment 5, so its weights are resident"),
+    ] {
+        let error = with(&|p| p.stage.streamed = streamed.to_vec());
+        assert!(error.contains(what), "{error}");
+    }
+    assert!(with(&|p| p.from_tokens = 0).contains("from_tokens must be at least 1"));
+}
+
+#[test]
+fn only_a_plan_with_a_prefill_stage_has_its_fields() {
+    let json = plan().to_json();
+    assert!(!json.contains("prefill_stage") && !json.contains("from_tokens"), "{json}");
+    assert_eq!(json.matches("\"kv\"").count(), 3, "no host memory for keys and values: {json}");
+    let mut with = with_prefill_stage();
+    with.host_memory_bytes.kv = 77;
+    let json = with.to_json();
+    assert!(json.contains("\"from_tokens\": 96") && json.contains("\"kv\": 77"), "{json}");
+    assert_eq!(Plan::from_json(&json), Ok(with));
+    let misspelt = json.replacen("from_tokens", "from_token", 1);
+    assert!(Plan::from_json(&misspelt).expect_err("unknown").to_string().contains("from_token"));
 }
 
 #[test]

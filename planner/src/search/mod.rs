@@ -652,7 +652,16 @@ fn host_memory(problem: &Problem<'_>, chosen: &Choice, stages: &[PlanStage]) -> 
     let of_run = |run: &Run| problem.lowered.sizes.streamed_bytes(&run.streamed);
     let weights = sum(&mut chosen.runs.iter().map(of_run));
     let total = sum(&mut [logits, staging, parameters, devices, weights].into_iter());
-    HostMemory { logits, staging, parameters, devices, weights, total, available: input.host_memory_bytes }
+    HostMemory {
+        logits,
+        staging,
+        parameters,
+        devices,
+        weights,
+        kv: 0,
+        total,
+        available: input.host_memory_bytes,
+    }
 }
 
 /// Sets the plan's prefill chunks, and recomputes the plan's memory needs for the longest of them.
@@ -712,6 +721,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         activations: input.limits.activations,
         wire_type: chosen.point.wire_type,
         family: families::family(&chosen.runs, Granularity::of(input.segments)),
+        prefill_stage: None,
         host_memory_bytes: host_memory(problem, chosen, &stages),
         paths: PlanPaths::through(stages.len()),
         stages,
