@@ -325,14 +325,15 @@ impl Devices {
         self.open_with(labels, |_| None)
     }
 
-    /// Opens the devices of a pipeline's stages. `stages` has the device label of each stage. Opens a device
-    /// with several stages only once. Throttles the links between the stages.
+    /// Opens the devices of a pipeline's stages. `stages` has the device label of each stage, and `prefill` that
+    /// of the prefill stage, which is the last of the hosts. Opens a device with several stages only once.
+    /// Throttles the links between the stages.
     ///
     /// # Errors
     /// Fails like [`open`](Self::open).
-    pub(crate) fn open_stages(&self, stages: &[String]) -> Result<StageDevices> {
+    pub(crate) fn open_stages(&self, stages: &[String], prefill: Option<String>) -> Result<StageDevices> {
         let mut labels: Vec<String> = Vec::new();
-        let hosts = stages.iter().map(|label| {
+        let hosts = stages.iter().chain(&prefill).map(|label| {
             let known = labels.iter().position(|other| other == label);
             known.unwrap_or_else(|| {
                 labels.push(label.clone());

@@ -7,7 +7,7 @@ use crate::session::Session;
 use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
-use ragtag_planner::plan::Plan;
+use ragtag_planner::plan::{Plan, PlanStage};
 use ragtag_scheduler::{
     Pipeline, PipelineOptions, PipelineSpec, PipelineStats, STALL_TIMEOUT, StageReport, StageSpec,
     WeightSource,
@@ -125,11 +125,15 @@ impl Engine {
         options: &Options,
     ) -> Result<Self> {
         let lowering = lowering(plan, options.all_logits);
-        let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
+        let label = |stage: &PlanStage| stage.device.clone();
+        let labels: Vec<String> = plan.stages.iter().map(label).collect();
+        let prefill = plan.prefill_stage.as_ref();
         let graph = model.graph().with_granularity(plan.model.granularity);
-        let StageDevices { devices: opened, hosts } = devices.open_stages(&labels)?;
+        let prefill_label = prefill.map(|prefill| label(&prefill.stage));
+        let StageDevices { devices: opened, hosts } = devices.open_stages(&labels, prefill_label)?;
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
-        for (stage, device) in plan.stages.iter().zip(hosts) {
+        let all = plan.stages.iter().chain(prefill.map(|prefill| &prefill.stage));
+        for (stage, device) in all.zip(hosts) {
             let (adapter, segments) = (opened[device].0.clone(), stage.segments.range());
             let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
@@ -137,8 +141,10 @@ impl Engine {
             let streamed = stage.streamed.iter().map(|&segment| segment as usize).collect();
             specs.push(stage_spec(model, compiled, streamed, device));
         }
+        let prefill = prefill.and_then(|prefill| Some((prefill.from_tokens, specs.pop()?)));
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
         run.chunks = plan.chunks();
+        run.prefill_from = prefill.as_ref().map_or(1, |(from_tokens, _)| *from_tokens);
         run.routes = plan.routes();
         run.decode_groups = plan.decode_groups;
         run.credits = plan.credits;
@@ -147,7 +153,7 @@ impl Engine {
         (run.verify_transfers, run.stall_timeout) = (options.verify_transfers, options.stall_timeout);
         let progress = Arc::clone(&options.progress);
         let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
-        let spec = PipelineSpec { devices, stages: specs, prefill: None };
+        let spec = PipelineSpec { devices, stages: specs, prefill: prefill.map(|(_, stage)| stage) };
         let pipeline = Pipeline::start(spec, &run, move |loaded| {
             let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(report) = progress.as_mut() {
@@ -169,7 +175,7 @@ impl Engine {
         &self.plan
     }
 
-    /// Returns the stages in pipeline order.
+    /// Returns the stages in pipeline order. If the plan has a prefill stage, it is the last.
     pub fn stages(&self) -> &[StageInfo] {
         &self.stages
     }
