@@ -23,6 +23,7 @@ fn shape(stages: u32) -> RunShape {
         max_logit_rows: 8,
         max_sequences: 8,
         kv_blocks: 32,
+        prefill_from: None,
     }
 }
 
@@ -50,7 +51,7 @@ impl Run {
         let mut collect = Vec::new();
         for action in actions {
             match action {
-                RunAction::Enter { micro_batch } => self.entered.push(micro_batch),
+                RunAction::Enter { micro_batch, .. } => self.entered.push(micro_batch),
                 RunAction::Collect { micro_batch } => collect.push(micro_batch),
                 RunAction::Emit { sequence, token } => self.tokens.push((sequence, token)),
                 RunAction::Finish { sequence, finished } => self.finished.push((sequence, finished.reason)),

@@ -423,7 +423,8 @@ mod tests {
             kv_blocks: 1,
             prefill_from: None,
         };
-        let layout = Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16 };
+        let layout =
+            Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16, passing_blocks: 1 };
         let (address, inbox) = mailbox(Lanes::of_run(1));
         let (actor, _actor_inbox) = mailbox(Lanes::of_device(1, 1, false, [(None, None)]));
         let (_requests, requests) = bounded(1);

@@ -32,10 +32,24 @@ pub(super) enum Job {
         slot: u32,
         micro_batch: Arc<MicroBatch>,
     },
+    /// Copy of the keys and values of a part from the cache to a place.
+    Pass(Passing),
+    /// Copy of keys and values from a place to the cache.
+    Keep(Passing),
     /// Computation of the checksum of a slot's activations.
     Checksum(Summed),
     /// Copy of the checksum to the host.
     Sum(Summed),
+}
+
+/// Keys and values that pass through a place.
+#[derive(Clone, Debug)]
+pub(super) struct Passing {
+    /// Index of the passage.
+    pub(super) passage: usize,
+    pub(super) place: u32,
+    pub(super) micro_batch: Arc<MicroBatch>,
+    pub(super) duration_ns: Nanoseconds,
 }
 
 /// A slot whose checksum is computed.
@@ -54,6 +68,7 @@ impl Job {
             Job::Copy { copy, .. } => Some(MicroBatchId(copy.transfer.0)),
             Job::Stream { .. } => None,
             Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => Some(micro_batch.id),
+            Job::Pass(passing) | Job::Keep(passing) => Some(passing.micro_batch.id),
             Job::Checksum(summed) | Job::Sum(summed) => Some(MicroBatchId(summed.transfer.0)),
         }
     }
@@ -64,6 +79,7 @@ impl Job {
             Job::Copy { end: End::Outgoing, .. } => SimSpanKind::Download,
             Job::Stream { .. } => SimSpanKind::Weights,
             Job::Logits { .. } => SimSpanKind::Logits,
+            Job::Pass(_) | Job::Keep(_) => SimSpanKind::KeysAndValues,
             Job::Checksum(_) | Job::Sum(_) => SimSpanKind::Checksum,
             Job::Compute { micro_batch, .. } if micro_batch.decodes_only() => SimSpanKind::Decode,
             Job::Compute { .. } => SimSpanKind::Prefill,
@@ -74,7 +90,7 @@ impl Job {
     pub(super) fn rows(&self) -> u32 {
         match self {
             Job::Compute { micro_batch, .. } => micro_batch.rows(),
-            Job::Copy { .. } | Job::Stream { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => 0,
+            _ => 0,
         }
     }
 }
@@ -124,9 +140,10 @@ impl SimDevice {
     /// Creates a device that runs `stages`, given by their indices in the pipeline. There must be at least
     /// one.
     pub(super) fn new(stages: &[usize], spec: &SimSpec) -> Self {
+        let own = || spec.all().enumerate().filter(|(index, _)| stages.contains(index));
         Self {
-            single_queue: stages.iter().any(|&stage| spec.stages[stage].single_queue),
-            stages: stages.iter().map(|&stage| (stage, spec.stages[stage].clone())).collect(),
+            single_queue: own().any(|(_, stage)| stage.single_queue),
+            stages: own().map(|(index, stage)| (index, stage.clone())).collect(),
             queues: Default::default(),
             running: [false; 3],
             values: [0; 3],
@@ -179,7 +196,7 @@ impl SimDevice {
         match next.job {
             Job::Compute { part: 0, .. } => self.stages[&next.stage].hand_over_ns.min(rested_ns),
             Job::Compute { .. } => 0,
-            Job::Copy { .. } | Job::Stream { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => 0,
+            _ => 0,
         }
     }
 
@@ -197,6 +214,7 @@ impl SimDevice {
             Job::Logits { micro_batch, .. } => {
                 spec.logits.of(true, u64::from(micro_batch.logit_rows()) * self.logit_row_bytes)
             }
+            Job::Pass(passing) | Job::Keep(passing) => passing.duration_ns,
             // A checksum reads the bytes once, like a copy.
             Job::Checksum(summed) => spec.upload.of(true, summed.bytes),
             Job::Sum(_) => spec.download.of(true, 8),

@@ -4,9 +4,10 @@
 //! read the coordinator's state.
 
 use crate::core::{
-    FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, RunAction, RunShape, SequenceId, Want,
+    FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunShape, SequenceId, Want,
 };
 use crate::sim::spec::{SimRequest, SimSpec};
+use ragtag_planner::streaming::PREFILLS;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ pub(super) struct Invariants<'a> {
     sequences: BTreeMap<SequenceId, Progress>,
     /// Sequences whose latest sampled token has not entered the pipeline.
     ready: BTreeSet<SequenceId>,
-    in_flight: VecDeque<Arc<MicroBatch>>,
+    in_flight: VecDeque<(Path, Arc<MicroBatch>)>,
     /// For each credit, the micro-batch whose unread logits are in the host memory of that credit.
     logits: BTreeMap<u32, MicroBatchId>,
     stopped: bool,
@@ -54,8 +55,8 @@ impl<'a> Invariants<'a> {
             return Err(format!("after the end: {action:?}"));
         }
         match action {
-            RunAction::Enter { micro_batch, .. } => {
-                self.enter(micro_batch).map_err(|what| format!("{} enters: {what}", micro_batch.id))
+            RunAction::Enter { path, micro_batch } => {
+                self.enter(*path, micro_batch).map_err(|what| format!("{} enters: {what}", micro_batch.id))
             }
             RunAction::Collect { micro_batch } => self.collect(micro_batch),
             RunAction::Emit { sequence, .. } => self.emit(*sequence),
@@ -90,7 +91,7 @@ impl<'a> Invariants<'a> {
 
     /// Records that the coordinator has handled the results of a micro-batch.
     pub(super) fn collected(&mut self, id: MicroBatchId) {
-        self.in_flight.retain(|batch| batch.id != id);
+        self.in_flight.retain(|(_, batch)| batch.id != id);
     }
 
     fn prompt_tokens(&self, sequence: SequenceId) -> u32 {
@@ -101,8 +102,9 @@ impl<'a> Invariants<'a> {
         item.first_position >= self.prompt_tokens(item.sequence)
     }
 
-    fn enter(&mut self, batch: &Arc<MicroBatch>) -> Result<(), String> {
-        self.check_sizes(batch)?;
+    fn enter(&mut self, path: Path, batch: &Arc<MicroBatch>) -> Result<(), String> {
+        self.check_path(path, batch)?;
+        self.check_sizes(path, batch)?;
         self.check_order(batch)?;
         for item in &batch.items {
             let wanted = self.wanted_logits(item);
@@ -122,17 +124,38 @@ impl<'a> Invariants<'a> {
                 return Err(format!("{sequence} decodes without a token"));
             }
         }
-        self.in_flight.push_back(Arc::clone(batch));
+        self.in_flight.push_back((path, Arc::clone(batch)));
         Ok(())
     }
 
+    /// Checks that every item takes the path of its prompt, and decode rows take the path through all stages.
+    /// Checks the number of micro-batches at the prefill stage.
+    fn check_path(&self, path: Path, batch: &MicroBatch) -> Result<(), String> {
+        for item in &batch.items {
+            let request = &self.requests[item.sequence.0 as usize];
+            let is_long = self.shape.prefill_from.is_some_and(|from| request.prompt_tokens >= from);
+            let generates = matches!(request.want, Want::Generate { .. });
+            let takes_prefill = is_long && generates && !self.decodes(item);
+            if takes_prefill != (path == Path::Prefill) {
+                return Err(format!("{item:?} takes the path {path:?}"));
+            }
+        }
+        let prefills = self.in_flight.iter().filter(|(path, _)| *path == Path::Prefill).count();
+        match path {
+            Path::Prefill if prefills >= PREFILLS => {
+                Err("too many micro-batches at the prefill stage".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the numbers of rows, logit rows and sequences of a micro-batch, and its credit.
-    fn check_sizes(&self, batch: &MicroBatch) -> Result<(), String> {
+    fn check_sizes(&self, path: Path, batch: &MicroBatch) -> Result<(), String> {
         let shape = self.shape;
-        let prefills = batch.items.iter().any(|item| !self.decodes(item));
+        let prefills = path == Path::Stages && batch.items.iter().any(|item| !self.decodes(item));
         let generating = !self.ready.is_empty()
             || batch.items.iter().any(|item| self.decodes(item))
-            || self.in_flight.iter().any(|other| other.items.iter().any(|item| self.decodes(item)));
+            || self.in_flight.iter().any(|(_, other)| other.items.iter().any(|item| self.decodes(item)));
         let chunk_rows = match (prefills, generating) {
             (false, _) => shape.max_rows,
             (true, false) => shape.chunks.most_rows(),
@@ -153,7 +176,9 @@ impl<'a> Invariants<'a> {
                 return Err(format!("{got} {what} where {most} fit"));
             }
         }
-        if batch.credit >= shape.credits || self.in_flight.iter().any(|other| other.credit == batch.credit) {
+        if batch.credit >= shape.credits
+            || self.in_flight.iter().any(|(_, other)| other.credit == batch.credit)
+        {
             return Err(format!("credit {} is not free", batch.credit));
         }
         Ok(())
@@ -163,7 +188,7 @@ impl<'a> Invariants<'a> {
     /// decode rows does not exceed the number of decode groups.
     fn check_order(&self, batch: &MicroBatch) -> Result<(), String> {
         let has_decode_rows = |batch: &MicroBatch| batch.items.iter().any(|item| self.decodes(item));
-        let groups = self.in_flight.iter().filter(|other| has_decode_rows(other)).count() as u32;
+        let groups = self.in_flight.iter().filter(|(_, other)| has_decode_rows(other)).count() as u32;
         let full = groups >= self.shape.decode_groups;
         match has_decode_rows(batch) {
             true if full => Err(format!("decode rows while {groups} groups are in flight")),
@@ -224,7 +249,7 @@ impl<'a> Invariants<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{Finished, Path, SequenceTimes};
+    use crate::core::{Finished, SequenceTimes};
 
     /// Returns a specification with three requests of four tokens each. The last one asks for logits.
     fn spec() -> SimSpec {
@@ -237,6 +262,7 @@ mod tests {
             max_rows: 6,
             max_logit_rows: 5,
             max_sequences: 2,
+            prefill_from: None,
             ..spec.run
         };
         let request = |want| SimRequest { at_ns: 0, prompt_tokens: 4, want, cancel_ns: None };

@@ -2,10 +2,11 @@
 //!
 //! A copy or a computation checks its inputs when it starts, and writes its outputs when it ends.
 
-use crate::core::{End, MicroBatch, MicroBatchId, SequenceId};
-use crate::sim::device::{Job, Submitted, Summed};
-use crate::sim::spec::{Fault, SimSpec, token_at};
+use crate::core::{End, Item, MicroBatch, MicroBatchId, SequenceId};
+use crate::sim::device::{Job, Passing, Submitted, Summed};
+use crate::sim::spec::{Fault, SimSpec, SimStage, token_at};
 use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_planner::streaming::PREFILLS;
 use ragtag_transfer::{Copy, OtherEnd, ToSender, TransferId};
 use std::collections::BTreeMap;
 
@@ -113,6 +114,10 @@ pub(super) struct Memory {
     copies: Vec<u64>,
     /// Faults that make copies write wrong bytes.
     faults: Vec<Fault>,
+    /// Index of the prefill stage, and the stages whose caches it uses.
+    prefill: Option<(usize, Vec<usize>)>,
+    /// For each place of each passage, the micro-batch whose keys and values are there.
+    places: Vec<[Option<MicroBatchId>; PREFILLS]>,
     /// Checksums that a device has computed and not copied to the host, by stage, end and slot.
     sums: BTreeMap<(usize, bool, u32), u64>,
 }
@@ -120,14 +125,20 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new(spec: &SimSpec) -> Self {
         let blocks = if spec.checked { spec.run.kv_blocks as usize } else { 0 };
-        let stage = |stage: &crate::sim::SimStage| StageMemory {
+        let stage = |stage: &SimStage| StageMemory {
             slots: vec![Slot::default(); stage.slots as usize],
             parts: stage.parts.iter().map(|part| part.arena).collect(),
             arenas: vec![Arena::default(); stage.parts.len()],
             cache: vec![None; blocks * BLOCK_TOKENS],
         };
         Self {
-            stages: spec.stages.iter().map(stage).collect(),
+            prefill: spec.prefill.as_ref().map(|prefill| {
+                let shares = |(_, stage): &(usize, &SimStage)| stage.device == prefill.stage.device;
+                let shared = spec.stages.iter().enumerate().filter(shares).map(|(index, _)| index);
+                (spec.stages.len(), shared.collect())
+            }),
+            places: vec![[None; PREFILLS]; spec.prefill.as_ref().map_or(0, |prefill| prefill.passes.len())],
+            stages: spec.all().map(stage).collect(),
             rings: vec![BTreeMap::new(); spec.stages.len()],
             row_bytes: spec.row_bytes,
             vocabulary: spec.run.vocabulary,
@@ -209,6 +220,8 @@ impl Memory {
                 self.compute(stage, *slot, micro_batch, *part)
             }
             Job::Logits { slot, .. } => self.stages[stage].slot(*slot)?.check_leaving(who, *slot, 0),
+            Job::Pass(passing) => self.pass(passing),
+            Job::Keep(passing) => self.place(passing).map(drop),
             Job::Checksum(summed) => self.checksum(stage, summed).map(drop),
             Job::Sum(_) => Ok(()),
         }
@@ -259,8 +272,13 @@ impl Memory {
                 let sum = self.checksum(stage, summed)?;
                 self.sums.insert((stage, summed.end == End::Incoming, summed.slot), sum);
             }
-            Job::Sum(_) => {}
-            Job::Stream { .. } => {}
+            Job::Sum(_) | Job::Stream { .. } | Job::Pass(_) => {}
+            Job::Keep(passing) => {
+                *self.place(passing)? = None;
+                if self.checks_cache {
+                    append(&mut self.stages[stage].cache, &passing.micro_batch, self.vocabulary)?;
+                }
+            }
             Job::Compute { slot, part, ends, .. } => {
                 self.stages[stage].use_arena(*part, false)?;
                 let slot = self.stages[stage].slot(*slot)?;
@@ -319,6 +337,28 @@ impl Memory {
         }
     }
 
+    /// Checks that the prefill stage may write to a place.
+    fn pass(&mut self, passing: &Passing) -> Result<(), String> {
+        let Passing { passage, place, ref micro_batch, .. } = *passing;
+        let held = &mut self.places[passage][place as usize];
+        match held.replace(micro_batch.id) {
+            Some(unread) if unread != micro_batch.id => {
+                Err(format!("{} overwrites the keys and values of {unread}", micro_batch.id))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the place from which a stage reads keys and values.
+    fn place(&mut self, passing: &Passing) -> Result<&mut Option<MicroBatchId>, String> {
+        let Passing { passage, place, ref micro_batch, .. } = *passing;
+        let held = &mut self.places[passage][place as usize];
+        match *held {
+            Some(id) if id == micro_batch.id => Ok(held),
+            other => Err(format!("the keys and values of {} are read where {other:?} is", micro_batch.id)),
+        }
+    }
+
     fn stream(&mut self, submitted: &Submitted, ends: bool) -> Result<(), String> {
         let Job::Stream { part } = submitted.job else { return Err("work of no micro-batch".into()) };
         self.stages[submitted.stage].stream(part, ends)
@@ -333,10 +373,12 @@ impl Memory {
     ) -> Result<(), String> {
         let who = micro_batch.id;
         let total = u64::from(micro_batch.rows()) * self.row_bytes;
-        let wanted = if stage == 0 { 0 } else { total };
+        let prefills = self.prefill.as_ref().filter(|(prefill, _)| *prefill == stage);
+        let is_first = stage == 0 || prefills.is_some();
+        let wanted = if is_first { 0 } else { total };
         let verified = self.verified;
         let memory = self.stages[stage].slot(slot)?;
-        if stage == 0 && part == 0 {
+        if is_first && part == 0 {
             memory.take(who, slot)?;
         }
         if verified && memory.wrong {
@@ -347,37 +389,50 @@ impl Memory {
         }
         memory.total = total;
         if part == 0 && self.checks_cache {
-            append_and_attend(&mut self.stages[stage].cache, micro_batch, self.vocabulary)?;
+            let shared = self.prefill.as_ref().filter(|(prefill, _)| *prefill == stage);
+            let caches = shared.iter().flat_map(|(_, shared)| shared.iter().copied()).chain([stage]);
+            for at in caches {
+                append(&mut self.stages[at].cache, micro_batch, self.vocabulary)?;
+                attend(&self.stages[at].cache, micro_batch)?;
+            }
         }
         Ok(())
     }
 }
 
-/// Appends the positions of a micro-batch to the cache, and checks all positions to which its rows attend.
-/// This is the order in which a stage's kernels access the cache.
-fn append_and_attend(
+/// Appends the positions of a micro-batch to the cache. A stage's kernels do so before they attend.
+fn append(
     cache: &mut [Option<(SequenceId, u32)>],
     batch: &MicroBatch,
     vocabulary: u32,
 ) -> Result<(), String> {
     for item in &batch.items {
-        let at = |position: u32| {
-            let block = item.blocks.get(position as usize / BLOCK_TOKENS).copied();
-            block.map(|b| b as usize * BLOCK_TOKENS + position as usize % BLOCK_TOKENS)
-        };
         for (position, &token) in (item.first_position..).zip(&item.tokens) {
             if token != token_at(item.sequence.0, position, vocabulary) {
                 return Err(format!("token {token} for position {position} of {}", item.sequence));
             }
-            let entry = at(position).and_then(|i| cache.get_mut(i));
+            let entry = cache_index(item, position).and_then(|i| cache.get_mut(i));
             *entry.ok_or("a position outside the cache")? = Some((item.sequence, position));
         }
+    }
+    Ok(())
+}
+
+/// Checks all positions to which the rows of a micro-batch attend.
+fn attend(cache: &[Option<(SequenceId, u32)>], batch: &MicroBatch) -> Result<(), String> {
+    for item in &batch.items {
         for position in 0..item.end_position() {
-            let found = at(position).and_then(|i| cache.get(i)).copied().flatten();
+            let found = cache_index(item, position).and_then(|i| cache.get(i)).copied().flatten();
             if found != Some((item.sequence, position)) {
                 return Err(format!("{} attends to position {position} and finds {found:?}", item.sequence));
             }
         }
     }
     Ok(())
+}
+
+/// Returns the index of a position of an item's sequence in the cache.
+fn cache_index(item: &Item, position: u32) -> Option<usize> {
+    let block = item.blocks.get(position as usize / BLOCK_TOKENS)?;
+    Some(*block as usize * BLOCK_TOKENS + position as usize % BLOCK_TOKENS)
 }

@@ -11,6 +11,7 @@
 //! and only the load is random. [`SimSummary`] summarises the result.
 
 mod device;
+mod expected;
 mod invariants;
 mod load;
 mod memory;
@@ -26,7 +27,7 @@ pub use load::{
 };
 pub use observe::{EdgeWork, Level, Observations, SequenceWork, StageWork, Work};
 pub use plan::SimPlanError;
-pub use spec::{Fault, SimPart, SimRequest, SimSharedLink, SimSpec, SimStage, token_at};
+pub use spec::{Fault, SimPart, SimPass, SimPrefill, SimRequest, SimSharedLink, SimSpec, SimStage, token_at};
 pub use summary::{Depth, LinkUse, Percentiles, SharedLinkUse, SimSummary, StageUse};
 pub use time::{ComputeTime, CopyTime, StageCosts};
 
@@ -69,6 +70,8 @@ pub enum SimSpanKind {
     Download,
     /// Download of logits.
     Logits,
+    /// Copy of keys and values between the cache and host memory.
+    KeysAndValues,
     /// Computation or download of a checksum of activations.
     Checksum,
 }

@@ -19,7 +19,7 @@
 //! Knows nothing about the search.
 
 use crate::core::RunShape;
-use crate::sim::spec::{SimPart, SimSharedLink, SimSpec, SimStage};
+use crate::sim::spec::{SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MOST_SPANS};
 use ragtag_graph::Segment;
@@ -92,10 +92,10 @@ impl SimSpec {
             max_logit_rows: plan.logit_rows(),
             max_sequences: sequences,
             kv_blocks: blocks(plan),
-            prefill_from: None,
+            prefill_from: plan.prefill_stage.as_ref().map(|prefill| prefill.from_tokens),
         };
         let sizes = RunSizes::new(segments);
-        let made = stages.iter().map(|(stage, facts)| SimStage {
+        let simulated = |stage: &PlanStage, facts: &DeviceFacts| SimStage {
             device: stage.device.clone(),
             slots: plan.slots,
             compute: ComputeTime::Modelled(Arc::new(StageCosts::new(
@@ -117,8 +117,14 @@ impl SimSpec {
             single_queue: false,
             routes: Route::HOST_STAGED.into(),
             parts: sim_parts(stage, &sizes, facts),
+        };
+        let mut made: Vec<_> = stages.iter().map(|(stage, facts)| simulated(stage, facts)).collect();
+        let prefill = plan.prefill_stage.as_ref().map(|prefill| &prefill.stage);
+        let prefill = prefill.and_then(|stage| Some((stage, facts(&stage.device)?)));
+        let prefill = prefill.map(|(stage, facts)| SimPrefill {
+            stage: simulated(stage, facts),
+            passes: passes(stage, facts, &plan.stages, segments),
         });
-        let mut made: Vec<_> = made.collect();
         for (at, (edge, pair)) in plan.edges.iter().zip(stages.windows(2)).enumerate() {
             let link = link_times(pair[0].1, pair[1].1, links, &edge.routes)?;
             (made[at].routes, made[at].download, made[at + 1].upload) = (edge.routes.clone(), link.0, link.1);
@@ -126,6 +132,7 @@ impl SimSpec {
         Ok(Self {
             seed: 0,
             stages: made,
+            prefill,
             run,
             row_bytes: plan.wire_type.row_bytes(model.row_bytes),
             logit_row_bytes: model.logit_row_bytes,
@@ -159,6 +166,29 @@ fn sim_parts(stage: &PlanStage, sizes: &RunSizes, device: &DeviceFacts) -> Vec<S
         },
     };
     parts(segments.clone(), &streamed).into_iter().map(part).collect()
+}
+
+/// Returns the passages from a prefill stage on a device to the stages of other devices.
+fn passes(
+    prefill: &PlanStage,
+    facts: &DeviceFacts,
+    stages: &[PlanStage],
+    segments: &[Segment],
+) -> Vec<SimPass> {
+    let streamed: Vec<usize> = prefill.streamed.iter().map(|&segment| segment as usize).collect();
+    let parts = parts(prefill.segments.range(), &streamed);
+    let pass = |(at, stage): (usize, &PlanStage)| {
+        let kv_bytes = |segment: usize| segments[segment].kv_bytes_per_position;
+        let range = stage.segments.range();
+        let passes =
+            |part: &StagePart| part.segments.clone().any(|at| range.contains(&at) && kv_bytes(at) > 0);
+        let bytes: u64 = range.clone().map(kv_bytes).sum();
+        let row_ns = bytes as f64 * byte_ns(facts.host_bandwidth_bytes_per_s.value);
+        let parts = parts.iter().enumerate().filter(|(_, part)| passes(part)).map(|(index, _)| index);
+        SimPass { stage: at, parts: parts.collect(), row_ns }
+    };
+    let others = stages.iter().enumerate().filter(|(_, stage)| stage.device != prefill.device);
+    others.map(pass).filter(|pass| !pass.parts.is_empty()).collect()
 }
 
 /// Returns the time of the token return for `rows` rows of logits, in microseconds.

@@ -49,6 +49,26 @@ pub struct SimPart {
     pub stream_ns: Nanoseconds,
 }
 
+/// A simulated prefill stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimPrefill {
+    /// The stage.
+    pub stage: SimStage,
+    /// Passages of keys and values to the stages that decode. At least one.
+    pub passes: Vec<SimPass>,
+}
+
+/// A passage of keys and values from the prefill stage to another stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimPass {
+    /// Index of the other stage.
+    pub stage: usize,
+    /// Parts of the prefill stage that compute its segments, in ascending order. At least one.
+    pub parts: Vec<usize>,
+    /// Time to copy the keys and values of one row to host memory, and again to the other stage's cache.
+    pub row_ns: f64,
+}
+
 /// A resource that several edges share, such as a bus. It serves one copy at a time, in the order in which
 /// the copies start.
 #[derive(Clone, Debug, PartialEq)]
@@ -165,6 +185,8 @@ pub struct SimSpec {
     pub seed: u64,
     /// The stages.
     pub stages: Vec<SimStage>,
+    /// The prefill stage, if any. Its index follows those of the other stages.
+    pub prefill: Option<SimPrefill>,
     /// The coordinator's description of the pipeline.
     pub run: RunShape,
     /// Bytes of one row of activations in the wire type.
@@ -202,10 +224,15 @@ pub fn token_at(sequence: u64, position: u32, vocabulary: u32) -> u32 {
 }
 
 impl SimSpec {
+    /// Returns all stages. The prefill stage is the last.
+    pub(super) fn all(&self) -> impl Iterator<Item = &SimStage> {
+        self.stages.iter().chain(self.prefill.as_ref().map(|prefill| &prefill.stage))
+    }
+
     /// Returns a random pipeline with random requests. About one pipeline in eight loses a device at some
     /// time, and one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen
     /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
-    /// Half of the pipelines verify their transfers, and in half of them some copies write wrong bytes.
+    /// Many have a prefill stage. Half of the pipelines verify their transfers, and in half of them some copies write wrong bytes.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -227,6 +254,10 @@ impl SimSpec {
         let mut stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
         stream_weights(seed, &mut stages);
         share_devices(seed, &mut stages);
+        let prefill = random_prefill(seed, &stages);
+        let mut from = SmallRng::seed_from_u64(seed ^ 0x7265_6669);
+        let prefill_from = prefill.as_ref().map(|_| from.random_range(1..=run.context));
+        let run = RunShape { prefill_from, ..run };
         let requests = (0..rng.random_range(1..=12)).map(|_| random_request(&mut rng, &run)).collect();
         let mut faults = Vec::new();
         for stage in 0..stages.len() as u32 {
@@ -239,6 +270,7 @@ impl SimSpec {
         Self {
             seed,
             stages,
+            prefill,
             row_bytes,
             logit_row_bytes: u64::from(run.vocabulary),
             shared_links: Vec::new(),
@@ -315,6 +347,30 @@ fn stream_weights(seed: u64, stages: &mut [SimStage]) {
         };
         stage.parts = parts(0..segments, &streamed).into_iter().map(part).collect();
     }
+}
+
+/// For about half of the seeds, returns a prefill stage. It is on the device of another stage or on a device of
+/// its own.
+fn random_prefill(seed: u64, stages: &[SimStage]) -> Option<SimPrefill> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x7072_6566);
+    if rng.random_ratio(1, 2) {
+        return None;
+    }
+    let mut own = [random_stage(&mut rng, stages.len() as u32, 1)];
+    stream_weights(rng.random(), &mut own);
+    let [mut stage] = own;
+    if rng.random_ratio(2, 3) {
+        stage.device = stages[rng.random_range(0..stages.len())].device.clone();
+    }
+    let parts = stage.parts.len().max(1);
+    let receivers = stages.iter().enumerate().filter(|(_, other)| other.device != stage.device);
+    let pass = |(at, _): (usize, &SimStage)| {
+        let first = rng.random_range(0..parts);
+        let parts = (first..parts).filter(|&part| part == first || rng.random_ratio(1, 2)).collect();
+        SimPass { stage: at, parts, row_ns: f64::from(rng.random_range(0..20_000)) }
+    };
+    let passes: Vec<_> = receivers.map(pass).collect();
+    (!passes.is_empty()).then_some(SimPrefill { stage, passes })
 }
 
 /// For about half of the seeds, distributes the stages randomly over fewer devices. Neighbouring stages stay

@@ -89,10 +89,12 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         max_logit_rows: 32,
         max_sequences: 32,
         kv_blocks: 1024,
+        prefill_from: None,
     };
     let want = Want::Generate { max_new_tokens: 32, end_tokens: [].into() };
     let request = SimRequest { at_ns: 0, prompt_tokens: 32, want, cancel_ns: None };
     SimSpec {
+        prefill: None,
         seed: 1,
         stages: (0..stages).map(stage).collect(),
         row_bytes: 64,

@@ -4,15 +4,17 @@ use crate::capacity::Lanes;
 use crate::core::{
     DeviceAction, DeviceCore, DeviceEvent, End, FinishReason, LogitRows, MicroBatch, MicroBatchId,
     Nanoseconds, Path, Progress, Prompt, QueuePoints, RunAction, RunCore, RunEvent, Sampled, SequenceId,
-    StageAction, StageEvent, StageShape, Want,
+    StageAction, StageEvent, StageShape,
 };
-use crate::error::{Error, Refusal};
+use crate::error::Error;
 use crate::runtime::routes_of;
-use crate::sim::device::{Job, SimDevice, Submitted, Summed, timeline};
+use crate::sim::device::{Job, Passing, SimDevice, Submitted, Summed, timeline};
+use crate::sim::expected::expected;
 use crate::sim::invariants::Invariants;
 use crate::sim::memory::Memory;
 use crate::sim::observe::Observations;
-use crate::sim::spec::{Fault, SimRequest, SimSpec, SimStage, token_at};
+use crate::sim::spec::{Fault, SimPass, SimRequest, SimSpec, SimStage, token_at};
+use crate::sim::time::nanoseconds;
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
 use ragtag_transfer::{Copy, OtherEnd, Route, ToSender};
@@ -20,6 +22,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::sync::Arc;
 
 /// A message in a mailbox. A progress message carries no value, because its handler reads the timeline.
 #[derive(Clone, Debug)]
@@ -99,8 +102,10 @@ pub(super) struct World<'a> {
     cores: Vec<DeviceCore>,
     /// Indices of the stages on each device.
     hosted: Vec<Vec<usize>>,
-    /// Index of the device that runs each stage.
+    /// Index of the device that runs each stage. The prefill stage is the last.
     hosts: Vec<usize>,
+    /// Label of the device of each stage.
+    labels: Vec<String>,
     /// For each device, the device itself and all devices that wait for its points.
     around: Vec<Vec<usize>>,
     memory: Memory,
@@ -133,32 +138,37 @@ impl<'a> World<'a> {
         let Some(last) = spec.stages.len().checked_sub(1) else {
             return Err(impossible(Error::Spec { what: "the pipeline has no stages".into() }));
         };
-        let hosts = hosts(&spec.stages);
+        let hosts = hosts(spec);
+        let stages: Vec<_> = spec.all().collect();
         let devices = hosts.iter().max().map_or(0, |last| last + 1);
-        let of = |device: usize| (0..=last).filter(|&stage| hosts[stage] == device).collect::<Vec<_>>();
+        let of = |device: usize| (0..hosts.len()).filter(|&stage| hosts[stage] == device).collect::<Vec<_>>();
         let hosted: Vec<_> = (0..devices).map(of).collect();
         let routes: Vec<_> = spec.stages[..last].iter().map(|stage| stage.routes.clone()).collect();
-        let slots = spec.stages.iter().map(|stage| stage.slots).max().unwrap_or(0);
+        let slots = stages.iter().map(|stage| stage.slots).max().unwrap_or(0);
+        let passes = spec.prefill.as_ref().map_or(&[][..], |prefill| &prefill.passes);
         let (mut cores, mut mailboxes) = (Vec::new(), Vec::new());
-        for (device, stages) in hosted.iter().enumerate() {
+        for (device, hosted) in hosted.iter().enumerate() {
             let shape = |&stage: &usize| StageShape {
-                slots: spec.stages[stage].slots,
+                slots: stages[stage].slots,
                 row_bytes: spec.row_bytes,
-                incoming: stage.checked_sub(1).map(|before| routes[before].clone()),
+                incoming: stage.checked_sub(1).filter(|_| stage <= last).map(|before| routes[before].clone()),
                 outgoing: routes.get(stage).cloned(),
                 next_slots: spec.stages.get(stage + 1).map_or(0, |next| next.slots),
                 verified: spec.verified,
-                parts: spec.stages[stage].parts.iter().map(|part| part.arena).collect(),
-                passes: Vec::new(),
+                parts: stages[stage].parts.iter().map(|part| part.arena).collect(),
+                passes: passes.iter().filter(|_| stage > last).map(|pass| pass.parts.clone()).collect(),
             };
-            let shapes: Vec<_> = stages.iter().map(shape).collect();
+            let shapes: Vec<_> = hosted.iter().map(shape).collect();
             let points = QueuePoints::new(|queue| timeline(device, queue));
             cores.push(DeviceCore::new(&shapes, points).map_err(impossible)?);
-            let mut lanes =
-                Lanes::of_device(spec.run.credits, slots, spec.verified, routes_of(&routes, &hosts, device));
+            let has_prefill = hosted.iter().any(|stage| *stage > last);
+            let ends = passes.iter().filter(|pass| has_prefill || hosts[pass.stage] == device).count();
+            let routes = routes_of(&routes, &hosts[..=last], device);
+            let lanes = Lanes::of_device(spec.run.credits, slots, spec.verified, routes);
+            let mut lanes = lanes.with_passages(ends, has_prefill);
             // A simulated stage sees its device's progress at once, so it needs only one of the two notices:
             // the one for the ring.
-            lanes.waking -= QueueKind::ALL.len() - 1 + stages.len();
+            lanes.waking -= QueueKind::ALL.len() - 1 + hosted.iter().filter(|stage| **stage <= last).count();
             mailboxes.push(Mailbox { capacity: lanes, ..Mailbox::default() });
         }
         mailboxes.push(Mailbox { capacity: Lanes::of_run(spec.run.credits), ..Mailbox::default() });
@@ -168,7 +178,7 @@ impl<'a> World<'a> {
             dropped_spans: 0,
             makespan_ns: 0,
             resent: 0,
-            observations: Observations::new(spec.stages.len(), spec.shared_links.len()),
+            observations: Observations::new(hosts.len(), spec.shared_links.len()),
             run_events: Vec::new(),
             run_actions: Vec::new(),
         };
@@ -182,7 +192,8 @@ impl<'a> World<'a> {
             next: 0,
             memory: Memory::new(spec),
             devices: hosted.iter().map(|stages| SimDevice::new(stages, spec)).collect(),
-            around: hosted.iter().map(|stages| around(stages, &hosts)).collect(),
+            around: hosted.iter().map(|stages| around(stages, &hosts, spec.prefill.is_some())).collect(),
+            labels: stages.iter().map(|stage| stage.device.clone()).collect(),
             cores,
             hosted,
             hosts,
@@ -324,15 +335,14 @@ impl<'a> World<'a> {
             return;
         }
         *failure = Some(cause.clone());
-        let error =
-            Error::Stage { stage: stage as u32, device: self.spec.stages[stage].device.clone(), cause };
+        let error = Error::Stage { stage: stage as u32, device: self.labels[stage].clone(), cause };
         let (to, at) = (self.cores.len(), self.now + self.delay());
         self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
 
     /// Ends the run because wrong bytes leave a stage again.
     fn corrupted(&mut self, stage: usize, route: Route) {
-        let [from, to] = [stage, stage + 1].map(|stage| self.spec.stages[stage].device.clone());
+        let [from, to] = [stage, stage + 1].map(|stage| self.labels[stage].clone());
         self.devices[self.hosts[stage]].failure = Some(ragtag_hal::Error::invalid("wrong bytes"));
         let error = Error::Corrupted { from, to, route };
         let (to, at) = (self.cores.len(), self.now + self.delay());
@@ -413,8 +423,13 @@ impl<'a> World<'a> {
             self.deliver(actor, self.now + 1, Message::Progress)?;
         }
         if actor == self.cores.len() {
-            let value = self.devices[self.hosts[self.hosts.len() - 1]].value(QueueKind::Download);
-            return self.run_event(RunEvent::Progress { path: Path::Stages, value });
+            let chain = self.spec.stages.len();
+            for (path, stage) in [(Path::Stages, chain - 1), (Path::Prefill, chain)] {
+                let Some(&host) = self.hosts.get(stage) else { break };
+                let value = self.devices[host].value(QueueKind::Download);
+                self.run_event(RunEvent::Progress { path, value })?;
+            }
+            return Ok(());
         }
         let [computed, uploaded, downloaded] = [QueueKind::Compute, QueueKind::Upload, QueueKind::Download]
             .map(|queue| self.devices[actor].value(queue));
@@ -447,7 +462,7 @@ impl<'a> World<'a> {
                     self.submit(Submitted { stage, queue: QueueKind::Upload, job, waits, signal });
                 }
                 StageAction::Compute { slot, micro_batch, part, ends, waits, signal } => {
-                    if stage == 0 && part == 0 {
+                    if (stage == 0 || stage == self.spec.stages.len()) && part == 0 {
                         self.report.observations.stages[0].waiting.add(self.now);
                     }
                     let job = Job::Compute { slot, micro_batch, part, ends };
@@ -457,10 +472,24 @@ impl<'a> World<'a> {
                     let job = Job::Logits { slot, micro_batch };
                     self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
                 }
-                StageAction::Pass { .. }
-                | StageAction::Passed { .. }
-                | StageAction::Keep { .. }
-                | StageAction::ToPrefill(_) => return Err("keys and values without a prefill stage".into()),
+                StageAction::Pass { to, place, micro_batch, waits, signal, .. } => {
+                    let parts = self.passes().get(to).map_or(1, |pass| pass.parts.len());
+                    let job = Job::Pass(self.passing((to, parts), place, micro_batch)?);
+                    self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
+                }
+                StageAction::Passed { to, passed } => {
+                    let to = self.passes().get(to).ok_or("no such passage")?.stage;
+                    self.send_to_stage(device, to, StageEvent::Passed(passed))?;
+                }
+                StageAction::Keep { micro_batch, place, waits, signal } => {
+                    let passage = self.passes().iter().position(|pass| pass.stage == stage);
+                    let passage = (passage.ok_or("no passage")?, 1);
+                    let job = Job::Keep(self.passing(passage, place, micro_batch)?);
+                    self.submit(Submitted { stage, queue: QueueKind::Upload, job, waits, signal });
+                }
+                StageAction::ToPrefill(read) => {
+                    self.send_to_stage(device, self.spec.stages.len(), StageEvent::PlaceRead(read))?;
+                }
                 StageAction::HandOff { micro_batch } => {
                     self.send_to_stage(device, stage + 1, StageEvent::HandOff { micro_batch })?;
                 }
@@ -491,6 +520,22 @@ impl<'a> World<'a> {
             }
         }
         self.start_around(device)
+    }
+
+    fn passes(&self) -> &'a [SimPass] {
+        self.spec.prefill.as_ref().map_or(&[], |prefill| &prefill.passes)
+    }
+
+    /// Returns one of `copies` copies of a micro-batch's keys and values, which take equally long.
+    fn passing(
+        &self,
+        (passage, copies): (usize, usize),
+        place: u32,
+        micro_batch: Arc<MicroBatch>,
+    ) -> Result<Passing, &'static str> {
+        let pass = self.passes().get(passage).ok_or("no such passage")?;
+        let duration_ns = nanoseconds(pass.row_ns * f64::from(micro_batch.rows()) / copies as f64 / 1e3);
+        Ok(Passing { passage, place, micro_batch, duration_ns })
     }
 
     fn send_to_stage(&mut self, from: usize, stage: usize, event: StageEvent) -> Result<(), String> {
@@ -593,7 +638,7 @@ impl<'a> World<'a> {
                     computed.rows += u64::from(micro_batch.rows());
                 }
             }
-            Job::Stream { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => {}
+            _ => {}
         }
         if self.report.spans.len() == self.spec.max_spans {
             self.report.dropped_spans += 1;
@@ -630,10 +675,11 @@ impl<'a> World<'a> {
             self.at(at, Event::Arrive { to: device, message: Message::Stage(stage, event) });
         }
         let downloaded = submitted.queue == QueueKind::Download;
-        // Only a device with several stages, or one that verifies transfers, waits for its other queues.
-        let others = self.hosted[device].len() > 1 || self.spec.verified;
+        // Other devices do not wait for their other queues.
+        let others = !self.cores[device].computes_ahead() || self.spec.verified;
         let own = (downloaded || others).then_some(device);
-        let run = (downloaded && stage + 1 == self.hosts.len()).then_some(self.cores.len());
+        let ends_path = stage + 1 >= self.spec.stages.len();
+        let run = (downloaded && ends_path).then_some(self.cores.len());
         for to in own.into_iter().chain(run) {
             if !std::mem::replace(&mut self.mailboxes[to].progress_pending, true) {
                 let at = self.now + self.delay();
@@ -663,12 +709,13 @@ impl<'a> World<'a> {
                     invariants.act(&action)?;
                 }
                 match action {
-                    RunAction::Enter { micro_batch, .. } => {
+                    RunAction::Enter { path, micro_batch } => {
                         self.entered += 1;
                         let run = self.cores.len();
                         self.bytes
                             .insert(micro_batch.id, u64::from(micro_batch.rows()) * self.spec.row_bytes);
-                        self.send_to_stage(run, 0, StageEvent::HandOff { micro_batch })?;
+                        let first = if path == Path::Prefill { self.spec.stages.len() } else { 0 };
+                        self.send_to_stage(run, first, StageEvent::HandOff { micro_batch })?;
                     }
                     RunAction::Collect { micro_batch } => {
                         self.bytes.remove(&micro_batch.id);
@@ -759,7 +806,7 @@ impl<'a> World<'a> {
             (Outcome::Failed { error: Error::Stage { stage, device, cause } }, _) => {
                 let host = self.hosts.get(*stage as usize);
                 let failed = host.is_some_and(|&host| self.devices[host].failure.as_ref() == Some(cause));
-                let named = self.spec.stages.get(*stage as usize).is_some_and(|s| s.device == *device);
+                let named = self.labels.get(*stage as usize) == Some(device);
                 if failed && named { Ok(()) } else { Err("failed though that device did not, or not so") }
             }
             (Outcome::Failed { error: Error::Corrupted { .. } }, _) => {
@@ -790,8 +837,7 @@ fn most_between_entries(spec: &SimSpec) -> u64 {
         let of_route = |route: Route| bytes.checked_div(route.ring().0).map_or(1, |chunks| chunks + 1);
         stage.routes.iter().map(of_route).fold(0, u64::max)
     };
-    let submissions =
-        spec.stages.iter().map(|stage| chunks(stage).saturating_add(2)).fold(0, u64::saturating_add);
+    let submissions = spec.all().map(|stage| chunks(stage).saturating_add(2)).fold(0, u64::saturating_add);
     // A verified transfer has four submissions for its checksums, and it may be sent several times.
     let submissions =
         if spec.verified { submissions.saturating_add(4).saturating_mul(4) } else { submissions };
@@ -817,7 +863,7 @@ fn crosses(end: End, copy: &Copy) -> bool {
 }
 
 /// Returns the index of the device of each stage. Stages with the same label share a device.
-pub(super) fn hosts(stages: &[SimStage]) -> Vec<usize> {
+pub(super) fn hosts(spec: &SimSpec) -> Vec<usize> {
     let mut labels = Vec::new();
     let mut host = |stage: &SimStage| {
         let known = labels.iter().position(|label| *label == stage.device);
@@ -826,55 +872,19 @@ pub(super) fn hosts(stages: &[SimStage]) -> Vec<usize> {
             labels.len() - 1
         })
     };
-    stages.iter().map(&mut host).collect()
+    spec.all().map(&mut host).collect()
 }
 
-/// Returns the devices that run `stages` or their neighbouring stages.
-fn around(stages: &[usize], hosts: &[usize]) -> Vec<usize> {
-    let neighbours = |&stage: &usize| stage.saturating_sub(1)..hosts.len().min(stage + 2);
+/// Returns the devices that run `stages` or their neighbouring stages. With a prefill stage, returns all devices.
+fn around(stages: &[usize], hosts: &[usize], has_prefill: bool) -> Vec<usize> {
+    let neighbours = |&stage: &usize| match has_prefill {
+        true => 0..hosts.len(),
+        false => stage.saturating_sub(1)..hosts.len().min(stage + 2),
+    };
     let around: BTreeSet<_> = stages.iter().flat_map(neighbours).map(|stage| hosts[stage]).collect();
     around.into_iter().collect()
 }
 
 fn lost() -> ragtag_hal::Error {
     ragtag_hal::Error::Lost { cause: "made up".into() }
-}
-
-/// Returns the expected result of a request if the run has no faults.
-fn expected(
-    spec: &SimSpec,
-    sequence: u64,
-    request: &SimRequest,
-) -> Result<(FinishReason, Vec<u32>), Refusal> {
-    let (context, vocabulary) = (spec.run.context, spec.run.vocabulary);
-    let length = request.prompt_tokens;
-    if length == 0 {
-        return Err(Refusal::EmptyPrompt);
-    }
-    if length > context {
-        return Err(Refusal::PromptTooLong { tokens: length as usize, context });
-    }
-    let blocks = |positions: u32| match positions.div_ceil(ragtag_kernels::params::BLOCK_TOKENS as u32) {
-        wanted if wanted > spec.run.kv_blocks => {
-            Err(Refusal::TooManyBlocks { wanted, total: spec.run.kv_blocks })
-        }
-        _ => Ok(()),
-    };
-    let Want::Generate { max_new_tokens, end_tokens } = &request.want else {
-        blocks(length)?;
-        return Ok((FinishReason::LogitsDone, Vec::new()));
-    };
-    let room = context + 1 - length;
-    let most = room.min(*max_new_tokens);
-    blocks(length + most.max(1) - 1)?;
-    let mut tokens = Vec::new();
-    for position in length..length + most {
-        let token = token_at(sequence, position, vocabulary);
-        if end_tokens.contains(&token) {
-            return Ok((FinishReason::EndToken(token), tokens));
-        }
-        tokens.push(token);
-    }
-    let reason = if *max_new_tokens > room { FinishReason::ContextFull } else { FinishReason::MaxTokens };
-    Ok((reason, tokens))
 }
