@@ -42,6 +42,7 @@ impl Trace {
                 SimSpanKind::Upload => SpanKind::Upload,
                 SimSpanKind::Download => SpanKind::Download,
                 SimSpanKind::Logits => SpanKind::Logits,
+                SimSpanKind::KeysAndValues => SpanKind::KeysAndValues,
                 SimSpanKind::Checksum => SpanKind::Checksum,
             };
             let SimSpan { stage, queue, micro_batch, rows, start_ns, end_ns, .. } = *span;

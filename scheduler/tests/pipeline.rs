@@ -328,6 +328,29 @@ fn faulty_copies_of_streamed_weights_end_the_run_with_an_error() {
 }
 
 #[test]
+fn faulty_copies_of_keys_and_values_end_the_run_with_an_error() {
+    // Copies of activations are smaller. The second device loads its six weights in 18 chunks.
+    let error = |device: usize, (copies, after), kind| {
+        let mut setup = Setup::new(2);
+        (setup.model.layers, setup.prefill) = (12, Some(0));
+        setup.options.stall_timeout = Some(Duration::from_millis(200));
+        let copy_fault = CopyFault { kind, copies, least_bytes: 101, after, most: None };
+        setup.devices[device].copy_fault = Some(copy_fault);
+        let pipeline = setup.start().unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        failed(&all(&replies))
+    };
+    let passed = |kind| error(0, (FaultyCopies::Downloads, 0), kind);
+    assert!(
+        matches!(passed(CopyFaultKind::Failing), Error::Stage { stage: 2, device, .. } if device == "cpu:0")
+    );
+    let what = String::from("keys and values");
+    let stalled = |device: &str| Error::StalledCopy { what: what.clone(), device: device.into(), seconds: 1 };
+    assert_eq!(passed(CopyFaultKind::Endless), stalled("cpu:0"));
+    assert_eq!(error(1, (FaultyCopies::Uploads, 18), CopyFaultKind::Endless), stalled("cpu:1"));
+}
+
+#[test]
 fn logits_that_never_arrive_end_the_run_with_an_error() {
     let mut setup = Setup::new(2);
     setup.options.stall_timeout = Some(Duration::from_millis(200));

@@ -7,6 +7,8 @@ use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind,
 };
 use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::split::Span;
+use ragtag_planner::plan::{PlanStage, PrefillStage};
 
 const MODEL: &str = "tales-q8_0";
 /// Streamed segments of a stage that holds the whole model: neighbours, and segments apart.
@@ -91,6 +93,44 @@ fn streamed_stages_of_pipelines_change_no_bit() {
         for split in [format!("0-6={other},7-13=cpu:0"), format!("0-2=cpu:0,3-8={other},9-13=cpu:0")] {
             let plan = planner(&model, &found).split(split.parse().unwrap()).plan().unwrap();
             check(&model, &found, plan, &[3, 4, 5, 6]);
+        }
+    }
+}
+
+/// Returns the plan with a prefill stage on `device`, which streams the layers of the other devices.
+fn with_prefill(mut plan: Plan, device: &str, from_tokens: u32) -> Plan {
+    let own = plan.stages.iter().find(|stage| stage.device == device).unwrap().clone();
+    let last = plan.model.segments - 1;
+    let others = plan.stages.iter().filter(|stage| stage.device != device);
+    let streamed = others.flat_map(|stage| stage.segments.range()).map(|segment| segment as u32);
+    let streamed = streamed.filter(|segment| ![0, last].contains(segment)).collect();
+    let stage = PlanStage { segments: Span::new(0, last).unwrap(), streamed, ..own };
+    plan.prefill_stage = Some(PrefillStage { stage, from_tokens });
+    plan.credits += 2;
+    plan
+}
+
+#[test]
+fn prefill_stages_change_no_token() {
+    let model = Model::open(model_path(MODEL)).unwrap();
+    let mut firsts = distinct_and_quick();
+    firsts.dedup_by_key(|adapter| adapter.backend.clone());
+    let pairs = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
+    for (selected, gpu, cpu_devices) in pairs.chain([("cpu".into(), "cpu:1".into(), 2)]) {
+        let found = devices(&Setup { devices: &selected, cpu_devices, ..Setup::default() });
+        for split in [format!("0-6={gpu},7-13=cpu:0"), format!("0-7=cpu:0,8-13={gpu}")] {
+            let plan = planner(&model, &found).split(split.parse().unwrap()).plan().unwrap();
+            let case = &golden(MODEL).cases[0];
+            let prompt_tokens = case.prompt_ids.len() as u32;
+            for (from_tokens, passes) in [(1, true), (prompt_tokens + 1, false)] {
+                let plan = with_prefill(plan.clone(), &gpu, from_tokens);
+                let engine = start(&model, &found, &plan, false);
+                let out = tokens(&engine.session(), &case.prompt_ids, MORE);
+                assert_eq!(out, case.greedy_ids[..MORE as usize], "{split} from {from_tokens}");
+                let trace = engine.shutdown();
+                let mut copies = trace.spans().iter().filter(|span| span.kind == SpanKind::KeysAndValues);
+                assert_eq!(copies.any(|span| span.stage == 2), passes, "{split} from {from_tokens}");
+            }
         }
     }
 }

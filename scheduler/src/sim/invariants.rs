@@ -18,6 +18,7 @@ struct Progress {
     next_position: u32,
     /// Number of logit rows that the host has read for a request for logits.
     logit_rows: u32,
+    has_token: bool,
     /// For each other sequence, the number of tokens that it has received since this sequence's last token.
     others: BTreeMap<SequenceId, u32>,
 }
@@ -225,11 +226,15 @@ impl<'a> Invariants<'a> {
 
     /// Records a new token of `sequence`. Checks that no other sequence has received two tokens since the
     /// last token of `sequence`. This must hold, because a sequence that gets a token goes to the end of the
-    /// queue.
+    /// queue. The first token of a sequence from the prefill stage may take longer.
     fn emit(&mut self, sequence: SequenceId) -> Result<(), String> {
         let progress =
             self.sequences.get_mut(&sequence).ok_or("a token for a sequence that never entered")?;
-        let unfair = std::mem::take(&mut progress.others).into_iter().find(|(_, tokens)| *tokens > 1);
+        let request = &self.requests[sequence.0 as usize];
+        let is_long = self.shape.prefill_from.is_some_and(|from| request.prompt_tokens >= from);
+        let may_wait = is_long && !std::mem::replace(&mut progress.has_token, true);
+        let most = if may_wait { u32::MAX } else { 1 };
+        let unfair = std::mem::take(&mut progress.others).into_iter().find(|(_, tokens)| *tokens > most);
         if let Some((other, tokens)) = unfair {
             return Err(format!("{other} got {tokens} tokens between two of {sequence}"));
         }

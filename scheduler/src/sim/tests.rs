@@ -313,3 +313,44 @@ fn a_log_replays() {
         assert_eq!(actions, report.run_actions);
     }
 }
+
+/// Returns a pipeline of two stages with a prefill stage on the first device. All prompts have 32 tokens.
+fn with_prefill(from_tokens: u32) -> SimSpec {
+    let mut spec = steady(2, 4);
+    let passes = vec![SimPass { stage: 1, parts: vec![0], row_ns: 5_000.0 }];
+    spec.prefill = Some(SimPrefill { stage: spec.stages[0].clone(), passes });
+    spec.run.prefill_from = Some(from_tokens);
+    spec
+}
+
+#[test]
+fn long_prompts_pass_through_the_prefill_stage() {
+    let spans = |spec: &SimSpec, kind: SimSpanKind| -> Vec<u32> {
+        let report = simulate(spec).unwrap();
+        report.spans.iter().filter(|span| span.kind == kind).map(|span| span.stage).collect()
+    };
+    let (long, short) = (with_prefill(32), with_prefill(33));
+    assert_eq!(spans(&long, SimSpanKind::Prefill), [2; 4]);
+    let mut passed = spans(&long, SimSpanKind::KeysAndValues);
+    passed.sort_unstable();
+    assert_eq!(passed, [1, 1, 1, 1, 2, 2, 2, 2]);
+    assert!(spans(&short, SimSpanKind::Prefill).iter().all(|stage| *stage < 2));
+    assert!(spans(&short, SimSpanKind::KeysAndValues).is_empty());
+    let logits = SimRequest { want: Want::Logits, ..long.requests[0].clone() };
+    let logits = SimSpec { requests: vec![logits], ..long };
+    assert!(spans(&logits, SimSpanKind::KeysAndValues).is_empty());
+}
+
+#[test]
+fn faults_of_a_prefill_stage_are_noticed() {
+    let spec = with_prefill(1);
+    for nth in 0..20 {
+        for fault in [Fault::MessageLost { nth }, Fault::MessageTwice { nth }] {
+            let spec = SimSpec { faults: vec![fault], ..spec.clone() };
+            assert!(simulate(&spec).is_err(), "{fault:?}");
+        }
+    }
+    // The second device decodes before it has received the keys and values.
+    let early = SimSpec { faults: vec![Fault::WaitsIgnored { stage: 1 }], ..spec };
+    assert!(matches!(simulate(&early), Err(SimFailure::Violation { .. })));
+}
