@@ -30,9 +30,9 @@ pub fn run(data: &[u8]) -> bool {
                     next = range.end;
                 }
                 assert_eq!(next, 14);
-                // The text of a split does not name the streamed segments.
+                // The text of a split names neither the streamed segments nor the prefill stage.
                 let part = |part: &SplitPart| SplitPart { streamed: None, ..part.clone() };
-                let plain = Split { parts: split.parts.iter().map(part).collect() };
+                let plain = Split { parts: split.parts.iter().map(part).collect(), prefill: None };
                 assert_eq!(split.to_string().parse::<Split>(), Ok(plain));
                 valid = true;
             }

@@ -29,4 +29,4 @@ pub use search::{
     Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,
     Shortage, Trial, TrialLoad, baseline, largest_context, plan, untuned_baseline,
 };
-pub use split::{PartitionError, Split, SplitError, SplitPart};
+pub use split::{PartitionError, Split, SplitError, SplitPart, SplitPrefill};

@@ -12,7 +12,7 @@ mod upgrade;
 
 use crate::cost::FigureSource;
 use crate::objective::{Objective, Workload};
-use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
+use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill, check_partition};
 use crate::streaming::FEWEST;
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 pub use edges::{PlanEdge, PlanPaths};
@@ -115,6 +115,11 @@ impl Plan {
     /// sequence needs logits.
     pub fn logit_rows(&self) -> u32 {
         logit_rows(self.sequences, self.decode_groups, self.chunk)
+    }
+
+    /// Returns all stages. The prefill stage comes last.
+    pub fn all_stages(&self) -> impl Iterator<Item = &PlanStage> {
+        self.stages.iter().chain(self.prefill_stage.iter().map(|prefill| &prefill.stage))
     }
 
     /// Returns the routes of each edge.
@@ -589,14 +594,22 @@ impl Plan {
         serde_json::to_string_pretty(self).expect("plans are plain data") + "\n"
     }
 
-    /// Returns the plan's placement, including its streamed segments, as a split.
+    /// Returns the plan's placement, including its streamed segments and its prefill stage, as a split.
     pub fn split(&self) -> Split {
         let part = |s: &PlanStage| SplitPart {
             span: s.segments,
             device: s.device.clone(),
             streamed: Some(s.streamed.clone()),
         };
-        Split { parts: self.stages.iter().map(part).collect() }
+        let prefill = |PrefillStage { stage, from_tokens }: &PrefillStage| SplitPrefill {
+            device: stage.device.clone(),
+            streamed: stage.streamed.clone(),
+            from_tokens: *from_tokens,
+        };
+        Split {
+            parts: self.stages.iter().map(part).collect(),
+            prefill: self.prefill_stage.as_ref().map(prefill),
+        }
     }
 
     /// Checks the plan against the model and the labels of the available devices.

@@ -195,6 +195,19 @@ pub struct SplitPart {
 pub struct Split {
     /// The parts, at least one.
     pub parts: Vec<SplitPart>,
+    /// Prefill stage. If `None`, the planner may add one if it also chooses the streamed segments.
+    pub prefill: Option<SplitPrefill>,
+}
+
+/// Prefill stage of a requested placement. It has no text form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitPrefill {
+    /// Label of the device.
+    pub device: String,
+    /// Streamed segments, in ascending order.
+    pub streamed: Vec<u32>,
+    /// Minimum number of tokens of the prompts that the stage computes.
+    pub from_tokens: u32,
 }
 
 impl Split {
@@ -247,7 +260,7 @@ impl FromStr for Split {
 
     fn from_str(text: &str) -> Result<Self, SplitError> {
         let parts = text.split(',').map(|part| parse_part(part.trim(), text)).collect::<Result<_, _>>()?;
-        Ok(Self { parts })
+        Ok(Self { parts, prefill: None })
     }
 }
 
@@ -349,7 +362,7 @@ mod tests {
         assert_eq!(check("0-5=cpu:0,6-13=cpu:0"), Err(neighbours));
         let unknown = PartitionError::UnknownDevice { device: "cuda:3".into(), known: "cpu:0, cpu:1".into() };
         assert_eq!(check("0-5=cpu:0,6-13=cuda:3"), Err(unknown));
-        assert_eq!(Split { parts: vec![] }.check(14, &DEVICES), Err(PartitionError::Empty));
+        assert_eq!(Split { parts: vec![], prefill: None }.check(14, &DEVICES), Err(PartitionError::Empty));
         assert_eq!(check_partition(&[(span(0, 0), "cpu:0")], 0, &DEVICES), Err(PartitionError::Empty));
     }
 

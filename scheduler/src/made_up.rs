@@ -11,7 +11,7 @@ use ragtag_transfer::Route;
 /// Returns a plan for one sequence with the placement `split`, without predictions. Its segments are whole
 /// transformer blocks.
 pub(crate) fn plan(split: &str) -> Plan {
-    let Split { parts } = split.parse().unwrap();
+    let Split { parts, .. } = split.parse().unwrap();
     let predicted = PredictedTimes::default();
     let memory_bytes = StageMemory {
         weights: 0,

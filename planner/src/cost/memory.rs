@@ -110,12 +110,14 @@ fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
     bytes.into_iter().fold(0, u64::saturating_add)
 }
 
-/// Memory that the earlier stages of a device hold. Later stages of the device reuse the scratch memory and
-/// any tensors that they have in common with earlier stages.
+/// Memory that the earlier stages of a device hold. Later stages of the device reuse the scratch memory, and
+/// any tensors and KV caches that they have in common with earlier stages.
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     /// Ids of the held tensors.
     tensors: BTreeSet<usize>,
+    /// Segments of the earlier stages.
+    runs: Vec<Range<usize>>,
     scratch: u64,
     total: u64,
 }
@@ -257,7 +259,8 @@ impl RunSizes {
     }
 
     /// Returns the memory that a stage needs in addition to the earlier stages of its device, and adds it to
-    /// `held`. The stages of a device share identical tensors and the scratch memory.
+    /// `held`. The stages of a device share identical tensors, the KV cache of a segment, and the scratch
+    /// memory. Earlier stages have no segments in common.
     pub fn stage_beside(
         &self,
         held: &mut Held,
@@ -270,6 +273,12 @@ impl RunSizes {
         let mut memory = self.stage(run.clone(), streamed, shape, staging, device);
         memory.available = memory.available.saturating_sub(held.total);
         memory.weights = 0;
+        for other in &held.runs {
+            let (first, end) = (other.start.max(run.start), other.end.min(run.end));
+            let shared = if first < end { self.kv_bytes(first, end, shape) } else { 0 };
+            memory.kv = memory.kv.saturating_sub(shared);
+        }
+        held.runs.push(run.clone());
         for &(id, bytes) in self.tensors_of[run].iter().flatten() {
             if held.tensors.insert(id) {
                 memory.weights = memory.weights.saturating_add(bytes);

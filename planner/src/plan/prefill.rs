@@ -43,6 +43,12 @@ impl Plan {
             let device = &stage.device;
             return wrong(format!("streamed: {device} decodes segment {at}, so its weights are resident"));
         }
+        if let Some(at) = self.stages.iter().filter(own).find_map(|other| other.streamed.first()) {
+            let device = &stage.device;
+            return wrong(format!(
+                "a stage on {device} streams segment {at}, so the prefill stage cannot share it"
+            ));
+        }
         match from_tokens {
             0 => wrong("from_tokens must be at least 1".into()),
             _ => Ok(()),

@@ -246,6 +246,10 @@ fn the_prefill_stage_is_checked() {
         assert!(error.contains(what), "{error}");
     }
     assert!(with(&|p| p.from_tokens = 0).contains("from_tokens must be at least 1"));
+    let mut streams = with_prefill_stage();
+    streams.stages[0].streamed = vec![1, 2, 3, 4];
+    let error = streams.validate(&model(), &DEVICES).expect_err("invalid").to_string();
+    assert!(error.contains("a stage on cpu:0 streams segment 1"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Chooses the prefill chunks of a plan. Each prompt length gets the fastest chunk. While other sequences
-//! generate, prompts get the longest chunk that delays those sequences by at most [`MOST_DELAY_US`].
+//! generate, prompts get the longest chunk that delays those sequences by at most [`MOST_DELAY_US`]. The chunks
+//! do not apply to a prefill stage. Its chunks are as long as possible, because each of them copies weights.
 //!
 //! This module knows nothing about the search.
 
@@ -8,6 +9,7 @@ use super::grid::{Choice, Grid};
 use super::workload_times::Point;
 use crate::objective::Workload;
 use crate::plan::{Chunks, PromptChunk};
+use crate::streaming::PREFILLS;
 
 /// Shortest prompt that is evaluated, in tokens. Each further prompt is twice as long as the one before, up
 /// to the context.
@@ -51,7 +53,7 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
     // A chunk with fewer rows would change the plan's decode steps.
     let decodes = |point: &Point| point.chunk >= choice.workload_times.decode_rows;
-    let fits = |point: &Point| grid.problem(*point).prove(&choice.runs).is_ok();
+    let fits = |point: &Point| grid.problem(*point).prove_with(&choice.runs, choice.prefill_run()).is_ok();
     let mut points: Vec<Point> = grid.points().filter(is_like).filter(decodes).filter(fits).collect();
     points.sort_by_key(|point| point.chunk);
     points
@@ -86,15 +88,17 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
 /// chunk delays it more. The result is never longer than the chunk of `choice`.
 fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     // A decode step waits for the other micro-batches in flight. They leave at the rate of the slowest stage.
+    let prefills = if choice.prefill.is_some() { PREFILLS as u32 } else { 0 };
+    let in_flight = f64::from(choice.credits.saturating_sub(prefills));
     let delay_us = |point: &Point| {
         let evaluation = grid.problem(*point).evaluate(&choice.runs);
         let slowest_us = evaluation.stages.iter().map(|times| times.full_chunk_us).fold(0.0, f64::max);
-        slowest_us * f64::from(choice.credits)
+        slowest_us * in_flight
     };
     let points = fitting(grid, choice);
     let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
     // With streamed weights, the shortest chunk may take as long as a much longer one.
-    let shortest = shorter().next().filter(|_| choice.streams());
+    let shortest = shorter().next().filter(|_| choice.stages_stream());
     let most_us = shortest.map_or(0.0, |point| delay_us(point) * (1.0 + SAME)).max(MOST_DELAY_US);
     let longest = shorter().rfind(|point| delay_us(point) <= most_us);
     let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);

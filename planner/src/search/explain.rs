@@ -3,10 +3,10 @@
 
 use super::baselines::Baseline;
 use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
-use super::problem::{Run, device_times};
+use super::problem::Run;
 use super::solver::{self, Instance};
 use super::workload_times::Times;
-use super::{PlannerInput, families, streamed, tenths};
+use super::{PlannerInput, families, hybrid, streamed, tenths};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, LeftOut, Place};
 use crate::wording;
@@ -29,17 +29,18 @@ const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
     let best = &found.best;
-    let devices = device_times(&best.runs, &best.evaluation.stages).len();
+    let devices = best.evaluation.devices.len();
     let is_one_stage = devices == best.runs.len();
     let (left_out, ((alternatives, bound_us), bindings)) = rayon::join(
         || left_out(grid, found),
         || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
     );
+    let bubble = best.workload_times.bubble(devices, best.runs.len());
     Explanation {
         score_us: score(best.score_us()),
         bound_us: score(bound_us.filter(|_| is_one_stage).map_or(0.0, |us| us.min(best.score_us()))),
         bottleneck: bottleneck(best),
-        prefill_bubble: share(best.workload_times.bubble(devices, best.runs.len())),
+        prefill_bubble: if best.prefill.is_some() { 0.0 } else { share(bubble) },
         decode_idle: share(best.evaluation.decode_idle.max(0.0)),
         left_out,
         alternatives,
@@ -63,8 +64,8 @@ fn bottleneck(choice: &Choice) -> Bottleneck {
     let (evaluation, busy_us) = (&choice.evaluation, |times: &Times| choice.workload_times.busy_us(times));
     // Each device is represented by its first stage.
     let first = |device| choice.runs.iter().position(|run| run.device == device).unwrap_or(0);
-    let devices = device_times(&choice.runs, &evaluation.stages).into_iter();
-    let stages = devices.map(|(device, times)| (Place::Stage, first(device), busy_us(&times)));
+    let devices = evaluation.devices.iter();
+    let stages = devices.map(|(device, times)| (Place::Stage, first(*device), busy_us(times)));
     let of = |place| move |(index, times)| (place, index, busy_us(times));
     let edges = evaluation.transfers.iter().enumerate().map(of(Place::Edge));
     let shared = evaluation.shared.iter().enumerate().map(of(Place::SharedLink));
@@ -211,13 +212,14 @@ fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
 /// decode groups and credits, even if the user fixed them.
 fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, Option<f64>) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);
+    (input.split, input.trial, input.several_stages) = (None, None, false);
     let grid = Grid::new(&input, context);
-    let resident = grid.search();
-    let bound_us = resident.as_ref().and_then(|found| found.bound_us).or_else(|| grid.bound_us());
-    let bound_us = bound_us.filter(|_| resident.is_some());
-    let searched = resident.or_else(|| input.streaming.then(|| streamed::search(&grid)).flatten());
-    let searched = searched.map(|found| (found.best, Alternative::PLANNERS_OWN.into()));
-    (searched.into_iter().chain(by_rules(&grid)).collect(), bound_us)
+    let found = super::searched(&grid, true);
+    let bound_us = found.as_ref().and_then(|found| found.bound_us).or_else(|| grid.bound_us());
+    // The bound covers resident weights only.
+    let bound_us = bound_us.filter(|_| found.as_ref().is_some_and(|found| !found.best.streams()));
+    let own = found.map(|found| (found.best, Alternative::PLANNERS_OWN.into()));
+    (own.into_iter().chain(by_rules(&grid)).collect(), bound_us)
 }
 
 /// Hypothetical improvement of the hardware.
@@ -242,7 +244,9 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
         let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
         let grid = Grid::new(&with, grid.context);
         let streamed = || best.streams().then(|| streamed::search(&grid)).flatten().map(|found| found.best);
-        let found = grid.solve(best.point).best().or_else(streamed)?;
+        let hybrid = best.prefill.as_ref().and_then(|_| hybrid::search(&grid));
+        let found = grid.solve(best.point).best().or_else(streamed).into_iter().chain(hybrid);
+        let found = found.min_by(|a, b| a.score_us().total_cmp(&b.score_us()))?;
         let gain = best.score_us() / found.score_us() - 1.0;
         // The preference for fewer devices may have cost up to [`FEWER_DEVICES`].
         (gain > FEWER_DEVICES + GAIN).then_some(BindingLimit {

@@ -25,9 +25,10 @@
 
 use super::PlannerInput;
 use super::baselines::{self, Baseline, EngineDecode};
-use super::problem::{Evaluation, Lowered, Problem, Run, device_times};
+use super::problem::{Evaluation, Lowered, Problem, Run};
 use super::solver::{self, Instance, Placement};
 use super::workload_times::{Point, WorkloadTimes};
+use crate::streaming::PREFILLS;
 use ragtag_graph::{Segment, WireType};
 use ragtag_kernels::Activations;
 use rayon::prelude::*;
@@ -56,10 +57,21 @@ pub(super) const FEWER_DEVICES: f64 = 0.01;
 /// prefers the one with the faster decode.
 const SAME: f64 = 5e-3;
 
+/// A prefill stage.
+#[derive(Clone)]
+pub(super) struct Prefill {
+    /// All segments, on one device. Another device decodes each streamed segment.
+    pub run: Run,
+    /// Minimum number of tokens of the prompts that the stage computes.
+    pub from_tokens: u32,
+}
+
 /// A placement at a point of the grid, along with its predictions.
 #[derive(Clone)]
 pub(super) struct Choice {
     pub runs: Vec<Run>,
+    /// Stage that computes long prompts in place of `runs`.
+    pub prefill: Option<Prefill>,
     pub point: Point,
     /// Maximum number of micro-batches in flight.
     pub credits: u32,
@@ -70,12 +82,20 @@ pub(super) struct Choice {
 impl Choice {
     /// Returns a placement with its predictions. The caller has checked its memory.
     pub fn of(problem: &Problem<'_>, runs: Vec<Run>) -> Self {
-        let evaluation = problem.evaluate(&runs);
-        let devices = u32::try_from(device_times(&runs, &evaluation.stages).len()).unwrap_or(u32::MAX);
-        let usual = problem.point.groups.max(devices).saturating_add(1);
+        Self::with_prefill(problem, runs, None)
+    }
+
+    /// Returns a placement and a prefill stage, if there is one, with their predictions. The caller has checked
+    /// their memory.
+    pub fn with_prefill(problem: &Problem<'_>, runs: Vec<Run>, prefill: Option<Prefill>) -> Self {
+        let evaluation = problem.evaluate_with(&runs, prefill.as_ref().map(|prefill| &prefill.run));
+        let devices = u32::try_from(evaluation.devices.len()).unwrap_or(u32::MAX);
+        let prefills = if prefill.is_some() { PREFILLS as u32 } else { 0 };
+        let usual = problem.point.groups.max(devices).saturating_add(1 + prefills);
         let credits = problem.input.limits.credits.unwrap_or(usual);
         Self {
             runs,
+            prefill,
             point: problem.point,
             credits,
             workload_times: problem.workload_times.clone(),
@@ -83,9 +103,24 @@ impl Choice {
         }
     }
 
-    /// Returns whether a stage streams weights.
+    /// Returns whether a stage streams weights. A prefill stage always does.
     pub fn streams(&self) -> bool {
+        self.prefill.is_some() || self.stages_stream()
+    }
+
+    /// Returns whether a stage other than the prefill stage streams weights.
+    pub fn stages_stream(&self) -> bool {
         self.runs.iter().any(|run| !run.streamed.is_empty())
+    }
+
+    /// Returns the prefill stage as a run.
+    pub fn prefill_run(&self) -> Option<&Run> {
+        self.prefill.as_ref().map(|prefill| &prefill.run)
+    }
+
+    /// Returns all stages. The prefill stage comes last.
+    pub fn all_runs(&self) -> impl Iterator<Item = &Run> {
+        self.runs.iter().chain(self.prefill_run())
     }
 
     pub fn score_us(&self) -> f64 {
@@ -94,6 +129,11 @@ impl Choice {
 
     pub fn expected_us(&self) -> f64 {
         self.evaluation.expected_us
+    }
+
+    /// Returns whether this choice is faster by more than the loss that fewer devices may cost.
+    pub fn is_faster_than(&self, other: &Self) -> bool {
+        self.expected_us() * (1.0 + FEWER_DEVICES) < other.expected_us()
     }
 }
 

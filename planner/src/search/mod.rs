@@ -13,6 +13,7 @@ mod chunks;
 mod explain;
 mod families;
 mod grid;
+mod hybrid;
 mod memory_fit;
 mod problem;
 mod reasons;
@@ -27,11 +28,12 @@ use crate::cost::{DeviceFacts, LargeBuffer, Links, RunSizes, is_rate};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
     Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage,
-    PredictedRun, PredictedTimes, StageMemory, logit_rows,
+    PredictedRun, PredictedTimes, PrefillStage, StageMemory, logit_rows,
 };
-use crate::split::{PartitionError, Span, Split, SplitPart};
+use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill};
+use crate::streaming::FEWEST;
 pub use baselines::{Baseline, EngineDecode};
-use grid::{Choice, Grid, SearchResult};
+use grid::{Choice, Grid, Prefill, SearchResult};
 use problem::{Lowered, Problem, Run};
 use ragtag_graph::{Granularity, Segment, WireType};
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -170,11 +172,12 @@ impl PlannerInput<'_> {
             && self.limits.sequences > 1
     }
 
-    /// Returns whether devices may stream weights. If the user's split names the streamed segments, the planner
-    /// does not change them.
+    /// Returns whether the planner may choose streamed segments. If the user's split names the streamed segments
+    /// or the prefill stage, the planner does not change them.
     fn may_stream(&self) -> bool {
-        self.streaming
-            && self.split.is_none_or(|split| split.parts.iter().all(|part| part.streamed.is_none()))
+        let is_open =
+            |split: &Split| split.prefill.is_none() && split.parts.iter().all(|part| part.streamed.is_none());
+        self.streaming && self.split.is_none_or(is_open)
     }
 
     /// Returns whether a placement meets the constraints. Does not check memory.
@@ -275,19 +278,30 @@ impl Shortage {
 /// [`PlanError::HostMemory`], which gives the required and available host memory, or an error that names the
 /// invalid input.
 pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
-    let plan = plan_for_devices(input)?;
-    let memory = plan.host_memory_bytes;
-    if memory.available.is_none_or(|available| memory.total <= available) {
+    let has_room = |plan: &Plan| {
+        let HostMemory { total, available, .. } = plan.host_memory_bytes;
+        available.is_none_or(|available| total <= available)
+    };
+    let plan = plan_for_devices(input, true)?;
+    if has_room(&plan) {
         return Ok(plan);
     }
     // The pinned copies of streamed weights may be too large where a placement with resident weights fits.
+    // Without a prefill stage, there may be fewer of them.
+    let streamed = || plan_for_devices(input, false).ok().filter(has_room);
     let resident = || self::plan(&PlannerInput { streaming: false, ..*input }).ok();
-    let resident = (memory.weights > 0 && input.may_stream()).then(resident).flatten();
-    resident.ok_or_else(|| PlanError::HostMemory(Box::new(memory)))
+    let (has_prefill, memory) = (plan.prefill_stage.is_some(), plan.host_memory_bytes);
+    let other = match input.may_stream() {
+        true if has_prefill => streamed().or_else(resident),
+        true if memory.weights > 0 => resident(),
+        _ => None,
+    };
+    other.ok_or_else(|| PlanError::HostMemory(Box::new(memory)))
 }
 
-/// Makes a plan that fits the devices, without checking host memory.
-fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
+/// Makes a plan that fits the devices, without checking host memory. The planner adds a prefill stage only if
+/// `may_prefill` is set.
+fn plan_for_devices(input: &PlannerInput<'_>, may_prefill: bool) -> Result<Plan, PlanError> {
     check(input)?;
     let context = match input.limits.context {
         Some(context) => context,
@@ -295,30 +309,8 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     };
     let grid = Grid::new(input, context);
     let found = match given_runs(input) {
-        Some(runs) => match grid.start().prove(&runs) {
-            Ok(()) => {
-                let best = grid.cheapest(&[&runs]).expect("the placement fits at some point");
-                SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
-            }
-            Err(shortages) => {
-                let streamed = input.may_stream().then(|| streamed::best(&grid, &[&runs])).flatten();
-                let found = streamed.ok_or_else(|| no_fit(&grid, shortages))?;
-                // The others are the same placement with other chunks or groups.
-                SearchResult { others: Vec::new(), elsewhere: Vec::new(), ..found }
-            }
-        },
-        None => match grid.search() {
-            Some(mut found) => {
-                if input.several_stages {
-                    families::add(&grid, &mut found);
-                }
-                streamed::instead_of(&grid, &found).unwrap_or(found)
-            }
-            None => {
-                let streamed = input.may_stream().then(|| streamed::search(&grid)).flatten();
-                streamed.ok_or_else(|| nothing_fits(&grid))?
-            }
-        },
+        Some((runs, prefill)) => of_split(&grid, &runs, prefill.as_ref(), may_prefill)?,
+        None => searched(&grid, may_prefill).ok_or_else(|| nothing_fits(&grid))?,
     };
     // Trials move segments between stages, but do not choose the streamed ones again.
     let is_tried = input.is_tried() && !found.best.streams();
@@ -331,6 +323,57 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
         found.others.push(predicted);
     }
     Ok(assemble(&grid, &found, Some(trials)))
+}
+
+/// Returns the best settings for the placement of the user's split.
+fn of_split(
+    grid: &Grid<'_>,
+    runs: &[Run],
+    prefill: Option<&Prefill>,
+    may_prefill: bool,
+) -> Result<SearchResult, PlanError> {
+    // Other choices would be the same placement with other chunks or groups.
+    let only = |best| SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() };
+    let may_stream = grid.input.may_stream();
+    match grid.start().prove_with(runs, prefill.map(|prefill| &prefill.run)) {
+        Ok(()) => {
+            let best = match prefill {
+                Some(prefill) => hybrid::given(grid, runs, prefill),
+                None => grid.cheapest(&[runs]),
+            };
+            let best = best.expect("the placement fits at some point");
+            let hybrid = (may_stream && may_prefill).then(|| hybrid::beside(grid, runs)).flatten();
+            Ok(only(hybrid.filter(|hybrid| hybrid.is_faster_than(&best)).unwrap_or(best)))
+        }
+        Err(shortages) => {
+            let streamed = may_stream.then(|| streamed::best(grid, &[runs])).flatten();
+            streamed.map(|found| only(found.best)).ok_or_else(|| no_fit(grid, shortages))
+        }
+    }
+}
+
+/// Searches all placements. Considers streamed weights only if the model does not fit the devices with memory of
+/// their own, and a prefill stage only if `may_prefill` is set. Returns `None` if no placement fits.
+fn searched(grid: &Grid<'_>, may_prefill: bool) -> Option<SearchResult> {
+    let may_stream = grid.input.may_stream();
+    let Some(mut found) = grid.search() else {
+        return may_stream.then(|| streamed::search(grid)).flatten();
+    };
+    if grid.input.several_stages {
+        families::add(grid, &mut found);
+    }
+    if !may_stream || !streamed::is_short_of_memory(grid, &found) {
+        return Some(found);
+    }
+    let hybrid = may_prefill.then(|| hybrid::search(grid)).flatten();
+    let found = streamed::instead_of(grid, &found).unwrap_or(found);
+    match hybrid.filter(|hybrid| hybrid.is_faster_than(&found.best)) {
+        Some(hybrid) => {
+            let others = found.all().cloned().collect();
+            Some(SearchResult::with_best(hybrid, others, None))
+        }
+        None => Some(found),
+    }
 }
 
 /// Makes a plan for comparison. A simple rule chooses its placement. Micro-batch sizes and credits are chosen
@@ -453,27 +496,42 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
     check_streamed(input)
 }
 
-/// Checks that the streamed segments of the user's split can be streamed.
+/// Checks the streamed segments and the prefill stage of the user's split.
 fn check_streamed(input: &PlannerInput<'_>) -> Result<(), PlanError> {
-    let parts = || input.split.iter().flat_map(|split| &split.parts);
-    if parts().all(|part| part.streamed.as_ref().is_none_or(Vec::is_empty)) {
+    let Some(Split { parts, prefill }) = input.split else { return Ok(()) };
+    let of_parts = parts.iter().filter_map(|part| {
+        Some((&part.device, part.span.range(), part.streamed.as_ref().filter(|of| !of.is_empty())?))
+    });
+    let of_prefill = prefill.iter().map(|of| (&of.device, 0..input.segments.len(), &of.streamed));
+    let all: Vec<_> = of_parts.chain(of_prefill).collect();
+    if all.is_empty() {
         return Ok(());
     }
+    let wrong = |what: String| Err(PlanError::BadConstraint { what });
     let sizes = RunSizes::new(input.segments);
-    for part in parts() {
-        let streamed = part.streamed.as_deref().unwrap_or_default();
-        let streamable = sizes.streamable(part.span.range());
+    for (device, segments, streamed) in all {
+        let streamable = sizes.streamable(segments);
         let is_streamable = |segment: &u32| streamable.contains(&(*segment as usize));
         if let Some(segment) = streamed.iter().find(|segment| !is_streamable(segment)) {
-            let what = format!("segment {segment} on {} cannot be streamed", part.device);
-            return Err(PlanError::BadConstraint { what });
+            return wrong(format!("segment {segment} on {device} cannot be streamed"));
         }
-        if streamed.len() == 1 || streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
-            let what = format!("the streamed segments on {} must be two or more in order", part.device);
-            return Err(PlanError::BadConstraint { what });
+        if streamed.len() < FEWEST || streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
+            return wrong(format!("the streamed segments on {device} must be at least {FEWEST} in order"));
         }
     }
-    Ok(())
+    let Some(SplitPrefill { device, streamed, .. }) = prefill else { return Ok(()) };
+    if input.devices.iter().all(|known| known.label != *device) {
+        return wrong(format!("there is no device {device}"));
+    }
+    let own = || parts.iter().filter(|part| part.device == *device);
+    let decodes = |at: &&u32| own().any(|part| part.span.range().contains(&(**at as usize)));
+    match streamed.iter().find(decodes) {
+        Some(at) => wrong(format!("{device} decodes segment {at}, so its prefill stage cannot stream it")),
+        None if own().any(|part| part.streamed.as_ref().is_some_and(|of| !of.is_empty())) => {
+            wrong(format!("the stages of {device} stream weights, so it cannot have a prefill stage"))
+        }
+        None => Ok(()),
+    }
 }
 
 fn check_objective(objective: Objective) -> Result<(), PlanError> {
@@ -528,14 +586,21 @@ fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Converts the user's split to runs. The split must have passed `check`.
-fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
-    let device = |label: &str| input.devices.iter().position(|d| d.label == label);
-    let run = |part: &SplitPart| {
-        let streamed = part.streamed.iter().flatten().map(|&segment| segment as usize).collect();
-        Some(Run { streamed, ..Run::new(device(&part.device)?, part.span.range()) })
+/// Converts the user's split to runs and a prefill stage. The split must have passed `check`.
+fn given_runs(input: &PlannerInput<'_>) -> Option<(Vec<Run>, Option<Prefill>)> {
+    let Split { parts, prefill } = input.split?;
+    let run = |label: &str, segments, streamed: &[u32]| {
+        let device = input.devices.iter().position(|device| device.label == label)?;
+        let streamed = streamed.iter().map(|&segment| segment as usize).collect();
+        Some(Run { streamed, ..Run::new(device, segments) })
     };
-    input.split?.parts.iter().map(run).collect()
+    let part =
+        |part: &SplitPart| run(&part.device, part.span.range(), part.streamed.as_deref().unwrap_or_default());
+    let prefill = prefill.as_ref().and_then(|SplitPrefill { device, streamed, from_tokens }| {
+        let run = run(device, 0..input.segments.len(), streamed)?;
+        Some(Prefill { run, from_tokens: *from_tokens })
+    });
+    Some((parts.iter().map(part).collect::<Option<_>>()?, prefill))
 }
 
 /// Returns whether the user's split fits at this context. Without a split, returns whether any placement
@@ -545,8 +610,8 @@ fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32, stre
     let point = Point { chunk: input.limits.chunk, groups: 1, wire_type };
     let problem = Problem::new(input, Arc::clone(lowered), context, point);
     match given_runs(input) {
-        Some(runs) if streaming => streamed::streamed(&problem, &runs).is_some(),
-        Some(runs) => problem.prove(&runs).is_ok(),
+        Some((runs, _)) if streaming => streamed::streamed(&problem, &runs).is_some(),
+        Some((runs, prefill)) => problem.prove_with(&runs, prefill.as_ref().map(|p| &p.run)).is_ok(),
         None if streaming => streamed::fits(&problem),
         None => memory_fit::fits(&problem.instance()),
     }
@@ -565,7 +630,10 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     input.may_stream().then(streamed).flatten().ok_or_else(|| {
         let grid = Grid::new(input, (BLOCK_TOKENS as u32).min(whole));
         match given_runs(input) {
-            Some(runs) => no_fit(&grid, grid.start().prove(&runs).err().unwrap_or_default()),
+            Some((runs, prefill)) => {
+                let proof = grid.start().prove_with(&runs, prefill.as_ref().map(|prefill| &prefill.run));
+                no_fit(&grid, proof.err().unwrap_or_default())
+            }
             None => nothing_fits(&grid),
         }
     })
@@ -637,42 +705,34 @@ fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Pl
     plan(explanation, reasons)
 }
 
-/// Returns the host memory that the `stages` of a choice need.
-fn host_memory(problem: &Problem<'_>, chosen: &Choice, stages: &[PlanStage]) -> HostMemory {
+/// Returns the host memory that a choice needs. `memories` lists the device memory of all its stages.
+fn host_memory(problem: &Problem<'_>, chosen: &Choice, memories: &[StageMemory]) -> HostMemory {
     let (input, shape) = (problem.input, &problem.shape);
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
-    let in_host = |stage: &&PlanStage| {
-        input.devices.iter().any(|device| device.label == stage.device && device.in_host_memory)
-    };
     let logits = shape.logits_bytes().saturating_mul(u64::from(chosen.credits));
-    let staging = sum(&mut stages.iter().map(|stage| stage.memory_bytes.staging));
-    let slots = u64::from(shape.slots).saturating_mul(stages.len() as u64);
+    let staging = sum(&mut memories.iter().map(|memory| memory.staging));
+    let slots = u64::from(shape.slots).saturating_mul(memories.len() as u64);
     let parameters = shape.params_bytes().saturating_mul(slots);
-    let devices = sum(&mut stages.iter().filter(in_host).map(|stage| stage.memory_bytes.total));
-    let of_run = |run: &Run| problem.lowered.sizes.streamed_bytes(&run.streamed);
-    let weights = sum(&mut chosen.runs.iter().map(of_run));
-    let total = sum(&mut [logits, staging, parameters, devices, weights].into_iter());
-    HostMemory {
-        logits,
-        staging,
-        parameters,
-        devices,
-        weights,
-        kv: 0,
-        total,
-        available: input.host_memory_bytes,
-    }
+    let in_host = chosen.all_runs().zip(memories).filter(|(run, _)| input.devices[run.device].in_host_memory);
+    let devices = sum(&mut in_host.map(|(_, memory)| memory.total));
+    let weights = sum(&mut chosen.all_runs().map(|run| problem.lowered.sizes.streamed_bytes(&run.streamed)));
+    let kv = chosen.prefill_run().map_or(0, |prefill| problem.passing_bytes(&chosen.runs, prefill));
+    let total = sum(&mut [logits, staging, parameters, devices, weights, kv].into_iter());
+    let available = input.host_memory_bytes;
+    HostMemory { logits, staging, parameters, devices, weights, kv, total, available }
 }
 
 /// Sets the plan's prefill chunks, and recomputes the plan's memory needs for the longest of them.
 fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
     let chunk = chunks.most_rows().max(chosen.point.chunk);
     let problem = grid.problem(Point { chunk, ..chosen.point });
-    let memories = problem.memories(&chosen.runs);
-    let stages = plan.stages.into_iter().zip(memories);
-    let stages: Vec<_> = stages.map(|(stage, memory_bytes)| PlanStage { memory_bytes, ..stage }).collect();
-    let host_memory_bytes = host_memory(problem, chosen, &stages);
-    Plan { chunk, chunks: Some(chunks), stages, host_memory_bytes, ..plan }
+    let memories = problem.memories_with(&chosen.runs, chosen.prefill_run());
+    let mut plan = Plan { chunk, chunks: Some(chunks), ..plan };
+    plan.host_memory_bytes = host_memory(problem, chosen, &memories);
+    let prefill = plan.prefill_stage.iter_mut().map(|prefill| &mut prefill.stage);
+    let stages = plan.stages.iter_mut().chain(prefill);
+    stages.zip(memories).for_each(|(stage, memory)| stage.memory_bytes = memory);
+    plan
 }
 
 fn tenths(value: f64) -> f64 {
@@ -696,8 +756,13 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
     let edge = |(pair, times): (&[Run], &Times)| {
         (problem.link(pair[0].device, pair[1].device).routes.clone(), predicted(times))
     };
-    let memories = problem.memories(&chosen.runs);
-    let stages: Vec<_> = chosen.runs.iter().zip(memories).zip(&evaluation.stages).map(stage).collect();
+    let memories = problem.memories_with(&chosen.runs, chosen.prefill_run());
+    let host_memory_bytes = host_memory(problem, chosen, &memories);
+    let times = evaluation.stages.iter().chain(&evaluation.prefill);
+    let mut stages: Vec<_> = chosen.all_runs().zip(memories).zip(times).map(stage).collect();
+    let from_tokens = chosen.prefill.as_ref().map(|prefill| prefill.from_tokens);
+    let prefill_stage =
+        from_tokens.and_then(|from_tokens| Some(PrefillStage { stage: stages.pop()?, from_tokens }));
     Plan {
         ragtag_plan: PLAN_VERSION,
         model: PlanModel {
@@ -721,8 +786,8 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         activations: input.limits.activations,
         wire_type: chosen.point.wire_type,
         family: families::family(&chosen.runs, Granularity::of(input.segments)),
-        prefill_stage: None,
-        host_memory_bytes: host_memory(problem, chosen, &stages),
+        prefill_stage,
+        host_memory_bytes,
         paths: PlanPaths::through(stages.len()),
         stages,
         edges: PlanEdge::between(chosen.runs.windows(2).zip(&evaluation.transfers).map(edge)),

@@ -10,7 +10,9 @@ use crate::cost::{
 };
 use crate::plan::StageMemory;
 use crate::split::Span;
+use crate::streaming::{PREFILLS, passing_blocks};
 use ragtag_graph::Segment;
+use ragtag_kernels::params::BLOCK_TOKENS;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,6 +59,11 @@ impl<'a> Lowered<'a> {
 pub(super) struct Evaluation {
     /// Times of each stage.
     pub stages: Vec<Times>,
+    /// Times of the prefill stage, if there is one. The other stages and the transfers then have no times for
+    /// prefill chunks.
+    pub prefill: Option<Times>,
+    /// The devices of the placement, each with the sum of the times of its stages.
+    pub devices: Vec<(usize, Times)>,
     /// Times of each transfer to the next stage.
     pub transfers: Vec<Times>,
     /// Busy times of each shared link, summed over all transfers of the placement that use it.
@@ -279,11 +286,16 @@ impl<'a> Problem<'a> {
     /// Returns the memory of each stage of a placement. If a device has several stages, the memory that the
     /// earlier stages need is no longer available to the later ones.
     pub fn memories(&self, runs: &[Run]) -> Vec<StageMemory> {
+        self.memories_with(runs, None)
+    }
+
+    /// Returns the memory of each stage of a placement, and of the prefill stage if there is one. The prefill
+    /// stage comes last.
+    pub fn memories_with(&self, runs: &[Run], prefill: Option<&Run>) -> Vec<StageMemory> {
         let mut held = HashMap::<usize, Held>::new();
-        let memory = |(at, run): (usize, &Run)| {
-            let staging = at
-                .checked_sub(1)
-                .map_or(0, |before| self.link(runs[before].device, run.device).routes.staging_bytes());
+        let memory = |(before, run): (Option<&Run>, &Run)| {
+            let staging =
+                before.map_or(0, |before| self.link(before.device, run.device).routes.staging_bytes());
             let (held, device) = (held.entry(run.device).or_default(), &self.input.devices[run.device]);
             self.lowered.sizes.stage_beside(
                 held,
@@ -294,7 +306,8 @@ impl<'a> Problem<'a> {
                 device,
             )
         };
-        runs.iter().enumerate().map(memory).collect()
+        let before = std::iter::once(None).chain(runs.iter().map(Some));
+        before.zip(runs).chain(prefill.map(|run| (None, run))).map(memory).collect()
     }
 
     /// Returns the shortage of a stage, if it lacks memory or exceeds a buffer limit. `before` is the device
@@ -313,10 +326,26 @@ impl<'a> Problem<'a> {
     /// Checks the memory of a placement. Returns an error with the shortages of all stages if the placement
     /// does not fit.
     pub fn prove(&self, runs: &[Run]) -> Result<(), Vec<Shortage>> {
-        let memories = self.memories(runs);
-        let shortages = runs.iter().zip(memories).filter_map(|(run, memory)| self.shortage_of(run, memory));
-        let shortages: Vec<_> = shortages.collect();
+        self.prove_with(runs, None)
+    }
+
+    /// Checks the memory of a placement with a prefill stage, if there is one. Fails like [`Self::prove`].
+    pub fn prove_with(&self, runs: &[Run], prefill: Option<&Run>) -> Result<(), Vec<Shortage>> {
+        let memories = self.memories_with(runs, prefill).into_iter();
+        let shortages = runs.iter().chain(prefill).zip(memories);
+        let shortages: Vec<_> = shortages.filter_map(|(run, memory)| self.shortage_of(run, memory)).collect();
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
+    }
+
+    /// Returns the host memory through which keys and values pass from the prefill stage to the devices that
+    /// decode, in bytes.
+    pub fn passing_bytes(&self, runs: &[Run], prefill: &Run) -> u64 {
+        let passes = |run: &&Run| run.device != prefill.device;
+        let segments =
+            runs.iter().filter(passes).flat_map(|run| &self.lowered.segments[run.segments.clone()]);
+        let per_position = segments.map(|segment| segment.kv_bytes_per_position).fold(0, u64::saturating_add);
+        let blocks = PREFILLS as u64 * passing_blocks(self.shape.rows, self.shape.sequences);
+        per_position.saturating_mul(BLOCK_TOKENS as u64).saturating_mul(blocks)
     }
 
     /// Returns the average delay, in microseconds, that each prefill chunk after the first adds to a prompt
@@ -337,7 +366,7 @@ impl<'a> Problem<'a> {
             let after_us: f64 = (last + 1..runs.len()).map(part_us).sum();
             before_us + chunks * times.chunk_us + after_us
         };
-        let busiest_us = device_times(runs, stages).iter().map(end_us).fold(0.0, f64::max);
+        let busiest_us = device_times(runs.iter(), stages.iter()).iter().map(end_us).fold(0.0, f64::max);
         let sum_us: f64 = (0..runs.len()).map(part_us).sum();
         slowest_stage_us.max((busiest_us - sum_us) / (chunks - 1.0))
     }
@@ -360,14 +389,27 @@ impl<'a> Problem<'a> {
 
     /// Predicts the times, the score and the rates of a placement.
     pub fn evaluate(&self, runs: &[Run]) -> Evaluation {
+        self.evaluate_with(runs, None)
+    }
+
+    /// Predicts the times, the score and the rates of a placement with a prefill stage, if there is one. All
+    /// prompts go through the prefill stage.
+    pub fn evaluate_with(&self, runs: &[Run], prefill: Option<&Run>) -> Evaluation {
+        // A prefill stage is one more part. Only this part has times for prefill chunks.
+        let of_path = |times: Times| if prefill.is_some() { times.of_decode() } else { times };
         let stage = |run: &Run| self.times(run.device, run.segments.clone(), self.upload_us(run));
-        let stages: Vec<_> = runs.iter().map(stage).collect();
-        let transfers: Vec<_> = runs.windows(2).map(|p| self.transfer(p[0].device, p[1].device)).collect();
-        let token_return = runs.last().map(|run| self.token_return(run.device)).unwrap_or_default();
-        let late: Times = runs.iter().map(|run| self.hand_over(run.device)).sum();
-        let sum: Times = stages.iter().chain(&transfers).copied().sum::<Times>() + late + token_return;
-        let shared = self.shared_by(runs);
-        let devices = device_times(runs, &stages);
+        let stages: Vec<_> = runs.iter().map(|run| of_path(stage(run))).collect();
+        let transfers: Vec<_> =
+            runs.windows(2).map(|p| of_path(self.transfer(p[0].device, p[1].device))).collect();
+        let prefill_times = prefill.map(|run| stage(run).of_prefill());
+        let token_return = runs.last().map(|run| of_path(self.token_return(run.device))).unwrap_or_default()
+            + prefill.map(|run| self.token_return(run.device).of_prefill()).unwrap_or_default();
+        let late: Times = runs.iter().map(|run| of_path(self.hand_over(run.device))).sum::<Times>()
+            + prefill.map(|run| self.hand_over(run.device).of_prefill()).unwrap_or_default();
+        let parts = stages.iter().chain(&transfers).chain(&prefill_times).copied();
+        let sum: Times = parts.sum::<Times>() + late + token_return;
+        let shared: Vec<_> = self.shared_by(runs).into_iter().map(of_path).collect();
+        let devices = device_times(runs.iter().chain(prefill), stages.iter().chain(&prefill_times));
         let parts = || devices.iter().map(|(_, times)| times).chain(&transfers).chain(&shared);
         let slowest = |of: fn(&Times) -> f64| parts().map(of).fold(0.0, f64::max);
         let workload_times = &self.workload_times;
@@ -376,7 +418,7 @@ impl<'a> Problem<'a> {
         let round_us = sum.decode_us.max(f64::from(workload_times.decode_groups) * decode_us);
         let costs = workload_times.costs(&sum);
         // The delay that each chunk after the first adds to a prompt of `chunks` chunks.
-        let slowest_chunk_us = |chunks: f64| match devices.len() == runs.len() {
+        let slowest_chunk_us = |chunks: f64| match devices.len() == runs.len() || prefill.is_some() {
             true => slowest(|t| t.chunk_us),
             false => {
                 let links = transfers.iter().chain(&shared).map(|times| times.chunk_us);
@@ -398,6 +440,8 @@ impl<'a> Problem<'a> {
             token_us: round_us,
             decode_idle: 1.0 - f64::from(workload_times.decode_groups) * decode_us / round_us,
             stages,
+            prefill: prefill_times,
+            devices,
             transfers,
             shared,
             token_return,
@@ -406,9 +450,12 @@ impl<'a> Problem<'a> {
 }
 
 /// Returns the devices that a placement uses, each paired with the sum of its stages' times.
-pub(super) fn device_times(runs: &[Run], stages: &[Times]) -> Vec<(usize, Times)> {
+fn device_times<'a>(
+    runs: impl Iterator<Item = &'a Run>,
+    stages: impl Iterator<Item = &'a Times>,
+) -> Vec<(usize, Times)> {
     let mut devices: Vec<(usize, Times)> = Vec::new();
-    for (run, &times) in runs.iter().zip(stages) {
+    for (run, &times) in runs.zip(stages) {
         match devices.iter_mut().find(|(device, _)| *device == run.device) {
             Some((_, sum)) => *sum = *sum + times,
             None => devices.push((run.device, times)),

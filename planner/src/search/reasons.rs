@@ -1,8 +1,8 @@
 //! Formats the planner's messages: reasons for a plan, unused devices and shortages. Uses the results of the
 //! search and of the explanation, and decides nothing itself.
 
-use super::grid::{Choice, Grid};
-use super::problem::{Run, device_times};
+use super::grid::{Choice, Grid, Prefill};
+use super::problem::Run;
 use super::trial::Trials;
 use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage, families};
@@ -51,6 +51,7 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
     reasons.push(speed(chosen));
     reasons.extend(streamed(grid, chosen));
+    reasons.extend(prefill_stage(grid, chosen));
     reasons.extend(family(grid, chosen));
     if chosen.runs.len() > 1 {
         reasons.push(idle(chosen, explanation));
@@ -102,7 +103,7 @@ fn context(grid: &Grid<'_>, chosen: &Choice) -> String {
             format!("context {context}: as requested, longer than the {own} that the model was trained for")
         }
         Some(_) => format!("context {context}: as requested"),
-        None if chosen.streams() && context < own => {
+        None if chosen.stages_stream() && context < own => {
             format!("context {context}: the default with streamed weights; the model has {own}")
         }
         None if context == own => format!("context {context}: the full context of the model"),
@@ -126,7 +127,9 @@ fn bottleneck(grid: &Grid<'_>, chosen: &Choice, bottleneck: &Bottleneck) -> Stri
             let device = chosen.runs[bottleneck.index].device;
             let runs = chosen.runs.iter().filter(|run| run.device == device);
             let spans: Vec<_> = runs.map(|run| run.span().to_string()).collect();
-            format!("{} with segments {}", label(bottleneck.index), spans.join(" and "))
+            let prefills = chosen.prefill_run().is_some_and(|run| run.device == device);
+            let prefill = if prefills { " and the prefill stage" } else { "" };
+            format!("{} with segments {}{prefill}", label(bottleneck.index), spans.join(" and "))
         }
     };
     let (busy, share) = (time(bottleneck.busy_us), percent(bottleneck.share));
@@ -167,6 +170,24 @@ fn streamed(grid: &Grid<'_>, chosen: &Choice) -> Vec<String> {
         )
     };
     stages.filter(|(run, _)| !run.streamed.is_empty()).map(sentence).collect()
+}
+
+/// Describes the prefill stage, if there is one.
+fn prefill_stage(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
+    let Prefill { run, from_tokens } = chosen.prefill.as_ref()?;
+    let (problem, device) = (grid.problem(chosen.point), &grid.input.devices[run.device]);
+    let rate = device.host_bandwidth_bytes_per_s;
+    Some(format!(
+        "prompts from {} run on {} with streamed weights of segments {}: {} per chunk at {:.1} GB/s ({}); predicted          {:.1} tokens/s instead of {:.1}",
+        count(*from_tokens as usize, "token"),
+        device.label,
+        wording::ranges(&run.streamed),
+        bytes(problem.lowered.sizes.streamed_bytes(&run.streamed)),
+        rate.value / 1e9,
+        rate.source,
+        chosen.evaluation.prefill_tokens_per_s,
+        problem.evaluate(&chosen.runs).prefill_tokens_per_s,
+    ))
 }
 
 fn idle(chosen: &Choice, explanation: &Explanation) -> String {
@@ -306,8 +327,7 @@ fn against_own(explanation: &Explanation) -> String {
 }
 
 fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> String {
-    let devices = device_times(&chosen.runs, &chosen.evaluation.stages).into_iter();
-    let devices = devices.map(|(device, _)| &grid.input.devices[device]);
+    let devices = chosen.evaluation.devices.iter().map(|(device, _)| &grid.input.devices[*device]);
     let figures: Vec<_> =
         explanation.figures.iter().map(|count| format!("{} {}", count.figures, count.source)).collect();
     let memory: Vec<_> =
@@ -356,6 +376,7 @@ pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
         ("parameters", memory.parameters),
         ("stages of devices in host memory", memory.devices),
         ("streamed weights", memory.weights),
+        ("keys and values in transit", memory.kv),
     ];
     let available = memory.available.map_or_else(String::new, bytes);
     format!(
@@ -386,6 +407,7 @@ fn shortage(shortage: &Shortage) -> String {
     }
     let parts = [
         ("weights", memory.weights),
+        ("arenas", memory.arenas),
         ("keys and values", memory.kv),
         ("scratch", memory.scratch),
         ("slots", memory.slots),

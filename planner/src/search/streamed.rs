@@ -32,23 +32,23 @@ pub(super) fn search(grid: &Grid<'_>) -> Option<SearchResult> {
     best(grid, &different(placements.iter()))
 }
 
-/// Returns the best placement with streamed weights if it is faster than the resident ones in `found`. Searches
-/// for it only if `found` uses devices in host memory because the model does not fit the other devices.
-pub(super) fn instead_of(grid: &Grid<'_>, found: &SearchResult) -> Option<SearchResult> {
-    let (input, chosen) = (grid.input, &found.best);
-    let in_host = |device: usize| input.devices[device].in_host_memory;
-    let uses_host = chosen.runs.iter().any(|run| in_host(run.device));
-    if !input.may_stream() || !uses_host || (0..input.devices.len()).all(in_host) {
-        return None;
+/// Returns whether the resident placement in `found` uses devices in host memory because the model does not fit
+/// the other devices.
+pub(super) fn is_short_of_memory(grid: &Grid<'_>, found: &SearchResult) -> bool {
+    let in_host = |device: usize| grid.input.devices[device].in_host_memory;
+    let uses_host = found.best.runs.iter().any(|run| in_host(run.device));
+    if !uses_host || (0..grid.input.devices.len()).all(in_host) {
+        return false;
     }
     let mut instance = grid.start().instance();
     instance.excluded.iter_mut().enumerate().for_each(|(device, excluded)| *excluded |= in_host(device));
-    if memory_fit::fits(&instance) {
-        return None;
-    }
+    !memory_fit::fits(&instance)
+}
+
+/// Returns the best placement with streamed weights if it is faster than the best one in `found`.
+pub(super) fn instead_of(grid: &Grid<'_>, found: &SearchResult) -> Option<SearchResult> {
     let streamed = search(grid)?;
-    let is_faster = streamed.best.expected_us() * (1.0 + FEWER_DEVICES) < chosen.expected_us();
-    is_faster.then(|| {
+    streamed.best.is_faster_than(&found.best).then(|| {
         let choices = streamed.all().chain(found.all()).cloned().collect();
         SearchResult::with_best(streamed.best.clone(), choices, None)
     })
@@ -72,7 +72,7 @@ pub(super) fn best(grid: &Grid<'_>, placements: &[&[Run]]) -> Option<SearchResul
 /// Returns the choice with the longest chunk among those that are about as good as `best` and have as many
 /// stages. Every chunk of a prompt copies the weights again, so prompts that are longer than the planned one
 /// need a long chunk.
-fn with_longest_chunk(choices: &[Choice], best: &Choice) -> Choice {
+pub(super) fn with_longest_chunk(choices: &[Choice], best: &Choice) -> Choice {
     let least_us = choices.iter().map(Choice::expected_us).fold(f64::INFINITY, f64::min);
     let is_near = |choice: &&Choice| {
         choice.runs.len() == best.runs.len() && choice.expected_us() <= least_us * (1.0 + FEWER_DEVICES)
@@ -132,7 +132,7 @@ pub(super) fn smallest_bytes(problem: &Problem<'_>, device: usize) -> Option<u64
 
 /// Returns the segments of a run that its device may stream.
 fn streamable(problem: &Problem<'_>, run: &Run) -> Vec<usize> {
-    match may_stream(problem.input, run.device) {
+    match device_may_stream(problem.input, run.device) {
         true => problem.lowered.sizes.streamable(run.segments.clone()),
         false => Vec::new(),
     }
@@ -140,7 +140,7 @@ fn streamable(problem: &Problem<'_>, run: &Run) -> Vec<usize> {
 
 /// Returns whether a device may stream weights. A device in host memory saves no memory by that, so it streams
 /// only if the user limits its memory and the host has room for the copies.
-fn may_stream(input: &PlannerInput<'_>, device: usize) -> bool {
+pub(super) fn device_may_stream(input: &PlannerInput<'_>, device: usize) -> bool {
     let device = &input.devices[device];
     let is_limited = device.memory_source == FigureSource::User && input.host_memory_bytes.is_some();
     !device.in_host_memory || is_limited
@@ -225,7 +225,7 @@ fn run_costs(problem: &Problem<'_>, device: usize) -> Vec<Option<Costs>> {
             if is_pinned_elsewhere(end - 1) || sizes.too_large(run.clone(), &problem.shape, facts).is_some() {
                 break;
             }
-            if may_stream(input, device) {
+            if device_may_stream(input, device) {
                 streamable.add(sizes, end - 1);
             }
             let staging = if first > 0 { staging } else { 0 };

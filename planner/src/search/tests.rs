@@ -5,6 +5,7 @@ mod best;
 mod families;
 mod given;
 mod grid;
+mod hybrid;
 mod left_out;
 mod limits;
 mod predicted;

@@ -48,6 +48,16 @@ impl Times {
         Self { prompt_end_us: end_us, ..self.with(Self::always(us), f64::max) }
     }
 
+    /// Returns the times of decode steps, and zero for prefill chunks.
+    pub fn of_decode(self) -> Self {
+        Self { decode_us: self.decode_us, alone_us: self.alone_us, ..Self::default() }
+    }
+
+    /// Returns the times of prefill chunks, and zero for decode steps.
+    pub fn of_prefill(self) -> Self {
+        self - self.of_decode()
+    }
+
     fn with(self, other: Self, of: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             decode_us: of(self.decode_us, other.decode_us),

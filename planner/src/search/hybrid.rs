@@ -1,0 +1,157 @@
+//! Placements with a prefill stage, for models that do not fit the devices with memory of their own. A GPU and
+//! a device in host memory decode. The GPU computes long prompts alone, and streams the weights of the segments
+//! that the other device decodes.
+//!
+//! The search gives the GPU as many segments as fit beside the prefill stage, at every point of the grid.
+//!
+//! This module knows nothing about the explanation.
+
+use super::grid::{Choice, Grid, Prefill, preferred};
+use super::problem::{Problem, Run};
+use super::streamed::{device_may_stream, with_longest_chunk};
+use super::workload_times::Point;
+use super::{Constraints, PlannerInput};
+use crate::objective::Workload;
+use crate::streaming::FEWEST;
+use rayon::prelude::*;
+
+/// Shortest prompt for which the prefill stage is compared with the other stages, in tokens.
+const SHORTEST: u32 = 16;
+
+/// A placement and its prefill stage.
+type Placed = (Vec<Run>, Run);
+
+/// Searches for the best placement on a GPU and a device in host memory, with a prefill stage on the GPU.
+/// Returns `None` if the search finds none that fits.
+pub(super) fn search(grid: &Grid<'_>) -> Option<Choice> {
+    let input = grid.input;
+    let is_allowed = |device: &usize| !input.constraints.excluded.contains(&input.devices[*device].label);
+    let devices = || (0..input.devices.len()).filter(is_allowed);
+    let in_host = |device: &usize| input.devices[*device].in_host_memory;
+    let orders = devices().filter(|device| !in_host(device)).flat_map(|gpu| {
+        devices().filter(in_host).flat_map(move |host| [true, false].map(|gpu_first| (gpu, host, gpu_first)))
+    });
+    let orders: Vec<_> = orders.collect();
+    best(grid, |problem| {
+        let all = orders.iter().filter_map(|&(gpu, host, gpu_first)| longest(problem, gpu, host, gpu_first));
+        all.filter(|(runs, _)| input.allows(runs)).collect()
+    })
+}
+
+/// Returns the best choice that adds a prefill stage to the placement `runs`. Returns `None` if no device of the
+/// placement is in host memory, or if no prefill stage fits.
+pub(super) fn beside(grid: &Grid<'_>, runs: &[Run]) -> Option<Choice> {
+    let in_host = |run: &Run| grid.input.devices[run.device].in_host_memory;
+    let mut devices: Vec<usize> = runs.iter().map(|run| run.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.retain(|&device| {
+        device_may_stream(grid.input, device) && runs.iter().any(|run| run.device != device && in_host(run))
+    });
+    best(grid, |problem| {
+        let prefill = devices.iter().filter_map(|&device| prefill_run(problem, runs, device));
+        prefill.map(|prefill| (runs.to_vec(), prefill)).filter(|placed| fits(problem, placed)).collect()
+    })
+}
+
+/// Returns the best choice with the prefill stage that the user's split names. Returns `None` if it does not fit.
+pub(super) fn given(grid: &Grid<'_>, runs: &[Run], prefill: &Prefill) -> Option<Choice> {
+    let placed = (runs.to_vec(), prefill.run.clone());
+    let fitting = grid.points().map(|point| grid.problem(point)).filter(|problem| fits(problem, &placed));
+    let choice = |problem| Choice::with_prefill(problem, runs.to_vec(), Some(prefill.clone()));
+    preferred(fitting.map(choice).collect())
+}
+
+fn fits(problem: &Problem<'_>, (runs, prefill): &Placed) -> bool {
+    problem.prove_with(runs, Some(prefill)).is_ok()
+}
+
+/// Returns the best of the placements that `placements` returns for a point, over all points. Returns `None` if
+/// there are none, or if the prefill stage is slower for the planned request.
+fn best(grid: &Grid<'_>, placements: impl Fn(&Problem<'_>) -> Vec<Placed> + Sync) -> Option<Choice> {
+    let at = |point: Point| {
+        let problem = grid.problem(point);
+        let choice =
+            |(runs, run)| Choice::with_prefill(problem, runs, Some(Prefill { run, from_tokens: SHORTEST }));
+        placements(problem).into_iter().map(choice).collect::<Vec<_>>()
+    };
+    let points: Vec<Point> = grid.points().collect();
+    let choices: Vec<Choice> = points.into_par_iter().flat_map_iter(at).collect();
+    let mut best = with_longest_chunk(&choices, &preferred(choices.clone())?);
+    let from_tokens = from_tokens(grid, &best)?;
+    best.prefill.iter_mut().for_each(|prefill| prefill.from_tokens = from_tokens);
+    (f64::from(from_tokens) <= best.workload_times.prompt.ceil()).then_some(best)
+}
+
+/// Returns the prefill stage on `device` beside the placement `runs`. It streams all segments of other devices
+/// that can be streamed, and holds the others. Returns `None` if there are too few, if a stage on the device
+/// streams weights, or if the constraints forbid the stage.
+fn prefill_run(problem: &Problem<'_>, runs: &[Run], device: usize) -> Option<Run> {
+    // The stage computes all segments, and is one more stage.
+    let Constraints { pins, max_stages, .. } = problem.input.constraints;
+    if pins.iter().any(|pin| pin.device != problem.input.devices[device].label)
+        || max_stages.is_some_and(|most| most as usize <= runs.len())
+    {
+        return None;
+    }
+    let (own, others): (Vec<&Run>, Vec<&Run>) = runs.iter().partition(|run| run.device == device);
+    let sizes = &problem.lowered.sizes;
+    let streamed: Vec<usize> = others.iter().flat_map(|run| sizes.streamable(run.segments.clone())).collect();
+    let is_possible = streamed.len() >= FEWEST && own.iter().all(|run| run.streamed.is_empty());
+    let whole = 0..problem.lowered.segments.len();
+    is_possible.then(|| Run { streamed, ..Run::new(device, whole) })
+}
+
+/// Returns the placement with the most segments on `gpu` that fit beside the prefill stage. `host` has the other
+/// segments. Returns `None` if no such placement fits.
+fn longest(problem: &Problem<'_>, gpu: usize, host: usize, gpu_first: bool) -> Option<Placed> {
+    let segments = problem.lowered.segments.len();
+    let placed = |length: usize| {
+        let runs = match gpu_first {
+            true => vec![Run::new(gpu, 0..length), Run::new(host, length..segments)],
+            false => vec![Run::new(host, 0..segments - length), Run::new(gpu, segments - length..segments)],
+        };
+        let prefill = prefill_run(problem, &runs, gpu)?;
+        Some((runs, prefill))
+    };
+    let fits_gpu = |length: usize| {
+        let label = &problem.input.devices[gpu].label;
+        placed(length).is_some_and(|(runs, prefill)| {
+            let shortages = problem.prove_with(&runs, Some(&prefill)).err().unwrap_or_default();
+            shortages.iter().all(|shortage| shortage.device != *label)
+        })
+    };
+    let (mut low, mut high) = (0, segments);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits_gpu(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    // An even number of streamed segments needs one arena less, so a longer run may fit where a shorter one
+    // does not.
+    let longer = (low + 1..segments).take(2).rfind(|&length| fits_gpu(length));
+    let length = longer.unwrap_or(low);
+    (length > 0).then(|| placed(length)).flatten().filter(|placed| fits(problem, placed))
+}
+
+/// Returns the smallest prompt length from which the prefill stage of `choice` computes all longer prompts, up
+/// to the chunk, sooner than its other stages. Returns `None` if it does not compute a full chunk sooner.
+fn from_tokens(grid: &Grid<'_>, choice: &Choice) -> Option<u32> {
+    let problem = grid.problem(choice.point);
+    let is_sooner = |&tokens: &u32| {
+        let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
+        let input = PlannerInput { workload, ..*grid.input };
+        let problem = problem.of_input(&input);
+        let with = problem.evaluate_with(&choice.runs, choice.prefill_run());
+        with.first_token_us < problem.evaluate(&choice.runs).first_token_us
+    };
+    let longest = choice.point.chunk.min(grid.context);
+    let doubled = std::iter::successors(Some(SHORTEST), |tokens| tokens.checked_mul(2));
+    let lengths = doubled.flat_map(|tokens| [tokens, tokens.saturating_add(tokens / 2)]);
+    let mut lengths: Vec<u32> = lengths.take_while(|&tokens| tokens < longest).collect();
+    lengths.push(longest);
+    lengths.into_iter().rev().take_while(is_sooner).last()
+}
