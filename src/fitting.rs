@@ -9,7 +9,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::Planner;
-use ragtag_planner::plan::Plan;
+use ragtag_planner::plan::{Plan, PlanStage};
 use ragtag_scheduler::RefusedMemory;
 use std::collections::HashMap;
 
@@ -87,9 +87,10 @@ impl Engine {
 /// Returns the memory limit in bytes that the next plan must observe on the device whose allocation failed.
 /// The limit is always less than the memory that `plan` uses on this device, so that replanning terminates.
 fn most_bytes(refused: &RefusedMemory<'_>, believed: bool, plan: &Plan) -> u64 {
-    let stage = plan.stages.iter().find(|stage| stage.device == refused.device);
-    let memory = stage.map(|stage| stage.memory_bytes);
-    let (total, staging) = memory.map_or((0, 0), |memory| (memory.total, memory.staging));
+    let memory = plan.all_stages().filter(|stage| stage.device == refused.device);
+    let (total, staging) = memory.fold((0u64, 0u64), |(total, staging), PlanStage { memory_bytes, .. }| {
+        (total.saturating_add(memory_bytes.total), staging.saturating_add(memory_bytes.staging))
+    });
     // Staging is part of the plan's memory but not a buffer of the device. If the reported memory is not
     // trusted, staging is not added, so that the limit is lower.
     let staging = if believed { staging } else { 0 };

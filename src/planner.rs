@@ -316,8 +316,8 @@ impl Planner {
         self
     }
 
-    /// Keeps all weights in device memory. By default, devices stream weights from host memory if the model does
-    /// not fit otherwise.
+    /// Keeps all weights in device memory. By default, devices may stream weights from host memory if the model
+    /// does not fit the devices with memory of their own.
     pub fn without_streaming(mut self) -> Self {
         self.streaming = false;
         self
@@ -332,7 +332,8 @@ impl Planner {
 
     /// Makes the plan. Searches all subsets and orders of the devices, and all ways to divide the model into
     /// stages, for the plan with the lowest objective. Proves that this plan fits in memory. If no plan fits,
-    /// GPUs with their own memory stream some of the weights from host memory.
+    /// GPUs with their own memory stream some of the weights from host memory. If a plan fits only with the help
+    /// of the CPU, a GPU may compute long prompts alone with streamed weights.
     ///
     /// If the plan serves many sequences, the planner also simulates the best few placements and the
     /// baselines. For each placement, it tries several chunks, numbers of decode groups and numbers of
@@ -462,7 +463,7 @@ impl Planner {
         let smallest = *chunks.last().unwrap_or(&before.chunk);
         let fewer = (1..before.slots).rev().map(|slots| (smallest, slots));
         let steps = chunks.iter().map(|&chunk| (chunk, before.slots)).chain(fewer);
-        let streams = before.stages.iter().any(|stage| !stage.streamed.is_empty());
+        let streams = before.all_stages().any(|stage| !stage.streamed.is_empty());
         let may_stream = |chunk: u32, slots: u32, context: Option<u32>, streaming: bool| {
             let limits = PlanLimits { chunk, slots, context, ..self.limits };
             Self { limits, streaming, chunk_given: true, chunks: None, ..self.clone() }.plan()

@@ -35,7 +35,7 @@ impl Trace {
     /// actor turns.
     pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
         let span = |span: &SimSpan| {
-            let segments = plan.stages.get(span.stage as usize)?.segments.range();
+            let segments = plan.all_stages().nth(span.stage as usize)?.segments.range();
             let kind = match span.kind {
                 SimSpanKind::Prefill | SimSpanKind::Decode => SpanKind::Compute,
                 SimSpanKind::Weights => SpanKind::Weights,
@@ -51,7 +51,7 @@ impl Trace {
         Self {
             spans: summary.spans.iter().filter_map(span).collect(),
             turns: Vec::new(),
-            devices: plan.stages.iter().map(|s| s.device.clone()).collect(),
+            devices: plan.all_stages().map(|s| s.device.clone()).collect(),
         }
     }
 

@@ -122,7 +122,7 @@ fn open_fleet(text: &str) -> Result<Fleet> {
 /// Formats a plan as a table of its stages, followed by the plan's reasons. If memory is capped, the table
 /// shows the available bytes instead of the share that the plan uses.
 pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
-    let streams = plan.stages.iter().any(|stage| !stage.streamed.is_empty());
+    let streams = plan.all_stages().any(|stage| !stage.streamed.is_empty());
     let mut table = table(&[
         ">stage",
         "device",
@@ -136,14 +136,14 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
         ">decode",
         ">prefill",
     ]);
-    for (index, stage) in plan.stages.iter().enumerate() {
+    for (index, stage) in plan.all_stages().enumerate() {
         let memory = &stage.memory_bytes;
         let of_free = match is_capped {
             true => format!("of {}", bytes(memory.available)),
             false => format!("{:.1} %", 100.0 * memory.total as f64 / memory.available.max(1) as f64),
         };
         table.add_row([
-            index.to_string(),
+            if index < plan.stages.len() { index.to_string() } else { "prefill".into() },
             stage.device.clone(),
             segments(stage),
             bytes(memory.weights.saturating_add(memory.arenas)),
@@ -163,9 +163,13 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
         0 => String::new(),
         weights => format!(", streamed weights {}", bytes(weights)),
     };
+    let passing = match host.kv {
+        0 => String::new(),
+        kv => format!(", keys and values in transit {}", bytes(kv)),
+    };
     let mut text = format!(
         "{table}\nhost memory: {total} (logits {logits}, staging {staging}, parameters {parameters}, stages in host \
-         memory {devices}{weights})\n"
+         memory {devices}{weights}{passing})\n"
     );
     for reason in &plan.reasons {
         text.push_str(&format!("- {reason}\n"));

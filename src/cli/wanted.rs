@@ -172,7 +172,7 @@ impl<'a> Wanted<'a> {
         };
         Err(match flags {
             Some(flags) => {
-                let devices = plan.stages.iter().map(|stage| &stage.device);
+                let devices = plan.all_stages().map(|stage| &stage.device);
                 let missing = devices.filter(|device| !labels.contains(&device.as_str())).cloned().collect();
                 Error::PlanDevices { path: input_name(path).into(), missing, flags }
             }

@@ -3,7 +3,7 @@
 use super::chart::{Bar, Chart, Row, Tick, ticks};
 use super::gantt::edge_name;
 use super::load::{Beat, Load, share};
-use super::words::{bytes, count, deviation, edge_routes, labels, mark, percent, time};
+use super::words::{bytes, count, deviation, edge_routes, labels, mark, named_stages, percent, time};
 use super::{Gantt, GanttKind, GanttSource};
 use ragtag_planner::plan::{Place, Plan, PlanStage, PredictedTimes};
 use ragtag_planner::wording::Quantity;
@@ -20,7 +20,7 @@ fn colour(number: usize) -> &'static str {
 /// Creates a chart that shows the segments on each device as bars to scale, and the unused devices.
 pub(super) fn stages(plan: &Plan) -> Chart {
     let segments = f64::from(plan.model.segments);
-    let stage = |(at, stage): (usize, &PlanStage)| {
+    let stage = |(at, (name, stage)): (usize, (String, &PlanStage))| {
         let (first, last) = (stage.segments.first(), stage.segments.last());
         let what = contents(plan, stage);
         let number = count((last - first) as usize + 1, "segment");
@@ -29,7 +29,7 @@ pub(super) fn stages(plan: &Plan) -> Chart {
             streamed => format!(", {streamed} streamed"),
         };
         Row {
-            label: format!("{at} · {}", stage.device),
+            label: format!("{name} · {}", stage.device),
             note: format!("{what}, {}{streamed}", bytes(stage.memory_bytes.weights)),
             lanes: 1,
             bars: vec![Bar {
@@ -38,7 +38,7 @@ pub(super) fn stages(plan: &Plan) -> Chart {
                 to: share(f64::from(last) + 1.0, segments),
                 class: colour(at),
                 label: stage.segments.to_string(),
-                title: format!("stage {at} on {}: {number}, {what}{streamed}", stage.device),
+                title: format!("stage {name} on {}: {number}, {what}{streamed}", stage.device),
             }],
         }
     };
@@ -50,7 +50,7 @@ pub(super) fn stages(plan: &Plan) -> Chart {
     });
     Chart {
         title: "Segments on devices".into(),
-        rows: plan.stages.iter().enumerate().map(stage).chain(left_out).collect(),
+        rows: named_stages(plan).enumerate().map(stage).chain(left_out).collect(),
         ticks: segment_ticks(plan.model.segments),
         legend: Vec::new(),
     }
@@ -80,8 +80,8 @@ pub(super) fn work(plan: &Plan) -> Chart {
         bottleneck.busy_us > 0.0 && bottleneck.place == place && bottleneck.index == index
     };
     let mut rows = Vec::new();
-    for (at, stage) in plan.stages.iter().enumerate() {
-        let label = format!("{at} · {}", stage.device);
+    for (at, (name, stage)) in named_stages(plan).enumerate() {
+        let label = format!("{name} · {}", stage.device);
         rows.push(busy(label, "computing", stage.predicted, beat, is(Place::Stage, at)));
         if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
             let label = edge_name(&stage.device, &next.device);
@@ -133,9 +133,9 @@ fn busy(label: String, how: &str, times: PredictedTimes, beat: Beat, bottleneck:
 
 /// Creates a chart of the memory that each stage uses on its device.
 pub(super) fn memory(plan: &Plan) -> Chart {
-    let largest = plan.stages.iter().map(|s| s.memory_bytes.available.max(s.memory_bytes.total)).max();
+    let largest = plan.all_stages().map(|s| s.memory_bytes.available.max(s.memory_bytes.total)).max();
     let largest = largest.unwrap_or(0) as f64;
-    let row = |(at, stage): (usize, &PlanStage)| {
+    let row = |(name, stage): (String, &PlanStage)| {
         let memory = &stage.memory_bytes;
         let free = memory.available.saturating_sub(memory.total);
         let parts = [
@@ -160,7 +160,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
             }
         });
         Row {
-            label: format!("{at} · {}", stage.device),
+            label: format!("{name} · {}", stage.device),
             note: format!(
                 "{} of {} · {}",
                 bytes(memory.total),
@@ -173,7 +173,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
     };
     Chart {
         title: "Memory of each device".into(),
-        rows: plan.stages.iter().enumerate().map(row).collect(),
+        rows: named_stages(plan).map(row).collect(),
         ticks: byte_ticks(largest),
         legend: vec![
             ("weights", "weights"),

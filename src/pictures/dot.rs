@@ -3,7 +3,7 @@
 use super::Report;
 use super::load::Beat;
 use super::words::{bytes, edge_routes, percent, rate, time};
-use ragtag_planner::plan::{Plan, PlanStage, PredictedTimes};
+use ragtag_planner::plan::{Plan, PlanStage, PredictedTimes, PrefillStage};
 use std::fmt::Write;
 
 /// Draws the plan of a report as a graph in Graphviz's DOT language. `dot -Tsvg` converts it to a picture.
@@ -26,8 +26,13 @@ pub fn dot(report: &Report) -> String {
         ])
     );
     for (at, stage) in plan.stages.iter().enumerate() {
-        let (title, node) = (quoted(&[&stage.device]), quoted(&stage_lines(at, stage, beat)));
+        let (title, node) = (quoted(&[&stage.device]), quoted(&stage_lines(&at.to_string(), stage, beat)));
         let _ = writeln!(text, "  subgraph cluster_{at} {{ label={title}; stage_{at} [label={node}]; }}");
+    }
+    if let Some(PrefillStage { stage, .. }) = &plan.prefill_stage {
+        let (title, node) = (quoted(&[&stage.device]), quoted(&stage_lines("prefill", stage, beat)));
+        let _ =
+            writeln!(text, "  subgraph cluster_prefill {{ label={title}; stage_prefill [label={node}]; }}");
     }
     for (at, edge) in plan.edges.iter().enumerate().take(plan.stages.len().saturating_sub(1)) {
         let mut lines = vec![edge_routes(edge)];
@@ -52,10 +57,10 @@ fn token_return(plan: &Plan, beat: Beat, text: &mut String) {
     let _ = writeln!(text, "  stage_{last} -> stage_0 [style=dashed, constraint=false, label={label}];");
 }
 
-fn stage_lines(at: usize, stage: &PlanStage, beat: Beat) -> Vec<String> {
+fn stage_lines(name: &str, stage: &PlanStage, beat: Beat) -> Vec<String> {
     let memory = &stage.memory_bytes;
     let mut lines = vec![
-        format!("stage {at}: segments {}", stage.segments),
+        format!("stage {name}: segments {}", stage.segments),
         format!("{} of {}", bytes(memory.total), bytes(memory.available)),
     ];
     lines.extend(times(stage.predicted, beat));

@@ -2,7 +2,7 @@
 
 use crate::trace::Trace;
 use ragtag_hal::QueueKind;
-use ragtag_planner::plan::{Plan, PredictedTimes};
+use ragtag_planner::plan::{Plan, PredictedTimes, PrefillStage};
 use ragtag_scheduler::sim::SimSummary;
 use ragtag_scheduler::{Span, SpanKind};
 use std::collections::BTreeMap;
@@ -270,10 +270,16 @@ impl<'a> Estimate<'a> {
         self.chart(format!("{STEPS} decode steps of {groups} {noun} of sequences"))
     }
 
-    /// Passes a micro-batch through all stages. Returns the time at which it leaves the last stage, in
-    /// microseconds.
+    /// Passes a micro-batch through all stages, or a prefill chunk through the prefill stage if there is one.
+    /// Returns the time at which it leaves the last stage, in microseconds.
     fn pass(&mut self, number: usize, kind: GanttKind, start_us: f64) -> f64 {
         let plan = self.plan;
+        if let Some(PrefillStage { stage, .. }) =
+            plan.prefill_stage.as_ref().filter(|_| kind == GanttKind::Prefill)
+        {
+            let row = plan.stages.iter().position(|other| other.device == stage.device).unwrap_or(0);
+            return self.occupy(2 * row, kind, number, start_us, stage.predicted.prefill_us);
+        }
         let of = |times: PredictedTimes| match kind {
             GanttKind::Prefill => times.prefill_us,
             _ => times.decode_us,

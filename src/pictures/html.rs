@@ -122,6 +122,7 @@ fn stages(plan: &Plan) -> Markup {
             p class="hint" {
                 "Segment 0 is the embedding, the last one the head; those between are the model's blocks."
             }
+            @if let Some(prefill) = words::prefill_stage(plan) { p { (prefill) } }
             (chart(&charts::stages(plan)))
         }
     }
@@ -159,12 +160,12 @@ fn memory(plan: &Plan) -> Markup {
                     @for name in MEMORY { th class=[(name != "Stage").then_some("figure")] scope="col" { (name) } }
                 } }
                 tbody {
-                    @for (at, stage) in plan.stages.iter().enumerate() {
+                    @for (name, stage) in words::named_stages(plan) {
                         @let m = &stage.memory_bytes;
                         @let free = m.available.saturating_sub(m.total);
                         tr {
-                            td data-name=(MEMORY[0]) { (at) " · " (stage.device) }
-                            @for (name, size) in MEMORY[1..].iter().zip([m.weights, m.kv, m.scratch, m.slots, m.staging, free]) {
+                            td data-name=(MEMORY[0]) { (name) " · " (stage.device) }
+                            @for (name, size) in MEMORY[1..].iter().zip([m.weights.saturating_add(m.arenas), m.kv, m.scratch, m.slots, m.staging, free]) {
                                 td class="figure" data-name=(name) { (bytes(size)) }
                             }
                         }
@@ -176,7 +177,7 @@ fn memory(plan: &Plan) -> Markup {
 }
 
 /// Columns of the memory table.
-const MEMORY: [&str; 7] = ["Stage", "weights", "KV", "scratch", "slots", "staging", "free"];
+const MEMORY: [&str; 7] = ["Stage", "weights, arenas", "KV", "scratch", "slots", "staging", "free"];
 
 fn timelines(report: &Report) -> Markup {
     html! {

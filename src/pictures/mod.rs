@@ -76,6 +76,7 @@ impl Report {
         let explanation = &mut plan.explanation;
         let mut texts = vec![&mut plan.model.name, &mut plan.model.digest];
         texts.extend(plan.stages.iter_mut().map(|stage| &mut stage.device));
+        texts.extend(plan.prefill_stage.iter_mut().map(|prefill| &mut prefill.stage.device));
         texts.extend(plan.reasons.iter_mut());
         for left in &mut explanation.left_out {
             texts.push(&mut left.device);

@@ -4,7 +4,7 @@
 use super::Report;
 use super::gantt::edge_name;
 use super::load::{Beat, share};
-use super::words::percent;
+use super::words::{self, percent};
 use ragtag_planner::plan::{Plan, PredictedTimes};
 
 /// Set of characters from which bars are drawn.
@@ -68,13 +68,13 @@ fn lines(plan: &Plan, style: BarStyle) -> Vec<Line> {
         Line { label: style.plain(label), shares: [Some(load.decode), Some(load.prefill), memory] }
     };
     let mut lines = Vec::new();
-    for (at, stage) in plan.stages.iter().enumerate() {
+    for (at, (name, stage)) in words::named_stages(plan).enumerate() {
         let memory = share(stage.memory_bytes.total as f64, stage.memory_bytes.available as f64);
         let streamed = match stage.streamed.len() {
             0 => String::new(),
             streamed => format!(", {streamed} streamed"),
         };
-        lines.push(line(format!("{at} {}{streamed}", stage.device), stage.predicted, Some(memory)));
+        lines.push(line(format!("{name} {}{streamed}", stage.device), stage.predicted, Some(memory)));
         if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
             lines.push(line(format!("  {}", edge_name(&stage.device, &next.device)), edge.predicted, None));
         }

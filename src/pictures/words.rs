@@ -2,7 +2,7 @@
 
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::Objective;
-use ragtag_planner::plan::{LeftOut, Place, Plan, PlanEdge};
+use ragtag_planner::plan::{LeftOut, Place, Plan, PlanEdge, PlanStage, PrefillStage};
 pub(super) use ragtag_planner::wording::count;
 use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
@@ -142,6 +142,23 @@ pub(super) fn routes(plan: &Plan) -> Option<String> {
         }
     }
     (!routes.is_empty()).then(|| routes.join(", or "))
+}
+
+/// Returns the stages with their names: the number of each stage, and `prefill` for the prefill stage.
+pub(super) fn named_stages(plan: &Plan) -> impl Iterator<Item = (String, &PlanStage)> {
+    let name = |at: usize| if at < plan.stages.len() { at.to_string() } else { "prefill".into() };
+    plan.all_stages().enumerate().map(move |(at, stage)| (name(at), stage))
+}
+
+/// Returns a sentence about the prefill stage, or `None` if the plan has none.
+pub(super) fn prefill_stage(plan: &Plan) -> Option<String> {
+    let PrefillStage { stage, from_tokens } = plan.prefill_stage.as_ref()?;
+    Some(format!(
+        "Prompts from {} run on {} alone, with streamed weights of {}.",
+        count(*from_tokens as usize, "token"),
+        stage.device,
+        count(stage.streamed.len(), "segment")
+    ))
 }
 
 /// Returns a sentence about the idle time of a plan's pipeline, or `None` if it has no idle time.

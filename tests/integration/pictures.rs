@@ -12,7 +12,7 @@ use ragtag::{
 use ragtag_planner::split::Span;
 use ragtag_planner::{
     Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
-    PlanModel, PlanPaths, PlanStage, PredictedRun, PredictedTimes, StageMemory,
+    PlanModel, PlanPaths, PlanStage, PredictedRun, PredictedTimes, PrefillStage, StageMemory,
 };
 use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
@@ -138,6 +138,23 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
     }
 }
 
+/// Returns a plan in which `cuda:0` computes long prompts, and the processor decodes segments 41 to 81.
+fn with_prefill_stage() -> Plan {
+    let mut plan = synthetic(2, "big", |at| ["cuda:0", "cpu:0"][at as usize].into());
+    let mut stage = PlanStage {
+        segments: Span::new(0, 81).unwrap(),
+        streamed: (41..81).collect(),
+        predicted: times(0.0, 50_000.0),
+        ..plan.stages[0].clone()
+    };
+    (stage.memory_bytes.arenas, stage.memory_bytes.available) = (3 * GIB, 16 * GIB);
+    plan.stages.iter_mut().for_each(|stage| stage.predicted.prefill_us = 0.0);
+    plan.edges[0].predicted.prefill_us = 0.0;
+    plan.predicted.prefill_tokens_per_s = 256.0 / 50_000.0 * 1e6;
+    plan.prefill_stage = Some(PrefillStage { stage, from_tokens: 96 });
+    plan
+}
+
 /// Returns the planner's plan for the bundled model on `devices` assumed devices.
 fn planned(devices: u32) -> Plan {
     let facts = |at: u32| {
@@ -211,6 +228,7 @@ fn reports() -> Vec<(&'static str, Report)> {
         ("long-8", Report::new(synthetic(8, &"a-model-with-a-very-long-name-".repeat(6), long))),
         ("hostile", Report::new(synthetic(2, HOSTILE, |at| format!("{at}{HOSTILE}")))),
         ("run-3", run),
+        ("prefill-stage", Report::new(with_prefill_stage())),
     ]
 }
 
@@ -434,6 +452,30 @@ fn estimated_timelines_match_a_pipeline() {
 }
 
 #[test]
+fn a_prefill_stage_is_drawn() {
+    let mut report = Report::new(with_prefill_stage());
+    let bars = pictures::bars(&report, 80, BarStyle::Ascii);
+    let last = bars.lines().last().unwrap();
+    assert!(last.starts_with("prefill cuda:0, 40 streamed") && last.contains(" 100 %"), "{bars}");
+    let page = pictures::html(&report);
+    let text = texts(&roxmltree::Document::parse(body(&page)).unwrap()).replace('\n', "");
+    for part in [
+        "Prompts from 96 tokens run on cuda:0 alone, with streamed weights of 40 segments.",
+        "prefill · cuda:0",
+        "segments 0–81 of 82, 5 GiB, 40 streamed",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(pictures::dot(&report).contains("stage_prefill [label=\"stage prefill: segments 0-81"));
+    // All prompt chunks are on the device of the prefill stage, one after another.
+    let prefill = &Gantt::estimated(&report.plan)[0];
+    assert!(prefill.spans.iter().all(|span| prefill.rows[span.row].device == "cuda:0"));
+    assert_eq!((prefill.spans.len(), prefill.end_us()), (6, 6.0 * 50_000.0));
+    report.plan.prefill_stage.iter_mut().for_each(|prefill| prefill.stage.device = HOSTILE.into());
+    assert!(!pictures::html(&report).contains(HOSTILE) && !pictures::dot(&report).contains('\u{1b}'));
+}
+
+#[test]
 fn long_timelines_and_invalid_figures_still_give_a_page() {
     let mut report = Report::new(synthetic(2, "big", |at| format!("cuda:{at}")));
     let span = |at: u64| GanttSpan {
@@ -480,7 +522,8 @@ fn bars_fit_the_width_and_character_set_of_the_terminal() {
                 let longest = bars.lines().map(|line| line.chars().count()).max().unwrap();
                 assert!(longest <= columns, "{name}, {columns}: {longest}\n{bars}");
                 assert!(style == BarStyle::Blocks || bars.is_ascii(), "{bars}");
-                assert_eq!(bars.lines().count(), 2 * report.plan.stages.len(), "{bars}");
+                let prefill = usize::from(report.plan.prefill_stage.is_some());
+                assert_eq!(bars.lines().count(), 2 * report.plan.stages.len() + prefill, "{bars}");
             }
         }
     }
