@@ -178,7 +178,8 @@ fn prefill_stage(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let (problem, device) = (grid.problem(chosen.point), &grid.input.devices[run.device]);
     let rate = device.host_bandwidth_bytes_per_s;
     Some(format!(
-        "prompts from {} run on {} with streamed weights of segments {}: {} per chunk at {:.1} GB/s ({}); predicted          {:.1} tokens/s instead of {:.1}",
+        "prompts from {} run on {} with streamed weights of segments {}: {} per chunk at {:.1} GB/s ({}); predicted \
+         {:.1} tokens/s instead of {:.1}",
         count(*from_tokens as usize, "token"),
         device.label,
         wording::ranges(&run.streamed),
