@@ -111,7 +111,9 @@ pub(super) struct Memory {
     verified: bool,
     /// Number of copies over each edge so far.
     copies: Vec<u64>,
-    /// Faults that make copies write wrong bytes.
+    /// Number of copies from each stage over the peer route so far.
+    peer_copies: Vec<u64>,
+    /// Faults of copies.
     faults: Vec<Fault>,
     /// Checksums that a device has computed and not copied to the host, by stage, end and slot.
     sums: BTreeMap<(usize, bool, u32), u64>,
@@ -134,6 +136,7 @@ impl Memory {
             checks_cache: spec.checked,
             verified: spec.verified,
             copies: vec![0; spec.stages.len()],
+            peer_copies: vec![0; spec.stages.len()],
             faults: spec.faults.clone(),
             sums: BTreeMap::new(),
         }
@@ -146,6 +149,21 @@ impl Memory {
         self.faults.iter().any(|fault| match *fault {
             Fault::WrongBytes { stage, first, copies } => {
                 stage as usize == edge && (first..first + copies).contains(&at)
+            }
+            _ => false,
+        })
+    }
+
+    /// Counts a copy over the peer route. Returns whether the device refuses it.
+    pub(super) fn refuses(&mut self, from: usize, end: End, copy: &Copy) -> bool {
+        if self.verified || end == End::Incoming || !matches!(copy.other, OtherEnd::Slot(_)) {
+            return false;
+        }
+        let at = self.peer_copies[from];
+        self.peer_copies[from] += 1;
+        self.faults.iter().any(|fault| match *fault {
+            Fault::CopyRefused { stage, first, copies } => {
+                stage as usize == from && (first..first + copies).contains(&at)
             }
             _ => false,
         })
@@ -203,7 +221,7 @@ impl Memory {
         match &submitted.job {
             Job::Copy { end: End::Incoming, copy, .. } => self.arrive(stage, who, copy),
             Job::Copy { end: End::Outgoing, copy, .. } => self.leave(stage, who, copy),
-            Job::Stream { .. } => Ok(()),
+            Job::Stream { .. } | Job::Refused(_) => Ok(()),
             Job::Compute { slot, micro_batch, part, .. } => {
                 self.stages[stage].use_arena(*part, true)?;
                 self.compute(stage, *slot, micro_batch, *part)
@@ -260,7 +278,7 @@ impl Memory {
                 self.sums.insert((stage, summed.end == End::Incoming, summed.slot), sum);
             }
             Job::Sum(_) => {}
-            Job::Stream { .. } => {}
+            Job::Stream { .. } | Job::Refused(_) => {}
             Job::Compute { slot, part, ends, .. } => {
                 self.stages[stage].use_arena(*part, false)?;
                 let slot = self.stages[stage].slot(*slot)?;

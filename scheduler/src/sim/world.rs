@@ -15,7 +15,7 @@ use crate::sim::observe::Observations;
 use crate::sim::spec::{Fault, SimRequest, SimSpec, SimStage, token_at};
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
-use ragtag_transfer::{Copy, OtherEnd, Route, ToSender};
+use ragtag_transfer::{Copy, OtherEnd, Route, ToReceiver, ToSender};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
@@ -54,8 +54,8 @@ impl Message {
             Message::Stage(_, StageEvent::FromNext(_)) | Message::Run(RunEvent::Return(_)) => {
                 Some(MailboxQueue::Quiet)
             }
-            // The actor creates this event itself.
-            Message::Stage(_, StageEvent::Summed { .. }) => None,
+            // The actor creates these events itself.
+            Message::Stage(_, StageEvent::Summed { .. } | StageEvent::Refused { .. }) => None,
             Message::Stage(..) | Message::Progress => Some(MailboxQueue::Waking),
             Message::Run(_) => None,
         }
@@ -241,6 +241,7 @@ impl<'a> World<'a> {
                 | Fault::LostAtCommand { .. }
                 | Fault::MessageLost { .. }
                 | Fault::WrongBytes { .. }
+                | Fault::CopyRefused { .. }
                 | Fault::MessageTwice { .. } => {}
             }
         }
@@ -329,11 +330,11 @@ impl<'a> World<'a> {
         self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
 
-    /// Ends the run because wrong bytes leave a stage again.
-    fn corrupted(&mut self, stage: usize, route: Route) {
+    /// Ends the run because a stage has no route to the next stage.
+    fn end_edge(&mut self, stage: usize, error: impl FnOnce(String, String) -> Error) {
         let [from, to] = [stage, stage + 1].map(|stage| self.spec.stages[stage].device.clone());
-        self.devices[self.hosts[stage]].failure = Some(ragtag_hal::Error::invalid("wrong bytes"));
-        let error = Error::Corrupted { from, to, route };
+        self.devices[self.hosts[stage]].failure = Some(ragtag_hal::Error::invalid("no route"));
+        let error = error(from, to);
         let (to, at) = (self.cores.len(), self.now + self.delay());
         self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
@@ -428,12 +429,21 @@ impl<'a> World<'a> {
         let stepped = self.cores[device].step(self.now, event, &mut actions);
         stepped.map_err(|e| format!("device {device}: {e}"))?;
         let run = self.cores.len();
-        for DeviceAction { stage, action } in actions {
+        let mut refused: Vec<(usize, Copy)> = Vec::new();
+        for DeviceAction { stage: own, action } in actions {
             if self.devices[device].failure.is_some() {
                 break;
             }
-            let stage = self.hosted[device][stage];
+            let stage = self.hosted[device][own];
             match action {
+                StageAction::Copy { end, copy } if self.memory.refuses(stage, end, &copy) => {
+                    let (waits, signal) = (copy.waits.clone(), copy.signal);
+                    let job = Job::Refused(MicroBatchId(copy.transfer.0));
+                    self.submit(Submitted { stage, queue: end.queue(), job, waits, signal });
+                    refused.push((own, copy));
+                }
+                StageAction::ToNext(ToReceiver::Written { transfer, .. })
+                    if refused.iter().any(|(other, copy)| (*other, copy.transfer) == (own, transfer)) => {}
                 StageAction::Copy { end, copy } => {
                     let total = self.bytes.get(&MicroBatchId(copy.transfer.0)).copied().unwrap_or(0);
                     let last = copy.other == OtherEnd::None || copy.offset + copy.bytes == total;
@@ -473,7 +483,13 @@ impl<'a> World<'a> {
                     }
                 }
                 StageAction::Resent { .. } => self.report.resent += 1,
-                StageAction::Corrupted { route } => self.corrupted(stage, route),
+                StageAction::Corrupted { route } => {
+                    self.end_edge(stage, |from, to| Error::Corrupted { from, to, route });
+                }
+                StageAction::Unreplaced => {
+                    let (route, cause) = (Route::Peer, ragtag_hal::Error::invalid("made up"));
+                    self.end_edge(stage, |from, to| Error::Transfer { from, to, route, cause });
+                }
                 StageAction::ToPrevious(message) => {
                     if let ToSender::Again { slot, .. } = message {
                         self.memory.discard(stage, slot)?;
@@ -484,6 +500,9 @@ impl<'a> World<'a> {
                     self.send(device, run, Message::Run(RunEvent::Return(returned)))?;
                 }
             }
+        }
+        for (stage, copy) in refused {
+            self.device_event(device, DeviceEvent::Stage { stage, event: StageEvent::Refused { copy } })?;
         }
         self.start_around(device)
     }
@@ -588,7 +607,7 @@ impl<'a> World<'a> {
                     computed.rows += u64::from(micro_batch.rows());
                 }
             }
-            Job::Stream { .. } | Job::Logits { .. } | Job::Checksum(_) | Job::Sum(_) => {}
+            _ => {}
         }
         if self.report.spans.len() == self.spec.max_spans {
             self.report.dropped_spans += 1;
@@ -761,6 +780,11 @@ impl<'a> World<'a> {
                 let wrong = |fault: &Fault| matches!(fault, Fault::WrongBytes { copies: 2.., .. });
                 let wrong = self.spec.verified && self.spec.faults.iter().any(wrong);
                 if wrong { Ok(()) } else { Err("failed without wrong bytes") }
+            }
+            (Outcome::Failed { error: Error::Transfer { route: Route::Peer, .. } }, _) => {
+                let refused = |fault: &Fault| matches!(fault, Fault::CopyRefused { .. });
+                let refused = !self.spec.verified && self.spec.faults.iter().any(refused);
+                if refused { Ok(()) } else { Err("failed without a refused copy") }
             }
             (Outcome::Failed { error: Error::Stopped }, _) if self.is_stopped_by_spec() => Ok(()),
             (Outcome::Finished { reason: FinishReason::Cancelled, tokens }, Ok((_, all))) => {
