@@ -85,6 +85,8 @@ pub struct PlanLimits {
     pub activations: Activations,
     /// Wire type of activations. Default: chosen by the planner. With f32 activations it is always f32.
     pub wire_type: Option<WireType>,
+    /// Whether the stages verify transfers, which takes memory for checksums.
+    pub verified: bool,
 }
 
 impl PlanLimits {
@@ -647,7 +649,8 @@ fn host_memory(problem: &Problem<'_>, chosen: &Choice, stages: &[PlanStage]) -> 
     let logits = shape.logits_bytes().saturating_mul(u64::from(chosen.credits));
     let staging = sum(&mut stages.iter().map(|stage| stage.memory_bytes.staging));
     let slots = u64::from(shape.slots).saturating_mul(stages.len() as u64);
-    let parameters = shape.params_bytes().saturating_mul(slots);
+    let checksums = shape.checksum_bytes().saturating_mul(stages.len() as u64);
+    let parameters = shape.params_bytes().saturating_mul(slots).saturating_add(checksums);
     let devices = sum(&mut stages.iter().filter(in_host).map(|stage| stage.memory_bytes.total));
     let of_run = |run: &Run| problem.lowered.sizes.streamed_bytes(&run.streamed);
     let weights = sum(&mut chosen.runs.iter().map(of_run));

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
-use checksum::Checksums;
+use checksum::{ChecksumIds, Checksums};
 pub(crate) use edge::{Edge, Sharing};
 use edge::{copy_command, to_next, to_previous};
 use memory::{LOGITS, SharedBuffers, StageBuffers};
@@ -155,7 +155,12 @@ impl StageLoader<'_> {
             edge.lend(device, &memory).map_err(failed)?;
         }
         let checksums = match self.verified {
-            true => Some(Checksums::new(device, &memory, shared.new_id(), self.slots).map_err(failed)?),
+            true => {
+                let (module, region) = (memory.checksum_module(), memory.checksum_region());
+                let ids = ChecksumIds { module, sums: shared.new_id(), region };
+                let most_bytes = u64::from(memory.compiled().max_rows()) * row_bytes;
+                Some(Checksums::new(device, ids, most_bytes, self.slots).map_err(failed)?)
+            }
             false => None,
         };
         let edges = [(memory.incoming_region(), &previous), (memory.outgoing_region(), &next)];
