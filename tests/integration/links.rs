@@ -6,7 +6,7 @@ use ragtag::{
     Calibration, CalibrationOptions, DeviceOptions, Devices, LinkOptions, LinkReport, Model, Planner,
     ProbedLink,
 };
-use ragtag_hal::{Checked, Faults, MemoryHandle, ShortCopies};
+use ragtag_hal::{Checked, CopyFault, CopyFaultKind, Faults, FaultyCopies, MemoryHandle, ShortCopies};
 use ragtag_transfer::{Route, Routes};
 use serde_json::Value;
 use std::path::Path;
@@ -177,6 +177,41 @@ fn links_between_apis_are_verified() {
             };
             assert!(link["tried"][at]["why"].is_null(), "{link}");
         }
+    });
+}
+
+/// Checks that a kernel on the receiving device finds right bytes right, and wrong ones wrong. Large downloads
+/// from the device are wrong, so a comparison on the host would find each transfer to it wrong.
+#[test]
+fn a_kernel_checks_transfers_to_a_device_with_kernels() {
+    let found = Devices::probe(&DeviceOptions::default()).unwrap();
+    let opencl = found.report().adapters().find(|adapter| adapter.backend == "opencl");
+    let Some(label) = opencl.map(ragtag_hal::Adapter::label) else {
+        test_support::skip!("OpenCL driver", "no device");
+        return;
+    };
+    within(300, move || {
+        let selected = format!("{label},cpu:0");
+        let probed = |faults: Faults| {
+            let folder = tempfile::tempdir().unwrap();
+            let faulty = label.clone();
+            let devices = support::devices(&Setup { devices: &selected, ..Setup::default() });
+            let devices = devices.checked_by(move |adapter, device| {
+                let faults = if adapter.label() == faulty { faults.clone() } else { Faults::default() };
+                Checked::with_faults(device, faults)
+            });
+            let report = probe(&devices, folder.path());
+            let to = report.links.into_iter().find(|link| link.to == label).unwrap();
+            to.tried.into_iter().find(|tried| !tried.route.shares_memory()).unwrap()
+        };
+        let (kind, copies) = (CopyFaultKind::Flipped, FaultyCopies::Downloads);
+        let flipped = |copies| CopyFault { kind, copies, least_bytes: 4096, after: 0, most: None };
+        let faulty = |fault| Faults { copy_fault: Some(fault), ..Faults::default() };
+        let staged = probed(faulty(flipped(copies)));
+        assert_eq!((staged.why, staged.corrupt), (None, false));
+        let short_copies = Some(ShortCopies::All);
+        let staged = probed(Faults { short_copies, ..Faults::default() });
+        assert!(staged.corrupt && staged.why.unwrap().contains(" bytes are wrong after a transfer"));
     });
 }
 
