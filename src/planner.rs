@@ -141,7 +141,11 @@ impl Planner {
         for link in &links.links {
             let usual = &self.links.between(&link.from, &link.to).routes;
             let is_refused = |route| links.refusal(&link.from, &link.to, route).is_some();
-            if let Some(routes) = link.routes().filter(|_| usual.iter().any(is_refused)) {
+            let routes = match usual.iter().any(is_refused) {
+                true => link.routes(),
+                false => Some(link.with_ring(usual)).filter(|routes| routes != usual),
+            };
+            if let Some(routes) = routes {
                 self = self.routes(&link.from, &link.to, routes);
             }
         }
@@ -286,10 +290,6 @@ impl Planner {
         self
     }
 
-    /// Pins a segment to a device. Segment 0 is the embedding, and the last segment is the head.
-    pub fn pin(mut self, segment: u32, device: &str) -> Self {
-        self.constraints.pins.push(Pin { segment, device: device.into() });
-        self
     /// Counts the memory for checksums of transfers, as runs with
     /// [`EngineOptions::verify_transfers`](crate::EngineOptions) need it.
     pub fn verify_transfers(mut self, verified: bool) -> Self {
@@ -297,6 +297,10 @@ impl Planner {
         self
     }
 
+    /// Pins a segment to a device. Segment 0 is the embedding, and the last segment is the head.
+    pub fn pin(mut self, segment: u32, device: &str) -> Self {
+        self.constraints.pins.push(Pin { segment, device: device.into() });
+        self
     }
 
     /// Excludes a device from the plan.
@@ -511,10 +515,6 @@ mod tests {
     use ragtag_planner::FigureSource;
 
     #[test]
-    fn a_smaller_plan_streams_weights_last() {
-        let facts = DeviceFacts::assumed("gpu:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::User);
-        let planner = Planner::new(&Model::bundled().unwrap()).context(64).unexplained();
-    #[test]
     fn a_plan_for_verified_transfers_is_smaller_if_memory_is_short() {
         let facts = DeviceFacts::assumed("gpu:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::User);
         let planner = Planner::new(&Model::bundled().unwrap()).context(64).unexplained().without_streaming();
@@ -528,6 +528,10 @@ mod tests {
         assert!(smaller.chunk < before.chunk || smaller.slots < before.slots, "{smaller:?}");
     }
 
+    #[test]
+    fn a_smaller_plan_streams_weights_last() {
+        let facts = DeviceFacts::assumed("gpu:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::User);
+        let planner = Planner::new(&Model::bundled().unwrap()).context(64).unexplained();
         let planner = planner.device_facts(vec![facts]);
         let before = planner.plan().unwrap();
         let memory = before.stages[0].memory_bytes;

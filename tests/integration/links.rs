@@ -308,7 +308,7 @@ fn routes_that_corrupt_data_are_not_used() {
         // A copy over the fastest route is correct even without the fault, so healthy devices do for timing.
         let calibration = calibrate(&model, &two(None), folder.path());
         let links: Vec<_> = calibration.links.known.iter().map(|(_, _, facts)| &facts.routes).collect();
-        let routes = [there, back].map(|link| Routes::or_staged(link.route.unwrap()));
+        let routes = [there, back].map(|link| link.routes().unwrap());
         assert_eq!(links, [&routes[0], &routes[1]]);
         let planner = Planner::new(&model).devices(&two(None)).calibrated(&calibration);
         let plan = planner.split("0-6=cpu:1,7-13=cpu:0".parse().unwrap()).plan().unwrap();

@@ -28,11 +28,21 @@ pub enum Route {
     Import,
     /// Copies pass through a bounded ring of pinned host memory that both devices can access.
     HostStaged {
-        /// Number of bytes in a chunk.
+        /// Number of bytes in a chunk. If absent, that of [`Route::HOST_STAGED`].
+        #[serde(default = "usual_chunk_bytes")]
         chunk_bytes: u64,
-        /// Number of chunks in the ring.
+        /// Number of chunks in the ring. If absent, that of [`Route::HOST_STAGED`].
+        #[serde(default = "usual_depth")]
         depth: u32,
     },
+}
+
+fn usual_chunk_bytes() -> u64 {
+    Route::HOST_STAGED.ring().0
+}
+
+fn usual_depth() -> u32 {
+    Route::HOST_STAGED.ring().1
 }
 
 impl Route {
@@ -65,7 +75,7 @@ impl Route {
 
     /// Returns the chunk size in bytes and the depth of the route's ring. Both are 0 for a route without a
     /// ring.
-    pub fn ring(&self) -> (u64, u32) {
+    pub const fn ring(&self) -> (u64, u32) {
         match *self {
             Route::HostStaged { chunk_bytes, depth } => (chunk_bytes, depth),
             Route::Peer | Route::Import => (0, 0),

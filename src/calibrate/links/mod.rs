@@ -1,5 +1,6 @@
-//! Probes the links between devices. A probe transfers pseudo-random contents over each route, compares them
-//! at the far end, and times the routes that keep them intact. Calibration uses the fastest verified route.
+//! Probes the links between devices. A probe transfers pseudo-random contents over each route, checks them at
+//! the far end, and times the routes that keep them intact. Calibration uses the fastest verified route, and
+//! the fastest ring of the host-staged route.
 
 mod pairs;
 mod probe;
@@ -143,6 +144,18 @@ impl ProbedLink {
         let staged = self.tried.iter().find(is_verified).map(|tried| tried.route);
         Some(staged.map_or_else(|| route.into(), |staged| Routes::or(route, staged)))
     }
+    /// Returns `routes` with the ring that the probe has found fastest, if it has verified the host-staged
+    /// route.
+    pub(crate) fn with_ring(&self, routes: &Routes) -> Routes {
+        let is_verified = |tried: &&TriedRoute| !tried.route.shares_memory() && tried.why.is_none();
+        let ring = self.tried.iter().find(is_verified).map(|tried| tried.route);
+        let mut routes = routes.clone();
+        for sized in routes.0.iter_mut().filter(|sized| !sized.route.shares_memory()) {
+            sized.route = ring.unwrap_or(sized.route);
+        }
+        routes
+    }
+
 
     /// Returns the reason why the probe has not verified a route, or `None` if it has.
     fn refusal(&self, route: Route) -> Option<&str> {
