@@ -1,5 +1,6 @@
 //! The engine executes a plan. It opens devices, compiles segments, loads weights and starts the actors.
 
+use crate::calibrate::Topology;
 use crate::devices::{Devices, StageDevices};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -129,6 +130,9 @@ impl Engine {
         let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
         let graph = model.graph().with_granularity(plan.model.granularity);
         let StageDevices { devices: opened, hosts } = devices.open_stages(&labels)?;
+        let topology = Topology::new("/");
+        let ends = hosts.windows(2).map(|pair| [&opened[pair[0]].0, &opened[pair[1]].0]);
+        let ring_cores = ends.map(|ends| topology.ring_cores(ends)).collect();
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
         for (stage, device) in plan.stages.iter().zip(hosts) {
             let (adapter, segments) = (opened[device].0.clone(), stage.segments.range());
@@ -141,6 +145,7 @@ impl Engine {
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
         run.chunks = plan.chunks();
         run.routes = plan.routes();
+        run.ring_cores = ring_cores;
         run.decode_groups = plan.decode_groups;
         run.credits = plan.credits;
         run.slots = plan.slots;

@@ -20,9 +20,8 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::thread::available_parallelism;
 use std::time::Duration;
-use topology::Topology;
-
 pub use topology::LinkClass;
+pub(crate) use topology::Topology;
 
 /// Default time limit of the measurements of all links.
 const USUAL_LIMIT: Duration = Duration::from_secs(20);
@@ -144,6 +143,7 @@ impl ProbedLink {
         let staged = self.tried.iter().find(is_verified).map(|tried| tried.route);
         Some(staged.map_or_else(|| route.into(), |staged| Routes::or(route, staged)))
     }
+
     /// Returns `routes` with the ring that the probe has found fastest, if it has verified the host-staged
     /// route.
     pub(crate) fn with_ring(&self, routes: &Routes) -> Routes {
@@ -155,7 +155,6 @@ impl ProbedLink {
         }
         routes
     }
-
 
     /// Returns the reason why the probe has not verified a route, or `None` if it has.
     fn refusal(&self, route: Route) -> Option<&str> {
