@@ -112,7 +112,8 @@ pub enum Error {
     },
     /// A copy of activations failed, and no other route can replace its route.
     #[error(
-        "activations from {from} to {to} over the {} route: {cause}; no other route can replace it, because {}",
+        "activations from {from} to {to} over the {} route: {cause}; no other route can replace it, because \
+         {}",
         route.name(),
         irreplaceable(cause)
     )]

@@ -154,8 +154,8 @@ fn a_failing_copy_ends_the_run_with_its_edge() {
                 };
                 let copy = "copy (injected fault) failed with code -1";
                 let said = format!("activations from cpu:0 to cpu:1 over the {name} route: {copy}");
-                let why = "no other route can replace it, because the failure ends a queue of the device, and \
-                           all routes use this queue";
+                let why = "no other route can replace it, because the failure ends a queue of the device, \
+                           and all routes use this queue";
                 assert_eq!(error.to_string(), format!("{said}; {why}"));
             }
         }

@@ -180,8 +180,8 @@ fn links_between_apis_are_verified() {
     });
 }
 
-/// Checks that a kernel on the receiving device finds right bytes right, and wrong ones wrong. Large downloads
-/// from the device are wrong, so a comparison on the host would find each transfer to it wrong.
+/// Checks that a kernel on the receiving device finds right bytes right, and wrong ones wrong. Large
+/// downloads from the device are wrong, so a comparison on the host would find each transfer to it wrong.
 #[test]
 fn a_kernel_checks_transfers_to_a_device_with_kernels() {
     let found = Devices::probe(&DeviceOptions::default()).unwrap();

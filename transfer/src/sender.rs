@@ -107,8 +107,8 @@ impl Sender {
     /// # Errors
     /// [`Error::Protocol`] for a message that the receiver must not send now, and for identifiers that do not
     /// ascend. [`Error::Empty`] for a transfer of zero bytes. [`Error::Corrupted`] if a transfer arrives with
-    /// wrong bytes again and no other route is left. [`Error::Refused`] if no other route can replace a refused
-    /// one.
+    /// wrong bytes again and no other route is left. [`Error::Refused`] if no other route can replace a
+    /// refused one.
     pub fn step(
         &mut self,
         event: SenderEvent,

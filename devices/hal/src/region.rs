@@ -75,9 +75,9 @@ impl HostRegion {
         Ok(Self { pointer, bytes, allocation: (start, layout), held: Mutex::new(Vec::new()) })
     }
 
-    /// Allocates a region on the NUMA node of `cores`: a thread that runs only on these cores allocates it and
-    /// writes to its pages first. Uses any node if `cores` is empty, if the thread must not run on these cores,
-    /// or on other systems than Linux.
+    /// Allocates a region on the NUMA node of `cores`: a thread that runs only on these cores allocates it
+    /// and writes to its pages first. Uses any node if `cores` is empty, if the thread must not run on these
+    /// cores, or on other systems than Linux.
     ///
     /// # Errors
     /// Returns the errors of [`HostRegion::new`].

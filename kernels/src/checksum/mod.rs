@@ -45,8 +45,8 @@ pub fn parts(words: u32) -> u32 {
     words.div_ceil(PART_WORDS)
 }
 
-/// Size of the memory for the sums of a buffer is a multiple of this number of bytes. It suits the alignment of
-/// all known devices.
+/// Size of the memory for the sums of a buffer is a multiple of this number of bytes. It suits the alignment
+/// of all known devices.
 const PLACE_ALIGNMENT: u64 = 512;
 
 /// Returns the bytes of device memory to reserve for the sums of a buffer of `bytes` bytes.

@@ -522,8 +522,8 @@ impl Actor {
         }
     }
 
-    /// Warns that wrong bytes have arrived at the next stage, or that its device has refused a copy. If another
-    /// route replaces the previous one, records the routes that are left.
+    /// Warns that wrong bytes have arrived at the next stage, or that its device has refused a copy. If
+    /// another route replaces the previous one, records the routes that are left.
     fn resent(&mut self, at: usize, wrong: Route, over: Route) {
         let Some(next) = &self.stages[at].next else { return };
         let (from, to, route) = (&self.label, &next.label, wrong.name());
@@ -572,8 +572,8 @@ impl Actor {
     }
 
     /// Replaces a copy that the device has refused by a submission without work, which signals the copy's
-    /// point. The transfer is then sent over the next route: at once if the sender has refused a copy over the
-    /// peer route, and after the comparison of the checksums if transfers are verified.
+    /// point. The transfer is then sent over the next route: at once if the sender has refused a copy over
+    /// the peer route, and after the comparison of the checksums if transfers are verified.
     ///
     /// # Errors
     /// Returns [`Error::Transfer`] in all other cases, because the other end already relies on the copy.
@@ -591,7 +591,7 @@ impl Actor {
         let (from, to) = if end == End::Outgoing { (Some(own), other) } else { (other, Some(own)) };
         let [from, to] = [from, to].map(Option::unwrap_or_default);
         if self.verified {
-            tracing::warn!(from, to, route = route.name(), %cause, "the checksum will find the missing bytes");
+            tracing::warn!(from, to, route = route.name(), %cause, "the checksum will find missing bytes");
         }
         let error = Error::Transfer { from, to, route, cause };
         if !self.verified && (end == End::Incoming || route != Route::Peer) {

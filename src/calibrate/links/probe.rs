@@ -146,8 +146,8 @@ impl Prober {
     }
 
     /// Returns the host-staged route with the fastest ring. Times a few chunk sizes, and then a few depths
-    /// with the best of them. Keeps the usual ring unless another one is clearly faster and keeps data intact.
-    /// Returns any other route unchanged.
+    /// with the best of them. Keeps the usual ring unless another one is clearly faster and keeps data
+    /// intact. Returns any other route unchanged.
     fn fastest_ring(
         self,
         from: &mut SoloDevice,

@@ -230,8 +230,8 @@ impl<'a> SoloLink<'a> {
     ///
     /// Each receiving slot first holds the complement of its contents, so a byte that was not copied is
     /// wrong. A kernel on the receiving device computes the checksum of its slot. If the device is a CPU or
-    /// cannot run the kernel, or if the checksum is wrong, the device copies its slot to host memory, where the
-    /// host compares all bytes.
+    /// cannot run the kernel, or if the checksum is wrong, the device copies its slot to host memory, where
+    /// the host compares all bytes.
     ///
     /// # Errors
     /// Fails if a device fails, or if `part` does not fit the link.
@@ -286,8 +286,8 @@ impl<'a> SoloLink<'a> {
         Ok(mismatch)
     }
 
-    /// Returns the checksum of `slot`, which a kernel on one end computes. Returns `None` if the end is a CPU,
-    /// whose memory the host reads itself, or if it cannot run the kernel.
+    /// Returns the checksum of `slot`, which a kernel on one end computes. Returns `None` if the end is a
+    /// CPU, whose memory the host reads itself, or if it cannot run the kernel.
     fn checksum(&mut self, at: usize, slot: BufferRange) -> Result<Option<u64>> {
         let end = &mut *self.ends[at];
         let checksums = self.checksums[at].get_or_insert_with(|| {
