@@ -1,5 +1,6 @@
 //! The engine executes a plan. It opens devices, compiles segments, loads weights and starts the actors.
 
+use crate::calibrate::Topology;
 use crate::devices::{Devices, StageDevices};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -37,7 +38,8 @@ pub struct EngineOptions {
     /// Callback for loading progress.
     pub progress: Option<Progress>,
     /// Whether each stage verifies the activations that it receives, with checksums. Activations with wrong
-    /// bytes are sent again, over the next route of the edge if it has one.
+    /// bytes are sent again, over the next route of the edge if it has one. Plans count the memory for the
+    /// checksums if [`Planner::verify_transfers`](crate::Planner::verify_transfers) is set.
     pub verify_transfers: bool,
     /// Time after which a copy that does not complete ends the run. `None` selects 60 seconds.
     /// Zero disables the limit. Time in which a copy waits for a computation does not count.
@@ -131,6 +133,9 @@ impl Engine {
         let graph = model.graph().with_granularity(plan.model.granularity);
         let prefill_label = prefill.map(|prefill| label(&prefill.stage));
         let StageDevices { devices: opened, hosts } = devices.open_stages(&labels, prefill_label)?;
+        let topology = Topology::new("/");
+        let ends = hosts[..labels.len()].windows(2).map(|pair| [&opened[pair[0]].0, &opened[pair[1]].0]);
+        let ring_cores = ends.map(|ends| topology.ring_cores(ends)).collect();
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
         let all = plan.stages.iter().chain(prefill.map(|prefill| &prefill.stage));
         for (stage, device) in all.zip(hosts) {
@@ -146,6 +151,7 @@ impl Engine {
         run.chunks = plan.chunks();
         run.prefill_from = prefill.as_ref().map_or(1, |(from_tokens, _)| *from_tokens);
         run.routes = plan.routes();
+        run.ring_cores = ring_cores;
         run.decode_groups = plan.decode_groups;
         run.credits = plan.credits;
         run.slots = plan.slots;

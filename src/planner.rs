@@ -91,6 +91,7 @@ impl Planner {
             kv: KvType::F16,
             activations: Activations::Int8,
             wire_type: None,
+            verified: false,
         };
         Self {
             model: model.clone(),
@@ -132,14 +133,19 @@ impl Planner {
         planner
     }
 
-    /// Replaces routes that a probe has found unusable with verified routes. Excludes devices until every
-    /// pair of probed devices has a verified route. Call [`Planner::devices`] first. A planner with
-    /// [`Planner::calibrated`] does not need this call, because a calibration uses the cached probes.
+    /// Replaces routes that a probe has found unusable with verified routes, and the rings of other routes
+    /// with the fastest rings. Excludes devices until every pair of probed devices has a verified route. Call
+    /// [`Planner::devices`] first. A planner with [`Planner::calibrated`] does not need this call, because a
+    /// calibration uses the cached probes.
     pub fn probed(mut self, links: &LinkReport) -> Self {
         for link in &links.links {
             let usual = &self.links.between(&link.from, &link.to).routes;
             let is_refused = |route| links.refusal(&link.from, &link.to, route).is_some();
-            if let Some(routes) = link.routes().filter(|_| usual.iter().any(is_refused)) {
+            let routes = match usual.iter().any(is_refused) {
+                true => link.routes(),
+                false => Some(link.with_ring(usual)).filter(|routes| routes != usual),
+            };
+            if let Some(routes) = routes {
                 self = self.routes(&link.from, &link.to, routes);
             }
         }
@@ -281,6 +287,13 @@ impl Planner {
     /// shorter predicted time. [`Planner::plan`] returns an error for f16 with exact activations.
     pub fn wire_type(mut self, wire_type: WireType) -> Self {
         self.limits.wire_type = Some(wire_type);
+        self
+    }
+
+    /// Counts the memory for checksums of transfers, as runs with
+    /// [`EngineOptions::verify_transfers`](crate::EngineOptions) need it.
+    pub fn verify_transfers(mut self, verified: bool) -> Self {
+        self.limits.verified = verified;
         self
     }
 
@@ -501,6 +514,20 @@ mod tests {
     use super::*;
     use ragtag_hal::AdapterKind;
     use ragtag_planner::FigureSource;
+
+    #[test]
+    fn a_plan_for_verified_transfers_is_smaller_if_memory_is_short() {
+        let facts = DeviceFacts::assumed("gpu:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::User);
+        let planner = Planner::new(&Model::bundled().unwrap()).context(64).unexplained().without_streaming();
+        let planner = planner.device_facts(vec![facts]);
+        let before = planner.plan().unwrap();
+        let planner = planner.holding_at_most("gpu:0", before.stages[0].memory_bytes.total);
+        assert_eq!(planner.plan().unwrap().chunk, before.chunk);
+        let verifying = planner.verify_transfers(true);
+        assert!(matches!(verifying.plan(), Err(Error::Planner(PlanError::DoesNotFit(_)))));
+        let smaller = verifying.smaller_than(&before).unwrap();
+        assert!(smaller.chunk < before.chunk || smaller.slots < before.slots, "{smaller:?}");
+    }
 
     #[test]
     fn a_smaller_plan_streams_weights_last() {

@@ -389,7 +389,7 @@ pub struct StageMemory {
     /// Scratch memory, sized for the segment that needs the most.
     pub scratch: u64,
     /// Slots: buffers for the parameters, activations and logits of the micro-batches that the stage can
-    /// hold.
+    /// hold. If transfers are verified, their checksums.
     pub slots: u64,
     /// Staging ring of the route from the previous stage.
     pub staging: u64,
@@ -407,7 +407,7 @@ pub struct HostMemory {
     pub logits: u64,
     /// Staging rings between stages.
     pub staging: u64,
-    /// Parameters of the micro-batches that the stages can hold.
+    /// Parameters of the micro-batches that the stages can hold. If transfers are verified, their checksums.
     pub parameters: u64,
     /// Memory of stages on devices that use host memory.
     pub devices: u64,

@@ -82,7 +82,6 @@ fn route(_: &mut SchemaGenerator) -> Schema {
                             "chunk_bytes": { "type": "integer", "minimum": 1 },
                             "depth": { "type": "integer", "minimum": 1 },
                         },
-                        "required": ["chunk_bytes", "depth"],
                         "additionalProperties": false,
                     },
                 },
@@ -121,5 +120,13 @@ mod tests {
         let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         assert_eq!(keys(&staged), keys(ring));
         assert_eq!(keys(&staged["host-staged"]), keys(&ring["host-staged"]["properties"]));
+    }
+
+    #[test]
+    fn a_ring_without_figures_is_the_default_ring() {
+        let read = |json: &str| serde_json::from_str::<Route>(json).unwrap();
+        assert_eq!(read(r#"{"host-staged": {}}"#), Route::HOST_STAGED);
+        let deep = Route::HostStaged { chunk_bytes: 256 << 10, depth: 9 };
+        assert_eq!(read(r#"{"host-staged": {"depth": 9}}"#), deep);
     }
 }

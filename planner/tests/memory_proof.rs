@@ -7,6 +7,7 @@ use ragtag_graph::{
 };
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
+use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::arena_buffers;
 use ragtag_planner::streaming::arena_count;
@@ -44,6 +45,17 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
 }
 
 fn plan_of_split(model: &Model, lowering: &Lowering, split: &Split, caps: &Caps) -> Result<Plan, PlanError> {
+    plan_verifying(model, lowering, split, caps, false)
+}
+
+/// Makes a plan for a run in which the stages verify transfers if `verified` is set.
+fn plan_verifying(
+    model: &Model,
+    lowering: &Lowering,
+    split: &Split,
+    caps: &Caps,
+    verified: bool,
+) -> Result<Plan, PlanError> {
     let device = |i| {
         let kind = ragtag_hal::AdapterKind::Cpu;
         let facts = DeviceFacts::assumed(&format!("cpu:{i}"), kind, 1, 1 << 40, FigureSource::User);
@@ -81,6 +93,7 @@ fn plan_of_split(model: &Model, lowering: &Lowering, split: &Split, caps: &Caps)
             kv: lowering.kv,
             activations: lowering.activations,
             wire_type: Some(lowering.wire_type),
+            verified,
         },
         constraints: Constraints::NONE,
         trial: None,
@@ -215,6 +228,34 @@ fn the_proof_is_what_compiled_stages_take() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn checksums_of_transfers_are_proved() {
+    let model = model("tales-q8_0");
+    let (kv, activations) = (KvType::F16, Activations::Int8);
+    for (chunk, wire_type) in [(1, WireType::F32), (100, WireType::F16), (2000, WireType::F32)] {
+        let lowering =
+            Lowering { activations, kv, context: 2000, sequences: 1, chunk, logit_rows: 1, wire_type };
+        let split = "0-6=cpu:0,7-13=cpu:1".parse().expect("a split");
+        let plan = |verified| plan_verifying(&model, &lowering, &split, &caps(), verified).expect("fits");
+        let (plain, verified) = (plan(false), plan(true));
+        let mut host_bytes = 0;
+        for (plain, verified) in plain.stages.iter().zip(&verified.stages) {
+            let compiled = ragtag_graph::compile(&model, plain.segments.range(), &lowering, &caps());
+            let compiled = compiled.expect("compiles");
+            // One place for each end of each slot, as the actor creates them.
+            let transfer = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
+            let bytes = place_bytes(transfer) * 2 * u64::from(SLOTS);
+            let [plain, verified] = [&plain.memory_bytes, &verified.memory_bytes];
+            assert_eq!(verified.slots - plain.slots, class_bytes(bytes));
+            assert_eq!(verified.total - plain.total, class_bytes(bytes));
+            host_bytes += bytes;
+        }
+        let [plain, verified] = [&plain.host_memory_bytes, &verified.host_memory_bytes];
+        assert_eq!(verified.parameters - plain.parameters, host_bytes);
+        assert!(verified.total - plain.total >= host_bytes);
     }
 }
 

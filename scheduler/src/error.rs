@@ -110,8 +110,13 @@ pub enum Error {
         /// The last route.
         route: Route,
     },
-    /// A copy of activations failed.
-    #[error("activations from {from} to {to} over the {} route: {cause}", route.name())]
+    /// A copy of activations failed, and no other route can replace its route.
+    #[error(
+        "activations from {from} to {to} over the {} route: {cause}; no other route can replace it, because \
+         {}",
+        route.name(),
+        irreplaceable(cause)
+    )]
     Transfer {
         /// Label of the device that sends the activations.
         from: String,
@@ -163,6 +168,14 @@ pub enum Error {
     /// The pipeline has been shut down.
     #[error("the pipeline has been shut down")]
     Stopped,
+}
+
+/// Returns the reason why no other route can replace the route of a failed copy.
+fn irreplaceable(cause: &ragtag_hal::Error) -> &'static str {
+    match cause {
+        ragtag_hal::Error::Refused { .. } => "none is left or the other stage already relies on the copy",
+        _ => "the failure ends a queue of the device, and all routes use this queue",
+    }
 }
 
 /// An allocation that failed while a stage was loaded, because the device was out of memory.

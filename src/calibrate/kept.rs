@@ -24,8 +24,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Format version of the JSON files of links.
 const LINK_VERSION: u32 = 5;
-/// Format version of the JSON files of probes. It also changes when devices offer more routes than before.
-const PROBE_VERSION: u32 = 3;
+/// Format version of the JSON files of probes. It also changes when devices offer more routes than before, or
+/// when a probe measures more.
+const PROBE_VERSION: u32 = 4;
 /// Age in seconds after which a measurement expires: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval between attempts to take a lock that another process holds.

@@ -24,6 +24,7 @@ use budget::Budget;
 use found::KnownFacts;
 use job::Job;
 use kept::Kept;
+pub(crate) use links::Topology;
 pub use links::{LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};

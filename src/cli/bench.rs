@@ -58,6 +58,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         context: tests.iter().map(|test| test.positions()).max(),
         request: args.request,
         workload: workload(longest(&args.pp) as usize, longest(&args.tg)),
+        verified: args.transfers.verify_transfers,
         ..Needs::of(1)
     };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;

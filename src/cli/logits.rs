@@ -17,7 +17,8 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
     let records = Records::new(&args.records);
     let model = super::open_model(args.model.as_deref())?;
-    let needs = Needs { all_logits: true, context: Some(args.ids.len() as u32), ..Needs::of(1) };
+    let (context, verified) = (Some(args.ids.len() as u32), args.transfers.verify_transfers);
+    let needs = Needs { all_logits: true, context, verified, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
     let options = args.transfers.over(EngineOptions {

@@ -32,7 +32,8 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
     // Two pieces are in flight at a time, which keeps two stages busy.
-    let needs = Needs { all_logits: true, context: Some(context), ..Needs::of(2) };
+    let verified = args.transfers.verify_transfers;
+    let needs = Needs { all_logits: true, context: Some(context), verified, ..Needs::of(2) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
     let options = args.transfers.over(EngineOptions {

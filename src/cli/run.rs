@@ -36,7 +36,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
     let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
     let request = workload(ids.len(), args.tokens);
-    let needs = Needs { request: args.request, workload: request, ..Needs::of(1) };
+    let verified = args.transfers.verify_transfers;
+    let needs = Needs { request: args.request, workload: request, verified, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     refuse_long(ids.len(), placed.plan.context)?;
     if !args.json {

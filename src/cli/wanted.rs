@@ -55,6 +55,8 @@ pub(super) struct Needs {
     pub(super) sequences: u32,
     /// Whether the command needs logits of every row.
     pub(super) all_logits: bool,
+    /// Whether the command verifies transfers.
+    pub(super) verified: bool,
     /// Context in tokens if the user sets none. `None` means the longest context that fits.
     pub(super) context: Option<u32>,
     /// Parts of the planned request that the user's arguments describe.
@@ -71,6 +73,7 @@ impl Needs {
             asked: None,
             sequences,
             all_logits: false,
+            verified: false,
             context: None,
             request: RequestArgs::default(),
             workload: Workload::default(),
@@ -190,7 +193,8 @@ impl<'a> Wanted<'a> {
             .granularity(self.granularity())
             .sequences(self.sequences())
             .kv(self.kv())
-            .activations(self.activations());
+            .activations(self.activations())
+            .verify_transfers(self.needs.verified);
         let planner = match self.plan() {
             Some(plan) => self.like(plan, planner),
             None => self.by_arguments(planner),

@@ -5,7 +5,7 @@ use crate::support::{
     Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, ragtag, read_json, text,
     within,
 };
-use ragtag::{Devices, Engine, Error, Model, Prompt};
+use ragtag::{DeviceOptions, Devices, Engine, Error, Model, Prompt};
 use ragtag_hal::{Checked, CopyFault, CopyFaultKind, Error as DeviceError, Faults, FaultyCopies};
 use ragtag_scheduler::{Error as RunError, SpanKind};
 use ragtag_transfer::{Route, Routes};
@@ -154,8 +154,96 @@ fn a_failing_copy_ends_the_run_with_its_edge() {
                 };
                 let copy = "copy (injected fault) failed with code -1";
                 let said = format!("activations from cpu:0 to cpu:1 over the {name} route: {copy}");
-                assert_eq!(error.to_string(), said);
+                let why = "no other route can replace it, because the failure ends a queue of the device, \
+                           and all routes use this queue";
+                assert_eq!(error.to_string(), format!("{said}; {why}"));
             }
+        }
+    });
+}
+
+/// Returns the devices, of which the one with this label refuses some copies.
+fn refusing(setup: &Setup<'_>, label: impl Into<String>, copies: FaultyCopies, most: Option<u64>) -> Devices {
+    let (kind, label) = (CopyFaultKind::Refused, label.into());
+    let fault = CopyFault { kind, copies, least_bytes: LEAST_BYTES, after: AFTER, most };
+    devices(setup).checked_by(move |adapter, device| {
+        let copy_fault = (adapter.label() == label).then_some(fault);
+        Checked::with_faults(device, Faults { copy_fault, ..Faults::default() })
+    })
+}
+
+#[test]
+fn the_next_route_replaces_one_whose_copy_is_refused() {
+    within(120, || {
+        let model = model();
+        for (route, label, verify_transfers) in
+            [(Route::Peer, "cpu:0", false), (Route::Peer, "cpu:0", true), (Route::Import, "cpu:1", true)]
+        {
+            let setup = Setup { route: Some(route), verify_transfers, sequences: 3, ..setup() };
+            let devices = refusing(&setup, label, FaultyCopies::Shared, None);
+            let engine = engine_on(&model, &setup, &devices).unwrap();
+            assert_eq!(engine.routes(), [Routes::or_staged(route)]);
+            let prompt = &golden(MODEL).cases[0].prompt_ids;
+            let start = |_| engine.session().generate(Prompt::Tokens(prompt), &greedy(NEW_TOKENS)).unwrap();
+            for stream in [0, 1, 2].map(start) {
+                assert_eq!(block_on(listen(stream)).unwrap().ids, expected(), "{route:?}");
+            }
+            assert_eq!(engine.routes(), [Routes::from(Route::HOST_STAGED)]);
+            engine.shutdown();
+        }
+        // The only route is used once more.
+        let setup = Setup { route: Some(Route::HOST_STAGED), ..setup() };
+        let devices = refusing(&setup, "cpu:0", FaultyCopies::Downloads, Some(1));
+        let engine = engine_on(&model, &setup, &devices).unwrap();
+        assert_eq!(tokens(&engine).unwrap(), expected());
+        assert_eq!(engine.verified_transfers().unwrap().wrong, 1);
+    });
+}
+
+/// Returns the labels of two devices of one OpenCL driver. Records a skip if there are none.
+fn opencl_pair() -> Option<[String; 2]> {
+    let found = Devices::probe(&DeviceOptions::default()).unwrap();
+    let all: Vec<_> = found.report().adapters().filter(|adapter| adapter.backend == "opencl").collect();
+    let twins = all.windows(2).find(|pair| pair[0].driver == pair[1].driver && pair[0].name == pair[1].name);
+    let labels = twins.map(|twins| [twins[0].label(), twins[1].label()]);
+    if labels.is_none() {
+        test_support::skip!("OpenCL driver", "no two devices of one driver");
+    }
+    labels
+}
+
+#[test]
+fn the_next_route_replaces_a_refused_peer_route_between_opencl_devices() {
+    let Some([from, to]) = opencl_pair() else { return };
+    within(300, move || {
+        let (devices, split) = (format!("{from},{to}"), format!("0-6={from},7-13={to}"));
+        for verify_transfers in [false, true] {
+            let setup = Setup { route: Some(Route::Peer), verify_transfers, ..setup() };
+            let setup = Setup { devices: &devices, split: Some(&split), cpu_devices: 1, ..setup };
+            let devices = refusing(&setup, from.clone(), FaultyCopies::Shared, None);
+            let engine = engine_on(&model(), &setup, &devices).unwrap();
+            assert_eq!(engine.routes(), [Routes::or_staged(Route::Peer)], "the devices share memory");
+            assert_eq!(tokens(&engine).unwrap(), expected());
+            assert_eq!(engine.routes(), [Routes::from(Route::HOST_STAGED)]);
+            engine.shutdown();
+        }
+    });
+}
+
+#[test]
+fn a_refused_copy_that_no_route_replaces_ends_the_run_with_its_edge() {
+    within(120, || {
+        for (route, label, copies, name) in [
+            (Route::Import, "cpu:1", FaultyCopies::Shared, "import"),
+            (Route::HOST_STAGED, "cpu:0", FaultyCopies::Downloads, "staged"),
+        ] {
+            let setup = Setup { route: Some(route), verify_transfers: false, ..setup() };
+            let engine = engine_on(&model(), &setup, &refusing(&setup, label, copies, None)).unwrap();
+            let error = tokens(&engine).unwrap_err();
+            engine.shutdown();
+            let said = format!("activations from cpu:0 to cpu:1 over the {name} route: the driver refused");
+            assert!(error.to_string().starts_with(&said), "{error}");
+            assert!(error.to_string().contains("no other route can replace it"), "{error}");
         }
     });
 }

@@ -6,7 +6,7 @@ use ragtag::{
     Calibration, CalibrationOptions, DeviceOptions, Devices, LinkOptions, LinkReport, Model, Planner,
     ProbedLink,
 };
-use ragtag_hal::{Checked, Faults, MemoryHandle, ShortCopies};
+use ragtag_hal::{Checked, CopyFault, CopyFaultKind, Faults, FaultyCopies, MemoryHandle, ShortCopies};
 use ragtag_transfer::{Route, Routes};
 use serde_json::Value;
 use std::path::Path;
@@ -180,6 +180,41 @@ fn links_between_apis_are_verified() {
     });
 }
 
+/// Checks that a kernel on the receiving device finds right bytes right, and wrong ones wrong. Large
+/// downloads from the device are wrong, so a comparison on the host would find each transfer to it wrong.
+#[test]
+fn a_kernel_checks_transfers_to_a_device_with_kernels() {
+    let found = Devices::probe(&DeviceOptions::default()).unwrap();
+    let opencl = found.report().adapters().find(|adapter| adapter.backend == "opencl");
+    let Some(label) = opencl.map(ragtag_hal::Adapter::label) else {
+        test_support::skip!("OpenCL driver", "no device");
+        return;
+    };
+    within(300, move || {
+        let selected = format!("{label},cpu:0");
+        let probed = |faults: Faults| {
+            let folder = tempfile::tempdir().unwrap();
+            let faulty = label.clone();
+            let devices = support::devices(&Setup { devices: &selected, ..Setup::default() });
+            let devices = devices.checked_by(move |adapter, device| {
+                let faults = if adapter.label() == faulty { faults.clone() } else { Faults::default() };
+                Checked::with_faults(device, faults)
+            });
+            let report = probe(&devices, folder.path());
+            let to = report.links.into_iter().find(|link| link.to == label).unwrap();
+            to.tried.into_iter().find(|tried| !tried.route.shares_memory()).unwrap()
+        };
+        let (kind, copies) = (CopyFaultKind::Flipped, FaultyCopies::Downloads);
+        let flipped = |copies| CopyFault { kind, copies, least_bytes: 4096, after: 0, most: None };
+        let faulty = |fault| Faults { copy_fault: Some(fault), ..Faults::default() };
+        let staged = probed(faulty(flipped(copies)));
+        assert_eq!((staged.why, staged.corrupt), (None, false));
+        let short_copies = Some(ShortCopies::All);
+        let staged = probed(Faults { short_copies, ..Faults::default() });
+        assert!(staged.corrupt && staged.why.unwrap().contains(" bytes are wrong after a transfer"));
+    });
+}
+
 /// Returns two CPU devices. `short` are the copies of `cpu:1` that leave out their last bytes.
 fn two(short: Option<ShortCopies>) -> Devices {
     let devices = support::devices(&Setup { cpu_devices: 2, ..Setup::default() });
@@ -273,7 +308,7 @@ fn routes_that_corrupt_data_are_not_used() {
         // A copy over the fastest route is correct even without the fault, so healthy devices do for timing.
         let calibration = calibrate(&model, &two(None), folder.path());
         let links: Vec<_> = calibration.links.known.iter().map(|(_, _, facts)| &facts.routes).collect();
-        let routes = [there, back].map(|link| Routes::or_staged(link.route.unwrap()));
+        let routes = [there, back].map(|link| link.routes().unwrap());
         assert_eq!(links, [&routes[0], &routes[1]]);
         let planner = Planner::new(&model).devices(&two(None)).calibrated(&calibration);
         let plan = planner.split("0-6=cpu:1,7-13=cpu:0".parse().unwrap()).plan().unwrap();

@@ -7,8 +7,8 @@ use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind,
 };
 use ragtag_kernels::{Activations, KvType};
-use ragtag_planner::split::Span;
 use ragtag_planner::plan::{PlanStage, PrefillStage};
+use ragtag_planner::split::Span;
 
 const MODEL: &str = "tales-q8_0";
 /// Streamed segments of a stage that holds the whole model: neighbours, and segments apart.

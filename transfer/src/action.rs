@@ -36,12 +36,12 @@ pub enum Action<M> {
         /// Point that passes when the bytes are in the slot.
         after: Point,
     },
-    /// Only if transfers are verified: a transfer arrived with wrong bytes, and the sender sends it again.
-    /// The caller only reports this.
+    /// The sender sends a transfer again, because it arrived with wrong bytes or its copy was refused. Wrong
+    /// bytes are found only if transfers are verified. The caller only reports this.
     Resent {
         /// The transfer.
         transfer: TransferId,
-        /// Route over which wrong bytes arrived.
+        /// Route of the previous attempt.
         wrong: Route,
         /// Route that the transfer takes now. If it differs from `wrong`, it replaces that route for the rest
         /// of the run.

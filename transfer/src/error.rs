@@ -28,6 +28,14 @@ pub enum Error {
         /// Route of the last attempt.
         route: Route,
     },
+    /// The device refused the copy of a transfer, and no other route can replace the route.
+    #[error("the copy of {transfer} over the {} route was refused, and no other route is left", route.name())]
+    Refused {
+        /// The transfer.
+        transfer: TransferId,
+        /// The route.
+        route: Route,
+    },
     /// The protocol does not allow this message in this state. This indicates a bug in the sender or the
     /// receiver.
     #[error("transfer protocol broken: {what}")]

@@ -8,14 +8,12 @@
 use crate::action::Action;
 use crate::error::Error;
 use crate::message::{ToSender, TransferId};
-use crate::route::{Incoming, Outgoing, Routes};
+use crate::route::{Incoming, Outgoing, RoutesInUse};
 use ragtag_hal::Point;
 
 /// The sender's side of the verification.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct OutGuard {
-    /// Whether wrong bytes have arrived over a route and another route replaces it.
-    replaced: Vec<bool>,
     sent: Option<Sent>,
     /// Index of the route that the transfer at the front of the queue took once already, if no other is left.
     repeats: Option<usize>,
@@ -32,33 +30,9 @@ struct Sent {
 }
 
 impl OutGuard {
-    pub(crate) fn new(routes: &Routes) -> Self {
-        Self { replaced: vec![false; routes.0.len()], sent: None, repeats: None }
-    }
-
     /// Returns whether a transfer is on its way, so that the next one must wait.
     pub(crate) fn is_waiting(&self) -> bool {
         self.sent.is_some()
-    }
-
-    /// Returns the index of the route that a transfer of `bytes` bytes takes now.
-    pub(crate) fn route(&self, routes: &Routes, bytes: u64) -> usize {
-        self.other_than(None, routes, bytes).unwrap_or_else(|| routes.of(bytes))
-    }
-
-    /// Returns the first usable route for `bytes` bytes other than `without`.
-    fn other_than(&self, without: Option<usize>, routes: &Routes, bytes: u64) -> Option<usize> {
-        let is_usable = |index: &usize| {
-            let allows = routes.0[*index].up_to_bytes.is_none_or(|most| bytes <= most);
-            allows && !self.replaced[*index] && Some(*index) != without
-        };
-        (0..routes.0.len()).find(is_usable)
-    }
-
-    /// Returns `routes` without those that were replaced.
-    pub(crate) fn in_use(&self, routes: &Routes) -> Routes {
-        let kept = routes.0.iter().zip(&self.replaced).filter(|(_, replaced)| !**replaced);
-        Routes(kept.map(|(route, _)| *route).collect())
     }
 
     /// Records that a transfer was requested completely over a route.
@@ -92,16 +66,16 @@ impl OutGuard {
         &mut self,
         transfer: TransferId,
         slot: u32,
-        routes: &Routes,
+        routes: &mut RoutesInUse,
     ) -> Result<(Outgoing, [Action<M>; 2]), Error> {
         let sent = self.sent.take().filter(|sent| sent.outgoing.transfer == transfer);
         let Some(Sent { outgoing, route, .. }) = sent else {
             return Err(Error::protocol(format!("{transfer} requested again but not on its way")));
         };
-        let wrong = routes.0[route].route;
-        let over = match self.other_than(Some(route), routes, outgoing.bytes) {
+        let wrong = routes.at(route);
+        let over = match routes.other_than(route, outgoing.bytes) {
             Some(other) => {
-                self.replaced[route] = true;
+                routes.replace(route);
                 other
             }
             None if self.repeats == Some(route) => return Err(Error::Corrupted { transfer, route: wrong }),
@@ -110,7 +84,7 @@ impl OutGuard {
                 route
             }
         };
-        let over = routes.0[over].route;
+        let over = routes.at(over);
         let Outgoing { bytes, after, slot: own, .. } = outgoing;
         let sum = Action::Sum { transfer, slot: own, bytes, after };
         let outgoing = Outgoing { sent: 0, again: Some(slot), ..outgoing };

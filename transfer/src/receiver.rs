@@ -36,7 +36,6 @@ pub enum ReceiverEvent {
 /// The half of the state machine that runs on the destination device.
 #[derive(Debug)]
 pub struct Receiver {
-    routes: Routes,
     ends: Vec<Box<dyn Destination>>,
     /// Whether the sender writes into slots, so that it must know the free ones.
     announces: bool,
@@ -59,7 +58,6 @@ impl Receiver {
     pub fn new(routes: &Routes, slots: u32) -> Result<Self, Error> {
         routes.check()?;
         Ok(Self {
-            routes: routes.clone(),
             ends: routes.ends(slots).into_iter().map(|(_, destination)| destination).collect(),
             announces: routes.iter().any(|route| route == Route::Peer),
             receiving: VecDeque::new(),
@@ -166,12 +164,13 @@ impl Receiver {
         while !self.is_unverified()
             && let Some(incoming) = self.receiving.front_mut()
         {
-            let route = match &self.guard {
-                // The sender alone knows which routes were replaced.
-                Some(_) => self.ends.iter().position(|end| end.is_holding()),
-                None => Some(self.routes.of(incoming.bytes)),
-            };
-            let Some(route) = route else { return Ok(()) };
+            // The sender alone knows which routes were replaced.
+            let held = self.ends.iter().enumerate().filter_map(|(at, end)| Some((end.held()?, at)));
+            let Some((transfer, route)) = held.min() else { return Ok(()) };
+            // If a copy was refused, later transfers over another route arrive first.
+            if self.ends.len() > 1 && transfer > incoming.transfer {
+                return Ok(());
+            }
             if !self.ends[route].advance(incoming, points, actions)? {
                 return Ok(());
             }

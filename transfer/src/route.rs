@@ -28,11 +28,21 @@ pub enum Route {
     Import,
     /// Copies pass through a bounded ring of pinned host memory that both devices can access.
     HostStaged {
-        /// Number of bytes in a chunk.
+        /// Number of bytes in a chunk. If absent, that of [`Route::HOST_STAGED`].
+        #[serde(default = "usual_chunk_bytes")]
         chunk_bytes: u64,
-        /// Number of chunks in the ring.
+        /// Number of chunks in the ring. If absent, that of [`Route::HOST_STAGED`].
+        #[serde(default = "usual_depth")]
         depth: u32,
     },
+}
+
+fn usual_chunk_bytes() -> u64 {
+    Route::HOST_STAGED.ring().0
+}
+
+fn usual_depth() -> u32 {
+    Route::HOST_STAGED.ring().1
 }
 
 impl Route {
@@ -65,7 +75,7 @@ impl Route {
 
     /// Returns the chunk size in bytes and the depth of the route's ring. Both are 0 for a route without a
     /// ring.
-    pub fn ring(&self) -> (u64, u32) {
+    pub const fn ring(&self) -> (u64, u32) {
         match *self {
             Route::HostStaged { chunk_bytes, depth } => (chunk_bytes, depth),
             Route::Peer | Route::Import => (0, 0),
@@ -205,6 +215,56 @@ impl Routes {
     }
 }
 
+/// Routes of an edge, and which of them other routes have replaced.
+#[derive(Debug)]
+pub(crate) struct RoutesInUse {
+    all: Routes,
+    replaced: Vec<bool>,
+}
+
+impl RoutesInUse {
+    pub(crate) fn new(routes: &Routes) -> Self {
+        Self { all: routes.clone(), replaced: vec![false; routes.0.len()] }
+    }
+
+    /// Returns the route with an index.
+    pub(crate) fn at(&self, index: usize) -> Route {
+        self.all.0[index].route
+    }
+
+    /// Returns the index of a route.
+    pub(crate) fn find(&self, route: Route) -> Option<usize> {
+        self.all.iter().position(|other| other == route)
+    }
+
+    /// Returns the index of the route that a transfer of `bytes` bytes takes now.
+    pub(crate) fn of(&self, bytes: u64) -> usize {
+        self.usable(bytes).next().unwrap_or_else(|| self.all.of(bytes))
+    }
+
+    /// Returns the index of the first usable route for `bytes` bytes other than the one at `without`.
+    pub(crate) fn other_than(&self, without: usize, bytes: u64) -> Option<usize> {
+        self.usable(bytes).find(|index| *index != without)
+    }
+
+    fn usable(&self, bytes: u64) -> impl Iterator<Item = usize> {
+        let allows = move |sized: &SizedRoute| sized.up_to_bytes.is_none_or(|most| bytes <= most);
+        let all = self.all.0.iter().zip(&self.replaced).enumerate();
+        all.filter(move |(_, (sized, replaced))| allows(sized) && !**replaced).map(|(index, _)| index)
+    }
+
+    /// Records that another route replaces the one at `index`.
+    pub(crate) fn replace(&mut self, index: usize) {
+        self.replaced[index] = true;
+    }
+
+    /// Returns the routes that no other route has replaced.
+    pub(crate) fn left(&self) -> Routes {
+        let kept = self.all.0.iter().zip(&self.replaced).filter(|(_, replaced)| !**replaced);
+        Routes(kept.map(|(route, _)| *route).collect())
+    }
+}
+
 /// Location of a route's ring in the host memory of its edge.
 #[derive(Clone, Copy, Debug, Default)]
 struct RingStart {
@@ -279,8 +339,8 @@ pub(crate) trait Destination: fmt::Debug + Send {
     /// Stores a message if it belongs to this route. Returns whether it does.
     fn receive(&mut self, message: ToReceiver) -> Result<bool, Error>;
 
-    /// Returns whether a stored message waits for [`Destination::advance`].
-    fn is_holding(&self) -> bool;
+    /// Returns the transfer of the oldest stored message that waits for [`Destination::advance`].
+    fn held(&self) -> Option<TransferId>;
 
     /// Requests as much of the edge's oldest transfer as possible. Returns whether nothing is left to
     /// request.

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::guard::{OutGuard, unverified};
 use crate::message::{ToReceiver, ToSender, TransferId};
 use crate::points::Points;
-use crate::route::{Outgoing, Routes, Source};
+use crate::route::{Outgoing, Route, Routes, RoutesInUse, Source};
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -33,16 +33,32 @@ pub enum SenderEvent {
         /// The checksum.
         sum: u64,
     },
+    /// Only if transfers are not verified: the source device has refused the copy of a transfer over the peer
+    /// route. The caller has not sent the message about the transfer and still holds its slot.
+    Refused {
+        /// The transfer.
+        transfer: TransferId,
+        /// Slot that holds the transfer.
+        slot: u32,
+        /// Slot of the receiver's stage, the destination of the refused copy.
+        to: u32,
+        /// Size of the transfer in bytes.
+        bytes: u64,
+        /// Point that passes once all bytes have been written to the slot.
+        after: Point,
+    },
 }
 
 /// The half of the state machine that runs on the source device.
 #[derive(Debug)]
 pub struct Sender {
-    routes: Routes,
+    routes: RoutesInUse,
     ends: Vec<Box<dyn Source>>,
     /// Transfers that have not been requested completely.
     queue: VecDeque<Outgoing>,
     newest: Option<TransferId>,
+    /// The latest transfer of which a part was requested over another route than the peer route.
+    newest_other: Option<TransferId>,
     /// Present if the receiver verifies the transfers.
     guard: Option<Box<OutGuard>>,
 }
@@ -55,18 +71,19 @@ impl Sender {
     pub fn new(routes: &Routes, slots: u32) -> Result<Self, Error> {
         routes.check()?;
         let ends = routes.ends(slots).into_iter().map(|(source, _)| source).collect();
-        Ok(Self { routes: routes.clone(), ends, queue: VecDeque::new(), newest: None, guard: None })
+        let (routes, queue) = (RoutesInUse::new(routes), VecDeque::new());
+        Ok(Self { routes, ends, queue, newest: None, newest_other: None, guard: None })
     }
 
     /// Makes the sender work with a receiver that verifies all transfers.
     #[must_use]
     pub fn verified(self) -> Self {
-        Self { guard: Some(Box::new(OutGuard::new(&self.routes))), ..self }
+        Self { guard: Some(Box::default()), ..self }
     }
 
     /// Returns the routes that later transfers can take: all routes but those that were replaced.
     pub fn routes(&self) -> Routes {
-        self.guard.as_ref().map_or_else(|| self.routes.clone(), |guard| guard.in_use(&self.routes))
+        self.routes.left()
     }
 
     /// Returns whether a message from the receiver lets the sender continue or frees a slot.
@@ -90,7 +107,8 @@ impl Sender {
     /// # Errors
     /// [`Error::Protocol`] for a message that the receiver must not send now, and for identifiers that do not
     /// ascend. [`Error::Empty`] for a transfer of zero bytes. [`Error::Corrupted`] if a transfer arrives with
-    /// wrong bytes again and no other route is left.
+    /// wrong bytes again and no other route is left. [`Error::Refused`] if no other route can replace a
+    /// refused one.
     pub fn step(
         &mut self,
         event: SenderEvent,
@@ -114,6 +132,9 @@ impl Sender {
                     return Err(unverified(event));
                 }
                 actions.push(Action::Message(ToReceiver::Sum { transfer, sum }));
+            }
+            SenderEvent::Refused { transfer, slot, to, bytes, after } => {
+                self.refused(Outgoing { transfer, slot, bytes, sent: 0, after, again: Some(to) }, actions)?;
             }
             SenderEvent::Message(message @ (ToSender::Confirmed(_) | ToSender::Again { .. })) => {
                 self.verdict(message, actions)?;
@@ -140,7 +161,7 @@ impl Sender {
         match (message, &mut self.guard) {
             (ToSender::Confirmed(transfer), Some(guard)) => actions.push(guard.confirmed(transfer)?),
             (ToSender::Again { transfer, slot }, Some(guard)) => {
-                let (outgoing, requests) = guard.again(transfer, slot, &self.routes)?;
+                let (outgoing, requests) = guard.again(transfer, slot, &mut self.routes)?;
                 self.queue.push_front(outgoing);
                 actions.extend(requests);
             }
@@ -149,18 +170,45 @@ impl Sender {
         Ok(())
     }
 
+    /// Sends a transfer whose copy over the peer route was refused over the next route. Later transfers over
+    /// the peer route may already have been requested. The receiver puts them in order.
+    fn refused(&mut self, outgoing: Outgoing, actions: &mut Vec<Action<ToReceiver>>) -> Result<(), Error> {
+        let Outgoing { transfer, bytes, .. } = outgoing;
+        let (wrong, place) = (Route::Peer, self.queue.partition_point(|other| other.transfer < transfer));
+        let at = self.routes.find(wrong).filter(|_| self.guard.is_none());
+        let is_sent = self.newest.is_some_and(|newest| transfer <= newest)
+            && self.queue.get(place).is_none_or(|other| other.transfer != transfer);
+        let Some(at) = at.filter(|_| is_sent) else {
+            return Err(Error::protocol(format!("{transfer} was not sent over an unverified peer route")));
+        };
+        // Other routes deliver in order, so an older transfer cannot follow.
+        let over = self.routes.other_than(at, bytes).filter(|_| self.newest_other < Some(transfer));
+        let over = over.ok_or(Error::Refused { transfer, route: wrong })?;
+        self.routes.replace(at);
+        self.queue.insert(place, outgoing);
+        actions.push(Action::Resent { transfer, wrong, over: self.routes.at(over) });
+        Ok(())
+    }
+
     fn advance(&mut self, points: &mut Points, actions: &mut Vec<Action<ToReceiver>>) {
         while let Some(outgoing) = self.queue.front_mut() {
-            let (route, is_blocked) = match &self.guard {
-                Some(guard) => (guard.route(&self.routes, outgoing.bytes), guard.is_waiting()),
+            let route = self.routes.of(outgoing.bytes);
+            let is_blocked = match &self.guard {
+                Some(guard) => guard.is_waiting(),
                 None => {
-                    let route = self.routes.of(outgoing.bytes);
                     let mut others = self.ends.iter().enumerate().filter(|(index, _)| *index != route);
-                    (route, others.any(|(_, end)| end.is_undone()))
+                    others.any(|(_, end)| end.is_undone())
                 }
             };
+            if is_blocked {
+                return;
+            }
             let from = actions.len();
-            if is_blocked || !self.ends[route].advance(outgoing, points, actions) {
+            let is_whole = self.ends[route].advance(outgoing, points, actions);
+            if self.routes.at(route) != Route::Peer && actions.len() > from {
+                self.newest_other = self.newest_other.max(Some(outgoing.transfer));
+            }
+            if !is_whole {
                 return;
             }
             let outgoing = *outgoing;

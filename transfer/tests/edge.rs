@@ -56,7 +56,10 @@ struct Model {
     /// Numbers of the copies that write a wrong byte, counted from 0.
     wrong_copies: BTreeSet<usize>,
     copied: usize,
-    /// Routes over which wrong bytes arrived, and the routes that the transfers took instead.
+    /// Numbers of the copies over the peer route that the source device refuses, counted from 0.
+    refused_copies: BTreeSet<usize>,
+    peer_copies: usize,
+    /// Routes of failed attempts, and the routes that the transfers took instead.
     resent: Vec<(Route, Route)>,
     /// Error that ended the run.
     failure: Option<Error>,
@@ -97,6 +100,8 @@ impl Model {
             sums: Default::default(),
             wrong_copies: BTreeSet::new(),
             copied: 0,
+            refused_copies: BTreeSet::new(),
+            peer_copies: 0,
             resent: Vec::new(),
             failure: None,
         }
@@ -121,11 +126,19 @@ impl Model {
     fn sender_event(&mut self, event: SenderEvent) {
         let mut actions = Vec::new();
         match self.sender.step(event, &mut self.points[0], &mut actions) {
-            Err(error @ Error::Corrupted { .. }) => self.failure = Some(error),
+            Err(error @ (Error::Corrupted { .. } | Error::Refused { .. })) => self.failure = Some(error),
             stepped => stepped.unwrap(),
         }
+        let mut refused = Vec::new();
         for action in actions {
+            let is_refused = |id: &TransferId| refused.iter().any(|copy: &Copy| copy.transfer == *id);
             match action {
+                Action::Message(ToReceiver::Written { transfer, .. }) | Action::Done { transfer, .. }
+                    if is_refused(&transfer) => {}
+                Action::Copy(copy) if self.refuses(&copy) => {
+                    self.copies[0].push_back(Copy { other: OtherEnd::None, bytes: 0, ..copy.clone() });
+                    refused.push(copy);
+                }
                 Action::Sum { transfer, slot, bytes, after } => {
                     self.sums[0].push_back(WantedSum { transfer, slot, bytes, after });
                 }
@@ -138,6 +151,18 @@ impl Model {
                 }
             }
         }
+        for Copy { transfer, slot, other, bytes, waits, .. } in refused {
+            if let (OtherEnd::Slot(to), None) = (other, &self.failure) {
+                self.sender_event(SenderEvent::Refused { transfer, slot, to, bytes, after: waits[0] });
+            }
+        }
+    }
+
+    /// Counts a copy over the peer route. Returns whether the source device refuses it.
+    fn refuses(&mut self, copy: &Copy) -> bool {
+        let is_peer = matches!(copy.other, OtherEnd::Slot(_));
+        self.peer_copies += usize::from(is_peer);
+        is_peer && self.refused_copies.contains(&(self.peer_copies - 1))
     }
 
     fn receiver_event(&mut self, event: ReceiverEvent) {
@@ -340,6 +365,69 @@ proptest! {
                 prop_assert_eq!(is_verified && wrong > 0, !model.resent.is_empty());
             }
         }
+    }
+}
+
+/// Routes of which the first is the peer route, for some sizes or for all.
+fn peer_first() -> impl Strategy<Value = Routes> {
+    let other = prop_oneof![
+        2 => (1u64..70, 1u32..6).prop_map(|(chunk_bytes, depth)| staged(chunk_bytes, depth)),
+        1 => Just(Route::Import),
+    ];
+    (prop::option::of(1u64..MOST_BYTES), other).prop_map(|(up_to_bytes, other)| {
+        let peer = SizedRoute { up_to_bytes, route: Route::Peer };
+        Routes(vec![peer, SizedRoute { up_to_bytes: None, route: other }])
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// The source device refuses copies over the peer route. The next route replaces it, and each transfer
+    /// arrives once, whole and in order. If a later transfer has already left over the next route, the run
+    /// ends with an error.
+    #[test]
+    fn the_next_route_replaces_a_route_whose_copy_is_refused(
+        routes in peer_first(),
+        slots in [1u32..5, 1u32..5],
+        sizes in prop::collection::vec(1u64..MOST_BYTES, 1..12),
+        choices in prop::collection::vec(0u8..9, 1..200),
+        refused_copies in prop::collection::btree_set(0usize..10, 1..6),
+    ) {
+        let mut model = Model::new(&routes, slots, &sizes);
+        model.refused_copies = refused_copies;
+        model.run(&choices);
+        let all: Vec<usize> = (0..model.received.len()).collect();
+        prop_assert_eq!(&model.received, &all, "in order, none twice");
+        let refused = model.refused_copies.iter().filter(|copy| **copy < model.peer_copies).count();
+        if let Some(error) = &model.failure {
+            prop_assert!(matches!(error, Error::Refused { route: Route::Peer, .. }), "{error}");
+            prop_assert!(routes.0[0].up_to_bytes.is_some(), "only sizes that differ can pass each other");
+            return Ok(());
+        }
+        prop_assert_eq!(model.received.len(), sizes.len());
+        prop_assert_eq!(model.free.len(), slots[0] as usize, "all slots are free");
+        prop_assert!(model.sender.is_idle() && !model.sender.is_waiting());
+        let left = (model.receiver.expected(), model.receiver.free_slots());
+        prop_assert_eq!(left, (0, slots[1] as usize));
+        prop_assert_eq!(model.resent.len(), refused);
+        let in_use = if refused > 0 { routes.0[1].route.into() } else { routes.clone() };
+        prop_assert_eq!(model.sender.routes(), in_use);
+    }
+}
+
+#[test]
+fn a_refused_copy_without_another_route_is_an_error() {
+    let mut model = Model::new(&Route::Peer.into(), [1, 1], &[20]);
+    model.refused_copies = [0].into();
+    model.run(&[0]);
+    assert_eq!(model.failure, Some(Error::Refused { transfer: TransferId(0), route: Route::Peer }));
+    // The event is for transfers that were sent over the peer route and are not verified.
+    let after = timeline(0, QueueKind::Compute).at(1);
+    let refused = SenderEvent::Refused { transfer: TransferId(0), slot: 0, to: 0, bytes: 20, after };
+    for sender in [Sender::new(&Route::Peer.into(), 1), Sender::new(&staged(8, 1).into(), 1)] {
+        let stepped = sender.unwrap().step(refused, &mut queues()[0], &mut Vec::new());
+        assert!(matches!(stepped, Err(Error::Protocol { .. })), "{stepped:?}");
     }
 }
 

@@ -4,8 +4,8 @@ use device_bench::{Bench, TIMEOUT, all, buffer_range};
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::{
     Backend, BufferId, BufferRange, Checked, Command, CopyFault, CopyFaultKind, Device, DeviceId, Error,
-    Faults, FaultyCopies, Limits, Point, ProgramId, QueueKind, RegionId, ShortCopies, Throttle, TimelineId,
-    Timing, Work,
+    Faults, FaultyCopies, Limits, Point, ProgramId, QueueKind, RegionId, ShortCopies, Submission, Throttle,
+    TimelineId, Timing, Work,
 };
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -187,6 +187,24 @@ fn a_failing_copy_fails_its_queue_after_earlier_work() {
     assert!(matches!(error.root(), Error::Api { call, .. } if call.contains("copy")), "{error}");
     let filled = fill(&mut b, &[]);
     b.wait(filled);
+}
+
+#[test]
+fn a_refused_copy_poisons_no_queue() {
+    let mut b = second_copy(FaultyCopies::Downloads, CopyFaultKind::Refused);
+    let first = download(&mut b, &[]);
+    let command = Command::Download { from: whole(1), region: RegionId(0), offset: BYTES };
+    let submission = |commands| Submission {
+        queue: QueueKind::Download,
+        work: Work::Commands(commands),
+        waits: vec![first],
+        signal: first.timeline.at(first.value + 1),
+    };
+    let refused = b.device.submit(submission(vec![command]));
+    assert!(matches!(&refused, Err(Error::Refused { .. })), "{refused:?}");
+    // Other work may signal the same point.
+    b.device.submit(submission(Vec::new())).unwrap();
+    b.wait(first.timeline.at(first.value + 1));
 }
 
 #[test]

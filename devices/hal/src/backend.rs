@@ -523,6 +523,8 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// Returns an error if the API rejects the submission. In this case, the queue's timeline also fails.
+    /// There is one exception: after [`Error::Refused`], the timeline has not failed, and the caller must
+    /// submit other work that signals the same point.
     fn submit(&mut self, submission: Submission) -> Result<()>;
 
     /// Appends to `timings` the start and end of each submission that has ended since the last call. Appends

@@ -351,8 +351,12 @@ impl Device for Checked {
                 }
             }
         }
-        self.own[queue.index()].signalled = signal.value;
-        self.inner.submit(submission)
+        let before = std::mem::replace(&mut self.own[queue.index()].signalled, signal.value);
+        let submitted = self.inner.submit(submission);
+        if matches!(submitted, Err(Error::Refused { .. })) {
+            self.own[queue.index()].signalled = before;
+        }
+        submitted
     }
 
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {

@@ -66,6 +66,12 @@ pub enum Error {
         /// The broken rule and the offending values.
         what: String,
     },
+    /// The driver refused a copy before it enqueued any of it. The queue and its timeline remain usable.
+    #[error("the driver refused the copy: {cause}")]
+    Refused {
+        /// Error that the driver reported.
+        cause: Box<Error>,
+    },
     /// The timeline of an awaited point failed before it reached the point.
     #[error("{point} failed: {cause}")]
     Poisoned {
@@ -106,10 +112,19 @@ impl Error {
         matches!(self.root(), Error::OutOfMemory { .. } | Error::AllocationTooLarge { .. })
     }
 
-    /// Returns the root cause of a chain of failed waits.
+    /// Converts an [`Error::Api`] or [`Error::Unsupported`] of a copy of which nothing was enqueued to
+    /// [`Error::Refused`]. Returns any other error unchanged.
+    pub fn refusing_copy(self) -> Self {
+        match self {
+            Error::Api { .. } | Error::Unsupported { .. } => Error::Refused { cause: Box::new(self) },
+            other => other,
+        }
+    }
+
+    /// Returns the root cause of a chain of failed waits, or of a refused copy.
     pub fn root(&self) -> &Error {
         match self {
-            Error::Poisoned { cause, .. } => cause.root(),
+            Error::Poisoned { cause, .. } | Error::Refused { cause } => cause.root(),
             other => other,
         }
     }

@@ -382,6 +382,10 @@ impl Device for Faulty {
             }
             _ => None,
         };
+        if fault == Some(CopyFaultKind::Refused) {
+            let error = Error::Api { call: "copy (injected fault)".into(), code: -1 };
+            return Err(error.refusing_copy());
+        }
         if self.mirror.is_none() {
             return self.inner.submit(submission);
         }

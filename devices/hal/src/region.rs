@@ -17,6 +17,20 @@ struct Held {
     writes: bool,
 }
 
+/// Makes the calling thread run only on these cores, if the system allows it.
+#[cfg(target_os = "linux")]
+fn run_on(cores: &[usize]) {
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    let mut set = CpuSet::new();
+    cores.iter().filter(|core| **core < CpuSet::MAX_CPU).for_each(|core| set.set(*core));
+    if let Err(error) = sched_setaffinity(None, &set) {
+        tracing::debug!(%error, ?cores, "cannot bind a thread to cores");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn run_on(_: &[usize]) {}
+
 /// Page-aligned, zeroed host memory of fixed size.
 pub struct HostRegion {
     /// First page.
@@ -59,6 +73,27 @@ impl HostRegion {
         // SAFETY: the offset is less than a page, and the allocation is one page larger than the region.
         let pointer = unsafe { start.add(start.align_offset(PAGE_BYTES)) };
         Ok(Self { pointer, bytes, allocation: (start, layout), held: Mutex::new(Vec::new()) })
+    }
+
+    /// Allocates a region on the NUMA node of `cores`: a thread that runs only on these cores allocates it
+    /// and writes to its pages first. Uses any node if `cores` is empty, if the thread must not run on these
+    /// cores, or on other systems than Linux.
+    ///
+    /// # Errors
+    /// Returns the errors of [`HostRegion::new`].
+    pub fn near(bytes: usize, cores: &[usize]) -> Result<Self> {
+        if cores.is_empty() {
+            return Self::new(bytes);
+        }
+        let touched = || {
+            run_on(cores);
+            let region = Self::new(bytes)?;
+            region.write(0..bytes)?.fill(0);
+            Ok(region)
+        };
+        let thread = std::thread::Builder::new().name("ragtag ring".into());
+        let region = std::thread::scope(|scope| thread.spawn_scoped(scope, touched).ok()?.join().ok());
+        region.unwrap_or_else(|| Self::new(bytes))
     }
 
     /// Returns the size in bytes.
@@ -308,5 +343,16 @@ mod tests {
         });
         let all = region.read(0..4096).unwrap();
         assert!((0..4096).all(|at| usize::from(all[at]) == at / 1024 + 1));
+    }
+
+    #[test]
+    fn a_region_near_cores_is_a_zeroed_region() {
+        // The last core does not exist on any machine, and some systems forbid all cores but one.
+        for cores in [&[][..], &[0], &[usize::MAX], &[0, 1, 4096]] {
+            let region = HostRegion::near(3 * PAGE_BYTES + 5, cores).unwrap();
+            assert_eq!(region.bytes(), 3 * PAGE_BYTES + 5);
+            assert!(region.read(0..region.bytes()).unwrap().iter().all(|byte| *byte == 0), "{cores:?}");
+        }
+        assert!(HostRegion::near(0, &[0]).is_err());
     }
 }

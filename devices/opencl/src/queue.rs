@@ -49,7 +49,9 @@ impl Queue {
             let event = match recorded {
                 // SAFETY: the reasoning for launches, below, applies.
                 Some(recorded) => unsafe { self.api.play(&recorded.buffer, ends) }?,
-                None => enqueue(&self.api, &steps[at], ends)?,
+                None => enqueue(&self.api, &steps[at], ends).map_err(|error| {
+                    if at == 0 && steps[at].is_copy() { error.refusing_copy() } else { error }
+                })?,
             };
             first = first.or(last.take());
             last = event;

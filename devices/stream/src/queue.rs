@@ -54,10 +54,13 @@ impl<D: Driver> DriverQueue for Queue<D> {
         match script.recording() {
             // SAFETY: the guarantees for each single step apply to the graph.
             Some(graph) => unsafe { self.driver.play(&self.stream, graph) }?,
-            None => script
-                .steps()
-                .iter()
-                .try_for_each(|step| enqueue(self.driver.as_ref(), &self.stream, step))?,
+            None => script.steps().iter().enumerate().try_for_each(|(at, step)| {
+                let enqueued = enqueue(self.driver.as_ref(), &self.stream, step);
+                enqueued.map_err(|error| match at == 0 && step.is_copy() {
+                    true => error.refusing_copy(),
+                    false => error,
+                })
+            })?,
         }
         let last = Arc::new(self.mark()?);
         raises.iter().for_each(|(events, value)| events.add(*value, &last));

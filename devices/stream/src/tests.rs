@@ -407,6 +407,31 @@ fn a_refused_submission_fails_only_its_queue() {
 }
 
 #[test]
+fn a_refused_copy_fails_no_queue() {
+    let mut bench = Bench::new();
+    let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
+    bench.wait(up);
+    let cause = Error::Api { call: "copy".into(), code: 217 };
+    let copy = || Command::Copy { from: all(0), to: all(1) };
+    bench.fake.refuse("copy", cause.clone());
+    let refused = bench.try_submit(QueueKind::Download, Work::Commands(vec![copy()]), &[]);
+    assert_eq!(refused, Err(Error::Refused { cause: Box::new(cause.clone()) }));
+    assert_eq!(bench.device.timeline(QueueKind::Download).failure(), None);
+    let copied = bench.commands(QueueKind::Download, vec![copy()], &[]);
+    bench.wait(copied);
+    // Earlier commands of the submission may already run.
+    bench.fake.refuse("copy", cause.clone());
+    let work = Work::Commands(vec![copy(), fill(1, 6)]);
+    let refused = bench.try_submit(QueueKind::Compute, work, &[]);
+    assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
+    bench.fake.refuse("copy", cause.clone());
+    let work = Work::Commands(vec![fill(1, 6), copy()]);
+    assert_eq!(bench.try_submit(QueueKind::Compute, work, &[]), Err(cause.clone()));
+    assert_eq!(bench.device.timeline(QueueKind::Compute).failure(), Some(cause));
+    bench.close();
+}
+
+#[test]
 fn a_closed_device_keeps_resources_of_running_work() {
     let mut bench = Bench::new();
     bench.device.record(ProgramId(0), vec![hold(), upload(0), scale(0, 1, 3), fill(2, 1)]).unwrap();

@@ -45,6 +45,27 @@ pub fn parts(words: u32) -> u32 {
     words.div_ceil(PART_WORDS)
 }
 
+/// Size of the memory for the sums of a buffer is a multiple of this number of bytes. It suits the alignment
+/// of all known devices.
+const PLACE_ALIGNMENT: u64 = 512;
+
+/// Returns the bytes of device memory to reserve for the sums of a buffer of `bytes` bytes.
+pub fn place_bytes(bytes: u64) -> u64 {
+    let parts = (bytes / 4).div_ceil(PART_WORDS.into());
+    parts.saturating_mul(8).checked_next_multiple_of(PLACE_ALIGNMENT).unwrap_or(u64::MAX)
+}
+
+/// Returns the checksum that the kernel computes for `bytes`. Bytes after the last whole word do not count.
+pub fn of_bytes(bytes: &[u8]) -> u64 {
+    let words = |part: &[[u8; 4]]| part.iter().map(|word| u32::from_ne_bytes(*word)).collect::<Vec<_>>();
+    let parts = bytes.as_chunks::<4>().0.chunks(PART_WORDS as usize);
+    let total = (0..).step_by(PART_WORDS as usize).zip(parts).fold([0u32; 2], |total, (first, part)| {
+        let sums = sums(first, &words(part));
+        [total[0].wrapping_add(sums[0]), total[1].wrapping_add(sums[1])]
+    });
+    u64::from(total[1]) << 32 | u64::from(total[0])
+}
+
 /// Adds the sums of all parts. The first sum is in the low half of the result. `sums` holds the kernel's
 /// output in the byte order of this machine. Incomplete pairs at its end do not count.
 pub fn total(sums: &[u8]) -> u64 {
@@ -122,9 +143,20 @@ mod tests {
         let words: Vec<u32> = (0..1000).map(|i: u32| i.wrapping_mul(0x1234_5677)).collect();
         let whole = checksum(&words, 1000);
         assert_eq!([1, 7, 999].map(|part| checksum(&words, part)), [whole; 3]);
+        let bytes: Vec<u8> = words.iter().cycle().take(70_000).flat_map(|word| word.to_ne_bytes()).collect();
+        let cycle: Vec<u32> = words.iter().copied().cycle().take(70_000).collect();
+        assert_eq!(of_bytes(&bytes), checksum(&cycle, 70_000));
+        assert_eq!((of_bytes(&bytes[..43]), of_bytes(&[])), (checksum(&words[..10], 10), 0));
         // The value is part of the interface between devices.
         assert_eq!(checksum(&[], 1), 0);
         assert_eq!(checksum(&[0x3f80_0000, 7], 2), 0x6526_fc3e_ef03_5ca0);
+    }
+
+    #[test]
+    fn places_hold_the_sums_of_all_parts() {
+        let part = u64::from(PART_WORDS) * 4;
+        assert_eq!([0, 4, part, 64 * part, 64 * part + 4].map(place_bytes), [0, 512, 512, 512, 1024]);
+        assert_eq!(place_bytes(u64::MAX) % PLACE_ALIGNMENT, 0);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::plan::StageMemory;
 use crate::streaming::arena_count;
 use ragtag_graph::{Segment, WireType};
 use ragtag_hal::pool::class_bytes;
+use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -31,6 +32,8 @@ pub struct StageCapacity {
     pub wire_type: WireType,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
+    /// Whether the stage verifies transfers, so that each end of each slot has memory for checksums.
+    pub verified: bool,
 }
 
 impl StageCapacity {
@@ -68,7 +71,8 @@ impl StageCapacity {
         params.bytes()
     }
 
-    /// Returns the bytes of all slots of a stage. If `last` is set, each slot includes logits.
+    /// Returns the bytes of all slots of a stage, and of the checksums of their transfers. If `last` is set,
+    /// each slot includes logits.
     pub fn slot_bytes(&self, last: bool) -> u64 {
         let logits = if last { self.logits_bytes() } else { 0 };
         let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
@@ -77,7 +81,18 @@ impl StageCapacity {
             other => rows(other.row_bytes(self.row_bytes)),
         };
         let buffers = [self.params_bytes(), rows(self.row_bytes), transfer, logits].map(class_bytes);
-        buffers.into_iter().fold(0, u64::saturating_add).saturating_mul(u64::from(self.slots))
+        let slots = buffers.into_iter().fold(0, u64::saturating_add).saturating_mul(u64::from(self.slots));
+        slots.saturating_add(class_bytes(self.checksum_bytes()))
+    }
+
+    /// Returns the bytes of a stage's buffer of checksums. Host memory holds as many. Zero if the stage does
+    /// not verify transfers.
+    pub fn checksum_bytes(&self) -> u64 {
+        if !self.verified {
+            return 0;
+        }
+        let transfer = u64::from(self.rows).saturating_mul(self.wire_type.row_bytes(self.row_bytes));
+        place_bytes(transfer).saturating_mul(2 * u64::from(self.slots))
     }
 }
 

@@ -102,6 +102,7 @@ fn a_shared_tensor_counts_once_in_a_stage() {
         row_bytes: 100,
         wire_type: WireType::F32,
         logit_row_bytes: 1000,
+        verified: false,
     };
     let weights = |first, end| sizes.stage(first..end, &[], &shape, 0, &device()).weights;
     // 1000 bytes take 1024, and each small tensor takes 256.
@@ -137,6 +138,7 @@ fn sizes_beyond_64_bits_saturate() {
         row_bytes: u64::MAX,
         wire_type: WireType::F16,
         logit_row_bytes: u64::MAX,
+        verified: false,
     };
     let sizes = RunSizes::new(&[huge]);
     assert_eq!(sizes.kv_bytes(0, 1, &shape), u64::MAX);

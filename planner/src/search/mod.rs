@@ -87,6 +87,8 @@ pub struct PlanLimits {
     pub activations: Activations,
     /// Wire type of activations. Default: chosen by the planner. With f32 activations it is always f32.
     pub wire_type: Option<WireType>,
+    /// Whether the stages verify transfers, which takes memory for checksums.
+    pub verified: bool,
 }
 
 impl PlanLimits {
@@ -712,7 +714,8 @@ fn host_memory(problem: &Problem<'_>, chosen: &Choice, memories: &[StageMemory])
     let logits = shape.logits_bytes().saturating_mul(u64::from(chosen.credits));
     let staging = sum(&mut memories.iter().map(|memory| memory.staging));
     let slots = u64::from(shape.slots).saturating_mul(memories.len() as u64);
-    let parameters = shape.params_bytes().saturating_mul(slots);
+    let checksums = shape.checksum_bytes().saturating_mul(memories.len() as u64);
+    let parameters = shape.params_bytes().saturating_mul(slots).saturating_add(checksums);
     let in_host = chosen.all_runs().zip(memories).filter(|(run, _)| input.devices[run.device].in_host_memory);
     let devices = sum(&mut in_host.map(|(_, memory)| memory.total));
     let weights = sum(&mut chosen.all_runs().map(|run| problem.lowered.sizes.streamed_bytes(&run.streamed)));

@@ -117,6 +117,7 @@ impl<'a> Problem<'a> {
             row_bytes: input.model.row_bytes,
             wire_type: point.wire_type,
             logit_row_bytes: input.model.logit_row_bytes,
+            verified: limits.verified,
         };
         let workload_times = WorkloadTimes::new(input, context, point);
         let kinds = Kinds::new(lowered.segments);

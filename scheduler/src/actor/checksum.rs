@@ -1,15 +1,21 @@
 //! Checksums of activations on a stage's device, for the verification of transfers: the kernel, its results,
 //! and the host memory into which they are copied.
 
-use super::memory::StageBuffers;
 use crate::core::End;
 use crate::error::{Error, Result};
 use ragtag_hal::{
     Access, Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, Module, ModuleId, RegionId,
 };
-use ragtag_kernels::checksum::{PART_WORDS, parts, total};
+use ragtag_kernels::checksum::{PART_WORDS, parts, place_bytes, total};
 use ragtag_kernels::{Kernel, Variant, module_source, select};
 use std::sync::Arc;
+
+/// Unused ids for the objects of [`Checksums`].
+pub(super) struct ChecksumIds {
+    pub(super) module: ModuleId,
+    pub(super) sums: BufferId,
+    pub(super) region: RegionId,
+}
 
 /// Objects for the checksums of one stage. Each end of each slot has a place for the sums of its parts.
 pub(super) struct Checksums {
@@ -23,25 +29,24 @@ pub(super) struct Checksums {
 }
 
 impl Checksums {
-    /// Compiles the kernel and creates the memory. `sums` is an unused id.
+    /// Compiles the kernel and creates the memory for `slots` slots with transfers of at most `most_bytes`
+    /// bytes.
     ///
     /// # Errors
     /// Fails if the device runs out of memory or has no variant of the kernel.
     pub(super) fn new(
         device: &mut dyn Device,
-        memory: &StageBuffers,
-        sums: BufferId,
+        ids: ChecksumIds,
+        most_bytes: u64,
         slots: u32,
     ) -> ragtag_hal::Result<Self> {
         let caps = &device.adapter().caps;
         let none = || ragtag_hal::Error::Unsupported { what: "checksums of activations".into() };
         let variant = select(Kernel::Checksum, caps, 1).ok_or_else(none)?;
         let source = module_source([variant], caps).ok_or_else(none)?;
-        let compiled = memory.compiled();
-        let most_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
-        let alignment = caps.binding_alignment_bytes.max(caps.copy_alignment_bytes).max(64);
-        let place_bytes = sums_bytes(words(most_bytes)).next_multiple_of(alignment);
-        let (module, region) = (memory.checksum_module(), memory.checksum_region());
+        let alignment = caps.binding_alignment_bytes.max(caps.copy_alignment_bytes).max(1);
+        let place_bytes = place_bytes(most_bytes).next_multiple_of(alignment);
+        let ChecksumIds { module, sums, region } = ids;
         let named = Module { name: "checksum".into(), entries: vec![variant.abi], source };
         device.create_module(module, &named)?;
         let bytes = place_bytes * 2 * u64::from(slots);

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
-use checksum::Checksums;
+use checksum::{ChecksumIds, Checksums};
 pub(crate) use edge::{Edge, Sharing};
 use edge::{copy_command, to_next, to_previous};
 use memory::{LOGITS, SharedBuffers, StageBuffers};
@@ -36,7 +36,7 @@ use ragtag_hal::{
     Anticipation, Command, Device, DeviceId, HostRegion, Outcome, Point, PoolStats, QueueKind, Submission,
     Timeline, Timing, Turn, Work,
 };
-use ragtag_transfer::{Copy, OtherEnd, Route, TransferId};
+use ragtag_transfer::{Copy, OtherEnd, Route, ToReceiver, TransferId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
@@ -186,7 +186,12 @@ impl StageLoader<'_> {
         });
         let passages = passages.collect::<ragtag_hal::Result<Vec<_>>>().map_err(failed)?;
         let checksums = match self.verified {
-            true => Some(Checksums::new(device, &memory, shared.new_id(), self.slots).map_err(failed)?),
+            true => {
+                let (module, region) = (memory.checksum_module(), memory.checksum_region());
+                let ids = ChecksumIds { module, sums: shared.new_id(), region };
+                let most_bytes = u64::from(memory.compiled().max_rows()) * row_bytes;
+                Some(Checksums::new(device, ids, most_bytes, self.slots).map_err(failed)?)
+            }
             false => None,
         };
         let edges = [(memory.incoming_region(), &previous), (memory.outgoing_region(), &next)];
@@ -238,6 +243,11 @@ pub(crate) struct Actor {
     verified: bool,
     /// Checksums that are not on the host yet, oldest first.
     sums: VecDeque<PendingSum>,
+    /// Refused copies that the core does not know of, each with the index of its stage and the error for the
+    /// case that no other route is left.
+    refused: VecDeque<(usize, Copy, Error)>,
+    /// Error of the refused copy of which the core learned last.
+    refusal: Option<Error>,
     device: OwnedDevice,
 }
 
@@ -331,6 +341,8 @@ impl Actor {
             copies,
             verified,
             sums: VecDeque::new(),
+            refused: VecDeque::new(),
+            refusal: None,
             device,
             label,
         };
@@ -456,11 +468,22 @@ impl Actor {
         self.core.step(Timing::now_ns(), event, &mut actions)?;
         let done = actions.drain(..).try_for_each(|DeviceAction { stage, action }| self.act(stage, action));
         self.actions = actions;
-        done
+        done?;
+        // The core learns of a refused copy only now, because its later points were allotted already.
+        while let Some((stage, copy, error)) = self.refused.pop_front() {
+            self.refusal = Some(error);
+            self.step(DeviceEvent::Stage { stage, event: StageEvent::Refused { copy } })?;
+        }
+        Ok(())
     }
 
     /// Executes an action of the stage at index `at` of this device.
     fn act(&mut self, at: usize, action: StageAction) -> Result<()> {
+        if let StageAction::ToNext(ToReceiver::Written { transfer, .. }) = &action
+            && self.is_refused(at, *transfer)
+        {
+            return Ok(());
+        }
         let stage = &mut self.stages[at];
         match action {
             StageAction::Copy { end, copy } => self.copy(at, end, copy),
@@ -548,6 +571,9 @@ impl Actor {
                 self.resent(at, wrong, over);
                 Ok(())
             }
+            StageAction::Unreplaced => {
+                Err(self.refusal.take().unwrap_or_else(|| Error::protocol("no copy was refused")))
+            }
             StageAction::Corrupted { route } => {
                 let to = stage.next.as_ref().map_or_else(String::new, |next| next.label.clone());
                 Err(Error::Corrupted { from: self.label.clone(), to, route })
@@ -556,23 +582,21 @@ impl Actor {
         }
     }
 
-    /// Warns that wrong bytes have arrived at the next stage. If another route replaces the wrong one,
-    /// records the routes that are left.
+    /// Warns that wrong bytes have arrived at the next stage, or that its device has refused a copy. If
+    /// another route replaces the previous one, records the routes that are left.
     fn resent(&mut self, at: usize, wrong: Route, over: Route) {
         let Some(next) = &self.stages[at].next else { return };
         let (from, to, route) = (&self.label, &next.label, wrong.name());
-        if wrong == over {
+        let by = over.name();
+        if let Some(Error::Transfer { cause, .. }) = self.refusal.take() {
+            tracing::warn!(from, to, route, by, %cause, "another route replaces this one");
+        } else if wrong == over {
             tracing::warn!(from, to, route, "activations arrived with wrong bytes; sending them again");
             return;
+        } else {
+            let what = "activations arrived with wrong bytes; another route replaces this one";
+            tracing::warn!(from, to, route, by, "{what}");
         }
-        let by = over.name();
-        tracing::warn!(
-            from,
-            to,
-            route,
-            by,
-            "activations arrived with wrong bytes; another route replaces this one"
-        );
         self.stages[at].recorder.replaced(wrong);
     }
 
@@ -594,10 +618,57 @@ impl Actor {
         let route = edge.as_ref().and_then(|edge| edge.routes.of_copy(&copy, end == End::Outgoing));
         let number = if end == End::Outgoing { stage.stage } else { stage.stage.saturating_sub(1) };
         let work = Work::Commands(command.into_iter().collect());
-        let submission = Submission { queue: end.queue(), work, waits: copy.waits, signal: copy.signal };
+        let submission =
+            Submission { queue: end.queue(), work, waits: copy.waits.clone(), signal: copy.signal };
         self.watch(&submission, route.map(|route| Copied::Activations(number, route)));
         let label = Label { route, ..Label::copy(kind, micro_batch, bytes, reads) };
-        self.submit(at, submission, label)
+        self.stages[at].recorder.submitted(submission.signal, label);
+        match (self.device.submit(submission), route) {
+            (Err(cause @ ragtag_hal::Error::Refused { .. }), Some(route)) => {
+                self.replace(at, end, copy, route, cause)
+            }
+            (submitted, _) => submitted.map_err(|cause| self.failed(at, cause)),
+        }
+    }
+
+    /// Replaces a copy that the device has refused by a submission without work, which signals the copy's
+    /// point. The transfer is then sent over the next route: at once if the sender has refused a copy over
+    /// the peer route, and after the comparison of the checksums if transfers are verified.
+    ///
+    /// # Errors
+    /// Returns [`Error::Transfer`] in all other cases, because the other end already relies on the copy.
+    fn replace(
+        &mut self,
+        at: usize,
+        end: End,
+        copy: Copy,
+        route: Route,
+        cause: ragtag_hal::Error,
+    ) -> Result<()> {
+        let stage = &self.stages[at];
+        let other = if end == End::Outgoing { &stage.next } else { &stage.previous };
+        let (own, other) = (self.label.clone(), other.as_ref().map(|edge| edge.label.clone()));
+        let (from, to) = if end == End::Outgoing { (Some(own), other) } else { (other, Some(own)) };
+        let [from, to] = [from, to].map(Option::unwrap_or_default);
+        if self.verified {
+            tracing::warn!(from, to, route = route.name(), %cause, "the checksum will find missing bytes");
+        }
+        let error = Error::Transfer { from, to, route, cause };
+        if !self.verified && (end == End::Incoming || route != Route::Peer) {
+            return Err(error);
+        }
+        let (work, waits) = (Work::Commands(Vec::new()), copy.waits.clone());
+        let empty = Submission { queue: end.queue(), work, waits, signal: copy.signal };
+        self.device.submit(empty).map_err(|cause| self.failed(at, cause))?;
+        if !self.verified {
+            self.refused.push_back((at, copy, error));
+        }
+        Ok(())
+    }
+
+    /// Returns whether the core does not know yet that the device has refused the copy of a transfer.
+    fn is_refused(&self, at: usize, transfer: TransferId) -> bool {
+        self.refused.iter().any(|(stage, copy, _)| *stage == at && copy.transfer == transfer)
     }
 
     /// Submits a copy of keys and values.

@@ -19,8 +19,8 @@ use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Progress, QueuePoints, 
 use crate::error::{Error, Result};
 use ragtag_hal::{Point, QueueKind};
 use ragtag_transfer::{
-    Action, Copy, Error as TransferError, Receiver, ReceiverEvent, Route, Routes, Sender, SenderEvent,
-    ToReceiver, ToSender, TransferId,
+    Action, Copy, Error as TransferError, OtherEnd, Receiver, ReceiverEvent, Route, Routes, Sender,
+    SenderEvent, ToReceiver, ToSender, TransferId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -94,6 +94,12 @@ pub enum StageEvent {
     Passed(Passed),
     /// A receiver of keys and values has submitted their copy from host memory.
     PlaceRead(PlaceRead),
+    /// The device has refused a copy over the peer route, and the transfers are not verified. A submission
+    /// without work signals the point of the copy. The caller has not sent [`ToReceiver::Written`].
+    Refused {
+        /// The refused copy.
+        copy: Copy,
+    },
 }
 
 /// Actions of a stage, to be executed in order.
@@ -206,9 +212,10 @@ pub enum StageAction {
         /// Point that the copy signals, on the download queue.
         signal: Point,
     },
-    /// Report that wrong bytes arrived at the next stage, and that the stage sends the transfer again.
+    /// Report that wrong bytes arrived at the next stage or that a copy was refused, and that the stage sends
+    /// the transfer again.
     Resent {
-        /// Route over which wrong bytes arrived.
+        /// Route of the previous attempt.
         wrong: Route,
         /// Route that the transfer takes now. If it differs from `wrong`, it replaces that route.
         over: Route,
@@ -218,6 +225,8 @@ pub enum StageAction {
         /// The last route.
         route: Route,
     },
+    /// End the run: the device refused a copy over the peer route, and no other route is left.
+    Unreplaced,
     /// Notify the coordinator of the point after which a micro-batch's results are available.
     Return(Return),
 }
@@ -447,6 +456,7 @@ impl StageCore {
                 // The point of a verified transfer may have passed before its confirmation.
                 self.release(now, points, actions)
             }
+            StageEvent::Refused { copy } => self.refused(&copy, points, actions),
             StageEvent::Summed { end, transfer, sum } => {
                 self.summing = self.summing.saturating_sub(1);
                 match end {
@@ -703,6 +713,22 @@ impl StageCore {
         computed
     }
 
+    /// Sends a transfer over the next route, because the device has refused its copy over the peer route.
+    fn refused(
+        &mut self,
+        copy: &Copy,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        let Copy { transfer, slot, bytes, signal, .. } = *copy;
+        let (OtherEnd::Slot(to), Some(&after)) = (copy.other, copy.waits.first()) else {
+            return Err(Error::protocol(format!("a refused copy of {transfer} over another route")));
+        };
+        // The slot stays in use.
+        self.draining.retain(|drain| *drain != (signal.value, slot));
+        self.sender_event(SenderEvent::Refused { transfer, slot, to, bytes, after }, points, actions)
+    }
+
     fn sender_event(
         &mut self,
         event: SenderEvent,
@@ -716,6 +742,10 @@ impl StageCore {
         match sender.step(event, &mut points.download, &mut sent) {
             Err(TransferError::Corrupted { route, .. }) => {
                 actions.push(StageAction::Corrupted { route });
+                return Ok(());
+            }
+            Err(TransferError::Refused { .. }) => {
+                actions.push(StageAction::Unreplaced);
                 return Ok(());
             }
             stepped => stepped?,

@@ -261,9 +261,10 @@ fn connect(
 ) -> Result<Connected> {
     let passages = Passages::new(&pipeline, layout)?;
     let PipelineSpec { devices, stages, prefill } = pipeline;
-    let rings = options.routes.iter().map(|routes| {
+    let rings = options.routes.iter().enumerate().map(|(edge, routes)| {
+        let cores = options.ring_cores.get(edge).map_or(&[][..], Vec::as_slice);
         // A region has at least one byte.
-        let region = HostRegion::new(routes.staging_bytes().max(1) as usize);
+        let region = HostRegion::near(routes.staging_bytes().max(1) as usize, cores);
         region.map(Arc::new).map_err(|e| Error::Spec { what: format!("staging for {routes:?}: {e}") })
     });
     let rings = rings.collect::<Result<Vec<_>>>()?;

@@ -50,6 +50,9 @@ pub struct StageSpec {
 pub struct PipelineOptions {
     /// Routes of each edge between neighbouring stages. There is one edge fewer than stages.
     pub routes: Vec<Routes>,
+    /// Cores of the NUMA node on which the rings of each edge belong. An edge without an entry, or with an
+    /// empty one, has rings on any node.
+    pub ring_cores: Vec<Vec<usize>>,
     /// Maximum length of a sequence, in tokens.
     pub context: u32,
     /// Number of blocks in the KV cache of every stage. Each holds [`BLOCK_TOKENS`] positions.
@@ -84,6 +87,7 @@ impl PipelineOptions {
         let credits = stages as u32 + 1;
         Self {
             routes: vec![Route::HOST_STAGED.into(); stages.saturating_sub(1)],
+            ring_cores: Vec::new(),
             context,
             kv_blocks,
             chunks: Chunks::fixed(chunk_rows),

@@ -17,6 +17,8 @@ pub(super) enum Job {
         copy: Copy,
         last: bool,
     },
+    /// No work, in place of a refused copy.
+    Refused(MicroBatchId),
     /// Copy of a part's weights to their arena.
     Stream {
         part: usize,
@@ -66,6 +68,7 @@ impl Job {
     pub(super) fn micro_batch(&self) -> Option<MicroBatchId> {
         match self {
             Job::Copy { copy, .. } => Some(MicroBatchId(copy.transfer.0)),
+            Job::Refused(micro_batch) => Some(*micro_batch),
             Job::Stream { .. } => None,
             Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => Some(micro_batch.id),
             Job::Pass(passing) | Job::Keep(passing) => Some(passing.micro_batch.id),
@@ -76,7 +79,7 @@ impl Job {
     pub(super) fn kind(&self) -> SimSpanKind {
         match self {
             Job::Copy { end: End::Incoming, .. } => SimSpanKind::Upload,
-            Job::Copy { end: End::Outgoing, .. } => SimSpanKind::Download,
+            Job::Copy { end: End::Outgoing, .. } | Job::Refused(_) => SimSpanKind::Download,
             Job::Stream { .. } => SimSpanKind::Weights,
             Job::Logits { .. } => SimSpanKind::Logits,
             Job::Pass(_) | Job::Keep(_) => SimSpanKind::KeysAndValues,
@@ -195,7 +198,6 @@ impl SimDevice {
             self.ended_ns[hardware].map_or(Nanoseconds::MAX, |ended_ns| now.saturating_sub(ended_ns));
         match next.job {
             Job::Compute { part: 0, .. } => self.stages[&next.stage].hand_over_ns.min(rested_ns),
-            Job::Compute { .. } => 0,
             _ => 0,
         }
     }
@@ -205,6 +207,7 @@ impl SimDevice {
         match &submitted.job {
             Job::Copy { end: End::Incoming, copy, last } => spec.upload.of(*last, copy.bytes),
             Job::Copy { copy, .. } if copy.other == OtherEnd::None => 0,
+            Job::Refused(_) => 0,
             Job::Copy { copy, .. } => spec.download.of(copy.offset == 0, copy.bytes),
             Job::Stream { part } => spec.parts.get(*part).map_or(0, |part| part.stream_ns),
             Job::Compute { micro_batch, part, .. } => {

@@ -1,8 +1,9 @@
-//! Expected results of simulated requests.
+//! Expected results of simulated requests, and the expected number of events.
 
 use crate::core::{FinishReason, Want};
 use crate::error::Refusal;
-use crate::sim::spec::{SimRequest, SimSpec, token_at};
+use crate::sim::spec::{SimRequest, SimSpec, SimStage, token_at};
+use ragtag_transfer::Route;
 
 /// Returns the expected result of a request if the run has no faults.
 pub(super) fn expected(
@@ -41,4 +42,22 @@ pub(super) fn expected(
     }
     let reason = if *max_new_tokens > room { FinishReason::ContextFull } else { FinishReason::MaxTokens };
     Ok((reason, tokens))
+}
+
+/// Returns the maximum number of events between the times at which two consecutive micro-batches enter the
+/// pipeline. It counts all submissions for the micro-batches in flight, all requests, and their messages. If
+/// more events occur, the run is in an endless loop.
+pub(super) fn most_between_entries(spec: &SimSpec) -> u64 {
+    const EVENTS: u64 = 32;
+    let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);
+    let chunks = |stage: &SimStage| {
+        let of_route = |route: Route| bytes.checked_div(route.ring().0).map_or(1, |chunks| chunks + 1);
+        stage.routes.iter().map(of_route).fold(0, u64::max)
+    };
+    let submissions = spec.all().map(|stage| chunks(stage).saturating_add(2)).fold(0, u64::saturating_add);
+    // A verified transfer has four submissions for its checksums, and it may be sent several times.
+    let submissions =
+        if spec.verified { submissions.saturating_add(4).saturating_mul(4) } else { submissions };
+    let in_flight = submissions.saturating_mul(spec.run.credits.into());
+    in_flight.saturating_add(spec.requests.len() as u64).saturating_mul(EVENTS)
 }

@@ -112,7 +112,9 @@ pub(super) struct Memory {
     verified: bool,
     /// Number of copies over each edge so far.
     copies: Vec<u64>,
-    /// Faults that make copies write wrong bytes.
+    /// Number of copies from each stage over the peer route so far.
+    peer_copies: Vec<u64>,
+    /// Faults of copies.
     faults: Vec<Fault>,
     /// Index of the prefill stage, and the stages whose caches it uses.
     prefill: Option<(usize, Vec<usize>)>,
@@ -145,6 +147,7 @@ impl Memory {
             checks_cache: spec.checked,
             verified: spec.verified,
             copies: vec![0; spec.stages.len()],
+            peer_copies: vec![0; spec.stages.len()],
             faults: spec.faults.clone(),
             sums: BTreeMap::new(),
         }
@@ -157,6 +160,21 @@ impl Memory {
         self.faults.iter().any(|fault| match *fault {
             Fault::WrongBytes { stage, first, copies } => {
                 stage as usize == edge && (first..first + copies).contains(&at)
+            }
+            _ => false,
+        })
+    }
+
+    /// Counts a copy over the peer route. Returns whether the device refuses it.
+    pub(super) fn refuses(&mut self, from: usize, end: End, copy: &Copy) -> bool {
+        if self.verified || end == End::Incoming || !matches!(copy.other, OtherEnd::Slot(_)) {
+            return false;
+        }
+        let at = self.peer_copies[from];
+        self.peer_copies[from] += 1;
+        self.faults.iter().any(|fault| match *fault {
+            Fault::CopyRefused { stage, first, copies } => {
+                stage as usize == from && (first..first + copies).contains(&at)
             }
             _ => false,
         })
@@ -214,7 +232,7 @@ impl Memory {
         match &submitted.job {
             Job::Copy { end: End::Incoming, copy, .. } => self.arrive(stage, who, copy),
             Job::Copy { end: End::Outgoing, copy, .. } => self.leave(stage, who, copy),
-            Job::Stream { .. } => Ok(()),
+            Job::Stream { .. } | Job::Refused(_) => Ok(()),
             Job::Compute { slot, micro_batch, part, .. } => {
                 self.stages[stage].use_arena(*part, true)?;
                 self.compute(stage, *slot, micro_batch, *part)
@@ -272,7 +290,7 @@ impl Memory {
                 let sum = self.checksum(stage, summed)?;
                 self.sums.insert((stage, summed.end == End::Incoming, summed.slot), sum);
             }
-            Job::Sum(_) | Job::Stream { .. } | Job::Pass(_) => {}
+            Job::Sum(_) | Job::Stream { .. } | Job::Refused(_) | Job::Pass(_) => {}
             Job::Keep(passing) => {
                 *self.place(passing)? = None;
                 if self.checks_cache {

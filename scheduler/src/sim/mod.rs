@@ -110,7 +110,7 @@ pub struct SimReport {
     pub dropped_spans: u64,
     /// Time of the last event.
     pub makespan_ns: Nanoseconds,
-    /// Number of transfers that were sent again because wrong bytes had arrived.
+    /// Number of transfers that were sent again, because wrong bytes had arrived or a copy was refused.
     #[serde(default)]
     pub resent: u64,
     /// Utilisation of the devices and links, and times of the tokens.

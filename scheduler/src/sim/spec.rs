@@ -171,6 +171,15 @@ pub enum Fault {
         /// Number of wrong copies.
         copies: u64,
     },
+    /// A device refuses copies over the peer route, without verification. The next route replaces it.
+    CopyRefused {
+        /// Index of the stage that the activations leave.
+        stage: u32,
+        /// First refused copy of the stage over the peer route, counted from 0.
+        first: u64,
+        /// Number of refused copies.
+        copies: u64,
+    },
     /// The submissions of a stage do not wait for points. A run cannot survive this.
     WaitsIgnored {
         /// Index of the stage.
@@ -232,7 +241,8 @@ impl SimSpec {
     /// Returns a random pipeline with random requests. About one pipeline in eight loses a device at some
     /// time, and one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen
     /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
-    /// Many have a prefill stage. Half of the pipelines verify their transfers, and in half of them some copies write wrong bytes.
+    /// Many have a prefill stage. Half of the pipelines verify their transfers, and in half of them some copies
+    /// write wrong bytes. In half of the others, devices refuse some copies over the peer route.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -267,6 +277,7 @@ impl SimSpec {
         }
         faults.extend(random_faults(seed, stages.len() as u32));
         faults.extend(wrong_bytes(seed, stages.len() as u32));
+        faults.extend(refused_copies(seed, stages.len() as u32));
         Self {
             seed,
             stages,
@@ -297,6 +308,15 @@ fn wrong_bytes(seed: u64, stages: u32) -> Option<Fault> {
         first: rng.random_range(0..60),
         copies: rng.random_range(1..=4),
     })
+}
+
+/// For about half of the seeds, makes the devices refuse some copies over the peer route.
+fn refused_copies(seed: u64, stages: u32) -> Vec<Fault> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x7265_6675);
+    let edges = if rng.random_ratio(1, 2) { stages - 1 } else { 0 };
+    let fault =
+        |stage| Fault::CopyRefused { stage, first: rng.random_range(0..20), copies: rng.random_range(1..=4) };
+    (0..edges).map(fault).collect()
 }
 
 fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {

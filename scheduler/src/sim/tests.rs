@@ -26,14 +26,15 @@ fn random_pipelines_keep_their_invariants() {
     let seeds = seeds();
     let (mut lost, mut cancelled, mut refused, mut tokens) = (0, 0, 0, 0);
     let (mut no_memory, mut no_submission, mut late, mut stopped) = (0, 0, 0, 0);
-    let (mut corrupted, mut repaired) = (0, 0);
+    let (mut corrupted, mut repaired, mut replaced, mut unreplaced) = (0, 0, 0, 0);
     for &seed in &seeds {
         let spec = SimSpec::random(seed);
         let report =
             simulate(&spec).unwrap_or_else(|failure| panic!("{failure}; again with RAGTAG_SIM_SEED={seed}"));
         let slow = |fault: &Fault| matches!(fault, Fault::Slow { .. } | Fault::Unsteady { .. });
         late += usize::from(spec.faults.iter().any(slow));
-        repaired += usize::from(report.resent > 0);
+        repaired += usize::from(report.resent > 0 && spec.verified);
+        replaced += usize::from(report.resent > 0 && !spec.verified);
         for outcome in report.outcomes.values() {
             match outcome {
                 Outcome::Failed { error: Error::Stage { cause, .. } } => match cause {
@@ -43,6 +44,7 @@ fn random_pipelines_keep_their_invariants() {
                 },
                 Outcome::Failed { error: Error::Stopped } => stopped += 1,
                 Outcome::Failed { error: Error::Corrupted { .. } } => corrupted += 1,
+                Outcome::Failed { error: Error::Transfer { .. } } => unreplaced += 1,
                 Outcome::Failed { .. } => refused += 1,
                 Outcome::Finished { reason: FinishReason::Cancelled, .. } => cancelled += 1,
                 Outcome::Finished { tokens: new, .. } => tokens += new.len(),
@@ -54,6 +56,7 @@ fn random_pipelines_keep_their_invariants() {
         assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
         assert!(no_memory > 100 && no_submission > 50 && late > 300 && stopped > 100);
         assert!(corrupted > 20 && repaired > 50, "{corrupted} {repaired}");
+        assert!(replaced > 5 && unreplaced > 20, "{replaced} {unreplaced}");
     }
 }
 
@@ -238,6 +241,26 @@ fn a_route_that_stays_wrong_ends_the_run_with_its_edge() {
                 "activations from made-up:0 to made-up:1 arrive with wrong bytes over the staged"
             )
         );
+    }
+}
+
+#[test]
+fn the_next_route_replaces_one_whose_copies_are_refused() {
+    let expected = simulate(&steady(3, 4)).unwrap();
+    let run = |routes: Routes, first, copies| {
+        let mut spec = steady(3, 4);
+        spec.stages.iter_mut().for_each(|stage| stage.routes = routes.clone());
+        spec.faults = vec![Fault::CopyRefused { stage: 0, first, copies }];
+        simulate(&spec).unwrap()
+    };
+    for (first, copies) in [(0, 1), (9, 1), (9, 1000)] {
+        let report = run(Routes::or_staged(Route::Peer), first, copies);
+        assert_eq!(report.outcomes, expected.outcomes);
+        assert!((1..=4).contains(&report.resent), "{}", report.resent);
+    }
+    for outcome in run(Route::Peer.into(), 9, 1).outcomes.values() {
+        let Outcome::Failed { error } = outcome else { panic!("{outcome:?}") };
+        assert!(error.to_string().starts_with("activations from made-up:0 to made-up:1 over the peer"));
     }
 }
 

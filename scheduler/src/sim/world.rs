@@ -9,7 +9,7 @@ use crate::core::{
 use crate::error::Error;
 use crate::runtime::routes_of;
 use crate::sim::device::{Job, Passing, SimDevice, Submitted, Summed, timeline};
-use crate::sim::expected::expected;
+use crate::sim::expected::{expected, most_between_entries};
 use crate::sim::invariants::Invariants;
 use crate::sim::memory::Memory;
 use crate::sim::observe::Observations;
@@ -17,7 +17,7 @@ use crate::sim::spec::{Fault, SimPass, SimRequest, SimSpec, SimStage, token_at};
 use crate::sim::time::nanoseconds;
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
-use ragtag_transfer::{Copy, OtherEnd, Route, ToSender};
+use ragtag_transfer::{Copy, OtherEnd, Route, ToReceiver, ToSender};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
@@ -57,8 +57,8 @@ impl Message {
             Message::Stage(_, StageEvent::FromNext(_)) | Message::Run(RunEvent::Return(_)) => {
                 Some(MailboxQueue::Quiet)
             }
-            // The actor creates this event itself.
-            Message::Stage(_, StageEvent::Summed { .. }) => None,
+            // The actor creates these events itself.
+            Message::Stage(_, StageEvent::Summed { .. } | StageEvent::Refused { .. }) => None,
             Message::Stage(..) | Message::Progress => Some(MailboxQueue::Waking),
             Message::Run(_) => None,
         }
@@ -253,6 +253,7 @@ impl<'a> World<'a> {
                 | Fault::LostAtCommand { .. }
                 | Fault::MessageLost { .. }
                 | Fault::WrongBytes { .. }
+                | Fault::CopyRefused { .. }
                 | Fault::MessageTwice { .. } => {}
             }
         }
@@ -340,11 +341,11 @@ impl<'a> World<'a> {
         self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
 
-    /// Ends the run because wrong bytes leave a stage again.
-    fn corrupted(&mut self, stage: usize, route: Route) {
+    /// Ends the run because a stage has no route to the next stage.
+    fn end_edge(&mut self, stage: usize, error: impl FnOnce(String, String) -> Error) {
         let [from, to] = [stage, stage + 1].map(|stage| self.labels[stage].clone());
-        self.devices[self.hosts[stage]].failure = Some(ragtag_hal::Error::invalid("wrong bytes"));
-        let error = Error::Corrupted { from, to, route };
+        self.devices[self.hosts[stage]].failure = Some(ragtag_hal::Error::invalid("no route"));
+        let error = error(from, to);
         let (to, at) = (self.cores.len(), self.now + self.delay());
         self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
@@ -444,12 +445,21 @@ impl<'a> World<'a> {
         let stepped = self.cores[device].step(self.now, event, &mut actions);
         stepped.map_err(|e| format!("device {device}: {e}"))?;
         let run = self.cores.len();
-        for DeviceAction { stage, action } in actions {
+        let mut refused: Vec<(usize, Copy)> = Vec::new();
+        for DeviceAction { stage: own, action } in actions {
             if self.devices[device].failure.is_some() {
                 break;
             }
-            let stage = self.hosted[device][stage];
+            let stage = self.hosted[device][own];
             match action {
+                StageAction::Copy { end, copy } if self.memory.refuses(stage, end, &copy) => {
+                    let (waits, signal) = (copy.waits.clone(), copy.signal);
+                    let job = Job::Refused(MicroBatchId(copy.transfer.0));
+                    self.submit(Submitted { stage, queue: end.queue(), job, waits, signal });
+                    refused.push((own, copy));
+                }
+                StageAction::ToNext(ToReceiver::Written { transfer, .. })
+                    if refused.iter().any(|(other, copy)| (*other, copy.transfer) == (own, transfer)) => {}
                 StageAction::Copy { end, copy } => {
                     let total = self.bytes.get(&MicroBatchId(copy.transfer.0)).copied().unwrap_or(0);
                     let last = copy.other == OtherEnd::None || copy.offset + copy.bytes == total;
@@ -507,7 +517,13 @@ impl<'a> World<'a> {
                     }
                 }
                 StageAction::Resent { .. } => self.report.resent += 1,
-                StageAction::Corrupted { route } => self.corrupted(stage, route),
+                StageAction::Corrupted { route } => {
+                    self.end_edge(stage, |from, to| Error::Corrupted { from, to, route });
+                }
+                StageAction::Unreplaced => {
+                    let (route, cause) = (Route::Peer, ragtag_hal::Error::invalid("made up"));
+                    self.end_edge(stage, |from, to| Error::Transfer { from, to, route, cause });
+                }
                 StageAction::ToPrevious(message) => {
                     if let ToSender::Again { slot, .. } = message {
                         self.memory.discard(stage, slot)?;
@@ -518,6 +534,9 @@ impl<'a> World<'a> {
                     self.send(device, run, Message::Run(RunEvent::Return(returned)))?;
                 }
             }
+        }
+        for (stage, copy) in refused {
+            self.device_event(device, DeviceEvent::Stage { stage, event: StageEvent::Refused { copy } })?;
         }
         self.start_around(device)
     }
@@ -814,6 +833,11 @@ impl<'a> World<'a> {
                 let wrong = self.spec.verified && self.spec.faults.iter().any(wrong);
                 if wrong { Ok(()) } else { Err("failed without wrong bytes") }
             }
+            (Outcome::Failed { error: Error::Transfer { route: Route::Peer, .. } }, _) => {
+                let refused = |fault: &Fault| matches!(fault, Fault::CopyRefused { .. });
+                let refused = !self.spec.verified && self.spec.faults.iter().any(refused);
+                if refused { Ok(()) } else { Err("failed without a refused copy") }
+            }
             (Outcome::Failed { error: Error::Stopped }, _) if self.is_stopped_by_spec() => Ok(()),
             (Outcome::Finished { reason: FinishReason::Cancelled, tokens }, Ok((_, all))) => {
                 let asked = request.cancel_ns.is_some() || self.is_stopped_by_spec();
@@ -825,24 +849,6 @@ impl<'a> World<'a> {
             _ => Err("ended in the wrong way"),
         }
     }
-}
-
-/// Returns the maximum number of events between the times at which two consecutive micro-batches enter the
-/// pipeline. It counts all submissions for the micro-batches in flight, all requests, and their messages. If
-/// more events occur, the run is in an endless loop.
-fn most_between_entries(spec: &SimSpec) -> u64 {
-    const EVENTS: u64 = 32;
-    let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);
-    let chunks = |stage: &SimStage| {
-        let of_route = |route: Route| bytes.checked_div(route.ring().0).map_or(1, |chunks| chunks + 1);
-        stage.routes.iter().map(of_route).fold(0, u64::max)
-    };
-    let submissions = spec.all().map(|stage| chunks(stage).saturating_add(2)).fold(0, u64::saturating_add);
-    // A verified transfer has four submissions for its checksums, and it may be sent several times.
-    let submissions =
-        if spec.verified { submissions.saturating_add(4).saturating_mul(4) } else { submissions };
-    let in_flight = submissions.saturating_mul(spec.run.credits.into());
-    in_flight.saturating_add(spec.requests.len() as u64).saturating_mul(EVENTS)
 }
 
 /// Returns the index of the edge at one end of a stage.

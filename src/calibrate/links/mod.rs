@@ -1,5 +1,6 @@
-//! Probes the links between devices. A probe transfers pseudo-random contents over each route, compares them
-//! at the far end, and times the routes that keep them intact. Calibration uses the fastest verified route.
+//! Probes the links between devices. A probe transfers pseudo-random contents over each route, checks them at
+//! the far end, and times the routes that keep them intact. Calibration uses the fastest verified route, and
+//! the fastest ring of the host-staged route.
 
 mod pairs;
 mod probe;
@@ -19,9 +20,8 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::thread::available_parallelism;
 use std::time::Duration;
-use topology::Topology;
-
 pub use topology::LinkClass;
+pub(crate) use topology::Topology;
 
 /// Default time limit of the measurements of all links.
 const USUAL_LIMIT: Duration = Duration::from_secs(20);
@@ -142,6 +142,18 @@ impl ProbedLink {
         let is_verified = |tried: &&TriedRoute| !tried.route.shares_memory() && tried.why.is_none();
         let staged = self.tried.iter().find(is_verified).map(|tried| tried.route);
         Some(staged.map_or_else(|| route.into(), |staged| Routes::or(route, staged)))
+    }
+
+    /// Returns `routes` with the ring that the probe has found fastest, if it has verified the host-staged
+    /// route.
+    pub(crate) fn with_ring(&self, routes: &Routes) -> Routes {
+        let is_verified = |tried: &&TriedRoute| !tried.route.shares_memory() && tried.why.is_none();
+        let ring = self.tried.iter().find(is_verified).map(|tried| tried.route);
+        let mut routes = routes.clone();
+        for sized in routes.0.iter_mut().filter(|sized| !sized.route.shares_memory()) {
+            sized.route = ring.unwrap_or(sized.route);
+        }
+        routes
     }
 
     /// Returns the reason why the probe has not verified a route, or `None` if it has.

@@ -19,14 +19,26 @@ const DECISIVE: usize = 2;
 const ODD_BYTES: u64 = 777_777;
 /// Largest transfer, in bytes.
 const MOST_BYTES: u64 = SIZES[SIZES.len() - 1];
+/// Sizes whose times decide which ring is the fastest: activations of decode steps and of prefill chunks.
+const RING_SIZES: [u64; 3] = [64 << 10, 1 << 20, 16 << 20];
+/// Sizes of a ring's chunks that are tried with the usual depth, in bytes.
+const RING_CHUNKS: [u64; 4] = [256 << 10, 1 << 20, 2 << 20, 4 << 20];
+/// Depths of a ring that are tried with the fastest chunk size.
+const RING_DEPTHS: [u32; 2] = [2, 8];
+/// Maximum size of a ring that is tried, in bytes of pinned host memory.
+const MOST_RING_BYTES: u64 = 16 << 20;
+/// Minimum gain of a ring over the usual one, as a fraction of the time. Smaller differences are noise.
+const RING_GAIN: f64 = 0.05;
 /// Maximum time of the repetitions of one measurement.
 const MOST_EACH: Duration = Duration::from_millis(60);
 /// Number of steps of a pair: the verification and the timing of each route in each direction, and both
 /// directions together.
 pub(super) const STEPS: usize = 2 * 2 * ROUTES + 1;
 /// Number of measurements of a pair: for each route in each direction, the hand-over and each size on idle
-/// and on busy devices. For both directions together, the latency and each size on idle and on busy devices.
-const MEASUREMENTS: usize = (2 * ROUTES + 1) * (2 * SIZES.len() + 1);
+/// and on busy devices. For each ring in each direction, each of its sizes. For both directions together, the
+/// latency and each size on idle and on busy devices.
+const MEASUREMENTS: usize =
+    (2 * ROUTES + 1) * (2 * SIZES.len() + 1) + 2 * RING_SIZES.len() * (RING_CHUNKS.len() + RING_DEPTHS.len());
 
 /// Returns the routes that are tried, in order.
 fn routes(staged: Route) -> [Route; ROUTES] {
@@ -40,6 +52,9 @@ pub(super) struct Prober {
     /// Time of the repetitions of one measurement.
     each: Duration,
 }
+
+/// Times of transfers of [`RING_SIZES`] through a ring, in microseconds.
+type RingTimes = [f64; RING_SIZES.len()];
 
 /// Result of the probe of one direction.
 pub(super) struct Probed {
@@ -94,7 +109,11 @@ impl Prober {
         let one_way = |tried: &mut Vec<TriedRoute>, from: &mut SoloDevice, to: &mut SoloDevice| {
             for tried in tried {
                 if tried.why.is_none() {
-                    match self.one_way(from, to, tried.route) {
+                    let timed = self.fastest_ring(from, to, tried.route).and_then(|route| {
+                        tried.route = route;
+                        self.one_way(from, to, route)
+                    });
+                    match timed {
                         Ok((latency_us, rates)) => {
                             (tried.latency_us, tried.rates) = (Some(latency_us), rates);
                         }
@@ -124,6 +143,61 @@ impl Prober {
         }
         step();
         tried.map(|tried| probed(tried, together.as_ref()))
+    }
+
+    /// Returns the host-staged route with the fastest ring. Times a few chunk sizes, and then a few depths
+    /// with the best of them. Keeps the usual ring unless another one is clearly faster and keeps data
+    /// intact. Returns any other route unchanged.
+    fn fastest_ring(
+        self,
+        from: &mut SoloDevice,
+        to: &mut SoloDevice,
+        usual: Route,
+    ) -> std::result::Result<Route, Failure> {
+        let Route::HostStaged { depth, .. } = usual else { return Ok(usual) };
+        let mut timed = vec![(usual, self.ring_us(from, to, usual)?)];
+        let chunks = RING_CHUNKS.map(|chunk_bytes| Route::HostStaged { chunk_bytes, depth });
+        self.time_rings(from, to, &chunks, &mut timed);
+        let (chunk_bytes, _) = fastest_of(&timed).ring();
+        let depths = RING_DEPTHS.map(|depth| Route::HostStaged { chunk_bytes, depth });
+        self.time_rings(from, to, &depths, &mut timed);
+        let best = fastest_of(&timed);
+        let is_intact = best == usual || verify(&mut SoloLink::new(from, to, best, MOST_BYTES)?).is_ok();
+        Ok(if is_intact { best } else { usual })
+    }
+
+    /// Times rings that are not in `timed`, and appends them. Leaves out large rings and those that fail.
+    fn time_rings(
+        self,
+        from: &mut SoloDevice,
+        to: &mut SoloDevice,
+        rings: &[Route],
+        timed: &mut Vec<(Route, RingTimes)>,
+    ) {
+        for &ring in rings.iter().filter(|ring| ring.staging_bytes() <= MOST_RING_BYTES) {
+            if timed.iter().any(|(other, _)| *other == ring) {
+                continue;
+            }
+            match self.ring_us(from, to, ring) {
+                Ok(times_us) => timed.push((ring, times_us)),
+                Err(failure) => tracing::debug!(?ring, why = failure.why, "leaving out a ring"),
+            }
+        }
+    }
+
+    /// Returns the times of transfers through a ring, in microseconds.
+    fn ring_us(
+        self,
+        from: &mut SoloDevice,
+        to: &mut SoloDevice,
+        ring: Route,
+    ) -> std::result::Result<RingTimes, Failure> {
+        let mut link = SoloLink::new(from, to, ring, MOST_BYTES)?;
+        let mut times_us = [0.0; RING_SIZES.len()];
+        for (us, bytes) in times_us.iter_mut().zip(RING_SIZES) {
+            *us = self.timed(|| Ok(link.time_us(bytes)?))?;
+        }
+        Ok(times_us)
     }
 
     /// Times a route in one direction. Returns the latency in microseconds, and the rates.
@@ -261,6 +335,17 @@ fn fastest(tried: &[TriedRoute]) -> Option<usize> {
     verified.max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }
 
+/// Returns the ring with the lowest product of its times. The first is the usual ring, which stays unless
+/// another one is faster by [`RING_GAIN`] on average.
+fn fastest_of(timed: &[(Route, RingTimes)]) -> Route {
+    let score = |times_us: &[f64]| times_us.iter().map(|us| us.max(1e-3).ln()).sum::<f64>();
+    let least = RING_GAIN * RING_SIZES.len() as f64;
+    let (usual, usual_score) = (timed[0].0, score(&timed[0].1));
+    let others = timed[1..].iter().map(|(route, times_us)| (*route, score(times_us)));
+    let best = others.min_by(|a, b| a.1.total_cmp(&b.1));
+    best.filter(|(_, score)| score + least < usual_score).map_or(usual, |(route, _)| route)
+}
+
 pub(super) fn unprobed(why: &str) -> Probed {
     probed(TriedRoute::all_failed(why), None)
 }
@@ -282,7 +367,9 @@ fn bytes_per_s(bytes: u64, us: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{LinkClass, ProbedLink};
     use super::*;
+    use ragtag_transfer::Routes;
 
     fn tried(route: Route, bytes_per_s: f64, why: Option<&str>) -> TriedRoute {
         let rate = |bytes| LinkRate {
@@ -300,6 +387,38 @@ mod tests {
             latency_us: Some(3.0),
             rates: SIZES.map(rate).into(),
         }
+    }
+
+    #[test]
+    fn a_ring_replaces_the_usual_one_only_if_it_is_clearly_faster() {
+        let ring = |chunk_bytes, depth| Route::HostStaged { chunk_bytes, depth };
+        let usual = (Route::HOST_STAGED, [50.0, 200.0, 3000.0]);
+        assert_eq!(fastest_of(&[usual]), Route::HOST_STAGED);
+        let noise = (ring(1 << 20, 4), [49.0, 195.0, 2950.0]);
+        assert_eq!(fastest_of(&[usual, noise]), Route::HOST_STAGED);
+        let large = (ring(2 << 20, 4), [50.0, 180.0, 2000.0]);
+        let largest = (ring(4 << 20, 4), [50.0, 190.0, 1900.0]);
+        assert_eq!(fastest_of(&[usual, noise, largest, large]), ring(2 << 20, 4));
+        assert!(RING_CHUNKS.iter().all(|chunk| ring(*chunk, 4).staging_bytes() <= MOST_RING_BYTES));
+    }
+
+    #[test]
+    fn plans_use_the_ring_of_a_verified_staged_route() {
+        let link = |why| ProbedLink {
+            from: "a".into(),
+            to: "b".into(),
+            class: LinkClass::Host,
+            numa_distance: None,
+            route: None,
+            latency_us: None,
+            rates: Vec::new(),
+            tried: vec![tried(Route::Peer, 9e9, None), tried(Route::STAGED_BETWEEN_GPUS, 2e9, why)],
+            measured_unix_s: 0,
+        };
+        let usual = Routes::or_staged(Route::Peer);
+        assert_eq!(link(None).with_ring(&usual), Routes::or(Route::Peer, Route::STAGED_BETWEEN_GPUS));
+        assert_eq!(link(Some("wrong")).with_ring(&usual), usual);
+        assert_eq!(link(None).with_ring(&Route::Import.into()), Route::Import.into());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Reads from Linux how two devices are connected: the PCIe generation and width, and the NUMA distance.
+//! Reads from Linux how two devices are connected: the PCIe generation and width, the NUMA distance, and the
+//! cores near a device.
 //!
 //! Linux does not report NVLink or xGMI. A link that is faster than PCIe allows must be such a fabric.
 
@@ -48,12 +49,12 @@ impl fmt::Display for LinkClass {
 
 /// The file system of a machine. Tests use a folder as the root of a fake machine.
 #[derive(Debug)]
-pub(super) struct Topology {
+pub(crate) struct Topology {
     root: PathBuf,
 }
 
 impl Topology {
-    pub(super) fn new(root: impl Into<PathBuf>) -> Self {
+    pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
@@ -100,6 +101,37 @@ impl Topology {
         distances.split_ascii_whitespace().nth(at)?.parse().ok()
     }
 
+    /// Returns the cores of the NUMA node on which the ring between two devices belongs: the node of the GPU,
+    /// or that of a CPU device without a GPU. If both devices are GPUs, the sender's node counts. Empty if
+    /// the machine has only one node, or if the node is unknown.
+    pub(crate) fn ring_cores(&self, ends: [&Adapter; 2]) -> Vec<usize> {
+        if self.nodes().len() < 2 {
+            return Vec::new();
+        }
+        let is_gpu = |a: &&&Adapter| matches!(a.kind, AdapterKind::Discrete | AdapterKind::Integrated);
+        let (gpus, others): (Vec<_>, Vec<_>) = ends.iter().partition(is_gpu);
+        let node = gpus.into_iter().chain(others).find_map(|adapter| self.node(adapter));
+        node.and_then(|node| self.cores(node)).unwrap_or_default()
+    }
+
+    /// Returns the cores of a NUMA node.
+    fn cores(&self, node: u32) -> Option<Vec<usize>> {
+        listed(&self.line(&format!("sys/devices/system/node/node{node}/cpulist"))?)
+    }
+
+    /// Returns the NUMA node of all cores on which this process may run, or `None` if they belong to several.
+    fn own_node(&self) -> Option<u32> {
+        let nodes = self.nodes();
+        if let [only] = nodes[..] {
+            return Some(only);
+        }
+        let status = fs::read_to_string(self.root.join("proc/self/status")).ok()?;
+        let allowed = listed(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)?;
+        let holds =
+            |node: &u32| self.cores(*node).is_some_and(|cores| allowed.iter().all(|c| cores.contains(c)));
+        nodes.into_iter().find(holds).filter(|_| !allowed.is_empty())
+    }
+
     /// Returns the PCIe generation of a device's link. `state` is `current` or `max`.
     fn generation(&self, address: PciAddress, state: &str) -> Option<u32> {
         // The file holds `16.0 GT/s PCIe`.
@@ -124,10 +156,7 @@ impl Topology {
                 self.of_device(address, "numa_node")?.parse().ok()
             }
             (AdapterKind::Discrete | AdapterKind::Integrated, None) => None,
-            (AdapterKind::Cpu | AdapterKind::Software, _) => match self.nodes()[..] {
-                [only] => Some(only),
-                _ => None,
-            },
+            (AdapterKind::Cpu | AdapterKind::Software, _) => self.own_node(),
         }
     }
 
@@ -151,6 +180,23 @@ impl Topology {
     }
 }
 
+/// Maximum number of a core in a list of cores. Larger numbers are damage.
+const MOST_CORES: usize = 1 << 16;
+
+/// Returns the numbers in a list such as `0-3,8`. Returns `None` if it is damaged.
+fn listed(text: &str) -> Option<Vec<usize>> {
+    let mut numbers = Vec::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        if first > last || last >= MOST_CORES || numbers.len() > MOST_CORES {
+            return None;
+        }
+        numbers.extend(first..=last);
+    }
+    Some(numbers)
+}
+
 /// Returns the rate of a PCIe link in bytes per second, without the overhead of its encoding. No transfer can
 /// be faster.
 fn raw_bytes_per_s(generation: u32, width: u32) -> f64 {
@@ -172,6 +218,8 @@ mod tests {
         };
         write("devices/system/node/node0/distance", "10 21");
         write("devices/system/node/node2/distance", "21 10");
+        write("devices/system/node/node0/cpulist", "0-3,8-9");
+        write("devices/system/node/node2/cpulist", "4-7");
         for (bus, speed, width, node) in [
             ("01", "32.0 GT/s PCIe", "16", "0"),
             ("02", "16.0 GT/s PCIe", "8", "2"),
@@ -235,5 +283,41 @@ mod tests {
         fs::remove_dir_all(root.path().join("sys/devices/system/node/node2")).unwrap();
         assert_eq!(machine.numa_distance([&first, &cpu]), Some(10));
         assert_eq!(Topology::new(root.path().join("none")).numa_distance([&cpu, &cpu]), None);
+    }
+
+    #[test]
+    fn rings_are_near_the_gpu_or_the_cores_of_the_process() {
+        let (root, machine) = machine();
+        let [first, second, odd] = [1, 2, 3].map(|bus| adapter(AdapterKind::Discrete, bus));
+        let cpu = adapter(AdapterKind::Cpu, 0);
+        let near = |from: &Adapter, to: &Adapter| machine.ring_cores([from, to]);
+        let [zero, two] = [vec![0, 1, 2, 3, 8, 9], vec![4, 5, 6, 7]];
+        assert_eq!([near(&first, &cpu), near(&cpu, &first)], [zero.clone(), zero.clone()]);
+        assert_eq!([near(&second, &first), near(&odd, &second)], [two.clone(), two.clone()]);
+        assert!(near(&cpu, &cpu).is_empty() && near(&odd, &cpu).is_empty(), "the nodes are unknown");
+        // The process may run only on cores of one node, or on cores of both.
+        fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        let allow = |cores: &str| {
+            let status = format!("Name:\tragtag\nCpus_allowed_list:\t{cores}\n");
+            fs::write(root.path().join("proc/self/status"), status).unwrap();
+        };
+        allow("5-6");
+        assert_eq!([near(&cpu, &cpu), near(&first, &cpu), near(&odd, &cpu)], [two.clone(), zero, two]);
+        assert_eq!(machine.numa_distance([&first, &cpu]), Some(21));
+        for cores in ["3-4", "", "nonsense", "0-99999999"] {
+            allow(cores);
+            assert!(near(&cpu, &cpu).is_empty(), "{cores}");
+        }
+        fs::remove_dir_all(root.path().join("sys/devices/system/node/node2")).unwrap();
+        assert!(near(&first, &cpu).is_empty(), "there is one node");
+    }
+
+    #[test]
+    fn lists_of_cores_have_numbers_and_ranges() {
+        assert_eq!(listed("0-2,7,9-9\n"), Some(vec![0, 1, 2, 7, 9]));
+        assert_eq!(listed(""), Some(Vec::new()));
+        for damaged in ["a", "1-", "3-1", "0-65536", "-1", "1-2-3"] {
+            assert_eq!(listed(damaged), None, "{damaged}");
+        }
     }
 }

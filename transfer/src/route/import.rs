@@ -58,8 +58,8 @@ impl Destination for In {
         Ok(true)
     }
 
-    fn is_holding(&self) -> bool {
-        !self.0.is_empty()
+    fn held(&self) -> Option<TransferId> {
+        self.0.front().map(|(transfer, ..)| *transfer)
     }
 
     fn advance(

@@ -118,8 +118,8 @@ impl Destination for In {
         Ok(true)
     }
 
-    fn is_holding(&self) -> bool {
-        !self.held.is_empty()
+    fn held(&self) -> Option<TransferId> {
+        self.held.front().map(|(transfer, ..)| *transfer)
     }
 
     fn advance(

@@ -397,7 +397,10 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
         let queue = submission.queue;
-        self.enqueue(submission).map_err(|error| self.submitter.tracked(queue).fail(error))
+        self.enqueue(submission).map_err(|error| match error {
+            refused @ Error::Refused { .. } => refused,
+            error => self.submitter.tracked(queue).fail(error),
+        })
     }
 
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {

@@ -174,6 +174,11 @@ pub enum Step<D: Driver> {
 }
 
 impl<D: Driver> Step<D> {
+    /// Returns whether the step copies bytes.
+    pub fn is_copy(&self) -> bool {
+        matches!(self, Step::Copy { .. } | Step::Upload { .. } | Step::Download { .. })
+    }
+
     /// Returns the range of a host region that the step uses, if any.
     fn claim(&self) -> Option<Claim> {
         match self {

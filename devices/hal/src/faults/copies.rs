@@ -69,6 +69,8 @@ pub enum CopyFaultKind {
     Endless,
     /// The copy fails once all earlier work of its queue has completed.
     Failing,
+    /// The device refuses the submission with [`Error::Refused`](crate::Error::Refused).
+    Refused,
 }
 
 /// Copies that a [`CopyFault`] affects.
@@ -101,14 +103,17 @@ impl CopyFaultKind {
         match self {
             CopyFaultKind::Late { us } => Duration::from_micros(us),
             CopyFaultKind::Endless => Duration::MAX,
-            CopyFaultKind::Flipped | CopyFaultKind::Stale | CopyFaultKind::Failing => Duration::ZERO,
+            CopyFaultKind::Flipped
+            | CopyFaultKind::Stale
+            | CopyFaultKind::Failing
+            | CopyFaultKind::Refused => Duration::ZERO,
         }
     }
 }
 
 impl CopyFault {
     pub(super) fn touches_timelines(&self) -> bool {
-        !matches!(self.kind, CopyFaultKind::Flipped | CopyFaultKind::Stale)
+        !matches!(self.kind, CopyFaultKind::Flipped | CopyFaultKind::Stale | CopyFaultKind::Refused)
     }
 
     /// Counts the copies in `commands` and changes those that have the fault. Returns the fault if any copy
@@ -135,9 +140,10 @@ impl CopyFault {
             match self.kind {
                 CopyFaultKind::Flipped => changed.extend(flipped(command, alignment.max(4))),
                 CopyFaultKind::Stale => {}
-                CopyFaultKind::Late { .. } | CopyFaultKind::Endless | CopyFaultKind::Failing => {
-                    changed.push(command);
-                }
+                CopyFaultKind::Late { .. }
+                | CopyFaultKind::Endless
+                | CopyFaultKind::Failing
+                | CopyFaultKind::Refused => changed.push(command),
             }
         }
         *commands = changed;

@@ -91,7 +91,8 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// Enqueues a script and flushes the queue. The script starts and ends as `fences` says.
     ///
     /// # Errors
-    /// Returns an error if a driver call fails. Part of the script may already be running.
+    /// Returns an error if a driver call fails. Part of the script may already be running, except after
+    /// [`Error::Refused`].
     fn enqueue(
         &self,
         script: &Arc<Script<Self::Driver>>,
@@ -415,7 +416,11 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         let raises: Vec<_> =
             order.raised.iter().map(|semaphore| (semaphore.as_ref(), signal.value)).collect();
         let enqueued = self.queue.enqueue(script, &Fences { after: &events, waits: &waits, raises: &raises });
-        enqueued.inspect_err(|_| send(order, Flight::Abandoned(Arc::clone(script))))
+        enqueued.inspect_err(|error| {
+            if !matches!(error, Error::Refused { .. }) {
+                send(order, Flight::Abandoned(Arc::clone(script)));
+            }
+        })
     }
 }
 

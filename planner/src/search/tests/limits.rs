@@ -69,6 +69,31 @@ fn a_shorter_chunk_is_taken_where_a_long_one_cannot_be_bound() {
 }
 
 #[test]
+fn a_plan_that_fits_only_without_checksums_is_refused_for_verified_transfers() {
+    let mut world = world();
+    (world.limits.decode_groups, world.limits.credits) = (Some(1), Some(2));
+    let plan = |world: &World, verified| {
+        let limits = PlanLimits { verified, ..world.limits };
+        World { limits, ..world.clone() }.plan()
+    };
+    let [plain, verified] = [false, true].map(|verified| plan(&world, verified).expect("fits"));
+    let needed = |plan: &Plan| plan.stages.iter().map(|stage| stage.memory_bytes.total).sum::<u64>();
+    assert!(needed(&verified) > needed(&plain));
+    // The device has exactly the memory of the plain plan.
+    let [only] = &plain.stages[..] else { panic!("one stage: {:?}", plain.stages) };
+    world.devices.retain(|device| device.label == only.device);
+    world.devices[0].memory_bytes = only.memory_bytes.total;
+    assert!(plan(&world, false).is_ok());
+    let error = plan(&world, true).expect_err("the checksums do not fit");
+    assert!(matches!(error, PlanError::DoesNotFit(_)), "{error}");
+    // The same holds for host memory.
+    world.devices[0].memory_bytes = u64::MAX;
+    world.host_memory_bytes = Some(plain.host_memory_bytes.total);
+    assert!(plan(&world, false).is_ok());
+    assert!(matches!(plan(&world, true), Err(PlanError::HostMemory(_))));
+}
+
+#[test]
 fn logits_of_decode_groups_are_proved_in_host_memory() {
     let mut world = world();
     (world.limits.sequences, world.limits.logit_rows, world.limits.chunk) = (512, 512, 512);

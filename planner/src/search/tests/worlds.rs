@@ -89,6 +89,7 @@ impl World {
             kv: KvType::F16,
             activations: Activations::Int8,
             wire_type: None,
+            verified: false,
         };
         Self {
             model: ModelFacts {

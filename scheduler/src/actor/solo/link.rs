@@ -3,13 +3,15 @@
 
 use super::verify::{Contents, Mismatch};
 use super::{FILLING, SoloDevice};
+use crate::actor::checksum::{ChecksumIds, Checksums};
 use crate::actor::edge::{copy_command, sending_queue, share_semaphore};
 use crate::core::End;
 use crate::error::{Error, Result};
 use ragtag_hal::{
-    BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission, Timeline,
-    Work,
+    BufferId, BufferRange, Command, Device, HostRegion, KernelLanguage, ModuleId, Point, QueueKind, RegionId,
+    Submission, Timeline, Work,
 };
+use ragtag_kernels::checksum::of_bytes;
 use ragtag_transfer::{
     Action, Copy, Receiver, ReceiverEvent, Route, Routes, Sender, SenderEvent, TransferId,
 };
@@ -24,6 +26,8 @@ const OTHERS: [BufferId; 2] = [BufferId(1), BufferId(3)];
 const RINGS: [RegionId; 2] = [RegionId(0), RegionId(1)];
 /// Host memory for contents to verify.
 const CONTENTS: RegionId = RegionId(2);
+/// Objects for checksums of the slot that a device receives.
+const SUMS: ChecksumIds = ChecksumIds { module: ModuleId(0), sums: BufferId(6), region: RegionId(3) };
 /// Buffers between which each device of a busy link copies on its compute queue, and their size in bytes.
 const BUSY: [BufferId; 2] = [BufferId(4), BufferId(5)];
 const BUSY_BYTES: u64 = 8 << 20;
@@ -42,6 +46,9 @@ pub struct SoloLink<'a> {
     bytes: u64,
     /// Work that keeps the devices busy, for each end. `None` if the devices only transfer.
     busy: Option<[Busywork; 2]>,
+    /// Checksums for each end. `None` if they are not created yet, and `Some(None)` if the host must compare
+    /// the bytes.
+    checksums: [Option<Option<Checksums>>; 2],
 }
 
 /// Copies that keep the compute queue of a device busy.
@@ -69,7 +76,8 @@ impl<'a> SoloLink<'a> {
     /// [`Error::Spec`] if `route` is unusable, or the error of a device. A device that cannot share memory
     /// refuses the routes that need it.
     pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
-        Self { ends: [from, to], directions: Vec::new(), bytes, busy: None }.with_direction(route)
+        Self { ends: [from, to], directions: Vec::new(), bytes, busy: None, checksums: [None, None] }
+            .with_direction(route)
     }
 
     /// Adds the opposite direction, whose transfers take `route`. All measurements then run in both
@@ -215,33 +223,39 @@ impl<'a> SoloLink<'a> {
         Ok(us)
     }
 
-    /// Transfers pseudo-random contents in each direction at once, and compares them at the far end. `part`
-    /// is the range of bytes in the slots. The devices of a busy link compute during the transfers. Returns the
+    /// Transfers pseudo-random contents in each direction at once, and checks them at the far end. `part` is
+    /// the range of bytes in the slots. The devices of a busy link compute during the transfers. Returns the
     /// wrong bytes of the first corrupt direction, or `None` if all bytes are right. The contents depend on
     /// `seed`.
     ///
     /// Each receiving slot first holds the complement of its contents, so a byte that was not copied is
-    /// wrong. The receiving device copies its slot to host memory, where the host compares all bytes.
+    /// wrong. A kernel on the receiving device computes the checksum of its slot. If the device is a CPU or
+    /// cannot run the kernel, or if the checksum is wrong, the device copies its slot to host memory, where
+    /// the host compares all bytes.
     ///
     /// # Errors
     /// Fails if a device fails, or if `part` does not fit the link.
     pub fn verify(&mut self, part: Range<u64>, seed: u64) -> Result<Option<Mismatch>> {
-        let bytes = part.end.saturating_sub(part.start);
+        let framed = Framed::new(&self.ends, &part, self.bytes);
         let contents = |at: usize| Contents::new(seed.wrapping_mul(2).wrapping_add(at as u64));
         let all = 0..self.directions.len();
-        let region = HostRegion::new(bytes as usize).map_err(|cause| self.ends[0].failed(cause))?;
+        let region = HostRegion::new(framed.bytes() as usize).map_err(|cause| self.ends[0].failed(cause))?;
         let region = Arc::new(region);
         for end in &mut self.ends {
             let registered = end.device.register_region(CONTENTS, Arc::clone(&region));
             registered.map_err(|cause| end.failed(cause))?;
         }
-        let mut after = Vec::new();
+        let (mut after, mut sums) = (Vec::new(), Vec::new());
         for at in all.clone() {
-            let slot = BufferRange { buffer: SLOTS[at], offset: part.start, bytes };
-            let upload = || Command::Upload { region: CONTENTS, offset: 0, to: slot };
-            contents(at).write_complement(&mut self.host(&region)?);
+            let upload = || Command::Upload { region: CONTENTS, offset: 0, to: framed.slot(at) };
+            let mut host = self.host(&region)?;
+            contents(at).write_complement(framed.contents(&mut host));
+            drop(host);
             self.ends[1 - at].run(QueueKind::Upload, upload())?;
-            contents(at).write(&mut self.host(&region)?);
+            let mut host = self.host(&region)?;
+            contents(at).write(framed.contents(&mut host));
+            sums.push(of_bytes(&host));
+            drop(host);
             self.ends[at].run(QueueKind::Upload, upload())?;
             // The other device imports only the timelines for which the stages of a pipeline wait.
             after.push(self.ends[at].empty(&[])?);
@@ -252,17 +266,41 @@ impl<'a> SoloLink<'a> {
         self.drain()?;
         let mut mismatch = None;
         for (at, moved) in all.zip(&moved) {
-            contents(at).write_complement(&mut self.host(&region)?);
-            let from = BufferRange { buffer: SLOTS[at], offset: part.start, bytes };
-            let download = Command::Download { from, region: CONTENTS, offset: 0 };
-            self.ends[1 - at].run(QueueKind::Download, download)?;
-            mismatch = mismatch.or(contents(at).compare(&self.host(&region)?));
+            let sum = if framed.fits { self.checksum(1 - at, framed.slot(at))? } else { None };
+            if sum != Some(sums[at]) {
+                let mut host = self.host(&region)?;
+                contents(at).write_complement(framed.contents(&mut host));
+                drop(host);
+                let download = Command::Download { from: framed.slot(at), region: CONTENTS, offset: 0 };
+                self.ends[1 - at].run(QueueKind::Download, download)?;
+                let wrong = contents(at).compare(framed.contents(&mut self.host(&region)?));
+                let bytes = part.end - part.start;
+                let unseen = sum.map(|_| Mismatch { bytes, wrong: 0, first: 0 });
+                mismatch = mismatch.or(wrong).or(unseen);
+            }
             self.settle(at, moved)?;
         }
         for end in &mut self.ends {
             end.device.unregister_region(CONTENTS).map_err(|cause| end.failed(cause))?;
         }
         Ok(mismatch)
+    }
+
+    /// Returns the checksum of `slot`, which a kernel on one end computes. Returns `None` if the end is a
+    /// CPU, whose memory the host reads itself, or if it cannot run the kernel.
+    fn checksum(&mut self, at: usize, slot: BufferRange) -> Result<Option<u64>> {
+        let end = &mut *self.ends[at];
+        let checksums = self.checksums[at].get_or_insert_with(|| {
+            let is_host = end.adapter().caps.languages.contains(&KernelLanguage::Host);
+            let created = (!is_host).then(|| Checksums::new(&mut end.device, SUMS, self.bytes, 1));
+            let why = |error: &ragtag_hal::Error| tracing::debug!(%error, "the host compares transfers");
+            created.and_then(|created| created.inspect_err(why).ok())
+        });
+        let Some(checksums) = checksums else { return Ok(None) };
+        let [sum, download] = checksums.commands(&end.device, End::Incoming, 0, slot);
+        end.run(QueueKind::Compute, sum)?;
+        end.run(QueueKind::Download, download)?;
+        checksums.read(End::Incoming, 0, slot.bytes).map(Some)
     }
 
     /// Leases the host memory for contents. No device uses it at the time of the call.
@@ -289,6 +327,46 @@ impl<'a> SoloLink<'a> {
     fn settle(&mut self, at: usize, moved: &Moved) -> Result<()> {
         self.ends[at].wait(moved.sent)?;
         self.directions[at].free(&mut self.ends)
+    }
+}
+
+/// Range of a slot that a kernel can bind, with a transfer in it. The bytes around the transfer are zero.
+struct Framed {
+    /// First byte of the range in the slot.
+    start: u64,
+    /// The transfer, relative to the range.
+    part: Range<usize>,
+    end: u64,
+    /// Whether a kernel can bind the range.
+    fits: bool,
+}
+
+impl Framed {
+    fn new(ends: &[&mut SoloDevice; 2], part: &Range<u64>, slot_bytes: u64) -> Self {
+        let caps = ends.iter().map(|end| &end.adapter().caps);
+        let (binding, copy) = caps.fold((4, 4), |(binding, copy): (u64, u64), caps| {
+            (binding.max(caps.binding_alignment_bytes), copy.max(caps.copy_alignment_bytes))
+        });
+        let alignment = binding.max(copy);
+        let (start, end) = (part.start / alignment * alignment, part.end.next_multiple_of(copy));
+        let fits = end <= slot_bytes && part.start < part.end;
+        let (start, end) = if fits { (start, end) } else { (part.start, part.end) };
+        let first = (part.start - start) as usize;
+        Self { start, part: first..first + part.end.saturating_sub(part.start) as usize, end, fits }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Returns the range in the slot of a direction.
+    fn slot(&self, at: usize) -> BufferRange {
+        BufferRange { buffer: SLOTS[at], offset: self.start, bytes: self.bytes() }
+    }
+
+    /// Returns the part of a copy of the range that holds the transfer.
+    fn contents<'h>(&self, host: &'h mut [u8]) -> &'h mut [u8] {
+        &mut host[self.part.clone()]
     }
 }
 

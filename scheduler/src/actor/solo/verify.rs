@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Mismatch {
     /// Size of the transfer in bytes.
     pub bytes: u64,
-    /// Number of wrong bytes.
+    /// Number of wrong bytes. If it is 0, only a kernel on the receiving device reads wrong bytes.
     pub wrong: u64,
     /// Position of the first wrong byte in the transfer.
     pub first: u64,
@@ -16,6 +16,12 @@ pub struct Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { bytes, wrong, first } = self;
+        if *wrong == 0 {
+            return write!(
+                f,
+                "a kernel on the receiving device reads wrong bytes in or around the {bytes} transferred"
+            );
+        }
         write!(f, "{wrong} of {bytes} bytes are wrong after a transfer, the first at offset {first}")
     }
 }
