@@ -63,6 +63,7 @@ impl<'t> Interpreter<'t> {
         let mut map = IndexMap::new();
         for (key, value) in pairs {
             let key = Key::new(self.eval(key, scope)?)?;
+            self.meter.read(key.as_str().map_or(0, str::len))?;
             map.insert(key, self.eval(value, scope)?);
         }
         Dict::new(map).map(Value::Dict)
@@ -321,6 +322,7 @@ impl<'t> Interpreter<'t> {
         if let Value::Undefined(message) = value {
             return wrong(message.to_string());
         }
+        self.meter.read(name.len())?;
         if let Some(found) = self.own_attribute(value, name)? {
             return Ok(found);
         }
@@ -328,7 +330,7 @@ impl<'t> Interpreter<'t> {
             Value::Dict(dict) if dict.get(name).is_some() => {
                 Ok(dict.get(name).cloned().unwrap_or(Value::None))
             }
-            other => Ok(Value::undefined(format!("a {} has no attribute {name}", other.type_name()))),
+            other => Ok(Value::undefined(format!("a {} has no attribute {name:.60}", other.type_name()))),
         }
     }
 
@@ -397,6 +399,9 @@ impl<'t> Interpreter<'t> {
 
     /// Returns an item as Jinja does: the item, or else the attribute of this name.
     pub(crate) fn item(&mut self, value: &Value, index: &Value) -> Outcome<Value> {
+        if let Value::Str(name) = index {
+            self.meter.read(name.len())?;
+        }
         match (value, index) {
             (Value::Undefined(message), _) => wrong(message.to_string()),
             (_, Value::Undefined(_)) if !matches!(value, Value::Dict(_)) => {

@@ -95,7 +95,7 @@ fn basic(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -> 
             match &value {
                 // The filter ignores items.
                 Value::Dict(_) if !methods::exists(&value, &attribute) => {
-                    Ok(Value::undefined(format!("a dict has no attribute {attribute}")))
+                    Ok(Value::undefined(format!("a dict has no attribute {attribute:.60}")))
                 }
                 _ => to.attribute(&value, &attribute),
             }
@@ -201,7 +201,10 @@ fn numeric(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -
             let [default] = values.bind(name, ["default"])?;
             let number = match &value {
                 Value::Undefined(message) => return wrong(message.to_string()),
-                Value::Str(text) => parse_float(text),
+                Value::Str(text) => {
+                    meter.read(text.len())?;
+                    parse_float(text)
+                }
                 other => operators::real(other),
             };
             Ok(number.map_or_else(|| default.unwrap_or(Value::Float(0.0)), Value::Float))
@@ -295,7 +298,7 @@ fn selection(to: &mut Interpreter<'_>, name: &str, value: &Value, mut values: Va
         } else {
             let filter = filter_name(values.positional.remove(0))?;
             for item in items {
-                meter.steps(1)?;
+                meter.steps(1 + values.positional.len() + values.named.len())?;
                 results.push(to.nested(|inner| apply(inner, &filter, item, values.clone()))?);
             }
         }
@@ -313,7 +316,7 @@ fn selection(to: &mut Interpreter<'_>, name: &str, value: &Value, mut values: Va
         false => Some(test_name(values.positional.remove(0))?),
     };
     for item in items {
-        meter.steps(1)?;
+        meter.steps(1 + values.positional.len() + values.named.len())?;
         let tested = to.path(&item, attribute.as_ref(), None)?;
         let holds = match &test {
             None => tested.truth(),

@@ -201,7 +201,7 @@ pub(crate) fn braces(text: &str, values: &Values, meter: &Meter) -> Outcome<Valu
     let mut next = 0;
     let mut rest = text;
     while let Some(at) = rest.find(['{', '}']) {
-        meter.steps(1)?;
+        meter.steps(1 + values.named.len())?;
         out.push(&rest[..at])?;
         let brace = &rest[at..=at];
         rest = &rest[at + 1..];

@@ -3,7 +3,7 @@
 use crate::ast::{For, Kind, Macro, Name, Post, Statement, Target};
 use crate::error::Limit;
 use crate::meter::{Fault, Meter, Outcome, Sink, wrong};
-use crate::parser::Parsed;
+use crate::parser::{CALLER, KWARGS, LOOP, Parsed, VARARGS};
 use crate::strftime::Moment;
 use crate::value::{Dict, Items, Key, Value};
 use indexmap::IndexMap;
@@ -148,7 +148,7 @@ impl<'t> Interpreter<'t> {
         }
         match self.globals.get(name).and_then(Option::as_ref) {
             Some(value) => Ok(value.clone()),
-            None => Ok(Value::undefined(format!("{} is undefined", self.names[name]))),
+            None => Ok(Value::undefined(format!("{:.60} is undefined", self.names[name]))),
         }
     }
 
@@ -324,14 +324,11 @@ impl<'t> Interpreter<'t> {
     fn iterations(&mut self, code: &'t For, scope: &Rc<Scope>, out: &mut Sink<'t>) -> Outcome<Flow> {
         let place = self.loops.len() - 1;
         let value = Value::Loop(place, self.loops[place].id);
-        let loop_name = self.names.iter().position(|name| &**name == "loop");
         let items = Rc::clone(&self.loops[place].items);
         for (index, item) in items.iter().enumerate() {
             self.loops[place].index = index;
             let inner = Scope::within(scope);
-            if let Some(name) = loop_name {
-                self.assign(name, value.clone(), &inner)?;
-            }
+            self.assign(LOOP, value.clone(), &inner)?;
             self.assign_target(&code.target, item.clone(), &inner)?;
             if self.body(&code.body, &inner, out)? == Flow::Break {
                 break;
@@ -374,6 +371,7 @@ impl<'t> Interpreter<'t> {
         let (code, inner) = (found.code, Scope::within(&found.scope));
         let caller = values.named.iter().position(|(name, _)| code.takes_caller && &**name == "caller");
         let caller = caller.map(|at| values.named.swap_remove(at).1);
+        self.meter.steps(code.parameters.len().saturating_mul(1 + values.named.len()))?;
         let mut positional = values.positional.into_iter();
         for (name, default) in &code.parameters {
             let text = &self.names[*name];
@@ -385,14 +383,14 @@ impl<'t> Interpreter<'t> {
                 (Some(value), None, _) => value,
                 (None, Some(at), _) => values.named.remove(at).1,
                 (None, None, Some(default)) => self.eval(default, &inner)?,
-                (None, None, None) => Value::undefined(format!("parameter {text} was not provided")),
+                (None, None, None) => Value::undefined(format!("parameter {text:.60} was not provided")),
             };
             self.assign(*name, value, &inner)?;
         }
         self.assign_rest(code, positional.collect(), values.named, &inner)?;
         if code.takes_caller {
             let missing = || Value::undefined("no caller defined");
-            self.assign_special("caller", caller.unwrap_or_else(missing), &inner)?;
+            self.assign(CALLER, caller.unwrap_or_else(missing), &inner)?;
         }
         let mut text = Sink::new(self.meter);
         self.nested(|interpreter| interpreter.body(&code.body, &inner, &mut text))?;
@@ -408,24 +406,17 @@ impl<'t> Interpreter<'t> {
         scope: &Scope,
     ) -> Outcome<()> {
         if code.takes_rest {
-            self.assign_special("varargs", Value::Tuple(Items::new(positional)?), scope)?;
+            self.assign(VARARGS, Value::Tuple(Items::new(positional)?), scope)?;
         } else if !positional.is_empty() {
             return wrong(format!("{} takes at most {} arguments", code.name, code.parameters.len()));
         }
         if code.takes_named_rest {
             let map: IndexMap<_, _> =
                 named.into_iter().map(|(name, value)| (Key::text(name), value)).collect();
-            self.assign_special("kwargs", Value::Dict(Dict::new(map)?), scope)?;
+            self.assign(KWARGS, Value::Dict(Dict::new(map)?), scope)?;
         } else if let Some((name, _)) = named.first() {
             return wrong(format!("{} has no argument called {name}", code.name));
         }
         Ok(())
-    }
-
-    fn assign_special(&self, name: &str, value: Value, scope: &Scope) -> Outcome<()> {
-        match self.names.iter().position(|known| **known == *name) {
-            Some(id) => self.assign(id, value, scope),
-            None => Ok(()),
-        }
     }
 }

@@ -52,6 +52,9 @@ use value::{Function, Value};
 /// Maximum size of a template's source, in bytes. Templates of models have up to 20 kB.
 const MOST_SOURCE_BYTES: usize = 1 << 20;
 
+/// Maximum length of an error message.
+const MOST_MESSAGE_CHARACTERS: usize = 300;
+
 /// A compiled chat template. It can render any number of conversations, also on several threads.
 #[derive(Debug)]
 pub struct Template {
@@ -91,7 +94,7 @@ impl Template {
         self.render_metered(conversation, &meter, &mut line).map_err(|fault| match *fault {
             Fault::Raised(message) => Error::Raised { message },
             Fault::Limit(limit) => Error::Limit { line, limit },
-            Fault::Wrong(what) => Error::Evaluation { line, what },
+            Fault::Wrong(what) => Error::Evaluation { line, what: shown(&what) },
         })
     }
 
@@ -109,6 +112,12 @@ impl Template {
         *line = interpreter.line;
         result.map(|()| out.finish())
     }
+}
+
+/// Escapes and truncates a message, because it may quote texts of the template.
+fn shown(what: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    what.chars().take(MOST_MESSAGE_CHARACTERS).map(escape).collect()
 }
 
 /// Returns a function of the environment.

@@ -172,7 +172,10 @@ pub(crate) fn contains(container: &Value, item: &Value, meter: &Meter) -> Outcom
         (Value::Str(_), other) => wrong(format!("a text cannot contain a {}", other.type_name())),
         (Value::Dict(dict), key) => match key {
             Value::Undefined(_) => Ok(false),
-            key => Ok(dict.map.contains_key(&Key::new(key.clone())?)),
+            key => {
+                meter.read(if let Value::Str(text) = key { text.len() } else { 0 })?;
+                Ok(dict.map.contains_key(&Key::new(key.clone())?))
+            }
         },
         (other, item) => {
             for candidate in other.items(meter)? {

@@ -23,6 +23,13 @@ pub(crate) struct Parsed {
     pub(crate) names: Vec<Arc<str>>,
 }
 
+/// Names that the interpreter assigns, at the start of the table of names.
+pub(crate) const LOOP: Name = 0;
+pub(crate) const VARARGS: Name = 1;
+pub(crate) const KWARGS: Name = 2;
+pub(crate) const CALLER: Name = 3;
+const SPECIAL: [&str; 4] = ["loop", "varargs", "kwargs", "caller"];
+
 /// Table of the names in a template.
 #[derive(Default)]
 struct Names {
@@ -65,6 +72,9 @@ pub(crate) fn parse(tokens: Vec<Placed>) -> Result<Parsed> {
         loops: 0,
         used: Vec::new(),
     };
+    for special in SPECIAL {
+        parser.names.id(&special.into());
+    }
     parser.advance();
     let (body, _) = parser.statements(&[])?;
     Ok(Parsed { body, names: parser.names.all })
