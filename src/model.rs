@@ -214,11 +214,12 @@ impl Model {
         found.map_err(|cause| Error::Model { name: self.name().into(), cause: cause.into() })
     }
 
-    /// Compiles a chat template. Without a name, it is the default template. If there are tools and the model has a
-    /// template for tools, it is that template.
+    /// Compiles a chat template. Without a name, it is the default template. If there are tools and the
+    /// model has a template for tools, it is that template.
     ///
     /// # Errors
-    /// Returns [`Error::NoTemplate`] if the model has no such template, and [`Error::Template`] if it is invalid.
+    /// Returns [`Error::NoTemplate`] if the model has no such template, and [`Error::Template`] if it is
+    /// invalid.
     pub fn chat_template(&self, name: Option<&str>, has_tools: bool) -> Result<Template> {
         let templates = self.chat_templates()?;
         let Some(source) = templates.find(name, has_tools) else {

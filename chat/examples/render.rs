@@ -1,6 +1,6 @@
-//! Renders conversations for `tests/compare.py`. Standard input has one JSON object per line: the source of a
-//! template, messages, and optionally tools, documents, variables and the time. For each line, standard output
-//! has one line with the prompt or the error.
+//! Renders conversations for `tests/compare.py`. Standard input has one JSON object per line: the source of
+//! a template, messages, and optionally tools, documents, variables and the time. For each line, standard
+//! output has one line with the prompt or the error.
 
 use ragtag_chat::{Conversation, Data, Error, Message, Moment, Object, Template};
 use serde::Deserialize;

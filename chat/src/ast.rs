@@ -35,7 +35,7 @@ pub(crate) struct Conditional {
     pub(crate) otherwise: Option<Expr>,
 }
 
-/// What follows an operand.
+/// An operation that follows its operand.
 #[derive(Debug)]
 pub(crate) enum Post {
     Attribute(Arc<str>),

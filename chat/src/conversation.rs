@@ -76,8 +76,8 @@ impl Message {
         self.0.get(name)
     }
 
-    /// Returns the fields as `transformers` passes them to the template: without fields that are null, and with
-    /// the reasoning under each name that templates read.
+    /// Returns the fields as `transformers` passes them to the template: without fields that are null, and
+    /// with the reasoning under each name that templates read.
     fn value(&self) -> Outcome<Value> {
         let mut fields = self.0.0.map.clone();
         fields.retain(|_, value| !matches!(value, Value::None));
@@ -260,5 +260,59 @@ impl<'de> Visitor<'de> for DataVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<Data, A::Error> {
         ObjectVisitor.visit_map(access).map(Data::from).map_err(A::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Conversation, Message, Template};
+
+    /// Renders the fields of the first message.
+    fn fields(message: &str) -> String {
+        let message: Message = serde_json::from_str(message).unwrap();
+        let template = Template::compile("{{ messages[0] | items | list }}").unwrap();
+        template.render(&Conversation::new(vec![message])).unwrap()
+    }
+
+    #[test]
+    fn messages_keep_unknown_fields_in_order() {
+        let message = Message::new("user", "hi").with("z", true).with("a", "b");
+        assert_eq!((message.role(), message.content()), (Some("user"), Some("hi")));
+        assert_eq!(message.get("a").unwrap().as_str(), Some("b"));
+        assert!(message.get("x").is_none() && Message::default().role().is_none());
+        assert_eq!(
+            fields(r#"{"z": 1, "role": "user", "a": [2.0]}"#),
+            "[('z', 1), ('role', 'user'), ('a', [2.0])]"
+        );
+        // If a key occurs twice, its last value counts, at the place of the first, as in Python.
+        assert_eq!(fields(r#"{"a": 1, "b": 2, "a": 3}"#), "[('a', 3), ('b', 2)]");
+    }
+
+    #[test]
+    fn fields_without_value_are_absent_and_reasoning_has_all_names() {
+        assert_eq!(fields(r#"{"role": "user", "content": null}"#), "[('role', 'user')]");
+        let all = "[('thinking', 'r'), ('a', 1), ('reasoning', 'r'), ('reasoning_content', 'r')]";
+        assert_eq!(fields(r#"{"a": 1, "reasoning": "r"}"#), all);
+        let first = "[('thinking', 't'), ('reasoning_content', 'c')]";
+        assert_eq!(fields(r#"{"reasoning_content": "c", "thinking": "t"}"#), first);
+    }
+
+    #[test]
+    fn deep_and_wrong_values_are_errors() {
+        let deep = format!("{{\"a\": {}1{}}}", "[".repeat(120), "]".repeat(120));
+        assert!(serde_json::from_str::<Message>(&deep).is_ok());
+        let deeper = format!("{{\"a\": {}1{}}}", "[".repeat(1000), "]".repeat(1000));
+        assert!(serde_json::from_str::<Message>(&deeper).is_err());
+        for wrong in ["[]", "1", "\"a\"", "null"] {
+            let error = serde_json::from_str::<Message>(wrong).unwrap_err().to_string();
+            assert!(error.contains("expected an object"), "{error}");
+        }
+    }
+
+    #[test]
+    fn several_threads_may_share_a_template() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Template>();
+        shared::<Conversation>();
     }
 }

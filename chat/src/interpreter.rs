@@ -74,7 +74,7 @@ pub(crate) struct Loop<'t> {
     pub(crate) last: Option<Vec<Value>>,
 }
 
-/// What a statement does to the loop around it.
+/// Effect of a statement on the loop around it.
 #[derive(Clone, Copy, PartialEq)]
 enum Flow {
     Next,

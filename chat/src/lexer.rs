@@ -122,8 +122,8 @@ impl<'a> Lexer<'a> {
         self.skip(length);
     }
 
-    /// Returns `text` without the whitespace that the following tag removes. `sign` is the character after the
-    /// tag's opening.
+    /// Returns `text` without the whitespace that the following tag removes. `sign` is the character after
+    /// the tag's opening.
     fn strip<'t>(&self, text: &'t str, sign: Option<&u8>, is_block: bool) -> &'t str {
         match sign {
             Some(b'-') => text.trim_end_matches(is_space),
@@ -137,8 +137,8 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Skips the end of a block tag or comment, which starts with an optional sign. Returns false if it is not
-    /// next.
+    /// Skips the end of a block tag or comment, which starts with an optional sign. Returns false if it is
+    /// not next.
     fn block_end(&mut self, end: &str) -> bool {
         let rest = self.rest();
         let signed = rest.strip_prefix(['-', '+']).unwrap_or(rest);

@@ -86,8 +86,8 @@ impl Template {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// Returns [`Error::Raised`] if the template rejects the conversation, [`Error::Evaluation`] if an operation
-    /// fails, and [`Error::Limit`] if the rendering exceeds a limit.
+    /// Returns [`Error::Raised`] if the template rejects the conversation, [`Error::Evaluation`] if an
+    /// operation fails, and [`Error::Limit`] if the rendering exceeds a limit.
     pub fn render(&self, conversation: &Conversation) -> Result<String> {
         let meter = Meter::new(&self.limits);
         let mut line = 1;

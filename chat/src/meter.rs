@@ -41,6 +41,9 @@ impl Default for Limits {
     }
 }
 
+/// Upper bound of [`Limits::value_bytes`]. Sizes of values below it never overflow.
+const MOST_VALUE_BYTES: u64 = 1 << 40;
+
 /// Number of bytes that one step pays for.
 const BYTES_PER_STEP: usize = 64;
 
@@ -53,7 +56,8 @@ pub(crate) struct Meter {
 
 impl Meter {
     pub(crate) fn new(limits: &Limits) -> Self {
-        Meter { steps: Cell::new(limits.steps), bytes: Cell::new(limits.value_bytes) }
+        let bytes = limits.value_bytes.min(MOST_VALUE_BYTES);
+        Meter { steps: Cell::new(limits.steps), bytes: Cell::new(bytes) }
     }
 
     /// Pays for `count` operations.

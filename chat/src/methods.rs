@@ -446,7 +446,7 @@ fn expand_tabs(text: &str, size: i128, meter: &Meter) -> Outcome<Value> {
 fn title_case(c: char) -> String {
     let mut upper = c.to_uppercase();
     match upper.next() {
-        // A character such as `ß` becomes two letters, of which only the first is upper case.
+        // A character such as `ß` becomes two letters. Only the first one is upper case.
         Some(first) => std::iter::once(first).chain(upper.flat_map(char::to_lowercase)).collect(),
         None => String::new(),
     }

@@ -77,8 +77,8 @@ impl Moment {
         Moment::new((i32::try_from(year).ok()?, month, day), time)
     }
 
-    /// Creates the point `seconds` seconds after 1970-01-01T00:00:00. Returns `None` outside the years 1970 to
-    /// 9999.
+    /// Creates the point `seconds` seconds after 1970-01-01T00:00:00. Returns `None` outside the years 1970
+    /// to 9999.
     pub fn from_epoch(seconds: u64) -> Option<Moment> {
         let (mut days, of_day) = (u32::try_from(seconds / 86_400).ok()?, (seconds % 86_400) as u32);
         let mut year = 1970;
@@ -222,4 +222,44 @@ fn expand(now: &Moment, letter: char, flag: Option<char>) -> Option<String> {
         '%' => "%".to_owned(),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meter::{Limits, Meter};
+
+    fn format(now: &str, format: &str) -> String {
+        let meter = Meter::new(&Limits::default());
+        let mut out = Sink::new(&meter);
+        strftime(&Moment::parse(now).unwrap(), format, &mut out).unwrap();
+        out.finish()
+    }
+
+    #[test]
+    fn times_are_parsed_and_checked() {
+        assert_eq!(Moment::parse("2024-02-29"), Moment::new((2024, 2, 29), (0, 0, 0)));
+        assert_eq!(Moment::parse("2024-12-31 23:59:59"), Moment::new((2024, 12, 31), (23, 59, 59)));
+        for wrong in
+            ["", "2024", "2023-02-29", "2024-13-01", "2024-1-1", "2024-01-01T24:00:00", "2024-01-01T1:2:3"]
+        {
+            assert_eq!(Moment::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(Moment::from_epoch(0), Moment::parse("1970-01-01"));
+        assert_eq!(Moment::from_epoch(1_741_507_507), Moment::parse("2025-03-09T08:05:07"));
+        assert_eq!(Moment::from_epoch(u64::MAX), None);
+    }
+
+    /// Expected values are those of Python's `strftime`.
+    #[test]
+    fn directives_equal_those_of_c() {
+        let now = "2024-12-30T13:05:09";
+        assert_eq!(format(now, "%a %A %b %B %d %-d %e %j"), "Mon Monday Dec December 30 30 30 365");
+        assert_eq!(format(now, "%H %I %-I %p %P %M %S %f"), "13 01 1 PM pm 05 09 000000");
+        assert_eq!(format(now, "%y %Y %C %G %g %V %U %W %u %w"), "24 2024 20 2025 25 01 52 53 1 1");
+        assert_eq!(format(now, "%D %F %T %R %x %X"), "12/30/24 2024-12-30 13:05:09 13:05 12/30/24 13:05:09");
+        assert_eq!(format(now, "%c|%r"), "Mon Dec 30 13:05:09 2024|01:05:09 PM");
+        assert_eq!(format("2021-01-03", "%G %V %U %W %_d|%^a|%#p"), "2020 53 01 00  3|SUN|am");
+        assert_eq!(format(now, "%% %q %-q %Z%z é %"), "% %q %-q  é %");
+    }
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 /// Maximum depth of nested lists and dictionaries. Functions over values recurse to this depth.
 pub(crate) const MOST_DEPTH: u32 = 140;
 
-/// Value of an expression. Cloning is cheap. Values are immutable, as in the sandbox that `transformers` uses.
+/// Value of an expression. Cloning is cheap. Values are immutable, as in the sandbox that `transformers`
+/// uses.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     /// Missing variable or item, with the message of the error that its use raises.

@@ -1,5 +1,5 @@
-//! Renders conversations with arbitrary chat templates. The first line of the input is a JSON list of messages,
-//! and the rest is the source of a template.
+//! Renders conversations with arbitrary chat templates. The first line of the input is a JSON list of
+//! messages, and the rest is the source of a template.
 
 use super::short;
 use ragtag_chat::{Conversation, Error, Limits, Message, Moment, Template};

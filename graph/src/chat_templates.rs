@@ -200,7 +200,8 @@ mod tests {
         assert_eq!(source(&files), "json");
         files.push(("chat_template.jinja", "jinja\n"));
         assert_eq!(source(&files), "jinja\n");
-        let list = r#"{"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]}"#;
+        let list = r#"{"chat_template": [{"name": "default", "template": "a"},
+            {"name": "tool_use", "template": "b"}]}"#;
         assert_eq!(source(&[("tokenizer_config.json", list)]), "b");
         for (name, content, part) in [
             ("tokenizer_config.json", r#"{"chat_template": 1}"#, "chat_template should be a string"),
