@@ -357,8 +357,8 @@ impl<'t> Interpreter<'t> {
 
     fn loop_attribute(&mut self, place: usize, id: u64, name: &Arc<str>) -> Outcome<Option<Value>> {
         let running = self.running(place, id)?;
-        let (index, length) = (running.index as i128, running.items.len() as i128);
-        let neighbor = |at: Option<usize>, which: &str| match at.and_then(|at| running.items.get(at)) {
+        let (index, length) = (running.index as i128, running.items.items.len() as i128);
+        let neighbor = |at: Option<usize>, which: &str| match at.and_then(|at| running.items.items.get(at)) {
             Some(item) => item.clone(),
             None => Value::undefined(format!("there is no {which} item")),
         };

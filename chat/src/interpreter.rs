@@ -64,7 +64,7 @@ pub(crate) struct BoundMacro<'t> {
 /// State of a running loop.
 pub(crate) struct Loop<'t> {
     pub(crate) id: u64,
-    pub(crate) items: Rc<Vec<Value>>,
+    pub(crate) items: Arc<Items>,
     pub(crate) index: usize,
     /// Number of loops of the same recursion around this one.
     pub(crate) depth: usize,
@@ -291,25 +291,29 @@ impl<'t> Interpreter<'t> {
         scope: &Rc<Scope>,
         out: &mut Sink<'t>,
     ) -> Outcome<Flow> {
-        let mut items = items.items(self.meter)?;
+        let mut items = match items {
+            Value::List(items) | Value::Tuple(items) | Value::Iterator(items) => items,
+            other => Items::new(other.items(self.meter)?)?,
+        };
         if let Some(test) = &code.test {
+            self.meter.make_items(items.items.len())?;
             let mut kept = Vec::new();
-            for item in items {
+            for item in &items.items {
                 let inner = Scope::within(scope);
                 self.assign_target(&code.target, item.clone(), &inner)?;
                 if self.eval(test, &inner)?.truth() {
-                    kept.push(item);
+                    kept.push(item.clone());
                 }
             }
-            items = kept;
+            items = Items::new(kept)?;
         }
-        if items.is_empty() {
+        if items.items.is_empty() {
             return self.body(&code.otherwise, &Scope::within(scope), out);
         }
         self.next_loop += 1;
         self.loops.push(Loop {
             id: self.next_loop,
-            items: Rc::new(items),
+            items,
             index: 0,
             depth,
             recursive: code.recursive.then(|| (code, Rc::clone(scope))),
@@ -324,8 +328,8 @@ impl<'t> Interpreter<'t> {
     fn iterations(&mut self, code: &'t For, scope: &Rc<Scope>, out: &mut Sink<'t>) -> Outcome<Flow> {
         let place = self.loops.len() - 1;
         let value = Value::Loop(place, self.loops[place].id);
-        let items = Rc::clone(&self.loops[place].items);
-        for (index, item) in items.iter().enumerate() {
+        let items = Arc::clone(&self.loops[place].items);
+        for (index, item) in items.items.iter().enumerate() {
             self.loops[place].index = index;
             let inner = Scope::within(scope);
             self.assign(LOOP, value.clone(), &inner)?;

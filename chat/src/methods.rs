@@ -161,6 +161,11 @@ fn texts<'a>(parts: impl IntoIterator<Item = &'a str>, meter: &Meter) -> Outcome
     Ok(values)
 }
 
+/// Pays for the list of the parts of a text, whose separators have at least `separator` bytes.
+fn pay_for_parts(text: &str, separator: usize, meter: &Meter) -> Outcome<()> {
+    meter.make((text.len() / separator).saturating_mul(size_of::<&str>()))
+}
+
 fn text_method(text: &Arc<str>, name: &str, values: Values, meter: &Meter) -> Outcome<Value> {
     // Every method reads the text. Changes of case may make it longer.
     meter.read(text.len())?;
@@ -173,6 +178,8 @@ fn text_method(text: &Arc<str>, name: &str, values: Values, meter: &Meter) -> Ou
             let [separator, most] = values.bind(name, ["sep", "maxsplit"])?;
             let most = whole(most, -1, name)?;
             let most = usize::try_from(most).unwrap_or(usize::MAX);
+            let shortest = separator.as_ref().and_then(Value::text_bytes).unwrap_or(1).max(1);
+            pay_for_parts(text, shortest, meter)?;
             let parts = match optional_text(separator, name)? {
                 Some(separator) if separator.is_empty() => return wrong("the separator of split is empty"),
                 Some(separator) => split(text, &separator, most, name == "rsplit"),
@@ -198,6 +205,7 @@ fn text_method(text: &Arc<str>, name: &str, values: Values, meter: &Meter) -> Ou
         }
         "splitlines" => {
             let [keep] = values.bind(name, ["keepends"])?;
+            pay_for_parts(text, 1, meter)?;
             Value::list(texts(lines(text, keep.is_some_and(|keep| keep.truth())), meter)?)
         }
         "startswith" | "endswith" => affix(text, name, values, meter),
@@ -324,6 +332,9 @@ fn window(
     end: Option<Value>,
     name: &str,
 ) -> Outcome<Option<(usize, usize)>> {
+    if start.is_none() && end.is_none() {
+        return Ok(Some((0, text.len())));
+    }
     let length = text.chars().count() as i128;
     let place = |bound: Option<Value>, default: i128| -> Outcome<i128> {
         let bound = bound.filter(|bound| !matches!(bound, Value::None));

@@ -242,6 +242,11 @@ impl Value {
         }
     }
 
+    /// Returns the size of a text in bytes.
+    pub(crate) fn text_bytes(&self) -> Option<usize> {
+        if let Value::Str(text) = self { Some(text.len()) } else { None }
+    }
+
     pub(crate) fn is_callable(&self) -> bool {
         matches!(self, Value::Macro(_) | Value::Loop(..) | Value::Function(_) | Value::Method(_))
     }
