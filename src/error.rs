@@ -44,6 +44,32 @@ pub enum Error {
         /// Reason why the tokenizer cannot be used.
         cause: ragtag_graph::TokenizerError,
     },
+    /// A chat template that is invalid, fails, or rejects the conversation.
+    #[error("{name}: {cause}")]
+    Template {
+        /// Name of the model or of the template's file.
+        name: String,
+        /// The error of the template.
+        cause: ragtag_chat::Error,
+    },
+    /// A model without the requested chat template.
+    #[error("{name} has no {wanted} ({})", known_templates(known))]
+    NoTemplate {
+        /// Name of the model.
+        name: String,
+        /// Description of the requested template.
+        wanted: String,
+        /// Names of the model's templates.
+        known: Vec<String>,
+    },
+    /// Messages, tools or documents that are not lists of JSON objects.
+    #[error("{}: {cause} (expected a JSON list of objects)", path.display())]
+    Conversation {
+        /// Path of the file.
+        path: PathBuf,
+        /// Reason why the file cannot be parsed.
+        cause: String,
+    },
     /// A device selection that is malformed or that matches no device.
     #[error(transparent)]
     Devices(#[from] ragtag_devices::SelectionError),
@@ -191,14 +217,23 @@ fn about(name: &str, cause: &impl std::fmt::Display) -> String {
     if cause.contains(name) { cause } else { format!("{name}: {cause}") }
 }
 
+fn known_templates(known: &[String]) -> String {
+    match known {
+        [] => "give one with --template FILE".into(),
+        names => format!("it has {}; choose one with --name", names.join(", ")),
+    }
+}
+
 impl Error {
     /// Returns the exit code of the command if it fails with this error.
     pub fn exit_code(&self) -> u8 {
         use ragtag_planner::PlanError;
         match self {
             Error::Usage(_) | Error::ThrottleSpec(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
-            Error::Load(_) | Error::RequestFile { .. } => 2,
+            Error::Load(_) | Error::RequestFile { .. } | Error::Conversation { .. } => 2,
+            Error::Template { cause: ragtag_chat::Error::Raised { .. }, .. } => 9,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
+            Error::Template { .. } | Error::NoTemplate { .. } => 3,
             Error::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_))
             | Error::PlanMemory { .. } => 6,
             Error::Planner(_) | Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,

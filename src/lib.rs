@@ -66,6 +66,8 @@ pub use engine::{Engine, EngineOptions, Progress, StageInfo, VerifiedTransfers};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
+/// Renders conversations to prompts with chat templates.
+pub use ragtag_chat as chat;
 /// Runs single operators on any device.
 pub use ragtag_compute as compute;
 #[cfg(feature = "cli")]
@@ -76,7 +78,7 @@ pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;
 pub use ragtag_devices::{MemoryCapError, MemoryCaps, ProbeChild, ThrottleError, ThrottleSpec};
-pub use ragtag_graph::{Granularity, WireType};
+pub use ragtag_graph::{ChatTemplates, Granularity, WireType};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
 pub use ragtag_planner::{

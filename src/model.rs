@@ -2,9 +2,11 @@
 
 use crate::error::{Error, Result};
 use crate::map::MappedFile;
+use ragtag_chat::Template;
 use ragtag_graph::tokenizer::Tokenizer;
 use ragtag_graph::{
-    Directory, FormatError, Hyperparameters, MemorySource, ModelError, ModelFile, Source, checkpoint,
+    ChatTemplates, Directory, FormatError, Hyperparameters, MemorySource, ModelError, ModelFile, Source,
+    checkpoint,
 };
 use ragtag_kernels::TensorType;
 use std::path::{Path, PathBuf};
@@ -201,6 +203,31 @@ impl Model {
             .tokenizer()
             .map_err(|cause| Error::Tokenizer { name: self.name().into(), cause })?;
         Ok(self.inner.tokenizer.get_or_init(|| tokenizer))
+    }
+
+    /// Returns the sources of the chat templates and the texts of special tokens. A model may have none.
+    ///
+    /// # Errors
+    /// Returns [`Error::Model`] if the files of the templates are damaged.
+    pub fn chat_templates(&self) -> Result<ChatTemplates> {
+        let found = self.inner.graph.chat_templates();
+        found.map_err(|cause| Error::Model { name: self.name().into(), cause: cause.into() })
+    }
+
+    /// Compiles a chat template. Without a name, it is the default template. If there are tools and the
+    /// model has a template for tools, it is that template.
+    ///
+    /// # Errors
+    /// Returns [`Error::NoTemplate`] if the model has no such template, and [`Error::Template`] if it is
+    /// invalid.
+    pub fn chat_template(&self, name: Option<&str>, has_tools: bool) -> Result<Template> {
+        let templates = self.chat_templates()?;
+        let Some(source) = templates.find(name, has_tools) else {
+            let wanted = name.map_or("chat template".into(), |name| format!("chat template called {name:?}"));
+            let known = templates.names().map(str::to_owned).collect();
+            return Err(Error::NoTemplate { name: self.name().into(), wanted, known });
+        };
+        Template::compile(source).map_err(|cause| Error::Template { name: self.name().into(), cause })
     }
 
     /// Returns a digest that identifies the model. Computing it does not read the weights. The digest covers

@@ -1,6 +1,7 @@
 //! Implementation of the fuzz targets. An integration test runs the targets on the committed seeds, without
 //! libFuzzer.
 
+pub mod chat;
 pub mod gguf;
 pub mod plan;
 pub mod safetensors;

@@ -7,6 +7,7 @@
 
 mod arch;
 mod builder;
+mod chat_templates;
 pub mod checkpoint;
 mod compile;
 mod cost;
@@ -30,6 +31,7 @@ pub mod weights;
 mod wire_type;
 
 pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing};
+pub use chat_templates::ChatTemplates;
 pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};

@@ -1,6 +1,7 @@
 //! A model: hyperparameters, weights, operator graph and tokenizer.
 
 use crate::arch::{Architecture, Hyperparameters};
+use crate::chat_templates::ChatTemplates;
 use crate::checkpoint;
 use crate::error::{FormatError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
@@ -203,6 +204,17 @@ impl Model {
     /// Returns the hyperparameters.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         &self.hyperparameters
+    }
+
+    /// Reads the chat templates from the model's metadata or directory. A model may have none.
+    ///
+    /// # Errors
+    /// Fails if a value has the wrong type or a file is damaged.
+    pub fn chat_templates(&self) -> Result<ChatTemplates, FormatError> {
+        match &self.description {
+            Description::Metadata(metadata) => ChatTemplates::from_metadata(metadata),
+            Description::Directory(directory) => ChatTemplates::from_directory(directory),
+        }
     }
 
     /// Returns the metadata of the GGUF file, or `None` if the model comes from a directory.

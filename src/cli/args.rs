@@ -2,6 +2,7 @@
 
 use crate::engine::EngineOptions;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ragtag_chat::{Data, Moment};
 use ragtag_devices::ThrottleSpec;
 use ragtag_hal::GemmChoice;
 use ragtag_kernels::TensorType;
@@ -26,8 +27,9 @@ Examples:
   ragtag plan model.gguf --ctx 4096                   show which device would run which layers, and why
   ragtag bench model.gguf --parallel 8                measure prompt and generation speed
 
-Exit codes: 0 done, 1 internal error, device failure or failed self-test, 2 usage, 3 model file, 4 plan or split, \
-5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, 8 refused by --strict."
+Exit codes: 0 done, 1 internal error, device failure or failed self-test, 2 usage, 3 model file or chat template, 4 plan or \
+split, \
+5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, 8 refused by --strict, 9 rejected by the chat template."
 )]
 pub(crate) struct Cli {
     /// Show all columns of tables, even beyond the terminal width.
@@ -60,6 +62,8 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     /// Measure the perplexity of a text.
     Perplexity(PerplexityArgs),
+    /// Render a conversation with a model's chat template and print the prompt.
+    Template(TemplateArgs),
     /// Check that the devices compute correctly.
     Selftest(SelftestArgs),
     /// Simulate a plan under a load of requests, without running the model.
@@ -674,6 +678,52 @@ pub(crate) struct PerplexityArgs {
     /// Print JSON instead of a line.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ragtag template model.gguf --messages chat.json
+  ragtag template models/qwen3 --messages chat.json --tools tools.json --set enable_thinking=false
+  ragtag template --template chat_template.jinja --messages - --bos '<s>' --eos '</s>' < chat.json
+
+A file of messages is a JSON list such as [{\"role\": \"user\", \"content\": \"Hello!\"}]. The prompt is printed without an \
+additional line break. Exit code 9 if the template rejects the messages.")]
+pub(crate) struct TemplateArgs {
+    /// A .gguf file (any part of a split model), or a directory with config.json. The weights may be missing.
+    /// Default: the bundled model.
+    pub(crate) model: Option<PathBuf>,
+    /// Render the template in this file ("-": standard input) instead of a model's template.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "name"])]
+    pub(crate) template: Option<PathBuf>,
+    /// JSON list of messages, oldest first ("-": standard input).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) messages: PathBuf,
+    /// JSON list of the tools that the model may call.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tools: Option<PathBuf>,
+    /// JSON list of documents that the model may cite.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) documents: Option<PathBuf>,
+    /// End the prompt after the last message. By default, it ends with the start of the assistant's message.
+    #[arg(long)]
+    pub(crate) no_generation_prompt: bool,
+    /// Use the model's template with this name. Default: tool_use with --tools if the model has it, otherwise
+    /// the model's default template.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Text of the token that begins a text. Default: the model's token.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) bos: Option<String>,
+    /// Text of the token that ends a text. Default: the model's token.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) eos: Option<String>,
+    /// Time for templates that print the date, such as 2025-03-09T08:05:07. Default: the current time in UTC.
+    #[arg(long, value_name = "TIME", value_parser = super::template::moment)]
+    pub(crate) now: Option<Moment>,
+    /// Set a variable of the template to a JSON value. Repeatable.
+    #[arg(long, value_name = "NAME=JSON", value_parser = super::template::assignment)]
+    pub(crate) set: Vec<(String, Data)>,
 }
 
 #[derive(Debug, Args)]

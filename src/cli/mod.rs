@@ -23,6 +23,7 @@ mod run;
 mod selftest;
 mod simulate;
 mod strict;
+mod template;
 mod wanted;
 
 use crate::devices::{DeviceOptions, Devices};
@@ -78,6 +79,7 @@ fn execute(command: &Command) -> Result<()> {
         Command::Inspect(args) => inspect::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
+        Command::Template(args) => template::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Simulate(args) => simulate::run(args),
         Command::Probe { backend } => {

@@ -3,7 +3,7 @@
 #[path = "../../fuzz/src/lib.rs"]
 mod fuzz;
 
-use fuzz::{gguf, plan, safetensors, tokenizer};
+use fuzz::{chat, gguf, plan, safetensors, tokenizer};
 use std::path::Path;
 
 /// Runs a fuzz target on all its seeds. Checks that each seed is valid, because an invalid seed would not get
@@ -22,6 +22,11 @@ fn replay(target: &str, run: impl Fn(&[u8]) -> bool) {
 #[test]
 fn gguf_seeds_are_valid() {
     replay("gguf", gguf::run);
+}
+
+#[test]
+fn chat_seeds_are_valid() {
+    replay("chat", chat::run);
 }
 
 #[test]

@@ -29,4 +29,5 @@ mod pipelines;
 mod simulation;
 mod streaming;
 mod support;
+mod template;
 mod tensor_types;

@@ -12,6 +12,7 @@ use crate::model::ModelError;
 use crate::source::{Directory, Source};
 use ragtag_kernels::TensorType;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// Fields of a JSON object, which callers read by key. A `null` field counts as missing.
 pub(crate) struct Fields {
@@ -41,7 +42,7 @@ impl Fields {
         FormatError::MissingKey { file: self.file.clone(), key: self.label(key) }
     }
 
-    fn wrong_type(&self, key: &str, expected: &'static str, found: &Value) -> FormatError {
+    pub(crate) fn wrong_type(&self, key: &str, expected: &'static str, found: &Value) -> FormatError {
         let (file, key) = (self.file.clone(), self.label(key));
         FormatError::WrongType { file, key, expected, found: shown(found) }
     }
@@ -70,6 +71,17 @@ impl Fields {
             id.ok_or_else(|| self.wrong_type(key, "a token id or a list of them", value))
         };
         values.iter().map(id).collect()
+    }
+
+    /// Returns the texts of special tokens by their keys, such as `bos_token`. The value of a key is a text or an
+    /// object with the text.
+    pub(crate) fn special_tokens(&self) -> BTreeMap<String, String> {
+        let text = |value: &Value| match value {
+            Value::Object(token) => token.get("content")?.as_str().map(str::to_owned),
+            other => other.as_str().map(str::to_owned),
+        };
+        let tokens = self.map.iter().filter(|(key, _)| key.ends_with("_token"));
+        tokens.filter_map(|(key, value)| Some((key.clone(), text(value)?))).collect()
     }
 
     fn object(&self, key: &str) -> Result<Option<Fields>, FormatError> {

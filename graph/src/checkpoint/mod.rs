@@ -27,8 +27,17 @@ use crate::weights::{TensorInfo, Weights};
 use std::sync::Arc;
 
 /// Files that the caller opens if they exist, in addition to the shards that [`shard_names`] returns.
-pub const FILES: [&str; 7] =
-    [CONFIG, GENERATION_CONFIG, MODEL, INDEX, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE];
+pub const FILES: [&str; 9] = [
+    CONFIG,
+    GENERATION_CONFIG,
+    MODEL,
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SENTENCEPIECE,
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATE_JSON,
+];
 
 /// Entries of [`FILES`] that contain or list weights. A directory without these files describes a model but
 /// has no weights.
@@ -48,6 +57,11 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// File with the tokenizer in the format of the sentencepiece library.
 pub(crate) const SENTENCEPIECE: &str = "tokenizer.model";
+
+/// File with the source of a chat template.
+pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// File with the source of a chat template in a JSON object.
+pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
 /// Size limit, in bytes, of small JSON files such as `config.json`.
 pub(crate) const MOST_CONFIG_BYTES: u64 = 16 << 20;

@@ -38,7 +38,7 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
         words: Words { first: Some(cuts.clone()), later: Some(cuts), merging },
         pieces: tokens.iter().map(piece).collect(),
         strip_space: false,
-        special: vocabulary::special(metadata, tokens.len(), pre.add_bos)?,
+        special: vocabulary::special(metadata, &tokens, pre.add_bos)?,
     })
 }
 

@@ -27,6 +27,8 @@ pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
         special.ends.extend(config.ids("eos_token_id")?);
         special.bos = special.bos.or(config.ids("bos_token_id")?.first().copied());
     }
+    let by_text = std::mem::take(&mut special.ends_by_text);
+    special.ends.extend(by_text);
     check_ids(directory, &tokenizer)?;
     Ok(tokenizer)
 }

@@ -11,6 +11,7 @@ mod alphabet;
 mod byte_level;
 mod directory;
 mod document;
+mod ends;
 mod merges;
 mod normaliser;
 mod pre;
@@ -59,6 +60,9 @@ struct Special {
     bos: Option<u32>,
     /// Tokens that stop generation.
     ends: BTreeSet<u32>,
+    /// Control tokens with the text of an end token. They join `ends` after all files of a directory are read,
+    /// so that they are not taken for the token that ends a text.
+    ends_by_text: Vec<u32>,
     /// Tokens added before a text.
     before: Vec<u32>,
     /// Tokens added after a text.

@@ -8,7 +8,7 @@ use super::special::{Added, Finder};
 use super::stream::Piece;
 use super::vocabulary::{self, Kind, SPACE, Token};
 use super::words::Words;
-use super::{Special, Tokenizer};
+use super::{Special, Tokenizer, ends};
 use crate::error::{Quoted, TokenizerError};
 use crate::gguf::Metadata;
 use crate::source::Source;
@@ -30,7 +30,7 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     let settings = Settings {
         squeeze: false,
         add_space_prefix: flag("tokenizer.ggml.add_space_prefix", true)?,
-        special: vocabulary::special(metadata, tokens.len(), true)?,
+        special: vocabulary::special(metadata, &tokens, true)?,
     };
     build(metadata.file(), &tokens, settings)
 }
@@ -61,6 +61,7 @@ pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<Stri
         special: Special {
             bos,
             ends: eos.into_iter().collect(),
+            ends_by_text: ends::by_text(vocabulary::control(&tokens)),
             before: bos.into_iter().collect(),
             behind: Vec::new(),
         },

@@ -1,8 +1,9 @@
 //! Reads and checks the vocabulary in the metadata of a GGUF file.
 
-use super::Special;
+use super::{Special, ends};
 use crate::error::{Quoted, TokenizerError};
 use crate::gguf::{Array, Metadata};
+use std::collections::BTreeSet;
 
 /// Character that stands for a space in SentencePiece vocabularies.
 pub(super) const SPACE: char = '▁';
@@ -108,9 +109,14 @@ pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerErr
     Err(TokenizerError::Vocabulary { file: file.to_owned(), cause })
 }
 
-/// Returns the tokens that mark the beginning and the end of a text. Rejects ids outside the vocabulary,
-/// whose size is `count`. `add_bos` is the default for the key `add_bos_token`.
-pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Result<Special, TokenizerError> {
+/// Returns the tokens that mark the beginning and the end of a text. Control tokens whose texts are those of
+/// end tokens are also end tokens. Rejects ids outside the vocabulary `tokens`. `add_bos` is the default for the key `add_bos_token`.
+pub(super) fn special(
+    metadata: &Metadata,
+    tokens: &[Token<'_>],
+    add_bos: bool,
+) -> Result<Special, TokenizerError> {
+    let count = tokens.len();
     let id = |key: &str| match metadata.find::<u32>(key)? {
         Some(id) if usize::try_from(id).map_or(true, |id| id >= count) => {
             let cause = format!("has {count} tokens, but {key} is {id}");
@@ -123,12 +129,21 @@ pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Resul
     let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id(END_KEYS[0])?);
     let add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?;
     let add_eos = flag("tokenizer.ggml.add_eos_token", false)?;
+    let mut ends: BTreeSet<u32> =
+        END_KEYS.iter().filter_map(|key| id(key).transpose()).collect::<Result<_, _>>()?;
+    ends.extend(ends::by_text(control(tokens)));
     Ok(Special {
         bos,
-        ends: END_KEYS.iter().filter_map(|key| id(key).transpose()).collect::<Result<_, _>>()?,
+        ends,
+        ends_by_text: Vec::new(),
         before: bos.into_iter().filter(|_| add_bos).collect(),
         behind: eos.into_iter().filter(|_| add_eos).collect(),
     })
+}
+
+/// Returns the ids and the texts of the control tokens.
+pub(super) fn control<'a>(tokens: &'a [Token<'_>]) -> impl Iterator<Item = (u32, &'a str)> {
+    (0..).zip(tokens).filter(|(_, token)| token.kind == Kind::Control).map(|(id, token)| (id, token.text))
 }
 
 fn kind_of(number: i32, text: &str) -> Result<Kind, String> {

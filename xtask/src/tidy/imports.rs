@@ -17,6 +17,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-hal", &[]),
     // Reads source texts, and knows nothing about their content.
     ("ragtag-signatures", &[]),
+    // Renders templates, and knows nothing about models.
+    ("ragtag-chat", &[]),
     ("ragtag-kernels", &["ragtag-hal"]),
     ("ragtag-graph", &["ragtag-hal", "ragtag-kernels"]),
     ("ragtag-transfer", &["ragtag-hal"]),
@@ -61,6 +63,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-planner",
             "ragtag-scheduler",
             "ragtag-compute",
+            "ragtag-chat",
             // Only `ragtag selftest` needs it.
             "ragtag-conformance",
         ],

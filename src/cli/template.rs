@@ -1,0 +1,108 @@
+//! Implements `ragtag template`, which renders a conversation with a model's chat template.
+
+use super::args::TemplateArgs;
+use super::files::{input_name, is_standard, read_input};
+use super::output::print;
+use crate::error::{Error, Result};
+use crate::files::MOST_JSON_BYTES;
+use crate::model::{Model, file_name};
+use ragtag_chat::{Conversation, Data, Message, Moment, Object, Template};
+use serde::de::DeserializeOwned;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Variables that have options of their own.
+const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+pub(super) fn run(args: &TemplateArgs) -> Result<()> {
+    let paths = [Some(&args.messages), args.template.as_ref(), args.tools.as_ref(), args.documents.as_ref()];
+    if paths.iter().flatten().filter(|path| is_standard(path)).count() > 1 {
+        return Err(Error::Usage("standard input cannot be two inputs at once".into()));
+    }
+    let mut conversation = conversation(args)?;
+    let template = match &args.template {
+        Some(path) => {
+            let source = read_input(path, MOST_JSON_BYTES)?;
+            let name = file_name(input_name(path));
+            Template::compile(&source).map(|template| (template, name.clone())).map_err(failed(&name))?
+        }
+        None => of_model(args, &mut conversation)?,
+    };
+    let (template, name) = template;
+    set_variables(args, &mut conversation)?;
+    print(&template.render(&conversation).map_err(failed(&name))?)
+}
+
+fn failed(name: &str) -> impl Fn(ragtag_chat::Error) -> Error {
+    |cause| Error::Template { name: name.into(), cause }
+}
+
+/// Compiles the template of the model, and sets the texts of the model's tokens.
+fn of_model(args: &TemplateArgs, conversation: &mut Conversation) -> Result<(Template, String)> {
+    let model = match &args.model {
+        Some(path) => Model::open_metadata(path, None)?,
+        None => Model::bundled()?,
+    };
+    let templates = model.chat_templates()?;
+    for (name, text) in &templates.tokens {
+        conversation.variables.insert(name.clone(), text.as_str().into());
+    }
+    let template = model.chat_template(args.name.as_deref(), conversation.tools.is_some())?;
+    Ok((template, model.name().to_owned()))
+}
+
+/// Reads the messages, tools and documents.
+fn conversation(args: &TemplateArgs) -> Result<Conversation> {
+    let mut conversation = Conversation::new(read_json::<Vec<Message>>(&args.messages)?);
+    conversation.tools = args.tools.as_deref().map(read_json::<Vec<Object>>).transpose()?;
+    conversation.documents = args.documents.as_deref().map(read_json::<Vec<Object>>).transpose()?;
+    conversation.add_generation_prompt = !args.no_generation_prompt;
+    conversation.now = args.now.or_else(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+        Moment::from_epoch(since.as_secs())
+    });
+    Ok(conversation)
+}
+
+/// Sets the variables that options name. They replace those of the model.
+fn set_variables(args: &TemplateArgs, conversation: &mut Conversation) -> Result<()> {
+    for (name, token) in [("bos_token", &args.bos), ("eos_token", &args.eos)] {
+        if let Some(token) = token {
+            conversation.variables.insert(name.into(), token.as_str().into());
+        }
+    }
+    for (name, value) in &args.set {
+        if RESERVED.contains(&name.as_str()) {
+            let options = "--messages, --tools, --documents and --no-generation-prompt";
+            return Err(Error::Usage(format!("--set cannot set {name} (use {options})")));
+        }
+        conversation.variables.insert(name.clone(), value.clone());
+    }
+    Ok(())
+}
+
+/// Reads a list of JSON objects from a file or from standard input.
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = read_input(path, MOST_JSON_BYTES)?;
+    serde_json::from_str(&text)
+        .map_err(|cause| Error::Conversation { path: input_name(path).into(), cause: cause.to_string() })
+}
+
+/// Parses `NAME=JSON`.
+pub(super) fn assignment(text: &str) -> std::result::Result<(String, Data), String> {
+    let (name, json) = text.split_once('=').ok_or("expected NAME=JSON, such as enable_thinking=false")?;
+    let mut letters = name.chars();
+    let starts = letters.next().is_some_and(|c| c == '_' || c.is_alphabetic());
+    if !starts || letters.any(|c| c != '_' && !c.is_alphanumeric()) {
+        return Err(format!("{name:?} is not the name of a variable"));
+    }
+    let value = serde_json::from_str(json).map_err(|cause| {
+        format!("the value of {name} is not JSON: {cause} (a text needs quotes: '{name}=\"…\"')")
+    })?;
+    Ok((name.to_owned(), value))
+}
+
+/// Parses a time such as `2025-03-09T08:05:07`.
+pub(super) fn moment(text: &str) -> std::result::Result<Moment, String> {
+    Moment::parse(text).ok_or_else(|| "expected a time such as 2025-03-09T08:05:07".to_owned())
+}
