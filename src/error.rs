@@ -231,7 +231,6 @@ impl Error {
         match self {
             Error::Usage(_) | Error::ThrottleSpec(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } | Error::Conversation { .. } => 2,
-            Error::Template { cause: ragtag_chat::Error::Raised { .. }, .. } => 9,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
             Error::Template { .. } | Error::NoTemplate { .. } => 3,
             Error::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_))

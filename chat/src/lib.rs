@@ -5,6 +5,10 @@
 //! Templates are untrusted: an interpreter with [`Limits`] bounds their time, memory and recursion. The crate
 //! does no I/O and reads no clock.
 //!
+//! The crate has an interpreter of its own. minijinja 3.1, with its limit on steps, ends the process on hostile
+//! templates: nested values and long expressions overflow its stack, values that share parts take unbounded
+//! time, and a format width takes gigabytes.
+//!
 //! ```
 //! use ragtag_chat::{Conversation, Message, Template};
 //!

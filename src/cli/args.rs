@@ -29,7 +29,7 @@ Examples:
 
 Exit codes: 0 done, 1 internal error, device failure or failed self-test, 2 usage, 3 model file or chat template, 4 plan or \
 split, \
-5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, 8 refused by --strict, 9 rejected by the chat template."
+5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, 8 refused by --strict."
 )]
 pub(crate) struct Cli {
     /// Show all columns of tables, even beyond the terminal width.
@@ -688,7 +688,7 @@ Examples:
   ragtag template --template chat_template.jinja --messages - --bos '<s>' --eos '</s>' < chat.json
 
 A file of messages is a JSON list such as [{\"role\": \"user\", \"content\": \"Hello!\"}]. The prompt is printed without an \
-additional line break. Exit code 9 if the template rejects the messages.")]
+additional line break. Exit code 3 if the template rejects the messages.")]
 pub(crate) struct TemplateArgs {
     /// A .gguf file (any part of a split model), or a directory with config.json. The weights may be missing.
     /// Default: the bundled model.

@@ -86,7 +86,7 @@ fn a_template_may_reject_the_messages() {
     inputs.file("t.jinja", "a{{ raise_exception('no role ' ~ messages[0].role) }}");
     inputs.refused(
         &["--template", "t.jinja"],
-        9,
+        3,
         "ragtag: t.jinja: the chat template rejects the conversation: no role user\n",
     );
 }

@@ -83,6 +83,7 @@ fn the_memory_of_the_prefill_stage_by_hand() {
         row_bytes: model.row_bytes,
         wire_type: plan.wire_type,
         logit_row_bytes: model.logit_row_bytes,
+        verified: false,
     };
     let memory = stage.memory_bytes;
     // The GPU decodes blocks 0 to 4. It lacks the head, and the KV cache of seven blocks. A position takes 512
