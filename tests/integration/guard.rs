@@ -162,7 +162,7 @@ fn a_failing_copy_ends_the_run_with_its_edge() {
     });
 }
 
-/// Returns the devices, of which the one with this label refuses some copies.
+/// Returns the devices. The one with this label refuses some copies.
 fn refusing(setup: &Setup<'_>, label: impl Into<String>, copies: FaultyCopies, most: Option<u64>) -> Devices {
     let (kind, label) = (CopyFaultKind::Refused, label.into());
     let fault = CopyFault { kind, copies, least_bytes: LEAST_BYTES, after: AFTER, most };

@@ -57,7 +57,7 @@ pub struct Sender {
     /// Transfers that have not been requested completely.
     queue: VecDeque<Outgoing>,
     newest: Option<TransferId>,
-    /// The latest transfer of which a part was requested over another route than the peer route.
+    /// The latest transfer that has a part over another route than the peer route.
     newest_other: Option<TransferId>,
     /// Present if the receiver verifies the transfers.
     guard: Option<Box<OutGuard>>,

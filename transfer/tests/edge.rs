@@ -368,7 +368,7 @@ proptest! {
     }
 }
 
-/// Routes of which the first is the peer route, for some sizes or for all.
+/// Routes that begin with the peer route, for some sizes or for all.
 fn peer_first() -> impl Strategy<Value = Routes> {
     let other = prop_oneof![
         2 => (1u64..70, 1u32..6).prop_map(|(chunk_bytes, depth)| staged(chunk_bytes, depth)),

@@ -112,8 +112,8 @@ impl Error {
         matches!(self.root(), Error::OutOfMemory { .. } | Error::AllocationTooLarge { .. })
     }
 
-    /// Converts an [`Error::Api`] or [`Error::Unsupported`] of a copy of which nothing was enqueued to
-    /// [`Error::Refused`]. Returns any other error unchanged.
+    /// Converts an [`Error::Api`] or [`Error::Unsupported`] of a copy to [`Error::Refused`]. Nothing of the copy
+    /// may have been enqueued. Returns any other error unchanged.
     pub fn refusing_copy(self) -> Self {
         match self {
             Error::Api { .. } | Error::Unsupported { .. } => Error::Refused { cause: Box::new(self) },

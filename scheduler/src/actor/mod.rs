@@ -246,7 +246,7 @@ pub(crate) struct Actor {
     /// Refused copies that the core does not know of, each with the index of its stage and the error for the
     /// case that no other route is left.
     refused: VecDeque<(usize, Copy, Error)>,
-    /// Error of the refused copy of which the core learned last.
+    /// Error of the refused copy that was reported to the core last.
     refusal: Option<Error>,
     device: OwnedDevice,
 }

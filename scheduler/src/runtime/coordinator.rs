@@ -58,7 +58,7 @@ fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
 /// time than waking the threads.
 const SHARED_ROWS: usize = 8;
 
-/// What a sequence needs for its next token, taken from its client while threads sample.
+/// State of a sequence for its next token, taken from its client while threads sample.
 struct Draw {
     sequence: SequenceId,
     /// Row of the sequence's logits.
