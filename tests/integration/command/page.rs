@@ -31,13 +31,12 @@ Boolean variables take 1 or 0, true or false, yes or no, on or off. Any other va
 | 0 | success; also a run that Ctrl-C cancelled |
 | 1 | internal or device failure; a failed self-test |
 | 2 | usage, a prompt that is too long, an unknown token id |
-| 3 | model file or chat template |
+| 3 | model file or chat template, or messages that the template rejects |
 | 4 | plan or split |
 | 5 | devices |
 | 6 | does not fit in memory |
 | 7 | a file or standard output cannot be read or written (a closed pipe is not an error) |
 | 8 | refused by `--strict` |
-| 9 | messages that the chat template rejects |
 ";
 
 /// Returns the names of all subcommands in the order of the help.
