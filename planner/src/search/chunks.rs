@@ -61,7 +61,7 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
 
 /// Returns the rows of the best chunk for a prompt of `tokens` tokens. Considers only chunks up to the first
 /// one that holds the whole prompt. Among equally fast chunks, a GPU gets the longest, because it then reads
-/// the weights least often. A CPU gets the shortest, because the rows of a short chunk stay in its caches. An
+/// the weights least often. A CPU gets the fastest, because its caches may favor short or long chunks. An
 /// unmeasured chunk must be clearly faster than all measured chunks.
 fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
@@ -79,9 +79,9 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
     let least_us = known.iter().map(|(us, _)| *us).fold(f64::INFINITY, f64::min);
     let clearly_faster = other.into_iter().filter(|(us, _)| *us < least_us * (1.0 - SAME));
     let fastest = clearly_faster.min_by(|a, b| a.0.total_cmp(&b.0));
-    let mut equal = known.into_iter().filter(|(us, _)| us * (1.0 - SAME) <= least_us);
-    let in_host_memory = devices().all(|device| device.in_host_memory);
-    fastest.or_else(|| if in_host_memory { equal.next() } else { equal.next_back() }).map(|(_, rows)| rows)
+    let most_us =
+        if devices().all(|device| device.in_host_memory) { least_us } else { least_us / (1.0 - SAME) };
+    fastest.or_else(|| known.into_iter().rfind(|(us, _)| *us <= most_us)).map(|(_, rows)| rows)
 }
 
 /// Returns the longest chunk that delays a token by at most [`MOST_DELAY_US`], or the shortest chunk if every
