@@ -374,7 +374,7 @@ pub(crate) struct CalibrateArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     /// Maximum number of sequences that decode together.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) parallel: u32,
     /// Maximum number of prompt tokens in one prefill micro-batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
@@ -431,7 +431,7 @@ pub(crate) struct PlanArgs {
     pub(crate) placement: PlacementArgs,
     /// Number of concurrent sequences that must fit at full context. Default: the number in the plan with
     /// --plan, otherwise 1.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     /// Print the plan as JSON, for --plan, instead of a table.
     #[arg(long)]
@@ -567,7 +567,7 @@ pub(crate) struct BenchArgs {
     )]
     pub(crate) tg: Vec<u32>,
     /// Number of concurrent sequences. Default: the number in the plan with --plan, otherwise 1.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     /// Compare the default settings with the best of up to 12 alternatives, for prompts of 512, 2,048 and
     /// 8,192 tokens and for 1, 8 and 64 generating sequences.
@@ -781,7 +781,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "R", conflicts_with = "closed", allow_negative_numbers = true)]
     pub(crate) rate: Option<f64>,
     /// Closed loop: N requests are in progress. A new request arrives when a request ends.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) closed: Option<u32>,
     /// Prompt tokens of each request.
     #[arg(long, value_name = "LENGTHS", default_value = "128")]
@@ -796,7 +796,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "FILE", alias = "trace-file", conflicts_with_all = ["requests", "rate", "closed", "prompt_tokens", "new_tokens", "seed"])]
     pub(crate) requests_file: Option<PathBuf>,
     /// Number of concurrent sequences that must fit at full context. Default: the value of --closed, or 8.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,

@@ -771,7 +771,7 @@ fn refuses_contradictory_and_invalid_arguments() {
         (&["run", "--ctx", "-1"], "-1 is not in 1..=16777216"),
         (&["run", "--seed", "-1"], "invalid value '-1' for '--seed"),
         (&["run", "--temp", "-1"], "temperature is -1"),
-        (&["plan", "--parallel", "-1"], "-1 is not in 1..=1024"),
+        (&["plan", "--parallel", "-1"], "-1 is not in 1..=4096"),
         (&["run", "--split", "0-13=cpu:0", "--plan", "plan.json"], "cannot be used with"),
         (&["run", "-p", "text", "-f", "file"], "cannot be used with"),
         (&["inspect", "--dot", "--json"], "cannot be used with"),

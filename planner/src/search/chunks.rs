@@ -70,7 +70,7 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
     let is_timed = |rows: u32| devices().all(|d| d.profile.as_ref().is_none_or(|p| p.has_chunk(rows)));
     let needed = points.partition_point(|point| point.chunk < tokens) + 1;
     let time = |point: &Point| {
-        let us = grid.problem(*point).of_input(&input).evaluate(&choice.runs).first_token_us;
+        let us = grid.problem(*point).of_input(&input).evaluate(&choice.runs).score_us;
         (us, point.chunk)
     };
     let times: Vec<(f64, u32)> = points.iter().take(needed).map(time).collect();

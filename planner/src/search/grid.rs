@@ -16,10 +16,12 @@
 //! most [`SOLVED`] points, and computes only a lower bound on the score at the other points.
 //!
 //! The number of credits is not an axis of the grid, because it does not change the predicted times. It is
-//! one more than the number of groups or the number of devices, whichever is larger. More credits do not
-//! raise throughput (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests). With
-//! fewer credits, decode steps wait for fewer prefill chunks, but stages may be idle. Only a simulation can
-//! weigh these effects (`trial`).
+//! one more than the number of groups or the number of devices, whichever is larger. If devices have several
+//! stages, one credit per device suffices: with one more, a prompt of eight chunks passes four devices in a
+//! round of five and a round of three, in which a device is idle. More
+//! credits do not raise throughput (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's
+//! tests). With fewer credits, decode steps wait for fewer prefill chunks, but stages may be idle. Only a
+//! simulation can weigh these effects (`trial`).
 //!
 //! This module knows nothing about the explanation.
 
@@ -90,8 +92,11 @@ impl Choice {
     pub fn with_prefill(problem: &Problem<'_>, runs: Vec<Run>, prefill: Option<Prefill>) -> Self {
         let evaluation = problem.evaluate_with(&runs, prefill.as_ref().map(|prefill| &prefill.run));
         let devices = u32::try_from(evaluation.devices.len()).unwrap_or(u32::MAX);
+        let groups = problem.point.groups;
         let prefills = if prefill.is_some() { PREFILLS as u32 } else { 0 };
-        let usual = problem.point.groups.max(devices).saturating_add(1 + prefills);
+        let takes_turns = runs.len() > evaluation.devices.len();
+        let usual = if takes_turns { devices.max(groups + 1) } else { devices.max(groups) + 1 };
+        let usual = usual.saturating_add(prefills);
         let credits = problem.input.limits.credits.unwrap_or(usual);
         Self {
             runs,

@@ -7,13 +7,14 @@ use ragtag_graph::{Segment, SegmentKind, SegmentTensor, WireType};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::Activations;
 use ragtag_planner::cost::{BatchShape, DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink};
-use ragtag_planner::{ModelFacts, Plan};
+use ragtag_planner::{ModelFacts, Plan, plan::PlanStage};
 use ragtag_transfer::Route;
 
 const ROW_BYTES: u64 = 16_384;
 const VOCABULARY: u64 = 32_000;
 
 /// A plan with the inputs of its simulation.
+#[derive(Clone)]
 struct Planned {
     plan: Plan,
     model: ModelFacts,
@@ -270,6 +271,34 @@ fn more_credits_than_a_plan_has_serve_no_more_requests() {
             }
         }
     }
+}
+
+/// Checks that four devices that take turns with four stages each need only four credits. A prompt of eight
+/// chunks then passes in two rounds of four chunks, which keep all devices busy. With five credits, the second
+/// round has three chunks.
+#[test]
+fn devices_that_take_turns_need_one_credit_each() {
+    let (devices, stages, chunks) = (4, 16, 8);
+    let mut planned = Planned::new(&[2; 16]);
+    planned.devices.truncate(devices);
+    let place = |(at, stage): (usize, &PlanStage)| {
+        let segments = stage.segments.range();
+        format!("{}-{}=device:{}", segments.start, segments.end - 1, at % devices)
+    };
+    let split: Vec<String> = planned.plan.stages.iter().enumerate().map(place).collect();
+    planned.plan = crate::made_up::plan(&split.join(","));
+    let prompt = chunks * planned.plan.chunk - 1;
+    let first_token_us = |credits: u32| {
+        let mut planned = planned.clone();
+        (planned.plan.credits, planned.plan.slots) = (credits, 3);
+        planned.run(&burst(1, prompt, 1)).first_token_us.mean
+    };
+    let stage_us = first_token_us(1) / f64::from(chunks * stages);
+    // Each device runs four stages for every chunk. The last device waits for three stages.
+    let busy_us = stage_us * f64::from(chunks * stages / 4 + 3);
+    assert!(first_token_us(4) < busy_us * 1.05, "{} {busy_us}", first_token_us(4));
+    assert!(first_token_us(4) < first_token_us(5));
+    assert!(first_token_us(3) > first_token_us(4) * 1.2);
 }
 
 /// Checks that wire type f16 shortens a run on a slow link. Links then carry half the bytes, although every
