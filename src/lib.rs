@@ -38,6 +38,7 @@ mod canary;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod devices;
+mod dialogue;
 pub mod doctor;
 mod engine;
 mod error;
@@ -62,6 +63,7 @@ pub use calibrate::{
 };
 pub use canary::{CheckedBlock, check_first_blocks};
 pub use devices::{DeviceOptions, Devices};
+pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
 pub use engine::{Engine, EngineOptions, Progress, StageInfo, VerifiedTransfers};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};

@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Cards(CardsArgs),
     /// Generate text.
     Run(RunArgs),
+    /// Chat with a model in the terminal.
+    Chat(ChatArgs),
     /// Measure prompt processing (pp) and generation (tg) speed.
     Bench(BenchArgs),
     /// Show the contents of a model file: hyperparameters, segments, tensors, costs.
@@ -461,6 +463,7 @@ pub(crate) struct PictureArgs {
 Examples:
   ragtag run -p \"Once upon a time\"
   ragtag run model.gguf -p \"The old woman\" -n 64 --temp 0 --cpu-devices 2
+  ragtag run model.gguf --chat -p \"Why is the sky blue?\"
   ragtag run model.gguf -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
   ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json
   ragtag run -p \"Once upon a time\" --cpu-devices 2 --replan --compare")]
@@ -473,6 +476,12 @@ pub(crate) struct RunArgs {
     /// Read the prompt from a file ("-": standard input). One trailing line break is removed.
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub(crate) file: Option<PathBuf>,
+    /// Use the prompt as a message of the user, in the model's chat format. The prompt is not echoed.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// System message of the chat.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub(crate) system: Option<String>,
     /// Maximum number of tokens to generate.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
     pub(crate) tokens: u32,
@@ -533,6 +542,56 @@ pub(crate) struct SamplingArgs {
     /// Stop before this text. Repeatable.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) stop: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ragtag chat model.gguf
+  ragtag chat model.gguf --system \"Answer in one sentence.\" --device cuda:0,vulkan:1
+  ragtag chat model.gguf --set enable_thinking=false
+  ragtag chat model.gguf --load talk.json
+
+Commands in the chat: /help, /reset, /save FILE, /load FILE, /system TEXT, /exit. A line that ends with \\ continues on the \
+next line. Ctrl-C stops an answer.")]
+pub(crate) struct ChatArgs {
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
+    pub(crate) model: Option<PathBuf>,
+    /// System message.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Continue the conversation in this file, a JSON list of messages such as /save writes.
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
+    pub(crate) load: Option<PathBuf>,
+    /// Use the chat template in this file instead of the model's template.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) template: Option<PathBuf>,
+    /// Set a variable of the template to a JSON value. Repeatable.
+    #[arg(long, value_name = "NAME=JSON", value_parser = super::template::assignment)]
+    pub(crate) set: Vec<(String, Data)>,
+    /// Whether to show the reasoning of models that think before they answer.
+    #[arg(long, value_name = "CHOICE", default_value = "show")]
+    pub(crate) reasoning: ReasoningArg,
+    /// Maximum number of tokens of an answer. Default: as many as the context holds.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
+    pub(crate) tokens: Option<u32>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
+    #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
+    /// Print only answers, errors and warnings.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReasoningArg {
+    Show,
+    Hide,
 }
 
 #[derive(Debug, Args)]

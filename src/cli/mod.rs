@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod calibrate;
 mod cards;
+mod chat;
 mod compare;
 mod defaults;
 mod devices;
@@ -22,6 +23,7 @@ mod records;
 mod run;
 mod selftest;
 mod simulate;
+mod stream;
 mod strict;
 mod template;
 mod wanted;
@@ -75,6 +77,7 @@ fn execute(command: &Command) -> Result<()> {
         Command::Plan(args) => plan::run(args),
         Command::Cards(args) => cards::run(args),
         Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Logits(args) => logits::run(args),

@@ -30,6 +30,13 @@ pub(crate) fn show(text: &str) -> Result<()> {
     print(&escaped(text))
 }
 
+/// Writes text of a model to the terminal. Escapes control characters except line breaks and tabs. Returns
+/// false if standard output is a closed pipe.
+pub(crate) fn offer_shown(text: &str) -> Result<bool> {
+    let parts: Vec<String> = text.split('\t').map(escaped).collect();
+    offer(&parts.join("\t"))
+}
+
 /// Whether `--quiet` is set. Only errors and warnings then go to standard error.
 static QUIET: AtomicBool = AtomicBool::new(false);
 

@@ -5,36 +5,44 @@ use super::compare;
 use super::files::{self, is_standard, read_input};
 use super::output::{inform, offer, print, print_json, set_quiet};
 use super::plan::{as_table, check_blocks, placed, summary};
-use super::progress::{self, Prefill};
+use super::progress;
 use super::records::{self, Records};
+use super::stream::events;
 use super::wanted::{Needs, workload};
+use crate::dialogue::Dialogue;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Summary};
 use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Number of decode steps in the warm-up for `--replan`.
 const WARM_UP_STEPS: u32 = 16;
 /// Maximum size of a prompt in bytes. The tokens of a longer prompt would not fit into the context of any
 /// model.
 const MOST_PROMPT_BYTES: u64 = 1 << 26;
-/// Interval between updates of the progress bar for the prompt.
-const PROGRESS_STEP: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &RunArgs) -> Result<()> {
     set_quiet(args.quiet);
     let outputs = args.records.files().chain(&args.comparison.html);
     files::check(outputs, args.model.iter().chain(&args.placement.plan).chain(&args.file))?;
     let records = Records::new(&args.records);
-    let prompt = prompt_text(args)?;
+    let mut prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
     // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
-    let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
+    let ids = match args.chat {
+        true => {
+            let mut dialogue = Dialogue::new(&model)?;
+            dialogue.set_system(args.system.as_deref().unwrap_or_default());
+            dialogue.ask(&std::mem::take(&mut prompt));
+            dialogue.prompt()?.ids
+        }
+        false => model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?,
+    };
     let request = workload(ids.len(), args.tokens);
     let verified = args.transfers.verify_transfers;
     let needs = Needs { request: args.request, workload: request, verified, ..Needs::of(1) };
@@ -141,46 +149,24 @@ async fn generate(
     generation: &Generation,
     shown: bool,
 ) -> Result<Outcome> {
-    // The progress must not count the prompt of a warm-up.
-    let before = engine.stats().prompt_tokens;
-    let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let (mut text, mut tokens) = (String::new(), Vec::new());
     // The echo is printed with the first event, so that a rejected prompt is not echoed.
     let mut unprinted = shown.then_some(echo);
-    let mut prefill = Some(Prefill::of(ids.len()));
-    loop {
-        let event = tokio::select! {
-            event = stream.next_event() => event,
-            _ = tokio::signal::ctrl_c() => {
-                stream.cancel();
-                continue;
-            }
-            () = tokio::time::sleep(PROGRESS_STEP), if prefill.is_some() => {
-                prefill.iter_mut().for_each(|bar| bar.set(engine.stats().prompt_tokens - before));
-                continue;
-            }
-        };
-        let event = event?;
-        drop(prefill.take());
+    let summary = events(engine, ids, generation, |event| {
         if let Some(echo) = unprinted.take() {
             print(echo)?;
         }
         match event {
             Event::Token { id, text: piece } => {
                 tokens.extend(id);
-                if shown && !offer(&piece)? {
-                    stream.cancel();
-                }
-                text.push_str(&piece);
+                text.push_str(piece);
+                Ok(!shown || offer(piece)?)
             }
-            Event::Finished(summary) => {
-                if shown {
-                    print("\n")?;
-                }
-                return Ok(Outcome { text, tokens, summary });
-            }
+            Event::Finished(_) => Ok(!shown || offer("\n")?),
         }
-    }
+    });
+    let summary = summary.await?;
+    Ok(Outcome { text, tokens, summary })
 }
 
 fn prompt_text(args: &RunArgs) -> Result<String> {
@@ -200,7 +186,7 @@ fn prompt_text(args: &RunArgs) -> Result<String> {
     Ok(text)
 }
 
-fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
+pub(super) fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
     let drawn =
         || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64 % 1_000_000_007);
     Generation {
@@ -219,7 +205,7 @@ fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
     }
 }
 
-fn figures(summary: &Summary, seed: u64) -> String {
+pub(super) fn figures(summary: &Summary, seed: u64) -> String {
     let prompt = rate(summary.prompt_tokens, "prompt", summary.prefill_tokens_per_s());
     let new = rate(summary.new_tokens, "new", summary.decode_tokens_per_s());
     format!("{prompt}, {new} ({}), seed {seed}", summary.reason)

@@ -1,0 +1,50 @@
+//! Runs one generation on the terminal: shows the progress of the prompt, and cancels on Ctrl-C.
+
+use super::progress::Prefill;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::session::{Event, Generation, Prompt, Summary};
+use std::time::Duration;
+
+/// Interval between updates of the progress bar for the prompt.
+const PROGRESS_STEP: Duration = Duration::from_millis(100);
+
+/// Generates text and passes each event to `each`. Ctrl-C cancels the generation, and so does `each` if it
+/// returns false. A cancelled generation still finishes normally.
+pub(super) async fn events(
+    engine: &Engine,
+    ids: &[u32],
+    generation: &Generation,
+    mut each: impl FnMut(&Event) -> Result<bool>,
+) -> Result<Summary> {
+    // The progress must not count the prompts of earlier generations.
+    let before = engine.stats().prompt_tokens;
+    let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
+    let mut prefill = Some(Prefill::of(ids.len()));
+    // A single future for all events: dropping it could lose a signal that has arrived.
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(interrupt);
+    let mut is_interrupted = false;
+    loop {
+        let event = tokio::select! {
+            event = stream.next_event() => event,
+            _ = &mut interrupt, if !is_interrupted => {
+                is_interrupted = true;
+                stream.cancel();
+                continue;
+            }
+            () = tokio::time::sleep(PROGRESS_STEP), if prefill.is_some() => {
+                prefill.iter_mut().for_each(|bar| bar.set(engine.stats().prompt_tokens - before));
+                continue;
+            }
+        };
+        let event = event?;
+        drop(prefill.take());
+        if !each(&event)? {
+            stream.cancel();
+        }
+        if let Event::Finished(summary) = event {
+            return Ok(summary);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Tests of `ragtag chat` and `ragtag run --chat`: turns, commands and Ctrl-C in a pseudo-terminal, and chats over
+//! pipes.
+
+use crate::support::ragtag;
+use serde_json::Value;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// A template for a model that continues stories: the texts of the messages, one per line.
+const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{% if not loop.last %}{{ '\\n' }}{% endif %}\
+                        {% endfor %}";
+
+/// Folder with a template and the files of a chat.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new(template: &str) -> Self {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        folder.file("t.jinja", template);
+        folder
+    }
+
+    fn file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// Returns the messages in a file as pairs of role and content.
+    fn messages(&self, name: &str) -> Vec<(String, String)> {
+        let text = std::fs::read_to_string(self.0.path().join(name)).unwrap();
+        let messages: Vec<Value> = serde_json::from_str(&text).unwrap();
+        let field = |message: &Value, name: &str| message[name].as_str().unwrap().to_owned();
+        messages.iter().map(|message| (field(message, "role"), field(message, "content"))).collect()
+    }
+
+    /// Chats over a pipe. Returns the exit code, standard output and standard error.
+    fn chat(&self, arguments: &[&str], lines: &str) -> (i32, String, String) {
+        let mut command = ragtag();
+        command.args(["chat", "--template", "t.jinja", "--device", "cpu", "--no-calibration", "--temp", "0"]);
+        command.args(arguments).current_dir(self.0.path()).write_stdin(lines);
+        let output = command.output().unwrap();
+        let decoded = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), decoded(output.stdout), decoded(output.stderr))
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_chat_has_turns_and_ctrl_c_stops_only_an_answer() {
+    let folder = Folder::new(TEMPLATE);
+    let mut command = std::process::Command::new(ragtag().get_program());
+    // The throttle makes sure that the answer is not complete before Ctrl-C.
+    command.args([
+        "chat",
+        "--template",
+        "t.jinja",
+        "--device",
+        "cpu",
+        "--no-calibration",
+        "--temp",
+        "0",
+        "-n",
+        "60",
+    ]);
+    command.args(["--throttle", "cpu:0=duty:5%"]).current_dir(folder.0.path());
+    let mut terminal = rexpect::session::spawn_command(command, Some(120_000)).unwrap();
+    terminal.exp_string("Ctrl-D leaves").unwrap();
+    terminal.exp_string("> ").unwrap();
+    terminal.send_line("1 2").unwrap();
+    terminal.exp_string("(token limit)").unwrap();
+    terminal.exp_string("> ").unwrap();
+    // The answer begins after the line of the message.
+    terminal.send_line("3 4").unwrap();
+    terminal.exp_regex("3 4[^\n]*\n[^\r]{6}").unwrap();
+    terminal.send_control('c').unwrap();
+    terminal.exp_string("(cancelled)").unwrap();
+    terminal.exp_string("> ").unwrap();
+    // A message of two lines.
+    terminal.send_line("5 \\").unwrap();
+    terminal.send_line("6").unwrap();
+    terminal.exp_string("(token limit)").unwrap();
+    terminal.exp_string("> ").unwrap();
+    // At the prompt, Ctrl-C explains how to leave.
+    terminal.send_control('c').unwrap();
+    terminal.exp_string("/exit leaves").unwrap();
+    terminal.send_line("/save talk.json").unwrap();
+    terminal.exp_string("saved to talk.json").unwrap();
+    terminal.send_line("/exit").unwrap();
+    terminal.exp_eof().unwrap();
+
+    let messages = folder.messages("talk.json");
+    let roles: Vec<&str> = messages.iter().map(|(role, _)| role.as_str()).collect();
+    assert_eq!(roles, ["user", "assistant"].repeat(3));
+    assert_eq!([0, 2, 4].map(|at| messages[at].1.as_str()), ["1 2", "3 4", "5 \n6"]);
+    let [whole, stopped] = [1, 3].map(|at| messages[at].1.len());
+    assert!(0 < stopped && stopped < whole, "{messages:?}");
+}
+
+#[test]
+fn commands_change_the_conversation() {
+    let folder = Folder::new(TEMPLATE);
+    let lines = "/system\n/system Be brief.\n/system\nOne day\n/save a.json\n/reset\n/save b.json\n/load a.json\n\
+                 /load none.json\n/nothing\n/help\n";
+    let (code, out, errors) = folder.chat(&["-n", "4"], lines);
+    assert_eq!(code, 0, "{errors}");
+    assert_eq!(out.lines().count(), 1, "standard output holds only the answer: {out:?}");
+    let expected = [
+        "no system message",
+        "\nBe brief.\n",
+        "4 new tokens",
+        "saved to a.json",
+        "new conversation",
+        "3 messages loaded",
+        "none.json",
+        "unknown command \"/nothing\"",
+        "/save FILE",
+    ];
+    for part in expected {
+        assert!(errors.contains(part), "{part}: {errors}");
+    }
+    let [a, b] = ["a.json", "b.json"].map(|name| folder.messages(name));
+    assert_eq!(a[..2], [("system".into(), "Be brief.".into()), ("user".into(), "One day".into())]);
+    assert_eq!(format!("{}\n", a[2].1), out);
+    assert_eq!(b, a[..1]);
+    // A loaded conversation goes on as the one that was saved.
+    let (code, again, errors) = folder.chat(&["-n", "4", "--load", "b.json", "--quiet"], "One day\n");
+    assert_eq!((code, again, errors), (0, out, String::new()));
+}
+
+#[test]
+fn a_message_that_does_not_fit_is_forgotten() {
+    let folder = Folder::new(TEMPLATE);
+    let long = "word ".repeat(100);
+    let lines = format!("{long}\nOnce\n/save a.json\n");
+    let (code, _, errors) = folder.chat(&["-n", "100", "--ctx", "48"], &lines);
+    assert_eq!(code, 0, "{errors}");
+    assert!(errors.contains("the context holds 48; /reset starts a new one"), "{errors}");
+    assert!(errors.contains("the context of 48 tokens is full, so the answer ends here"), "{errors}");
+    assert_eq!(folder.messages("a.json")[0].1, "Once");
+    assert_eq!(folder.messages("a.json").len(), 2);
+}
+
+#[test]
+fn templates_may_refuse_messages_and_begin_the_reasoning() {
+    let folder =
+        Folder::new("{{ raise_exception('no system here') if messages[0].role == 'system' }}Once<think>\n");
+    let (code, out, errors) = folder.chat(&["-n", "4"], "/system x\nhello\n/save a.json\n");
+    assert_eq!((code, out.as_str()), (0, ""));
+    assert!(errors.contains("no system here"), "{errors}");
+    assert_eq!(folder.messages("a.json").len(), 1, "the message is forgotten");
+    let (_, shown, _) = folder.chat(&["-n", "4", "--quiet"], "hello\n");
+    let (_, hidden, _) = folder.chat(&["-n", "4", "--quiet", "--reasoning", "hide"], "hello\n/save b.json\n");
+    assert!(shown.len() > 4 && hidden == "\n", "{shown:?} {hidden:?}");
+    let saved = std::fs::read_to_string(folder.0.path().join("b.json")).unwrap();
+    assert!(saved.contains("\"reasoning_content\": \""), "{saved}");
+}
+
+#[test]
+fn chats_need_a_template_and_valid_files() {
+    let folder = Folder::new(TEMPLATE);
+    folder.file("bad.json", "[{\"content\": 1}]");
+    folder.file("bad.jinja", "{{ 1");
+    let refused = |arguments: &[&str], code: i32, part: &str| {
+        let mut command = ragtag();
+        let output = command.args(arguments).current_dir(folder.0.path()).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
+        assert!(errors.contains(part), "{arguments:?}: {errors}");
+    };
+    refused(&["chat"], 3, "has no chat template (give one with --template FILE)");
+    refused(&["run", "--chat"], 3, "has no chat template (");
+    refused(&["run", "--system", "x"], 2, "--chat");
+    refused(&["chat", "--template", "bad.jinja"], 3, "bad.jinja: line 1");
+    refused(&["chat", "--template", "t.jinja", "--load", "bad.json"], 2, "message 1 has no role");
+    refused(&["chat", "--template", "t.jinja", "--temp", "-1"], 2, "temperature");
+}
