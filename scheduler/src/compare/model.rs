@@ -205,15 +205,9 @@ impl<'a> Model<'a> {
                     sequences: rows.div_ceil(tokens.max(1)),
                     positions: f64::from(tokens) / 2.0,
                 };
-                let (sum_us, slowest_us) =
-                    self.pass(&of_rows(chunk.min(tokens.saturating_mul(sequences).max(1))));
-                let (rest_sum_us, rest_slowest_us) = self.pass(&of_rows(rest));
-                // The first chunk fills the pipeline. The slowest part delays every other chunk.
-                let busy_us = match (full, rest) {
-                    (0, _) => rest_sum_us,
-                    (full, 0) => sum_us + (full - 1) as f64 * slowest_us,
-                    (full, _) => sum_us + (full - 1) as f64 * slowest_us + rest_slowest_us,
-                };
+                let whole = self.pass(&of_rows(chunk.min(tokens.saturating_mul(sequences).max(1))));
+                let short = self.pass(&of_rows(rest));
+                let busy_us = if full == 0 { short.sum_us() } else { whole.repeated_us(full as f64, &short) };
                 let end = BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
                 all as f64 / (busy_us + self.heads_us(&end)) * 1e6
             }
@@ -222,39 +216,85 @@ impl<'a> Model<'a> {
                     sequences.div_ceil(self.of.plan.decode_groups.max(1)).clamp(1, self.of.plan.chunk.max(1));
                 let positions = f64::from(prompt) + f64::from(tokens) / 2.0;
                 let step = BatchShape { rows, logit_rows: rows, sequences: rows, positions };
-                let (sum_us, slowest_us) = self.pass(&step);
+                let pass = self.pass(&step);
                 let back_us = self.token_return(f64::from(rows) * self.of.logit_row_bytes as f64).sum_us();
-                let round_us = (sum_us + back_us).max(f64::from(sequences.div_ceil(rows)) * slowest_us);
+                let groups = f64::from(sequences.div_ceil(rows));
+                let round_us = (pass.sum_us() + back_us).max(groups * pass.slowest_us());
                 f64::from(sequences) / round_us * 1e6
             }
         }
     }
 
-    /// Returns the time that a micro-batch takes to pass through all stages and edges, and the time that it
-    /// spends in the slowest of them, in microseconds.
-    fn pass(&self, batch: &BatchShape) -> (f64, f64) {
+    /// Returns the times that a micro-batch spends in all stages and edges.
+    fn pass(&self, batch: &BatchShape) -> Pass<'a> {
         if batch.rows == 0 {
-            return (0.0, 0.0);
+            return Pass::default();
         }
         let stage = |stage: usize| {
             let parts = self.whole_stage(stage, &[(1.0, *batch)], |_| true);
             let wire_type = self.wire_type(stage, batch.rows.into());
             let computing_us = parts.sum_us() + wire_type.sum_us() + self.device(stage).stage_us.value;
-            computing_us.max(self.stream_us[stage])
+            (Some(self.device(stage).label.as_str()), computing_us.max(self.stream_us[stage]))
         };
         let row_bytes = self.of.plan.wire_type.row_bytes(self.of.row_bytes);
         let bytes = f64::from(batch.rows) * row_bytes as f64;
-        let edges = (1..self.stages.len()).map(|next| self.edge(next - 1, bytes).sum_us());
-        let times = (0..self.stages.len()).map(stage).chain(edges);
+        let edge = |next: usize| (None, self.edge(next - 1, bytes).sum_us());
+        let parts = (0..self.stages.len())
+            .flat_map(|at| (at > 0).then(|| edge(at)).into_iter().chain([stage(at)]))
+            .collect();
         // A wake-up delays the micro-batch but keeps no resource busy.
-        let late_us: f64 = self.stages.iter().map(|(device, _)| device.hand_over_us.value).sum();
-        times.fold((late_us, 0.0), |(sum, slowest), us| (sum + us, us.max(slowest)))
+        let late_us = self.stages.iter().map(|(device, _)| device.hand_over_us.value).sum();
+        Pass { late_us, parts }
     }
 
     /// Returns the additional time that the head takes at the ends of prompts, in microseconds.
     fn heads_us(&self, batch: &BatchShape) -> f64 {
         let last = self.stages.len() - 1;
         self.whole_stage(last, &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
+    }
+}
+
+/// Times of a micro-batch on its way through the pipeline.
+#[derive(Default)]
+struct Pass<'a> {
+    /// Total delay by wake-ups, in microseconds.
+    late_us: f64,
+    /// Times of all stages and edges in their order, in microseconds, each with the stage's device.
+    parts: Vec<(Option<&'a str>, f64)>,
+}
+
+impl Pass<'_> {
+    fn sum_us(&self) -> f64 {
+        self.late_us + self.parts.iter().map(|(_, us)| us).sum::<f64>()
+    }
+
+    /// Returns the time that the part at `at` is busy. For a stage, it is the time of all stages of its device.
+    fn busy_us(&self, at: usize) -> f64 {
+        match self.parts.get(at) {
+            Some((Some(device), _)) => {
+                self.parts.iter().filter(|(other, _)| *other == Some(*device)).map(|(_, us)| us).sum()
+            }
+            other => other.map_or(0.0, |(_, us)| *us),
+        }
+    }
+
+    fn slowest_us(&self) -> f64 {
+        (0..self.parts.len()).map(|at| self.busy_us(at)).fold(0.0, f64::max)
+    }
+
+    /// Returns the time in which `count` of these micro-batches and one like `last` pass through the pipeline.
+    /// Each device runs all its stages for each of them. It waits for the first of them to arrive, and the
+    /// devices after it wait for the last one.
+    fn repeated_us(&self, count: f64, last: &Self) -> f64 {
+        let of_part = |at: usize| {
+            let device = self.parts[at].0;
+            let is_same = |part: &(Option<&str>, f64)| device.is_some() && part.0 == device;
+            let from = self.parts.iter().position(is_same).unwrap_or(at);
+            let to = self.parts.iter().rposition(is_same).unwrap_or(at);
+            let others = self.parts[..from].iter().chain(&self.parts[to + 1..]);
+            others.map(|(_, us)| us).sum::<f64>() + count * self.busy_us(at) + last.busy_us(at)
+        };
+        self.late_us + (0..self.parts.len()).map(of_part).fold(0.0, f64::max)
     }
 }
 

@@ -381,3 +381,20 @@ fn noise_does_not_separate_equal_devices() {
     let [a, b] = [0, 1].map(|at: usize| devices[at].bandwidth_bytes_per_s.value);
     assert!(a / b > 1.3, "{a} {b}");
 }
+
+/// Checks that a device with several stages runs all of them for each chunk: eight chunks take 9 times the work
+/// of a device if each device has one stage, and 8.5 times if the devices take turns with two stages each.
+#[test]
+fn devices_that_take_turns_run_all_their_stages_for_each_chunk() {
+    let mut run = Run::new();
+    run.segments = vec![segment(SegmentKind::Block); 4];
+    (run.links.other.latency_us, run.links.other.bandwidth_bytes_per_s) =
+        (Figure::assumed(0.0), Figure::assumed(1e15));
+    let mut rate = |split: &str| {
+        run.plan = Plan { context: 64, chunk: 8, ..crate::made_up::plan(split) };
+        let model = model::Model::new(&run.comparand()).unwrap();
+        model.tokens_per_s(&Burst::Prompts { tokens: 64, sequences: 1 })
+    };
+    let ratio = rate("0=cpu:0,1=cpu:1,2=cpu:0,3=cpu:1") / rate("0-1=cpu:0,2-3=cpu:1");
+    assert!((ratio - 9.0 / 8.5).abs() < 0.01, "{ratio}");
+}
