@@ -54,8 +54,8 @@ pub use backend::{
 pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};
 pub use command::{
-    Access, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry, Module,
-    ModuleSource, Submission, TextEntry, Work,
+    Access, BinaryEntry, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry,
+    Module, ModuleSource, Submission, TextEntry, Work,
 };
 pub use error::{Error, Result, Unavailable};
 pub use exit::exit_in_words;

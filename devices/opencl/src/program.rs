@@ -111,8 +111,8 @@ pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Resu
         ModuleSource::Text { language: KernelLanguage::OpenClC, entries } => {
             entries.iter().map(|entry| (Source::OpenClC(&entry.text), &entry.function)).collect()
         }
-        ModuleSource::SpirV { binary, functions } => {
-            functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
+        ModuleSource::SpirV { entries } => {
+            entries.iter().map(|entry| (Source::SpirV(&entry.binary), &entry.function)).collect()
         }
         ModuleSource::Host(_) | ModuleSource::Text { .. } | ModuleSource::Linked { .. } => {
             return Err(Error::Unsupported { what: format!("module {} on an OpenCL device", module.name) });

@@ -5,7 +5,7 @@
 mod support;
 
 use ragtag_hal::{
-    Device, DeviceFunction, Error, KernelLanguage, Limits, Module, ModuleId, ModuleSource, QueueKind,
+    BinaryEntry, Device, Error, KernelLanguage, Limits, Module, ModuleId, ModuleSource, QueueKind,
 };
 use std::sync::Arc;
 use support::*;
@@ -84,8 +84,8 @@ fn scale_binary() -> Arc<[u8]> {
 }
 
 fn spir_v(binary: Arc<[u8]>) -> Module {
-    let functions: Vec<DeviceFunction> = vec![function("scale")];
-    Module { name: "binary".into(), entries: vec![&SCALE], source: ModuleSource::SpirV { binary, functions } }
+    let entries = vec![BinaryEntry { binary, function: function("scale") }];
+    Module { name: "binary".into(), entries: vec![&SCALE], source: ModuleSource::SpirV { entries } }
 }
 
 #[test]
