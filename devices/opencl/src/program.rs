@@ -6,7 +6,9 @@ use crate::api::{Kernel, Program};
 use crate::context::Context;
 use crate::probe::Found;
 use ragtag_hal::cache::{Compiled, Key, key};
-use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result, is_whole_spir_v};
+use ragtag_hal::{
+    DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result, is_whole_spir_v,
+};
 use rayon::prelude::*;
 use std::ffi::CString;
 use std::sync::Arc;
