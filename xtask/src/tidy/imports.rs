@@ -25,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // A backend knows no operator and no model.
     ("ragtag-cpu", &["ragtag-hal"]),
     ("ragtag-opencl", &["ragtag-hal"]),
+    ("ragtag-level-zero", &["ragtag-hal"]),
     ("ragtag-vulkan", &["ragtag-hal"]),
     ("ragtag-wgpu", &["ragtag-hal"]),
     // The common part of backends with streams.
@@ -38,6 +39,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-cpu",
             "ragtag-cuda",
             "ragtag-hip",
+            "ragtag-level-zero",
             "ragtag-opencl",
             "ragtag-vulkan",
             "ragtag-wgpu",
@@ -103,6 +105,7 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-cpu", &["device-bench"]),
     ("ragtag-stream", &["device-bench"]),
     ("ragtag-opencl", &["device-bench"]),
+    ("ragtag-level-zero", &["device-bench", "test-drivers"]),
     ("ragtag-cuda", &["device-bench"]),
     ("ragtag-vulkan", &["device-bench", "test-drivers"]),
     ("ragtag-wgpu", &["device-bench", "test-drivers"]),
