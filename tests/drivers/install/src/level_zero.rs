@@ -24,12 +24,11 @@ const RUNTIME: &str = "libintelocl.so";
 /// although `RAGTAG_TEST_LEVEL_ZERO` is set.
 #[track_caller]
 pub fn with_level_zero_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
-    if !Child::inside(test) && cfg!(target_os = "linux") {
-        if let Some(why) = missing() {
-            assert!(env::var_os(EXPECTED).is_none(), "{why}");
-            test_support::skip!("Level Zero driver", "{why}");
-            return;
-        }
+    let why = if Child::inside(test) || !cfg!(target_os = "linux") { None } else { missing() };
+    if let Some(why) = why {
+        assert!(env::var_os(EXPECTED).is_none(), "{why}");
+        test_support::skip!("Level Zero driver", "{why}");
+        return;
     }
     let prepare = || {
         let path = library(PACKAGE).into_os_string().into_string().expect("a path in UTF-8");

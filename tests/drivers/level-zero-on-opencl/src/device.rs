@@ -20,6 +20,8 @@ use std::time::Instant;
 
 /// Number of devices.
 const DEVICES: usize = 2;
+/// Number of the device that shares the host's memory, so that tests cover both kinds.
+const INTEGRATED: usize = 1;
 /// Version 1.3 of the API, as Intel's driver of the same age reports.
 const API: u32 = 0x0001_0003;
 /// Frequency of the timestamps, in Hz.
@@ -176,12 +178,13 @@ pub fn kernel_ticks(ticks: u64) -> u64 {
 fn properties(device: &Device, ns: bool, head: Head) -> DeviceProperties {
     let mut uuid = *b"ragtag on CPU  \0";
     uuid[15] = device.number as u8;
+    let is_gpu = env::var_os("RAGTAG_FAKE_GPUS").is_some();
     DeviceProperties {
         head,
-        kind: 1, // GPU
+        kind: if is_gpu { 1 } else { 2 }, // GPU or CPU
         vendor: 0x8086,
         device: 0x56a0,
-        flags: u32::from(env::var_os("RAGTAG_FAKE_INTEGRATED").is_some()),
+        flags: u32::from(!is_gpu && device.number == INTEGRATED),
         subdevice: 0,
         clock_mhz: 2400,
         max_allocation: device.max_allocation(),

@@ -151,8 +151,8 @@ pub unsafe fn list<T, U: Clone>(
             return Ok(());
         }
         *count = (*count).min(all.len() as u32);
-        let room = all.iter().take(*count as usize).enumerate();
-        room.map(|(at, one)| write(to.add(at), one.clone())).collect()
+        let mut room = all.iter().take(*count as usize).enumerate();
+        room.try_for_each(|(at, one)| write(to.add(at), one.clone()))
     }
 }
 

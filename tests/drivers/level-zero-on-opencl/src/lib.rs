@@ -11,7 +11,7 @@
 //! | `RAGTAG_FAKE_OPENCL` | path of `libintelocl.so`; by default the file that `OCL_ICD_VENDORS` names |
 //! | `ZE_AFFINITY_MASK` | visible devices, as in the real driver |
 //! | `RAGTAG_FAKE_PEERS` | if set, devices are peers; if `refused`, opening the memory of a peer fails |
-//! | `RAGTAG_FAKE_INTEGRATED` | if set, devices report that they share the host's memory |
+//! | `RAGTAG_FAKE_GPUS` | if set, devices report discrete GPUs; by default CPUs, the second with the host's memory |
 //! | `RAGTAG_FAKE_MEMORY_BYTES` | size of each device's memory |
 //! | `RAGTAG_FAKE_ALLOCATION_BYTES` | maximum size of an allocation without relaxed limits |
 //! | `RAGTAG_FAKE_LIMIT_BYTES` | size above which allocations fail, although more memory is reported |

@@ -89,7 +89,7 @@ impl List {
     fn check_fill(&self, to: usize, pattern: usize, bytes: usize) -> Result<()> {
         check_range(to, bytes, self.device.number)?;
         let limit = if self.ordinal == COPY { COPY_PATTERN_BYTES } else { 128 };
-        if pattern.is_power_of_two() && pattern <= limit && bytes % pattern == 0 {
+        if pattern.is_power_of_two() && pattern <= limit && bytes.is_multiple_of(pattern) {
             return Ok(());
         }
         Err(misuse(INVALID_SIZE, "the size of a fill pattern is invalid"))

@@ -182,9 +182,9 @@ impl Kernel {
     pub fn captured(&self) -> Result<(Vec<Argument>, [u32; 3])> {
         let state = lock(&self.state);
         let arguments = state.arguments.iter().cloned().collect::<Option<Vec<_>>>();
-        let arguments = arguments.ok_or_else(|| misuse(INVALID_ARGUMENT, "a launch lacks an argument"));
-        let group = state.group.ok_or_else(|| misuse(INVALID_ARGUMENT, "a launch has no group size"));
-        Ok((arguments?, group?))
+        let arguments = arguments.ok_or_else(|| misuse(INVALID_ARGUMENT, "a launch lacks an argument"))?;
+        let group = state.group.ok_or_else(|| misuse(INVALID_ARGUMENT, "a launch has no group size"))?;
+        Ok((arguments, group))
     }
 
     fn set_group(&self, group: [u32; 3]) -> Result<()> {
@@ -230,7 +230,7 @@ impl Kernel {
     fn suggested(&self, items: [u32; 3]) -> [u32; 3] {
         let mut left = self.code.max_group.min(256);
         items.map(|items| {
-            let side = (1..=left).rev().find(|side| items % side == 0).unwrap_or(1);
+            let side = (1..=left).rev().find(|side| items.is_multiple_of(*side)).unwrap_or(1);
             left /= side;
             side
         })

@@ -44,7 +44,7 @@ struct Module {
 pub fn kernels(code: &[u8]) -> Option<Vec<Signature>> {
     let words: Vec<u32> =
         code.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
-    if code.len() % 4 != 0 || words.len() < 5 || words[0] != MAGIC {
+    if !code.len().is_multiple_of(4) || words.len() < 5 || words[0] != MAGIC {
         return None;
     }
     let (mut module, mut rest) = (Module::default(), &words[5..]);

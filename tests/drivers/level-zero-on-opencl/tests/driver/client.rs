@@ -203,9 +203,8 @@ impl Client {
         // SAFETY: the loader has loaded the library, and the test states the function's type.
         unsafe {
             let library = Library::new(path).unwrap();
-            let function: F = *Symbol::<'_, F>::into_raw(library.get(name).unwrap());
-            std::mem::forget(library);
-            function
+            let function: Symbol<'_, F> = library.get(name).unwrap();
+            *function
         }
     }
 
