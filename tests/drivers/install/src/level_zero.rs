@@ -1,6 +1,7 @@
 //! Runs tests in separate processes in which Level Zero's loader finds the test driver on Intel's OpenCL
 //! runtime, and checks every call.
 
+use crate::faults::Faults;
 use crate::{in_own_process, library};
 use std::env;
 use std::path::Path;
@@ -39,6 +40,14 @@ pub fn with_level_zero_on_opencl(test: &str, variables: &[(&str, &str)], body: i
         ]
     };
     in_own_process(test, variables, prepare, body);
+}
+
+/// Returns the handle through which a test controls the driver of its process.
+///
+/// # Panics
+/// Panics if the driver was not built.
+pub fn level_zero_faults() -> Faults {
+    Faults::load(PACKAGE)
 }
 
 /// Returns the reason why the driver cannot run, if any.

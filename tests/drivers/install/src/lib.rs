@@ -12,11 +12,13 @@
 
 #![allow(clippy::print_stdout)] // skips are visible
 
+mod faults;
 mod level_zero;
 mod vulkan;
 
-pub use level_zero::with_level_zero_on_opencl;
-pub use vulkan::{LostAt, VulkanFaults, with_vulkan_faults};
+pub use faults::{Faults, LostAt};
+pub use level_zero::{level_zero_faults, with_level_zero_on_opencl};
+pub use vulkan::with_vulkan_faults;
 
 use std::env;
 use std::ffi::OsString;

@@ -114,6 +114,13 @@ pub unsafe extern "C" fn faults_calls(name: *const c_char) -> u64 {
     unsafe { CStr::from_ptr(name) }.to_str().map_or(0, counted)
 }
 
+/// Returns the number of the first device. Unlike in Vulkan, a loss concerns the device and all its users.
+// SAFETY: as for `faults_misuses`.
+#[unsafe(no_mangle)]
+pub extern "C" fn faults_opened() -> u32 {
+    0
+}
+
 /// Makes a device fail at a call of kind `call`, after `passes` calls of this kind have succeeded. `call` is 0
 /// for submissions and 1 for waits of the host.
 // SAFETY: as for `faults_misuses`.
