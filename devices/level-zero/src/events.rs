@@ -23,7 +23,7 @@ pub(crate) struct Events {
 #[derive(Default)]
 struct Stock {
     /// Events that no command uses. They are reset.
-    free: Vec<api::Event>,
+    free: Vec<Arc<api::Event>>,
     /// The newest pool, and its first place without an event.
     pool: Option<(Arc<api::EventPool>, u32)>,
 }
@@ -38,11 +38,11 @@ impl Events {
     /// # Errors
     /// Returns the driver's error.
     pub(crate) fn signal(self: &Arc<Self>) -> Result<Arc<Signal>> {
-        let event = self.take()?;
-        Ok(Arc::new(Signal { event: Some(event), pending: AtomicBool::new(false), events: Arc::clone(self) }))
+        let (event, pending) = (self.take()?, AtomicBool::new(false));
+        Ok(Arc::new(Signal { event, pending, events: Arc::clone(self) }))
     }
 
-    fn take(&self) -> Result<api::Event> {
+    fn take(&self) -> Result<Arc<api::Event>> {
         let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(event) = stock.free.pop() {
             return Ok(event);
@@ -53,12 +53,12 @@ impl Events {
         };
         let event = api::Event::new(&pool, index);
         stock.pool = Some((pool, index + 1));
-        event
+        event.map(Arc::new)
     }
 
-    fn give_back(&self, event: api::Event) {
+    fn give_back(&self, event: &Arc<api::Event>) {
         match event.reset() {
-            Ok(()) => self.stock.lock().unwrap_or_else(PoisonError::into_inner).free.push(event),
+            Ok(()) => self.stock.lock().unwrap_or_else(PoisonError::into_inner).free.push(Arc::clone(event)),
             Err(error) => tracing::debug!(%error, "cannot reset an event"),
         }
     }
@@ -66,22 +66,13 @@ impl Events {
 
 /// An event that is reused when the last reference to it is dropped.
 pub(crate) struct Signal {
-    /// The event. It is `None` only while the value is dropped.
-    event: Option<api::Event>,
+    pub(crate) event: Arc<api::Event>,
     /// Whether a command will signal the event, or has done so unnoticed.
     pending: AtomicBool,
     events: Arc<Events>,
 }
 
 impl Signal {
-    /// Returns the event.
-    ///
-    /// # Errors
-    /// Never, because the event exists as long as the value.
-    pub(crate) fn event(&self) -> Result<&api::Event> {
-        self.event.as_ref().ok_or_else(|| ragtag_hal::Error::invalid("an event after its end"))
-    }
-
     /// Returns true until the host has observed the event.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
@@ -93,7 +84,7 @@ impl Signal {
 
     /// Signals the event from the host, so that commands of other devices no longer wait for it.
     pub(crate) fn release(&self) {
-        if let Err(error) = self.event().and_then(api::Event::signal) {
+        if let Err(error) = self.event.signal() {
             tracing::debug!(%error, "cannot release an event");
         }
     }
@@ -101,10 +92,9 @@ impl Signal {
 
 impl Drop for Signal {
     fn drop(&mut self) {
-        match self.event.take() {
-            Some(event) if self.is_pending() => forget(event),
-            Some(event) => self.events.give_back(event),
-            None => {}
+        match self.is_pending() {
+            true => forget(Arc::clone(&self.event)),
+            false => self.events.give_back(&self.event),
         }
     }
 }
@@ -140,11 +130,8 @@ impl Event {
     }
 
     /// Returns the events that the submission waits for.
-    ///
-    /// # Errors
-    /// Never, because the events exist as long as the value.
-    pub(crate) fn awaited(&self) -> Result<Vec<&api::Event>> {
-        self.after.iter().map(|signal| signal.event()).collect()
+    pub(crate) fn awaited(&self) -> Vec<&api::Event> {
+        self.after.iter().map(|signal| signal.event.as_ref()).collect()
     }
 
     /// Keeps the event at the start of the submission until its end.
@@ -165,7 +152,7 @@ impl Event {
     /// Returns the driver's error.
     pub(crate) fn observe(&self) -> Result<()> {
         if let Some(recorded) = &self.recorded {
-            recorded.event()?.reset()?;
+            recorded.event.reset()?;
         }
         self.signal.set_pending(false);
         Ok(())

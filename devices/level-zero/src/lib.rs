@@ -35,6 +35,8 @@ mod queue;
 mod recording;
 mod semaphore;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 pub use backend::{LevelZeroBackend, LevelZeroConfig};
 pub use ragtag_hal::cache::CacheCounters;

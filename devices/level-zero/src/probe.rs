@@ -1,7 +1,7 @@
 //! Detection of Level Zero devices: their adapters, and the properties that are needed to open them.
 
 use crate::api::types::{DeviceProperties, QueueGroupProperties, value};
-use crate::api::{Device, Driver, api};
+use crate::api::{Device, Driver, api, until_zero};
 use crate::clock::Timer;
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
@@ -109,7 +109,7 @@ fn describe(
     hidden: Option<&str>,
 ) -> std::result::Result<Found, String> {
     let properties = device.properties().map_err(|error| format!("device {index}: {error}"))?;
-    let name = text(&properties.name);
+    let name = until_zero(&properties.name);
     let kind = match properties.class {
         value::GPU if properties.flags & value::INTEGRATED != 0 => AdapterKind::Integrated,
         value::GPU => AdapterKind::Discrete,
@@ -158,12 +158,6 @@ fn describe(
 /// Returns a UUID, unless it is zero.
 fn known(uuid: [u8; 16]) -> Option<[u8; 16]> {
     (uuid != [0; 16]).then_some(uuid)
-}
-
-/// Returns the text before the first zero byte.
-fn text(bytes: &[u8]) -> String {
-    let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(text).trim().to_string()
 }
 
 /// Returns the engines for compute, uploads and downloads. Copies use a group that only copies, if there is

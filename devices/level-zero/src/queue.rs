@@ -57,7 +57,7 @@ impl Queue {
 
     /// Waits for an event, and checks the device now and then.
     fn ended(&self, event: &Event) -> Result<()> {
-        while !event.signal.event()?.wait(SLICE_NS)? {
+        while !event.signal.event.wait(SLICE_NS)? {
             self.device.status()?;
         }
         event.observe()
@@ -73,8 +73,8 @@ impl State {
     /// Appends steps, of which the first waits for the events that `end` keeps.
     fn steps(&self, script: &Script, first: Option<&Signal>, end: &Event) -> Result<()> {
         let steps = script.steps();
-        let after = end.awaited()?;
-        let last = Some(end.signal.event()?);
+        let after = end.awaited();
+        let last = Some(end.signal.event.as_ref());
         let Some(most) = steps.len().checked_sub(1) else {
             return self.list.barrier(Between { after: &after, signal: last }).inspect_err(|_| end.cancel());
         };
@@ -85,7 +85,7 @@ impl State {
                 append(&self.list, step, Between { signal, ..Between::NOTHING })?;
                 continue;
             }
-            let started = first.map(Signal::event).transpose()?;
+            let started = first.map(|first| first.event.as_ref());
             let between = Between { after: &after, signal: signal.or(started) };
             append(&self.list, step, between).map_err(|error| {
                 end.cancel();
@@ -98,13 +98,13 @@ impl State {
     fn play(&self, recording: &Recording, end: &Event) -> Result<()> {
         let missing = || Error::invalid("a program on a queue for copies");
         let programs = self.programs.as_ref().ok_or_else(missing)?;
-        let gate = Some(recording.gate.event()?);
-        let opened = self.list.barrier(Between { after: &end.awaited()?, signal: gate });
+        let gate = Some(recording.gate.event.as_ref());
+        let opened = self.list.barrier(Between { after: &end.awaited(), signal: gate });
         opened.inspect_err(|_| end.cancel())?;
         // SAFETY: the guarantees for each single step apply to the list. `Checked` submits a program only after
         // its previous run has ended.
         unsafe { programs.execute(&recording.list) }?;
-        let (after, signal) = ([recording.end.event()?], Some(end.signal.event()?));
+        let (after, signal) = ([recording.end.event.as_ref()], Some(end.signal.event.as_ref()));
         self.list.barrier(Between { after: &after, signal })
     }
 
@@ -112,7 +112,7 @@ impl State {
     fn barrier(&self, events: &Arc<Events>) -> Result<Event> {
         let before = self.outstanding.last().map(Arc::clone);
         let end = Event::end(events.signal()?, before.into_iter().collect());
-        let between = Between { after: &end.awaited()?, signal: Some(end.signal.event()?) };
+        let between = Between { after: &end.awaited(), signal: Some(end.signal.event.as_ref()) };
         self.list.barrier(between).inspect_err(|_| end.cancel())?;
         Ok(end)
     }
@@ -163,7 +163,7 @@ impl DriverQueue for Queue {
     }
 
     fn passed(&self, event: &Event) -> Option<bool> {
-        Some(event.signal.event().is_ok_and(crate::api::Event::has_passed))
+        Some(event.signal.event.has_passed())
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
@@ -171,9 +171,9 @@ impl DriverQueue for Queue {
     }
 
     fn times_ns(&self, ends: &Ends<Event>) -> Option<(u64, u64)> {
-        let last = ends.last.signal.event().ok()?.times().ok()?;
+        let last = ends.last.signal.event.times().ok()?;
         let start = match &ends.first {
-            Some(first) => first.signal.event().ok()?.times().ok()?.start,
+            Some(first) => first.signal.event.times().ok()?.start,
             None => last.start,
         };
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).host(start, last.end)

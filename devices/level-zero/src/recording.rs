@@ -37,15 +37,15 @@ impl Recording {
     ) -> Result<Self> {
         let list = CommandList::recorded(context, device, ordinal)?;
         let (gate, start, end) = (events.signal()?, events.signal()?, events.signal()?);
-        list.wait(gate.event()?)?;
-        list.reset(gate.event()?)?;
-        list.reset(start.event()?)?;
-        list.barrier(Between { signal: Some(start.event()?), ..Between::NOTHING })?;
+        list.wait(&gate.event)?;
+        list.reset(&gate.event)?;
+        list.reset(&start.event)?;
+        list.barrier(Between { signal: Some(&start.event), ..Between::NOTHING })?;
         for step in steps {
             append(&list, step, Between::NOTHING)?;
             list.barrier(Between::NOTHING)?;
         }
-        list.barrier(Between { signal: Some(end.event()?), ..Between::NOTHING })?;
+        list.barrier(Between { signal: Some(&end.event), ..Between::NOTHING })?;
         list.close()?;
         Ok(Self { list, gate, start, end })
     }

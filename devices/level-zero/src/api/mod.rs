@@ -25,6 +25,11 @@ use types::Handle;
 const LIBRARIES: &[&str] =
     if cfg!(windows) { &["ze_loader.dll"] } else { &["libze_loader.so.1", "libze_loader.so"] };
 
+/// Intel's driver.
+const INTEL_DRIVER: &str = if cfg!(windows) { "ze_intel_gpu64.dll" } else { "libze_intel_gpu.so.1" };
+/// Environment variable that replaces the loader's list of drivers.
+const OTHER_DRIVERS: &str = "ZE_ENABLE_ALT_DRIVERS";
+
 /// The initialised loader.
 pub(crate) struct Api {
     pub(crate) functions: Functions,
@@ -125,9 +130,7 @@ impl Api {
         let code = unsafe { (functions.zeInit)(0) };
         match code {
             SUCCESS => Ok(Self { functions, library: name }),
-            UNINITIALIZED => Err(unavailable(
-                "the loader finds no driver with a device: zeInit failed with UNINITIALIZED".into(),
-            )),
+            UNINITIALIZED => Err(unavailable(format!("{}: zeInit failed with UNINITIALIZED", no_device()))),
             code => Err(unavailable(failure("zeInit", code).to_string())),
         }
     }
@@ -151,8 +154,24 @@ impl Api {
     }
 }
 
+/// Returns the reason why the loader finds no driver with a device.
+fn no_device() -> String {
+    if let Some(drivers) = std::env::var_os(OTHER_DRIVERS) {
+        return format!("no driver in {OTHER_DRIVERS}={} has a device", drivers.display());
+    }
+    // SAFETY: the loader has just tried to load the same library.
+    match unsafe { libloading::Library::new(INTEL_DRIVER) } {
+        Ok(driver) => {
+            // The driver stays loaded, because its threads may outlive its last use.
+            std::mem::forget(driver);
+            format!("Intel's driver {INTEL_DRIVER} is installed and finds no device")
+        }
+        Err(_) => format!("the loader finds no driver; Intel's is {INTEL_DRIVER}"),
+    }
+}
+
 /// Returns the text before the first zero byte.
-fn until_zero(bytes: &[u8]) -> String {
+pub(crate) fn until_zero(bytes: &[u8]) -> String {
     let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).trim().to_string()
 }
