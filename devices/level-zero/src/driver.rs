@@ -77,12 +77,12 @@ impl LevelZero {
         let small = bytes < self.shared_below_bytes || self.found.host_memory;
         match self.found.shares && small {
             true => Kind::Shared,
-            false => Kind::Device { relaxed: self.found.relaxed },
+            false => Kind::Device,
         }
     }
 
     fn buffer(&self, bytes: u64, kind: Kind) -> Result<Buffer> {
-        Buffer::new(self.context.api(), self.found.device, bytes, kind)
+        Buffer::new(self.context.api(), self.found.device, bytes, kind, self.found.relaxed)
             .map_err(|error| allocation_failure(error, bytes))
     }
 }
@@ -113,7 +113,7 @@ impl Driver for LevelZero {
     /// Allocates device memory, because other devices cannot access memory that this device shares with the
     /// host.
     fn allocate_shared(&self, bytes: u64) -> Result<Buffer> {
-        self.buffer(bytes, Kind::Device { relaxed: self.found.relaxed })
+        self.buffer(bytes, Kind::Device)
     }
 
     fn export(&self, buffer: &Arc<Buffer>) -> Result<SharedMemory> {

@@ -29,28 +29,33 @@ enum Memory {
 /// Kind of memory for a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Memory of the device. The size may exceed the device's limit for a single allocation if the driver has
-    /// relaxed limits.
-    Device {
-        /// Whether to ask for relaxed limits.
-        relaxed: bool,
-    },
+    /// Memory of the device.
+    Device,
     /// Memory that host and device share.
     Shared,
 }
 
 impl Buffer {
-    /// Allocates a buffer.
+    /// Allocates a buffer. If `relaxed` is true, the size may exceed the device's limit for a single
+    /// allocation.
     ///
     /// # Errors
     /// Returns the driver's error.
-    pub(crate) fn new(context: &Arc<Context>, device: Device, bytes: u64, kind: Kind) -> Result<Self> {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        device: Device,
+        bytes: u64,
+        kind: Kind,
+        relaxed: bool,
+    ) -> Result<Self> {
         let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
         Ok(Self(Arc::new(match kind {
-            Kind::Device { relaxed } => {
+            Kind::Device => {
                 Memory::Device { memory: UsmMemory::device(context, device, size, relaxed)?, bytes }
             }
-            Kind::Shared => Memory::Shared { memory: UsmMemory::shared(context, device, size)?, bytes },
+            Kind::Shared => {
+                Memory::Shared { memory: UsmMemory::shared(context, device, size, relaxed)?, bytes }
+            }
         })))
     }
 

@@ -17,6 +17,8 @@ const BINDING_ALIGNMENT_BYTES: u64 = 64;
 const SUB_GROUP_SIZE: u32 = 16;
 /// Extension with which an allocation may exceed the device's limit.
 const RELAXED_LIMITS: &str = "ZE_experimental_relaxed_allocation_limits";
+/// Extension that reports dot product instructions. Intel's older drivers report them only through it.
+const DOT_PRODUCTS: &str = "ZE_intel_experimental_device_module_dp_properties";
 /// Option that makes kernels use 64-bit addresses, so that buffers may exceed 4 GiB.
 const LARGE_BUFFERS: &CStr = c"-ze-opt-greater-than-4GB-buffer-required";
 /// Environment variable with which users hide devices from the driver.
@@ -121,10 +123,12 @@ fn describe(
         .ok_or_else(|| format!("{name}: it has no queue for kernels"))?;
     let version = driver.properties().map_err(said)?.version;
     let (major, minor) = driver.api_version().map_err(said)?;
-    let relaxed = driver.extensions().iter().any(|extension| extension == RELAXED_LIMITS);
+    let extensions = driver.extensions();
+    let has = |name: &str| extensions.iter().any(|extension| extension == name);
+    let (relaxed, asks_dot) = (has(RELAXED_LIMITS), has(DOT_PRODUCTS));
     let host_memory = properties.flags & value::INTEGRATED != 0;
     let heap = heap(device, host_memory).ok_or_else(|| format!("{name}: unknown memory size"))?;
-    let caps = caps(device, &properties, &heap, relaxed).map_err(said)?;
+    let caps = caps(device, &properties, &heap, relaxed, asks_dot).map_err(said)?;
     let access = device.memory_access().map_err(said)?;
     let adapter = Adapter {
         backend: backend.into(),
@@ -197,13 +201,19 @@ pub(crate) fn heap(device: Device, host_memory: bool) -> Option<Memory> {
     })
 }
 
-fn caps(device: Device, properties: &DeviceProperties, heap: &Memory, relaxed: bool) -> Result<Caps> {
-    let (compute, modules) = (device.compute_properties()?, device.module_properties()?);
+fn caps(
+    device: Device,
+    properties: &DeviceProperties,
+    heap: &Memory,
+    relaxed: bool,
+    asks_dot: bool,
+) -> Result<Caps> {
+    let (compute, (modules, dot)) = (device.compute_properties()?, device.module_properties(asks_dot)?);
     let sizes = &compute.sub_group_size[..(compute.sub_group_sizes as usize).min(8)];
     let features: Features = [
         (modules.flags & value::FP16 != 0, Feature::Fp16),
         (sizes.contains(&SUB_GROUP_SIZE), Feature::SubGroups),
-        (modules.flags & value::DP4A != 0, Feature::IntegerDot),
+        (modules.flags & value::DP4A != 0 || dot & value::INTEL_DP4A != 0, Feature::IntegerDot),
     ]
     .into_iter()
     .filter_map(|(has, feature)| has.then_some(feature))

@@ -92,12 +92,6 @@ fn intels_driver_returns_the_expected_codes() {
         let context = found.driver.context().unwrap();
         let module =
             |code: &[u8]| Module::new(&context, found.device, value::SPIR_V, code, found.build_flags);
-        let mut broken = scale_binary(1).to_vec();
-        broken.truncate(24);
-        let refused = module(&broken).err();
-        println!("broken code: {refused:?}");
-        assert!(matches!(refused, Some(Error::Compile { .. })), "{refused:?}");
-
         let module = Arc::new(module(&scale_binary(1)).unwrap());
         assert!(module.native().is_some_and(|native| native.len() > 100));
         let mut kernel = Kernel::new(&module, SCALE.name).unwrap();

@@ -156,8 +156,18 @@ impl Device {
     properties! {
         properties, zeDeviceGetProperties -> DeviceProperties;
         compute_properties, zeDeviceGetComputeProperties -> ComputeProperties;
-        module_properties, zeDeviceGetModuleProperties -> ModuleProperties;
         memory_access, zeDeviceGetMemoryAccessProperties -> MemoryAccessProperties;
+    }
+
+    /// Returns the properties of modules. If `asks_dot` is true, which the driver must support, also returns the
+    /// flags of Intel's dot product instructions.
+    pub(crate) fn module_properties(self, asks_dot: bool) -> Result<(ModuleProperties, u32)> {
+        let mut dot = DotProperties::default();
+        let next = if asks_dot { (&raw mut dot).cast_const().cast() } else { ptr::null() };
+        let mut properties = ModuleProperties { next, ..ModuleProperties::default() };
+        // SAFETY: the call fills both structures.
+        unsafe { call!(self.api, zeDeviceGetModuleProperties(self.handle, &raw mut properties)) }?;
+        Ok((properties, dot.flags))
     }
 
     pub(crate) fn queue_groups(self) -> Result<Vec<QueueGroupProperties>> {

@@ -36,6 +36,11 @@ pub(super) fn logged(destroyed: Result<()>) {
     }
 }
 
+/// Returns a pointer to `limits` if `relaxed` is true.
+fn chained(limits: &RelaxedLimits, relaxed: bool) -> *const c_void {
+    if relaxed { ptr::from_ref(limits).cast() } else { ptr::null() }
+}
+
 /// Unified shared memory.
 pub(crate) struct UsmMemory {
     pointer: usize,
@@ -52,8 +57,7 @@ impl UsmMemory {
         relaxed: bool,
     ) -> Result<Self> {
         let limits = RelaxedLimits { flags: value::MAX_SIZE, ..RelaxedLimits::default() };
-        let next = if relaxed { (&raw const limits).cast() } else { ptr::null() };
-        let desc = DeviceMemoryDesc { next, ..DeviceMemoryDesc::default() };
+        let desc = DeviceMemoryDesc { next: chained(&limits, relaxed), ..DeviceMemoryDesc::default() };
         let mut pointer = ptr::null_mut();
         // SAFETY: the call reads the descriptions and writes one pointer.
         unsafe {
@@ -72,9 +76,16 @@ impl UsmMemory {
         Ok(Self { pointer: pointer as usize, context: Arc::clone(context) })
     }
 
-    /// Allocates memory that host and device share.
-    pub(crate) fn shared(context: &Arc<Context>, device: Device, bytes: usize) -> Result<Self> {
-        let (own, host) = (DeviceMemoryDesc::default(), HostMemoryDesc::default());
+    /// Allocates memory that host and device share. The meaning of `relaxed` is that of [`UsmMemory::device`].
+    pub(crate) fn shared(
+        context: &Arc<Context>,
+        device: Device,
+        bytes: usize,
+        relaxed: bool,
+    ) -> Result<Self> {
+        let limits = RelaxedLimits { flags: value::MAX_SIZE, ..RelaxedLimits::default() };
+        let own = DeviceMemoryDesc { next: chained(&limits, relaxed), ..DeviceMemoryDesc::default() };
+        let host = HostMemoryDesc::default();
         let mut pointer = ptr::null_mut();
         // SAFETY: the call reads the descriptions and writes one pointer.
         unsafe {

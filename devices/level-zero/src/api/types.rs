@@ -92,6 +92,8 @@ structures! {
         printf_buffer_bytes: u32,
         native_kernel: [u8; 16],
     }
+    /// `ze_intel_device_module_dp_exp_properties_t`
+    DotProperties = 0x0003_0013 { flags: u32, }
     /// `ze_command_queue_group_properties_t`
     QueueGroupProperties = 0x6 { flags: u32, max_fill_pattern_bytes: usize, queues: u32, }
     /// `ze_device_memory_properties_t`
@@ -199,6 +201,8 @@ pub(crate) mod value {
     pub(crate) const FP16: u32 = 1;
     /// `ZE_DEVICE_MODULE_FLAG_DP4A`
     pub(crate) const DP4A: u32 = 8;
+    /// `ZE_INTEL_DEVICE_MODULE_EXP_FLAG_DP4A`
+    pub(crate) const INTEL_DP4A: u32 = 1;
     /// `ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE`
     pub(crate) const COMPUTE: u32 = 1;
     /// `ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY`

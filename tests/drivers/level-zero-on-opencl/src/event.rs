@@ -110,9 +110,9 @@ impl Event {
     /// Blocks until the event was signalled, for at most `timeout_ns`.
     pub fn wait(&self, timeout_ns: u64) -> Result<()> {
         if let Some(device) = lock(&self.device).clone() {
-            device
-                .passes(Call::Wait)
-                .or_else(|error| if self.is_signalled() { Ok(()) } else { Err(error) })?;
+            // The wait that loses the device reports the loss, even if the event was signalled before.
+            let before = device.is_lost() && self.is_signalled();
+            device.passes(Call::Wait).or_else(|error| if before { Ok(()) } else { Err(error) })?;
         }
         wait_until(timeout_ns, || self.status() != Err(NOT_READY));
         self.status()
