@@ -12,6 +12,7 @@
 //! | `ZE_AFFINITY_MASK` | visible devices, as in the real driver |
 //! | `RAGTAG_FAKE_PEERS` | if set, devices are peers; if `refused`, opening the memory of a peer fails |
 //! | `RAGTAG_FAKE_GPUS` | if set, devices report discrete GPUs; by default CPUs, the second with the host's memory |
+//! | `RAGTAG_FAKE_MATRIX_UNITS` | if set, devices report Intel's matrix units, which are always emulated |
 //! | `RAGTAG_FAKE_MEMORY_BYTES` | size of each device's memory |
 //! | `RAGTAG_FAKE_ALLOCATION_BYTES` | maximum size of an allocation without relaxed limits |
 //! | `RAGTAG_FAKE_LIMIT_BYTES` | size above which allocations fail, although more memory is reported |

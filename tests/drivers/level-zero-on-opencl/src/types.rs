@@ -149,6 +149,8 @@ structures! {
     PciProperties [0x10008] { address: [u32; 4], generation: i32, width: i32, bandwidth: i64, }
     FreeDesc [0x1000a] { policy: u32, }
     RelaxedLimits [0x20001] { flags: u32, }
+    /// `ze_intel_device_module_dp_exp_properties_t`.
+    DotProducts [0x30013] { flags: u32, }
     /// `zes_mem_properties_t`.
     SysmanMemory [0xb] {
         kind: u32,
