@@ -14,7 +14,7 @@ use cl3::kernel::{
 use cl3::program::{CL_PROGRAM_BINARIES, CL_PROGRAM_BINARY_SIZES, CL_PROGRAM_BUILD_LOG};
 use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_kernel, cl_platform_id, cl_program};
 use std::env;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::OnceLock;
@@ -74,8 +74,16 @@ macro_rules! create {
     }};
 }
 
+/// Part of the names of functions that stand for Intel's matrix units.
+const MATRIX_UNITS: &[u8] = b"_matrix_mad_k16";
+/// OpenCL C source of these functions.
+const EMULATION: &str = include_str!("matrix_units.cl");
 /// Code for a function that the runtime lacks.
 const MISSING: i32 = -1000;
+
+fn said(code: i32) -> String {
+    format!("OpenCL reported the error {code}")
+}
 
 /// Converts OpenCL's code to Level Zero's.
 pub fn converted(code: i32) -> u32 {
@@ -249,7 +257,6 @@ impl Program {
         options: &str,
         constants: &[(u32, Vec<u8>)],
     ) -> std::result::Result<Self, String> {
-        let said = |code: i32| format!("OpenCL reported the error {code}");
         // SAFETY: the call reads the code. Each constant has the size that the module declares.
         let program = unsafe {
             let program = create!(cl, clCreateProgramWithIL(cl.context, code.as_ptr().cast(), code.len()));
@@ -261,7 +268,40 @@ impl Program {
             }
             program
         };
+        if code.windows(MATRIX_UNITS.len()).any(|part| part == MATRIX_UNITS) {
+            return program.linked(cl, options);
+        }
         program.built(cl, options)
+    }
+
+    /// Compiles the program and links it with the emulation of the matrix units.
+    fn linked(self, cl: &Cl, options: &str) -> std::result::Result<Self, String> {
+        let (start, bytes) = (EMULATION.as_ptr().cast::<c_char>(), EMULATION.len());
+        // SAFETY: there is one source with its length.
+        let emulation = unsafe {
+            create!(cl, clCreateProgramWithSource(cl.context, 1, &raw const start, &raw const bytes))
+        };
+        let emulation = Self(emulation.map_err(said)?).compiled(cl, "-cl-std=CL3.0")?;
+        let own = self.compiled(cl, options)?;
+        let programs = [own.0, emulation.0];
+        // SAFETY: both programs are compiled for the device.
+        let linked = unsafe {
+            let (device, options, none) = (&raw const cl.device, c"".as_ptr(), ptr::null_mut());
+            let (count, programs) = (programs.len() as u32, programs.as_ptr());
+            create!(cl, clLinkProgram(cl.context, 1, device, options, count, programs, None, none))
+        };
+        linked.map(Self).map_err(said)
+    }
+
+    fn compiled(self, cl: &Cl, options: &str) -> std::result::Result<Self, String> {
+        let options = CString::new(options).map_err(|error| error.to_string())?;
+        // SAFETY: the device belongs to the program's context. There are no headers.
+        let compiled = unsafe {
+            let (device, options, none) = (&raw const cl.device, options.as_ptr(), ptr::null_mut());
+            let (headers, names) = (ptr::null(), ptr::null_mut());
+            status!(cl, clCompileProgram(self.0, 1, device, options, 0, headers, names, None, none))
+        };
+        compiled.map_err(|_| self.log(cl)).map(|()| self)
     }
 
     /// Loads a binary that [`Program::binary`] returned.
@@ -276,7 +316,7 @@ impl Program {
             let (device, start, bytes) = (&raw const cl.device, &raw const start, &raw const bytes);
             create!(cl, clCreateProgramWithBinary(cl.context, 1, device, bytes, start, none))
         };
-        Self(program.map_err(|code| format!("OpenCL reported the error {code}"))?).built(cl, "")
+        Self(program.map_err(said)?).built(cl, "")
     }
 
     fn built(self, cl: &Cl, options: &str) -> std::result::Result<Self, String> {

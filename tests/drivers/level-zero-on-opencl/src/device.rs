@@ -5,7 +5,9 @@ use crate::calls::{entries, lock};
 use crate::cl::cl;
 use crate::engine::Engine;
 use crate::faults::{Call, Record, setting};
-use crate::handles::{describe, described, extension, find, find_all, give, list, put, share, take, text_at};
+use crate::handles::{
+    describe, described, extension_at, find, find_all, give, list, put, share, take, text_at,
+};
 use crate::memory::{held_bytes, zexDriverImportExternalPointer, zexDriverReleaseImportedPointer};
 use crate::queue::changed;
 use crate::types::code::{DEVICE_LOST, INVALID_ARGUMENT, UNINITIALIZED};
@@ -209,6 +211,7 @@ fn extensions() -> Vec<Extension> {
         "ZE_experimental_relaxed_allocation_limits",
         "ZE_extension_memory_free_policies",
         "ZE_extension_pci_properties",
+        "ZE_intel_experimental_device_module_dp_properties",
     ];
     names.map(|name| Extension { name: text(name), version: 0x1_0000 }).into()
 }
@@ -287,6 +290,11 @@ entries! {
         find::<Device>(device)?;
         let cl = cl()?;
         let (half, dot) = (cl.has("cl_khr_fp16"), cl.has("cl_khr_integer_dot_product"));
+        let units = env::var_os("RAGTAG_FAKE_MATRIX_UNITS").is_some();
+        if let Some(extended) = extension_at::<DotProducts>(described(to)?.head.next) {
+            let head = described(extended)?.head;
+            describe(extended, DotProducts { head, flags: u32::from(dot) | u32::from(units) << 1 })?;
+        }
         describe(to, ModuleFeatures {
             head: described(to)?.head,
             spirv: 0x0001_0002,
@@ -395,7 +403,8 @@ entries! {
 /// `next` must be null or point to a valid chain of structures.
 pub unsafe fn is_relaxed(next: *const Head) -> bool {
     // SAFETY: the caller guarantees the chain.
-    unsafe { extension::<RelaxedLimits>(next) }.is_some_and(|limits| limits.flags & 1 != 0)
+    let limits = unsafe { extension_at::<RelaxedLimits>(next).and_then(|limits| limits.as_ref()) };
+    limits.is_some_and(|limits| limits.flags & 1 != 0)
 }
 
 /// Returns the handle of the device with this number, which is not its index if the affinity mask hides

@@ -1,6 +1,9 @@
-//! Engines execute submitted commands in order, each on its own thread. All queues with the same ordinal and
-//! index share an engine, as on a real device. An engine that waits for an event therefore blocks later work
-//! of all these queues.
+//! Engines execute submitted commands, each on its own thread. All queues with the same ordinal and index share
+//! an engine, as on a real device. An engine that waits for an event therefore blocks later work of all these
+//! queues.
+//!
+//! Level Zero orders the commands of a list only by events and barriers. Between two barriers, an engine
+//! therefore runs the last command first, unless its events forbid it, so that a missing barrier shows.
 
 use crate::calls::lock;
 use crate::cl::{Argument, Cl, Queue as ClQueue, cl};
@@ -16,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// What a command does.
+/// Effect of a command.
 pub enum Action {
     /// Only waits and signals.
     Nothing,
@@ -49,6 +52,15 @@ pub struct Command {
 }
 
 impl Command {
+    /// Returns whether all earlier commands end before this one, and all later ones start after it.
+    fn is_barrier(&self) -> bool {
+        matches!(self.action, Action::Nothing | Action::Reset(_))
+    }
+
+    fn is_ready(&self) -> bool {
+        self.waits.iter().all(|event| event.is_signalled())
+    }
+
     /// Returns all events that the command uses.
     pub fn events(&self) -> impl Iterator<Item = &Arc<Event>> {
         let reset = if let Action::Reset(event) = &self.action { Some(event) } else { None };
@@ -58,9 +70,18 @@ impl Command {
 
 /// Commands that a queue received in one call.
 pub struct Submission {
+    /// Whether the commands come from an immediate list.
+    pub is_immediate: bool,
     pub commands: Arc<Vec<Command>>,
     pub fence: Option<Arc<Event>>,
     pub queue: Arc<Queue>,
+}
+
+impl Submission {
+    /// Returns whether the commands and the list's next command may run in any order.
+    fn is_loose(&self) -> bool {
+        self.is_immediate && !self.commands.iter().any(Command::is_barrier)
+    }
 }
 
 /// Thread that executes commands.
@@ -104,36 +125,69 @@ struct Run {
 
 impl Run {
     fn all(mut self, receiver: Receiver<Submission>) {
-        for Submission { commands, fence, queue } in receiver {
-            for command in &*commands {
-                let done =
-                    !self.device.is_lost() && self.command(command).is_some() && !self.device.is_lost();
-                if let (false, Some(signal)) = (done, &command.signal) {
-                    signal.lose();
+        let mut next = receiver.recv().ok();
+        while let Some(first) = next.take() {
+            let mut batch = vec![first];
+            // Commands that an immediate list appended without a barrier form one batch.
+            while batch.last().is_some_and(Submission::is_loose) && next.is_none() {
+                match receiver.try_recv() {
+                    Ok(more) if more.is_loose() && Arc::ptr_eq(&more.queue, &batch[0].queue) => {
+                        batch.push(more)
+                    }
+                    Ok(more) => next = Some(more),
+                    Err(_) => break,
                 }
             }
-            let finished = self.finish().is_some() && !self.device.is_lost();
-            for event in commands.iter().flat_map(Command::events) {
-                event.users.fetch_sub(1, Ordering::SeqCst);
-            }
-            drop(commands);
-            if let Some(fence) = fence {
-                if finished { fence.signal([0, 0]) } else { fence.lose() }
-            }
-            queue.ended();
+            self.run(&batch);
+            batch.into_iter().for_each(|submission| self.ended(submission));
+            next = next.or_else(|| receiver.recv().ok());
         }
     }
 
-    /// Executes a command. Returns `None` if the device was lost.
-    fn command(&mut self, command: &Command) -> Option<()> {
-        if !command.waits.iter().all(|event| event.is_signalled()) {
-            self.finish()?;
-            let ready = || command.waits.iter().all(|event| event.is_signalled()) || self.device.is_lost();
-            wait_until(u64::MAX, ready);
-            if self.device.is_lost() {
-                return None;
+    /// Executes the commands of a batch and waits for them.
+    fn run(&mut self, batch: &[Submission]) {
+        let mut commands: Vec<&Command> = batch.iter().flat_map(|one| &*one.commands).collect();
+        commands.reverse();
+        while let Some(last) = commands.pop() {
+            let mut free = vec![last];
+            while !last.is_barrier() && commands.last().is_some_and(|next| !next.is_barrier()) {
+                free.extend(commands.pop());
+            }
+            self.run_unordered(free);
+        }
+        let _ = self.finish();
+    }
+
+    /// Executes commands that no barrier separates. Starts with the last one whose events allow it.
+    fn run_unordered(&mut self, mut commands: Vec<&Command>) {
+        while !commands.is_empty() {
+            let mut ready = commands.iter().rposition(|command| command.is_ready());
+            if ready.is_none() && !self.device.is_lost() && self.finish().is_some() {
+                let any = || commands.iter().any(|command| command.is_ready());
+                wait_until(u64::MAX, || any() || self.device.is_lost());
+                ready = commands.iter().rposition(|command| command.is_ready());
+            }
+            let command = commands.remove(ready.unwrap_or(0));
+            let done = !self.device.is_lost() && self.command(command).is_some() && !self.device.is_lost();
+            if let (false, Some(signal)) = (done, &command.signal) {
+                signal.lose();
             }
         }
+    }
+
+    fn ended(&self, Submission { commands, fence, queue, .. }: Submission) {
+        for event in commands.iter().flat_map(Command::events) {
+            event.users.fetch_sub(1, Ordering::SeqCst);
+        }
+        drop(commands);
+        if let Some(fence) = fence {
+            if self.device.is_lost() { fence.lose() } else { fence.signal([0, 0]) }
+        }
+        queue.ended();
+    }
+
+    /// Executes a command whose events are signalled. Returns `None` if the device was lost.
+    fn command(&mut self, command: &Command) -> Option<()> {
         let Some(signal) = &command.signal else { return self.act(&command.action) };
         self.finish()?;
         let start = self.device.ticks();

@@ -113,16 +113,16 @@ pub unsafe fn describe<T: Described>(to: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Returns an extension structure of type `T` from a chain of structures.
+/// Returns the address of the extension structure of type `T` in a chain of structures.
 ///
 /// # Safety
 /// `next` must be null or point to a valid chain.
-pub unsafe fn extension<T: Described>(mut next: *const Head) -> Option<T> {
+pub unsafe fn extension_at<T: Described>(mut next: *const Head) -> Option<*mut T> {
     // SAFETY: the caller guarantees the chain.
     unsafe {
         while !next.is_null() {
             if T::KINDS.contains(&(*next).kind) {
-                return Some(next.cast::<T>().read());
+                return Some(next.cast_mut().cast());
             }
             next = (*next).next;
         }

@@ -2,7 +2,7 @@
 //! from the path in `ZE_ENABLE_ALT_DRIVERS`.
 //!
 //! The driver has two devices with the compute and the copy engine of an Arc card. Each engine executes
-//! commands in order on its own thread. Calls that a real driver may answer with a crash are reported as
+//! commands on its own thread, and in the wrong order where the caller forgot a barrier. Calls that a real driver may answer with a crash are reported as
 //! misuse: stale handles, freed memory, objects destroyed while a command uses them. Environment variables
 //! change the devices:
 //!
@@ -12,6 +12,7 @@
 //! | `ZE_AFFINITY_MASK` | visible devices, as in the real driver |
 //! | `RAGTAG_FAKE_PEERS` | if set, devices are peers; if `refused`, opening the memory of a peer fails |
 //! | `RAGTAG_FAKE_GPUS` | if set, devices report discrete GPUs; by default CPUs, the second with the host's memory |
+//! | `RAGTAG_FAKE_MATRIX_UNITS` | if set, devices report Intel's matrix units, which are always emulated |
 //! | `RAGTAG_FAKE_MEMORY_BYTES` | size of each device's memory |
 //! | `RAGTAG_FAKE_ALLOCATION_BYTES` | maximum size of an allocation without relaxed limits |
 //! | `RAGTAG_FAKE_LIMIT_BYTES` | size above which allocations fail, although more memory is reported |

@@ -23,7 +23,7 @@ struct Recording {
     is_closed: bool,
 }
 
-/// Where the commands of a list go.
+/// Destination of a list's commands.
 enum Target {
     Immediate(Arc<Queue>),
     Regular(Mutex<Recording>),
@@ -68,7 +68,7 @@ impl List {
         let waits = unsafe { find_all(count, waits) }?;
         let command = Command { action, waits, signal };
         match &self.target {
-            Target::Immediate(queue) => queue.submit(Arc::new(vec![command]), None),
+            Target::Immediate(queue) => queue.submit(Arc::new(vec![command]), None, true),
             Target::Regular(recording) => {
                 let mut recording = lock(recording);
                 if recording.is_closed {

@@ -82,13 +82,18 @@ impl Queue {
     }
 
     /// Sends commands to the engine.
-    pub fn submit(self: &Arc<Self>, commands: Arc<Vec<Command>>, fence: Option<Arc<Event>>) -> Result<()> {
+    pub fn submit(
+        self: &Arc<Self>,
+        commands: Arc<Vec<Command>>,
+        fence: Option<Arc<Event>>,
+        is_immediate: bool,
+    ) -> Result<()> {
         self.device.passes(Call::Submit)?;
         commands.iter().filter_map(|command| command.signal.as_ref()).chain(&fence).for_each(|signal| {
             signal.belongs_to(&self.device);
         });
         self.submitted.fetch_add(1, Ordering::SeqCst);
-        self.engine.submit(Submission { commands, fence, queue: Arc::clone(self) });
+        self.engine.submit(Submission { is_immediate, commands, fence, queue: Arc::clone(self) });
         if self.is_synchronous { self.wait(u64::MAX) } else { Ok(()) }
     }
 
@@ -141,10 +146,11 @@ entries! {
         if !lists.iter().all(fits) {
             return Err(misuse(INVALID_COMMAND_LIST_TYPE, "a list is for another device or queue group"));
         }
+        // A fence covers all lists of a call, because an engine runs them in order.
         let lists = lists.iter().map(|list| list.closed()).collect::<Result<Vec<_>>>()?;
         let last = lists.len() - 1;
         let mut submit = lists.into_iter().enumerate();
-        submit.try_for_each(|(at, commands)| queue.submit(commands, fence.clone().filter(|_| at == last)))
+        submit.try_for_each(|(at, commands)| queue.submit(commands, fence.clone().filter(|_| at == last), false))
     }
     fn zeCommandQueueSynchronize(queue: Handle, timeout_ns: u64) {
         find::<Queue>(queue)?.wait(timeout_ns)

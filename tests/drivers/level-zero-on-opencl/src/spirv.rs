@@ -8,7 +8,7 @@ use std::collections::HashMap;
 pub enum Parameter {
     /// Address in device memory.
     Address,
-    /// Local memory, of which the caller sets the size.
+    /// Local memory. The caller sets its size.
     Local,
     /// Value of this size, or of unknown size.
     Value(Option<usize>),

@@ -41,16 +41,15 @@ pub struct Head {
     pub next: *const Head,
 }
 
-/// Structure that starts with a [`Head`].
-///
-/// # Safety
-/// The type must have C's layout, start with a [`Head`], and allow every bit pattern.
-pub unsafe trait Described: Copy {
+/// Structure with C's layout that starts with a [`Head`] and allows every bit pattern. Only [`structures`]
+/// implements it.
+pub trait Described: Copy {
     /// Values of `ze_structure_type_t` for this structure.
     const KINDS: &[u32];
 }
 
-/// Defines described structures. The numbers are the structure's types.
+/// Defines described structures. The numbers are the structure's types. All fields are numbers, pointers or
+/// arrays of numbers.
 macro_rules! structures {
     ($($(#[$about:meta])* $name:ident [$($kind:literal),+] { $($field:ident: $type:ty,)* })*) => {
         $(
@@ -62,9 +61,7 @@ macro_rules! structures {
                 $(pub $field: $type,)*
             }
 
-            // SAFETY: the macro gives the structure C's layout and a head. All fields are numbers, pointers
-            // or arrays of numbers.
-            unsafe impl Described for $name {
+            impl Described for $name {
                 const KINDS: &[u32] = &[$($kind),+];
             }
         )*
@@ -152,6 +149,8 @@ structures! {
     PciProperties [0x10008] { address: [u32; 4], generation: i32, width: i32, bandwidth: i64, }
     FreeDesc [0x1000a] { policy: u32, }
     RelaxedLimits [0x20001] { flags: u32, }
+    /// `ze_intel_device_module_dp_exp_properties_t`.
+    DotProducts [0x30013] { flags: u32, }
     /// `zes_mem_properties_t`.
     SysmanMemory [0xb] {
         kind: u32,

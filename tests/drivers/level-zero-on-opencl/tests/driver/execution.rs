@@ -61,9 +61,13 @@ fn kernels_use_local_memory_and_sub_groups() {
         let mut properties: KernelProperties = blank();
         ok!(ze, zeKernelGetProperties(lane, &raw mut properties));
         assert_eq!((properties.arguments, properties.group, properties.sub_group), (1, [16, 1, 1], 16));
-        let ([done], list) = (ze.events(), ze.immediate(0, 0));
-        assert_eq!(ze.launch(list, sum, 4, NONE, &[]), 0);
-        assert_eq!(ze.launch(list, lane, 2, done, &[]), 0);
+        let mut group = [0u32; 3];
+        let [x, y, z] = group.each_mut().map(|side| &raw mut *side);
+        ok!(ze, zeKernelSuggestGroupSize(sum, 1000u32, 6u32, 1u32, x, y, z));
+        assert_eq!(group, [250, 1, 1]);
+        let ([summed, done], list) = (ze.events(), ze.immediate(0, 0));
+        assert_eq!(ze.launch(list, sum, 4, summed, &[]), 0);
+        assert_eq!(ze.launch(list, lane, 2, done, &[summed]), 0);
         ze.wait(done);
         assert_eq!(shared(sums)[..4], [32.0; 4]);
         // SAFETY: the kernel wrote 32 numbers.
@@ -80,11 +84,11 @@ fn arguments_are_those_at_the_launch() {
         let memory = ze.shared_memory(0, BYTES);
         shared(memory).fill(1.0);
         let kernel = ze.scale(ze.module(0), memory, 2.0, COUNT as u32);
-        let ([open, done], list) = (ze.events(), ze.immediate(0, 0));
-        assert_eq!(ze.launch(list, kernel, 32, NONE, &[open]), 0);
+        let ([open, first, done], list) = (ze.events(), ze.immediate(0, 0));
+        assert_eq!(ze.launch(list, kernel, 32, first, &[open]), 0);
         ze.set(kernel, 1, 7f32);
         ze.set(kernel, 2, 1u32);
-        assert_eq!(ze.launch(list, kernel, 32, done, &[]), 0);
+        assert_eq!(ze.launch(list, kernel, 32, done, &[first]), 0);
         ok!(ze, zeEventHostSignal(open));
         ze.wait(done);
         assert_eq!(shared(memory)[..3], [14.0, 2.0, 2.0]);
@@ -148,6 +152,64 @@ fn a_closed_list_runs_many_times() {
         ok!(ze, zeCommandListDestroy(recorded));
         ok!(ze, zeCommandListDestroy(immediate));
         ok!(ze, zeCommandQueueDestroy(queue));
+        ze.no_misuse();
+    });
+}
+
+#[test]
+fn matrix_units_are_emulated() {
+    let variables = [("RAGTAG_FAKE_MATRIX_UNITS", "1")];
+    with_level_zero_on_opencl("execution::matrix_units_are_emulated", &variables, || {
+        let ze = Client::new();
+        let (mut units, mut features): (DotProducts, ModuleFeatures) = (blank(), blank());
+        features.head.next = (&raw mut units).cast();
+        ok!(ze, zeDeviceGetModuleProperties(ze.devices[0], &raw mut features));
+        assert_eq!(units.flags & 2, 2);
+
+        let (code, module, log) = ze.build(0, 0, include_bytes!("../matrix.spv"), "");
+        assert_eq!(code, 0, "{log}");
+        let [left, right, sums] = [(); 3].map(|()| ze.shared_memory(0, BYTES));
+        // The left matrix is all 1. Every column of the right one has the values 1, 0, 2, 0, 3, 0, 4, in f16.
+        let words = [0x3c00u32, 0x4000, 0x4200, 0x4400, 0, 0, 0, 0]; // 1, 2, 3, 4
+        for (at, word) in words.repeat(8).into_iter().enumerate() {
+            // SAFETY: each matrix has 64 words.
+            unsafe {
+                left.cast::<u32>().add(at).write(0x3c00_3c00);
+                right.cast::<u32>().add(at).write(word);
+            }
+        }
+        shared(sums).fill(0.5);
+        let kernel = ze.kernel(module, "multiply");
+        [left, right, sums].into_iter().zip(0..).for_each(|(matrix, at)| ze.set(kernel, at, matrix));
+        let ([done], list) = (ze.events(), ze.immediate(0, 0));
+        assert_eq!(ze.launch(list, kernel, 1, done, &[]), 0);
+        ze.wait(done);
+        assert!(shared(sums)[..64].iter().all(|sum| *sum == 10.5));
+        ze.no_misuse();
+    });
+}
+
+#[test]
+fn a_missing_barrier_shows() {
+    with_level_zero_on_opencl("execution::a_missing_barrier_shows", &[], || {
+        let ze = Client::new();
+        let (memory, none) = (ze.shared_memory(0, BYTES), ptr::null::<Handle>());
+        let kernel = ze.scale(ze.module(0), memory, 2.0, COUNT as u32);
+        for (with_barrier, expected) in [(true, 2.0), (false, 1.0)] {
+            let ([done], list, queue) = (ze.events(), ze.list(0), ze.queue(0));
+            let pattern = 1f32;
+            let from = (&raw const pattern).cast::<u8>();
+            ok!(ze, zeCommandListAppendMemoryFill(list, memory, from, 4usize, BYTES, NONE, 0u32, none));
+            if with_barrier {
+                ok!(ze, zeCommandListAppendBarrier(list, NONE, 0u32, none));
+            }
+            assert_eq!(ze.launch(list, kernel, 32, NONE, &[]), 0);
+            ok!(ze, zeCommandListAppendBarrier(list, done, 0u32, none));
+            ok!(ze, zeCommandListClose(list));
+            ok!(ze, zeCommandQueueExecuteCommandLists(queue, 1u32, [list].as_mut_ptr(), NONE));
+            ze.wait(done);
+            assert!(shared(memory).iter().all(|value| *value == expected));
+        }
         ze.no_misuse();
     });
 }

@@ -3,6 +3,7 @@
 use crate::client::*;
 use crate::types::code::*;
 use crate::types::*;
+use std::ffi::c_char;
 use std::ptr;
 use std::time::{Duration, Instant};
 use test_drivers::with_level_zero_on_opencl;
@@ -120,7 +121,7 @@ fn copies_may_be_slow() {
 fn calls_are_counted() {
     with_level_zero_on_opencl("faults::calls_are_counted", &[], || {
         let ze = Client::new();
-        let calls = ze.faults::<unsafe extern "C" fn(*const i8) -> u64>("faults_calls");
+        let calls = ze.faults::<unsafe extern "C" fn(*const c_char) -> u64>("faults_calls");
         // SAFETY: the text ends with zero.
         let made = || unsafe { calls(c"zeCommandListAppendBarrier".as_ptr()) };
         let list = ze.immediate(0, 0);
