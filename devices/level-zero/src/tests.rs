@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout)] // a skip is visible
 
 use crate::api::types::value;
-use crate::api::{Argument, Kernel, Module, api};
+use crate::api::{Argument, Kernel, Module, UsmMemory, api};
 use crate::probe::probe;
 use crate::{LevelZeroBackend, LevelZeroConfig};
 use device_bench::{Bench, SCALE, all, function, module_of_codes, open, scale, scale_binary, suite, upload};
@@ -102,11 +102,14 @@ fn intels_driver_returns_the_expected_codes() {
         };
         assert_eq!(code(Kernel::new(&module, "no_such_kernel").err()), 0x7800_0011);
         assert_eq!(code(kernel.set_group([1 << 20, 1, 1]).err()), 0x7800_0013);
-        let word = kernel.bind(&[Argument::Word(1); 2]).err();
-        assert_eq!(code(word), 0x7800_0004, "a word for a pointer");
-        let fine = [Argument::Address(0), Argument::Address(0), Argument::Word(1), Argument::Word(2)];
+        let stray = kernel.bind(&[Argument::Address(0x1000)]).err();
+        assert_eq!(code(stray), 0x7800_0004, "an address without memory");
+        let memory = UsmMemory::device(&context, found.device, 4096, found.relaxed).unwrap();
+        let address = Argument::Address(memory.pointer() as u64);
+        let fine = [address, address, Argument::Word(1), Argument::Word(2)];
         kernel.bind(&fine).unwrap();
-        assert_eq!(code(kernel.bind(&[&fine[..], &[Argument::Word(3)]].concat()).err()), 0x7800_0015);
+        let more = kernel.bind(&[&fine[..], &[Argument::Word(3)]].concat()).err();
+        assert_eq!(code(more), 0x7800_0015, "an argument too many");
         assert!(api().unwrap().drivers().unwrap().len() == 1);
     });
 }
