@@ -109,7 +109,7 @@ fn intels_driver_returns_the_expected_codes() {
         let fine = [address, address, Argument::Word(1), Argument::Word(2)];
         kernel.bind(&fine).unwrap();
         let more = kernel.bind(&[&fine[..], &[Argument::Word(3)]].concat()).err();
-        assert_eq!(code(more), 0x7800_0015, "an argument too many");
+        assert_eq!(code(more), 0x7800_0004, "an argument too many");
         assert!(api().unwrap().drivers().unwrap().len() == 1);
     });
 }
