@@ -6,7 +6,7 @@
 
 use crate::api;
 use ragtag_hal::Result;
-use std::mem::{forget, take};
+use std::mem::{ManuallyDrop, take};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -92,9 +92,11 @@ impl Signal {
 
 impl Drop for Signal {
     fn drop(&mut self) {
-        match self.is_pending() {
-            true => forget(Arc::clone(&self.event)),
-            false => self.events.give_back(&self.event),
+        if self.is_pending() {
+            // The device may still signal the event, so it is never destroyed.
+            let _leaked = ManuallyDrop::new(Arc::clone(&self.event));
+        } else {
+            self.events.give_back(&self.event);
         }
     }
 }
@@ -163,8 +165,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         if self.signal.is_pending() {
             // The device may still wait for these events or signal them.
-            take(&mut self.after).into_iter().for_each(forget);
-            self.start.take().into_iter().chain(self.recorded.take()).for_each(forget);
+            let _leaked = ManuallyDrop::new((take(&mut self.after), self.start.take(), self.recorded.take()));
         }
     }
 }

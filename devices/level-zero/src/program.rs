@@ -38,7 +38,7 @@ fn cache_key(found: &Found, binary: &[u8]) -> Key {
 /// Returns the program for a binary. The program is compiled on first use.
 fn get(context: &Context, found: &Found, binary: &[u8]) -> Result<Arc<Program>> {
     let module = |format: u32, code: &[u8]| -> Result<Arc<Program>> {
-        let module = Module::new(context.api(), found.device, format, code, &found.build_flags)?;
+        let module = Module::new(context.api(), found.device, format, code, found.build_flags)?;
         Ok(Arc::new(Program { kernels: Mutex::default(), module: Arc::new(module) }))
     };
     let load = |native: &[u8]| module(value::NATIVE, native);

@@ -153,7 +153,7 @@ fn a_recorded_program_is_submitted_with_three_calls() {
         let mut bench = Bench::new(open(&subject.backend, &adapter, 0, &Limits::default()));
         let commands = (0..50).map(|turn| scale(all(turn % 2), all((turn + 1) % 2), 3));
         bench.device.record(ProgramId(0), commands.collect()).unwrap();
-        let mut step = |bench: &mut Bench| {
+        let step = |bench: &mut Bench| {
             let up = bench.commands(QueueKind::Upload, vec![upload(0), upload(2)], &[]);
             let before = calls();
             let ran = bench.program(0, &[up]);

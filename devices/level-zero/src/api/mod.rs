@@ -17,6 +17,7 @@ pub(crate) use objects::{Argument, Context, Event, EventPool, Kernel, Module, Us
 
 use crate::error::{Code, NOT_READY, SUCCESS, UNINITIALIZED, failure};
 use ragtag_hal::{Error, Result, Unavailable};
+use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 use symbols::Functions;
 use types::Handle;
@@ -163,7 +164,7 @@ fn no_device() -> String {
     match unsafe { libloading::Library::new(INTEL_DRIVER) } {
         Ok(driver) => {
             // The driver stays loaded, because its threads may outlive its last use.
-            std::mem::forget(driver);
+            let _kept = ManuallyDrop::new(driver);
             format!("Intel's driver {INTEL_DRIVER} is installed and finds no device")
         }
         Err(_) => format!("the loader finds no driver; Intel's is {INTEL_DRIVER}"),

@@ -247,7 +247,7 @@ impl Module {
                 &raw mut log,
             )
         };
-        let log = (log != Handle::NULL).then(|| take_log(context.api, log)).unwrap_or_default();
+        let log = if log == Handle::NULL { String::new() } else { take_log(context.api, log) };
         match returned {
             SUCCESS => {
                 if !log.is_empty() {
