@@ -69,7 +69,7 @@ fn two_peers_give_the_tokens_of_the_cpu() {
             let (alone, _) = tokens("cpu:0", None);
             let split = Some("0-6=level-zero:0,7-13=level-zero:1");
             let (ids, routes) = tokens("level-zero:0,level-zero:1", split);
-            let peer = Routes::or(Route::Peer, Route::STAGED_BETWEEN_GPUS);
+            let peer = Routes::or(Route::Peer, Route::HOST_STAGED);
             assert!(routes.iter().all(|routes| *routes == peer), "{routes:?}");
             assert_eq!(ids, alone);
         });
