@@ -18,9 +18,9 @@ use std::time::Duration;
 /// Kind of call at which a device is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Submission of work.
+    /// Submission of work: an execution of lists, or an append to an immediate list.
     Submit,
-    /// Wait of the host.
+    /// Execution of submitted work, which the host learns from its waits.
     Wait,
 }
 
@@ -63,6 +63,11 @@ impl Record {
             }
             _ => false,
         }
+    }
+
+    /// Returns whether work may lose the device.
+    pub fn may_lose(&self) -> bool {
+        self.lost_after.is_some()
     }
 
     /// Counts an allocation and returns whether it is within the limits.
@@ -122,7 +127,7 @@ pub extern "C" fn faults_opened() -> u32 {
 }
 
 /// Makes a device fail at a call of kind `call`, after `passes` calls of this kind have succeeded. `call` is 0
-/// for submissions and 1 for waits of the host.
+/// for submissions. If it is 1, submissions succeed, and the device is lost when it starts to execute one.
 // SAFETY: as for `faults_misuses`.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_lose(number: u32, call: u32, passes: u64) {
