@@ -6,8 +6,6 @@
 
 use crate::calls::counted;
 use crate::device::{Device, devices};
-use crate::handles::live;
-use crate::list::List;
 use crate::queue::changed;
 use std::env;
 use std::ffi::{CStr, c_char};
@@ -159,11 +157,4 @@ pub extern "C" fn faults_held(number: u32) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_is_open(number: u32) -> bool {
     device(number).is_some_and(|device| device.is_open())
-}
-
-/// Returns the number of live command lists, which tests compare to find leaks.
-// SAFETY: as for `faults_misuses`.
-#[unsafe(no_mangle)]
-pub extern "C" fn faults_lists() -> u64 {
-    live::<List>() as u64
 }
