@@ -13,7 +13,7 @@ pub enum LostAt {
     /// Submission of work: `vkQueueSubmit` and its variants, execution of a Level Zero list, or an append to an
     /// immediate list.
     Submit,
-    /// Wait of the host: `vkWaitSemaphores` and its variants, or a Level Zero wait for an event or fence.
+    /// `vkWaitSemaphores` and its variants, or the execution of a Level Zero submission.
     Wait,
 }
 

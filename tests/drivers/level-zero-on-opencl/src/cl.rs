@@ -363,8 +363,10 @@ impl Program {
 /// Argument of a launch.
 #[derive(Clone, Debug)]
 pub enum Argument {
-    /// Address in unified shared memory, or zero.
+    /// Address in unified shared memory.
     Address(usize),
+    /// Null in place of an address.
+    Null,
     /// Value of a parameter.
     Value(Vec<u8>),
     /// Size of local memory, in bytes.
@@ -433,6 +435,10 @@ impl Kernel {
                 Argument::Address(address) => {
                     let code = (cl.set_pointer)(self.0, at, *address as *const c_void);
                     if code == 0 { Ok(()) } else { Err(code) }
+                }
+                Argument::Null => {
+                    let null = ptr::null::<c_void>();
+                    status!(cl, clSetKernelArg(self.0, at, size_of::<usize>(), (&raw const null).cast()))
                 }
                 Argument::Value(value) => {
                     status!(cl, clSetKernelArg(self.0, at, value.len(), value.as_ptr().cast()))

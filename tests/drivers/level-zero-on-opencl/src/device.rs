@@ -325,7 +325,7 @@ entries! {
     fn zeDeviceGetMemoryAccessProperties(device: Handle, to: *mut MemoryAccess) {
         find::<Device>(device)?;
         let head = described(to)?.head;
-        describe(to, MemoryAccess { head, host: 3, device: 3, shared: 3, shared_across: 1, system: 0 })
+        describe(to, MemoryAccess { head, host: 1, device: 3, shared: 3, shared_across: 5, system: 0 })
     }
     fn zeDeviceGetCacheProperties(device: Handle, count: *mut u32, to: *mut CacheProperties) {
         find::<Device>(device)?;

@@ -9,7 +9,7 @@ use crate::calls::lock;
 use crate::cl::{Argument, Cl, Queue as ClQueue, cl};
 use crate::device::Device;
 use crate::event::Event;
-use crate::faults::{copy_delay, misuse};
+use crate::faults::{Call, copy_delay, misuse};
 use crate::memory::{check_argument, check_range};
 use crate::module::KernelCode;
 use crate::queue::{Queue, wait_until};
@@ -129,7 +129,8 @@ impl Run {
         while let Some(first) = next.take() {
             let mut batch = vec![first];
             // Commands that an immediate list appended without a barrier form one batch.
-            while batch.last().is_some_and(Submission::is_loose) && next.is_none() {
+            let is_alone = self.device.record().may_lose();
+            while batch.last().is_some_and(Submission::is_loose) && next.is_none() && !is_alone {
                 match receiver.try_recv() {
                     Ok(more) if more.is_loose() && Arc::ptr_eq(&more.queue, &batch[0].queue) => {
                         batch.push(more)
@@ -138,6 +139,8 @@ impl Run {
                     Err(_) => break,
                 }
             }
+            // A loss shows in the device's state.
+            let _ = self.device.passes(Call::Wait);
             self.run(&batch);
             batch.into_iter().for_each(|submission| self.ended(submission));
             next = next.or_else(|| receiver.recv().ok());

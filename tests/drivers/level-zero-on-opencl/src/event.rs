@@ -2,7 +2,7 @@
 
 use crate::calls::{entries, lock};
 use crate::device::{Context, Device, kernel_ticks};
-use crate::faults::{Call, misuse};
+use crate::faults::misuse;
 use crate::handles::{described, find, find_all, give, put, take};
 use crate::queue::{changed, wait_until};
 use crate::types::code::{DEVICE_LOST, HANDLE_OBJECT_IN_USE, INVALID_ARGUMENT, NOT_READY};
@@ -32,8 +32,6 @@ pub struct Event {
     state: AtomicU8,
     /// Start and end of the command that signalled the event, in ticks.
     stamps: Mutex<[u64; 2]>,
-    /// Device whose commands signal the event.
-    device: Mutex<Option<Arc<Device>>>,
     /// Number of submitted commands that have not ended and use the event.
     pub users: AtomicU32,
     flags: u32,
@@ -62,7 +60,6 @@ impl Event {
         Self {
             state: AtomicU8::new(UNSIGNALLED),
             stamps: Mutex::default(),
-            device: Mutex::default(),
             users: AtomicU32::new(0),
             flags,
             pool,
@@ -94,11 +91,6 @@ impl Event {
         changed();
     }
 
-    /// Records the device whose commands signal the event.
-    pub fn belongs_to(&self, device: &Arc<Device>) {
-        *lock(&self.device) = Some(Arc::clone(device));
-    }
-
     pub fn status(&self) -> Result<()> {
         match self.state.load(Ordering::SeqCst) {
             SIGNALLED => Ok(()),
@@ -109,11 +101,6 @@ impl Event {
 
     /// Blocks until the event was signalled, for at most `timeout_ns`.
     pub fn wait(&self, timeout_ns: u64) -> Result<()> {
-        if let Some(device) = lock(&self.device).clone() {
-            // The wait that loses the device reports the loss, even if the event was signalled before.
-            let before = device.is_lost() && self.is_signalled();
-            device.passes(Call::Wait).or_else(|error| if before { Ok(()) } else { Err(error) })?;
-        }
         wait_until(timeout_ns, || self.status() != Err(NOT_READY));
         self.status()
     }

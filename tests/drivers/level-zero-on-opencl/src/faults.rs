@@ -6,8 +6,6 @@
 
 use crate::calls::counted;
 use crate::device::{Device, devices};
-use crate::handles::live;
-use crate::list::List;
 use crate::queue::changed;
 use std::env;
 use std::ffi::{CStr, c_char};
@@ -18,9 +16,9 @@ use std::time::Duration;
 /// Kind of call at which a device is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Submission of work.
+    /// Submission of work: an execution of lists, or an append to an immediate list.
     Submit,
-    /// Wait of the host.
+    /// Execution of submitted work, which the host learns from its waits.
     Wait,
 }
 
@@ -63,6 +61,11 @@ impl Record {
             }
             _ => false,
         }
+    }
+
+    /// Returns whether work may lose the device.
+    pub fn may_lose(&self) -> bool {
+        self.lost_after.is_some()
     }
 
     /// Counts an allocation and returns whether it is within the limits.
@@ -122,7 +125,7 @@ pub extern "C" fn faults_opened() -> u32 {
 }
 
 /// Makes a device fail at a call of kind `call`, after `passes` calls of this kind have succeeded. `call` is 0
-/// for submissions and 1 for waits of the host.
+/// for submissions. If it is 1, submissions succeed, and the device is lost when it starts to execute one.
 // SAFETY: as for `faults_misuses`.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_lose(number: u32, call: u32, passes: u64) {
@@ -154,11 +157,4 @@ pub extern "C" fn faults_held(number: u32) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_is_open(number: u32) -> bool {
     device(number).is_some_and(|device| device.is_open())
-}
-
-/// Returns the number of live command lists, which tests compare to find leaks.
-// SAFETY: as for `faults_misuses`.
-#[unsafe(no_mangle)]
-pub extern "C" fn faults_lists() -> u64 {
-    live::<List>() as u64
 }

@@ -30,11 +30,6 @@ pub fn share<T: Any + Send + Sync>(object: Arc<T>) -> Handle {
     handle as Handle
 }
 
-/// Returns the number of live objects of a type.
-pub fn live<T: Any + Send + Sync>() -> usize {
-    lock(&OBJECTS).0.values().filter(|object| object.is::<T>()).count()
-}
-
 /// Looks up an object.
 pub fn find<T: Any + Send + Sync>(handle: Handle) -> Result<Arc<T>> {
     let object = lock(&OBJECTS).0.get(&(handle as usize)).cloned();

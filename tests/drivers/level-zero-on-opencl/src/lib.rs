@@ -22,8 +22,8 @@
 //! | `RAGTAG_FAKE_TICKS` | first value of the devices' clocks, which wrap at 32 bits in kernel timestamps |
 //! | `RAGTAG_FAKE_LOG` | if set, failed calls are written to standard error |
 //!
-//! Tests control faults in their own process through the functions of [`faults`]. Used only by tests. Knows
-//! nothing about the backend that calls it.
+//! Tests control faults in their own process through exported functions (`faults_lose` and others). Used only
+//! by tests. Knows nothing about the backend that calls it.
 
 mod calls;
 mod cl;

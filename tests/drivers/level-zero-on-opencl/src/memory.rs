@@ -60,10 +60,9 @@ impl Allocation {
     }
 }
 
-/// Checks the address of a kernel's argument: null, or in memory that the device can access.
+/// Checks the address of a kernel's argument, which must be in memory that the device can access.
 pub fn check_argument(address: usize, device: usize) -> Result<()> {
     match around(address) {
-        _ if address == 0 => Ok(()),
         Some((_, allocation)) if allocation.is_usable_on(device) => Ok(()),
         Some(_) => Err(misuse(INVALID_ARGUMENT, "an argument points to memory of another device")),
         None => Err(misuse(INVALID_ARGUMENT, "an argument points to no allocation")),
@@ -196,7 +195,7 @@ entries! {
     }
     fn zeMemGetAddressRange(context: Handle, address: Handle, start: *mut Handle, bytes: *mut usize) {
         find::<Context>(context)?;
-        let (at, allocation) = around(address as usize).ok_or(INVALID_ARGUMENT)?;
+        let (at, allocation) = around(address as usize).ok_or(code::UNKNOWN)?;
         if !start.is_null() {
             put(start, at as Handle)?;
         }

@@ -208,7 +208,7 @@ impl Kernel {
             Parameter::Local if bytes > 0 && value.is_null() => Argument::Local(bytes),
             Parameter::Local => return Err(INVALID_ARGUMENT),
             Parameter::Address if bytes != size_of::<usize>() => return Err(INVALID_KERNEL_ARGUMENT_SIZE),
-            Parameter::Address if value.is_null() => Argument::Address(0),
+            Parameter::Address if value.is_null() => Argument::Null,
             Parameter::Address => {
                 // SAFETY: the caller guarantees the value.
                 let address = unsafe { value.cast::<usize>().read_unaligned() };

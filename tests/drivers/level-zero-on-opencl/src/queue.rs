@@ -89,9 +89,6 @@ impl Queue {
         is_immediate: bool,
     ) -> Result<()> {
         self.device.passes(Call::Submit)?;
-        commands.iter().filter_map(|command| command.signal.as_ref()).chain(&fence).for_each(|signal| {
-            signal.belongs_to(&self.device);
-        });
         self.submitted.fetch_add(1, Ordering::SeqCst);
         self.engine.submit(Submission { is_immediate, commands, fence, queue: Arc::clone(self) });
         if self.is_synchronous { self.wait(u64::MAX) } else { Ok(()) }

@@ -41,7 +41,7 @@ pub struct Head {
     pub next: *const Head,
 }
 
-/// Structure with C's layout that starts with a [`Head`] and allows every bit pattern. Only [`structures`]
+/// Structure with C's layout that starts with a [`Head`] and allows every bit pattern. Only `structures!`
 /// implements it.
 pub trait Described: Copy {
     /// Values of `ze_structure_type_t` for this structure.

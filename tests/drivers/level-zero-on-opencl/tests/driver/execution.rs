@@ -78,6 +78,20 @@ fn kernels_use_local_memory_and_sub_groups() {
 }
 
 #[test]
+fn addresses_may_be_null() {
+    with_level_zero_on_opencl("execution::addresses_may_be_null", &[], || {
+        let ze = Client::new();
+        let memory = ze.shared_memory(0, BYTES);
+        let kernel = ze.scale(ze.module(0), memory, 1.0, 0);
+        ok!(ze, zeKernelSetArgumentValue(kernel, 0u32, 8usize, ptr::null::<u8>()));
+        let ([done], list) = (ze.events(), ze.immediate(0, 0));
+        assert_eq!(ze.launch(list, kernel, 1, done, &[]), 0);
+        ze.wait(done);
+        ze.no_misuse();
+    });
+}
+
+#[test]
 fn arguments_are_those_at_the_launch() {
     with_level_zero_on_opencl("execution::arguments_are_those_at_the_launch", &[], || {
         let ze = Client::new();

@@ -55,15 +55,17 @@ fn a_lost_device_fails_its_work_and_spares_the_other() {
 }
 
 #[test]
-fn a_device_is_lost_in_a_wait() {
-    with_level_zero_on_opencl("faults::a_device_is_lost_in_a_wait", &[], || {
+fn a_device_is_lost_while_it_works() {
+    with_level_zero_on_opencl("faults::a_device_is_lost_while_it_works", &[], || {
         let ze = Client::new();
-        let ([open, first, second], list) = (ze.events(), ze.immediate(0, 0));
-        assert_eq!(barrier(&ze, list, first, &mut []), 0);
-        assert_eq!(barrier(&ze, list, second, &mut [open]), 0);
+        let ([first, second, third], list) = (ze.events(), ze.immediate(0, 0));
         ze.faults::<extern "C" fn(u32, u32, u64)>("faults_lose")(0, 1, 1);
+        assert_eq!(barrier(&ze, list, first, &mut []), 0);
         ze.wait(first);
+        assert_eq!(barrier(&ze, list, second, &mut []), 0, "the loss comes later");
         assert_eq!(ze!(ze, zeEventHostSynchronize(second, LONG_NS)), DEVICE_LOST);
+        assert_eq!(barrier(&ze, list, third, &mut []), DEVICE_LOST);
+        ze.wait(first);
         ze.no_misuse();
     });
 }
