@@ -7,7 +7,9 @@
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
 use crate::suite::{Listed, Outcomes, Shapes};
-use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, QueueKind, Work};
+use ragtag_hal::{
+    Binding, BufferRange, Caps, Command, Dispatch, KernelLanguage, Module, ModuleId, QueueKind, Work,
+};
 use ragtag_kernels::{Case, Variant, module_source};
 
 /// Seed of the data in the listed cases. A fixed seed gives the same numbers on every machine.
@@ -22,21 +24,30 @@ pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// Runs the listed cases of a variant that `listed` selects, and cases with the random `shapes`.
-pub(crate) fn run(bench: &mut Bench, variant: &Variant, listed: Listed, shapes: Shapes) -> Outcomes {
-    if !variant.is_taken_by(bench.caps()) {
+/// Runs the listed cases of a variant that `listed` selects, and cases with the random `shapes`. If
+/// `language` is set, runs the variant as on a device that accepts no other language.
+pub(crate) fn run(
+    bench: &mut Bench,
+    (variant, language): (&Variant, Option<KernelLanguage>),
+    listed: Listed,
+    shapes: Shapes,
+) -> Outcomes {
+    let caps = bench.caps().clone();
+    let languages = language.map_or(caps.languages.clone(), |only| [only].into());
+    let caps = Caps { languages, ..caps };
+    if !variant.is_taken_by(&caps) {
         return Ok(Verdict::skipped(match variant.language() {
             Some(language) => format!("the device does not take {language:?} kernels"),
             None => "no library of matrix products was found".into(),
         }));
     }
-    if let Some(missing) = variant.requires.iter().find(|&feature| !bench.caps().features.contains(feature)) {
+    if let Some(missing) = variant.requires.iter().find(|&feature| !caps.features.contains(feature)) {
         return Ok(Verdict::skipped(format!("the device lacks {missing:?}")));
     }
-    if !variant.runs_on(bench.caps()) {
+    if !variant.runs_on(&caps) {
         return Ok(Verdict::skipped("the device takes smaller work groups only"));
     }
-    let source = module_source([variant], bench.caps()).ok_or("a variant in several languages")?;
+    let source = module_source([variant], &caps).ok_or("a variant in several languages")?;
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
     let random = shapes.seeds().map(|seed| variant.random_case(seed));

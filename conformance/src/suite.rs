@@ -5,7 +5,7 @@ use crate::known::{self, KnownFailure};
 use crate::report::{Absent, Outcome, Report, Summary, Verdict};
 use crate::{kernels, memory, programs, queues};
 use ragtag_devices::{BackendReport, Backends, Status};
-use ragtag_hal::{Adapter, Checked, DeviceId, Limits, Result};
+use ragtag_hal::{Adapter, Checked, DeviceId, KernelLanguage, Limits, Result};
 use ragtag_kernels::{NumericsClass, Variant};
 use std::time::Instant;
 
@@ -92,6 +92,7 @@ pub struct Suite<'a> {
     listed_one_in: usize,
     listed_turn: usize,
     known: &'a [KnownFailure],
+    language: Option<KernelLanguage>,
 }
 
 impl<'a> Suite<'a> {
@@ -121,6 +122,11 @@ impl<'a> Suite<'a> {
         let part = Part { of, index: (part.index + index as usize) % of };
         let shapes = Shapes { seed, ..self.shapes };
         Self { part, listed_one_in, listed_turn: turn as usize, shapes, ..self }
+    }
+
+    /// Runs the kernels in `language` only, as on a device that accepts no other language.
+    pub fn in_language(self, language: KernelLanguage) -> Self {
+        Self { language: Some(language), ..self }
     }
 
     /// Sets the known failures of the adapter. The report shows these tests as skipped, with the reasons. A
@@ -226,7 +232,7 @@ impl Entry {
             Entry::Device(test) => (test.run)(bench),
             Entry::Kernel((place, variant)) => {
                 let listed = Listed::at(place, suite.listed_turn, suite.listed_one_in);
-                kernels::run(bench, variant, listed, suite.shapes)
+                kernels::run(bench, (variant, suite.language), listed, suite.shapes)
             }
         }
     }

@@ -4,11 +4,38 @@
 
 mod support;
 
-use ragtag_conformance::{Outcome, Verdict};
+use ragtag_conformance::{Outcome, Part, Suite, Verdict};
+use ragtag_devices::{Backends, Config};
+use ragtag_hal::KernelLanguage;
 
 #[test]
 fn every_opencl_device() {
     support::every_device_of("opencl", "OpenCL driver");
+}
+
+/// Runs the committed SPIR-V on OpenCL devices that accept it. Level Zero gets the same programs.
+#[test]
+fn kernels_in_spir_v() {
+    let backends = Backends::new(&Config::default());
+    let adapters = support::adapters(&backends, "opencl").unwrap_or_default();
+    let takes = adapters.iter().filter(|adapter| adapter.caps.languages.contains(&KernelLanguage::SpirV));
+    let takes: Vec<_> = takes.collect();
+    if takes.is_empty() {
+        test_support::skip!("OpenCL driver that accepts SPIR-V", "no adapter");
+    }
+    // Other tests run the same variants in OpenCL C. The table repeats after three languages, so that a part of
+    // four has variants in each.
+    let part = Part { of: if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { 4 }, index: 0 };
+    let seed = test_support::seed();
+    let suite = Suite::new().only("kernel/*/opencl").in_language(KernelLanguage::SpirV);
+    for adapter in takes {
+        let report = support::run_on(&backends, adapter, suite.by_turns(part, 1, seed));
+        let failed = report.tests.iter().filter(|test| !matches!(test.verdict, Verdict::Passed { .. }));
+        let failed: Vec<_> = failed.collect();
+        println!("{}: {} kernels", adapter.label(), report.tests.len());
+        assert!(failed.is_empty(), "{}: {failed:#?}\nrepeat with: {}", adapter.label(), support::repeat());
+        assert!(!report.tests.is_empty(), "no kernel is in OpenCL C");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
-#[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
+#[cfg(any(feature = "level-zero", feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -82,6 +82,8 @@ pub(crate) enum Probed {
 /// - CUDA: NVIDIA's library returns error codes and does not crash. Initialising many GPUs twice, in two
 ///   processes, would take too long.
 /// - HIP: AMD's runtime aborts on GPUs for which it was not built.
+/// - Level Zero: Intel's driver crashes on calls after a failed initialisation, and the loader loads every
+///   installed driver.
 /// - OpenCL: the loader loads every installed driver. Two drivers in one process that each contain a compiler
 ///   are known to abort. PoCL aborts on unknown settings.
 /// - Vulkan and wgpu: Vulkan's loader loads every installed driver, as well as layers that users install for
@@ -90,6 +92,7 @@ fn rows(config: &Config) -> Vec<Row> {
     vec![
         Row { name: "cuda", backend: cuda(config), probed: Probed::Here },
         Row { name: "hip", backend: hip(config), probed: Probed::Apart },
+        Row { name: "level-zero", backend: level_zero(), probed: Probed::Apart },
         Row { name: "vulkan", backend: vulkan(), probed: Probed::Apart },
         Row { name: "opencl", backend: opencl(), probed: Probed::Apart },
         Row { name: "wgpu", backend: wgpu(), probed: Probed::Apart },
@@ -100,10 +103,10 @@ fn rows(config: &Config) -> Vec<Row> {
 /// Process-wide table of backends, keyed by configuration. It is used for APIs whose drivers start and
 /// compile slowly: a later probe with the same configuration reuses the backend, its probe results and its
 /// compiled programs.
-#[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
+#[cfg(any(feature = "level-zero", feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 struct Kept<C, B>(Mutex<Vec<(C, Arc<B>)>>);
 
-#[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
+#[cfg(any(feature = "level-zero", feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 impl<C: Clone + PartialEq, B> Kept<C, B> {
     const fn new() -> Self {
         Self(Mutex::new(Vec::new()))
@@ -133,6 +136,7 @@ macro_rules! absent {
 absent! {
     "cpu" cpu(&Config);
     "hip" hip(&Config);
+    "level-zero" level_zero();
     "opencl" opencl();
     "vulkan" vulkan();
     "wgpu" wgpu();
@@ -158,6 +162,13 @@ fn hip(config: &Config) -> Option<Arc<dyn Backend>> {
     let own = ragtag_hip::HipConfig::default();
     let own = ragtag_hip::HipConfig { compiler: config.hip_compiler.clone(), ..own };
     Some(Arc::new(ragtag_hip::HipBackend::new(own)))
+}
+
+#[cfg(feature = "level-zero")]
+fn level_zero() -> Option<Arc<dyn Backend>> {
+    use ragtag_level_zero::{LevelZeroBackend, LevelZeroConfig};
+    static KEPT: Kept<LevelZeroConfig, LevelZeroBackend> = Kept::new();
+    Some(KEPT.get(LevelZeroConfig::default(), LevelZeroBackend::new))
 }
 
 #[cfg(feature = "opencl")]

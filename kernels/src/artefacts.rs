@@ -1,10 +1,13 @@
-//! PTX that was built ahead of time from this crate's CUDA C++, so that a device needs only NVIDIA's driver.
+//! Programs that were built ahead of time: PTX from this crate's CUDA C++, and SPIR-V from its OpenCL C.
+//! With PTX, a device needs only NVIDIA's driver. Level Zero accepts no source text at all.
 //!
-//! `cargo xtask kernels` writes the compressed PTX to `artefacts/cuda`. The key of a program is the digest of
-//! its source text, so PTX of an older text is never used. This module never calls a compiler.
+//! `cargo xtask kernels` writes the compressed programs to `artefacts`. The key of a program is the digest of
+//! its source text, so a program of an older text is never used. This module never calls a compiler.
 
+#[path = "../artefacts/opencl/index.rs"]
+mod opencl;
 #[path = "../artefacts/cuda/index.rs"]
-mod index;
+mod ptx_index;
 
 use flate2::read::GzDecoder;
 use ragtag_hal::{Feature, Features};
@@ -30,13 +33,49 @@ const OVERLAPPING: &str = "90";
 /// multiply-add.
 pub const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
-/// Maximum size of a program's PTX, in bytes.
+/// Options for clang, which compiles OpenCL C to LLVM bitcode for SPIR-V. Optimisation is left to the drivers,
+/// as if they had compiled the text. The translator does not support all that clang's passes write, and
+/// drivers recognise an integer dot product only in the form in which the sources spell it. OpenCL C 1.2 has
+/// no generic pointers.
+pub const CLANG_OPTIONS: [&str; 13] = [
+    "-c",
+    "-x",
+    "cl",
+    "-cl-std=CL1.2",
+    "-target",
+    "spir64",
+    "-O2",
+    "-Xclang",
+    "-disable-llvm-passes",
+    "-Xclang",
+    "-finclude-default-header",
+    "-emit-llvm",
+    "-w",
+];
+
+/// Options for the translator from LLVM bitcode to SPIR-V. Every driver accepts version 1.0. Fused operations
+/// are written as `fma`.
+pub const TRANSLATOR_OPTIONS: [&str; 2] = ["--spirv-max-version=1.0", "--spirv-fp-contract=off"];
+
+/// The only architecture of SPIR-V: 64-bit pointers, and no capabilities that a driver may lack.
+pub const SPIR_V: &str = "spirv64";
+
+/// Maximum size of a program, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// The compressed PTX of a program for one architecture.
+/// Form of prebuilt programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// PTX from CUDA C++.
+    Ptx,
+    /// SPIR-V from OpenCL C.
+    SpirV,
+}
+
+/// A compressed program for one architecture.
 #[derive(Clone, Copy, Debug)]
 pub struct Artefact {
-    /// Target architecture, for example `61` or `90a`.
+    /// Target architecture, for example `61`, `90a` or [`SPIR_V`].
     pub architecture: &'static str,
     /// Name of the program.
     pub program: &'static str,
@@ -45,48 +84,81 @@ pub struct Artefact {
     compressed: &'static [u8],
 }
 
-/// Defines a row of the index, and includes the compressed PTX that the row describes.
-macro_rules! ptx {
-    ($architecture:literal, $program:literal, $digest:literal) => {
+/// Defines a row of an index, and includes the compressed program that the row describes.
+macro_rules! artefact {
+    ($folder:literal, $extension:literal, $architecture:literal, $program:literal, $digest:literal) => {
         $crate::artefacts::Artefact {
             architecture: $architecture,
             program: $program,
             digest: $digest,
             compressed: include_bytes!(concat!(
                 env!("CARGO_MANIFEST_DIR"),
-                "/artefacts/cuda/",
+                "/artefacts/",
+                $folder,
+                "/",
                 $architecture,
                 "/",
                 $program,
-                ".ptx.gz"
+                ".",
+                $extension,
+                ".gz"
             )),
         }
     };
 }
-use ptx;
+macro_rules! ptx {
+    ($architecture:literal, $program:literal, $digest:literal) => {
+        $crate::artefacts::artefact!("cuda", "ptx", $architecture, $program, $digest)
+    };
+}
+macro_rules! spir_v {
+    ($architecture:literal, $program:literal, $digest:literal) => {
+        $crate::artefacts::artefact!("opencl", "spv", $architecture, $program, $digest)
+    };
+}
+use {artefact, ptx, spir_v};
 
 impl Artefact {
-    /// Decompresses the PTX. Returns `None` if the compressed data is damaged.
+    /// Decompresses PTX. Returns `None` if the compressed data is damaged.
     pub fn ptx(&self) -> Option<Arc<str>> {
-        let mut text = String::new();
-        GzDecoder::new(self.compressed).take(MAX_BYTES).read_to_string(&mut text).ok()?;
-        Some(text.into())
+        String::from_utf8(self.bytes()?).ok().map(Arc::from)
+    }
+
+    /// Decompresses the program. Returns `None` if the compressed data is damaged.
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        GzDecoder::new(self.compressed).take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
     }
 }
 
-/// Returns the PTX of all programs that were built ahead of time.
-pub fn artefacts() -> &'static [Artefact] {
-    index::ALL
-}
-
-/// Returns the key of the PTX for source `text`: half of the BLAKE3 hash of the compiler options and the
-/// text, in hexadecimal.
-pub fn digest(text: &str) -> String {
-    let mut hasher = blake3::Hasher::new();
-    for option in OPTIONS {
-        hasher.update(option.as_bytes()).update(b"\n");
+impl Form {
+    /// Returns all programs of this form that were built ahead of time.
+    pub fn artefacts(self) -> &'static [Artefact] {
+        match self {
+            Form::Ptx => ptx_index::ALL,
+            Form::SpirV => opencl::ALL,
+        }
     }
-    hasher.update(text.as_bytes()).finalize().to_hex()[..32].into()
+
+    /// Returns the key of the program for source `text`: half of the BLAKE3 hash of the compiler options and
+    /// the text, in hexadecimal.
+    pub fn digest(self, text: &str) -> String {
+        let options = match self {
+            Form::Ptx => OPTIONS.to_vec(),
+            Form::SpirV => [&CLANG_OPTIONS[..], &TRANSLATOR_OPTIONS].concat(),
+        };
+        let mut hasher = blake3::Hasher::new();
+        for option in options {
+            hasher.update(option.as_bytes()).update(b"\n");
+        }
+        hasher.update(text.as_bytes()).finalize().to_hex()[..32].into()
+    }
+
+    fn of_text(self, text: &str) -> impl Iterator<Item = &'static Artefact> {
+        let digest = self.digest(text);
+        self.artefacts().iter().filter(move |artefact| artefact.digest == digest)
+    }
 }
 
 /// Returns the architectures for which the PTX of a variant is built. The first is the oldest architecture
@@ -100,12 +172,16 @@ pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str>
 }
 
 /// Returns the PTX of source `text` for the newest architecture that a device with `features` accepts.
-pub(crate) fn find(text: &str, features: &Features) -> Option<&'static Artefact> {
-    let digest = digest(text);
-    let of_text = || artefacts().iter().filter(|artefact| artefact.digest == digest);
+pub(crate) fn find_ptx(text: &str, features: &Features) -> Option<&'static Artefact> {
+    let of_text: Vec<_> = Form::Ptx.of_text(text).collect();
     let takes = |(_, feature): &&(_, Option<Feature>)| feature.is_none_or(|f| features.contains(&f));
-    let newest_first = ARCHITECTURES.iter().rev().filter(takes);
-    newest_first.filter_map(|(name, _)| of_text().find(|artefact| artefact.architecture == *name)).next()
+    let mut newest_first = ARCHITECTURES.iter().rev().filter(takes);
+    newest_first.find_map(|(name, _)| of_text.iter().copied().find(|a| a.architecture == *name))
+}
+
+/// Returns the SPIR-V of source `text`.
+pub(crate) fn find_spir_v(text: &str) -> Option<&'static Artefact> {
+    Form::SpirV.of_text(text).next()
 }
 
 #[cfg(test)]
@@ -125,7 +201,7 @@ mod tests {
 
     #[test]
     fn all_built_programs_are_intact() {
-        for artefact in artefacts() {
+        for artefact in Form::Ptx.artefacts() {
             let name = format!("{} for {}", artefact.program, artefact.architecture);
             let ptx = artefact.ptx().unwrap_or_else(|| panic!("{name} is damaged"));
             assert!(ptx.contains(&format!("\n.target sm_{}\n", artefact.architecture)), "{name}");
@@ -139,11 +215,34 @@ mod tests {
         }
     }
 
+    #[test]
+    fn spir_v_needs_no_optional_capability() {
+        // Addresses, Linkage, Kernel, Float16Buffer, Int64, Int16 and Int8: all OpenCL devices have them.
+        const CAPABILITIES: [u32; 7] = [4, 5, 6, 8, 11, 22, 39];
+        assert!(!Form::SpirV.artefacts().is_empty());
+        for artefact in Form::SpirV.artefacts() {
+            let bytes = artefact.bytes().unwrap_or_else(|| panic!("{} is damaged", artefact.program));
+            let (words, rest) = bytes.as_chunks::<4>();
+            let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+            assert_eq!(
+                (words[0], words[1], rest),
+                (0x0723_0203, 0x0001_0000, &[][..]),
+                "{}",
+                artefact.program
+            );
+            // Capabilities come first. Each is an instruction of two words with opcode 17.
+            let (pairs, _) = words[5..].as_chunks::<2>();
+            let capabilities = pairs.iter().take_while(|pair| pair[0] == 2 << 16 | 17).map(|pair| pair[1]);
+            let others: Vec<u32> = capabilities.filter(|c| !CAPABILITIES.contains(c)).collect();
+            assert_eq!(others, [0; 0], "{}", artefact.program);
+        }
+    }
+
     /// Checks that every kernel waits for earlier launches on architectures where the host lets launches
     /// overlap.
     #[test]
     fn kernels_whose_launches_overlap_wait() {
-        let overlapping = || artefacts().iter().filter(|a| a.architecture.starts_with(OVERLAPPING));
+        let overlapping = || Form::Ptx.artefacts().iter().filter(|a| a.architecture.starts_with(OVERLAPPING));
         assert!(overlapping().count() > 0);
         for artefact in overlapping() {
             let ptx = artefact.ptx().unwrap_or_default();

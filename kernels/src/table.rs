@@ -1,6 +1,6 @@
 //! The table of variants, and the functions that select a variant by a device's capabilities.
 
-use crate::artefacts::{self, Artefact};
+use crate::artefacts::{self, Artefact, Form};
 use crate::blocks::TensorType;
 use crate::c_family;
 use crate::cases::Case;
@@ -10,8 +10,8 @@ use crate::layout::{Layout, layout_for};
 use crate::wgsl;
 use crate::{cases, matmul};
 use ragtag_hal::{
-    Caps, DeviceFunction, EntryAbi, Feature, GemmEntry, HostFn, KernelLanguage, LinkedEntry, ModuleSource,
-    TextEntry,
+    BinaryEntry, Caps, DeviceFunction, EntryAbi, Feature, GemmEntry, HostFn, KernelLanguage, LinkedEntry,
+    ModuleSource, TextEntry,
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -133,24 +133,27 @@ impl Variant {
     }
 
     /// Returns whether a device with `caps` accepts the code. A device accepts a source text if it accepts
-    /// its language, or PTX that was built from it. A device accepts a library product if it has a GEMM
-    /// library.
+    /// its language, or PTX or SPIR-V that was built from it. A device accepts a library product if it has a
+    /// GEMM library.
     pub fn is_taken_by(&self, caps: &Caps) -> bool {
         match self.language() {
-            Some(language) => caps.languages.contains(&language) || self.ptx(caps).is_some(),
+            Some(language) => caps.languages.contains(&language) || self.built(caps).is_some(),
             None => caps.gemm.is_some(),
         }
     }
 
-    /// Returns the PTX of the variant that is best for a device with `caps`. Returns `None` if the device
-    /// does not accept PTX, or if no PTX for it was built.
-    fn ptx(&self, caps: &Caps) -> Option<&'static Artefact> {
-        match self.code {
-            Code::Text(text)
-                if text.language == KernelLanguage::CudaC
-                    && caps.languages.contains(&KernelLanguage::Ptx) =>
-            {
-                artefacts::find(&text.text(), &caps.features)
+    /// Returns the PTX of the variant that is best for a device with `caps`, or its SPIR-V if the device does
+    /// not compile OpenCL C. Returns `None` if the device does not accept this form, or if no such program was
+    /// built.
+    fn built(&self, caps: &Caps) -> Option<(Form, &'static Artefact)> {
+        let Code::Text(text) = self.code else { return None };
+        let takes = |language| caps.languages.contains(&language);
+        match text.language {
+            KernelLanguage::CudaC if takes(KernelLanguage::Ptx) => {
+                artefacts::find_ptx(&text.text(), &caps.features).map(|ptx| (Form::Ptx, ptx))
+            }
+            KernelLanguage::OpenClC if takes(KernelLanguage::SpirV) && !takes(KernelLanguage::OpenClC) => {
+                artefacts::find_spir_v(&text.text()).map(|spir_v| (Form::SpirV, spir_v))
             }
             _ => None,
         }
@@ -246,22 +249,29 @@ pub fn has_f16_products(caps: &Caps) -> bool {
 /// Returns the code of a module for a device with `caps`. The entries of the module are `variants`, which
 /// must run on the device. Returns `None` if the variants are in several languages. If all CUDA C++ texts of
 /// the module were built to PTX ahead of time, returns the PTX instead. Links library products with either
-/// kind of code.
+/// kind of code. Returns SPIR-V for a device that accepts no OpenCL C.
 pub fn module_source<'a>(
     variants: impl IntoIterator<Item = &'a Variant>,
     caps: &Caps,
 ) -> Option<ModuleSource> {
-    let (mut host, mut entries, mut built) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut host, mut entries, mut built, mut binaries) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut languages, mut linked) = (BTreeSet::new(), Vec::new());
     for (at, variant) in variants.into_iter().enumerate() {
         languages.extend(variant.language());
         match variant.code {
             Code::Host(function) => host.push(function),
             Code::Text(text) => {
-                let ptx = variant.ptx(caps).and_then(Artefact::ptx);
-                built.extend(
-                    ptx.map(|text_in_ptx| TextEntry { text: text_in_ptx, function: text.function() }),
-                );
+                let function = text.function();
+                match variant.built(caps) {
+                    Some((Form::Ptx, ptx)) => {
+                        built.extend(ptx.ptx().map(|text| TextEntry { text, function }));
+                    }
+                    Some((Form::SpirV, spir_v)) => {
+                        let binary = spir_v.bytes().map(Arc::from);
+                        binaries.extend(binary.map(|binary| BinaryEntry { binary, function }));
+                    }
+                    None => {}
+                }
                 entries.push(TextEntry { text: text.text(), function: text.function() });
             }
             Code::Library(gemm) => linked.push((at, gemm)),
@@ -272,6 +282,10 @@ pub fn module_source<'a>(
         _ if languages.len() > 1 => return None,
         Some(KernelLanguage::Host) => return linked.is_empty().then_some(ModuleSource::Host(host)),
         None if linked.is_empty() => return Some(ModuleSource::Host(host)),
+        Some(_) if !binaries.is_empty() => {
+            let complete = binaries.len() == entries.len() && linked.is_empty();
+            return complete.then_some(ModuleSource::SpirV { entries: binaries });
+        }
         Some(_) if built.len() == entries.len() => (Some(KernelLanguage::Ptx), built),
         _ => (language, entries),
     };
@@ -567,6 +581,32 @@ mod tests {
         let stale = stale.map(|v| format!("{} {}", v.kernel, v.name));
         assert_eq!(stale, None, "its PTX was built from another text; run `cargo xtask kernels --nvrtc DIR`");
         runs_every_kernel(&caps, "cuda");
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_device_that_takes_spir_v() {
+        let caps = gpu(KernelLanguage::SpirV, 256, 32 << 10);
+        let is_opencl = |v: &&Variant| v.language() == Some(KernelLanguage::OpenClC);
+        let stale = variants().iter().filter(is_opencl).find(|v| !v.is_taken_by(&caps));
+        let stale = stale.map(|v| format!("{} {}", v.kernel, v.name));
+        assert_eq!(stale, None, "its SPIR-V was built from another text; run `cargo xtask kernels --spir-v`");
+        runs_every_kernel(&caps, "opencl");
+    }
+
+    #[test]
+    fn devices_get_spir_v_only_without_opencl_c() {
+        let variants =
+            |caps: &Caps| [Kernel::Add, Kernel::Softmax].map(|kernel| select(kernel, caps, 1).unwrap());
+        let caps = gpu(KernelLanguage::SpirV, 256, 32 << 10);
+        let Some(ModuleSource::SpirV { entries }) = module_source(variants(&caps), &caps) else {
+            panic!("no SPIR-V")
+        };
+        assert_eq!(entries.iter().map(|e| &*e.function.name).collect::<Vec<_>>(), ["add", "softmax"]);
+        assert_eq!(entries[0].binary, entries[1].binary, "row kernels share a program");
+        let languages = [KernelLanguage::SpirV, KernelLanguage::OpenClC].into();
+        let both = Caps { languages, ..caps };
+        let source = module_source(variants(&both), &both);
+        assert!(matches!(source, Some(ModuleSource::Text { language: KernelLanguage::OpenClC, .. })));
     }
 
     #[test]

@@ -314,8 +314,10 @@ impl Steps {
                         hasher.update(text.text.as_bytes());
                     }
                 }
-                ModuleSource::SpirV { binary, .. } => {
-                    hasher.update(binary);
+                ModuleSource::SpirV { entries } => {
+                    for entry in entries {
+                        hasher.update(&entry.binary);
+                    }
                 }
             }
         }

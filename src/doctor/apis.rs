@@ -18,6 +18,15 @@ const HIP_VARIABLES: [&str; 5] = [
     "GPU_DEVICE_ORDINAL",
     "HSA_OVERRIDE_GFX_VERSION",
 ];
+const LEVEL_ZERO_VARIABLES: [&str; 7] = [
+    "ZE_AFFINITY_MASK",
+    "ZE_FLAT_DEVICE_HIERARCHY",
+    "ZE_ENABLE_ALT_DRIVERS",
+    "ZE_ENABLE_VALIDATION_LAYER",
+    "ZE_ENABLE_PARAMETER_VALIDATION",
+    "ZES_ENABLE_SYSMAN",
+    "NEOReadDebugKeys",
+];
 const OPENCL_VARIABLES: [&str; 5] =
     ["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES", "RUSTICL_ENABLE", "CUDA_VISIBLE_DEVICES"];
 
@@ -45,6 +54,7 @@ pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machi
         let examined = match backend.name.as_str() {
             "cuda" => cuda(backend, machine),
             "hip" => hip(backend, machine),
+            "level-zero" => level_zero(machine),
             "opencl" => opencl(machine),
             "vulkan" => vulkan(machine),
             "wgpu" => [vulkan(machine), variables(machine, &WGPU_VARIABLES)].concat(),
@@ -105,7 +115,7 @@ fn beyond(adapter: &Adapter) -> String {
 
 fn cuda(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
     let on = machine.distribution();
-    let mut all = gpus(machine, Vendor::Nvidia, "nvidia", &packages::nvidia_driver(on));
+    let mut all = gpus(machine, Vendor::Nvidia, &["nvidia"], &packages::nvidia_driver(on));
     let wanted = is_wanted(machine, Vendor::Nvidia);
     let module = machine.module("nvidia");
     if let Some(module) = &module {
@@ -195,7 +205,7 @@ fn products(machine: &Machine, name: &str, files: &[&str], elsewhere: &[PathBuf]
 fn hip(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
     let on = machine.distribution();
     let kernel = "load the kernel driver: modprobe amdgpu";
-    let mut all = gpus(machine, Vendor::Amd, "amdgpu", kernel);
+    let mut all = gpus(machine, Vendor::Amd, &["amdgpu"], kernel);
     let wanted = is_wanted(machine, Vendor::Amd);
     let rocm = [PathBuf::from("/opt/rocm/lib")];
     let names = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
@@ -234,6 +244,26 @@ fn hiprtc(backend: &BackendReport, machine: &Machine, hip: Option<&Library>, roc
         }
         None => Finding::new("compiler", State::Note, "no libhiprtc.so"),
     }
+}
+
+fn level_zero(machine: &Machine) -> Vec<Finding> {
+    let on = machine.distribution();
+    let kernel = "load the kernel driver: modprobe i915, or xe for new GPUs";
+    let mut all = gpus(machine, Vendor::Intel, &["i915", "xe"], kernel);
+    let wanted = is_wanted(machine, Vendor::Intel);
+    let loader = machine.library(&["libze_loader.so.1", "libze_loader.so"], &[]);
+    let advice = packages::level_zero_loader(on);
+    all.push(library_finding("library", "libze_loader.so.1", loader.as_ref(), wanted, &advice));
+    let driver = machine.library(&["libze_intel_gpu.so.1"], &[]);
+    let advice = packages::level_zero_driver(on);
+    all.push(library_finding("driver", "libze_intel_gpu.so.1", driver.as_ref(), wanted, &advice));
+    if wanted {
+        let container = "start the container with --device /dev/dri";
+        let advice = if machine.in_container() { container } else { kernel };
+        all.extend(nodes(machine, "/dev/dri", "renderD128", advice));
+    }
+    all.extend(variables(machine, &LEVEL_ZERO_VARIABLES));
+    all
 }
 
 fn opencl(machine: &Machine) -> Vec<Finding> {
@@ -345,14 +375,15 @@ fn is_wanted(machine: &Machine, vendor: Vendor) -> bool {
     machine.gpus().iter().any(|gpu| gpu.vendor == vendor) || vendor == Vendor::Nvidia && machine.in_windows()
 }
 
-/// Checks that the kernel driver `driver` controls each GPU of `vendor`.
-fn gpus(machine: &Machine, vendor: Vendor, driver: &str, advice: &str) -> Vec<Finding> {
+/// Checks that one of the kernel drivers in `drivers` controls each GPU of `vendor`.
+fn gpus(machine: &Machine, vendor: Vendor, drivers: &[&str], advice: &str) -> Vec<Finding> {
+    let driver = drivers.join(" or ");
     let own: Vec<Gpu> = machine.gpus().into_iter().filter(|gpu| gpu.vendor == vendor).collect();
     if own.is_empty() && !machine.in_windows() {
         return vec![Finding::new("GPU", State::Note, format!("no {} GPU on the PCI bus", vendor.name()))];
     }
     let one = |gpu: Gpu| match gpu.driver.as_deref() {
-        Some(bound) if bound == driver => {
+        Some(bound) if drivers.contains(&bound) => {
             Finding::new("GPU", State::Ok, format!("{}, kernel driver {bound}", gpu.address))
         }
         Some("vfio-pci") => {

@@ -63,6 +63,25 @@ pub(super) fn hip(on: Distribution) -> String {
     }
 }
 
+/// Returns the command that installs Level Zero's loader.
+pub(super) fn level_zero_loader(on: Distribution) -> String {
+    match on {
+        Debian(_) | Ubuntu => "apt install libze1".into(),
+        Fedora => "dnf install oneapi-level-zero".into(),
+        Other => "install the package that holds libze_loader.so.1".into(),
+    }
+}
+
+/// Returns the command that installs Intel's Level Zero driver.
+pub(super) fn level_zero_driver(on: Distribution) -> String {
+    match on {
+        Debian(..13) => "apt install intel-opencl-icd".into(),
+        Ubuntu => "apt install libze-intel-gpu1; before Ubuntu 24.10, intel-opencl-icd".into(),
+        Fedora => "dnf install intel-level-zero".into(),
+        _ => "install libze-intel-gpu1 from Intel's compute-runtime releases".into(),
+    }
+}
+
 /// Returns the command that installs the OpenCL loader.
 pub(super) fn opencl_loader(on: Distribution) -> String {
     match on {

@@ -314,6 +314,38 @@ fn opencl_drivers_are_followed_from_their_files_to_their_libraries() {
 }
 
 #[test]
+fn level_zero_needs_a_loader_a_driver_and_a_card() {
+    let mut fake = Fake::new(DEBIAN);
+    let found = fake.findings("level-zero");
+    assert_eq!(about(&found, "GPU"), ["Note: no Intel GPU on the PCI bus"]);
+    assert_eq!(about(&found, "library"), ["Note: no libze_loader.so.1"]);
+    assert_eq!(about(&found, "driver"), ["Note: no libze_intel_gpu.so.1"]);
+    assert!(about(&found, "node").is_empty());
+
+    fake.gpu("0000:03:00.0", "0x8086", None);
+    let found = fake.findings("level-zero");
+    let gpu = "Missing: 0000:03:00.0, no kernel driver (i915 or xe is required) \
+        → load the kernel driver: modprobe i915, or xe for new GPUs";
+    assert_eq!(about(&found, "GPU"), [gpu]);
+    assert_eq!(about(&found, "library"), ["Missing: no libze_loader.so.1 → apt install libze1"]);
+    let driver = "Missing: no libze_intel_gpu.so.1 → apt install intel-opencl-icd";
+    assert_eq!(about(&found, "driver"), [driver]);
+    assert!(about(&found, "node")[0].starts_with("Missing: no /dev/dri/renderD128 → "), "{found:?}");
+
+    fake = Fake::new(FEDORA);
+    fake.gpu("0000:03:00.0", "0x8086", Some("xe"));
+    fake.file("/dev/dri/renderD128", "");
+    fake.library("/usr/lib64", "libze_loader.so.1.17.6", "libze_loader.so.1");
+    fake.library("/usr/lib64", "libze_intel_gpu.so.1.6.31294", "libze_intel_gpu.so.1");
+    fake.variables = vec![("ZE_AFFINITY_MASK", "0".into())];
+    let found = fake.findings("level-zero");
+    assert_eq!(about(&found, "GPU"), ["Ok: 0000:03:00.0, kernel driver xe"]);
+    assert_eq!(about(&found, "library"), ["Ok: /usr/lib64/libze_loader.so.1 (1.17.6)"]);
+    assert_eq!(about(&found, "driver"), ["Ok: /usr/lib64/libze_intel_gpu.so.1 (1.6.31294)"]);
+    assert_eq!(about(&found, "variable"), ["Note: ZE_AFFINITY_MASK=0"]);
+}
+
+#[test]
 fn inaccessible_nodes_name_the_group_to_join() {
     let mut fake = Fake::new(DEBIAN);
     fake.file("/dev/kfd", "");

@@ -618,8 +618,14 @@ fn refuses_absent_devices() {
         ("cpu:9", "no device cpu:9; there are cpu:0"),
         ("cpu:4294967295", "no device cpu:4294967295"),
         ("cpu:4294967296", "is not a device"),
-        ("quantum:0", "unknown backend \"quantum\"; there are cuda, hip, vulkan, opencl, wgpu, cpu"),
-        ("quantum", "unknown backend \"quantum\"; there are cuda, hip, vulkan, opencl, wgpu, cpu"),
+        (
+            "quantum:0",
+            "unknown backend \"quantum\"; there are cuda, hip, level-zero, vulkan, opencl, wgpu, cpu",
+        ),
+        (
+            "quantum",
+            "unknown backend \"quantum\"; there are cuda, hip, level-zero, vulkan, opencl, wgpu, cpu",
+        ),
         ("opencl", "opencl cannot be used: "),
         ("gpu", "no GPU found; there are cpu:0"),
         ("cpu,gpu", "no GPU found"),

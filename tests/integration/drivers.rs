@@ -22,11 +22,16 @@ struct Driver {
 }
 
 /// Drivers of the backends that Ragtag probes in a separate process.
-const DRIVERS: [Driver; 2] = [
+const DRIVERS: [Driver; 3] = [
     Driver { backend: "opencl", library: "libOpenCL.so.1", entry: "int clGetPlatformIDs(void)" },
     Driver {
         backend: "hip",
         library: "libamdhip64.so.7",
+        entry: "__attribute__((constructor)) int when_loaded(void)",
+    },
+    Driver {
+        backend: "level-zero",
+        library: "libze_loader.so.1",
         entry: "__attribute__((constructor)) int when_loaded(void)",
     },
 ];

@@ -9,7 +9,7 @@ use ragtag::{DeviceOptions, Devices, Engine, Error, Event, Model, Prompt};
 use ragtag_hal::Error as DeviceError;
 use ragtag_kernels::NumericsClass;
 use ragtag_scheduler::Error as RunError;
-use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
+use test_drivers::{Faults, LostAt, with_vulkan_faults};
 
 const MODEL: &str = "tales-bitnet-tq2_0";
 /// Number of tokens to generate in a run without a loss.
@@ -41,7 +41,7 @@ fn tokens(engine: &Engine) -> Vec<u32> {
 
 /// Generates tokens, and makes the layer lose device `number` after [`BEFORE`] tokens. Returns all received
 /// tokens and the error of the run.
-fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Vec<u32>, Error) {
+fn loses(engine: &Engine, faults: &Faults, number: u32, at: LostAt) -> (Vec<u32>, Error) {
     let prompt = &golden(MODEL).cases[0].prompt_ids;
     let mut stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
     let mut ids = Vec::new();
@@ -59,7 +59,7 @@ fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Ve
 
 /// Checks a run that loses one of two devices. Each device runs a stage, with a CPU stage between the two.
 /// After the loss, the other device must still work.
-fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize, at: LostAt) {
+fn a_stage_is_lost(faults: &Faults, [first, last]: [&str; 2], lost: usize, at: LostAt) {
     let model = model();
     let (wanted, split) = (format!("{first},{last},cpu:0"), format!("0-4={first},5-8=cpu:0,9-13={last}"));
     let setup = Setup { devices: &wanted, split: Some(&split), chunk: 32, ..Setup::default() };
@@ -97,7 +97,7 @@ fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize,
 }
 
 /// Checks a run that loses one of the first two devices of an API.
-fn one_is_lost(faults: &VulkanFaults, backend: &str, lost: usize, at: LostAt) {
+fn one_is_lost(faults: &Faults, backend: &str, lost: usize, at: LostAt) {
     match &labels(backend)[..] {
         [first, second, ..] => a_stage_is_lost(faults, [first, second], lost, at),
         _ => test_support::skip!("two Vulkan devices", "for {backend}"),

@@ -21,6 +21,7 @@ mod golden;
 mod gpus;
 mod guard;
 mod hip;
+mod level_zero;
 mod links;
 mod losses;
 mod measured;

@@ -57,7 +57,7 @@ impl Done {
 }
 
 /// Backends. The crates must compile with each of them alone.
-const BACKENDS: [&str; 6] = ["cpu", "cuda", "hip", "opencl", "vulkan", "wgpu"];
+const BACKENDS: [&str; 7] = ["cpu", "cuda", "hip", "level-zero", "opencl", "vulkan", "wgpu"];
 
 /// Runs the checks that the README describes. The workspace's tests run last, so that their output ends the
 /// log.

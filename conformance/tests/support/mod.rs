@@ -11,10 +11,11 @@ pub const SOME: usize = 3;
 /// Maximum number of skipped tests in the whole suite, by backend and by prefix of the driver's name. Only
 /// tests of kernels in the driver's own language count. More skips than this maximum mean that the driver has
 /// lost a feature.
-const SKIPS: [(&str, &str, usize); 8] = [
+const SKIPS: [(&str, &str, usize); 9] = [
     ("opencl", "Portable Computing Language", 0),
     ("opencl", "Intel(R) OpenCL", 0),
     ("opencl", "NVIDIA CUDA", 0),
+    ("level-zero", "Level Zero", 0),
     // The skipped tests are the products for matrix units, which have their own tests.
     ("hip", "HIP", 8),
     ("vulkan", "llvmpipe", 8),
@@ -27,7 +28,12 @@ const SKIPS: [(&str, &str, usize); 8] = [
 /// Returns the number of a backend's tests that did not pass, and the allowed maximum. For a driver that is
 /// not in the table, the maximum is half of the tests.
 pub fn not_passed(backend: &str, driver: &str, tests: &[Outcome]) -> (usize, usize) {
-    let language = if ["vulkan", "wgpu"].contains(&backend) { "wgsl" } else { backend };
+    let language = match backend {
+        "vulkan" | "wgpu" => "wgsl",
+        // Its kernels are built from OpenCL C ahead of time.
+        "level-zero" => "opencl",
+        backend => backend,
+    };
     let is_owed = |test: &&Outcome| {
         let variant = test.name.rsplit('/').next().unwrap_or_default();
         !test.name.starts_with("kernel/") || variant.starts_with(language)

@@ -1,5 +1,6 @@
 //! Tests of device loss and out-of-memory errors. A layer between Vulkan's loader and the driver injects the
-//! faults, so the tests work with any driver. Each backend's tests choose the Vulkan call that fails.
+//! faults, so the tests work with any driver. For Level Zero, a driver for tests injects them. Each backend's
+//! tests choose the call that fails.
 
 use crate::{Bench, WORDS, all, download, in_time, open, scale, upload};
 use ragtag_hal::{
@@ -7,7 +8,7 @@ use ragtag_hal::{
     Work,
 };
 use std::sync::Arc;
-use test_drivers::{LostAt, VulkanFaults};
+use test_drivers::{Faults, LostAt};
 
 /// Number of successful submissions before the loss.
 const GOOD: u64 = 5;
@@ -22,21 +23,22 @@ fn launch() -> Vec<Command> {
     vec![scale(all(0), all(1), 3)]
 }
 
-/// Opens two devices and causes the loss of one. Asserts that the error contains `words`, that every call to
+/// Opens a device of each adapter and causes the loss of the first one. Asserts that the error contains `words`, that every call to
 /// the lost device returns the same error, and that nothing leaks. Also asserts that the other device still
 /// works, and that a device can be opened afterwards. Each submission makes one driver call at which the
 /// device can be lost.
 #[track_caller]
 pub fn loses_one_of_two(
-    faults: &VulkanFaults,
+    faults: &Faults,
     backend: &dyn Backend,
-    adapter: &Adapter,
+    adapters: [&Adapter; 2],
     at: LostAt,
     words: &[&str],
 ) {
-    let label = adapter.label();
+    let label = adapters[0].label();
     let number = faults.opened();
-    let [mut sick, mut well] = [0, 1].map(|id| Bench::new(open(backend, adapter, id, &Limits::default())));
+    let [mut sick, mut well] =
+        [0, 1].map(|id| Bench::new(open(backend, adapters[id as usize], id, &Limits::default())));
     sick.works();
     well.works();
     let abroad = well.timeline(QueueKind::Compute);
@@ -90,7 +92,7 @@ pub fn loses_one_of_two(
     assert_eq!([region, other].map(|region| Arc::strong_count(&region)), [1, 1], "{label}: regions leaked");
 
     well.works();
-    Bench::new(open(backend, adapter, 2, &Limits::default())).works();
+    Bench::new(open(backend, adapters[0], 2, &Limits::default())).works();
 }
 
 /// Asserts that a request for `bytes` bytes failed with an out-of-memory error.
@@ -108,7 +110,7 @@ pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
 /// out-of-memory error contains the requested bytes, that a smaller allocation works, and that freed memory
 /// can be reused.
 #[track_caller]
-pub fn runs_out_of_memory(faults: &VulkanFaults, backend: &dyn Backend, adapter: &Adapter, room: u64) {
+pub fn runs_out_of_memory(faults: &Faults, backend: &dyn Backend, adapter: &Adapter, room: u64) {
     let number = faults.opened();
     let mut bench = Bench::new(open(backend, adapter, 0, &Limits::default()));
     bench.works();

@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | `text.rs` | the test kernel in each GPU language |
+//! | `text.rs`, `spir_v.rs` | the test kernel in each GPU language |
 //! | `suite.rs` | the tests that every backend must pass |
 //! | `probes.rs` | probing in a child process |
 //! | `shared.rs` | buffers that two devices share |
@@ -18,14 +18,18 @@
 pub mod faults;
 mod probes;
 mod shared;
+mod spir_v;
 mod stray;
 pub mod suite;
 mod text;
 
 pub use probes::{prints_its_probe, probed};
 pub use shared::shares;
+pub use spir_v::scale_binary;
 pub use stray::goes_astray;
-pub use text::{SCALE, function, module_of, scale_text, scale_text_adding};
+pub use text::{
+    Code, SCALE, function, module_of, module_of_codes, scale_code, scale_code_adding, scale_text,
+};
 
 use ragtag_hal::{
     Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, Command, Device, DeviceId, Dispatch,
@@ -114,9 +118,9 @@ impl Bench {
     /// Returns an error if a call to the device fails.
     pub fn try_new(mut device: Checked) -> Result<Self, Error> {
         let languages = device.adapter().caps.languages.clone();
-        let module = languages
-            .into_iter()
-            .find_map(|language| Some(module_of(language, scale_text(language)?, function("scale"))));
+        let module = languages.into_iter().find_map(|language| {
+            Some(module_of_codes(language, vec![(scale_code(language)?, function("scale"))]))
+        });
         if let Some(module) = module {
             device.create_module(ModuleId(0), &module)?;
         }

@@ -1,7 +1,10 @@
 //! The test kernel in each kernel language for GPUs.
 
 use crate::GROUP;
-use ragtag_hal::{Access, DeviceFunction, EntryAbi, KernelLanguage, Module, ModuleSource, TextEntry};
+use crate::spir_v::scale_binary;
+use ragtag_hal::{
+    Access, BinaryEntry, DeviceFunction, EntryAbi, KernelLanguage, Module, ModuleSource, TextEntry,
+};
 use std::sync::Arc;
 
 /// A kernel that computes `out[i] = factor · in[i] + 1` for `count` words.
@@ -92,14 +95,29 @@ pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     }
 }
 
-/// Returns a variant of [`scale_text`] that adds `addend` instead of 1. For the cache, it is a different
+/// Code of a kernel.
+#[derive(Clone, Debug)]
+pub enum Code {
+    /// Source text.
+    Text(Arc<str>),
+    /// SPIR-V.
+    Binary(Arc<[u8]>),
+}
+
+/// Returns the code of [`SCALE`] in a language, if there is one.
+pub fn scale_code(language: KernelLanguage) -> Option<Code> {
+    scale_code_adding(language, 1)
+}
+
+/// Returns a variant of [`scale_code`] that adds `addend` instead of 1. For the cache, it is a different
 /// program.
-pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<str>> {
+pub fn scale_code_adding(language: KernelLanguage, addend: u32) -> Option<Code> {
     let (one, other) = match language {
+        KernelLanguage::SpirV => return Some(Code::Binary(scale_binary(addend))),
         KernelLanguage::Ptx => ("%r1, 1;", format!("%r1, {addend};")),
         _ => ("+ 1u", format!("+ {addend}u")),
     };
-    scale_text(language).map(|text| text.replace(one, &other).into())
+    scale_text(language).map(|text| Code::Text(text.replace(one, &other).into()))
 }
 
 /// Returns a function with the work group size of the test kernels.
@@ -109,6 +127,22 @@ pub fn function(name: &str) -> DeviceFunction {
 
 /// Returns a module that contains one function with the ABI of [`SCALE`].
 pub fn module_of(language: KernelLanguage, text: Arc<str>, function: DeviceFunction) -> Module {
-    let source = ModuleSource::Text { language, entries: vec![TextEntry { text, function }] };
-    Module { name: "test".into(), entries: vec![&SCALE], source }
+    module_of_codes(language, vec![(Code::Text(text), function)])
+}
+
+/// Returns a module of functions with the ABI of [`SCALE`], each with its code in `language`.
+pub fn module_of_codes(language: KernelLanguage, codes: Vec<(Code, DeviceFunction)>) -> Module {
+    let entries = vec![&SCALE; codes.len()];
+    let (mut texts, mut binaries) = (Vec::new(), Vec::new());
+    for (code, function) in codes {
+        match code {
+            Code::Text(text) => texts.push(TextEntry { text, function }),
+            Code::Binary(binary) => binaries.push(BinaryEntry { binary, function }),
+        }
+    }
+    let source = match language {
+        KernelLanguage::SpirV => ModuleSource::SpirV { entries: binaries },
+        language => ModuleSource::Text { language, entries: texts },
+    };
+    Module { name: "test".into(), entries, source }
 }

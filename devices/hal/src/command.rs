@@ -154,12 +154,10 @@ pub enum ModuleSource {
         /// Kernels and products, in the order of [`Module::entries`].
         entries: Vec<LinkedEntry>,
     },
-    /// A SPIR-V binary with one function per entry.
+    /// SPIR-V, one binary per entry.
     SpirV {
-        /// SPIR-V words in little-endian order.
-        binary: Arc<[u8]>,
-        /// Functions of the binary, in the order of [`Module::entries`].
-        functions: Vec<DeviceFunction>,
+        /// Binary and function of each entry, in the order of [`Module::entries`].
+        entries: Vec<BinaryEntry>,
     },
 }
 
@@ -187,6 +185,15 @@ pub struct TextEntry {
     /// Complete source text. Entries with equal texts share one program.
     pub text: Arc<str>,
     /// Function in the source text.
+    pub function: DeviceFunction,
+}
+
+/// A kernel function and its SPIR-V binary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BinaryEntry {
+    /// SPIR-V words in little-endian order. Entries with equal binaries share one program.
+    pub binary: Arc<[u8]>,
+    /// Function in the binary.
     pub function: DeviceFunction,
 }
 

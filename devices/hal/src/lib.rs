@@ -43,6 +43,7 @@ mod opaque_fd;
 pub mod pool;
 pub mod queues;
 mod region;
+mod spir_v;
 mod throttle;
 mod timeline;
 
@@ -54,8 +55,8 @@ pub use backend::{
 pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};
 pub use command::{
-    Access, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry, Module,
-    ModuleSource, Submission, TextEntry, Work,
+    Access, BinaryEntry, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry,
+    Module, ModuleSource, Submission, TextEntry, Work,
 };
 pub use error::{Error, Result, Unavailable};
 pub use exit::exit_in_words;
@@ -69,5 +70,6 @@ pub use memory::HostMemory;
 pub use opaque_fd::OpaqueFd;
 pub use pool::{Pool, PoolLimits, PoolStats};
 pub use region::{HostRegion, Lease, LeaseMut, Reservation};
+pub use spir_v::is_whole_spir_v;
 pub use throttle::Throttle;
 pub use timeline::{Progress, Timeline};

@@ -6,7 +6,9 @@ use crate::api::{Kernel, Program};
 use crate::context::Context;
 use crate::probe::Found;
 use ragtag_hal::cache::{Compiled, Key, key};
-use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result};
+use ragtag_hal::{
+    DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result, is_whole_spir_v,
+};
 use rayon::prelude::*;
 use std::ffi::CString;
 use std::sync::Arc;
@@ -83,7 +85,7 @@ fn compile(context: &Context, found: &Found, source: Source<'_>) -> Result<Compi
     let program = match source {
         Source::OpenClC(text) => Program::from_source(context.api(), text)?,
         Source::SpirV(binary) => {
-            if !whole(binary) {
+            if !is_whole_spir_v(binary) {
                 return Err(Error::Compile { log: "the SPIR-V binary is truncated or damaged".into() });
             }
             let refused = || Error::Unsupported { what: format!("SPIR-V on {}", found.adapter.label()) };
@@ -111,8 +113,8 @@ pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Resu
         ModuleSource::Text { language: KernelLanguage::OpenClC, entries } => {
             entries.iter().map(|entry| (Source::OpenClC(&entry.text), &entry.function)).collect()
         }
-        ModuleSource::SpirV { binary, functions } => {
-            functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
+        ModuleSource::SpirV { entries } => {
+            entries.iter().map(|entry| (Source::SpirV(&entry.binary), &entry.function)).collect()
         }
         ModuleSource::Host(_) | ModuleSource::Text { .. } | ModuleSource::Linked { .. } => {
             return Err(Error::Unsupported { what: format!("module {} on an OpenCL device", module.name) });
@@ -133,25 +135,6 @@ pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Resu
         checked(program, function, abi, found)
     };
     functions.iter().zip(&module.entries).map(entry).collect()
-}
-
-/// Returns true if a binary is SPIR-V and its last instruction is complete. Intel's CPU runtime aborts the
-/// process on an incomplete binary. SPIR-V 1.0, section 2.3, defines the layout: a header of five words,
-/// followed by instructions. The first word of an instruction contains its length.
-fn whole(binary: &[u8]) -> bool {
-    let (words, rest) = binary.as_chunks::<4>();
-    let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-    if !rest.is_empty() || words.len() < 5 || words[0] != 0x0723_0203 {
-        return false;
-    }
-    let mut left = &words[5..];
-    while let Some(&first) = left.first() {
-        match left.get((first >> 16) as usize..) {
-            Some(behind) if behind.len() < left.len() => left = behind,
-            _ => return false,
-        }
-    }
-    true
 }
 
 /// Looks up a function and checks it against its ABI.
@@ -182,22 +165,4 @@ fn checked(
         return Err(Error::Unsupported { what });
     }
     Ok(entry)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whole_binaries_end_where_an_instruction_does() {
-        let bytes = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
-        let header = [0x0723_0203, 0x0001_0000, 0, 1, 0];
-        let module = bytes(&[&header[..], &[2 << 16 | 17, 4], &[1 << 16]].concat());
-        assert!(whole(&bytes(&header)) && whole(&module));
-        for end in (0..20).chain(21..28).chain(29..32) {
-            assert!(!whole(&module[..end]), "{end} bytes");
-        }
-        assert!(!whole(&bytes(&[&header[..], &[0]].concat())), "an instruction without a length");
-        assert!(!whole(&bytes(&[0x0302_2307, 0, 0, 0, 0])), "another magic number");
-    }
 }

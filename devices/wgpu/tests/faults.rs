@@ -9,17 +9,17 @@ use device_bench::faults::{loses_one_of_two, no_memory, runs_out_of_memory};
 use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, Limits, QueueKind, RegionId};
 use std::sync::Arc;
 use support::*;
-use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
+use test_drivers::{Faults, LostAt, with_vulkan_faults};
 
 /// Restricts wgpu to Vulkan devices.
 const VULKAN: &[(&str, &str)] = &[("WGPU_BACKEND", "vulkan")];
 
 /// Simulates the loss of each device in turn. Any wgpu call may detect the loss, because several threads use
 /// the device.
-fn loses_each(faults: &VulkanFaults, at: LostAt) {
+fn loses_each(faults: &Faults, at: LostAt) {
     let backend = backend();
     for adapter in adapters(&backend) {
-        loses_one_of_two(faults, &backend, &adapter, at, &["lost"]);
+        loses_one_of_two(faults, &backend, [&adapter; 2], at, &["lost"]);
     }
 }
 

@@ -39,6 +39,7 @@ pub fn driver(backend: &str) -> &'static str {
     match backend {
         "cuda" => "CUDA driver",
         "hip" => "AMD device",
+        "level-zero" => "Level Zero driver",
         "opencl" => "OpenCL driver",
         "vulkan" | "wgpu" => "Vulkan driver",
         other => panic!("the vocabulary of skips does not know {other}"),

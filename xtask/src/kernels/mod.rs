@@ -1,10 +1,12 @@
 //! Implements `cargo xtask kernels`. It writes the kernel sources to files, builds or checks the committed
-//! PTX, and compiles kernels for GPUs that this machine does not have.
+//! PTX and SPIR-V, and compiles kernels for GPUs that this machine does not have.
 //!
 //! Runs no kernels; the conformance suite checks their results. Downloads no compilers: each must be
 //! installed, or an argument must name its folder.
 
 mod amd;
+mod clang;
+mod committed;
 mod jobs;
 mod nvrtc;
 mod ocloc;
@@ -15,6 +17,7 @@ mod ptxas;
 mod spirv;
 
 use clap::Args as ClapArgs;
+use committed::{PTX, SPIR_V};
 use jobs::Share;
 use programs::Program;
 use std::fs;
@@ -33,8 +36,13 @@ pub struct Args {
     /// Build PTX with the NVRTC in this folder, and write it to kernels/artefacts/cuda.
     #[arg(long, value_name = "DIR", env = "RAGTAG_NVRTC")]
     nvrtc: Option<PathBuf>,
-    /// Write no PTX; fail if the committed PTX was built from other sources. With --nvrtc, also fail if
-    /// NVRTC's output differs in its launch interface.
+    /// Build SPIR-V with clang-15 and llvm-spirv-15, if they are installed, and write it to
+    /// kernels/artefacts/opencl.
+    #[arg(long)]
+    spir_v: bool,
+    /// Write no PTX and SPIR-V; fail if the committed files were built from other sources. With --nvrtc, also
+    /// fail if NVRTC's output differs in its launch interface. With --spir-v, also fail if the compilers'
+    /// output differs.
     #[arg(long)]
     check: bool,
     /// Assemble the PTX with the ptxas in this folder, and write a table of registers, spills and shared memory.
@@ -43,7 +51,7 @@ pub struct Args {
     /// Compile HIP C++ for AMD's GPUs with clang-19, if it is installed.
     #[arg(long)]
     amd: bool,
-    /// Compile OpenCL C for Intel's GPUs with ocloc, if it is installed.
+    /// Compile OpenCL C and the committed SPIR-V for Intel's GPUs with ocloc, if it is installed.
     #[arg(long)]
     ocloc: bool,
     /// Translate WGSL to SPIR-V for Vulkan devices and validate it with spirv-val, if it is installed.
@@ -53,7 +61,7 @@ pub struct Args {
     /// or another name, Mesa also compiles for an absent AMD GPU.
     #[arg(long)]
     vulkan_pipelines: bool,
-    /// For NVIDIA's and AMD's GPUs, compile only every N-th job. A job is one program for one architecture.
+    /// For GPUs with offline compilers, compile only every N-th job. A job is one program for one architecture.
     #[arg(long, default_value = "1", value_name = "N")]
     one_in: NonZeroUsize,
     /// Index of the first job to compile, modulo N. Any N consecutive seeds cover all jobs.
@@ -78,11 +86,21 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     let nvrtc = args.nvrtc.as_deref().map(nvrtc::Nvrtc::load).transpose()?;
     match &nvrtc {
         None => println!("SKIPPED building PTX: --nvrtc names no folder with NVRTC"),
-        Some(nvrtc) if args.check => note(ptx::compare(&chosen, nvrtc, share)),
-        Some(nvrtc) => ptx::build(root, &programs, &args.only, nvrtc)?,
+        Some(nvrtc) if args.check => {
+            note(PTX.compare(&chosen, share, |p, a| ptx::compile(nvrtc, p, a), ptx::compare));
+        }
+        Some(nvrtc) => PTX.build(root, &programs, &args.only, |p, a| ptx::compile(nvrtc, p, a))?,
+    }
+    let spir_v = |program: &Program, _: &str| clang::compile(program, &args.out.join("spir-v"));
+    match clang::missing() {
+        _ if !args.spir_v => {}
+        Some(why) => println!("SKIPPED building SPIR-V: {why}"),
+        None if args.check => note(SPIR_V.compare(&chosen, share, spir_v, clang::compare)),
+        None => SPIR_V.build(root, &programs, &args.only, spir_v)?,
     }
     if args.check {
-        note(ptx::check(root, &programs));
+        note(PTX.check(root, &programs));
+        note(SPIR_V.check(root, &programs));
     }
     if let Some(folder) = &args.ptxas {
         note(ptxas::assemble(root, &chosen, share, folder, &args.out));
@@ -91,7 +109,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
         note(amd::compile(&chosen, share, &args.out));
     }
     if args.ocloc {
-        note(ocloc::compile(&chosen, &args.devices, &args.out));
+        note(ocloc::compile(root, &chosen, share, &args.devices, &args.out));
     }
     if args.spirv_val {
         note(spirv::validate(&chosen, &args.out));

@@ -39,9 +39,13 @@ impl Program {
         self.requires.iter().any(|requires| requires.iter().all(|feature| features.contains(feature)))
     }
 
-    /// Returns the architectures for which the program needs committed PTX.
+    /// Returns the architectures for which the program needs committed PTX or SPIR-V.
     pub fn architectures(&self) -> BTreeSet<&'static str> {
-        self.requires.iter().flat_map(|requires| artefacts::architectures(requires)).collect()
+        match self.language {
+            KernelLanguage::CudaC => self.requires.iter().flat_map(|r| artefacts::architectures(r)).collect(),
+            KernelLanguage::OpenClC => [artefacts::SPIR_V].into(),
+            _ => BTreeSet::new(),
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Assembles PTX with ptxas, NVIDIA's assembler. The driver does the same when it loads PTX. Reports the
 //! registers, spills and shared memory of each kernel.
 
+use super::committed::PTX;
 use super::jobs::{self, Share};
 use super::programs::Program;
-use super::{ptx, write};
+use super::write;
 use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
@@ -29,10 +30,10 @@ pub(super) fn assemble(
 ) -> Result<(), String> {
     let ptxas = folder.join(if cfg!(windows) { "ptxas.exe" } else { "ptxas" });
     jobs::run(Command::new(&ptxas).arg("--version"))?;
-    let jobs = share.of(ptx::read(root, programs)?);
+    let jobs = share.of(PTX.read(root, programs)?);
     let results = jobs::each("ptxas", &jobs, |(architecture, program, text)| {
         let path = out.join("ptx").join(architecture).join(format!("{}.ptx", program.name));
-        write(&path, text.as_bytes())?;
+        write(&path, text)?;
         let mut command = Command::new(&ptxas);
         command.arg("--verbose").arg(format!("--gpu-name=sm_{architecture}"));
         let log = jobs::run(command.arg(&path).arg("--output-file").arg(path.with_extension("cubin")))?;

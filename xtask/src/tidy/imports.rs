@@ -25,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // A backend knows no operator and no model.
     ("ragtag-cpu", &["ragtag-hal"]),
     ("ragtag-opencl", &["ragtag-hal"]),
+    ("ragtag-level-zero", &["ragtag-hal"]),
     ("ragtag-vulkan", &["ragtag-hal"]),
     ("ragtag-wgpu", &["ragtag-hal"]),
     // The common part of backends with streams.
@@ -38,6 +39,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-cpu",
             "ragtag-cuda",
             "ragtag-hip",
+            "ragtag-level-zero",
             "ragtag-opencl",
             "ragtag-vulkan",
             "ragtag-wgpu",
@@ -73,13 +75,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The tests of every crate may use it; see `FOR_ALL_TESTS`.
     ("test-support", &[]),
     // Builds these test drivers and loads them at run time.
-    ("test-drivers", &["test-support", "hip-on-opencl", "vulkan-faults"]),
+    ("test-drivers", &["test-support", "hip-on-opencl", "level-zero-on-opencl", "vulkan-faults"]),
     // Stand-ins for AMD's driver, for tests. They export the functions that the backend lists.
     ("hip-shim", &["ragtag-hip"]),
     ("hip-on-opencl", &["ragtag-hip", "hip-shim"]),
     ("hip-on-cuda", &["ragtag-hip", "hip-shim"]),
     // Shared by the tests of all backends: a device, and the stand-ins that make it fail.
     ("device-bench", &["ragtag-hal", "ragtag-cpu", "test-drivers", "test-support"]),
+    // A Level Zero driver for tests.
+    ("level-zero-on-opencl", &[]),
     // A layer over Vulkan's drivers, for tests.
     ("vulkan-faults", &[]),
     // Writes models with random weights and schemas. Also writes kernels, selected by device features and
@@ -97,12 +101,15 @@ const FOR_ALL_TESTS: &str = "test-support";
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Tests compare kernel sources with their ABIs.
     ("ragtag-kernels", &["ragtag-signatures"]),
+    // Tests load the driver through Level Zero's loader.
+    ("level-zero-on-opencl", &["test-drivers"]),
     // Tests load stand-ins for AMD's driver.
     ("ragtag-hip", &["device-bench", "test-drivers"]),
     // Tests that all backends share.
     ("ragtag-cpu", &["device-bench"]),
     ("ragtag-stream", &["device-bench"]),
     ("ragtag-opencl", &["device-bench"]),
+    ("ragtag-level-zero", &["device-bench", "test-drivers"]),
     ("ragtag-cuda", &["device-bench"]),
     ("ragtag-vulkan", &["device-bench", "test-drivers"]),
     ("ragtag-wgpu", &["device-bench", "test-drivers"]),

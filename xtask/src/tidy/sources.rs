@@ -39,6 +39,11 @@ const UNSAFE: &[&str] = &[
     // HIP calls, and the code that passes them memory and kernels.
     "devices/hip/src/api/",
     "devices/hip/src/driver.rs",
+    // Level Zero calls, and the code that passes them host memory, kernels and recorded lists.
+    "devices/level-zero/src/api/",
+    "devices/level-zero/src/context.rs",
+    "devices/level-zero/src/queue.rs",
+    "devices/level-zero/src/steps.rs",
     // Sets an environment variable for drivers before any other thread runs.
     "src/main.rs",
     // Libraries that replace a driver in tests.

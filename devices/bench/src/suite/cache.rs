@@ -4,7 +4,7 @@
 use super::Subject;
 use crate::*;
 use ragtag_hal::cache::CacheCounters;
-use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry};
+use ragtag_hal::{KernelLanguage, Module};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -29,14 +29,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 /// Returns a module with three entries. The first and the third entry share a program.
 fn two_programs(adapter: &Adapter) -> Module {
-    let language = |language: &&KernelLanguage| scale_text(**language).is_some();
+    let language = |language: &&KernelLanguage| scale_code(**language).is_some();
     let language = *adapter.caps.languages.iter().find(language).unwrap();
-    let entry = |addend| TextEntry {
-        text: scale_text_adding(language, addend).unwrap(),
-        function: function("scale"),
-    };
-    let source = ModuleSource::Text { language, entries: vec![entry(1), entry(2), entry(1)] };
-    Module { name: "two programs".into(), entries: vec![&SCALE; 3], source }
+    let entry = |addend| (scale_code_adding(language, addend).unwrap(), function("scale"));
+    module_of_codes(language, vec![entry(1), entry(2), entry(1)])
 }
 
 /// Checks that a program is compiled once for all devices of a backend. If the driver provides binaries,

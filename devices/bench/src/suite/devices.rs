@@ -2,12 +2,12 @@
 
 use super::{Subject, each};
 use crate::*;
-use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry, Timing};
+use ragtag_hal::{KernelLanguage, Timing};
 
 /// Returns a language that the device accepts and in which the test kernel is available.
 fn language(bench: &Bench) -> KernelLanguage {
     let languages = &bench.device.adapter().caps.languages;
-    *languages.iter().find(|language| scale_text(**language).is_some()).unwrap()
+    *languages.iter().find(|language| scale_code(**language).is_some()).unwrap()
 }
 
 /// Checks that a kernel computes the correct result.
@@ -78,15 +78,8 @@ pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     each(on, |mut bench| {
         let offsets = 10..26u32;
         let language = language(&bench);
-        let entry = |offset| TextEntry {
-            text: scale_text_adding(language, offset).unwrap(),
-            function: function("scale"),
-        };
-        let module = Module {
-            name: "many programs".into(),
-            entries: offsets.clone().map(|_| &SCALE).collect(),
-            source: ModuleSource::Text { language, entries: offsets.clone().map(entry).collect() },
-        };
+        let entry = |offset| (scale_code_adding(language, offset).unwrap(), function("scale"));
+        let module = module_of_codes(language, offsets.clone().map(entry).collect());
         bench.device.create_module(ModuleId(1), &module).unwrap();
         bench.fill_region(|at| at);
         let mut commands = vec![upload(0)];
@@ -271,18 +264,23 @@ pub fn commands_that_overlap_in_part_take_effect_in_order(on: &dyn Subject) {
 pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
     each(on, |mut bench| {
         let language = language(&bench);
-        let text = scale_text(language).unwrap();
+        let code = scale_code(language).unwrap();
         let (from, to, said) = match language {
             KernelLanguage::Ptx => ("mul.wide.u32", "no.such.instruction", "line"),
             KernelLanguage::Wgsl => ("constants.factor", "no_such_name", "no_such_name"),
+            KernelLanguage::SpirV => ("", "", "damaged"),
             _ => ("factor * in", "no_such_name * in", "no_such_name"),
         };
-        let broken = module_of(language, text.replacen(from, to, 1).into(), function("scale"));
-        match bench.device.create_module(ModuleId(1), &broken) {
+        let broken = match &code {
+            Code::Text(text) => Code::Text(text.replacen(from, to, 1).into()),
+            Code::Binary(binary) => Code::Binary(binary[..64].into()),
+        };
+        let module = |code| module_of_codes(language, vec![(code, function("scale"))]);
+        match bench.device.create_module(ModuleId(1), &module(broken)) {
             Err(Error::Compile { log }) => assert!(log.contains(said), "{log}"),
             other => panic!("{other:?}"),
         }
-        let fine = bench.device.create_module(ModuleId(1), &module_of(language, text, function("scale")));
+        let fine = bench.device.create_module(ModuleId(1), &module(code));
         assert_eq!(fine, Ok(()), "the device still works");
     });
 }
@@ -291,8 +289,8 @@ pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
 pub fn a_missing_function_is_named(on: &dyn Subject) {
     each(on, |mut bench| {
         let language = language(&bench);
-        let text = scale_text(language).unwrap();
-        let missing = module_of(language, text, function("no_such_kernel"));
+        let code = scale_code(language).unwrap();
+        let missing = module_of_codes(language, vec![(code, function("no_such_kernel"))]);
         let refused = bench.device.create_module(ModuleId(1), &missing);
         assert!(
             matches!(&refused, Err(Error::Compile { log }) if log.contains("no_such_kernel")),

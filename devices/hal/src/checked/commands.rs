@@ -362,9 +362,9 @@ fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
             }));
             (*language, entries.len())
         }
-        ModuleSource::SpirV { functions, .. } => {
-            groups.extend(functions.iter().map(|function| function.work_group));
-            (Some(KernelLanguage::SpirV), functions.len())
+        ModuleSource::SpirV { entries } => {
+            groups.extend(entries.iter().map(|entry| entry.function.work_group));
+            (Some(KernelLanguage::SpirV), entries.len())
         }
     };
     if let Some(language) = language.filter(|language| !caps.languages.contains(language)) {

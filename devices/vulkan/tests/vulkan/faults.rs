@@ -6,18 +6,18 @@ use device_bench::faults::{loses_one_of_two, no_memory, runs_out_of_memory};
 use ragtag_hal::{Device, Error, HostRegion, Limits, ModuleId, ProgramId, RegionId};
 use ragtag_vulkan::{VulkanBackend, VulkanConfig};
 use std::sync::Arc;
-use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
+use test_drivers::{Faults, LostAt, with_vulkan_faults};
 
 /// Device memory left for allocations, in bytes.
 const ROOM: u64 = 4 << 20;
 
 /// Simulates the loss of each device in turn, with imported regions and with staging buffers. The error may
 /// name any Vulkan call, because the thread that first uses the lost device reports it.
-fn loses_each(faults: &VulkanFaults, at: LostAt) {
+fn loses_each(faults: &Faults, at: LostAt) {
     for import_regions in [true, false] {
         let backend = VulkanBackend::new(VulkanConfig { import_regions, ..config() });
         for adapter in adapters(&backend) {
-            loses_one_of_two(faults, &backend, &adapter, at, &["vk", "code -4"]);
+            loses_one_of_two(faults, &backend, [&adapter; 2], at, &["vk", "code -4"]);
         }
         no_objections(&backend);
     }

@@ -1,18 +1,24 @@
-//! Runs tests in separate processes with a stand-in for AMD's driver, or with a layer over Vulkan's drivers.
+//! Runs tests in separate processes with a stand-in for AMD's driver, with a Level Zero driver, or with a
+//! layer over Vulkan's drivers.
 //!
 //! The loader reads its search path when a process starts, and loads each library once per process. A test
 //! therefore starts its own binary again with a changed environment. For AMD's driver, the loader's search
 //! path begins with a folder that contains the stand-in under the driver's name. For Vulkan, environment
-//! variables name the layer ([`with_vulkan_faults`]). This crate depends on the crates of the stand-in and
-//! the layer, so that cargo builds both with the tests.
+//! variables name the layer ([`with_vulkan_faults`]). For Level Zero, they name the driver
+//! ([`with_level_zero_on_opencl`]). This crate depends on the crates of the stand-in, the driver and the
+//! layer, so that cargo builds them with the tests.
 //!
 //! Used only by tests. Knows nothing about the tested code.
 
 #![allow(clippy::print_stdout)] // skips are visible
 
+mod faults;
+mod level_zero;
 mod vulkan;
 
-pub use vulkan::{LostAt, VulkanFaults, with_vulkan_faults};
+pub use faults::{Faults, LostAt};
+pub use level_zero::{level_zero_faults, with_level_zero_on_opencl};
+pub use vulkan::with_vulkan_faults;
 
 use std::env;
 use std::ffi::OsString;

@@ -1,0 +1,207 @@
+//! Tests on every Level Zero device: kernels, programs, memory, leases and errors.
+
+#![allow(clippy::print_stdout)] // a skip is visible
+
+mod support;
+
+use ragtag_hal::{
+    AdapterKind, Backend, BufferId, Checked, Command, Device, DeviceId, Error, Feature, HostPages,
+    KernelLanguage, Limits, ModuleId, ProgramId, QueueKind, SharedMemory,
+};
+use ragtag_level_zero::{LevelZeroBackend, LevelZeroConfig};
+use std::ffi::CStr;
+use std::sync::Arc;
+use support::*;
+use test_drivers::level_zero_faults;
+
+device_bench::device_tests!(subject());
+
+#[test]
+fn adapters_describe_the_devices() {
+    let subject = subject_with(&[("ZE_AFFINITY_MASK", "0,1")]);
+    for adapter in subject.adapters() {
+        println!("{adapter:?}");
+        assert_eq!(adapter.caps.languages, [KernelLanguage::SpirV].into());
+        assert!(adapter.caps.features.contains(&Feature::SubGroups), "{:?}", adapter.caps.features);
+        assert!(adapter.identity.uuid.is_some(), "{:?}", adapter.identity);
+        assert!(adapter.driver.name.starts_with("Level Zero 1."), "{}", adapter.driver);
+        assert_eq!(adapter.driver.hidden_by.as_deref(), Some("ZE_AFFINITY_MASK=0,1"));
+    }
+}
+
+/// Runs the shared tests of memory with and without memory that host and device share.
+#[test]
+fn all_kinds_of_memory_give_the_same_result() {
+    let subject = subject();
+    for shared_below_bytes in [0, 64 << 10, u64::MAX] {
+        let backend = LevelZeroBackend::new(LevelZeroConfig { shared_below_bytes, ..config() });
+        for adapter in subject.adapters() {
+            let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
+            for round in 1..20u32 {
+                bench.fill_region(|at| at * round);
+                let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
+                let computed = bench.commands(QueueKind::Compute, vec![scale(all(0), all(1), 3)], &[up]);
+                bench.wait(computed);
+                let wanted = expected(|at| 3 * at * round + 1);
+                same(&bench.words(1), &wanted, format!("{} {shared_below_bytes}", adapter.label()));
+            }
+        }
+    }
+}
+
+#[test]
+fn peers_share_buffers() {
+    let subject = subject_with(&[("RAGTAG_FAKE_PEERS", "1")]);
+    let adapters = subject.adapters();
+    let [first, second] = &adapters[..] else { return };
+    assert!(first.imports_from(second) && second.imports_from(first));
+    for [owner, user] in [[first, second], [second, first]] {
+        let wanted = [(owner.clone(), DeviceId(0)), (user.clone(), DeviceId(1))];
+        let devices = subject.backend.open(&wanted, &Limits::default()).unwrap();
+        let mut both = devices.into_iter().map(|device| Bench::new(Checked::new(device)));
+        let (mut owner, mut user) = (both.next().unwrap(), both.next().unwrap());
+        assert_eq!(
+            shares(&mut owner, &mut user),
+            [true; 2],
+            "the devices wait for each other without the host"
+        );
+    }
+    assert_eq!(level_zero_faults().misuses(), 0);
+}
+
+#[test]
+fn devices_that_are_no_peers_share_nothing() {
+    let subject = subject();
+    let adapters = subject.adapters();
+    let [first, second] = &adapters[..] else { return };
+    assert!(!first.imports_from(second) && first.imports_from(first));
+    let mut owner = Bench::new(open(&subject.backend, first, 0, &Limits::default()));
+    let mut user = Bench::new(open(&subject.backend, second, 1, &Limits::default()));
+    owner.device.create_shared_buffer(BufferId(9), 64).unwrap();
+    let memory = owner.device.export_buffer(BufferId(9)).unwrap();
+    let refused = user.device.import_buffer(BufferId(9), &memory).unwrap_err();
+    assert!(refused.to_string().contains("no peer"), "{refused}");
+    let anew = support::backend();
+    let mut stranger = Bench::new(open(&anew, first, 2, &Limits::default()));
+    let refused = stranger.device.import_buffer(BufferId(9), &memory).unwrap_err();
+    assert!(refused.to_string().contains("another Level Zero driver"), "{refused}");
+}
+
+#[test]
+fn imported_pages_only_take_copies() {
+    each(&subject(), |mut bench| {
+        let pages = Arc::new(HostPages::new(WORDS as u64 * 4).unwrap());
+        let memory = SharedMemory { bytes: pages.bytes(), handle: pages };
+        bench.device.import_buffer(BufferId(9), &memory).unwrap();
+        bench.device.import_buffer(BufferId(10), &memory).unwrap();
+        let copy = |from: u32, to: u32| Command::Copy { from: all(from), to: all(to) };
+        let program =
+            vec![upload(0), scale(all(0), all(1), 3), copy(1, 9), copy(10, 2), scale(all(2), all(3), 5)];
+        bench.device.record(ProgramId(0), program).unwrap();
+        for round in 1..4u32 {
+            bench.fill_region(|at| at ^ round);
+            let ran = bench.program(0, &[]);
+            bench.wait(ran);
+            same(&bench.words(3), &expected(|at| 5 * (3 * (at ^ round) + 1) + 1), bench.label());
+        }
+        let fill = Command::Fill { to: all(9), word: 1 };
+        for refused in [
+            bench.device.record(ProgramId(1), vec![scale(all(9), all(1), 3)]).unwrap_err(),
+            bench.failure(QueueKind::Compute, vec![fill]).unwrap(),
+        ] {
+            assert!(refused.to_string().contains("imported memory"), "{refused}");
+        }
+    });
+}
+
+#[test]
+fn functions_are_checked_against_their_abi() {
+    static SHORT: ragtag_hal::EntryAbi = ragtag_hal::EntryAbi { constants: 1, ..SCALE };
+    each(&subject(), |mut bench| {
+        let code = scale_code(KernelLanguage::SpirV).unwrap();
+        let module = module_of_codes(KernelLanguage::SpirV, vec![(code, function("scale"))]);
+        let module = ragtag_hal::Module { entries: vec![&SHORT], ..module };
+        let arity = bench.device.create_module(ModuleId(1), &module);
+        assert!(matches!(&arity, Err(Error::Invalid { what }) if what.contains("4 parameters")), "{arity:?}");
+    });
+}
+
+/// Functions that a submission may call. Waits, queries and resets after its end do not count.
+const SUBMITS: [&CStr; 14] = [
+    c"zeCommandListAppendBarrier",
+    c"zeCommandListAppendMemoryCopy",
+    c"zeCommandListAppendMemoryFill",
+    c"zeCommandListAppendLaunchKernel",
+    c"zeCommandListAppendWaitOnEvents",
+    c"zeCommandListAppendEventReset",
+    c"zeCommandListClose",
+    c"zeCommandListCreate",
+    c"zeCommandQueueExecuteCommandLists",
+    c"zeEventCreate",
+    c"zeEventPoolCreate",
+    c"zeEventHostSignal",
+    c"zeKernelSetArgumentValue",
+    c"zeKernelSetGroupSize",
+];
+
+#[test]
+fn a_recorded_program_is_submitted_with_three_calls() {
+    let subject = subject();
+    for adapter in subject.adapters() {
+        let faults = level_zero_faults();
+        let calls = || SUBMITS.iter().map(|name| faults.calls(name)).sum::<u64>();
+        let mut bench = Bench::new(open(&subject.backend, &adapter, 0, &Limits::default()));
+        let commands = (0..50).map(|turn| scale(all(turn % 2), all((turn + 1) % 2), 3));
+        bench.device.record(ProgramId(0), commands.collect()).unwrap();
+        let step = |bench: &mut Bench| {
+            let up = bench.commands(QueueKind::Upload, vec![upload(0), upload(2)], &[]);
+            let before = calls();
+            let ran = bench.program(0, &[up]);
+            let made = calls() - before;
+            bench.wait(ran);
+            made
+        };
+        // The first steps create events.
+        let first = [step(&mut bench), step(&mut bench)];
+        let later: Vec<u64> = (0..5).map(|_| step(&mut bench)).collect();
+        println!("{}: {first:?}, then {later:?} calls", adapter.label());
+        assert!(later.iter().all(|&made| made == 3), "{}: {later:?}", adapter.label());
+    }
+}
+
+#[test]
+fn modules_and_kernels_are_created_once() {
+    let subject = subject();
+    if let Some(adapter) = subject.adapters().first() {
+        let faults = level_zero_faults();
+        let created = || [c"zeModuleCreate", c"zeKernelCreate"].map(|name| faults.calls(name));
+        let mut bench = Bench::new(open(&subject.backend, adapter, 0, &Limits::default()));
+        let once = created();
+        let code = scale_code(KernelLanguage::SpirV).unwrap();
+        let twice = vec![(code.clone(), function("scale")), (code, function("scale"))];
+        for id in [1, 2] {
+            let module = module_of_codes(KernelLanguage::SpirV, twice.clone());
+            bench.device.create_module(ModuleId(id), &module).unwrap();
+        }
+        let mut again = Bench::new(open(&subject.backend, adapter, 1, &Limits::default()));
+        again.works();
+        bench.works();
+        assert_eq!(created(), once, "modules and kernels");
+        assert_eq!(once, [1, 1]);
+    }
+}
+
+/// Checks that devices are called software devices or GPUs as the driver says.
+#[test]
+fn kinds_follow_the_driver() {
+    let subject = subject();
+    let kinds: Vec<_> = subject.adapters().iter().map(|adapter| adapter.kind).collect();
+    assert!(kinds.iter().all(|kind| *kind == AdapterKind::Software), "{kinds:?}");
+}
+
+#[test]
+fn arc_cards_are_discrete_gpus() {
+    let subject = subject_with(&[("RAGTAG_FAKE_GPUS", "1")]);
+    let kinds: Vec<_> = subject.adapters().iter().map(|adapter| adapter.kind).collect();
+    assert!(kinds.iter().all(|kind| *kind == AdapterKind::Discrete), "{kinds:?}");
+}

@@ -1,0 +1,77 @@
+//! Memory and thermal state.
+
+use crate::calls::entries;
+use crate::calls::lock;
+use crate::device::Device;
+use crate::handles::{describe, described, find, give, list, put};
+use crate::types::*;
+use std::sync::{Arc, Mutex};
+
+/// Temperature of all devices, in degrees Celsius.
+const CELSIUS: f64 = 45.0;
+
+/// The memory of a device.
+struct Memory(Arc<Device>);
+/// The temperature sensor of a device.
+struct Sensor;
+
+/// Handles of a device's memory and sensor.
+static PARTS: Mutex<Vec<(usize, [usize; 2])>> = Mutex::new(Vec::new());
+
+/// Returns the handles of a device's memory and sensor. The first call creates them.
+fn parts(device: &Arc<Device>) -> [usize; 2] {
+    let mut all = lock(&PARTS);
+    if let Some((_, parts)) = all.iter().find(|(number, _)| *number == device.number) {
+        return *parts;
+    }
+    let parts = [give(Memory(Arc::clone(device))) as usize, give(Sensor) as usize];
+    all.push((device.number, parts));
+    parts
+}
+
+entries! {
+    fn zesDeviceEnumMemoryModules(device: Handle, count: *mut u32, to: *mut Handle) {
+        let [memory, _] = parts(&find::<Device>(device)?);
+        list(count, to, &[memory], |to, one| put(to, one as Handle))
+    }
+    fn zesMemoryGetProperties(memory: Handle, to: *mut SysmanMemory) {
+        let bytes = find::<Memory>(memory)?.0.total_bytes();
+        describe(to, SysmanMemory {
+            head: described(to)?.head,
+            kind: 4, // GDDR6
+            on_subdevice: 0,
+            subdevice: 0,
+            location: 1, // on the device
+            bytes,
+            bus_width: 256,
+            channels: -1,
+        })
+    }
+    fn zesMemoryGetState(memory: Handle, to: *mut SysmanMemoryState) {
+        let memory = find::<Memory>(memory)?;
+        let bytes = memory.0.total_bytes();
+        let free = bytes.saturating_sub(memory.0.held_bytes());
+        describe(to, SysmanMemoryState { head: described(to)?.head, health: 1, free, bytes })
+    }
+    fn zesDeviceEnumTemperatureSensors(device: Handle, count: *mut u32, to: *mut Handle) {
+        let [_, sensor] = parts(&find::<Device>(device)?);
+        list(count, to, &[sensor], |to, one| put(to, one as Handle))
+    }
+    fn zesTemperatureGetProperties(sensor: Handle, to: *mut SysmanTemperature) {
+        find::<Sensor>(sensor)?;
+        describe(to, SysmanTemperature {
+            head: described(to)?.head,
+            kind: 0, // the whole device
+            on_subdevice: 0,
+            subdevice: 0,
+            max: 105.0,
+            critical: 0,
+            threshold_1: 0,
+            threshold_2: 0,
+        })
+    }
+    fn zesTemperatureGetState(sensor: Handle, celsius: *mut f64) {
+        find::<Sensor>(sensor)?;
+        put(celsius, CELSIUS)
+    }
+}

@@ -1,0 +1,144 @@
+//! Tests models through Level Zero, on the test driver behind Level Zero's own loader and validation layer.
+//! Covers golden logits, and pipelines with the second device and with devices of other APIs.
+//!
+//! Without the loader or Intel's OpenCL runtime the tests record a skip. `RAGTAG_TEST_LEVEL_ZERO` makes them
+//! fail instead.
+
+use crate::support::{self, Setup, block_on, golden, greedy, listen, model_path, relative_error, within};
+use ragtag::{DeviceOptions, Devices, Model, Prompt};
+use ragtag_hal::AdapterKind;
+use ragtag_kernels::{Activations, NumericsClass};
+use ragtag_transfer::{Route, Routes};
+use test_drivers::with_level_zero_on_opencl;
+
+const BITNET: &str = "tales-bitnet-tq2_0";
+const DEVICES: [&str; 2] = ["level-zero:0", "level-zero:1"];
+
+#[test]
+fn logits_match_the_golden_ones_in_both_classes() {
+    with_level_zero_on_opencl("level_zero::logits_match_the_golden_ones_in_both_classes", &[], || {
+        let classes = [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)];
+        within(1800, move || {
+            for (turn, (activations, class)) in (0..).zip(classes) {
+                for (device, label) in (0..).zip(DEVICES) {
+                    // Each device gets half of the models in a class, and the other half in the other class.
+                    for name in support::half_of_models(turn + device) {
+                        let (model, golden) = (Model::open(model_path(name)).unwrap(), golden(name));
+                        let setup = Setup { devices: label, activations, ..Setup::default() };
+                        let engine = support::engine(&model, &setup);
+                        let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
+                        let error = relative_error(&logits, &golden.logits);
+                        println!("{label}, {name} {activations:?}: relative error {error:.2e}");
+                        assert!(error <= class.tolerance(), "{label}, {name}: {error}");
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// Returns 24 greedy tokens of a golden prompt, and the routes between the stages.
+fn tokens(devices: &str, split: Option<&str>) -> (Vec<u32>, Vec<Routes>) {
+    let model = Model::open(model_path(BITNET)).unwrap();
+    let ids = golden(BITNET).cases[0].prompt_ids.clone();
+    let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
+    let engine = support::engine(&model, &setup);
+    let routes = engine.plan().routes().to_vec();
+    let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(24)).unwrap();
+    (block_on(listen(stream)).unwrap().ids, routes)
+}
+
+#[test]
+fn two_devices_give_the_tokens_of_the_cpu() {
+    with_level_zero_on_opencl("level_zero::two_devices_give_the_tokens_of_the_cpu", &[], || {
+        within(600, || {
+            let (alone, _) = tokens("cpu:0", None);
+            for cut in [1, 6, 13] {
+                let split = format!("0-{}=level-zero:0,{cut}-13=level-zero:1", cut - 1);
+                assert_eq!(tokens("level-zero:0,level-zero:1", Some(&split)).0, alone, "{split}");
+            }
+        });
+    });
+}
+
+#[test]
+fn two_peers_give_the_tokens_of_the_cpu() {
+    let test = "level_zero::two_peers_give_the_tokens_of_the_cpu";
+    with_level_zero_on_opencl(test, &[("RAGTAG_FAKE_PEERS", "1")], || {
+        within(600, || {
+            let (alone, _) = tokens("cpu:0", None);
+            let split = Some("0-6=level-zero:0,7-13=level-zero:1");
+            let (ids, routes) = tokens("level-zero:0,level-zero:1", split);
+            let peer = Routes::or(Route::Peer, Route::HOST_STAGED);
+            assert!(routes.iter().all(|routes| *routes == peer), "{routes:?}");
+            assert_eq!(ids, alone);
+        });
+    });
+}
+
+/// Checks pipelines over Level Zero and two devices of the CPU, OpenCL and Vulkan. Each set of three gets two of
+/// its six orders, which depend on the seed, or all of them if `RAGTAG_TEST_ALL` is set.
+#[test]
+fn pipelines_of_three_apis_give_the_tokens_of_the_cpu() {
+    with_level_zero_on_opencl("level_zero::pipelines_of_three_apis_give_the_tokens_of_the_cpu", &[], || {
+        within(1200, || {
+            let found = Devices::probe(&DeviceOptions::default()).unwrap();
+            let of = |backend: &str| {
+                let mut all = found.report().adapters().filter(|adapter| adapter.backend == backend);
+                let found = all.find(|adapter| adapter.kind == AdapterKind::Software).map(|one| one.label());
+                if found.is_none() {
+                    test_support::skip!(test_support::driver(backend), "no software device");
+                }
+                found
+            };
+            let others: Vec<String> = ["opencl", "vulkan"].into_iter().filter_map(of).collect();
+            let others = [vec!["cpu:0".to_string()], others].concat();
+            let (alone, _) = tokens("cpu:0", None);
+            for (at, second) in others.iter().enumerate() {
+                for third in &others[at + 1..] {
+                    let three = ["level-zero:0", second.as_str(), third.as_str()];
+                    let orders = [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1], [1, 2, 0], [2, 1, 0]];
+                    let all = std::env::var_os("RAGTAG_TEST_ALL").is_some();
+                    let first = (test_support::seed() as usize + at) % 3;
+                    let chosen = orders.into_iter().enumerate().filter(|(at, _)| all || at % 3 == first);
+                    for (_, [a, b, c]) in chosen {
+                        let split = format!("0-4={},5-9={},10-13={}", three[a], three[b], three[c]);
+                        let begun = std::time::Instant::now();
+                        assert_eq!(tokens(&three.join(","), Some(&split)).0, alone, "{split}");
+                        println!("{split}: {:.1?}", begun.elapsed());
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// Checks that Intel's own driver accepts the calls of a load, of prefill and of decode for an A770. The driver
+/// captures the commands instead of executing them, so the text means nothing.
+#[test]
+fn intels_driver_accepts_the_calls_of_a_whole_run() {
+    let cache = tempfile::tempdir().unwrap();
+    let ragtag = || {
+        let mut command = support::ragtag();
+        command.env("RAGTAG_CACHE_DIR", cache.path()).env_remove("ZE_ENABLE_ALT_DRIVERS");
+        command.env("ZE_ENABLE_VALIDATION_LAYER", "1").env("ZE_ENABLE_PARAMETER_VALIDATION", "1").envs([
+            ("NEOReadDebugKeys", "1"),
+            ("SetCommandStreamReceiver", "1"),
+            ("ProductFamilyOverride", "dg2"),
+            ("HardwareInfoOverride", "8x4x16"),
+            ("ForceDeviceId", "0x56a0"),
+            ("AUBDumpCaptureFileName", "/dev/null"),
+        ]);
+        command
+    };
+    let probed = ragtag().args(["probe", "level-zero"]).output().unwrap();
+    let probed = String::from_utf8(probed.stdout).unwrap();
+    if probed.contains("unavailable") {
+        return test_support::skip!("Intel's Level Zero driver", "{probed}");
+    }
+    let run = ["run", "--device", "level-zero:0", "--strict", "-p", "Once upon a time there was", "-n", "8"];
+    let output = ragtag().args(run).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    println!("{said}");
+    assert!(output.status.success() && said.contains("8 new tokens"), "{:?}: {said}", output.status);
+}
