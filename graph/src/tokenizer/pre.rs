@@ -34,13 +34,13 @@ static TABLE: [PreTokenizer; 11] = [
         add_bos: false,
     },
     PreTokenizer {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"],
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"],
         expressions: &[LLAMA3],
         whole_words: true,
         add_bos: true,
     },
     PreTokenizer {
-        names: &["smaug-bpe", "dbrx"],
+        names: &["smaug-bpe", "dbrx", "glm4", "chatglm-bpe"],
         expressions: &[LLAMA3],
         whole_words: false,
         add_bos: false,
