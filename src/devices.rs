@@ -1,7 +1,9 @@
 //! Probing, selection and opening of devices.
 
+use crate::calibrate::{self, CalibrationOptions};
 use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
+use crate::model::Model;
 use ragtag_devices::{
     Backends, Check, Choice, Config, MemoryCapError, MemoryCaps, ProbeChild, Report, Requested, ThrottleSpec,
 };
@@ -121,9 +123,35 @@ impl Devices {
     /// or names a device that is not selected. Returns [`Error::ThrottleSpec`] if a throttled device or link
     /// is not selected or cannot be throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
-        Self::resolve(options, |backends, requested| match requested.backends() {
-            Some(names) => backends.probe_only(&names),
-            None => backends.probe(),
+        Self::probe_preferring(options, |_| Vec::new())
+    }
+
+    /// Probes like [`probe`](Self::probe). If several APIs show a GPU and the selection names none of them, uses
+    /// the API that is fastest for `model` according to cached profiles. Without profiles of several APIs, uses
+    /// the first API in the order of preference.
+    ///
+    /// # Errors
+    /// Fails like [`probe`](Self::probe).
+    pub fn probe_for(
+        options: &DeviceOptions,
+        model: &Model,
+        calibration: &CalibrationOptions,
+    ) -> Result<Self> {
+        // If the model cannot be lowered, planning returns the error.
+        Self::probe_preferring(options, |report| {
+            calibrate::fastest_apis(model, report, calibration).unwrap_or_default()
+        })
+    }
+
+    fn probe_preferring(options: &DeviceOptions, preferred: impl Fn(&Report) -> Vec<String>) -> Result<Self> {
+        Self::resolve(options, |backends, requested, earlier| {
+            let mut report = match (earlier, requested.backends()) {
+                (Some(earlier), _) => backends.probe_rest(earlier),
+                (None, Some(names)) => backends.probe_only(&names),
+                (None, None) => backends.probe(),
+            };
+            preferred(&report).iter().for_each(|label| report.prefer(label));
+            report
         })
     }
 
@@ -132,21 +160,29 @@ impl Devices {
     /// # Errors
     /// Fails like [`probe`](Self::probe).
     pub fn probe_all(options: &DeviceOptions) -> Result<Self> {
-        Self::resolve(options, |backends, _| backends.probe())
+        let probe = |backends: &Backends, _: &Requested, earlier: Option<&Report>| match earlier {
+            Some(earlier) => backends.probe_rest(earlier),
+            None => backends.probe(),
+        };
+        Self::resolve(options, probe)
     }
 
-    /// Resolves the selection against the report that `probe` returns.
-    fn resolve(options: &DeviceOptions, probe: impl Fn(&Backends, &Requested) -> Report) -> Result<Self> {
+    /// Resolves the selection against the report that `probe` returns. The third argument of `probe` is a
+    /// report to complete, if there is one.
+    fn resolve(
+        options: &DeviceOptions,
+        probe: impl Fn(&Backends, &Requested, Option<&Report>) -> Report,
+    ) -> Result<Self> {
         let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
         let wrong = if by_environment { Error::DevicesOfEnvironment } else { Error::Devices };
         let requested = Requested::new(flag, environment).map_err(wrong)?;
         let backends = backends(options);
-        let mut report = probe(&backends, &requested);
+        let mut report = probe(&backends, &requested, None);
         let mut choice = requested.choose(&report);
         if !choice.as_ref().is_ok_and(Choice::has_free_memory) {
             // Another API may know the free memory of a device. An error lists all devices.
-            report = backends.probe_rest(&report);
+            report = probe(&backends, &requested, Some(&report));
             choice = requested.choose(&report);
         }
         let mut choice = choice.map_err(wrong)?;
@@ -218,6 +254,17 @@ impl Devices {
     /// Returns the labels of the selected adapters.
     pub fn labels(&self) -> Vec<String> {
         self.selected().iter().map(Adapter::label).collect()
+    }
+
+    /// Returns the labels of the selected devices in every API that shows them.
+    pub fn labels_of_every_api(&self) -> Vec<String> {
+        let physical = |label: &String| {
+            self.report.device(label).map_or(vec![label.clone()], |device| device.adapters.clone())
+        };
+        let mut labels: Vec<String> = self.labels().iter().flat_map(physical).collect();
+        let mut seen = std::collections::BTreeSet::new();
+        labels.retain(|label| seen.insert(label.clone()));
+        labels
     }
 
     /// Returns a summary in one line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, followed by any

@@ -262,6 +262,14 @@ impl Report {
         })
     }
 
+    /// Makes the adapter with this label the preferred one of its physical device.
+    pub fn prefer(&mut self, label: &str) {
+        let own = |device: &&mut Physical| device.adapters.iter().any(|own| own == label);
+        if let Some(device) = self.devices.iter_mut().find(own) {
+            device.adapters.sort_by_key(|own| own != label);
+        }
+    }
+
     /// Returns the physical device of the adapter with this label.
     pub fn device(&self, label: &str) -> Option<&Physical> {
         self.devices.iter().find(|device| device.adapters.iter().any(|own| own == label))

@@ -5,6 +5,7 @@
 //! share caches and memory bandwidth. Every other device is timed alone. CPU devices with the same number of
 //! threads share one profile, which is the mean of their measured profiles.
 
+mod apis;
 mod budget;
 mod filling;
 mod found;
@@ -20,6 +21,7 @@ mod steps;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
+pub(crate) use apis::fastest as fastest_apis;
 use budget::Budget;
 use found::KnownFacts;
 use job::Job;

@@ -369,6 +369,7 @@ pub(crate) struct DevicesArgs {
 #[command(after_help = "\
 Examples:
   ragtag calibrate model.gguf
+  ragtag calibrate model.gguf --every-api
   ragtag calibrate model.gguf --device cuda:0,cpu --parallel 8 --seconds 5 --force")]
 pub(crate) struct CalibrateArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
@@ -393,6 +394,9 @@ pub(crate) struct CalibrateArgs {
     /// Ignore cached profiles and time everything again.
     #[arg(long)]
     pub(crate) force: bool,
+    /// Also time the selected devices through their other APIs. Later runs use the fastest API of each GPU.
+    #[arg(long)]
+    pub(crate) every_api: bool,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,

@@ -15,7 +15,12 @@ use std::sync::OnceLock;
 
 pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
-    let devices = super::open_devices(&args.devices)?;
+    let mut devices = super::open_devices(&args.devices)?;
+    if args.every_api {
+        let mut every = super::device_options(&args.devices);
+        every.requested = Some(devices.labels_of_every_api().join(","));
+        devices = super::opened(Devices::probe_all(&every))?;
+    }
     if args.devices.strict {
         super::strict::check(&devices, &model)?;
     }
@@ -40,18 +45,23 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
 }
 
+/// Returns the options of the calibration that a placement needs.
+pub(super) fn options(wanted: &Wanted<'_>) -> CalibrationOptions {
+    CalibrationOptions {
+        activations: wanted.activations(),
+        kv: wanted.kv(),
+        sequences: wanted.sequences(),
+        ..CalibrationOptions::default()
+    }
+}
+
 /// Returns the calibration for the selected devices, from the cache or from new measurements. Returns `None`
 /// if the user turned calibration off, if it fails, or if the model has no weights.
 pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
     if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
         return None;
     }
-    let options = CalibrationOptions {
-        activations: wanted.activations(),
-        kv: wanted.kv(),
-        sequences: wanted.sequences(),
-        ..CalibrationOptions::default()
-    };
+    let options = options(wanted);
     // If a device fails, the run reports its error.
     let failed = |error| note(&format!("calibration failed, planning with assumed speeds: {error}"));
     let calibration = measured(model, devices, &options).map_err(failed).ok()?;

@@ -172,7 +172,11 @@ fn hip_compiler() -> Vec<OsString> {
 
 /// Probes and selects devices, and prints the selection to standard error.
 fn open_devices(args: &DeviceArgs) -> Result<Devices> {
-    let devices = Devices::probe(&device_options(args))?;
+    opened(Devices::probe(&device_options(args)))
+}
+
+fn opened(devices: Result<Devices>) -> Result<Devices> {
+    let devices = devices?;
     output::inform(&devices.start_line());
     Ok(devices)
 }

@@ -84,7 +84,7 @@ pub(super) fn for_fleet_or_devices(
         }
         Some(fleet) => (Planner::new(model).fleet(&open_fleet(fleet)?)?, None),
         None => {
-            let opened = open_devices(model, devices)?;
+            let opened = open_devices(model, devices, &wanted)?;
             (on_devices(model, &opened, &wanted, devices.strict)?, Some(opened))
         }
     };
@@ -253,8 +253,12 @@ pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> R
 }
 
 /// Probes and selects devices. If `--strict` is set, checks them and the model's weights.
-fn open_devices(model: &Model, args: &DeviceArgs) -> Result<Devices> {
-    let devices = super::open_devices(args)?;
+fn open_devices(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> Result<Devices> {
+    let options = super::device_options(args);
+    let devices = super::opened(match wanted.is_calibrated() {
+        true => Devices::probe_for(&options, model, &super::calibrate::options(wanted)),
+        false => Devices::probe(&options),
+    })?;
     if args.strict {
         super::strict::check(&devices, model)?;
     }
@@ -269,7 +273,7 @@ pub(super) fn placed(
     needs: Needs,
 ) -> Result<Placed> {
     let wanted = Wanted::read(placement, needs)?;
-    let devices = open_devices(model, device_args)?;
+    let devices = open_devices(model, device_args, &wanted)?;
     let planner = on_devices(model, &devices, &wanted, device_args.strict)?;
     let planner = wanted.over(planner, model)?;
     let plan = planner.plan()?;

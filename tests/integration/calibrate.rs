@@ -2,7 +2,10 @@
 //! measured again, and that predicted times are close to measured times.
 
 use crate::support::{self, Setup, block_on, greedy, listen, model_path, ragtag, text, within};
-use ragtag::{Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Model, Planner, Prompt};
+use ragtag::{
+    Calibration, CalibrationOptions, DeviceOptions, Devices, Engine, EngineOptions, Model, Planner, Prompt,
+};
+use ragtag_devices::{Physical, Report};
 use ragtag_planner::FigureSource;
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::StageReport;
@@ -420,4 +423,45 @@ fn commands_calibrate_missing_figures_and_report_it_once() {
     for word in ["of roofline", "embedding", "block", "head", "cpu:1", "per stage", "latency"] {
         assert!(table.contains(word), "{word} in {table}");
     }
+}
+
+/// Calibrates a device through both of its APIs, and makes one of the two cached profiles slower.
+#[test]
+fn a_device_is_used_through_the_api_that_is_measured_fastest() {
+    let report = Devices::survey(&DeviceOptions::default());
+    let has_two = |device: &&Physical| device.adapters.len() == 2 && is_fast(&report, &device.adapters[0]);
+    let Some(device) = report.devices.iter().find(has_two) else {
+        return test_support::skip!(test_support::driver("vulkan"), "no device has two APIs");
+    };
+    let (model, folder) = (model(), tempfile::tempdir().unwrap());
+    let options = quick(folder.path());
+    let one = Devices::probe_all(&DeviceOptions::selecting(device.adapters[0].as_str())).unwrap();
+    assert_eq!(one.labels_of_every_api(), device.adapters);
+    // Software devices that are timed together have other profiles than those that are timed alone.
+    for adapter in &device.adapters {
+        calibrate(&model, &Devices::probe(&DeviceOptions::selecting(adapter.as_str())).unwrap(), &options);
+    }
+    let both = DeviceOptions::selecting(device.adapters.join(","));
+    let first_of = || {
+        let found = Devices::probe_for(&both, &model, &options).unwrap();
+        found.report().device(&device.adapters[0]).unwrap().adapters[0].clone()
+    };
+    for (slow, fast) in [(0, 1), (1, 0)] {
+        for path in files(folder.path(), "profile") {
+            let mut profile = Profile::from_json(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            let is_slow = device.adapters[slow].starts_with(&profile.identity.device);
+            let us = if is_slow { 900.0 } else { 100.0 };
+            let samples = profile.kinds.iter_mut().flat_map(|kind| &mut kind.samples);
+            samples.for_each(|sample| sample.median_us = us);
+            std::fs::write(&path, serde_json::to_string(&profile).unwrap()).unwrap();
+        }
+        assert_eq!(first_of(), device.adapters[fast]);
+    }
+    std::fs::remove_file(&files(folder.path(), "profile")[0]).unwrap();
+    assert_eq!(first_of(), device.adapters[0], "one API was not measured");
+}
+
+/// Returns whether a device is a GPU or a fast software device.
+fn is_fast(report: &Report, label: &str) -> bool {
+    report.adapter(label).is_some_and(|adapter| !adapter.name.contains("SwiftShader"))
 }

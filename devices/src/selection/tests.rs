@@ -45,6 +45,18 @@ fn a_physical_device_is_used_once_through_the_named_api() {
 }
 
 #[test]
+fn a_device_is_used_through_its_preferred_api() {
+    let mut report = machine().probe();
+    report.prefer("vulkan:1");
+    let chosen = |text: &str| {
+        let choice = Requested::new(Some(text), None).unwrap().choose(&report).unwrap();
+        choice.selected.iter().map(Adapter::label).collect::<Vec<_>>()
+    };
+    assert_eq!(chosen("auto"), ["vulkan:1", "vulkan:0"]);
+    assert_eq!(chosen("cuda:0,gpu"), ["cuda:0", "vulkan:0"], "the selection names an API");
+}
+
+#[test]
 fn a_backend_name_selects_all_of_its_devices() {
     assert_eq!(choose("cuda").unwrap(), ["cuda:0"]);
     assert_eq!(choose("vulkan").unwrap(), ["vulkan:0", "vulkan:1", "vulkan:2"]);
