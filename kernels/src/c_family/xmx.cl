@@ -12,12 +12,14 @@
 #define SUMS 8
 // Words per lane: a row of the right matrix, or two values of each row of the left one.
 #define WORDS 8
-// Rows of the tile's result that a sub-group computes. Its part of 16 × 16 values leaves registers for loads.
+// Rows of the tile's result that a sub-group computes. Its part has 16 × 16 values, which leaves registers
+// for loads.
 #define WAVE_ROWS 16
 
 #undef KERNEL
 #define KERNEL(items) \
-    __kernel __attribute__((intel_reqd_sub_group_size(WAVE))) __attribute__((reqd_work_group_size(items, 1, 1))) void
+    __kernel __attribute__((intel_reqd_sub_group_size(WAVE))) \
+    __attribute__((reqd_work_group_size(items, 1, 1))) void
 #define FRAGMENT_SPACE()
 
 FN uint lane_row(uint lane) { return lane; }
@@ -39,4 +41,5 @@ FN void load_left(PRIVATE uint *out, const LOCAL ushort *rows, uint lane, uint p
 float8 __attribute__((overloadable)) INSTRUCTION(int8 left, int8 right, float8 sums);
 
 // d += a · b.
-#define MULTIPLY(d, a, b) vstore8(INSTRUCTION(as_int8(vload8(0, a)), as_int8(vload8(0, b)), vload8(0, d)), 0, d)
+#define MULTIPLY(d, a, b) \
+    vstore8(INSTRUCTION(as_int8(vload8(0, a)), as_int8(vload8(0, b)), vload8(0, d)), 0, d)
