@@ -200,6 +200,17 @@ fn kinds_follow_the_driver() {
 }
 
 #[test]
+fn matrix_units_are_a_feature() {
+    for (variables, wanted) in [(&[][..], false), (&[("RAGTAG_FAKE_MATRIX_UNITS", "1")][..], true)] {
+        for adapter in subject_with(variables).adapters() {
+            let features = &adapter.caps.features;
+            assert_eq!(features.contains(&Feature::Xmx), wanted, "{features:?}");
+            assert!(features.contains(&Feature::IntegerDot), "{features:?}");
+        }
+    }
+}
+
+#[test]
 fn arc_cards_are_discrete_gpus() {
     let subject = subject_with(&[("RAGTAG_FAKE_GPUS", "1")]);
     let kinds: Vec<_> = subject.adapters().iter().map(|adapter| adapter.kind).collect();
