@@ -8,7 +8,8 @@ use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
 use crate::suite::{Listed, Outcomes, Shapes};
 use ragtag_hal::{
-    Binding, BufferRange, Caps, Command, Dispatch, KernelLanguage, Module, ModuleId, QueueKind, Work,
+    Binding, BufferRange, Caps, Command, Dispatch, Feature, KernelLanguage, Module, ModuleId, ModuleSource,
+    QueueKind, Work,
 };
 use ragtag_kernels::{Case, Variant, module_source};
 
@@ -24,17 +25,39 @@ pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// Runs the listed cases of a variant that `listed` selects, and cases with the random `shapes`. If
-/// `language` is set, runs the variant as on a device that accepts no other language.
+/// Capabilities that kernels see in place of the device's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Guise {
+    /// The only language that the device seems to accept.
+    pub(crate) language: Option<KernelLanguage>,
+    /// Feature that the device seems to have, and OpenCL C functions in place of its instructions.
+    pub(crate) emulated: Option<(Feature, &'static str)>,
+}
+
+impl Guise {
+    fn caps(self, caps: &Caps) -> Caps {
+        let mut caps = caps.clone();
+        caps.languages = self.language.map_or(caps.languages, |only| [only].into());
+        caps.features.extend(self.emulated.map(|(feature, _)| feature));
+        caps
+    }
+
+    fn source(self, mut source: ModuleSource) -> ModuleSource {
+        if let (ModuleSource::Text { entries, .. }, Some((_, functions))) = (&mut source, self.emulated) {
+            entries.iter_mut().for_each(|entry| entry.text = [functions, &entry.text].concat().into());
+        }
+        source
+    }
+}
+
+/// Runs the listed cases of a variant that `listed` selects, and cases with the random `shapes`.
 pub(crate) fn run(
     bench: &mut Bench,
-    (variant, language): (&Variant, Option<KernelLanguage>),
+    (variant, guise): (&Variant, Guise),
     listed: Listed,
     shapes: Shapes,
 ) -> Outcomes {
-    let caps = bench.caps().clone();
-    let languages = language.map_or(caps.languages.clone(), |only| [only].into());
-    let caps = Caps { languages, ..caps };
+    let caps = guise.caps(bench.caps());
     if !variant.is_taken_by(&caps) {
         return Ok(Verdict::skipped(match variant.language() {
             Some(language) => format!("the device does not take {language:?} kernels"),
@@ -48,6 +71,7 @@ pub(crate) fn run(
         return Ok(Verdict::skipped("the device takes smaller work groups only"));
     }
     let source = module_source([variant], &caps).ok_or("a variant in several languages")?;
+    let source = guise.source(source);
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
     let random = shapes.seeds().map(|seed| variant.random_case(seed));

@@ -1,11 +1,12 @@
 //! Lists the tests of the suite and runs them. After a failed test, the next test uses a newly opened device.
 
 use crate::bench::Bench;
+use crate::kernels::{self, Guise};
 use crate::known::{self, KnownFailure};
 use crate::report::{Absent, Outcome, Report, Summary, Verdict};
-use crate::{kernels, memory, programs, queues};
+use crate::{memory, programs, queues};
 use ragtag_devices::{BackendReport, Backends, Status};
-use ragtag_hal::{Adapter, Checked, DeviceId, KernelLanguage, Limits, Result};
+use ragtag_hal::{Adapter, Checked, DeviceId, Feature, KernelLanguage, Limits, Result};
 use ragtag_kernels::{NumericsClass, Variant};
 use std::time::Instant;
 
@@ -92,7 +93,7 @@ pub struct Suite<'a> {
     listed_one_in: usize,
     listed_turn: usize,
     known: &'a [KnownFailure],
-    language: Option<KernelLanguage>,
+    guise: Guise,
 }
 
 impl<'a> Suite<'a> {
@@ -126,7 +127,13 @@ impl<'a> Suite<'a> {
 
     /// Runs the kernels in `language` only, as on a device that accepts no other language.
     pub fn in_language(self, language: KernelLanguage) -> Self {
-        Self { language: Some(language), ..self }
+        Self { guise: Guise { language: Some(language), ..self.guise }, ..self }
+    }
+
+    /// Runs the kernels as on a device with `feature`. The OpenCL C `functions` stand in for its
+    /// instructions.
+    pub fn emulating(self, feature: Feature, functions: &'static str) -> Self {
+        Self { guise: Guise { emulated: Some((feature, functions)), ..self.guise }, ..self }
     }
 
     /// Sets the known failures of the adapter. The report shows these tests as skipped, with the reasons. A
@@ -232,7 +239,7 @@ impl Entry {
             Entry::Device(test) => (test.run)(bench),
             Entry::Kernel((place, variant)) => {
                 let listed = Listed::at(place, suite.listed_turn, suite.listed_one_in);
-                kernels::run(bench, (variant, suite.language), listed, suite.shapes)
+                kernels::run(bench, (variant, suite.guise), listed, suite.shapes)
             }
         }
     }

@@ -5,6 +5,8 @@
 
 mod support;
 
+use ragtag_conformance::{Suite, Verdict};
+use ragtag_devices::{Backends, Config};
 use test_drivers::with_level_zero_on_opencl;
 
 #[test]
@@ -16,5 +18,21 @@ fn every_level_zero_device() {
 fn the_test_driver() {
     with_level_zero_on_opencl("the_test_driver", &[], || {
         assert_eq!(support::every_device_of("level-zero", "Level Zero driver"), 2);
+    });
+}
+
+/// Checks the products for Intel's matrix units. The test driver replaces the instructions with functions.
+#[test]
+fn matrix_units() {
+    with_level_zero_on_opencl("matrix_units", &[("RAGTAG_FAKE_MATRIX_UNITS", "1")], || {
+        let backends = Backends::new(&Config::default());
+        let adapter = support::adapters(&backends, "level-zero").unwrap().swap_remove(0);
+        let report = support::run_on(&backends, &adapter, Suite::new().only("kernel/*/opencl-xmx"));
+        for test in &report.tests {
+            println!("{}: {}: {:?}", adapter.label(), test.name, test.verdict);
+            assert!(matches!(test.verdict, Verdict::Passed { .. }), "{}: {:?}", test.name, test.verdict);
+        }
+        // The tests cover f16 and bf16 weights, each for few rows and for many.
+        assert_eq!(report.tests.len(), 4);
     });
 }

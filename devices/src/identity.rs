@@ -29,7 +29,9 @@ pub(crate) fn merge(adapters: &[&Adapter]) -> Vec<Group> {
             };
             let fits = |other: &&mut Group| {
                 let pairs = pairs(other);
-                pairs.iter().any(|(a, b)| same(a, b)) && !pairs.iter().any(|(a, b)| differ(a, b))
+                let is_named = pairs.iter().any(|(a, b)| same_address(a, b) || same_uuid(a, b));
+                pairs.iter().any(|(a, b)| same(a, b))
+                    && !pairs.iter().any(|(a, b)| differ(a, b) || !is_named && have_different_uuids(a, b))
             };
             match merged.iter_mut().find(fits) {
                 Some(other) => other.extend(group),
@@ -56,16 +58,19 @@ fn same_name(a: &Adapter, b: &Adapter) -> bool {
 }
 
 /// Returns true if two adapters cannot be the same device. Adapters of the same backend are different
-/// devices. Otherwise the PCI addresses decide. If an address is missing, the UUIDs decide. CPU devices are
-/// never merged, because only the backend `cpu` divides the CPU into several devices.
+/// devices, and so are adapters with different PCI addresses. CPU devices are never merged, because only the
+/// backend `cpu` divides the CPU into several devices.
 fn differ(a: &Adapter, b: &Adapter) -> bool {
     let cpu = a.kind == AdapterKind::Cpu || b.kind == AdapterKind::Cpu;
-    let named_apart = match (a.identity.pci.zip(b.identity.pci), a.identity.uuid.zip(b.identity.uuid)) {
-        (Some((a, b)), _) => a != b,
-        (None, Some((a, b))) => a != b,
-        (None, None) => false,
-    };
-    cpu || a.backend == b.backend || named_apart
+    let are_apart = a.identity.pci.zip(b.identity.pci).is_some_and(|(a, b)| a != b);
+    cpu || a.backend == b.backend || are_apart
+}
+
+/// Returns true if two adapters have different UUIDs, and not both have a PCI address. They are different
+/// devices, unless a third adapter connects them. Some drivers of one card report different UUIDs.
+fn have_different_uuids(a: &Adapter, b: &Adapter) -> bool {
+    let both_have_addresses = a.identity.pci.is_some() && b.identity.pci.is_some();
+    !both_have_addresses && a.identity.uuid.zip(b.identity.uuid).is_some_and(|(a, b)| a != b)
 }
 
 /// Returns the size in bytes of the heap for buffers, or 0 if it is unknown.
@@ -154,6 +159,22 @@ mod tests {
         };
         let adapters = [twin("vulkan", 0), twin("vulkan", 1), twin("opencl", 0), twin("opencl", 1)];
         assert_eq!(merged(&adapters), [["vulkan:0", "opencl:0"], ["vulkan:1", "opencl:1"]]);
+    }
+
+    /// Tests an Arc card. Its name and its UUID differ from API to API, and OpenCL reports no PCI address.
+    #[test]
+    fn an_arc_card_is_one_device_through_all_apis() {
+        let arc = |backend, name: &str, slot: Option<u8>, uuid| {
+            let mut adapter = adapter(backend, 0, AdapterKind::Discrete, 16);
+            adapter.name = name.into();
+            (adapter.identity.pci, adapter.identity.uuid) = (slot.and_then(pci), uuid);
+            adapter
+        };
+        let name = "Intel(R) Arc(TM) A770 Graphics";
+        let level_zero = arc("level-zero", name, Some(3), Some([1; 16]));
+        let vulkan = arc("vulkan", "Intel(R) Arc(tm) A770 Graphics (DG2)", Some(3), Some([2; 16]));
+        let opencl = arc("opencl", name, None, Some([1; 16]));
+        assert_eq!(merged(&[level_zero, vulkan, opencl]), [["level-zero:0", "vulkan:0", "opencl:0"]]);
     }
 
     #[test]

@@ -13,7 +13,8 @@ use crate::table::Variant;
 use ragtag_hal::Feature;
 
 /// Features of devices whose matrix units convert both factors to bf16.
-const UNITS_OF_BF16: [Feature; 4] = [Feature::Sm80, Feature::Sm90a, Feature::Mfma, Feature::Wmma];
+const UNITS_OF_BF16: [Feature; 5] =
+    [Feature::Sm80, Feature::Sm90a, Feature::Mfma, Feature::Wmma, Feature::Xmx];
 
 impl Variant {
     /// Returns the maximum relative error ‖out − ref‖ / ‖ref‖ of this variant. It equals the bound of the
@@ -49,7 +50,7 @@ mod tests {
         );
         let names: Vec<_> = products().filter(rounds).map(|v| v.name).collect();
         assert!(
-            names.iter().all(|name| ["mma", "mfma"].iter().any(|units| name.contains(units))),
+            names.iter().all(|name| ["mma", "mfma", "xmx"].iter().any(|units| name.contains(units))),
             "{names:?}"
         );
     }

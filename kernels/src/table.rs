@@ -584,6 +584,22 @@ mod tests {
     }
 
     #[test]
+    fn uses_intel_matrix_units_where_available() {
+        let caps = gpu(KernelLanguage::SpirV, 1024, 64 << 10);
+        let caps = Caps { features: [Feature::Xmx].into(), ..caps };
+        for tensor_type in [TensorType::F16, TensorType::BF16] {
+            let product = Kernel::MatMul(tensor_type, Activations::F16);
+            let found = [32, 512].map(|rows| select(product, &caps, rows).map(|v| v.name));
+            assert_eq!(found, ["opencl-xmx-64", "opencl-xmx"].map(Some));
+            let decode = select(Kernel::MatMul(tensor_type, Activations::F32), &caps, 1);
+            assert_eq!(decode.map(|v| v.name), Some("opencl-row-major-gemv-1"));
+        }
+        runs_every_kernel(&caps, "opencl");
+        let form = |rows| activations_for(TensorType::Q8_0, Activations::Int8, &caps, rows);
+        assert_eq!([8, 64].map(form), [Activations::Int8, Activations::F16]);
+    }
+
+    #[test]
     fn every_kernel_runs_on_any_device_that_takes_spir_v() {
         let caps = gpu(KernelLanguage::SpirV, 256, 32 << 10);
         let is_opencl = |v: &&Variant| v.language() == Some(KernelLanguage::OpenClC);
@@ -695,13 +711,14 @@ mod tests {
 
     #[test]
     fn wide_products_take_f16_on_matrix_units() {
-        use KernelLanguage::{CudaC, HipC, Wgsl};
+        use KernelLanguage::{CudaC, HipC, OpenClC, Wgsl};
         for (language, features) in [
             (CudaC, &[Feature::Sm70][..]),
             (CudaC, &[Feature::Sm80]),
             (CudaC, &[Feature::Sm90a]),
             (HipC, &[Feature::Wmma]),
             (HipC, &[Feature::Mfma, Feature::Wave64]),
+            (OpenClC, &[Feature::Xmx]),
             (Wgsl, &MATRICES_IN_WGSL),
         ] {
             let features = features.iter().copied().collect();

@@ -38,6 +38,8 @@ pub enum Feature {
     Wmma,
     /// Matrix instructions of AMD CDNA.
     Mfma,
+    /// Matrix instructions of Intel Xe-HPG, for sub-groups of 8 work items.
+    Xmx,
     /// Cooperative matrices: a sub-group multiplies tiles of 16 × 16 f16 values and accumulates in f32.
     CooperativeMatrix,
 }

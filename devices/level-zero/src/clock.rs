@@ -1,6 +1,6 @@
 //! Conversion of device times to the host's clock.
 //!
-//! The driver reports times in cycles of the device's timer, of which only the lowest bits are valid. The
+//! The driver reports times in cycles of the device's timer. Only the lowest bits of a time are valid. The
 //! backend reads the timer once per second, and converts times relative to the last reading.
 
 use crate::api::Device;
@@ -8,7 +8,7 @@ use ragtag_hal::Timing;
 
 /// Age after which the timer is read again, in nanoseconds.
 const SAMPLE_NS: u64 = 1_000_000_000;
-/// Number of readings, of which the fastest counts.
+/// Number of readings. The fastest one counts.
 const READINGS: u32 = 3;
 
 /// A reading of the device's timer.

@@ -15,6 +15,8 @@ use std::ffi::CStr;
 const BINDING_ALIGNMENT_BYTES: u64 = 64;
 /// Sub-group size that Ragtag's kernels need.
 const SUB_GROUP_SIZE: u32 = 16;
+/// Sub-group size of the matrix instructions of Xe-HPG.
+const MATRIX_SUB_GROUP_SIZE: u32 = 8;
 /// Extension with which an allocation may exceed the device's limit.
 const RELAXED_LIMITS: &str = "ZE_experimental_relaxed_allocation_limits";
 /// Extension that reports dot product instructions. Intel's older drivers report them only through it.
@@ -214,6 +216,8 @@ fn caps(
         (modules.flags & value::FP16 != 0, Feature::Fp16),
         (sizes.contains(&SUB_GROUP_SIZE), Feature::SubGroups),
         (modules.flags & value::DP4A != 0 || dot & value::INTEL_DP4A != 0, Feature::IntegerDot),
+        // The matrix instructions of later GPUs need sub-groups of 16, for which Ragtag has no kernels.
+        (dot & value::INTEL_DPAS != 0 && sizes.iter().min() == Some(&MATRIX_SUB_GROUP_SIZE), Feature::Xmx),
     ]
     .into_iter()
     .filter_map(|(has, feature)| has.then_some(feature))

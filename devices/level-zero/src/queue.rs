@@ -70,7 +70,7 @@ impl Queue {
 }
 
 impl State {
-    /// Appends steps, of which the first waits for the events that `end` keeps.
+    /// Appends steps. The first step waits for the events that `end` keeps.
     fn steps(&self, script: &Script, first: Option<&Signal>, end: &Event) -> Result<()> {
         let steps = script.steps();
         let after = end.awaited();

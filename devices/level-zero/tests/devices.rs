@@ -22,7 +22,12 @@ fn adapters_describe_the_devices() {
     for adapter in subject.adapters() {
         println!("{adapter:?}");
         assert_eq!(adapter.caps.languages, [KernelLanguage::SpirV].into());
-        assert!(adapter.caps.features.contains(&Feature::SubGroups), "{:?}", adapter.caps.features);
+        let features = &adapter.caps.features;
+        assert!(
+            features.contains(&Feature::SubGroups) && features.contains(&Feature::IntegerDot),
+            "{features:?}"
+        );
+        assert!(!features.contains(&Feature::Xmx), "{features:?}");
         assert!(adapter.identity.uuid.is_some(), "{:?}", adapter.identity);
         assert!(adapter.driver.name.starts_with("Level Zero 1."), "{}", adapter.driver);
         assert_eq!(adapter.driver.hidden_by.as_deref(), Some("ZE_AFFINITY_MASK=0,1"));
@@ -197,6 +202,13 @@ fn kinds_follow_the_driver() {
     let subject = subject();
     let kinds: Vec<_> = subject.adapters().iter().map(|adapter| adapter.kind).collect();
     assert!(kinds.iter().all(|kind| *kind == AdapterKind::Software), "{kinds:?}");
+}
+
+#[test]
+fn matrix_units_are_a_feature() {
+    for adapter in subject_with(&[("RAGTAG_FAKE_MATRIX_UNITS", "1")]).adapters() {
+        assert!(adapter.caps.features.contains(&Feature::Xmx), "{:?}", adapter.caps.features);
+    }
 }
 
 #[test]

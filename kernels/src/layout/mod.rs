@@ -33,7 +33,7 @@ use crate::blocks::TensorType;
 pub(crate) use pack::{
     SECTIONS, Unit, move_fifth_bits, move_k_nibbles, move_k_scales, pack_with, put, put_bytes,
 };
-use ragtag_hal::{Caps, KernelLanguage};
+use ragtag_hal::{Caps, Feature, KernelLanguage};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -57,10 +57,13 @@ pub enum Layout {
 }
 
 /// Returns the layout in which a device with `caps` stores matrices of `tensor_type`. All kernels for the
-/// device read the type in this layout.
+/// device read the type in this layout. Types without blocks are also row-major on Intel's devices with
+/// matrix units.
 pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
     let is_row_major = |language: &KernelLanguage| layout_in(tensor_type, *language) == Layout::RowMajor;
-    if caps.languages.iter().any(is_row_major) { Layout::RowMajor } else { Layout::Rows16 }
+    let multiplies_rows = caps.features.contains(&Feature::Xmx) && tensor_type.block_values() == 1;
+    let row_major = multiplies_rows || caps.languages.iter().any(is_row_major);
+    if row_major { Layout::RowMajor } else { Layout::Rows16 }
 }
 
 /// Returns the layout that kernels in `language` read for `tensor_type`. Types without blocks are row-major

@@ -1,17 +1,24 @@
-// Product for many rows on the matrix units of AMD's devices. A group takes TILE rows of x and as many rows
-// of weights, 32 columns at a time through local memory. Its waves divide the tile's result, with half of the
-// rows each.
+// Product for many rows on the matrix units of AMD's and Intel's devices. A group takes TILE rows of x and as
+// many rows of weights, 32 columns at a time through local memory. Its waves (sub-groups) divide the tile's
+// result, with half of the rows each unless the device's definitions give WAVE_ROWS.
 //
 // The next columns are loaded while the current ones are multiplied.
 
 #define TILE_K 32
 // Stride of tile rows in values: eight rows' 16 bytes of one column have no bank conflict.
 #define TILE_PITCH (TILE_K + 8)
+#ifndef WAVE_ROWS
 #define WAVE_ROWS (TILE / 2)
-#define WAVE_COLUMNS (TILE * 2 * WAVE / ITEMS)
+#endif
+#define WAVE_COLUMNS (TILE * TILE / WAVE_ROWS * WAVE / ITEMS)
 #define WAVES_ABREAST (TILE / WAVE_COLUMNS)
-// Pieces of 16 bytes of a tile that an item copies, 64 rows apart.
-#define PIECES (TILE / 64)
+// Pieces of 16 bytes of a tile that an item copies, APART rows apart.
+#define APART (ITEMS / 4)
+#define PIECES (TILE / APART)
+// Loads a lane's part of the left matrix, if it differs from that of the right one.
+#ifndef LOAD_LEFT
+#define LOAD_LEFT load_fragment
+#endif
 
 #if WEIGHTS_BF16
 // Converts a float to bf16, rounded to nearest, ties to even. NaN is preserved.
@@ -34,13 +41,13 @@ FN uint x_word(uint word) { return word; }
 FN void load_pieces(PRIVATE uint4 *pieces, const GLOBAL ushort *from, uint last, uint pitch) {
     #pragma unroll
     for (uint i = 0; i < PIECES; i++) {
-        uint row = min(ITEM / 4 + i * 64, last);
+        uint row = min(ITEM / 4 + i * APART, last);
         pieces[i] = LOAD4(from + (size_t)row * pitch + ITEM % 4 * 8);
     }
 }
 
 FN void put_piece(LOCAL ushort *tile, uint i, uint4 piece) {
-    *(LOCAL uint4 *)(tile + (ITEM / 4 + i * 64) * TILE_PITCH + ITEM % 4 * 8) = piece;
+    *(LOCAL uint4 *)(tile + (ITEM / 4 + i * APART) * TILE_PITCH + ITEM % 4 * 8) = piece;
 }
 
 // Loads a lane's part of SIDE rows of a tile.
@@ -98,7 +105,7 @@ KERNEL(ITEMS) matmul_fragments(
             uint a[WAVE_ROWS / SIDE][WORDS], b[WAVE_COLUMNS / SIDE][WORDS];
             #pragma unroll
             for (uint i = 0; i < WAVE_ROWS / SIDE; i++) {
-                load_fragment(a[i], tile_x + (wave_row + i * SIDE) * TILE_PITCH + c, lane);
+                LOAD_LEFT(a[i], tile_x + (wave_row + i * SIDE) * TILE_PITCH + c, lane);
             }
             #pragma unroll
             for (uint j = 0; j < WAVE_COLUMNS / SIDE; j++) {

@@ -20,8 +20,8 @@
 //! - f32: weights are dequantized to f32 in registers (class *exact*).
 //! - int8: integer dot products, block by block (class *fast*).
 //! - f16: products of f16 or bf16 values, accumulated in f32, on matrix units where available (class *fast*).
-//!   For bf16 weights, the matrix-unit kernels for AMD devices, and for NVIDIA devices of compute capability
-//!   8.0 or higher, convert f16 activations to bf16.
+//!   For bf16 weights, the matrix-unit kernels for AMD and Intel devices, and for NVIDIA devices of compute
+//!   capability 8.0 or higher, convert f16 activations to bf16.
 //!
 //! Some types have no kernels for some activations: see [`takes`]. Callers choose the activation type with
 //! [`activations_for`](crate::activations_for). Each variant has a fixed order of summation, usually by

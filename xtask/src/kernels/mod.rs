@@ -61,7 +61,8 @@ pub struct Args {
     /// or another name, Mesa also compiles for an absent AMD GPU.
     #[arg(long)]
     vulkan_pipelines: bool,
-    /// For GPUs with offline compilers, compile only every N-th job. A job is one program for one architecture.
+    /// For GPUs that compilers support offline, compile only every N-th job. A job is one program for one
+    /// architecture.
     #[arg(long, default_value = "1", value_name = "N")]
     one_in: NonZeroUsize,
     /// Index of the first job to compile, modulo N. Any N consecutive seeds cover all jobs.

@@ -203,6 +203,8 @@ pub(crate) mod value {
     pub(crate) const DP4A: u32 = 8;
     /// `ZE_INTEL_DEVICE_MODULE_EXP_FLAG_DP4A`
     pub(crate) const INTEL_DP4A: u32 = 1;
+    /// `ZE_INTEL_DEVICE_MODULE_EXP_FLAG_DPAS`
+    pub(crate) const INTEL_DPAS: u32 = 2;
     /// `ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE`
     pub(crate) const COMPUTE: u32 = 1;
     /// `ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY`

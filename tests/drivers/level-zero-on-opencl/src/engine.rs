@@ -15,7 +15,6 @@ use crate::module::KernelCode;
 use crate::queue::{Queue, wait_until};
 use crate::types::code::UNKNOWN;
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -99,7 +98,7 @@ impl Engine {
         let cl = cl()?;
         let queue = ClQueue::new(cl).ok_or(UNKNOWN)?;
         let (sender, receiver) = channel();
-        let run = Run { cl, queue, device, dirty: false };
+        let run = Run { cl, queue, device, dirty: false, signal: None };
         let builder = std::thread::Builder::new().name("level-zero engine".into());
         builder.spawn(move || run.all(receiver)).map_err(|_| UNKNOWN)?;
         Ok(Self(Mutex::new(sender)))
@@ -107,7 +106,7 @@ impl Engine {
 
     pub fn submit(&self, submission: Submission) {
         for event in submission.commands.iter().flat_map(Command::events) {
-            event.users.fetch_add(1, Ordering::SeqCst);
+            event.retain();
         }
         // The thread ends with the process.
         let _ = lock(&self.0).send(submission);
@@ -121,7 +120,13 @@ struct Run {
     device: Arc<Device>,
     /// Whether commands may be running in OpenCL's queue.
     dirty: bool,
+    /// Signal of the last command. The host may destroy everything that the command used once it sees the
+    /// signal, so the engine first releases these objects.
+    signal: Option<Signal>,
 }
+
+/// Event of a command that has ended, with the start and the end of the command unless the device was lost.
+struct Signal(Arc<Event>, Option<[u64; 2]>);
 
 impl Run {
     fn all(mut self, receiver: Receiver<Submission>) {
@@ -143,6 +148,7 @@ impl Run {
             let _ = self.device.passes(Call::Wait);
             self.run(&batch);
             batch.into_iter().for_each(|submission| self.ended(submission));
+            self.give_signal();
             next = next.or_else(|| receiver.recv().ok());
         }
     }
@@ -164,6 +170,7 @@ impl Run {
     /// Executes commands that no barrier separates. Starts with the last one whose events allow it.
     fn run_unordered(&mut self, mut commands: Vec<&Command>) {
         while !commands.is_empty() {
+            self.give_signal();
             let mut ready = commands.iter().rposition(|command| command.is_ready());
             if ready.is_none() && !self.device.is_lost() && self.finish().is_some() {
                 let any = || commands.iter().any(|command| command.is_ready());
@@ -171,35 +178,41 @@ impl Run {
                 ready = commands.iter().rposition(|command| command.is_ready());
             }
             let command = commands.remove(ready.unwrap_or(0));
-            let done = !self.device.is_lost() && self.command(command).is_some() && !self.device.is_lost();
-            if let (false, Some(signal)) = (done, &command.signal) {
-                signal.lose();
-            }
+            let stamps = if self.device.is_lost() { None } else { self.command(command) };
+            let stamps = stamps.filter(|_| !self.device.is_lost());
+            self.signal = command.signal.clone().map(|event| Signal(event, stamps));
+            command.events().for_each(|event| event.release());
+        }
+    }
+
+    fn give_signal(&mut self) {
+        match self.signal.take() {
+            Some(Signal(event, Some(stamps))) => event.signal(stamps),
+            Some(Signal(event, None)) => event.lose(),
+            None => {}
         }
     }
 
     fn ended(&self, Submission { commands, fence, queue, .. }: Submission) {
-        for event in commands.iter().flat_map(Command::events) {
-            event.users.fetch_sub(1, Ordering::SeqCst);
-        }
         drop(commands);
+        queue.ended();
         if let Some(fence) = fence {
             if self.device.is_lost() { fence.lose() } else { fence.signal([0, 0]) }
         }
-        queue.ended();
     }
 
-    /// Executes a command whose events are signalled. Returns `None` if the device was lost.
-    fn command(&mut self, command: &Command) -> Option<()> {
-        let Some(signal) = &command.signal else { return self.act(&command.action) };
+    /// Executes a command whose events are signalled. Returns its start and end, which are only exact for
+    /// commands with a signal. Returns `None` if the device was lost.
+    fn command(&mut self, command: &Command) -> Option<[u64; 2]> {
+        if command.signal.is_none() {
+            self.act(&command.action)?;
+            return Some([0, 0]);
+        }
         self.finish()?;
         let start = self.device.ticks();
         self.act(&command.action)?;
         self.finish()?;
-        if !self.device.is_lost() {
-            signal.signal([start, self.device.ticks()]);
-        }
-        Some(())
+        Some([start, self.device.ticks()])
     }
 
     fn act(&mut self, action: &Action) -> Option<()> {

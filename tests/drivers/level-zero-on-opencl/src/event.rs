@@ -33,7 +33,7 @@ pub struct Event {
     /// Start and end of the command that signalled the event, in ticks.
     stamps: Mutex<[u64; 2]>,
     /// Number of submitted commands that have not ended and use the event.
-    pub users: AtomicU32,
+    users: AtomicU32,
     flags: u32,
     pool: Option<(Arc<Pool>, u32)>,
 }
@@ -64,6 +64,16 @@ impl Event {
             flags,
             pool,
         }
+    }
+
+    /// Counts a submitted command that uses the event.
+    pub fn retain(&self) {
+        self.users.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Counts the end of a command that used the event.
+    pub fn release(&self) {
+        self.users.fetch_sub(1, Ordering::SeqCst);
     }
 
     pub fn is_signalled(&self) -> bool {
