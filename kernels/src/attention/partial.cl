@@ -49,7 +49,7 @@ KERNEL(ITEMS) attention_partial(
     const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
     uint blocks = exists ? position / 16 + 1 : 0;
     exists = reach(&shared, table, blocks, cache_blocks) == blocks && exists;
-    uint from = position + 1 - min(position + 1, window), skipped = exists ? from / 16 : 0;
+    uint visible = position + 1 - min(position + 1, window), skipped = exists ? visible / 16 : 0;
     uint run = (blocks - skipped + splits - 1) / splits * 16;
     uint start = skipped * 16 + split * run, end = exists ? min(position + 1, start + run) : 0;
     GLOBAL float *sums = partials + (size_t)rows * heads * splits * head_dim;
@@ -116,8 +116,8 @@ KERNEL(ITEMS) attention_partial(
                     uint p = pair + i * SOFTENERS;
                     float score = 0.0f;
                     for (uint s = 0; s < SHARERS; s++) score += scratch[(s * HEADS + head) * STEP + p];
-                    bool visible = first + p >= from && first + p < end;
-                    pair_scores[i] = visible ? capped(score * AS_FLOAT(scale), AS_FLOAT(cap)) : -INFINITE;
+                    bool is_seen = first + p >= visible && first + p < end;
+                    pair_scores[i] = is_seen ? capped(score * AS_FLOAT(scale), AS_FLOAT(cap)) : -INFINITE;
                     best = fmax(best, pair_scores[i]);
                 }
                 softening[head * (SOFTENERS + 1) + pair] = best;
