@@ -54,8 +54,8 @@ pub enum ModelError {
         /// Name of the tensor.
         name: String,
     },
-    /// The metadata contains a key that the architecture does not use. Running the model without it might give
-    /// wrong results.
+    /// The metadata contains a key that the architecture does not use. Running the model without it might
+    /// give wrong results.
     #[error(
         "key {key} is not part of this architecture as Ragtag knows it; running without it might be wrong"
     )]

@@ -10,13 +10,14 @@ const PAGE: &str = "docs/models.md";
 const INTRODUCTION: &str = "\
 # Models
 
-This page lists the architectures that Ragtag runs, and how their results are verified. `RAGTAG_WRITE_DOCS=1 cargo test --test
-integration models_page` writes it from the tests' tables.
+This page lists the architectures that Ragtag runs, and how their results are verified. `RAGTAG_WRITE_DOCS=1
+cargo test --test integration models_page` writes it from the tests' tables.
 
-Every tiny model has random weights, and logits that `transformers` computed in float64 (`tests/support/golden/tiny.py`). Its sequence is
-longer than its window and than its original context. The script fails if a feature of the model, switched off, moves the logits by
-less than 1e-3. The tests compare the logits from the model directory and from a GGUF file with the same weights, on the CPU (one
-device, and cut in two) and on every other device. The relative error is at most 1e-4 in class exact.
+Every tiny model has random weights, and logits that `transformers` computed in float64
+(`tests/support/golden/tiny.py`). Its sequence is longer than its window and than its original context. The
+script fails if a feature of the model, switched off, moves the logits by less than 1e-3. The tests compare
+the logits from the model directory and from a GGUF file with the same weights, on the CPU (one device, and
+cut in two) and on every other device. The relative error is at most 1e-4 in class exact.
 
 | architecture in GGUF | class in `config.json` | model directory | GGUF |
 | --- | --- | --- | --- |

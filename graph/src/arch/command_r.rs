@@ -1,5 +1,6 @@
-//! Command R: attention and the feed-forward network read the same norm, and their results are added together.
-//! The norms are layer norms without biases, logits have a factor, and RoPE pairs neighbouring dimensions.
+//! Command R: attention and the feed-forward network read the same norm, and their results are added
+//! together. The norms are layer norms without biases, logits have a factor, and RoPE pairs neighbouring
+//! dimensions.
 
 use super::names::{COMMON, GATED};
 use super::transformer::{Layer, NormKind};

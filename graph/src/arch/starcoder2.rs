@@ -1,5 +1,5 @@
-//! StarCoder2: layer norms, a feed-forward network with GELU instead of a gate, biases everywhere, and a window
-//! in all layers.
+//! StarCoder2: layer norms, a feed-forward network with GELU instead of a gate, biases everywhere, and a
+//! window in all layers.
 
 use super::names::{COMMON, NORMS, QKV_BIASES};
 use super::transformer::{Attention, FeedForward, Function, Layer, NormKind};

@@ -1,8 +1,8 @@
 //! Builds the graph of a decoder-only transformer. Each architecture describes its layers as [`Layer`]s.
 //!
-//! A model may multiply its embedding by a number, and what its layers add to the residual stream by another.
-//! The graph divides the stream by one of them instead, its *unit*. This leaves the results of norms unchanged
-//! if ε is divided by the square of the unit.
+//! A model may multiply its embedding by a number, and what its layers add to the residual stream by
+//! another. The graph divides the stream by one of them instead, its *unit*. This leaves the results of
+//! norms unchanged if ε is divided by the square of the unit.
 
 use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
 use super::{Architecture, Hyperparameters, Rope, RopeFactors};

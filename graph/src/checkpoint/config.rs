@@ -249,8 +249,8 @@ fn class(config: &Fields) -> Result<&str, ModelError> {
     Ok(one.ok_or_else(|| config.wrong_type("architectures", "a list of one class", classes))?)
 }
 
-/// Reads the RoPE settings of all layers, and of windowed layers if they have their own. `rope_parameters` may
-/// hold one object per type of layer. Older files have a base of the windowed layers instead.
+/// Reads the RoPE settings of all layers, and of windowed layers if they have their own. `rope_parameters`
+/// may hold one object per type of layer. Older files have a base of the windowed layers instead.
 fn ropes(config: &Fields, plain: Rope, is_partial: bool, extras: &mut Extras) -> Result<Rope, ModelError> {
     const PART: &str = "partial_rotary_factor";
     let whole = [Value::from(1), Value::from(1.0)];

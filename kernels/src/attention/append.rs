@@ -11,9 +11,9 @@
 //! | 4 | [partials](super::partial), written |
 //! | 5 | inverse frequencies: f32 `[rope dimensions / 2]` |
 //!
-//! The constants are those of [partial](super::partial), followed by the rope dimensions, the pairing and the
-//! magnitude of [RoPE and KV append](crate::rope_append). There is at most one row. [`takes`] defines the supported head
-//! dimensions.
+//! The constants are those of [partial](super::partial), followed by the rope dimensions, the pairing and
+//! the magnitude of [RoPE and KV append](crate::rope_append). There is at most one row. [`takes`] defines
+//! the supported head dimensions.
 //!
 //! Each group rotates the queries that share its kv head. The group whose split contains the last position
 //! also appends the new key and value. It first reads all other positions of the split. Then it rounds the

@@ -22,8 +22,8 @@ typedef struct {
 // A launch from a kernel's parameters.
 #define LAUNCH { \
     q, keys, values, out, params + 4 + (size_t)rows, params + 4 + 2 * (size_t)rows, \
-    params + 4 + 3 * (size_t)rows + logit_rows, sequences, table_blocks, heads, kv_heads, head_dim, cache_blocks, stride, window, \
-    __uint_as_float(scale) * 1.4426950408889634f, __uint_as_float(cap) * 1.4426950408889634f \
+    params + 4 + 3 * (size_t)rows + logit_rows, sequences, table_blocks, heads, kv_heads, head_dim, cache_blocks, stride, \
+    window, __uint_as_float(scale) * 1.4426950408889634f, __uint_as_float(cap) * 1.4426950408889634f \
 }
 
 // Rows of one sequence, all that they see exists: from `row` to before `next`; positions up to `last`.

@@ -9,16 +9,16 @@
 //! | 4 | out: f32 `[rows, heads · head dimension]`, written |
 //!
 //! The constants are four capacities (rows, sequences, table blocks, logit rows), heads, kv heads, head
-//! dimension, cache blocks, scale (the bits of an f32), stride (at least heads · head dimension), window (at
-//! least 1), and cap (the bits of an f32). The number of heads is a multiple of the number of kv heads. With g
-//! = heads / kv heads, the g heads from h · g to h · g + g − 1 share kv head h.
+//! dimension, cache blocks, scale (the bits of an f32), stride (at least heads · head dimension), window
+//! (at least 1), and cap (the bits of an f32). The number of heads is a multiple of the number of kv
+//! heads. With g = heads / kv heads, the g heads from h · g to h · g + g − 1 share kv head h.
 //!
-//! A row at position p attends to the last `window` positions of 0 … p of its sequence: out = Σ softmax(s) v.
-//! The score s is scale · q·k, or cap · tanh(scale · q·k / cap) if the cap is not zero. [`NO_WINDOW`] exceeds
-//! every number of positions. The kernel
-//! computes a streaming softmax over steps of [`STEP_TOKENS`] positions, so it never stores all scores of a
-//! row. The result of a row does not depend on other rows. If the sequence, position or block of a row is
-//! invalid, its result is zero. Cache slots beyond p never affect a result, even if they contain NaN.
+//! A row at position p attends to the last `window` positions of 0 … p of its sequence: out = Σ softmax(s)
+//! v. The score s is scale · q·k, or cap · tanh(scale · q·k / cap) if the cap is not zero. [`NO_WINDOW`]
+//! exceeds every number of positions. The kernel computes a streaming softmax over steps of
+//! [`STEP_TOKENS`] positions, so it never stores all scores of a row. The result of a row does not depend
+//! on other rows. If the sequence, position or block of a row is invalid, its result is zero. Cache slots
+//! beyond p never affect a result, even if they contain NaN.
 //!
 //! A group computes [`TILE_ROWS`] rows of one kv head. Neighbouring rows of one sequence share each load of
 //! keys and values.

@@ -11,8 +11,9 @@
 //!
 //! The constants are those of [attention](super), followed by the number of splits.
 //!
-//! The cache blocks with positions to which a row attends are divided into `splits` splits. All splits have the same number of blocks, except that the last splits may be shorter or empty.
-//! The grid is splits × kv heads × rows. A group processes all heads that share its kv head.
+//! The cache blocks with positions to which a row attends are divided into `splits` splits. All splits
+//! have the same number of blocks, except that the last splits may be shorter or empty. The grid is splits
+//! × kv heads × rows. A group processes all heads that share its kv head.
 //!
 //! Partials are f32 and have two parts. The first part is `[rows][heads][splits][head dimension]`. For each
 //! split, it holds the mean of the values, weighted by the softmax over the split. The second part is

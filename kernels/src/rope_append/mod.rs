@@ -13,10 +13,11 @@
 //! dimension, cache blocks, rope dimensions, pairing, and magnitude (the bits of an f32). The number of heads
 //! is a multiple of the number of kv heads.
 //!
-//! Each query head and key head is rotated pair by pair, and multiplied by the magnitude. The angle of pair i is position · frequency i. With
-//! [`INTERLEAVED`], pair i consists of values 2i and 2i + 1. With [`HALVES`], it consists of values i and i +
-//! rope dimensions / 2. The number of rope dimensions is even and at most the head dimension. The other
-//! dimensions are neither rotated nor multiplied. The kernel leaves the keys and values in `qkv` unchanged.
+//! Each query head and key head is rotated pair by pair, and multiplied by the magnitude. The angle of
+//! pair i is position · frequency i. With [`INTERLEAVED`], pair i consists of values 2i and 2i + 1. With
+//! [`HALVES`], it consists of values i and i + rope dimensions / 2. The number of rope dimensions is even
+//! and at most the head dimension. The other dimensions are neither rotated nor multiplied. The kernel
+//! leaves the keys and values in `qkv` unchanged.
 //!
 //! For a row at position p of sequence s, the key and value go to slot p mod 16 of block `tables[s][p / 16]`.
 //! If the sequence, position or block of a row is invalid, the kernel rotates its queries but appends

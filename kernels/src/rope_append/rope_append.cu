@@ -1,7 +1,7 @@
 // Rope and append of few rows: a group takes one head of a row, of queries, keys or values; an item a pair, or a value.
 
-// sin and cos of position · frequency, times the magnitude. The product is taken in two parts, for its rounding error is not small beside
-// one turn when positions are large.
+// sin and cos of position · frequency, times the magnitude. The product is taken in two parts, for its rounding error is not
+// small beside one turn when positions are large.
 FN void turn(uint position, float frequency, float magnitude, PRIVATE float *sine, PRIVATE float *cosine) {
     float angle = (float)position * frequency;
     float rest = fma((float)position, frequency, -angle);
