@@ -31,7 +31,8 @@ pub mod weights;
 mod wire_type;
 
 pub use arch::{
-    ARCHITECTURES, Architecture, Extras, Hyperparameters, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn,
+    ARCHITECTURES, Architecture, Extras, Hyperparameters, LayerSet, Llama3Scaling, Rope, RopeFactors,
+    RopePairing, Yarn,
 };
 pub use chat_templates::ChatTemplates;
 pub use compile::{CompileError, buckets, compile};

@@ -9,6 +9,42 @@ use serde::Serialize;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
+/// Some of a model's layers. A rule instead of a list takes no memory, however many layers a file claims.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerSet {
+    /// No layer.
+    None,
+    /// All layers.
+    All,
+    /// Every n-th layer.
+    Every(u32),
+    /// All layers except every n-th.
+    AllBut(u32),
+    /// All layers from this one on.
+    From(u32),
+    /// Layers with a true value in this list.
+    Listed(Vec<bool>),
+}
+
+impl LayerSet {
+    pub(super) fn is_none(&self) -> bool {
+        *self == LayerSet::None
+    }
+
+    /// Returns whether the set contains the layer with this index.
+    pub fn contains(&self, layer: u32) -> bool {
+        match self {
+            LayerSet::None => false,
+            LayerSet::All => true,
+            LayerSet::Every(period) => (layer + 1).is_multiple_of(*period),
+            LayerSet::AllBut(period) => !(layer + 1).is_multiple_of(*period),
+            LayerSet::From(first) => layer >= *first,
+            LayerSet::Listed(list) => list.get(layer as usize).copied().unwrap_or(false),
+        }
+    }
+}
+
 /// Hyperparameters that only some architectures have.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Extras {
@@ -16,14 +52,14 @@ pub struct Extras {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
     /// Layers that attend to the window only.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub windowed_layers: Vec<u32>,
+    #[serde(skip_serializing_if = "LayerSet::is_none")]
+    pub windowed_layers: LayerSet,
     /// Rotary position embedding of the windowed layers, if it differs from that of the other layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub windowed_rope: Option<Rope>,
     /// Layers without rotary position embedding.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub unrotated_layers: Vec<u32>,
+    #[serde(skip_serializing_if = "LayerSet::is_none")]
+    pub unrotated_layers: LayerSet,
     /// Factor of attention scores, if it is not 1 / √head size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score_scale: Option<f32>,
@@ -69,9 +105,9 @@ impl Default for Extras {
     fn default() -> Self {
         Self {
             window: None,
-            windowed_layers: Vec::new(),
+            windowed_layers: LayerSet::None,
             windowed_rope: None,
-            unrotated_layers: Vec::new(),
+            unrotated_layers: LayerSet::None,
             score_scale: None,
             score_cap: None,
             logit_cap: None,
@@ -233,16 +269,17 @@ impl<'a> Keys<'a> {
     /// file does not list them: with a period of n, every n-th layer attends to all positions, and with a
     /// period of 0, none does.
     pub(super) fn window(&self, h: &mut Hyperparameters, period: u32) -> Result<(), ModelError> {
-        let mut is_windowed: Vec<bool> = (1..=h.layers).map(|n| period == 0 || n % period != 0).collect();
+        let of_period = |period| if period == 0 { LayerSet::All } else { LayerSet::AllBut(period) };
+        let mut layers = of_period(period);
         match self.source {
             Source::Gguf(metadata, architecture) => {
                 let key = format!("{architecture}.attention.sliding_window_pattern");
                 self.mark(&key);
                 // A period, or one truth value per layer.
                 if let Ok(found) = metadata.list::<bool>(&key) {
-                    is_windowed = found.collect::<Result<_, _>>()?;
+                    layers = LayerSet::Listed(found.collect::<Result<_, _>>()?);
                 } else if let Some(period) = metadata.find::<u32>(&key)? {
-                    is_windowed = (1..=h.layers).map(|n| period == 0 || n % period != 0).collect();
+                    layers = of_period(period);
                 }
                 // Files of models without a window may have a window of 0.
                 let key = format!("{architecture}.attention.sliding_window");
@@ -254,27 +291,27 @@ impl<'a> Keys<'a> {
                 h.extras.window = self.count("", "sliding_window")?;
                 self.mark("layer_types");
                 if let Some(types) = fields.texts("layer_types")? {
-                    is_windowed = Vec::new();
-                    for kind in types {
-                        match kind {
-                            "sliding_attention" => is_windowed.push(true),
-                            "full_attention" => is_windowed.push(false),
-                            other => {
-                                let what = format!("{} of type {other:?}", fields.in_file("layer_types"));
-                                return Err(ModelError::Unsupported { what });
-                            }
+                    let is_windowed = |kind: &str| match kind {
+                        "sliding_attention" => Ok(true),
+                        "full_attention" => Ok(false),
+                        other => {
+                            let what = format!("{} of type {other:?}", fields.in_file("layer_types"));
+                            Err(ModelError::Unsupported { what })
                         }
-                    }
+                    };
+                    layers = LayerSet::Listed(types.into_iter().map(is_windowed).collect::<Result<_, _>>()?);
                 }
             }
         }
-        if is_windowed.len() != h.layers as usize {
-            let why = format!("{} layers instead of {}", is_windowed.len(), h.layers);
+        if let LayerSet::Listed(list) = &layers
+            && list.len() != h.layers as usize
+        {
+            let why = format!("{} layers instead of {}", list.len(), h.layers);
             let key = self.label("attention.sliding_window_pattern", "layer_types");
             return Err(ModelError::Hyperparameter { key, why });
         }
         if h.extras.window.is_some() {
-            h.extras.windowed_layers = (0..).zip(is_windowed).filter(|(_, is)| *is).map(|(n, _)| n).collect();
+            h.extras.windowed_layers = layers;
         }
         Ok(())
     }

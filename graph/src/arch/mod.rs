@@ -20,7 +20,7 @@ mod smollm3;
 mod starcoder2;
 mod transformer;
 
-pub use extras::Extras;
+pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
 pub use rope::{Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 

@@ -1,7 +1,7 @@
 //! Qwen2: Llama with biases for queries, keys and values. RoPE pairs the two halves of a head, both in GGUF
 //! files and in checkpoints. The last layers may attend to a window of positions.
 
-use super::extras::Keys;
+use super::extras::{Keys, LayerSet};
 use super::names::{COMMON, GATED, NORMS, QKV_BIASES};
 use super::transformer::{Attention, Layer};
 use super::{Architecture, Hyperparameters, USUAL};
@@ -25,10 +25,10 @@ pub(super) fn window(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), Mod
     keys.window(h, 0)?;
     let Some(config) = keys.config() else { return Ok(()) };
     if !keys.flag("use_sliding_window")?.unwrap_or(false) {
-        (h.extras.window, h.extras.windowed_layers) = (None, Vec::new());
+        (h.extras.window, h.extras.windowed_layers) = (None, LayerSet::None);
     } else if config.find("layer_types").is_none() {
         let full = config.find_whole("max_window_layers")?.unwrap_or(28);
-        h.extras.windowed_layers.retain(|layer| *layer >= full);
+        h.extras.windowed_layers = h.extras.window.map_or(LayerSet::None, |_| LayerSet::From(full));
     }
     Ok(())
 }

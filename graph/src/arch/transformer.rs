@@ -90,9 +90,9 @@ impl Layer {
     /// Returns the layer that the hyperparameters describe, without optional parts.
     pub(super) fn plain(h: &Hyperparameters, index: u32) -> Self {
         let heads = Heads { queries: h.heads, kv: h.kv_heads, dimensions: h.head_dimensions };
-        let is_windowed = h.extras.windowed_layers.contains(&index);
+        let is_windowed = h.extras.windowed_layers.contains(index);
         let mut rope = h.extras.windowed_rope.filter(|_| is_windowed).unwrap_or(h.rope);
-        if h.extras.unrotated_layers.contains(&index) {
+        if h.extras.unrotated_layers.contains(index) {
             // Nothing turns at frequencies of zero.
             rope = Rope { scale: f32::INFINITY, dimensions: rope.dimensions, ..Rope::plain() };
         }
@@ -135,12 +135,10 @@ pub(super) fn build(
     has_head: bool,
     b: &mut Builder<'_>,
 ) -> Result<(), ModelError> {
-    let layers: Vec<Layer> = (0..h.layers).map(|index| (architecture.layer)(h, index)).collect();
+    let first = (architecture.layer)(h, 0);
     let extras = &h.extras;
     // The weights of norms after each half can contain the factor of what the half adds.
-    let has_norms_after = layers.iter().all(|layer| layer.norms == Norms::Both);
-    let unit = if has_norms_after { extras.embedding_scale } else { extras.residual_scale };
-    let norm_kind = layers.first().map_or(NormKind::Rms, |layer| layer.norm_kind);
+    let unit = if first.norms == Norms::Both { extras.embedding_scale } else { extras.residual_scale };
     let mut x = b.embed(EMBEDDING, h.width, h.vocabulary)?;
     x = b.scale(x, extras.embedding_scale / unit);
     match h.rope.factors {
@@ -152,8 +150,9 @@ pub(super) fn build(
         }
         _ => {}
     }
-    let mut builder = Halves { h, b, unit, norm_kind };
-    for (index, layer) in (0..).zip(&layers) {
+    let mut builder = Halves { h, b, unit, norm_kind: first.norm_kind };
+    for index in 0..h.layers {
+        let layer = &(architecture.layer)(h, index);
         builder.b.next_segment();
         let normed = builder.norm_before(layer, x, &format!("blk.{index}.attn_norm"))?;
         x = builder.attention(layer, x, normed, index)?;

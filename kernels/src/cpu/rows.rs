@@ -10,6 +10,7 @@ use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
 use crate::silu_mul::Gate;
 use crate::{add, gather};
 use ragtag_hal::HostCall;
+use std::f32::consts::{FRAC_2_SQRT_PI, SQRT_2};
 use std::ops::Range;
 
 /// Looks up rows of an embedding table of type `W`.
@@ -294,9 +295,9 @@ pub(super) fn gated<S: Isa>(s: S, f: u32, gate: S::F, up: S::F) -> S::F {
     let exponent = if f == Gate::Silu as u32 {
         gate
     } else {
-        // 1 + tanh(y) equals 2 · sigmoid(2y).
+        // 1 + tanh(y) equals 2 · sigmoid(2y), and y has the factor √(2/π).
         let square = s.mul(s.mul(gate, gate), s.splat(0.044715));
-        s.mul(s.fma(square, gate, gate), s.splat(1.595_769_1))
+        s.mul(s.fma(square, gate, gate), s.splat(FRAC_2_SQRT_PI * SQRT_2))
     };
     let e = s.exp(s.sub(s.zero(), exponent));
     s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)

@@ -1,6 +1,7 @@
 //! Tests of the hyperparameters from small handmade files, and of the RoPE frequencies computed from them.
 
 use super::*;
+use crate::arch::LayerSet;
 use crate::gguf::{ModelFile, ToValue, Writer};
 use crate::source::MemorySource;
 use crate::weights::TensorInfo;
@@ -93,16 +94,17 @@ fn yarn_blends_frequencies() {
 #[test]
 fn windows_come_from_the_file() {
     let h = with("attention.sliding_window", 7u32).unwrap();
-    assert_eq!((h.extras.window, h.extras.windowed_layers), (Some(7), vec![0, 1]));
+    assert_eq!((h.extras.window, h.extras.windowed_layers), (Some(7), LayerSet::All));
     let h = with("attention.sliding_window", 0u32).unwrap();
-    assert_eq!((h.extras.window, h.extras.windowed_layers), (None, vec![]));
+    assert_eq!((h.extras.window, h.extras.windowed_layers), (None, LayerSet::None));
     let listed = |layers: &[bool]| {
         read(|w| {
             w.put("llama.attention.sliding_window", 7u32);
             w.put("llama.attention.sliding_window_pattern", layers);
         })
     };
-    assert_eq!(listed(&[false, true]).unwrap().extras.windowed_layers, [1]);
+    let layers = listed(&[false, true]).unwrap().extras.windowed_layers;
+    assert_eq!([0, 1, 2].map(|layer| layers.contains(layer)), [false, true, false]);
     let message = listed(&[true]).unwrap_err().to_string();
     assert!(message.contains("llama.attention.sliding_window_pattern: 1 layers instead of 2"), "{message}");
 }
