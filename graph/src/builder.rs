@@ -3,10 +3,12 @@
 
 use crate::arch::Rope;
 use crate::model::ModelError;
-use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
+use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows, Scores};
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::silu_mul::Gate;
+use ragtag_kernels::unary::Function;
 use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
 
@@ -109,10 +111,35 @@ impl<'a> Builder<'a> {
         x: NodeIndex,
         weight: &str,
         epsilon: f32,
+        affine: Affine,
     ) -> Result<NodeIndex, ModelError> {
         self.tensor(weight, self.graph.node(x).width, 0)?;
-        let operator = Operator::RmsNorm { weight: weight.into(), epsilon, output: Activations::F32 };
+        let operator = Operator::RmsNorm { weight: weight.into(), epsilon, affine, output: Activations::F32 };
         Ok(self.like(operator, &[x]))
+    }
+
+    /// Adds a layer norm. `weights` names the weight, and the bias if there is one.
+    pub(crate) fn layer_norm(
+        &mut self,
+        x: NodeIndex,
+        weights: Vec<String>,
+        epsilon: f32,
+        affine: Affine,
+    ) -> Result<NodeIndex, ModelError> {
+        for weight in &weights {
+            self.tensor(weight, self.graph.node(x).width, 0)?;
+        }
+        Ok(self.like(Operator::LayerNorm { weights, epsilon, affine }, &[x]))
+    }
+
+    /// Adds a node that multiplies all values by `factor`, unless it is 1.
+    pub(crate) fn scale(&mut self, x: NodeIndex, factor: f32) -> NodeIndex {
+        if factor == 1.0 { x } else { self.like(Operator::Scale { factor }, &[x]) }
+    }
+
+    /// Adds a node that applies a function to all values.
+    pub(crate) fn unary(&mut self, x: NodeIndex, function: Function) -> NodeIndex {
+        self.like(Operator::Unary { function }, &[x])
     }
 
     pub(crate) fn matmul(&mut self, x: NodeIndex, weight: &str, width: u32) -> Result<NodeIndex, ModelError> {
@@ -162,33 +189,44 @@ impl<'a> Builder<'a> {
         Ok(inputs[inputs.len() - 1])
     }
 
-    /// Adds a node that normalises each query head and each key head of `qkv`. `weights` names the norm
-    /// weights of the queries and of the keys.
+    /// Adds a node that normalises each query head and each key head of `qkv`, or all queries and all keys of
+    /// a row if `is_whole` is set. `weights` names the norm weights of the queries and of the keys, to which
+    /// `offset` is added.
     pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
         heads: Heads,
         weights: [String; 2],
         epsilon: f32,
+        offset: f32,
+        is_whole: bool,
     ) -> Result<NodeIndex, ModelError> {
-        for weight in &weights {
-            self.tensor(weight, heads.dimensions, 0)?;
+        let whole = [heads.query_width(), heads.kv_width()];
+        for (weight, width) in weights.iter().zip(if is_whole { whole } else { [heads.dimensions; 2] }) {
+            self.tensor(weight, width, 0)?;
         }
-        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon }, &[qkv]))
+        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon, offset, is_whole }, &[qkv]))
     }
 
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
-    /// attention of its queries. Scores are divided by √dimensions.
-    pub(crate) fn attention(&mut self, qkv: NodeIndex, layer: u32, heads: Heads, rope: Rope) -> NodeIndex {
+    /// attention of its queries.
+    pub(crate) fn attention(
+        &mut self,
+        qkv: NodeIndex,
+        layer: u32,
+        heads: Heads,
+        rope: Rope,
+        scores: Scores,
+    ) -> NodeIndex {
         let rows = self.graph.node(qkv).rows;
         let turned = self.like(Operator::RopeAppend { layer, heads, rope }, &[qkv]);
-        let scale = 1.0 / (heads.dimensions as f32).sqrt();
-        self.add(Operator::Attention { layer, heads, scale }, rows, heads.query_width(), &[turned])
+        self.add(Operator::Attention { layer, heads, scores }, rows, heads.query_width(), &[turned])
     }
 
-    pub(crate) fn silu_mul(&mut self, gate_up: NodeIndex) -> NodeIndex {
+    /// Adds a node that applies `function` to the first half of each row, and multiplies by the second half.
+    pub(crate) fn gate(&mut self, gate_up: NodeIndex, function: Gate) -> NodeIndex {
         let (rows, width) = (self.graph.node(gate_up).rows, self.graph.node(gate_up).width / 2);
-        self.add(Operator::SiluMul { output: Activations::F32 }, rows, width, &[gate_up])
+        self.add(Operator::SiluMul { function, output: Activations::F32 }, rows, width, &[gate_up])
     }
 
     pub(crate) fn add_residual(&mut self, x: NodeIndex, y: NodeIndex) -> NodeIndex {
@@ -262,7 +300,7 @@ mod tests {
             let qkv =
                 builder.joint_matmul(x, &[("q", 64), ("k", 32), ("v", 32)], &biases.map(String::from))?;
             let heads = Heads { queries: 2, kv: 1, dimensions: 32 };
-            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6)?;
+            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6, 0.0, false)?;
             let graph = builder.finish()?;
             let name = |&n: &NodeIndex| {
                 let node = graph.node(n);

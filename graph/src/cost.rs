@@ -29,6 +29,12 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
             cost.read_bytes =
                 StackedMatrix::new(model.weights(), weights, |_| Layout::Rows16)?.resident().bytes();
         }
+        Operator::LayerNorm { .. } => {
+            cost.flops_per_row = 7 * width;
+            cost.read_bytes = 8 * width;
+        }
+        Operator::Scale { .. } => cost.flops_per_row = width,
+        Operator::Unary { .. } => cost.flops_per_row = 6 * width,
         Operator::RmsNorm { .. } => {
             cost.flops_per_row = 4 * width;
             cost.read_bytes = 4 * width;

@@ -30,7 +30,10 @@ pub mod tokenizer;
 pub mod weights;
 mod wire_type;
 
-pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing};
+pub use arch::{
+    ARCHITECTURES, Architecture, Extras, Hyperparameters, LayerSet, Llama3Scaling, Rope, RopeFactors,
+    RopePairing, Yarn,
+};
 pub use chat_templates::ChatTemplates;
 pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, SourceError, TokenizerError};

@@ -54,6 +54,15 @@ pub enum ModelError {
         /// Name of the tensor.
         name: String,
     },
+    /// The metadata contains a key that the architecture does not use. Running the model without it might
+    /// give wrong results.
+    #[error(
+        "key {key} is not part of this architecture as Ragtag knows it; running without it might be wrong"
+    )]
+    UnknownKey {
+        /// Name of the key.
+        key: String,
+    },
     /// The shape of a tensor disagrees with the hyperparameters.
     #[error("tensor {name} has shape {found:?}; the hyperparameters ask for {expected:?}")]
     Shape {
@@ -180,8 +189,12 @@ impl Model {
     }
 
     /// Returns the same model, divided into segments of `granularity`. The default is [`Granularity::Block`].
+    /// Blocks whose two halves read the same norm are not divided.
     #[must_use]
     pub fn with_granularity(&self, granularity: Granularity) -> Self {
+        let halves = Granularity::HalfBlock.segment_count(self.hyperparameters.layers);
+        let is_divisible = self.graph.by_segment(halves).iter().all(|nodes| !nodes.is_empty());
+        let granularity = if is_divisible { granularity } else { Granularity::Block };
         Self { granularity, ..self.clone() }
     }
 

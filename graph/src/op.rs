@@ -9,6 +9,8 @@ use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::EdgeRef;
 use ragtag_kernels::Activations;
+use ragtag_kernels::silu_mul::Gate;
+use ragtag_kernels::unary::Function;
 use serde::Serialize;
 use std::fmt;
 
@@ -33,6 +35,36 @@ impl Heads {
     pub(crate) fn kv_width(&self) -> u32 {
         self.kv * self.dimensions
     }
+}
+
+/// Change of a norm's weights: each weight w becomes scale · (w + offset).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Affine {
+    /// Factor of the sum.
+    pub scale: f32,
+    /// Number that is added to the weight.
+    pub offset: f32,
+}
+
+impl Affine {
+    /// No change.
+    pub const IDENTITY: Self = Self { scale: 1.0, offset: 0.0 };
+
+    /// Returns the changed weight.
+    pub(crate) fn of(self, weight: f32) -> f32 {
+        self.scale * (weight + self.offset)
+    }
+}
+
+/// Rules for the scores of an attention operator.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Scores {
+    /// Factor by which the scores are multiplied.
+    pub scale: f32,
+    /// Number of positions to which a token attends, including its own. `None` stands for all positions.
+    pub window: Option<u32>,
+    /// Cap of the multiplied scores: a score s becomes cap · tanh(s / cap).
+    pub cap: Option<f32>,
 }
 
 /// An RMS norm that is fused into a matrix product.
@@ -61,8 +93,29 @@ pub enum Operator {
         weight: String,
         /// Constant that is added to the mean square.
         epsilon: f32,
+        /// Change of the weights.
+        affine: Affine,
         /// Type of the output.
         output: Activations,
+    },
+    /// Layer norm of the input, multiplied by a weight, plus a bias.
+    LayerNorm {
+        /// Name of the tensor of the weight, and of the bias if there is one.
+        weights: Vec<String>,
+        /// Constant that is added to the variance.
+        epsilon: f32,
+        /// Change of the weights. The biases remain as they are.
+        affine: Affine,
+    },
+    /// Product of all values and a number.
+    Scale {
+        /// The number.
+        factor: f32,
+    },
+    /// A function of each value.
+    Unary {
+        /// The function.
+        function: Function,
     },
     /// Conversion of the input to int8 or f16 activations.
     Quantize {
@@ -82,7 +135,7 @@ pub enum Operator {
     /// The second input, if any, provides the previous contents of the output: columns that other products
     /// wrote, or values to which this product is added. The third input, if any, is the dequantized weights.
     /// If `norm` is set, the product first applies that RMS norm to its input. If `gated` is set, it also
-    /// applies [`Operator::SiluMul`] to its result.
+    /// applies [`Operator::SiluMul`] with SiLU to its result.
     MatMul {
         /// The weights.
         weights: Stack,
@@ -113,6 +166,11 @@ pub enum Operator {
         weights: [String; 2],
         /// Constant that is added to the mean square.
         epsilon: f32,
+        /// Number that is added to the weights.
+        offset: f32,
+        /// Whether all queries of a row are one head, and all keys. Each of their values then has its own
+        /// weight.
+        is_whole: bool,
     },
     /// Rotates the input's queries in place, and appends the rotated keys and the values to the KV cache of a
     /// layer. The input holds queries, keys and values side by side.
@@ -130,8 +188,8 @@ pub enum Operator {
         layer: u32,
         /// Heads of the input.
         heads: Heads,
-        /// Factor by which the scores are multiplied.
-        scale: f32,
+        /// Rules for the scores.
+        scores: Scores,
     },
     /// First step of split attention. Computes one partial result for each split of the cached positions.
     AttentionPartial {
@@ -139,8 +197,8 @@ pub enum Operator {
         layer: u32,
         /// Heads of the input.
         heads: Heads,
-        /// Factor by which the scores are multiplied.
-        scale: f32,
+        /// Rules for the scores.
+        scores: Scores,
         /// Number of splits.
         splits: u32,
         /// Parameters of the [`Operator::RopeAppend`] that is fused into this operator, if any.
@@ -155,8 +213,10 @@ pub enum Operator {
         /// Type of the output.
         output: Activations,
     },
-    /// SiLU of the first half of each input row, multiplied by the second half of the row.
+    /// A function of the first half of each input row, multiplied by the second half of the row.
     SiluMul {
+        /// The function.
+        function: Gate,
         /// Type of the output.
         output: Activations,
     },
@@ -182,6 +242,9 @@ impl Operator {
             Operator::AttentionMerge { .. } => "attention-merge",
             Operator::SiluMul { .. } => "silu-mul",
             Operator::Add => "add",
+            Operator::LayerNorm { .. } => "layer-norm",
+            Operator::Scale { .. } => "scale",
+            Operator::Unary { .. } => "unary",
         }
     }
 
@@ -196,7 +259,7 @@ impl Operator {
                 norm.iter_mut().for_each(|norm| norm.weight.clear());
             }
             Operator::Widen { weights, .. } => weights.tensors.clear(),
-            Operator::Bias { weights } => weights.clear(),
+            Operator::Bias { weights } | Operator::LayerNorm { weights, .. } => weights.clear(),
             Operator::HeadNorm { weights, .. } => weights.iter_mut().for_each(String::clear),
             Operator::RopeAppend { layer, .. }
             | Operator::Attention { layer, .. }
@@ -205,6 +268,8 @@ impl Operator {
             | Operator::Quantize { .. }
             | Operator::AttentionMerge { .. }
             | Operator::SiluMul { .. }
+            | Operator::Scale { .. }
+            | Operator::Unary { .. }
             | Operator::Add => {}
         }
         nameless
@@ -217,7 +282,7 @@ impl Operator {
                 std::slice::from_ref(name)
             }
             Operator::MatMul { weights, .. } | Operator::Widen { weights, .. } => &weights.tensors,
-            Operator::Bias { weights } => weights,
+            Operator::Bias { weights } | Operator::LayerNorm { weights, .. } => weights,
             Operator::HeadNorm { weights, .. } => weights,
             _ => &[],
         }

@@ -80,8 +80,13 @@ pub enum WeightContent {
     Vector {
         /// Names of the tensors, in order.
         tensors: Vec<String>,
-        /// Total number of values in the tensors.
+        /// Total number of values in the buffer.
         values: u64,
+        /// Distance between the starts of two tensors in values, if it is not the length of the first. The
+        /// values between them are zero.
+        pitch: Option<u64>,
+        /// Change of the values of the first tensor, or of all tensors without a pitch.
+        affine: crate::op::Affine,
     },
     /// Values computed during lowering, such as RoPE frequencies.
     Generated(Arc<[f32]>),
@@ -176,13 +181,20 @@ impl WeightBuffer {
                     ..((chunk.offset + chunk.bytes) / group_bytes) as usize;
                 matrix.fill(weights, groups, out)?;
             }
-            WeightContent::Vector { tensors, .. } => {
-                let values = tensors.iter().map(|name| {
+            WeightContent::Vector { tensors, values, pitch, affine } => {
+                let mut all = Vec::new();
+                for (i, name) in tensors.iter().enumerate() {
                     let tensor = weights.tensor(name);
                     let tensor = tensor.ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
-                    vector_values(tensor, weights)
-                });
-                write_values(&values.collect::<Result<Vec<_>, _>>()?.concat(), chunk, out);
+                    let mut found = vector_values(tensor, weights)?;
+                    if i == 0 || pitch.is_none() {
+                        found.iter_mut().for_each(|value| *value = affine.of(*value));
+                    }
+                    all.resize(pitch.map_or(all.len(), |pitch| i * pitch as usize), 0.0);
+                    all.extend(found);
+                }
+                all.resize(*values as usize, 0.0);
+                write_values(&all, chunk, out);
             }
             WeightContent::Generated(values) => write_values(values, chunk, out),
         }

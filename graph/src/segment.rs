@@ -142,7 +142,7 @@ impl<'a> Measure<'a> {
 
     fn tensors(&self, segment: Range<usize>) -> Result<Vec<SegmentTensor>, ModelError> {
         let in_layout = |kept: fn(TensorType) -> Layout| {
-            compile::weight_buffers(self.model, &self.graph, segment.clone(), kept)
+            compile::weight_buffers(self.model, &self.graph, segment.clone(), self.lowering.context, kept)
         };
         let (rows16, row_major) = (in_layout(|_| Layout::Rows16)?, in_layout(row_major_if_plain)?);
         let larger = |(a, b): (&WeightBuffer, &WeightBuffer)| SegmentTensor {

@@ -27,6 +27,26 @@ pub(crate) fn qwen3() -> Model {
     open("qwen3", include_bytes!("../../tests/support/golden/tiny-qwen3/model.gguf"))
 }
 
+/// Opens a tiny model with norms after each half of a layer, a window, and caps.
+pub(crate) fn gemma2() -> Model {
+    open("gemma2", include_bytes!("../../tests/support/golden/tiny-gemma2/model.gguf"))
+}
+
+/// Opens a tiny model with a factor of its embedding.
+pub(crate) fn granite() -> Model {
+    open("granite", include_bytes!("../../tests/support/golden/tiny-granite/model.gguf"))
+}
+
+/// Opens a tiny model with layer norms, and biases of all products.
+pub(crate) fn starcoder2() -> Model {
+    open("starcoder2", include_bytes!("../../tests/support/golden/tiny-starcoder2/model.gguf"))
+}
+
+/// Opens a tiny model whose blocks cannot be divided.
+pub(crate) fn command_r() -> Model {
+    open("command-r", include_bytes!("../../tests/support/golden/tiny-command-r/model.gguf"))
+}
+
 /// Dimensions of a Llama model.
 pub(crate) struct Shape {
     pub(crate) layers: u32,

@@ -219,7 +219,11 @@ fn refuses_directories_that_are_no_model() {
     );
     config("\"attention_bias\": false", "\"attention_bias\": true", &["not supported: attention_bias"]);
     config("\"mlp_bias\": false", "\"mlp_bias\": true", &["not supported: mlp_bias"]);
-    config("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"", &["rotary scaling of type \"yarn\""]);
+    config(
+        "\"rope_type\": \"default\"",
+        "\"rope_type\": \"dynamic\"",
+        &["rotary scaling of type \"dynamic\""],
+    );
     config(
         "\"num_attention_heads\": 4",
         "\"num_attention_heads\": 0",

@@ -26,6 +26,7 @@ mod links;
 mod losses;
 mod measured;
 mod memory;
+mod models;
 mod pictures;
 mod pipelines;
 mod simulation;

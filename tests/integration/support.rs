@@ -333,7 +333,25 @@ pub fn checkpoint() -> PathBuf {
 }
 
 /// Model directories with golden logits. `tests/support/golden/tiny.py` wrote all but the first.
-pub const CHECKPOINTS: [&str; 3] = ["tiny-hf", "tiny-qwen2", "tiny-qwen3"];
+pub const CHECKPOINTS: [&str; 17] = [
+    "tiny-hf",
+    "tiny-qwen2",
+    "tiny-qwen3",
+    "tiny-qwen3-window",
+    "tiny-llama3",
+    "tiny-llama-linear",
+    "tiny-llama-yarn",
+    "tiny-mistral",
+    "tiny-gemma2",
+    "tiny-gemma3",
+    "tiny-phi3",
+    "tiny-granite",
+    "tiny-olmo2",
+    "tiny-smollm3",
+    "tiny-glm4",
+    "tiny-command-r",
+    "tiny-starcoder2",
+];
 
 /// A model directory with golden logits.
 pub struct Checkpoint {

@@ -2,14 +2,12 @@
 //! projection, and RoPE that pairs the two halves of a head.
 
 use super::transformer::{Attention, FeedForward, Layer};
-use super::{Architecture, RopePairing};
+use super::{Architecture, USUAL};
 
 pub(super) static BITNET: Architecture = Architecture {
     name: "bitnet",
-    classes: &[],
-    gguf_pairing: RopePairing::Halves,
-    layer: |h, _| {
-        let plain = Layer::plain(h);
+    layer: |h, index| {
+        let plain = Layer::plain(h, index);
         Layer {
             attention: Attention { sub_norm: true, ..plain.attention },
             feed_forward: FeedForward { sub_norm: true, ..plain.feed_forward },
@@ -17,4 +15,5 @@ pub(super) static BITNET: Architecture = Architecture {
         }
     },
     tensors: &[],
+    ..USUAL
 };

@@ -1,8 +1,9 @@
 //! Hyperparameters of a model, read from GGUF metadata and validated. For a safetensors checkpoint, the
 //! `checkpoint` module reads them from `config.json` instead.
 
-use super::names::{EMBEDDING, ROPE_FACTORS};
-use super::{Architecture, Rope};
+use super::extras::{Extras, Keys};
+use super::names::{EMBEDDING, LONG_FACTORS, ROPE_FACTORS};
+use super::{Architecture, Rope, RopeFactors, Yarn};
 use crate::gguf::Metadata;
 use crate::model::ModelError;
 use crate::weights::Weights;
@@ -38,10 +39,13 @@ pub struct Hyperparameters {
     pub head_dimensions: u32,
     /// Parameters of the rotary position embedding.
     pub rope: Rope,
-    /// Constant that RMS norms add to the mean square.
+    /// Constant that RMS norms add to the mean square, and layer norms to the variance.
     pub epsilon: f32,
     /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
+    /// Hyperparameters that only some architectures have.
+    #[serde(flatten)]
+    pub extras: Extras,
 }
 
 impl Hyperparameters {
@@ -65,20 +69,24 @@ impl Hyperparameters {
         let (width, heads) = (count("embedding_length")?, count("attention.head_count")?);
         let kv_heads = optional("attention.head_count_kv", heads)?;
         let head_dimensions = optional("attention.key_length", (width / heads).max(1))?;
-        let epsilon_key = key("attention.layer_norm_rms_epsilon");
-        let found = Self {
+        let mut epsilon_key = key("attention.layer_norm_rms_epsilon");
+        let of_layer_norms = key("attention.layer_norm_epsilon");
+        if metadata.find::<f32>(&epsilon_key)?.is_none() && metadata.find::<f32>(&of_layer_norms)?.is_some() {
+            epsilon_key = of_layer_norms;
+        }
+        let (context, kind) = (count("context_length")?, Architecture::find(&architecture)?);
+        let rope = Rope {
+            dimensions: optional("rope.dimension_count", head_dimensions)?,
+            pairing: kind.gguf_pairing,
+            base: float("rope.freq_base", 10000.0)?,
+            ..Rope::plain()
+        };
+        let mut found = Self {
             name: metadata.find::<&str>("general.name")?.map(str::to_string),
             layers: count("block_count")?,
-            context: count("context_length")?,
+            context,
             feed_forward: count("feed_forward_length")?,
-            rope: Rope {
-                dimensions: optional("rope.dimension_count", head_dimensions)?,
-                pairing: Architecture::find(&architecture)?.gguf_pairing,
-                base: float("rope.freq_base", 10000.0)?,
-                scale: rope_scale(metadata, &architecture, &float)?,
-                llama3: None,
-                has_factors: weights.tensor(ROPE_FACTORS).is_some(),
-            },
+            rope: scaled(rope, metadata, &architecture, &float, context, weights)?,
             epsilon: positive(&epsilon_key, metadata.get(&epsilon_key)?)?,
             vocabulary: vocabulary(weights)?,
             architecture: architecture.clone(),
@@ -86,7 +94,11 @@ impl Hyperparameters {
             heads,
             kv_heads,
             head_dimensions,
+            extras: Extras { qkv_bias: weights.tensor("blk.0.attn_q.bias").is_some(), ..Extras::default() },
         };
+        let keys = Keys::of_gguf(metadata, &architecture);
+        (kind.read)(&keys, &mut found)?;
+        keys.check_all_read()?;
         found.check_shape(
             ["attention.head_count_kv", "rope.dimension_count", "attention.key_length"].map(key),
         )?;
@@ -147,17 +159,46 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the divisor for positions: the factor of linear RoPE scaling, or 1 without scaling. Rejects other
-/// types of scaling.
-fn rope_scale(
+/// Returns `rope` with the scaling that the metadata describes. Rejects unknown types of scaling.
+fn scaled(
+    rope: Rope,
     metadata: &Metadata,
     architecture: &str,
     float: &dyn Fn(&str, f32) -> Result<f32, ModelError>,
-) -> Result<f32, ModelError> {
+    context: u32,
+    weights: &Weights,
+) -> Result<Rope, ModelError> {
     let key = format!("{architecture}.rope.scaling.type");
+    let original = format!("{architecture}.rope.scaling.original_context_length");
+    let original_context = metadata.find::<u32>(&original)?.map(|value| in_range(&original, value.into()));
+    let original_context = original_context.transpose()?.unwrap_or(context);
+    let factors = if weights.tensor(ROPE_FACTORS).is_some() {
+        RopeFactors::File
+    } else if weights.tensor(LONG_FACTORS).is_some() {
+        RopeFactors::ByContext { original_context }
+    } else {
+        RopeFactors::None
+    };
+    let rope = Rope { factors, magnitude: float("rope.scaling.attn_factor", 1.0)?, ..rope };
     match metadata.find::<&str>(&key)?.unwrap_or("linear") {
-        "none" => Ok(1.0),
-        "linear" => float("rope.scaling.factor", 1.0),
+        "none" => Ok(rope),
+        "longrope" => Ok(rope),
+        "linear" => {
+            let old = float("rope.scale_linear", 1.0)?;
+            Ok(Rope { scale: float("rope.scaling.factor", old)?, ..rope })
+        }
+        "yarn" => {
+            let factor = float("rope.scaling.factor", 1.0)?;
+            let yarn = Yarn {
+                factor,
+                original_context,
+                beta_fast: float("rope.scaling.yarn_beta_fast", 32.0)?,
+                beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
+                truncate: true,
+            };
+            let magnitude = float("rope.scaling.yarn_attn_factor", rope.magnitude)? * Yarn::magnitude(factor);
+            Ok(Rope { yarn: Some(yarn), magnitude, ..rope })
+        }
         other => Err(ModelError::Unsupported { what: format!("rotary scaling of type {other:?} ({key})") }),
     }
 }

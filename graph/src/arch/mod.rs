@@ -1,19 +1,32 @@
 //! Table of architectures. A new architecture needs a file in this folder and a row in [`ARCHITECTURES`].
 
 mod bitnet;
+mod command_r;
+mod extras;
+mod gemma2;
+mod gemma3;
+mod glm4;
+mod granite;
 mod hyperparameters;
 mod llama;
+mod mistral;
 mod names;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod rope;
+mod smollm3;
+mod starcoder2;
 mod transformer;
 
+pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
-pub use rope::{Llama3Scaling, Rope, RopePairing};
+pub use rope::{Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 
+pub(crate) use extras::Keys;
 pub(crate) use hyperparameters::{in_range, positive};
-pub(crate) use names::{HEAD, ROPE_FACTORS, is_derived};
+pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_derived};
 
 use crate::builder::Builder;
 use crate::error::Quoted;
@@ -32,6 +45,17 @@ pub struct Architecture {
     pub classes: &'static [&'static str],
     /// RoPE pairing that matches the order of the query and key projections in GGUF files.
     pub gguf_pairing: RopePairing,
+    /// RoPE pairing that matches their order in checkpoints.
+    pub checkpoint_pairing: RopePairing,
+    /// Whether `partial_rotary_factor` in `config.json` says which part of a head rotates.
+    pub(crate) has_partial_rotation: bool,
+    /// Field of `config.json` with the constant that norms add.
+    pub(crate) epsilon: &'static str,
+    /// Field of `config.json` with the function of the feed-forward network, and the names that this function
+    /// may have.
+    pub(crate) activation: (&'static str, &'static [&'static str]),
+    /// Function that reads the hyperparameters that only some architectures have.
+    pub(crate) read: fn(&Keys<'_>, &mut Hyperparameters) -> Result<(), ModelError>,
     /// Function that returns the structure of the layer with a given index.
     layer: fn(&Hyperparameters, u32) -> Layer,
     /// Tables that map the tensor names in checkpoints to GGUF names.
@@ -39,7 +63,39 @@ pub struct Architecture {
 }
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 4] = [&llama::LLAMA, &bitnet::BITNET, &qwen2::QWEN2, &qwen3::QWEN3];
+pub static ARCHITECTURES: [&Architecture; 14] = [
+    &llama::LLAMA,
+    &bitnet::BITNET,
+    &qwen2::QWEN2,
+    &qwen3::QWEN3,
+    &mistral::MISTRAL,
+    &gemma2::GEMMA2,
+    &gemma3::GEMMA3,
+    &phi3::PHI3,
+    &granite::GRANITE,
+    &olmo2::OLMO2,
+    &smollm3::SMOLLM3,
+    &glm4::GLM4,
+    &command_r::COMMAND_R,
+    &starcoder2::STARCODER2,
+];
+
+/// Names of SiLU in `config.json`.
+const SILU: (&str, &[&str]) = ("hidden_act", &["silu", "swish"]);
+
+/// An architecture with the properties that most of them share.
+const USUAL: Architecture = Architecture {
+    name: "",
+    classes: &[],
+    gguf_pairing: RopePairing::Halves,
+    checkpoint_pairing: RopePairing::Halves,
+    has_partial_rotation: false,
+    epsilon: "rms_norm_eps",
+    activation: SILU,
+    read: |_, _| Ok(()),
+    layer: Layer::plain,
+    tensors: &[names::COMMON, names::NORMS, names::GATED],
+};
 
 impl Architecture {
     /// Returns the architecture called `name`.
@@ -121,7 +177,7 @@ mod tests {
         let shape = Shape { layers: 1, width: 64, ffn: 64, heads: 2, kv_heads: 1, vocabulary: 32 };
         let model = shape.without_bytes(|_| TensorType::Q4_0);
         let mut h = model.hyperparameters().clone();
-        h.rope.has_factors = true;
+        h.rope.factors = RopeFactors::File;
         let build = |factors: u64| {
             let mut tensors = model.weights().tensors().to_vec();
             let (name, shape) = ("rope_freqs.weight".into(), vec![factors]);

@@ -11,19 +11,50 @@ pub(crate) const HEAD: &str = "output.weight";
 /// Name of the factors that divide the RoPE frequencies.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
+/// Names of the factors that divide the RoPE frequencies, for contexts up to the original length and beyond.
+pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
+pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";
+
 /// Names of the tensors that are common to the checkpoints of all architectures.
 pub(super) const COMMON: &[Names] = &[
     (EMBEDDING, "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),
     (HEAD, "lm_head.weight"),
-    ("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight"),
     ("blk.N.attn_q.weight", "model.layers.N.self_attn.q_proj.weight"),
     ("blk.N.attn_k.weight", "model.layers.N.self_attn.k_proj.weight"),
     ("blk.N.attn_v.weight", "model.layers.N.self_attn.v_proj.weight"),
     ("blk.N.attn_output.weight", "model.layers.N.self_attn.o_proj.weight"),
+];
+
+/// Names of the norms before attention and before the feed-forward network.
+pub(super) const NORMS: &[Names] = &[
+    ("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight"),
     ("blk.N.ffn_norm.weight", "model.layers.N.post_attention_layernorm.weight"),
+];
+
+/// Names of the norms of query heads and key heads.
+pub(super) const HEAD_NORMS: &[Names] = &[
+    ("blk.N.attn_q_norm.weight", "model.layers.N.self_attn.q_norm.weight"),
+    ("blk.N.attn_k_norm.weight", "model.layers.N.self_attn.k_norm.weight"),
+];
+
+/// Names of the biases of queries, keys and values.
+pub(super) const QKV_BIASES: &[Names] = &[
+    ("blk.N.attn_q.bias", "model.layers.N.self_attn.q_proj.bias"),
+    ("blk.N.attn_k.bias", "model.layers.N.self_attn.k_proj.bias"),
+    ("blk.N.attn_v.bias", "model.layers.N.self_attn.v_proj.bias"),
+];
+
+/// Names of the projections of a gated feed-forward network.
+pub(super) const GATED: &[Names] = &[
     ("blk.N.ffn_gate.weight", "model.layers.N.mlp.gate_proj.weight"),
     ("blk.N.ffn_up.weight", "model.layers.N.mlp.up_proj.weight"),
+    ("blk.N.ffn_down.weight", "model.layers.N.mlp.down_proj.weight"),
+];
+
+/// Names of the projections of a gated feed-forward network whose gate and up projections are one tensor.
+pub(super) const FUSED_GATED: &[Names] = &[
+    ("blk.N.ffn_up.weight", "model.layers.N.mlp.gate_up_proj.weight"),
     ("blk.N.ffn_down.weight", "model.layers.N.mlp.down_proj.weight"),
 ];
 

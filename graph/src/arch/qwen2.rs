@@ -1,24 +1,34 @@
 //! Qwen2: Llama with biases for queries, keys and values. RoPE pairs the two halves of a head, both in GGUF
-//! files and in checkpoints.
+//! files and in checkpoints. The last layers may attend to a window of positions.
 
-use super::names::COMMON;
+use super::extras::{Keys, LayerSet};
+use super::names::{COMMON, GATED, NORMS, QKV_BIASES};
 use super::transformer::{Attention, Layer};
-use super::{Architecture, RopePairing};
+use super::{Architecture, Hyperparameters, USUAL};
+use crate::model::ModelError;
 
 pub(super) static QWEN2: Architecture = Architecture {
     name: "qwen2",
     classes: &["Qwen2ForCausalLM"],
-    gguf_pairing: RopePairing::Halves,
-    layer: |h, _| {
-        let plain = Layer::plain(h);
+    read: window,
+    layer: |h, index| {
+        let plain = Layer::plain(h, index);
         Layer { attention: Attention { qkv_bias: true, ..plain.attention }, ..plain }
     },
-    tensors: &[
-        COMMON,
-        &[
-            ("blk.N.attn_q.bias", "model.layers.N.self_attn.q_proj.bias"),
-            ("blk.N.attn_k.bias", "model.layers.N.self_attn.k_proj.bias"),
-            ("blk.N.attn_v.bias", "model.layers.N.self_attn.v_proj.bias"),
-        ],
-    ],
+    tensors: &[COMMON, NORMS, GATED, QKV_BIASES],
+    ..USUAL
 };
+
+/// Reads the window. In checkpoints, layers from `max_window_layers` on attend to it, if the list of layers
+/// does not say otherwise, and `use_sliding_window` must allow it.
+pub(super) fn window(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
+    keys.window(h, 0)?;
+    let Some(config) = keys.config() else { return Ok(()) };
+    if !keys.flag("use_sliding_window")?.unwrap_or(false) {
+        (h.extras.window, h.extras.windowed_layers) = (None, LayerSet::None);
+    } else if config.find("layer_types").is_none() {
+        let full = config.find_whole("max_window_layers")?.unwrap_or(28);
+        h.extras.windowed_layers = h.extras.window.map_or(LayerSet::None, |_| LayerSet::From(full));
+    }
+    Ok(())
+}

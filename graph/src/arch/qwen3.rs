@@ -1,23 +1,18 @@
 //! Qwen3: Llama with a norm for each query head and each key head. RoPE pairs the two halves of a head, both
-//! in GGUF files and in checkpoints.
+//! in GGUF files and in checkpoints. The last layers may attend to a window of positions.
 
-use super::names::COMMON;
-use super::transformer::{Attention, Layer};
-use super::{Architecture, RopePairing};
+use super::names::{COMMON, GATED, HEAD_NORMS, NORMS};
+use super::transformer::{Attention, Layer, QkNorm};
+use super::{Architecture, USUAL, qwen2};
 
 pub(super) static QWEN3: Architecture = Architecture {
     name: "qwen3",
     classes: &["Qwen3ForCausalLM"],
-    gguf_pairing: RopePairing::Halves,
-    layer: |h, _| {
-        let plain = Layer::plain(h);
-        Layer { attention: Attention { head_norm: true, ..plain.attention }, ..plain }
+    read: qwen2::window,
+    layer: |h, index| {
+        let plain = Layer::plain(h, index);
+        Layer { attention: Attention { qk_norm: QkNorm::Heads, ..plain.attention }, ..plain }
     },
-    tensors: &[
-        COMMON,
-        &[
-            ("blk.N.attn_q_norm.weight", "model.layers.N.self_attn.q_norm.weight"),
-            ("blk.N.attn_k_norm.weight", "model.layers.N.self_attn.k_norm.weight"),
-        ],
-    ],
+    tensors: &[COMMON, NORMS, GATED, HEAD_NORMS],
+    ..USUAL
 };

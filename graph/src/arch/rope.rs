@@ -24,12 +24,74 @@ pub struct Rope {
     pub pairing: RopePairing,
     /// Base from which the rotation frequencies are computed.
     pub base: f32,
-    /// Divisor for positions, used for linear scaling.
+    /// Divisor for positions, used for linear scaling. It is infinite in a layer without rotation.
     pub scale: f32,
     /// Parameters of frequency-dependent scaling as in Llama 3.1, if the model uses it.
     pub llama3: Option<Llama3Scaling>,
-    /// Whether the factors in `rope_freqs.weight` divide the frequencies.
-    pub has_factors: bool,
+    /// Parameters of YaRN, if the model uses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub yarn: Option<Yarn>,
+    /// Factors that divide the frequencies.
+    pub factors: RopeFactors,
+    /// Number by which sines and cosines are multiplied.
+    pub magnitude: f32,
+}
+
+/// Factors that divide the frequencies of RoPE, one per rotating pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RopeFactors {
+    /// No factors.
+    None,
+    /// The tensor `rope_freqs.weight`.
+    File,
+    /// Two lists of factors as in LongRoPE: one for contexts of up to `original_context` positions, and one
+    /// for longer contexts.
+    ByContext {
+        /// Maximum sequence length before scaling, in tokens.
+        original_context: u32,
+    },
+}
+
+/// RoPE scaling of type `yarn`. It divides low frequencies by a factor, keeps high frequencies, and blends
+/// both rules for frequencies between them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Yarn {
+    /// Divisor of low frequencies.
+    pub factor: f32,
+    /// Maximum sequence length before scaling, in tokens.
+    pub original_context: u32,
+    /// A frequency counts as high if it completes more turns than this within the original context.
+    pub beta_fast: f32,
+    /// A frequency counts as low if it completes fewer turns than this within the original context.
+    pub beta_slow: f32,
+    /// Whether the bounds between low and high frequencies are rounded to whole pairs.
+    pub truncate: bool,
+}
+
+impl Yarn {
+    /// Returns the magnitude that belongs to the factor unless the model has its own.
+    pub(crate) fn magnitude(factor: f32) -> f32 {
+        if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+    }
+
+    /// Returns the scaled value of the frequency of pair number `pair`.
+    fn apply(&self, frequency: f64, pair: u32, rope: &Rope) -> f64 {
+        let dimensions = f64::from(rope.dimensions);
+        // Pair whose frequency completes this number of turns within the original context.
+        let pair_of = |turns: f32| {
+            let ratio = f64::from(self.original_context) / (f64::from(turns) * TAU);
+            dimensions * ratio.ln() / (2.0 * f64::from(rope.base).ln())
+        };
+        let (mut low, mut high) = (pair_of(self.beta_fast), pair_of(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min(dimensions - 1.0));
+        let width = if low == high { 0.001 } else { high - low };
+        let scaled = ((f64::from(pair) - low) / width).clamp(0.0, 1.0);
+        frequency * (1.0 - scaled + scaled / f64::from(self.factor))
+    }
 }
 
 /// RoPE scaling of type `llama3`. It divides low frequencies, keeps high frequencies, and blends both rules
@@ -58,6 +120,20 @@ impl Llama3Scaling {
 }
 
 impl Rope {
+    /// Returns parameters without scaling and with the most common base, for no dimensions.
+    pub(crate) fn plain() -> Self {
+        Self {
+            dimensions: 0,
+            pairing: RopePairing::Halves,
+            base: 10_000.0,
+            scale: 1.0,
+            llama3: None,
+            yarn: None,
+            factors: RopeFactors::None,
+            magnitude: 1.0,
+        }
+    }
+
     /// Returns one frequency per rotating pair, in radians per position. If `factors` is given, divides each
     /// frequency by its factor.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> Vec<f32> {
@@ -65,7 +141,8 @@ impl Rope {
             let exponent = -2.0 * f64::from(pair) / f64::from(self.dimensions);
             let factor = factors.map_or(1.0, |f| f64::from(f[pair as usize]));
             let frequency = f64::from(self.base).powf(exponent) / f64::from(self.scale) / factor;
-            self.llama3.map_or(frequency, |scaling| scaling.apply(frequency)) as f32
+            let frequency = self.llama3.map_or(frequency, |scaling| scaling.apply(frequency));
+            self.yarn.map_or(frequency, |scaling| scaling.apply(frequency, pair, self)) as f32
         };
         (0..self.dimensions / 2).map(frequency).collect()
     }
@@ -83,6 +160,19 @@ impl fmt::Display for Rope {
             let context = llama3.original_context;
             write!(f, ", Llama 3 scaling by {factor} from context {context}, factors {low} to {high}")?;
         }
-        f.write_str(if self.has_factors { ", factors of the file" } else { "" })
+        if let Some(Yarn { factor, original_context, beta_fast, beta_slow, truncate }) = self.yarn {
+            write!(
+                f,
+                ", YaRN by {factor} from context {original_context}, {beta_slow} to {beta_fast} turns"
+            )?;
+            f.write_str(if truncate { "" } else { ", not rounded" })?;
+        }
+        match self.factors {
+            RopeFactors::None => Ok(()),
+            RopeFactors::File => f.write_str(", factors of the file"),
+            RopeFactors::ByContext { original_context } => {
+                write!(f, ", factors for contexts up to {original_context} and beyond")
+            }
+        }
     }
 }

@@ -1,48 +1,128 @@
 //! Builds the graph of a decoder-only transformer. Each architecture describes its layers as [`Layer`]s.
+//!
+//! A model may multiply its embedding by a number, and what its layers add to the residual stream by
+//! another. The graph divides the stream by one of them instead, its *unit*. This leaves the results of
+//! norms unchanged if ε is divided by the square of the unit.
 
-use super::names::{EMBEDDING, HEAD, ROPE_FACTORS};
-use super::{Architecture, Hyperparameters, Rope};
+use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
+use super::{Architecture, Hyperparameters, Rope, RopeFactors};
 use crate::builder::Builder;
 use crate::model::ModelError;
-use crate::op::Heads;
+use crate::op::{Affine, Heads, Scores};
 use petgraph::stable_graph::NodeIndex;
+
+pub(super) use ragtag_kernels::silu_mul::Gate as Function;
 
 /// Structure of a transformer block, including the options in which architectures differ.
 pub(super) struct Layer {
     pub(super) attention: Attention,
     pub(super) feed_forward: FeedForward,
-    /// Constant that the layer's RMS norms add to the mean square.
-    pub(super) epsilon: f32,
+    pub(super) norms: Norms,
+    pub(super) norm_kind: NormKind,
+    /// Whether both halves read the same norm. The second half is then part of the first.
+    pub(super) is_parallel: bool,
+}
+
+/// Places of the norms of each half of a layer.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Norms {
+    /// Before the half.
+    Before,
+    /// After the half, before the residual addition.
+    After,
+    /// Before and after the half.
+    Both,
+}
+
+/// Kind of a model's norms.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum NormKind {
+    /// RMS norm.
+    Rms,
+    /// Layer norm with biases.
+    Layer,
+    /// Layer norm without biases.
+    Unbiased,
+}
+
+/// Norms of queries and keys before RoPE.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum QkNorm {
+    None,
+    /// Each query head and each key head is normalised, with one weight per dimension.
+    Heads,
+    /// All queries of a row are normalised, and all keys of a row.
+    Whole,
 }
 
 /// Causal attention with RoPE.
 pub(super) struct Attention {
     pub(super) heads: Heads,
     pub(super) rope: Rope,
+    pub(super) scores: Scores,
+    /// Whether one tensor holds the projections to queries, keys and values.
+    pub(super) is_fused: bool,
     /// Whether queries, keys and values have biases.
     pub(super) qkv_bias: bool,
-    /// Whether each query head and each key head is normalised before RoPE.
-    pub(super) head_norm: bool,
+    /// Whether the output projection has a bias.
+    pub(super) output_bias: bool,
+    pub(super) qk_norm: QkNorm,
     /// Whether a norm precedes the output projection.
     pub(super) sub_norm: bool,
 }
 
-/// Feed-forward network with a SiLU gate.
+/// Feed-forward network.
 pub(super) struct FeedForward {
     /// Intermediate size, between the up and down projections.
     pub(super) hidden: u32,
+    /// Function of the gate, or of the up projection if there is no gate.
+    pub(super) function: Function,
+    pub(super) has_gate: bool,
+    /// Whether one tensor holds the gate and the up projection.
+    pub(super) is_fused: bool,
+    /// Whether the projections have biases. Only networks without a gate can have them.
+    pub(super) bias: bool,
     /// Whether a norm precedes the down projection.
     pub(super) sub_norm: bool,
 }
 
 impl Layer {
     /// Returns the layer that the hyperparameters describe, without optional parts.
-    pub(super) fn plain(h: &Hyperparameters) -> Self {
+    pub(super) fn plain(h: &Hyperparameters, index: u32) -> Self {
         let heads = Heads { queries: h.heads, kv: h.kv_heads, dimensions: h.head_dimensions };
+        let is_windowed = h.extras.windowed_layers.contains(index);
+        let mut rope = h.extras.windowed_rope.filter(|_| is_windowed).unwrap_or(h.rope);
+        if h.extras.unrotated_layers.contains(index) {
+            // Nothing turns at frequencies of zero.
+            rope = Rope { scale: f32::INFINITY, dimensions: rope.dimensions, ..Rope::plain() };
+        }
+        let scores = Scores {
+            scale: h.extras.score_scale.unwrap_or(1.0 / (heads.dimensions as f32).sqrt()),
+            window: h.extras.window.filter(|_| is_windowed),
+            cap: h.extras.score_cap,
+        };
         Self {
-            attention: Attention { heads, rope: h.rope, qkv_bias: false, head_norm: false, sub_norm: false },
-            feed_forward: FeedForward { hidden: h.feed_forward, sub_norm: false },
-            epsilon: h.epsilon,
+            attention: Attention {
+                heads,
+                rope,
+                scores,
+                is_fused: false,
+                qkv_bias: false,
+                output_bias: false,
+                qk_norm: QkNorm::None,
+                sub_norm: false,
+            },
+            feed_forward: FeedForward {
+                hidden: h.feed_forward,
+                function: Function::Silu,
+                has_gate: true,
+                is_fused: false,
+                bias: false,
+                sub_norm: false,
+            },
+            norms: Norms::Before,
+            norm_kind: NormKind::Rms,
+            is_parallel: false,
         }
     }
 }
@@ -55,64 +135,166 @@ pub(super) fn build(
     has_head: bool,
     b: &mut Builder<'_>,
 ) -> Result<(), ModelError> {
+    let first = (architecture.layer)(h, 0);
+    let extras = &h.extras;
+    // The weights of norms after each half can contain the factor of what the half adds.
+    let unit = if first.norms == Norms::Both { extras.embedding_scale } else { extras.residual_scale };
     let mut x = b.embed(EMBEDDING, h.width, h.vocabulary)?;
-    if h.rope.has_factors {
-        b.tensor(ROPE_FACTORS, h.rope.dimensions / 2, 0)?;
+    x = b.scale(x, extras.embedding_scale / unit);
+    match h.rope.factors {
+        RopeFactors::File => drop(b.tensor(ROPE_FACTORS, h.rope.dimensions / 2, 0)?),
+        RopeFactors::ByContext { .. } if extras.rope_factors.is_none() => {
+            for name in [SHORT_FACTORS, LONG_FACTORS] {
+                b.tensor(name, h.rope.dimensions / 2, 0)?;
+            }
+        }
+        _ => {}
     }
+    let mut builder = Halves { h, b, unit, norm_kind: first.norm_kind };
     for index in 0..h.layers {
-        let layer = (architecture.layer)(h, index);
-        b.next_segment();
-        x = attention_half(&layer, h.width, b, x, index)?;
-        b.next_segment();
-        x = feed_forward_half(&layer, h.width, b, x, index)?;
+        let layer = &(architecture.layer)(h, index);
+        builder.b.next_segment();
+        let normed = builder.norm_before(layer, x, &format!("blk.{index}.attn_norm"))?;
+        x = builder.attention(layer, x, normed, index)?;
+        let parallel = layer.is_parallel.then_some(normed);
+        if let Some(normed) = parallel {
+            x = builder.feed_forward(layer, x, normed, index)?;
+        }
+        builder.b.next_segment();
+        if parallel.is_none() {
+            let normed = builder.norm_before(layer, x, &format!("blk.{index}.ffn_norm"))?;
+            x = builder.feed_forward(layer, x, normed, index)?;
+        }
     }
-    b.next_segment();
-    let x = b.gather(x);
-    let x = b.rms_norm(x, "output_norm.weight", h.epsilon)?;
-    b.matmul(x, if has_head { HEAD } else { EMBEDDING }, h.vocabulary)?;
+    builder.b.next_segment();
+    let x = builder.b.gather(x);
+    // The weights of the last norm contain the factor of the logits.
+    let x = builder.norm(x, "output_norm", extras.logit_scale / extras.logit_cap.unwrap_or(1.0))?;
+    let logits = b.matmul(x, if has_head { HEAD } else { EMBEDDING }, h.vocabulary)?;
+    if let Some(cap) = extras.logit_cap {
+        let logits = b.unary(logits, ragtag_kernels::unary::Function::Tanh);
+        b.scale(logits, cap);
+    }
     Ok(())
 }
 
-fn attention_half(
-    layer: &Layer,
-    width: u32,
-    b: &mut Builder<'_>,
-    x: NodeIndex,
-    index: u32,
-) -> Result<NodeIndex, ModelError> {
-    let Attention { heads, rope, qkv_bias, head_norm, sub_norm } = layer.attention;
-    let name = |part: &str| format!("blk.{index}.{part}.weight");
-    let normed = b.rms_norm(x, &name("attn_norm"), layer.epsilon)?;
-    let (q, kv) = (heads.query_width(), heads.kv_width());
-    let weights = [(&*name("attn_q"), q), (&*name("attn_k"), kv), (&*name("attn_v"), kv)];
-    let biases = ["attn_q", "attn_k", "attn_v"].map(|part| format!("blk.{index}.{part}.bias"));
-    let mut qkv = b.joint_matmul(normed, &weights, if qkv_bias { &biases } else { &[] })?;
-    if head_norm {
-        qkv = b.head_norm(qkv, heads, ["attn_q_norm", "attn_k_norm"].map(name), layer.epsilon)?;
-    }
-    let mut attended = b.attention(qkv, index, heads, rope);
-    if sub_norm {
-        attended = b.rms_norm(attended, &name("attn_sub_norm"), layer.epsilon)?;
-    }
-    let y = b.matmul(attended, &name("attn_output"), width)?;
-    Ok(b.add_residual(x, y))
+/// Builds the halves of layers.
+struct Halves<'a, 'b, 'w> {
+    h: &'a Hyperparameters,
+    b: &'b mut Builder<'w>,
+    /// Number by which the residual stream is divided.
+    unit: f32,
+    norm_kind: NormKind,
 }
 
-fn feed_forward_half(
-    layer: &Layer,
-    width: u32,
-    b: &mut Builder<'_>,
-    x: NodeIndex,
-    index: u32,
-) -> Result<NodeIndex, ModelError> {
-    let FeedForward { hidden, sub_norm } = layer.feed_forward;
-    let name = |part: &str| format!("blk.{index}.{part}.weight");
-    let normed = b.rms_norm(x, &name("ffn_norm"), layer.epsilon)?;
-    let gate_up = b.joint_matmul(normed, &[(&*name("ffn_gate"), hidden), (&*name("ffn_up"), hidden)], &[])?;
-    let mut gated = b.silu_mul(gate_up);
-    if sub_norm {
-        gated = b.rms_norm(gated, &name("ffn_sub_norm"), layer.epsilon)?;
+impl Halves<'_, '_, '_> {
+    /// Adds a norm of the residual stream, whose weights are multiplied by `factor`.
+    fn norm(&mut self, x: NodeIndex, name: &str, factor: f32) -> Result<NodeIndex, ModelError> {
+        let epsilon = self.h.epsilon / (self.unit * self.unit);
+        let affine = Affine { scale: factor, offset: self.h.extras.norm_offset };
+        match self.norm_kind {
+            NormKind::Rms => self.b.rms_norm(x, &format!("{name}.weight"), epsilon, affine),
+            NormKind::Layer => {
+                let weights = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+                self.b.layer_norm(x, weights.to_vec(), epsilon, affine)
+            }
+            NormKind::Unbiased => self.b.layer_norm(x, vec![format!("{name}.weight")], epsilon, affine),
+        }
     }
-    let y = b.matmul(gated, &name("ffn_down"), width)?;
-    Ok(b.add_residual(x, y))
+
+    /// Adds the norm before a half, if the layer has one.
+    fn norm_before(&mut self, layer: &Layer, x: NodeIndex, name: &str) -> Result<NodeIndex, ModelError> {
+        if layer.norms == Norms::After { Ok(x) } else { self.norm(x, name, 1.0) }
+    }
+
+    /// Adds a norm of what a half adds to the residual stream.
+    fn norm_after(&mut self, y: NodeIndex, name: &str) -> Result<NodeIndex, ModelError> {
+        let factor = self.h.extras.residual_scale / self.unit;
+        let affine = Affine { scale: factor, offset: self.h.extras.norm_offset };
+        self.b.rms_norm(y, name, self.h.epsilon, affine)
+    }
+
+    /// Adds a norm within a half.
+    fn sub_norm(&mut self, x: NodeIndex, name: &str) -> Result<NodeIndex, ModelError> {
+        let affine = Affine { scale: 1.0, offset: self.h.extras.norm_offset };
+        self.b.rms_norm(x, name, self.h.epsilon, affine)
+    }
+
+    fn attention(
+        &mut self,
+        layer: &Layer,
+        x: NodeIndex,
+        normed: NodeIndex,
+        index: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        let Attention { heads, rope, scores, is_fused, qkv_bias, output_bias, qk_norm, sub_norm } =
+            layer.attention;
+        let name = |part: &str| format!("blk.{index}.{part}.weight");
+        let bias = |part: &str| format!("blk.{index}.{part}.bias");
+        let (q, kv) = (heads.query_width(), heads.kv_width());
+        let mut qkv = if is_fused {
+            self.b.matmul(normed, &name("attn_qkv"), q + 2 * kv)?
+        } else {
+            let weights = [(&*name("attn_q"), q), (&*name("attn_k"), kv), (&*name("attn_v"), kv)];
+            let biases = ["attn_q", "attn_k", "attn_v"].map(bias);
+            self.b.joint_matmul(normed, &weights, if qkv_bias { &biases } else { &[] })?
+        };
+        if qk_norm != QkNorm::None {
+            let weights = ["attn_q_norm", "attn_k_norm"].map(name);
+            let (epsilon, is_whole) = (self.h.epsilon, qk_norm == QkNorm::Whole);
+            qkv = self.b.head_norm(qkv, heads, weights, epsilon, self.h.extras.norm_offset, is_whole)?;
+        }
+        let mut attended = self.b.attention(qkv, index, heads, rope, scores);
+        if sub_norm {
+            attended = self.sub_norm(attended, &name("attn_sub_norm"))?;
+        }
+        let biases = [bias("attn_output")];
+        let output = [(&*name("attn_output"), self.h.width)];
+        let mut y = self.b.joint_matmul(attended, &output, if output_bias { &biases } else { &[] })?;
+        if layer.norms != Norms::Before {
+            y = self.norm_after(y, &name("post_attention_norm"))?;
+        }
+        Ok(self.b.add_residual(x, y))
+    }
+
+    fn feed_forward(
+        &mut self,
+        layer: &Layer,
+        x: NodeIndex,
+        normed: NodeIndex,
+        index: u32,
+    ) -> Result<NodeIndex, ModelError> {
+        let FeedForward { hidden, function, has_gate, is_fused, bias, sub_norm } = layer.feed_forward;
+        let name = |part: &str| format!("blk.{index}.{part}.weight");
+        let biases = |part: &str| if bias { vec![format!("blk.{index}.{part}.bias")] } else { vec![] };
+        let mut inner = if !has_gate {
+            let up = self.b.joint_matmul(normed, &[(&*name("ffn_up"), hidden)], &biases("ffn_up"))?;
+            self.b.unary(up, of_values(function))
+        } else if is_fused {
+            let gate_up = self.b.matmul(normed, &name("ffn_up"), 2 * hidden)?;
+            self.b.gate(gate_up, function)
+        } else {
+            let weights = [(&*name("ffn_gate"), hidden), (&*name("ffn_up"), hidden)];
+            let gate_up = self.b.joint_matmul(normed, &weights, &[])?;
+            self.b.gate(gate_up, function)
+        };
+        if sub_norm {
+            inner = self.sub_norm(inner, &name("ffn_sub_norm"))?;
+        }
+        let down = [(&*name("ffn_down"), self.h.width)];
+        let mut y = self.b.joint_matmul(inner, &down, &biases("ffn_down"))?;
+        if layer.norms != Norms::Before {
+            y = self.norm_after(y, &name("post_ffw_norm"))?;
+        }
+        Ok(self.b.add_residual(x, y))
+    }
+}
+
+/// Returns the function of single values that a network without a gate applies.
+fn of_values(function: Function) -> ragtag_kernels::unary::Function {
+    match function {
+        Function::Silu => ragtag_kernels::unary::Function::Silu,
+        Function::GeluTanh => ragtag_kernels::unary::Function::GeluTanh,
+        Function::SquaredRelu => ragtag_kernels::unary::Function::SquaredRelu,
+    }
 }

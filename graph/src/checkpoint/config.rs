@@ -5,7 +5,9 @@
 //! required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
-use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing, in_range, positive};
+use crate::arch::{
+    Architecture, Extras, Hyperparameters, Keys, Llama3Scaling, Rope, RopeFactors, Yarn, in_range, positive,
+};
 use crate::error::{FormatError, Quoted};
 use crate::json;
 use crate::model::ModelError;
@@ -84,6 +86,21 @@ impl Fields {
         tokens.filter_map(|(key, value)| Some((key.clone(), text(value)?))).collect()
     }
 
+    /// Returns the list of strings under `key`.
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, FormatError> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let texts = value.as_array().and_then(|all| all.iter().map(Value::as_str).collect());
+        texts.map(Some).ok_or_else(|| self.wrong_type(key, "a list of strings", value))
+    }
+
+    /// Returns the list of numbers under `key`.
+    pub(crate) fn floats(&self, key: &str) -> Result<Option<Vec<f32>>, FormatError> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let number = |value: &Value| value.as_f64().map(|number| number as f32);
+        let numbers = value.as_array().and_then(|all| all.iter().map(number).collect());
+        numbers.map(Some).ok_or_else(|| self.wrong_type(key, "a list of numbers", value))
+    }
+
     fn object(&self, key: &str) -> Result<Option<Fields>, FormatError> {
         match self.find(key) {
             None => Ok(None),
@@ -95,7 +112,14 @@ impl Fields {
         }
     }
 
-    fn find_count(&self, key: &str) -> Result<Option<u32>, ModelError> {
+    /// Returns the whole number under `key`, which may be zero.
+    pub(crate) fn find_whole(&self, key: &str) -> Result<Option<u32>, FormatError> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+        number.map(Some).ok_or_else(|| self.wrong_type(key, "a whole number", value))
+    }
+
+    pub(crate) fn find_count(&self, key: &str) -> Result<Option<u32>, ModelError> {
         let Some(value) = self.find(key) else { return Ok(None) };
         let number = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
         let number = number.ok_or_else(|| self.wrong_type(key, "a whole number", value))?;
@@ -106,7 +130,7 @@ impl Fields {
         Ok(self.find_count(key)?.ok_or_else(|| self.missing(key))?)
     }
 
-    fn find_float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+    pub(crate) fn find_float(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let Some(value) = self.find(key) else { return Ok(None) };
         let number = value.as_f64().ok_or_else(|| self.wrong_type(key, "a number", value))?;
         positive(&self.in_file(key), number as f32).map(Some)
@@ -117,12 +141,12 @@ impl Fields {
     }
 
     /// Returns `key` with the path of its object and the file's name, for [`ModelError::Hyperparameter`].
-    fn in_file(&self, key: &str) -> String {
+    pub(crate) fn in_file(&self, key: &str) -> String {
         format!("{} in {CONFIG}", self.label(key))
     }
 
     /// Rejects `key` if it is present with a value other than those in `off`.
-    fn refuse(&self, key: &str, off: &[Value]) -> Result<(), ModelError> {
+    pub(crate) fn refuse(&self, key: &str, off: &[Value]) -> Result<(), ModelError> {
         match self.find(key).filter(|value| !off.contains(value)) {
             Some(value) => {
                 let what = format!("{} = {}", self.in_file(key), shown(value));
@@ -153,21 +177,9 @@ pub(super) fn read(
     })?;
     let config = Fields::read(source.as_ref())?;
     let architecture = Architecture::of_class(class(&config)?)?;
-    let off = [Value::Bool(false)];
-    config.refuse("attention_bias", &off)?;
-    config.refuse("mlp_bias", &off)?;
-    config.refuse("hidden_act", &["silu".into(), "swish".into()])?;
+    let (activation, functions) = architecture.activation;
+    config.refuse(activation, &functions.iter().map(|&name| name.into()).collect::<Vec<_>>())?;
     config.refuse("quantization_config", &[])?;
-    config.refuse("use_sliding_window", &off)?;
-    if config.find("use_sliding_window").is_none() {
-        config.refuse("sliding_window", &off)?;
-    }
-    let is_full =
-        |types: &Value| types.as_array().is_some_and(|all| all.iter().all(|t| t == "full_attention"));
-    if !config.find("layer_types").is_none_or(is_full) {
-        let what = format!("{} other than \"full_attention\"", config.in_file("layer_types"));
-        return Err(ModelError::Unsupported { what });
-    }
     let (width, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let head_dimensions = match config.find_count("head_dim")? {
         Some(values) => values,
@@ -177,7 +189,11 @@ pub(super) fn read(
             return Err(ModelError::Hyperparameter { key: config.in_file("num_attention_heads"), why });
         }
     };
-    let hyperparameters = Hyperparameters {
+    let mut extras = Extras::default();
+    let plain =
+        Rope { dimensions: head_dimensions, pairing: architecture.checkpoint_pairing, ..Rope::plain() };
+    let rope = ropes(&config, plain, architecture.has_partial_rotation, &mut extras)?;
+    let mut hyperparameters = Hyperparameters {
         architecture: architecture.name.to_owned(),
         name: None,
         layers: config.count("num_hidden_layers")?,
@@ -187,10 +203,14 @@ pub(super) fn read(
         heads,
         kv_heads: config.find_count("num_key_value_heads")?.unwrap_or(heads),
         head_dimensions,
-        rope: rope(&config, head_dimensions)?,
-        epsilon: config.float("rms_norm_eps")?,
+        rope,
+        epsilon: config.float(architecture.epsilon)?,
         vocabulary: config.count("vocab_size")?,
+        extras,
     };
+    let keys = Keys::of_config(&config);
+    (architecture.read)(&keys, &mut hyperparameters)?;
+    keys.check_all_read()?;
     hyperparameters
         .check_shape(["num_key_value_heads", "head_dim", "head_dim"].map(|key| config.in_file(key)))?;
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
@@ -229,26 +249,52 @@ fn class(config: &Fields) -> Result<&str, ModelError> {
     Ok(one.ok_or_else(|| config.wrong_type("architectures", "a list of one class", classes))?)
 }
 
-/// Reads the RoPE settings from `rope_parameters`, or from `rope_theta` and `rope_scaling` in older files.
-fn rope(config: &Fields, dimensions: u32) -> Result<Rope, ModelError> {
-    const DEFAULT_BASE: f32 = 10_000.0;
-    let parameters = config.object("rope_parameters")?;
-    let scaling = match config.object("rope_scaling")? {
-        Some(scaling) if parameters.is_none() => Some(scaling),
-        _ => parameters,
-    };
-    let own_base = scaling.as_ref().map(|s| s.find_float("rope_theta")).transpose()?.flatten();
-    let base = match own_base {
-        Some(base) => base,
-        None => config.find_float("rope_theta")?.unwrap_or(DEFAULT_BASE),
-    };
+/// Reads the RoPE settings of all layers, and of windowed layers if they have their own. `rope_parameters`
+/// may hold one object per type of layer. Older files have a base of the windowed layers instead.
+fn ropes(config: &Fields, plain: Rope, is_partial: bool, extras: &mut Extras) -> Result<Rope, ModelError> {
+    const PART: &str = "partial_rotary_factor";
     let whole = [Value::from(1), Value::from(1.0)];
-    config.refuse("partial_rotary_factor", &whole)?;
-    // Unlike GGUF files, checkpoints keep the query and key projections in their trained order.
-    let pairing = RopePairing::Halves;
-    let plain = Rope { dimensions, pairing, base, scale: 1.0, llama3: None, has_factors: false };
+    for object in ["rope_parameters", "rope_scaling"].into_iter().filter(|_| !is_partial) {
+        config.refuse(PART, &whole)?;
+        config.object(object)?.iter().try_for_each(|found| found.refuse(PART, &whole))?;
+    }
+    let parameters = config.object("rope_parameters")?;
+    let of_kind = |kind| parameters.as_ref().map_or(Ok(None), |all| all.object(kind));
+    if let Some(windowed) = of_kind("sliding_attention")? {
+        extras.windowed_rope = Some(rope(config, Some(&windowed), plain, extras)?);
+    } else if let Some(base) = config.find_float("rope_local_base_freq")? {
+        extras.windowed_rope = Some(Rope { base, ..plain });
+    }
+    let full = match of_kind("full_attention")? {
+        Some(full) => Some(full),
+        None => parameters,
+    };
+    let scaling = match config.object("rope_scaling")? {
+        Some(scaling) if full.is_none() => Some(scaling),
+        _ => full,
+    };
+    rope(config, scaling.as_ref(), plain, extras)
+}
+
+/// Reads RoPE settings from an object of `config.json`. The base, the part that rotates and the original
+/// context may also be outside of the object.
+fn rope(
+    config: &Fields,
+    scaling: Option<&Fields>,
+    plain: Rope,
+    extras: &mut Extras,
+) -> Result<Rope, ModelError> {
+    let float = |key: &str| match scaling.map(|s| s.find_float(key)).transpose()?.flatten() {
+        Some(found) => Ok::<_, ModelError>(Some(found)),
+        None => config.find_float(key),
+    };
+    let part = float("partial_rotary_factor")?.unwrap_or(1.0).min(1.0);
+    let plain = Rope {
+        base: float("rope_theta")?.unwrap_or(plain.base),
+        dimensions: (f64::from(plain.dimensions) * f64::from(part)) as u32,
+        ..plain
+    };
     let Some(scaling) = scaling else { return Ok(plain) };
-    scaling.refuse("partial_rotary_factor", &whole)?;
     let kind = match scaling.text("rope_type")? {
         Some(kind) => kind,
         None => scaling.text("type")?.ok_or_else(|| scaling.missing("rope_type"))?,
@@ -256,12 +302,73 @@ fn rope(config: &Fields, dimensions: u32) -> Result<Rope, ModelError> {
     match kind {
         "default" => Ok(plain),
         "linear" => Ok(Rope { scale: scaling.float("factor")?, ..plain }),
-        "llama3" => Ok(Rope { llama3: Some(llama3(&scaling)?), ..plain }),
+        "llama3" => Ok(Rope { llama3: Some(llama3(scaling)?), ..plain }),
+        "yarn" => yarn(config, scaling, plain),
+        "longrope" | "su" => {
+            let (rope, factors) = longrope(config, scaling, plain)?;
+            extras.rope_factors = Some(factors);
+            Ok(rope)
+        }
         other => {
             let what = format!("rotary scaling of type \"{}\" ({CONFIG})", Quoted(other));
             Err(ModelError::Unsupported { what })
         }
     }
+}
+
+/// Returns the context before scaling, and the factor between both contexts.
+fn contexts(config: &Fields, scaling: &Fields) -> Result<(u32, f32), ModelError> {
+    const KEY: &str = "original_max_position_embeddings";
+    let context = config.count("max_position_embeddings")?;
+    let original = match scaling.find_count(KEY)? {
+        Some(found) => found,
+        None => config.find_count(KEY)?.unwrap_or(context),
+    };
+    let factor = scaling.find_float("factor")?.unwrap_or(context as f32 / original as f32);
+    Ok((original, factor))
+}
+
+fn yarn(config: &Fields, scaling: &Fields, plain: Rope) -> Result<Rope, ModelError> {
+    let (original_context, factor) = contexts(config, scaling)?;
+    let all = [scaling.find_float("mscale")?, scaling.find_float("mscale_all_dim")?];
+    let magnitude = match (scaling.find_float("attention_factor")?, all) {
+        (Some(given), _) => given,
+        (None, [Some(one), Some(all)]) => {
+            let scaled = |weight: f32| 1.0 + weight * (Yarn::magnitude(factor) - 1.0);
+            scaled(one) / scaled(all)
+        }
+        _ => Yarn::magnitude(factor),
+    };
+    let yarn = Yarn {
+        factor,
+        original_context,
+        beta_fast: scaling.find_float("beta_fast")?.unwrap_or(32.0),
+        beta_slow: scaling.find_float("beta_slow")?.unwrap_or(1.0),
+        truncate: scaling.flag("truncate")?.unwrap_or(true),
+    };
+    Ok(Rope { yarn: Some(yarn), magnitude, ..plain })
+}
+
+/// Returns the settings, and the factors for short and for long contexts.
+fn longrope(config: &Fields, scaling: &Fields, plain: Rope) -> Result<(Rope, [Vec<f32>; 2]), ModelError> {
+    let (original_context, factor) = contexts(config, scaling)?;
+    let factors = |key: &str| {
+        let factors = scaling.floats(key)?.ok_or_else(|| scaling.missing(key))?;
+        let wrong = factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0));
+        let why = match wrong {
+            Some(wrong) => format!("{wrong} is not finite and positive"),
+            None if factors.len() == plain.dimensions as usize / 2 => return Ok(factors),
+            None => format!("{} factors for {} rotating dimensions", factors.len(), plain.dimensions),
+        };
+        Err(ModelError::Hyperparameter { key: scaling.in_file(key), why })
+    };
+    let magnitude = match scaling.find_float("attention_factor")? {
+        Some(given) => given,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / (original_context as f32).ln()).sqrt(),
+    };
+    let rope = Rope { factors: RopeFactors::ByContext { original_context }, magnitude, ..plain };
+    Ok((rope, [factors("short_factor")?, factors("long_factor")?]))
 }
 
 fn llama3(scaling: &Fields) -> Result<Llama3Scaling, ModelError> {

@@ -250,8 +250,8 @@ fn rotary_scaling_of_llama_3() {
         Made::new().with("rope_scaling", scaling).error()
     };
     assert_eq!(
-        fails("rope_type", "yarn".into()),
-        "not supported: rotary scaling of type \"yarn\" (config.json)"
+        fails("rope_type", "dynamic".into()),
+        "not supported: rotary scaling of type \"dynamic\" (config.json)"
     );
     assert!(fails("high_freq_factor", 1.0.into()).contains("is not above low_freq_factor"));
     assert!(

@@ -2,7 +2,8 @@
 
 use super::crossing::row_copy;
 use super::{
-    CompileError, cache_bytes, capacity, frequencies_name, kv_layers, output_bytes, storage::Storage,
+    CompileError, cache_bytes, capacity, factor_name, frequencies_name, kv_layers, output_bytes,
+    storage::Storage,
 };
 use crate::arch::{Rope, RopePairing};
 use crate::model::{Lowering, Model, ModelError};
@@ -12,6 +13,9 @@ use crate::program::{Place, ProgramStep, Slice, WeightBuffer, WeightContent};
 use crate::stack::{Stack, StackedMatrix};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
+use ragtag_kernels::attention::NO_WINDOW;
+use ragtag_kernels::binary::Operation;
+use ragtag_kernels::elements::RANK;
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_kernels::{ElementType, Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
@@ -151,7 +155,7 @@ impl Emitter<'_> {
             Operator::Gather => {
                 (Kernel::Gather, vec![inputs[0], self.output(index)], vec![p.rows, p.logit_rows, node.width])
             }
-            Operator::RmsNorm { weight, epsilon, output } => {
+            Operator::RmsNorm { weight, epsilon, output, .. } => {
                 let arguments = vec![inputs[0], self.weight(weight), self.output(index)];
                 (Kernel::RmsNorm(*output), arguments, vec![rows, count, node.width, epsilon.to_bits()])
             }
@@ -160,15 +164,33 @@ impl Emitter<'_> {
                 vec![inputs[0], self.output(index)],
                 vec![rows, count, node.width],
             ),
+            Operator::LayerNorm { weights, epsilon, .. } => {
+                let (place, _, _) = self.weight(&weights.join(" + "));
+                let (start, bytes) =
+                    (super::layer_norm_pitch(node.width.into()) * 4, u64::from(node.width) * 4);
+                let arguments = vec![inputs[0], (place, 0, bytes), (place, start, bytes), self.output(index)];
+                let kind = ragtag_kernels::elements::number(ElementType::F32);
+                (Kernel::LayerNorm, arguments, vec![kind, rows, node.width, epsilon.to_bits()])
+            }
+            Operator::Scale { factor } => {
+                let arguments = vec![inputs[0], self.weight(&factor_name(*factor)), self.output(index)];
+                (Kernel::Binary, arguments, product_with_number(rows * node.width))
+            }
+            Operator::Unary { function } => {
+                let kind = ragtag_kernels::elements::number(ElementType::F32);
+                let constants = vec![*function as u32, kind, rows * node.width];
+                (Kernel::Unary, vec![inputs[0], self.output(index)], constants)
+            }
             Operator::Bias { weights } => {
                 let arguments = vec![self.weight(&weights.join(" + ")), self.output(index)];
                 // Rows beyond the micro-batch are never read.
                 (Kernel::Copy, arguments, row_copy([ElementType::F32; 2], [rows, node.width], 0))
             }
-            Operator::HeadNorm { heads, weights, epsilon } => {
+            Operator::HeadNorm { heads, weights, epsilon, is_whole, .. } => {
                 let arguments = vec![self.output(index), self.weight(&weights.join(" + "))];
                 let heads = [heads.queries, heads.kv, heads.dimensions];
-                let constants = [&[rows, count], &heads[..], &[epsilon.to_bits()]].concat();
+                let constants =
+                    [&[rows, count], &heads[..], &[epsilon.to_bits(), u32::from(*is_whole)]].concat();
                 (Kernel::HeadNorm, arguments, constants)
             }
             Operator::RopeAppend { layer, heads, rope } => {
@@ -179,11 +201,13 @@ impl Emitter<'_> {
                 let arguments = vec![self.output(index), frequencies, keys, values];
                 (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
             }
-            Operator::Attention { layer, heads, scale }
-            | Operator::AttentionPartial { layer, heads, scale, .. } => {
+            Operator::Attention { layer, heads, scores }
+            | Operator::AttentionPartial { layer, heads, scores, .. } => {
                 let qkv = self.graph.inputs(index)[0];
                 let mut constants = self.cache_constants(heads);
-                constants.extend([scale.to_bits(), self.graph.node(qkv).width]);
+                constants.extend([scores.scale.to_bits(), self.graph.node(qkv).width]);
+                constants.push(scores.window.unwrap_or(NO_WINDOW));
+                constants.push(scores.cap.unwrap_or(0.0).to_bits());
                 let q = self.columns(qkv, 0, heads.query_width());
                 let [keys, values] = cache(*layer, heads);
                 let mut arguments = vec![q, keys, values, self.output(index)];
@@ -207,9 +231,9 @@ impl Emitter<'_> {
                 let constants = vec![rows, count, heads.queries, heads.dimensions, *splits];
                 (Kernel::AttentionMerge(*output), vec![inputs[0], self.output(index)], constants)
             }
-            Operator::SiluMul { output } => {
+            Operator::SiluMul { function, output } => {
                 let arguments = vec![inputs[0], self.output(index)];
-                (Kernel::SiluMul(*output), arguments, vec![rows, count, node.width])
+                (Kernel::SiluMul(*output), arguments, vec![rows, count, node.width, *function as u32])
             }
             Operator::Add => (Kernel::Add, vec![inputs[0], inputs[1]], vec![rows, count, node.width]),
             Operator::Embed { .. } | Operator::Widen { .. } | Operator::MatMul { .. } => {
@@ -239,9 +263,10 @@ impl Emitter<'_> {
                 self.variants.len() - 1
             }
         };
-        // All kernels depend on the micro-batch except those that dequantize weights, convert wire types or
-        // write biases.
-        let params = (!matches!(kernel, Kernel::Widen(_) | Kernel::Copy)).then_some((
+        // All kernels depend on the micro-batch except those that dequantize weights, convert wire types,
+        // write biases, or compute on all rows of a bucket.
+        let is_general = matches!(kernel, Kernel::Copy | Kernel::LayerNorm | Kernel::Binary | Kernel::Unary);
+        let params = (!matches!(kernel, Kernel::Widen(_)) && !is_general).then_some((
             Place::Params,
             0,
             self.params.bytes(),
@@ -312,7 +337,19 @@ impl Emitter<'_> {
     }
 }
 
-/// Returns the number of rotating dimensions per head, followed by 1 if RoPE pairs halves and 0 otherwise.
-fn rope_constants(rope: &Rope) -> [u32; 2] {
-    [rope.dimensions, u32::from(rope.pairing == RopePairing::Halves)]
+/// Returns the number of rotating dimensions per head, 1 if RoPE pairs halves and 0 otherwise, and the
+/// magnitude.
+fn rope_constants(rope: &Rope) -> [u32; 3] {
+    [rope.dimensions, u32::from(rope.pairing == RopePairing::Halves), rope.magnitude.to_bits()]
+}
+
+/// Returns the constants of the product of `count` values and one number.
+fn product_with_number(count: u32) -> Vec<u32> {
+    let walk = |outer: u32, last: u32| {
+        let mut dimensions = [outer; RANK];
+        dimensions[RANK - 1] = last;
+        dimensions
+    };
+    let kind = ragtag_kernels::elements::number(ElementType::F32);
+    [&[Operation::Mul as u32, kind][..], &walk(1, count), &walk(0, 1), &walk(0, 0)].concat()
 }

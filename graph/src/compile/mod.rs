@@ -10,9 +10,9 @@ mod crossing;
 mod emit;
 mod storage;
 
-use crate::arch::{ROPE_FACTORS, Rope};
+use crate::arch::{LONG_FACTORS, ROPE_FACTORS, Rope, RopeFactors, SHORT_FACTORS};
 use crate::model::{Lowering, Model, ModelError};
-use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
+use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
@@ -71,7 +71,7 @@ pub fn compile(
         return Err(ModelError::NoData { name: tensor.name.clone() }.into());
     }
     let plain = model.graph(Activations::F32);
-    let weights = weight_buffers(model, &plain, segments.clone(), |t| layout_for(t, caps))?;
+    let weights = weight_buffers(model, &plain, segments.clone(), lowering.context, |t| layout_for(t, caps))?;
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let is_widened = |t: TensorType| {
         let form = |rows| activations_for(t, lowering.activations, caps, rows);
@@ -234,11 +234,12 @@ fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {
 }
 
 /// Returns the weight buffers that the segments need, without duplicates. `kept` returns the resident layout
-/// for a given weight type.
+/// for a given weight type. `context` is the maximum length of a sequence.
 pub(crate) fn weight_buffers(
     model: &Model,
     graph: &OperatorGraph,
     segments: Range<usize>,
+    context: u32,
     kept: impl Fn(TensorType) -> Layout,
 ) -> Result<Vec<WeightBuffer>, ModelError> {
     let matrix = |stack: &Stack| {
@@ -255,13 +256,29 @@ pub(crate) fn weight_buffers(
         let content = match operator {
             Operator::Embed { table } => matrix(&Stack::of(table))?,
             Operator::MatMul { weights, .. } => matrix(weights)?,
-            Operator::RmsNorm { .. } | Operator::Bias { .. } | Operator::HeadNorm { .. } => {
+            Operator::RmsNorm { .. }
+            | Operator::LayerNorm { .. }
+            | Operator::Bias { .. }
+            | Operator::HeadNorm { .. } => {
                 let tensors = operator.tensors().to_vec();
                 let columns = tensors.iter().map(|name| Ok(model.tensor(name)?.columns()));
-                let values = columns.sum::<Result<_, ModelError>>()?;
-                WeightContent::Vector { tensors, values }
+                let mut values = columns.sum::<Result<_, ModelError>>()?;
+                let mut pitch = None;
+                let affine = match operator {
+                    Operator::RmsNorm { affine, .. } => *affine,
+                    Operator::HeadNorm { offset, .. } => Affine { offset: *offset, ..Affine::IDENTITY },
+                    Operator::LayerNorm { affine, .. } => {
+                        let width = model.tensor(&tensors[0])?.columns();
+                        pitch = Some(layer_norm_pitch(width));
+                        values = layer_norm_pitch(width) + width;
+                        *affine
+                    }
+                    _ => Affine::IDENTITY,
+                };
+                WeightContent::Vector { tensors, values, pitch, affine }
             }
-            Operator::RopeAppend { rope, .. } => rope_frequencies(model, rope)?,
+            Operator::RopeAppend { rope, .. } => rope_frequencies(model, rope, context)?,
+            Operator::Scale { factor } => WeightContent::Generated([*factor].into()),
             _ => continue,
         };
         buffers.push(WeightBuffer { name, content, segment: *segment });
@@ -275,11 +292,24 @@ pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
         Operator::Embed { .. }
         | Operator::RmsNorm { .. }
         | Operator::MatMul { .. }
+        | Operator::LayerNorm { .. }
         | Operator::Bias { .. }
         | Operator::HeadNorm { .. } => Some(operator.tensors().join(" + ")),
         Operator::RopeAppend { rope, .. } => Some(frequencies_name(rope)),
+        Operator::Scale { factor } => Some(factor_name(*factor)),
         _ => None,
     }
+}
+
+/// Returns the distance in values between the weights and the biases of a layer norm in their buffer. It
+/// aligns the biases to 512 bytes, as NVIDIA's OpenCL requires.
+pub(crate) fn layer_norm_pitch(width: u64) -> u64 {
+    width.next_multiple_of(128)
+}
+
+/// Returns the name of the generated buffer that holds a factor.
+pub(crate) fn factor_name(factor: f32) -> String {
+    format!("factor {factor}")
 }
 
 /// Returns the name of the generated buffer that holds the RoPE frequencies.
@@ -287,14 +317,27 @@ pub(crate) fn frequencies_name(rope: &Rope) -> String {
     format!("rotary frequencies: {rope}")
 }
 
-fn rope_frequencies(model: &Model, rope: &Rope) -> Result<WeightContent, ModelError> {
-    let factors = rope.has_factors.then(|| model.tensor(ROPE_FACTORS)).transpose()?;
+/// Returns the RoPE frequencies. `context` is the maximum length of a sequence, which may select the factors.
+fn rope_frequencies(model: &Model, rope: &Rope, context: u32) -> Result<WeightContent, ModelError> {
+    let name = match rope.factors {
+        RopeFactors::None => None,
+        RopeFactors::File => Some(ROPE_FACTORS),
+        RopeFactors::ByContext { original_context } => {
+            let is_long = context > original_context;
+            if let Some([short, long]) = &model.hyperparameters().extras.rope_factors {
+                let factors = if is_long { long } else { short };
+                return Ok(WeightContent::Generated(rope.frequencies(Some(factors)).into()));
+            }
+            Some(if is_long { LONG_FACTORS } else { SHORT_FACTORS })
+        }
+    };
+    let factors = name.map(|name| model.tensor(name)).transpose()?;
     // Models without data are used only for planning, which needs sizes but no values.
     let factors = factors.filter(|tensor| model.weights().holds(tensor));
     let factors = factors.map(|tensor| vector_values(tensor, model.weights())).transpose()?;
     if let Some(bad) = factors.iter().flatten().find(|f| !(f.is_finite() && **f > 0.0)) {
         let why = format!("{bad} is not finite and positive");
-        return Err(ModelError::Hyperparameter { key: ROPE_FACTORS.into(), why });
+        return Err(ModelError::Hyperparameter { key: name.unwrap_or(ROPE_FACTORS).into(), why });
     }
     Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
 }
@@ -343,7 +386,7 @@ pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
         Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
         Operator::Quantize { output }
         | Operator::RmsNorm { output, .. }
-        | Operator::SiluMul { output }
+        | Operator::SiluMul { output, .. }
         | Operator::AttentionMerge { output, .. } => (capacity(node.rows, params), output),
         _ => (capacity(node.rows, params), Activations::F32),
     };

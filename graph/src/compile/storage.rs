@@ -50,7 +50,7 @@ impl Storage {
                     check_last_reader(graph, input, node)?;
                     storage.places[&input]
                 }
-                None if matches!(graph.node(node).operator, Operator::Embed { .. }) => (Place::Activation, 0),
+                None if starts_stream(graph, node) => (Place::Activation, 0),
                 None if graph.consumers(node).is_empty() => (Place::Logits, 0),
                 None => {
                     live.retain(|l| l.until >= now);
@@ -70,6 +70,24 @@ impl Storage {
     pub(super) fn of(&self, node: NodeIndex) -> (Place, u64) {
         self.places[&node]
     }
+}
+
+/// Returns whether the output of `node` is the first content of the residual stream: the embedding, or its
+/// product with a number.
+fn starts_stream(graph: &OperatorGraph, node: NodeIndex) -> bool {
+    let is_scaled = || graph.consumers(node).iter().any(|(n, _)| is_scale(graph, *n));
+    match graph.node(node).operator {
+        Operator::Embed { .. } => !is_scaled(),
+        Operator::Scale { .. } => {
+            let input = graph.input(node, 0);
+            input.is_some_and(|n| matches!(graph.node(n).operator, Operator::Embed { .. }))
+        }
+        _ => false,
+    }
+}
+
+fn is_scale(graph: &OperatorGraph, node: NodeIndex) -> bool {
+    matches!(graph.node(node).operator, Operator::Scale { .. })
 }
 
 /// Returns the input whose bytes the output of `node` reuses, if any.
@@ -130,6 +148,7 @@ mod tests {
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
     use ragtag_kernels::Activations;
+    use ragtag_kernels::silu_mul::Gate;
 
     type Splits = Option<&'static dyn Fn(Heads) -> u32>;
 
@@ -173,8 +192,8 @@ mod tests {
 
     /// Returns each test model at half-block granularity and at block granularity.
     fn models() -> Vec<Model> {
-        let models =
-            [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3()];
+        use test_models::{bitnet, command_r, gemma2, granite, llama, qwen2, qwen3, starcoder2};
+        let models = [bitnet(), llama(), qwen2(), qwen3(), gemma2(), granite(), starcoder2(), command_r()];
         models.into_iter().flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
     }
 
@@ -227,7 +246,7 @@ mod tests {
                 graph.add(node, inputs)
             };
             let x = add(Operator::Embed { table: "table".into() }, &[]);
-            let y = add(Operator::SiluMul { output: Activations::F32 }, &[x]);
+            let y = add(Operator::SiluMul { function: Gate::Silu, output: Activations::F32 }, &[x]);
             // The sum overwrites x.
             let sum = add(Operator::Add, &[x, y]);
             add(Operator::Gather, &[if late { x } else { sum }]);

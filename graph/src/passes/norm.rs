@@ -6,12 +6,13 @@ use crate::op::{Norm, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
+use ragtag_kernels::silu_mul::Gate;
 
 /// Fuses every norm that is read only by products with f32 activations. `fuses` must accept the weights and
 /// the row count of each of these products.
 pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for index in graph.ordered() {
-        let Operator::RmsNorm { weight, epsilon, output: Activations::F32 } =
+        let Operator::RmsNorm { weight, epsilon, output: Activations::F32, .. } =
             graph.node(index).operator.clone()
         else {
             continue;
@@ -44,7 +45,7 @@ pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows)
 pub(crate) fn fuse_gates(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for gate in graph.ordered() {
         let node = graph.node(gate).clone();
-        let (Operator::SiluMul { output: Activations::F32 }, [product]) =
+        let (Operator::SiluMul { function: Gate::Silu, output: Activations::F32 }, [product]) =
             (&node.operator, &graph.inputs(gate)[..])
         else {
             continue;

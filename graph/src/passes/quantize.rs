@@ -38,7 +38,7 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
 fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bool {
     match &mut graph.node_mut(source).operator {
         Operator::RmsNorm { output, .. }
-        | Operator::SiluMul { output }
+        | Operator::SiluMul { output, .. }
         | Operator::AttentionMerge { output, .. } => {
             *output = form;
             true

@@ -8,11 +8,11 @@ use ragtag_kernels::Activations;
 pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();
-        let Operator::Attention { layer, heads, scale } = node.operator else { continue };
+        let Operator::Attention { layer, heads, scores } = node.operator else { continue };
         let splits = splits(heads);
         // The partial result of one head consists of its values and two numbers for the merge.
         let width = heads.queries * splits * (heads.dimensions + 2);
-        let operator = Operator::AttentionPartial { layer, heads, scale, splits, appends: None };
+        let operator = Operator::AttentionPartial { layer, heads, scores, splits, appends: None };
         let partial = graph.add(Node { operator, width, ..node.clone() }, &graph.inputs(merge));
         graph.connect(partial, merge, 0);
         let operator = Operator::AttentionMerge { heads, splits, output: Activations::F32 };

@@ -11,9 +11,9 @@
 //! | 4 | [partials](super::partial), written |
 //! | 5 | inverse frequencies: f32 `[rope dimensions / 2]` |
 //!
-//! The constants are those of [partial](super::partial), followed by the rope dimensions and the pairing of
-//! [RoPE and KV append](crate::rope_append). There is at most one row. [`takes`] defines the supported head
-//! dimensions.
+//! The constants are those of [partial](super::partial), followed by the rope dimensions, the pairing and
+//! the magnitude of [RoPE and KV append](crate::rope_append). There is at most one row. [`takes`] defines
+//! the supported head dimensions.
 //!
 //! Each group rotates the queries that share its kv head. The group whose split contains the last position
 //! also appends the new key and value. It first reads all other positions of the split. Then it rounds the
@@ -44,7 +44,7 @@ const BINDINGS: &[Access] =
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "append_attention_f32",
     bindings: BINDINGS,
-    constants: 13,
+    constants: 16,
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
@@ -56,11 +56,12 @@ pub static ABI_F16: EntryAbi = EntryAbi {
 };
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let &[rows, _, _, _, heads, _, head_dim, _, _, _, splits, rope_dims, pairing] = constants else { return };
+    let &[rows, _, _, _, heads, _, head_dim, ..] = constants else { return };
+    let (window, splits, rope) = (constants[10], constants[12], &constants[13..]);
     let mut append = [0; 5];
-    rope_append::extents(kv_type, &[&constants[..8], &[rope_dims, pairing]].concat(), &mut append);
+    rope_append::extents(kv_type, &[&constants[..8], rope].concat(), &mut append);
     let [params, qkv, frequencies, keys, values] = append;
-    let qkv = if rows <= 1 && takes(head_dim) { qkv } else { IMPOSSIBLE };
+    let qkv = if rows <= 1 && takes(head_dim) && window > 0 { qkv } else { IMPOSSIBLE };
     out.copy_from_slice(&[
         params,
         qkv,
@@ -102,12 +103,21 @@ impl Spec for AppendAttention {
             (Some(LONG[1] - 1), [2, 1, 64, 64], INTERLEAVED, 3),
             (Some(LONG[2] - 1), [2, 1, 64, 64], HALVES, 5),
         ] {
-            let rope = (rope_dims, pairing);
-            out.push(case(random, self.0, position, [heads, kv_heads, head_dim], rope, splits, 1.0));
+            let rope = (rope_dims, pairing, 1.0);
+            let limits = (super::NO_WINDOW, 0.0);
+            out.push(case(random, self.0, position, [heads, kv_heads, head_dim], rope, splits, 1.0, limits));
+        }
+        for (position, heads, rope, splits, limits) in [
+            (200, [8, 1, 64], (64, HALVES, 1.0), 3, (7, 0.0)),
+            (101, [4, 2, 128], (96, HALVES, 1.2), 2, (40, 3.0)),
+            (66, [2, 1, 20], (6, INTERLEAVED, 0.8), 2, (super::NO_WINDOW, 1.5)),
+        ] {
+            out.push(case(random, self.0, Some(position), heads, rope, splits, 1.0, limits));
         }
         if self.0 == KvType::F16 {
             // The key and value exceed the range of the cache's type.
-            out.push(case(random, self.0, Some(37), [4, 2, 64], (64, HALVES), 2, 1e9));
+            let limits = (super::NO_WINDOW, 0.0);
+            out.push(case(random, self.0, Some(37), [4, 2, 64], (64, HALVES, 1.0), 2, 1e9, limits));
         }
         out
     }
@@ -118,27 +128,34 @@ impl Spec for AppendAttention {
         let rope_dims = 2 * (1 + random.below(heads[2] / 2));
         let pairing = if random.below(2) == 0 { INTERLEAVED } else { HALVES };
         let splits = 1 + random.below(12);
-        case(random, self.0, position, heads, (rope_dims, pairing), splits, 1.0)
+        let limits = (1 + random.below(190) as u32, [0.0, 2.0][random.below(2)]);
+        case(random, self.0, position, heads, (rope_dims, pairing, 1.1), splits, 1.0, limits)
     }
 }
 
 /// Builds a case for a row at `position`. If `position` is `None`, the row's cache blocks do not exist. Keys
-/// and values have `times` times the magnitude of the queries.
+/// and values have `times` times the magnitude of the queries. `limits` is the window and the cap.
+#[allow(clippy::too_many_arguments)]
 fn case(
     random: &mut Random,
     kv_type: KvType,
     position: Option<u32>,
     [heads, kv_heads, head_dim]: [usize; 3],
-    (rope_dims, pairing): (usize, u32),
+    (rope_dims, pairing, magnitude): (usize, u32, f32),
     splits: usize,
     times: f32,
+    (window, cap): (u32, f32),
 ) -> Case {
     let starts: Vec<_> = position.map(|position| (position, 1)).into_iter().collect();
     let mut scene = scene(random, kv_type, (1, heads, kv_heads, head_dim), &starts);
-    let fresh = scene.freshen(random, rope_dims, pairing, times);
-    let constants = [&scene.constants[..], &[splits, rope_dims, pairing as usize]].concat();
-    let label =
-        format!("{}, {splits} splits, {rope_dims} turned, pairing {pairing}, times {times}", scene.label);
+    scene.limit(window, cap);
+    let fresh = scene.freshen(random, rope_dims, (pairing, magnitude), times);
+    let rope = [splits, rope_dims, pairing as usize, magnitude.to_bits() as usize];
+    let constants = [&scene.constants[..], &rope].concat();
+    let label = format!(
+        "{}, {splits} splits, {rope_dims} turned, pairing {pairing}, magnitude {magnitude}, times {times}",
+        scene.label
+    );
     let partials = expected(&scene, splits);
     let build = Build::new(Kernel::AppendAttention(kv_type), label, &constants);
     let build = scene.inputs_from(build, &fresh.qkv).poison(partials.len() * 4);

@@ -58,7 +58,7 @@ fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
                 let begin_next = select(key, first_query + next * head_dim, next < heads);
                 let pair = vec2(q[begin + first], q[begin + second]);
                 let pair_next = vec2(q[begin_next + first], q[begin_next + second]);
-                let turn = turned(position, frequency);
+                let turn = turned(position, frequency) * constants.magnitude;
                 take(head, heads, first, pair.x * turn.y - pair.y * turn.x);
                 take(head, heads, second, pair.x * turn.x + pair.y * turn.y);
                 if next <= heads {

@@ -3,6 +3,16 @@
 // Score of masked positions. It is lower than every valid score.
 const LOWEST = -3.4e38;
 
+// First position that a query attends to, if it sees `seen` positions without a window.
+fn window_start(seen: u32) -> u32 { return seen - min(seen, constants.window); }
+
+// Scores that tend to ± the cap. There is no cap if it is zero.
+fn capped(scores: vec4<f32>) -> vec4<f32> {
+    let cap = constants.cap;
+    if cap == 0.0 { return scores; }
+    return cap - 2.0 * cap / (1.0 + exp(min(scores * (2.0 / cap), vec4(80.0))));
+}
+
 var<workgroup> reached: array<atomic<u32>, 4>;
 
 // Returns the number of leading blocks that exist, among the first `wanted` blocks of the table at word

@@ -15,15 +15,15 @@ typedef struct {
     const GLOBAL ushort *keys, *values;
     GLOBAL float *out;
     const GLOBAL uint *positions, *row_sequences, *tables;
-    uint sequences, table_blocks, heads, kv_heads, head_dim, cache_blocks, stride;
-    float scale;
+    uint sequences, table_blocks, heads, kv_heads, head_dim, cache_blocks, stride, window;
+    float scale, cap; // to base 2; no cap is zero
 } Launch;
 
 // A launch from a kernel's parameters.
 #define LAUNCH { \
     q, keys, values, out, params + 4 + (size_t)rows, params + 4 + 2 * (size_t)rows, \
     params + 4 + 3 * (size_t)rows + logit_rows, sequences, table_blocks, heads, kv_heads, head_dim, cache_blocks, stride, \
-    __uint_as_float(scale) * 1.4426950408889634f \
+    window, __uint_as_float(scale) * 1.4426950408889634f, __uint_as_float(cap) * 1.4426950408889634f \
 }
 
 // Rows of one sequence, all that they see exists: from `row` to before `next`; positions up to `last`.
@@ -94,11 +94,11 @@ FN size_t head_at(const Launch &launch, uint block, uint kv_head) {
     return (size_t)(block * launch.kv_heads + kv_head) * (launch.head_dim * 16);
 }
 
-// The two queries of which a thread has a part: where they are, and where their results go. `seen` is how many positions
-// one sees, none if it does not exist.
+// The two queries of which a thread has a part: where they are, and where their results go. One sees positions from `start`
+// to before `seen`, none if it does not exist.
 typedef struct {
     size_t from[2], to[2];
-    uint seen[2];
+    uint start[2], seen[2];
 } Queries;
 
 // Those of a run from `first_query`: row after row, each with its heads.
@@ -112,6 +112,7 @@ FN Queries queries_at(const Launch &launch, const Run &run, uint kv_head, uint f
         query = min(query, queries - 1);
         uint row = run.row + query / group, head = kv_head * group + query % group;
         out.seen[half] = exists ? launch.positions[row] + 1 : 0;
+        out.start[half] = out.seen[half] - min(out.seen[half], launch.window);
         out.from[half] = (size_t)row * launch.stride + head * launch.head_dim;
         out.to[half] = ((size_t)row * launch.heads + head) * launch.head_dim;
     }
@@ -147,14 +148,21 @@ FN float row_sum(float x) {
 
 // Scores become weights, and what there is so far is brought to the same maximum.
 template <int D> FN void soften(
-    float (&scores)[32], float (&sums)[D / 2], float (&largest)[2], float (&total)[2], const uint (&seen)[2],
+    float (&scores)[32], float (&sums)[D / 2], float (&largest)[2], float (&total)[2], const Queries &mine, float cap,
     uint first
 ) {
-    if (first + POSITIONS > min(seen[0], seen[1])) {
+    if (cap != 0.0f) { // cap · tanh(score / cap)
         #pragma unroll
         for (uint i = 0; i < 32; i++) {
-            uint position = first + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-            if (position >= seen[i / 2 % 2]) scores[i] = -INFINITE;
+            float power = power_of_two(scores[i] * (2.0f * 1.4426950408889634f / cap));
+            scores[i] = cap - 2.0f * cap / (1.0f + power);
+        }
+    }
+    if (first + POSITIONS > min(mine.seen[0], mine.seen[1]) || first < max(mine.start[0], mine.start[1])) {
+        #pragma unroll
+        for (uint i = 0; i < 32; i++) {
+            uint position = first + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, half = i / 2 % 2;
+            if (position < mine.start[half] || position >= mine.seen[half]) scores[i] = -INFINITE;
         }
     }
     float corrections[2];

@@ -1,7 +1,8 @@
 KERNEL(ITEMS) attention_flash(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL ushort *RESTRICT keys,
     const GLOBAL ushort *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
-    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride
+    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint window,
+    uint cap
 ) {
     extern __shared__ uchar dynamic[];
     SHARED uint found[4];

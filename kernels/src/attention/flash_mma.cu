@@ -156,7 +156,7 @@ template <int D, bool SIMPLE> FN void attend(
                     add_scores<D>(scores, factors, keys + stage * 128 * D);
                 }
             }
-            soften<D>(scores, sums, largest, total, mine.seen, first);
+            soften<D>(scores, sums, largest, total, mine, launch.cap, first);
             add_values<D>(sums, scores, values + stage * 128 * D);
         }
         write_results<D>(launch, mine, sums, total, turn);

@@ -112,7 +112,7 @@ template <int D> FN void attend_steps(
         end_products();
         await_products<0>();
         settle(scores);
-        soften<D>(scores, sums, largest, total, mine.seen, first);
+        soften<D>(scores, sums, largest, total, mine, launch.cap, first);
         uint weights[4][4 * PARTS];
         #pragma unroll
         for (uint i = 0; i < 16; i++) in_parts(weights[i / 4] + i % 4, 4, scores[i * 2], scores[i * 2 + 1]);
@@ -147,7 +147,8 @@ FN void pass_steps(const Run &run, Stages &stages) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL ushort *RESTRICT keys,
     const GLOBAL ushort *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
-    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride
+    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint window,
+    uint cap
 ) {
     extern __shared__ uchar dynamic[];
     SHARED uint found[4];

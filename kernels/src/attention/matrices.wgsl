@@ -147,9 +147,12 @@ fn put_slice(query: Query, row: u32, side: u32, dim: u32, total: f32) {
 }
 
 // Four scores to base 2. Masked positions have the score LOWEST.
-fn seen_scores(at: u32, down: f32, position: u32, seen: u32) -> vec4<f32> {
-    let is_seen = vec4(position) + vec4(0u, 1u, 2u, 3u) < vec4(seen);
-    return select(vec4(LOWEST), fours[at] * down, is_seen);
+fn seen_scores(at: u32, down: f32, position: u32, start: u32, seen: u32) -> vec4<f32> {
+    let at_position = vec4(position) + vec4(0u, 1u, 2u, 3u);
+    let is_seen = (at_position >= vec4(start)) & (at_position < vec4(seen));
+    var scores = fours[at] * down;
+    if constants.cap != 0.0 { scores = capped(scores / LOG2_E) * LOG2_E; }
+    return select(vec4(LOWEST), scores, is_seen);
 }
 
 fn sum_of(four: vec4<f32>) -> f32 { return (four.x + four.y) + (four.z + four.w); }
@@ -177,11 +180,12 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
     var sums_$d: coop_mat16x16<f32, C>;
     var sum = 0.0;
     var largest = LOWEST;
-    put_keys(item + $vu * ITEMS, key_vector(run, 0u, item + $vu * ITEMS));
-    var keys_$v = key_vector(run, STEP, item + $vu * ITEMS);
-    var values_$v = value_vector(run, 0u, item + $vu * ITEMS);
+    let start = run.start - run.start % STEP;
+    put_keys(item + $vu * ITEMS, key_vector(run, start, item + $vu * ITEMS));
+    var keys_$v = key_vector(run, start + STEP, item + $vu * ITEMS);
+    var values_$v = value_vector(run, start, item + $vu * ITEMS);
     workgroupBarrier();
-    for (var first = 0u; first <= run.last; first += STEP) {
+    for (var first = start; first <= run.last; first += STEP) {
         if item == 0u { is_scaled = vec4<u32>(); }
         var scores_near: coop_mat16x16<f32, C>;
         var scores_far: coop_mat16x16<f32, C>;
@@ -194,10 +198,10 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
         put_keys(item + $vu * ITEMS, keys_$v);
         // Running softmax.
         let position = first + 16u * side;
-        let a = seen_scores(of_scores, down, position, seen);
-        let b = seen_scores(of_scores + 1u, down, position + 4u, seen);
-        let c = seen_scores(of_scores + 2u, down, position + 8u, seen);
-        let d = seen_scores(of_scores + 3u, down, position + 12u, seen);
+        let a = seen_scores(of_scores, down, position, mine.start, seen);
+        let b = seen_scores(of_scores + 1u, down, position + 4u, mine.start, seen);
+        let c = seen_scores(of_scores + 2u, down, position + 8u, mine.start, seen);
+        let d = seen_scores(of_scores + 3u, down, position + 12u, mine.start, seen);
         let best_four = max(max(a, b), max(c, d));
         let own_best = max(max(best_four.x, best_four.y), max(best_four.z, best_four.w));
         let best = max(own_best, subgroupShuffleXor(own_best, 1u));
@@ -205,11 +209,11 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
         if best > largest + SLACK {
             factor = exp2(largest - best);
             largest = best;
-            if first > 0u { is_scaled.x = 1u; }
+            if first > start { is_scaled.x = 1u; }
         }
         if side == 0u { factors[row] = factor; }
-        // A query in use attends to the first position, so `largest` is a valid score and masked positions
-        // contribute nothing.
+        // If all positions so far are masked, `largest` is LOWEST and the weights are arbitrary. The factor of
+        // the first valid score is zero and removes them. Later, masked positions contribute nothing.
         let base = largest - HEADROOM;
         let weights_a = exp2(a - base);
         let weights_b = exp2(b - base);

@@ -9,14 +9,16 @@
 //! | 4 | out: f32 `[rows, heads · head dimension]`, written |
 //!
 //! The constants are four capacities (rows, sequences, table blocks, logit rows), heads, kv heads, head
-//! dimension, cache blocks, scale (the bits of an f32), and stride (at least heads · head dimension). The
-//! number of heads is a multiple of the number of kv heads. With g = heads / kv heads, the g heads from h · g
-//! to h · g + g − 1 share kv head h.
+//! dimension, cache blocks, scale (the bits of an f32), stride (at least heads · head dimension), window
+//! (at least 1), and cap (the bits of an f32). The number of heads is a multiple of the number of kv
+//! heads. With g = heads / kv heads, the g heads from h · g to h · g + g − 1 share kv head h.
 //!
-//! A row at position p attends to positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. The kernel
-//! computes a streaming softmax over steps of [`STEP_TOKENS`] positions, so it never stores all scores of a
-//! row. The result of a row does not depend on other rows. If the sequence, position or block of a row is
-//! invalid, its result is zero. Cache slots beyond p never affect a result, even if they contain NaN.
+//! A row at position p attends to the last `window` positions of 0 … p of its sequence: out = Σ softmax(s)
+//! v. The score s is scale · q·k, or cap · tanh(scale · q·k / cap) if the cap is not zero. [`NO_WINDOW`]
+//! exceeds every number of positions. The kernel computes a streaming softmax over steps of
+//! [`STEP_TOKENS`] positions, so it never stores all scores of a row. The result of a row does not depend
+//! on other rows. If the sequence, position or block of a row is invalid, its result is zero. Cache slots
+//! beyond p never affect a result, even if they contain NaN.
 //!
 //! A group computes [`TILE_ROWS`] rows of one kv head. Neighbouring rows of one sequence share each load of
 //! keys and values.
@@ -38,6 +40,9 @@ use scene::{LONG, Scene, random_scene, scene};
 /// Number of rows per group.
 pub const TILE_ROWS: u32 = 8;
 
+/// Window of attention to all positions.
+pub const NO_WINDOW: u32 = u32::MAX;
+
 /// Number of positions that the streaming softmax processes before it rescales its running sum.
 pub const STEP_TOKENS: usize = 4 * BLOCK_TOKENS;
 
@@ -47,7 +52,7 @@ const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "attention_f32",
     bindings: BINDINGS,
-    constants: 10,
+    constants: 12,
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
@@ -55,17 +60,18 @@ pub static ABI_F32: EntryAbi = EntryAbi {
 pub static ABI_F16: EntryAbi = EntryAbi {
     name: "attention_f16",
     bindings: BINDINGS,
-    constants: 10,
+    constants: 12,
     extents: |constants, out| extents(KvType::F16, constants, out),
 };
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let [rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, _, stride] =
-        *constants
+    let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, ..] = constants
     else {
         return;
     };
-    let width = heads.checked_mul(head_dim).filter(|_| kv_heads > 0 && heads.is_multiple_of(kv_heads));
+    let (stride, window) = (constants[9], constants[10]);
+    let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+    let width = heads.checked_mul(head_dim).filter(|_| divides && window > 0);
     let q = width.map_or(IMPOSSIBLE, |width| strided(rows, stride, width));
     let out_bytes = words(&[rows, heads, head_dim]);
     let cache = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
@@ -106,17 +112,33 @@ impl Spec for Attention {
             (90, vec![(110, 75), (0, 9)], 4, 2, 32),
             (70, vec![(60, 70)], 3, 1, 16),
         ] {
-            out.push(case(random, self.0, capacity, &starts, [heads, kv_heads, head_dim]));
+            let scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
+            out.push(case(self.0, &scene));
         }
         // Three rows at the end of a long sequence.
-        out.extend(LONG.map(|seen| case(random, self.0, 3, &[(seen - 3, 3)], [2, 1, 64])));
+        out.extend(LONG.map(|seen| case(self.0, &scene(random, self.0, (3, 2, 1, 64), &[(seen - 3, 3)]))));
         out.extend([[2, 1, 64], [2, 1, 20]].map(|heads| not_finite(random, self.0, heads)));
+        // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension, window, cap.
+        for (capacity, starts, heads, window, cap) in [
+            (1, vec![(200, 1)], [8, 1, 64], 5, 0.0),
+            (17, vec![(0, 7), (37, 1), (60, 8)], [4, 2, 64], 16, 1.5),
+            (70, vec![(130, 67)], [2, 2, 80], 64, 0.0),
+            (40, vec![(90, 33), (0, 7)], [4, 4, 96], NO_WINDOW, 2.0),
+            (9, vec![(260, 8)], [2, 1, 144], 100, 5.0),
+            (33, vec![(0, 33)], [3, 3, 32], 1, 0.0),
+        ] {
+            let mut scene = scene(random, self.0, (capacity, heads[0], heads[1], heads[2]), &starts);
+            scene.limit(window, cap);
+            out.push(case(self.0, &scene));
+        }
         out
     }
 
     fn random_case(&self, _: Layout, random: &mut Random) -> Case {
         let (capacity, starts, heads) = random_scene(random);
-        case(random, self.0, capacity, &starts, heads)
+        let mut scene = scene(random, self.0, (capacity, heads[0], heads[1], heads[2]), &starts);
+        scene.limit_randomly(random);
+        case(self.0, &scene)
     }
 }
 
@@ -134,16 +156,10 @@ fn not_finite(random: &mut Random, kv_type: KvType, [heads, kv_heads, head_dim]:
     scene.inputs(build).floats(&out).expect(4, Content::SomeSame(expected.collect())).done()
 }
 
-fn case(
-    random: &mut Random,
-    kv_type: KvType,
-    capacity: usize,
-    starts: &[(u32, u32)],
-    [heads, kv_heads, head_dim]: [usize; 3],
-) -> Case {
-    let scene = scene(random, kv_type, (capacity, heads, kv_heads, head_dim), starts);
-    let softmax = |row: usize, head: usize| match scene.seen(row) {
-        Some(seen) => scene.softmax(row, head, 0..seen).mean,
+fn case(kv_type: KvType, scene: &Scene) -> Case {
+    let (capacity, heads, head_dim) = (scene.capacity, scene.heads, scene.head_dim);
+    let softmax = |row: usize, head: usize| match scene.visible(row) {
+        Some(visible) => scene.softmax(row, head, visible).mean,
         None => vec![0.0; head_dim],
     };
     let rows = (0..scene.rows()).flat_map(|row| (0..heads).map(move |head| (row, head)));

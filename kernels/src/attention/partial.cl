@@ -31,7 +31,8 @@ FN void add_scores(const LOCAL float *factors, float key, bool many, PRIVATE flo
 KERNEL(ITEMS) attention_partial(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT partials, uint rows, uint sequences, uint table_blocks,
-    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint splits
+    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint window,
+    uint cap, uint splits
 ) {
     BEGIN();
     SHARED float query[DIMS * HEADS] ALIGNED;
@@ -48,8 +49,9 @@ KERNEL(ITEMS) attention_partial(
     const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
     uint blocks = exists ? position / 16 + 1 : 0;
     exists = reach(&shared, table, blocks, cache_blocks) == blocks && exists;
-    uint run = (blocks + splits - 1) / splits * 16;
-    uint start = split * run, end = exists ? min(position + 1, start + run) : 0;
+    uint visible = position + 1 - min(position + 1, window), skipped = exists ? visible / 16 : 0;
+    uint run = (blocks - skipped + splits - 1) / splits * 16;
+    uint start = skipped * 16 + split * run, end = exists ? min(position + 1, start + run) : 0;
     GLOBAL float *sums = partials + (size_t)rows * heads * splits * head_dim;
     if (start >= end) {
         for (uint h = ITEM; h < group; h += ITEMS) {
@@ -114,7 +116,8 @@ KERNEL(ITEMS) attention_partial(
                     uint p = pair + i * SOFTENERS;
                     float score = 0.0f;
                     for (uint s = 0; s < SHARERS; s++) score += scratch[(s * HEADS + head) * STEP + p];
-                    pair_scores[i] = first + p < end ? score * AS_FLOAT(scale) : -INFINITE;
+                    bool is_seen = first + p >= visible && first + p < end;
+                    pair_scores[i] = is_seen ? capped(score * AS_FLOAT(scale), AS_FLOAT(cap)) : -INFINITE;
                     best = fmax(best, pair_scores[i]);
                 }
                 softening[head * (SOFTENERS + 1) + pair] = best;

@@ -7,13 +7,13 @@ FN void attend_any(const Work *work, uint head_dim, float *space, float2 *extrem
         uint head = turn % work->heads, first = turn / work->heads * 256;
         const float *q = work->q + (size_t)head * head_dim;
         float largest = -INFINITE, sum = 0.0f, acc[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-        for (uint p = work->start * 16 + warp; p < min(work->end * 16, work->seen); p += WARPS) {
+        for (uint p = max(work->start * 16, work->from) + warp; p < min(work->end * 16, work->seen); p += WARPS) {
             size_t base = ((size_t)work->table[p / 16] * work->kv_heads + work->kv_head) * head_dim * 16;
             float score = 0.0f;
             for (uint d = lane; d < head_dim; d += 32) score = fma(q[d], LOAD_KV(work->keys + base, d * 16 + p % 16), score);
             #pragma unroll
             for (uint bit = 16; bit > 0; bit /= 2) score += __shfl_xor_sync(~0u, score, bit);
-            score *= work->scale;
+            score = capped(score * work->scale, work->cap);
             float before = largest;
             largest = fmax(before, score);
             float correction = exp(before - largest), weight = exp(score - largest);
@@ -47,7 +47,8 @@ FN void attend_any(const Work *work, uint head_dim, float *space, float2 *extrem
 KERNEL(ITEMS) attention_partial(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT partials, uint rows, uint sequences, uint table_blocks,
-    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint splits
+    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint window,
+    uint cap, uint splits
 ) {
     SHARED Space space;
     LAUNCH_NEXT();
@@ -64,7 +65,9 @@ KERNEL(ITEMS) attention_partial(
     uint wanted = exists ? position / 16 + 1 : 0;
     for (uint i = ITEM; i < wanted; i += ITEMS) exists = exists && table[i] < cache_blocks;
     exists = __syncthreads_and(exists);
-    uint length = (wanted + splits - 1) / splits, start = min(split * length, wanted), end = min(start + length, wanted);
+    uint from = position + 1 - min(position + 1, window), skipped = exists ? from / 16 : 0;
+    uint length = (wanted - skipped + splits - 1) / splits;
+    uint start = min(skipped + split * length, wanted), end = min(start + length, wanted);
     size_t first = ((size_t)row * heads + kv_head * group) * splits + split;
     float *sums = partials + (size_t)rows * heads * splits * head_dim + first * 2;
     if (!exists || start == end) {
@@ -74,7 +77,7 @@ KERNEL(ITEMS) attention_partial(
     }
     Work work = {
         q + (size_t)row * stride + (size_t)kv_head * group * head_dim, keys, values, table, kv_heads, kv_head, group,
-        start, end, position + 1, AS_FLOAT(scale), partials + first * head_dim, sums, splits
+        start, end, from, position + 1, AS_FLOAT(scale), AS_FLOAT(cap), partials + first * head_dim, sums, splits
     };
     if (head_dim == 128) attend<128>(&work, &space);
     else if (head_dim == 64) attend<64>(&work, &space);

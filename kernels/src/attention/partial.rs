@@ -11,9 +11,9 @@
 //!
 //! The constants are those of [attention](super), followed by the number of splits.
 //!
-//! The positions to which a row attends are divided into `splits` splits. Each split consists of whole cache
-//! blocks. All splits have the same number of blocks, except that the last splits may be shorter or empty.
-//! The grid is splits × kv heads × rows. A group processes all heads that share its kv head.
+//! The cache blocks with positions to which a row attends are divided into `splits` splits. All splits
+//! have the same number of blocks, except that the last splits may be shorter or empty. The grid is splits
+//! × kv heads × rows. A group processes all heads that share its kv head.
 //!
 //! Partials are f32 and have two parts. The first part is `[rows][heads][splits][head dimension]`. For each
 //! split, it holds the mean of the values, weighted by the softmax over the split. The second part is
@@ -29,6 +29,7 @@ use crate::kernel::{Accuracy, Kernel, KvType, Spec};
 use crate::layout::Layout;
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
+use std::ops::Range;
 
 /// Maximum number of rows in a launch of split attention. With more rows, a launch fills a device even
 /// without splits, and it is better to let the rows of a sequence share their loads.
@@ -43,7 +44,7 @@ const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "attention_partial_f32",
     bindings: BINDINGS,
-    constants: 11,
+    constants: 13,
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
@@ -51,7 +52,7 @@ pub static ABI_F32: EntryAbi = EntryAbi {
 pub static ABI_F16: EntryAbi = EntryAbi {
     name: "attention_partial_f16",
     bindings: BINDINGS,
-    constants: 11,
+    constants: 13,
     extents: |constants, out| extents(KvType::F16, constants, out),
 };
 
@@ -72,13 +73,15 @@ pub(super) fn partials_bytes(rows: u32, heads: u32, head_dim: u32, splits: u32) 
 
 /// Returns a grid of splits × kv heads × rows.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    [constants[10], constants[5], constants[0]]
+    [constants[12], constants[5], constants[0]]
 }
 
-/// Returns the positions in split `split` of a row that attends to `seen` positions.
-pub(crate) fn run(seen: usize, splits: usize, split: usize) -> std::ops::Range<usize> {
-    let positions = seen.div_ceil(BLOCK_TOKENS).div_ceil(splits) * BLOCK_TOKENS;
-    (split * positions).min(seen)..((split + 1) * positions).min(seen)
+/// Returns the positions in split `split` of a row that attends to the positions `visible`.
+pub(crate) fn run(visible: Range<usize>, splits: usize, split: usize) -> Range<usize> {
+    let first = visible.start / BLOCK_TOKENS;
+    let positions = (visible.end.div_ceil(BLOCK_TOKENS) - first).div_ceil(splits) * BLOCK_TOKENS;
+    let start = first * BLOCK_TOKENS + split * positions;
+    start.clamp(visible.start, visible.end)..(start + positions).min(visible.end)
 }
 
 pub(crate) struct AttentionPartial(pub KvType);
@@ -112,13 +115,26 @@ impl Spec for AttentionPartial {
             out.push(case(Kernel::AttentionPartial(self.0), &scene, 3));
         }
         out.extend([f32::NAN, f32::INFINITY].map(|value| not_finite(random, self.0, value)));
+        for (starts, [heads, kv_heads, head_dim], splits, window, cap) in [
+            (vec![(200, 1)], [8, 1, 64], 3, 5, 0.0),
+            (vec![(0, 2), (37, 1), (160, 3)], [4, 2, 64], 2, 33, 1.5),
+            (vec![(190, 2)], [8, 2, 128], 64, 100, 0.0),
+            (vec![(70, 2)], [2, 1, 20], 2, 20, 0.0),
+            (vec![(300, 2)], [20, 2, 300], 2, 270, 5.0),
+            (vec![(90, 1)], [3, 1, 64], 3, super::NO_WINDOW, 0.8),
+        ] {
+            let mut scene = scene(random, self.0, (8, heads, kv_heads, head_dim), &starts);
+            scene.limit(window, cap);
+            out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
+        }
         out
     }
 
     fn random_case(&self, _: Layout, random: &mut Random) -> Case {
         let (capacity, starts, [heads, kv_heads, head_dim]) = random_scene(random);
         let splits = 1 + random.below(12);
-        let scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
+        let mut scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
+        scene.limit_randomly(random);
         case(Kernel::AttentionPartial(self.0), &scene, splits)
     }
 }
@@ -157,7 +173,7 @@ pub(super) fn expected(scene: &Scene, splits: usize) -> Vec<Option<f64>> {
     for (row, head) in (0..scene.rows()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
         for split in 0..splits {
             let at = (row * heads + head) * splits + split;
-            let run = scene.seen(row).map_or(0..0, |seen| run(seen, splits, split));
+            let run = scene.visible(row).map_or(0..0, |visible| run(visible, splits, split));
             if run.is_empty() {
                 sums[at * 2 + 1] = Some(0.0);
                 continue;

@@ -17,6 +17,8 @@ struct Constants {
     cache_blocks: u32,
     scale: f32,
     stride: u32,
+    window: u32,
+    cap: f32,
     splits: u32,
 }
 var<immediate> constants: Constants;
@@ -165,8 +167,10 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
     let table = table_of(select(0u, sequence, has_table));
     let blocks = select(0u, position / 16u + 1u, has_table);
     let exists = reach(item, table, blocks) == blocks && has_table;
-    let run_length = (blocks + constants.splits - 1u) / constants.splits * 16u;
-    let start = split * run_length;
+    let visible = window_start(position + 1u);
+    let skipped = select(0u, visible / 16u, exists);
+    let run_length = (blocks - skipped + constants.splits - 1u) / constants.splits * 16u;
+    let start = skipped * 16u + split * run_length;
     let run = Run(table, start, select(0u, min(position + 1u, start + run_length), exists), kv_head);
     let sums = constants.rows * constants.heads * constants.splits * head_dim;
     let first_of_row = row * constants.heads + kv_head * sharing;
@@ -222,8 +226,9 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
                 var four = vec4(0.0);
                 if softens {
                     for (var i = 0u; i < shares; i++) { four += space[(i * heads + head) * QUADS + quad]; }
-                    let is_seen = vec4(first + quad * 4u) + vec4(0u, 1u, 2u, 3u) < vec4(run.end);
-                    four = select(vec4(LOWEST), four * constants.scale, is_seen);
+                    let at_position = vec4(first + quad * 4u) + vec4(0u, 1u, 2u, 3u);
+                    let is_seen = (at_position >= vec4(visible)) & (at_position < vec4(run.end));
+                    four = select(vec4(LOWEST), capped(four * constants.scale), is_seen);
                     quad_of[item / 4u][item % 4u] = max(max(four.x, four.y), max(four.z, four.w));
                 }
                 workgroupBarrier();

@@ -86,13 +86,20 @@ typedef struct {
     float acc[VECTOR][4];     // of the lane's dimensions, four heads
 } Softmax;
 
-// Takes a block with `steps` visible positions in.
+// A score that tends to ± `cap`; no cap is zero.
+FN float capped(float score, float cap) {
+    return cap == 0.0f ? score : cap - 2.0f * cap / (1.0f + exp(score * (2.0f / cap)));
+}
+
+// Takes a block with visible positions from `hidden` to before `steps` in.
 template <uint D>
-FN void take_block(Softmax *state, const float score[2], const uint4 values[VECTORS(D)], uint steps, float4 *weights) {
+FN void take_block(
+    Softmax *state, const float score[2], const uint4 values[VECTORS(D)], uint hidden, uint steps, float4 *weights
+) {
     const uint lane = ITEM % 32, pair = lane / SHARING % 2;
     const uint position = lane % SHARING * VECTOR + (lane / SHARING / 2) % VECTOR;
     float before[2] = {state->largest[0], state->largest[1]}, weight[2];
-    bool used = position < steps, changed = false;
+    bool used = position >= hidden && position < steps, changed = false;
     #pragma unroll
     for (uint h = 0; h < 2; h++) {
         state->largest[h] = fmax(before[h], largest_of_heads(used ? score[h] : -INFINITE));
@@ -198,8 +205,8 @@ typedef struct {
     const uint *table;
     uint kv_heads, kv_head, heads; // heads that share the kv head
     uint start, end;      // blocks of the run
-    uint seen;            // visible positions of the row
-    float scale;
+    uint from, seen;      // the row's first visible position, and the one after its last
+    float scale, cap;     // no cap is zero
     float *values, *sums; // of the first head's split
     uint splits;
 } Work;
@@ -243,8 +250,11 @@ template <uint D> FN void attend(const Work *work, Space *space) {
             load_block<D>(work->cached, block, work->kv_heads, work->kv_head, values);
             float score[2];
             block_scores<D>(keys, space->query, score);
+            score[0] = capped(score[0], work->cap);
+            score[1] = capped(score[1], work->cap);
             if (b + WARPS < work->end) load_block<D>(work->keys, next, work->kv_heads, work->kv_head, keys);
-            take_block<D>(&state, score, values, min(16u, work->seen - b * 16), space->weights + warp * 16);
+            uint hidden = max(work->from, b * 16) - b * 16;
+            take_block<D>(&state, score, values, hidden, min(16u, work->seen - b * 16), space->weights + warp * 16);
             block = next;
             next = after;
         }

@@ -47,8 +47,8 @@ typedef struct {
     const uint *table;
     uint kv_heads, kv_head, heads; // heads that share the kv head
     uint start, end;             // blocks of the run
-    uint seen;                   // visible positions of the row
-    float scale;
+    uint from, seen;             // the row's first visible position, and the one after its last
+    float scale, cap;            // no cap is zero
     float *values, *sums;        // of the first head's split
     uint splits;
 } Work;
@@ -149,6 +149,11 @@ template <uint D> FN void add_values(const uint4 values[D / 16], const float wei
     }
 }
 
+// A score that tends to ± `cap`; no cap is zero.
+FN float capped(float score, float cap) {
+    return cap == 0.0f ? score : cap - 2.0f * cap / (1.0f + exp(score * (2.0f / cap)));
+}
+
 // Over the lanes of a head.
 FN float largest_of_head(float value) {
     #pragma unroll
@@ -216,11 +221,13 @@ template <uint D> FN void attend(const Work *work, Space *space) {
             float score[2], weight[2], before = largest;
             block_scores<D>(keys, query, score);
             if (more) load_keys<D>(work, next, keys);
-            score[0] = 2 * g < steps ? score[0] * scale : -INFINITE;
-            score[1] = 2 * g + 1 < steps ? score[1] * scale : -INFINITE;
+            uint hidden = max(work->from, b * 16) - b * 16;
+            bool used[2] = {2 * g >= hidden && 2 * g < steps, 2 * g + 1 >= hidden && 2 * g + 1 < steps};
+            score[0] = used[0] ? capped(score[0] * scale, work->cap) : -INFINITE;
+            score[1] = used[1] ? capped(score[1] * scale, work->cap) : -INFINITE;
             largest = fmax(before, largest_of_head(fmax(score[0], score[1])));
-            weight[0] = 2 * g < steps ? exp(score[0] - largest) : 0.0f;
-            weight[1] = 2 * g + 1 < steps ? exp(score[1] - largest) : 0.0f;
+            weight[0] = used[0] ? exp(score[0] - largest) : 0.0f;
+            weight[1] = used[1] ? exp(score[1] - largest) : 0.0f;
             if (__any_sync(~0u, largest != before)) {
                 float correction = exp(before - largest);
                 sum *= correction;

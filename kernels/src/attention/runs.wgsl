@@ -13,25 +13,29 @@ struct Constants {
     cache_blocks: u32,
     scale: f32,
     stride: u32,
+    window: u32,
+    cap: f32,
 }
 var<immediate> constants: Constants;
 
 @group(0) @binding(1) var<storage, read> q: array<f32>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 
-// Row and head of a query; `seen` is the number of positions that it attends to.
+// Row and head of a query. It attends to positions from `start` to before `seen`.
 struct Query {
     row: u32,
     head: u32,
+    start: u32,
     seen: u32,
 }
 
 // A run: rows of one sequence that attend only to existing positions. The fields are the first row, the
-// number of queries, the last position that any query attends to, the block table, and the kv head of the
-// group.
+// number of queries, the first and the last position that any query attends to, the block table, and the kv
+// head of the group.
 struct Run {
     row: u32,
     queries: u32,
+    start: u32,
     last: u32,
     table: u32,
     kv_head: u32,
@@ -42,7 +46,8 @@ fn query_of(run: Run, i: u32) -> Query {
     let sharing = constants.heads / constants.kv_heads;
     let at = min(i, run.queries - 1u);
     let row = run.row + at / sharing;
-    return Query(row, run.kv_head * sharing + at % sharing, position_of(row) + 1u);
+    let seen = position_of(row) + 1u;
+    return Query(row, run.kv_head * sharing + at % sharing, window_start(seen), seen);
 }
 
 fn put_result(query: Query, dim: u32, values: vec4<f32>) {
@@ -70,16 +75,18 @@ fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
         }
         let reached_blocks = reach(item, table, wanted);
         var next = row;
+        var start = 0xffffffffu;
         var last = 0u;
         while next < end && sequence_of(next) == sequence && position_of(next) / 16u < reached_blocks {
             last = max(last, position_of(next));
+            start = min(start, window_start(position_of(next) + 1u));
             next++;
         }
         if next == row {
             let to = (row * constants.heads + group.y * sharing) * constants.head_dim;
             for (var i = item; i < sharing * constants.head_dim; i += ITEMS) { out[to + i] = 0.0; }
         }
-        attend_run(place, Run(row, (next - row) * sharing, last, table, group.y));
+        attend_run(place, Run(row, (next - row) * sharing, start, last, table, group.y));
         row = max(next, row + 1u);
     }
 }

@@ -1,6 +1,7 @@
 //! Test scenes for attention. A scene has sequences with keys and values in a cache, and rows that attend to
 //! them.
 
+use super::NO_WINDOW;
 use crate::cases::{Build, Params, Random};
 use crate::half_rows;
 use crate::kernel::KvType;
@@ -59,6 +60,8 @@ pub(super) struct Scene {
     kv_heads: usize,
     stride: usize,
     scale: f32,
+    window: u32,
+    cap: f32,
     params: Params,
     q: Vec<f32>,
     keys: Cache,
@@ -90,9 +93,25 @@ impl Scene {
         self.seen.len()
     }
 
-    /// Returns the number of positions to which `row` attends, or `None` if the row is invalid.
-    pub fn seen(&self, row: usize) -> Option<usize> {
-        self.seen[row]
+    /// Returns the positions to which `row` attends, or `None` if the row is invalid.
+    pub fn visible(&self, row: usize) -> Option<Range<usize>> {
+        self.seen[row].map(|seen| seen - seen.min(self.window as usize)..seen)
+    }
+
+    /// Limits attention to a window, and the scores to a cap.
+    pub fn limit(&mut self, window: u32, cap: f32) {
+        (self.window, self.cap) = (window, cap);
+        let at = self.constants.len() - 2;
+        self.constants[at..].copy_from_slice(&[window as usize, cap.to_bits() as usize]);
+        self.label += &format!(", window {window}, cap {cap}");
+    }
+
+    /// In half of all cases, limits attention to a random window, and the scores to a random cap or none.
+    pub fn limit_randomly(&mut self, random: &mut Random) {
+        let (window, cap) = (1 + random.below(190) as u32, [0.0, 0.7, 4.0][random.below(3)]);
+        if random.below(2) == 0 {
+            self.limit(window, cap);
+        }
     }
 
     /// Computes the result of `row` and `head` over `positions`. Computes all scores first, instead of
@@ -102,8 +121,10 @@ impl Scene {
         let sequence = self.params.row_sequences[row] as usize;
         let (k, v) = &self.kv[sequence][head * self.kv_heads / self.heads];
         let (k, v) = (&k[positions.clone()], &v[positions]);
+        let cap = f64::from(self.cap);
         let score = |k: &Vec<f64>| {
-            q.iter().zip(k).map(|(q, k)| f64::from(*q) * k).sum::<f64>() * f64::from(self.scale)
+            let score = q.iter().zip(k).map(|(q, k)| f64::from(*q) * k).sum::<f64>() * f64::from(self.scale);
+            if cap == 0.0 { score } else { cap * (score / cap).tanh() }
         };
         let scores: Vec<f64> = k.iter().map(score).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -133,7 +154,13 @@ impl Scene {
     /// Replaces the first row with a row that needs RoPE and KV append. The row's key and value belong to the
     /// last position that it attends to, and the cache slot of this position becomes empty. Both have `times`
     /// times the magnitude of the queries.
-    pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
+    pub fn freshen(
+        &mut self,
+        random: &mut Random,
+        rope_dims: usize,
+        (pairing, magnitude): (u32, f32),
+        times: f32,
+    ) -> Fresh {
         let (heads, kv_heads, head_dim, kv_type) =
             (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);
         let frequencies = rope_append::frequencies(rope_dims);
@@ -142,7 +169,7 @@ impl Scene {
         let mut turned: Vec<f64> = qkv.iter().map(|v| f64::from(*v)).collect();
         let (turning, new_values) = turned.split_at_mut((heads + kv_heads) * head_dim);
         for head in turning.chunks_exact_mut(head_dim) {
-            rope_append::reference(head, &frequencies, self.params.positions[0], pairing);
+            rope_append::reference(head, &frequencies, self.params.positions[0], pairing, magnitude);
         }
         let (queries, new_keys) = turning.split_at(heads * head_dim);
         self.q = queries.iter().map(|v| *v as f32).collect();
@@ -249,7 +276,7 @@ pub(super) fn scene(
         format!("{starts:?} in {capacity} rows, {heads} heads on {kv_heads} of {head_dim}, stride {stride}");
     let sequences = starts.len() + 1;
     let mut constants = vec![capacity, sequences, table_blocks, 1, heads, kv_heads, head_dim, cache_blocks];
-    constants.extend([scale.to_bits() as usize, stride]);
+    constants.extend([scale.to_bits() as usize, stride, NO_WINDOW as usize, 0]);
     let (values, kv) = (cached, all_kv);
     Scene {
         label,
@@ -260,6 +287,8 @@ pub(super) fn scene(
         kv_heads,
         stride,
         scale,
+        window: NO_WINDOW,
+        cap: 0.0,
         params,
         q,
         keys,

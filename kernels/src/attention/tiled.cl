@@ -10,26 +10,29 @@
 // Floats from the weights of one position to those of the next.
 #define WEIGHTS (QUERIES + 4)
 
-// Where a query stands in the launch: its row and head; `seen` is how many positions it sees.
+// Where a query stands in the launch: its row and head; it sees positions from `from` to before `seen`.
 typedef struct {
     uint row;
     uint head;
+    uint from;
     uint seen;
 } Query;
 
 // Query `i` of a run of rows: row after row, each with its heads.
-FN Query query_of(Lists lists, uint i, uint queries, uint first_row, uint group, uint kv_head) {
+FN Query query_of(Lists lists, uint i, uint queries, uint first_row, uint group, uint kv_head, uint window) {
     Query query;
     query.row = first_row + min(i, queries - 1) / group;
     query.head = kv_head * group + min(i, queries - 1) % group;
     query.seen = lists.positions[query.row] + 1;
+    query.from = query.seen - min(query.seen, window);
     return query;
 }
 
 KERNEL(ITEMS) attention_tiled(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
-    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride
+    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride, uint window,
+    uint cap
 ) {
     BEGIN();
     SHARED float query[DIMS * QUERIES] ALIGNED;
@@ -45,7 +48,7 @@ KERNEL(ITEMS) attention_tiled(
     uint lane = ITEM % 64, set = ITEM / 64 * 4;
     for (uint row = GROUP(0) * tile; row < end;) {
         // A run of rows of one sequence; all that its rows see exists.
-        uint sequence = at.row_sequences[row], wanted = 0, last = 0, next = row;
+        uint sequence = at.row_sequences[row], wanted = 0, last = 0, start = ~0u, next = row;
         bool exists = sequence < sequences;
         const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
         for (uint r = row; exists && r < end && at.row_sequences[r] == sequence; r++) {
@@ -54,6 +57,7 @@ KERNEL(ITEMS) attention_tiled(
         uint reached = reach(&shared, table, wanted, cache_blocks);
         while (next < end && at.row_sequences[next] == sequence && at.positions[next] / 16 < reached) {
             last = max(last, at.positions[next]);
+            start = min(start, at.positions[next] + 1 - min(at.positions[next] + 1, window));
             next++;
         }
         if (next == row) {
@@ -61,21 +65,24 @@ KERNEL(ITEMS) attention_tiled(
                 out[((size_t)row * heads + kv_head * group) * head_dim + i] = 0.0f;
             }
         }
+        start -= start % POSITIONS;
         uint queries = (next - row) * group;
         for (uint first_query = 0; first_query < queries; first_query += QUERIES) {
-            Query mine = query_of(at, first_query + ITEM / 16, queries, row, group, kv_head);
+            Query mine = query_of(at, first_query + ITEM / 16, queries, row, group, kv_head, window);
             const GLOBAL float *from = q + (size_t)mine.row * stride + (size_t)mine.head * head_dim;
             for (uint turn = 0; turn < head_dim; turn += DIMS) {
                 float acc[4][DIMS / 64], sum = 0.0f, largest = -INFINITE;
-                uint seen[4];
+                uint seen[4], begin[4];
                 #pragma unroll
                 for (uint i = 0; i < 4; i++) {
-                    seen[i] = query_of(at, first_query + set + i, queries, row, group, kv_head).seen;
+                    Query one = query_of(at, first_query + set + i, queries, row, group, kv_head, window);
+                    seen[i] = one.seen;
+                    begin[i] = one.from;
                     #pragma unroll
                     for (uint j = 0; j < DIMS / 64; j++) acc[i][j] = 0.0f;
                 }
                 bool used = first_query + set < queries;
-                for (uint first = 0; first <= last; first += POSITIONS) {
+                for (uint first = start; first <= last; first += POSITIONS) {
                     // Scores.
                     float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                     for (uint d0 = 0; d0 < head_dim; d0 += DIMS) {
@@ -101,8 +108,9 @@ KERNEL(ITEMS) attention_tiled(
                     }
                     #pragma unroll
                     for (uint i = 0; i < 4; i++) {
+                        bool visible = first + lane >= begin[i] && first + lane < seen[i];
                         weights[lane * WEIGHTS + set + i] =
-                            first + lane < seen[i] ? scores[i] * AS_FLOAT(scale) : -INFINITE;
+                            visible ? capped(scores[i] * AS_FLOAT(scale), AS_FLOAT(cap)) : -INFINITE;
                     }
                     BARRIER();
                     // Softmax so far: 16 items a query, four positions each.
@@ -112,10 +120,11 @@ KERNEL(ITEMS) attention_tiled(
                     partial[ITEM / 16 * 17 + ITEM % 16] = best;
                     BARRIER();
                     for (uint i = 0; i < 16; i++) largest = fmax(largest, partial[ITEM / 16 * 17 + i]);
-                    float correction = exp(before - largest);
+                    // A query that has seen nothing yet: no difference of infinities.
+                    float shift = largest == -INFINITE ? 0.0f : largest, correction = exp(before - shift);
                     sum *= correction;
                     for (uint i = 0; i < 4; i++) {
-                        float weight = exp(four[i * WEIGHTS] - largest);
+                        float weight = exp(four[i * WEIGHTS] - shift);
                         four[i * WEIGHTS] = weight;
                         sum += weight;
                     }
@@ -137,10 +146,10 @@ KERNEL(ITEMS) attention_tiled(
                             for (uint j = 0; j < DIMS / 64; j++) {
                                 if (turn + lane + j * 64 >= head_dim) continue;
                                 float v = LOAD_KV(value, j * 64);
-                                if (position < seen[0]) acc[0][j] = fma(w.x, v, acc[0][j]);
-                                if (position < seen[1]) acc[1][j] = fma(w.y, v, acc[1][j]);
-                                if (position < seen[2]) acc[2][j] = fma(w.z, v, acc[2][j]);
-                                if (position < seen[3]) acc[3][j] = fma(w.w, v, acc[3][j]);
+                                if (position >= begin[0] && position < seen[0]) acc[0][j] = fma(w.x, v, acc[0][j]);
+                                if (position >= begin[1] && position < seen[1]) acc[1][j] = fma(w.y, v, acc[1][j]);
+                                if (position >= begin[2] && position < seen[2]) acc[2][j] = fma(w.z, v, acc[2][j]);
+                                if (position >= begin[3] && position < seen[3]) acc[3][j] = fma(w.w, v, acc[3][j]);
                             }
                         }
                     }
@@ -153,7 +162,7 @@ KERNEL(ITEMS) attention_tiled(
                     if (first_query + set + i >= queries) continue;
                     float total = 0.0f;
                     for (uint s = 0; s < 16; s++) total += partial[(set + i) * 17 + s];
-                    Query query_out = query_of(at, first_query + set + i, queries, row, group, kv_head);
+                    Query query_out = query_of(at, first_query + set + i, queries, row, group, kv_head, window);
                     GLOBAL float *to = out + ((size_t)query_out.row * heads + query_out.head) * head_dim;
                     #pragma unroll
                     for (uint j = 0; j < DIMS / 64; j++) {

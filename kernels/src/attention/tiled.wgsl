@@ -67,7 +67,8 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
     var acc_b = vec4(0.0);
     var sum = 0.0;
     var largest = LOWEST;
-    for (var first = 0u; first <= run.last; first += POSITIONS) {
+    let start = run.start - run.start % POSITIONS;
+    for (var first = start; first <= run.last; first += POSITIONS) {
         // Scores.
         let position = first + quad * 4u;
         var key = 0u;
@@ -77,12 +78,13 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
         var four = vec4(0.0);
         for (var d0 = 0u; d0 < head_dim; d0 += DIMS) {
             // If a head is short, its queries stay in local memory from step to step.
-            if first == 0u || head_dim > DIMS { load_query(item, mine, d0); }
+            if first == start || head_dim > DIMS { load_query(item, mine, d0); }
             if position <= run.last { four += scores(at * QUERY, key + d0 * 4u, min(DIMS, head_dim - d0)); }
         }
         // Running softmax.
-        let is_seen = vec4(position) + vec4(0u, 1u, 2u, 3u) < vec4(mine.seen);
-        four = select(vec4(LOWEST), four * constants.scale, is_seen);
+        let at_position = vec4(position) + vec4(0u, 1u, 2u, 3u);
+        let is_seen = (at_position >= vec4(mine.start)) & (at_position < vec4(mine.seen));
+        four = select(vec4(LOWEST), capped(four * constants.scale), is_seen);
         shared_by[at * QUAD_PITCH + quad] = max(max(four.x, four.y), max(four.z, four.w));
         workgroupBarrier();
         let before = largest;
@@ -102,8 +104,8 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
                 let begin = start_of(params[run.table + p / 16u], run.kv_head) + p % 16u * head_dim + dim;
                 let value = widened(values_at(begin, head_dim - dim));
                 let weight = (p - first) * PITCH + pair;
-                if p < a.seen { acc_a += weights[weight] * value; }
-                if p < b.seen { acc_b += weights[weight + 1u] * value; }
+                if p >= a.start && p < a.seen { acc_a += weights[weight] * value; }
+                if p >= b.start && p < b.seen { acc_b += weights[weight + 1u] * value; }
             }
         }
     }

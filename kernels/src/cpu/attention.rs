@@ -37,8 +37,20 @@ impl<E: Stored> HostKernel for Attention<E> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, _, stride] =
-            call.constants
+        let &[
+            rows,
+            sequences,
+            table_blocks,
+            logit_rows,
+            heads,
+            kv_heads,
+            head_dim,
+            cache_blocks,
+            _,
+            stride,
+            window,
+            _,
+        ] = call.constants
         else {
             return;
         };
@@ -57,6 +69,8 @@ impl<E: Stored> HostKernel for Attention<E> {
                 keys,
                 values,
                 scale: call.float(8),
+                cap: call.float(11),
+                window: window as usize,
                 stride: stride as usize,
                 heads: heads as usize,
                 group_heads: (heads / kv_heads.max(1)) as usize,
@@ -80,6 +94,8 @@ struct Head<'a> {
     keys: &'a [u8],
     values: &'a [u8],
     scale: f32,
+    cap: f32,
+    window: usize,
     stride: usize,
     heads: usize,
     group_heads: usize,
@@ -98,11 +114,18 @@ struct Query {
 }
 
 impl Query {
-    /// Returns the number of positions to which the query attends in the step that starts at position
-    /// `start`.
+    /// Returns the first position of the query's window.
     #[inline(always)]
-    fn seen(&self, start: usize) -> usize {
-        (self.position + 1).saturating_sub(start).min(STEP_TOKENS)
+    fn first(&self, window: usize) -> usize {
+        (self.position + 1).saturating_sub(window)
+    }
+
+    /// Returns the positions to which the query attends in the step that starts at position `start`, relative
+    /// to the start.
+    #[inline(always)]
+    fn visible(&self, start: usize, window: usize) -> Range<usize> {
+        let in_step = |position: usize| position.saturating_sub(start).min(STEP_TOKENS);
+        in_step(self.first(window))..in_step(self.position + 1)
     }
 }
 
@@ -183,7 +206,8 @@ impl<'a> Head<'a> {
             unsafe { self.out(query) }.fill(0.0);
         }
         let last = queries.iter().map(|q| q.position).max().unwrap_or(0);
-        for step in 0..=last / STEP_TOKENS {
+        let first = queries.iter().map(|q| q.first(self.window)).min().unwrap_or(0);
+        for step in first / STEP_TOKENS..=last / STEP_TOKENS {
             let blocks =
                 &table[step * STEP_BLOCKS..=(last / BLOCK_TOKENS).min(step * STEP_BLOCKS + STEP_BLOCKS - 1)];
             let mut at = 0;
@@ -227,23 +251,29 @@ impl<'a> Head<'a> {
         let mut weights = [[[0.0; BLOCK_TOKENS]; STEP_BLOCKS]; N];
         let scores = self.scores::<S, E, N>(s, blocks, queries);
         for (i, query) in queries.iter().enumerate() {
-            if query.seen(start) > 0 {
-                let correction =
-                    soften(s, &scores[i], query.seen(start), self.scale, &mut states[i], &mut weights[i]);
+            let visible = query.visible(start, self.window);
+            if !visible.is_empty() {
+                let factors = [self.scale, self.cap];
+                let correction = soften(s, &scores[i], visible, factors, &mut states[i], &mut weights[i]);
                 // SAFETY: guaranteed by the caller.
                 unsafe { self.out(query) }.iter_mut().for_each(|v| *v *= correction);
             }
         }
-        // First processes the positions that all queries attend to, then the remaining positions of each
-        // query.
-        let common = queries.iter().map(|q| q.seen(start)).min().unwrap_or(0);
+        // Processes the positions that all queries attend to together, between the other positions of each
+        // query. The order of a query's positions thus does not depend on the other queries.
+        let visible = queries.map(|q| q.visible(start, self.window));
+        let from = visible.iter().map(|v| v.start).max().unwrap_or(0);
+        let to = visible.iter().map(|v| v.end).min().unwrap_or(0).max(from);
+        let alone = |part: &dyn Fn(&Range<usize>) -> Range<usize>| {
+            for (i, visible) in visible.iter().enumerate() {
+                // SAFETY: guaranteed by the caller.
+                unsafe { self.weigh::<S, E, 1>(s, blocks, &[queries[i]], &[weights[i]], part(visible)) };
+            }
+        };
+        alone(&|visible| visible.start..visible.end.min(from));
         // SAFETY: guaranteed by the caller.
-        unsafe { self.weigh::<S, E, N>(s, blocks, queries, &weights, 0..common) };
-        for (query, weights) in queries.iter().zip(&weights) {
-            let rest = common..query.seen(start);
-            // SAFETY: guaranteed by the caller.
-            unsafe { self.weigh::<S, E, 1>(s, blocks, &[*query], &[*weights], rest) };
-        }
+        unsafe { self.weigh::<S, E, N>(s, blocks, queries, &weights, from..to) };
+        alone(&|visible| visible.start.max(to)..visible.end);
     }
 
     /// Returns the part of a block of keys or values that belongs to this kv head.
@@ -374,23 +404,35 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Converts the first `seen` scores of a step to softmax weights. Returns the factor that rescales the
-/// results of earlier steps.
+/// Returns cap · tanh(score / cap).
+#[inline(always)]
+fn capped<S: Isa>(s: S, score: S::F, cap: f32) -> S::F {
+    let e = s.exp(s.mul(score, s.splat(2.0 / cap)));
+    s.sub(s.splat(cap), s.div(s.splat(2.0 * cap), s.add(s.splat(1.0), e)))
+}
+
+/// Converts the scores of a step's positions `visible` to softmax weights. `factors` are the scale and the
+/// cap. Returns the factor that rescales the results of earlier steps.
 #[inline(always)]
 fn soften<S: Isa>(
     s: S,
     scores: &[S::F; STEP_BLOCKS],
-    seen: usize,
-    scale: f32,
+    visible: Range<usize>,
+    [scale, cap]: [f32; 2],
     state: &mut State<S>,
     weights: &mut [[f32; BLOCK_TOKENS]; STEP_BLOCKS],
 ) -> f32 {
     let none = s.splat(f32::NEG_INFINITY);
     let mut scaled = *scores;
     let mut largest = none;
+    let count = |end: usize, b: usize| end.saturating_sub(b * BLOCK_TOKENS).min(BLOCK_TOKENS);
     for b in 0..STEP_BLOCKS {
-        let count = seen.saturating_sub(b * BLOCK_TOKENS).min(BLOCK_TOKENS);
-        scaled[b] = s.keep(s.mul(scores[b], s.splat(scale)), count, none);
+        scaled[b] = s.mul(scores[b], s.splat(scale));
+        if cap != 0.0 {
+            scaled[b] = capped(s, scaled[b], cap);
+        }
+        scaled[b] = s.keep(scaled[b], count(visible.end, b), none);
+        scaled[b] = s.keep(none, count(visible.start, b), scaled[b]);
         largest = s.max(largest, scaled[b]);
     }
     let before = state.largest;
@@ -399,8 +441,9 @@ fn soften<S: Isa>(
     s.store(s.exp(s.splat(before - state.largest)), &mut correction);
     state.sum = s.mul(state.sum, s.splat(correction[0]));
     for b in 0..STEP_BLOCKS {
-        let count = seen.saturating_sub(b * BLOCK_TOKENS).min(BLOCK_TOKENS);
-        let weight = s.keep(s.exp(s.sub(scaled[b], s.splat(state.largest))), count, s.zero());
+        let weight = s.exp(s.sub(scaled[b], s.splat(state.largest)));
+        let weight = s.keep(weight, count(visible.end, b), s.zero());
+        let weight = s.keep(s.zero(), count(visible.start, b), weight);
         state.sum = s.add(state.sum, weight);
         s.store(weight, &mut weights[b]);
     }

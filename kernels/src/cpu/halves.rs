@@ -7,7 +7,7 @@
 use super::formats::{Format, Of, Quantised};
 use super::isa::Isa;
 use super::launch::count;
-use super::rows::{block, gate_and_up, norm_scale, silu_mul};
+use super::rows::{block, gate_and_up, gated, norm_scale};
 use super::{HostKernel, product};
 use crate::blocks::TensorType;
 use crate::half_rows::row_bytes;
@@ -80,7 +80,7 @@ impl HostKernel for RmsNormF16 {
     }
 }
 
-/// SiLU(gate) · up with f16 output.
+/// f(gate) · up with f16 output.
 pub(crate) struct SiluMulF16;
 
 impl HostKernel for SiluMulF16 {
@@ -91,7 +91,7 @@ impl HostKernel for SiluMulF16 {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width] = call.constants else { return };
+        let &[rows, word, width, f] = call.constants else { return };
         let width = width as usize;
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
@@ -100,7 +100,7 @@ impl HostKernel for SiluMulF16 {
             let (gate, up) = gate_and_up(gate_up, row, width);
             let values = |b| {
                 let ((g0, g1), (u0, u1)) = (block(s, gate, b), block(s, up, b));
-                (silu_mul(s, g0, u0), silu_mul(s, g1, u1))
+                (gated(s, f, g0, u0), gated(s, f, g1, u1))
             };
             // SAFETY: each group writes its own row.
             unsafe { write_row(s, call, 2, row, width, values) };

@@ -36,7 +36,7 @@ fn sin_cos(angle: f64) -> (f32, f32) {
     if quarter & 2 == 0 { (s as f32, c as f32) } else { (-s as f32, -c as f32) }
 }
 
-/// Sines and cosines of the rotation angles at one position.
+/// Sines and cosines of the rotation angles at one position, times the magnitude.
 struct Turns<'a> {
     frequencies: &'a [f32],
     sines: Vec<f32>,
@@ -49,10 +49,11 @@ impl<'a> Turns<'a> {
     }
 
     #[inline(always)]
-    fn set(&mut self, position: usize) {
+    fn set(&mut self, position: usize, magnitude: f32) {
         let places = self.sines.iter_mut().zip(&mut self.cosines);
         for (frequency, (sin, cos)) in self.frequencies.iter().zip(places) {
             (*sin, *cos) = sin_cos(position as f64 * f64::from(*frequency));
+            (*sin, *cos) = (*sin * magnitude, *cos * magnitude);
         }
     }
 
@@ -95,6 +96,7 @@ impl<E: Stored> HostKernel for RopeAppend<E> {
             cache_blocks,
             rope_dims,
             pairing,
+            _,
         ] = call.constants
         else {
             return;
@@ -117,7 +119,7 @@ impl<E: Stored> HostKernel for RopeAppend<E> {
                     unsafe { call.write::<f32>(1, at..at + count * head_dim) }
                 };
                 let position = lists.position(row);
-                turns.set(position);
+                turns.set(position, call.float(10));
                 for q in part(head * group, group).chunks_exact_mut(head_dim) {
                     turns.turn(q, pairing);
                 }

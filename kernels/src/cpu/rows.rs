@@ -7,8 +7,10 @@ use super::launch::{Lists, count, row_mut};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
 use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
+use crate::silu_mul::Gate;
 use crate::{add, gather};
 use ragtag_hal::HostCall;
+use std::f32::consts::{FRAC_2_SQRT_PI, SQRT_2};
 use std::ops::Range;
 
 /// Looks up rows of an embedding table of type `W`.
@@ -233,7 +235,7 @@ impl HostKernel for HeadNorm {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, heads, kv_heads, head_dim, _] = call.constants else { return };
+        let &[rows, word, heads, kv_heads, head_dim, _, is_whole] = call.constants else { return };
         let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|n| n as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, weights) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };
@@ -241,10 +243,14 @@ impl HostKernel for HeadNorm {
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
             // SAFETY: each group writes its own row.
             let qkv = unsafe { row_mut(call, 1, row, (heads + 2 * kv_heads) * head_dim) };
-            for (i, head) in qkv.chunks_exact_mut(head_dim.max(1)).take(heads + kv_heads).enumerate() {
-                let scale = norm_scale(s, head, call.float(5));
-                let weight = if i < heads { weights } else { &weights[head_dim..] };
-                head.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * scale * w);
+            let (queries, rest) = qkv.split_at_mut(heads * head_dim);
+            let keys = &mut rest[..kv_heads * head_dim];
+            let [q, kv] = if is_whole == 0 { [head_dim; 2] } else { [queries.len(), keys.len()] };
+            for (part, dims, weights) in [(queries, q, &weights[..q]), (keys, kv, &weights[q..])] {
+                for head in part.chunks_exact_mut(dims.max(1)) {
+                    let scale = norm_scale(s, head, call.float(5));
+                    head.iter_mut().zip(weights).for_each(|(x, w)| *x = *x * scale * w);
+                }
             }
         }
     }
@@ -279,10 +285,21 @@ impl HostKernel for RmsNormInt8 {
     }
 }
 
-/// Computes SiLU(gate) · up in 16 lanes.
+/// Computes f(gate) · up in 16 lanes, with the function `f` of [`Gate`].
 #[inline(always)]
-pub(super) fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
-    let e = s.exp(s.sub(s.zero(), gate));
+pub(super) fn gated<S: Isa>(s: S, f: u32, gate: S::F, up: S::F) -> S::F {
+    if f == Gate::SquaredRelu as u32 {
+        let positive = s.max(gate, s.zero());
+        return s.mul(s.mul(positive, positive), up);
+    }
+    let exponent = if f == Gate::Silu as u32 {
+        gate
+    } else {
+        // 1 + tanh(y) equals 2 · sigmoid(2y), and y has the factor √(2/π).
+        let square = s.mul(s.mul(gate, gate), s.splat(0.044715));
+        s.mul(s.fma(square, gate, gate), s.splat(FRAC_2_SQRT_PI * SQRT_2))
+    };
+    let e = s.exp(s.sub(s.zero(), exponent));
     s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
 }
 
@@ -292,7 +309,7 @@ pub(super) fn gate_and_up(rows: &[f32], row: usize, width: usize) -> (&[f32], &[
     rows[row * 2 * width..][..2 * width].split_at(width)
 }
 
-/// SiLU(gate) · up with f32 output.
+/// f(gate) · up with f32 output.
 pub(crate) struct SiluMul;
 
 impl HostKernel for SiluMul {
@@ -303,7 +320,7 @@ impl HostKernel for SiluMul {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width] = call.constants else { return };
+        let &[rows, word, width, f] = call.constants else { return };
         let width = width as usize;
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
@@ -315,18 +332,18 @@ impl HostKernel for SiluMul {
             // SAFETY: each group writes its own row.
             let (out, out_rest) = unsafe { row_mut(call, 2, row, width) }.as_chunks_mut::<16>();
             for (out, (gate, up)) in out.iter_mut().zip(gate.iter().zip(up)) {
-                s.store(silu_mul(s, s.load(gate), s.load(up)), out);
+                s.store(gated(s, f, s.load(gate), s.load(up)), out);
             }
             let mut rest = [[0.0; 16]; 3];
             rest[0][..gate_rest.len()].copy_from_slice(gate_rest);
             rest[1][..up_rest.len()].copy_from_slice(up_rest);
-            s.store(silu_mul(s, s.load(&rest[0]), s.load(&rest[1])), &mut rest[2]);
+            s.store(gated(s, f, s.load(&rest[0]), s.load(&rest[1])), &mut rest[2]);
             out_rest.copy_from_slice(&rest[2][..out_rest.len()]);
         }
     }
 }
 
-/// SiLU(gate) · up with int8 output.
+/// f(gate) · up with int8 output.
 pub(crate) struct SiluMulInt8;
 
 impl HostKernel for SiluMulInt8 {
@@ -337,7 +354,7 @@ impl HostKernel for SiluMulInt8 {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width] = call.constants else { return };
+        let &[rows, word, width, f] = call.constants else { return };
         let width = width as usize;
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
@@ -348,7 +365,7 @@ impl HostKernel for SiluMulInt8 {
             let mut out = unsafe { Int8Row::new(call, 2, row, width) };
             for b in 0..width / BLOCK {
                 let ((g0, g1), (u0, u1)) = (block(s, gate, b), block(s, up, b));
-                out.put(s, b, silu_mul(s, g0, u0), silu_mul(s, g1, u1));
+                out.put(s, b, gated(s, f, g0, u0), gated(s, f, g1, u1));
             }
         }
     }

@@ -39,6 +39,8 @@ impl<E: Stored> HostKernel for Partial<E> {
             cache_blocks,
             _,
             stride,
+            window,
+            _,
             splits,
         ] = call.constants
         else {
@@ -61,7 +63,8 @@ impl<E: Stored> HostKernel for Partial<E> {
             let table = lists.table(lists.sequence(row));
             let table = table.and_then(|table| table.get(..seen.div_ceil(BLOCK_TOKENS)));
             let table = table.filter(|table| table.iter().all(|block| *block < cache_blocks));
-            let run = if table.is_some() { partial::run(seen, splits, split) } else { 0..0 };
+            let visible = seen.saturating_sub(window as usize)..seen;
+            let run = if table.is_some() { partial::run(visible, splits, split) } else { 0..0 };
             let table = table.unwrap_or(&[]);
             // Returns the start of this head's part of a position's block, and the slot in the block.
             let place = |position: usize| {
@@ -75,7 +78,8 @@ impl<E: Stored> HostKernel for Partial<E> {
                     let (at, slot) = place(position);
                     let key = |dim: usize| E::get(keys, at + dim * BLOCK_TOKENS + slot);
                     let dot: f64 = q.iter().enumerate().map(|(d, q)| f64::from(*q) * f64::from(key(d))).sum();
-                    dot * f64::from(call.float(8))
+                    let (score, cap) = (dot * f64::from(call.float(8)), f64::from(call.float(11)));
+                    if cap == 0.0 { score } else { cap * (score / cap).tanh() }
                 };
                 let scores: Vec<f64> = run.clone().map(score).collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

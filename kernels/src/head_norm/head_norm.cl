@@ -1,16 +1,19 @@
-// RMS norm of query and key heads, in place: a group takes one head of a row.
+// RMS norm of query and key heads, in place: a group takes one head of a row, or all of its queries or keys as one.
 
 KERNEL(ITEMS) head_norm(
     const GLOBAL uint *RESTRICT params, GLOBAL float *RESTRICT qkv, const GLOBAL float *RESTRICT weights,
-    uint rows, uint word, uint heads, uint kv_heads, uint head_dim, uint epsilon
+    uint rows, uint word, uint heads, uint kv_heads, uint head_dim, uint epsilon,
+    uint is_whole
 ) {
     BEGIN();
     SHARED float scratch[REDUCE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
-    GLOBAL float *head = qkv + ((size_t)GROUP(0) * (heads + 2 * kv_heads) + GROUP(1)) * head_dim;
-    const GLOBAL float *weight = GROUP(1) < heads ? weights : weights + head_dim;
+    uint first = is_whole ? GROUP(1) * heads : GROUP(1);
+    uint dims = is_whole ? head_dim * (GROUP(1) ? kv_heads : heads) : head_dim;
+    GLOBAL float *head = qkv + ((size_t)GROUP(0) * (heads + 2 * kv_heads) + first) * head_dim;
+    const GLOBAL float *weight = first < heads ? weights : weights + (is_whole ? heads : 1) * head_dim;
     float sum = 0.0f;
-    for (uint d = ITEM; d < head_dim; d += ITEMS) sum = fma(head[d], head[d], sum);
-    float scale = 1.0f / sqrt(group_sum(scratch, sum) / (float)head_dim + AS_FLOAT(epsilon));
-    for (uint d = ITEM; d < head_dim; d += ITEMS) head[d] = head[d] * scale * weight[d];
+    for (uint d = ITEM; d < dims; d += ITEMS) sum = fma(head[d], head[d], sum);
+    float scale = 1.0f / sqrt(group_sum(scratch, sum) / (float)dims + AS_FLOAT(epsilon));
+    for (uint d = ITEM; d < dims; d += ITEMS) head[d] = head[d] * scale * weight[d];
 }

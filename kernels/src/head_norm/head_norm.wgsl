@@ -1,4 +1,5 @@
-// RMS norm of query and key heads, in place. A group processes one head of a row.
+// RMS norm of query and key heads, in place. A group processes one head of a row, or
+// all of its queries or keys as one head.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -8,6 +9,7 @@ struct Constants {
     kv_heads: u32,
     head_dim: u32,
     epsilon: f32,
+    is_whole: u32,
 }
 var<immediate> constants: Constants;
 
@@ -19,12 +21,15 @@ fn head_norm(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     let group = workgroup + constants.first_group;
     if group.x >= count(constants.word, constants.rows) { return; }
     let head_dim = constants.head_dim;
-    let head = (group.x * (constants.heads + 2u * constants.kv_heads) + group.y) * head_dim;
-    let weight = select(head_dim, 0u, group.y < constants.heads);
+    let is_whole = constants.is_whole != 0u;
+    let first = select(group.y, group.y * constants.heads, is_whole);
+    let dims = select(1u, select(constants.kv_heads, constants.heads, group.y == 0u), is_whole) * head_dim;
+    let head = (group.x * (constants.heads + 2u * constants.kv_heads) + first) * head_dim;
+    let weight = select(select(1u, constants.heads, is_whole) * head_dim, 0u, first < constants.heads);
     var sum = 0.0;
-    for (var d = item.index; d < head_dim; d += ITEMS) { sum += qkv[head + d] * qkv[head + d]; }
-    let scale = inverseSqrt(group_sum(item, sum) / f32(head_dim) + constants.epsilon);
-    for (var d = item.index; d < head_dim; d += ITEMS) {
+    for (var d = item.index; d < dims; d += ITEMS) { sum += qkv[head + d] * qkv[head + d]; }
+    let scale = inverseSqrt(group_sum(item, sum) / f32(dims) + constants.epsilon);
+    for (var d = item.index; d < dims; d += ITEMS) {
         qkv[head + d] = qkv[head + d] * scale * weights[weight + d];
     }
 }

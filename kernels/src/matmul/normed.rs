@@ -23,6 +23,7 @@ use crate::blocks::dequantise;
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Kernel, Spec};
 use crate::layout::{GROUP_ROWS, Layout};
+use crate::silu_mul::Gate;
 use crate::types::each_type;
 use ragtag_hal::{Access, EntryAbi};
 
@@ -160,7 +161,7 @@ fn case(
     let rows = expected.chunks_mut(stride).zip(before.chunks(stride)).zip(x.chunks_exact(k));
     for ((expected, before), x) in rows.take(shape.rows) {
         let sums = reference(&weights, &crate::rms_norm::reference(x, &norm, epsilon));
-        let values = if is_gated { crate::silu_mul::reference(&sums) } else { sums };
+        let values = if is_gated { crate::silu_mul::reference(Gate::Silu, &sums) } else { sums };
         for ((expected, value), before) in expected.iter_mut().zip(values).zip(before) {
             *expected = Some(if accumulate { value + f64::from(*before) } else { value });
         }

@@ -10,13 +10,14 @@
 //! | 4 | value cache, read and written |
 //!
 //! The constants are four capacities (rows, sequences, table blocks, logit rows), heads, kv heads, head
-//! dimension, cache blocks, rope dimensions, and pairing. The number of heads is a multiple of the number of
-//! kv heads.
+//! dimension, cache blocks, rope dimensions, pairing, and magnitude (the bits of an f32). The number of heads
+//! is a multiple of the number of kv heads.
 //!
-//! Each query head and key head is rotated pair by pair. The angle of pair i is position · frequency i. With
-//! [`INTERLEAVED`], pair i consists of values 2i and 2i + 1. With [`HALVES`], it consists of values i and i +
-//! rope dimensions / 2. The number of rope dimensions is even and at most the head dimension. The other
-//! dimensions are not rotated. The kernel leaves the keys and values in `qkv` unchanged.
+//! Each query head and key head is rotated pair by pair, and multiplied by the magnitude. The angle of
+//! pair i is position · frequency i. With [`INTERLEAVED`], pair i consists of values 2i and 2i + 1. With
+//! [`HALVES`], it consists of values i and i + rope dimensions / 2. The number of rope dimensions is even
+//! and at most the head dimension. The other dimensions are neither rotated nor multiplied. The kernel
+//! leaves the keys and values in `qkv` unchanged.
 //!
 //! For a row at position p of sequence s, the key and value go to slot p mod 16 of block `tables[s][p / 16]`.
 //! If the sequence, position or block of a row is invalid, the kernel rotates its queries but appends
@@ -55,7 +56,7 @@ const BINDINGS: &[Access] =
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "rope_append_f32",
     bindings: BINDINGS,
-    constants: 10,
+    constants: 11,
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
@@ -63,13 +64,13 @@ pub static ABI_F32: EntryAbi = EntryAbi {
 pub static ABI_F16: EntryAbi = EntryAbi {
     name: "rope_append_f16",
     bindings: BINDINGS,
-    constants: 10,
+    constants: 11,
     extents: |constants, out| extents(KvType::F16, constants, out),
 };
 
 pub(crate) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let [rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, rope_dims, _] =
-        *constants
+    let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, rope_dims, ..] =
+        constants
     else {
         return;
     };
@@ -106,12 +107,13 @@ pub(crate) fn frequencies(rope_dims: usize) -> Vec<f32> {
     (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect()
 }
 
-/// Rotates one head in f64.
-pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pairing: u32) {
+/// Rotates one head in f64, and multiplies the rotated dimensions by `magnitude`.
+pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pairing: u32, magnitude: f32) {
     let half = frequencies.len();
     for (i, frequency) in frequencies.iter().enumerate() {
         let (a, b) = if pairing == INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, i + half) };
         let (sin, cos) = (f64::from(position) * f64::from(*frequency)).sin_cos();
+        let (sin, cos) = (sin * f64::from(magnitude), cos * f64::from(magnitude));
         (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
     }
 }
@@ -124,6 +126,7 @@ struct Heads {
     head_dim: usize,
     rope_dims: usize,
     pairing: u32,
+    magnitude: f32,
 }
 
 pub(crate) struct RopeAppend(pub KvType);
@@ -147,13 +150,15 @@ impl Spec for RopeAppend {
             (3, vec![(7, 1), (63, 1)], [5, 5, 34, 34], INTERLEAVED),
             (2, vec![(9, 2)], [24, 2, 128, 6], INTERLEAVED),
         ] {
-            let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing };
+            let magnitude = if rope_dims < head_dim { 1.25 } else { 1.0 };
+            let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing, magnitude };
             for content in [Qkv::Plain, Qkv::Lies] {
                 out.push(case(random, self.0, capacity, &starts, heads, content));
             }
         }
         if self.0 == KvType::F16 {
-            let heads = Heads { heads: 4, kv_heads: 2, head_dim: 40, rope_dims: 12, pairing: HALVES };
+            let (rope_dims, pairing) = (12, HALVES);
+            let heads = Heads { heads: 4, kv_heads: 2, head_dim: 40, rope_dims, pairing, magnitude: 1.0 };
             out.push(case(random, self.0, 19, &[(3, 18)], heads, Qkv::BeyondF16));
         }
         out
@@ -168,7 +173,8 @@ impl Spec for RopeAppend {
         }
         let (kv_heads, head_dim) = (1 + random.below(4), 2 * (1 + random.below(64)));
         let (heads, rope_dims) = (kv_heads * (1 + random.below(4)), 2 * (1 + random.below(head_dim / 2)));
-        let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing: random.below(2) as u32 };
+        let (pairing, magnitude) = (random.below(2) as u32, [1.0, 0.9][random.below(2)]);
+        let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing, magnitude };
         let capacity = used + random.below(4);
         let content = if random.below(2) == 0 { Qkv::Lies } else { Qkv::Plain };
         case(random, self.0, capacity, &starts, heads, content)
@@ -205,7 +211,7 @@ fn case(
     heads: Heads,
     content: Qkv,
 ) -> Case {
-    let Heads { heads: q_heads, kv_heads, head_dim, rope_dims, pairing } = heads;
+    let Heads { heads: q_heads, kv_heads, head_dim, rope_dims, pairing, magnitude } = heads;
     let (table_blocks, cache_blocks) = (4, 4 * starts.len() + 2);
     let shape = ParamsShape {
         rows: capacity as u32,
@@ -239,7 +245,7 @@ fn case(
         let mut turned: Vec<f64> = qkv[row * width..][..width].iter().map(|x| f64::from(*x)).collect();
         let (turning, v) = turned.split_at_mut((q_heads + kv_heads) * head_dim);
         for head in turning.chunks_exact_mut(head_dim) {
-            reference(head, &frequencies, *position, pairing);
+            reference(head, &frequencies, *position, pairing, magnitude);
         }
         let (q, k) = turning.split_at(q_heads * head_dim);
         for (i, value) in q.iter().enumerate().filter(|(i, _)| i % head_dim < rope_dims) {
@@ -262,7 +268,7 @@ fn case(
     );
     let sequences = starts.len() + 1;
     let mut constants = vec![capacity, sequences, table_blocks, 3, q_heads, kv_heads, head_dim, cache_blocks];
-    constants.extend([rope_dims, pairing as usize]);
+    constants.extend([rope_dims, pairing as usize, magnitude.to_bits() as usize]);
     let build = Build::new(Kernel::RopeAppend(kv_type), label, &constants).words(&params.words());
     let build = build.floats(&qkv).floats(&frequencies);
     let build = build.bytes(before(kv_type, &keys)).bytes(before(kv_type, &cached));

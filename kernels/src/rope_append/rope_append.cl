@@ -1,12 +1,12 @@
 // Queries are turned in place; keys, turned, and values go into the cache. A group takes one kv head of a row, with the
 // query heads that share it.
 
-// sin and cos of position · frequency. The product is taken in two parts, for its rounding error is not small beside
-// one turn when positions are large.
-FN void turn(uint position, float frequency, PRIVATE float *sine, PRIVATE float *cosine) {
+// sin and cos of position · frequency, times the magnitude. The product is taken in two parts, for its rounding error is not
+// small beside one turn when positions are large.
+FN void turn(uint position, float frequency, float magnitude, PRIVATE float *sine, PRIVATE float *cosine) {
     float angle = (float)position * frequency;
     float rest = fma((float)position, frequency, -angle);
-    float s = sin(angle), c = cos(angle);
+    float s = sin(angle) * magnitude, c = cos(angle) * magnitude;
     float half_square = 0.5f * rest * rest;
     *sine = fma(c, rest, fma(-s, half_square, s));
     *cosine = fma(-s, rest, fma(-c, half_square, c));
@@ -16,7 +16,7 @@ KERNEL(ITEMS) rope_append(
     const GLOBAL uint *RESTRICT params, GLOBAL float *RESTRICT qkv, const GLOBAL float *RESTRICT frequencies,
     GLOBAL KV *RESTRICT keys, GLOBAL KV *RESTRICT values,
     uint rows, uint sequences, uint table_blocks, uint logit_rows, uint heads, uint kv_heads, uint head_dim,
-    uint cache_blocks, uint rope_dims, uint pairing
+    uint cache_blocks, uint rope_dims, uint pairing, uint magnitude
 ) {
     BEGIN();
     uint row = GROUP(0), kv_head = GROUP(1), group = heads / kv_heads, pairs = rope_dims / 2;
@@ -39,7 +39,7 @@ KERNEL(ITEMS) rope_append(
     bool turns = ITEM < columns * lines;
     for (uint i = turns ? ITEM % columns : pairs; i < pairs; i += columns) {
         float sine, cosine;
-        turn(position, frequencies[i], &sine, &cosine);
+        turn(position, frequencies[i], AS_FLOAT(magnitude), &sine, &cosine);
         uint first = pairing == 0 ? 2 * i : i, second = pairing == 0 ? 2 * i + 1 : i + pairs;
         for (uint head = ITEM / columns; head <= group; head += lines) {
             const GLOBAL float *from = head < group ? q + head * head_dim : k;

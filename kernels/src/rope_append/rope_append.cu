@@ -1,11 +1,11 @@
 // Rope and append of few rows: a group takes one head of a row, of queries, keys or values; an item a pair, or a value.
 
-// sin and cos of position · frequency. The product is taken in two parts, for its rounding error is not small beside
-// one turn when positions are large.
-FN void turn(uint position, float frequency, PRIVATE float *sine, PRIVATE float *cosine) {
+// sin and cos of position · frequency, times the magnitude. The product is taken in two parts, for its rounding error is not
+// small beside one turn when positions are large.
+FN void turn(uint position, float frequency, float magnitude, PRIVATE float *sine, PRIVATE float *cosine) {
     float angle = (float)position * frequency;
     float rest = fma((float)position, frequency, -angle);
-    float s = sin(angle), c = cos(angle);
+    float s = sin(angle) * magnitude, c = cos(angle) * magnitude;
     float half_square = 0.5f * rest * rest;
     *sine = fma(c, rest, fma(-s, half_square, s));
     *cosine = fma(-s, rest, fma(-c, half_square, c));
@@ -15,7 +15,7 @@ KERNEL(ITEMS) rope_append(
     const GLOBAL uint *RESTRICT params, GLOBAL float *RESTRICT qkv, const GLOBAL float *RESTRICT frequencies,
     GLOBAL KV *RESTRICT keys, GLOBAL KV *RESTRICT values,
     uint rows, uint sequences, uint table_blocks, uint logit_rows, uint heads, uint kv_heads, uint head_dim,
-    uint cache_blocks, uint rope_dims, uint pairing
+    uint cache_blocks, uint rope_dims, uint pairing, uint magnitude
 ) {
     LAUNCH_NEXT();
     // No launch writes parameters and frequencies: they are read before the launch before has ended.
@@ -33,7 +33,7 @@ KERNEL(ITEMS) rope_append(
     size_t base = exists ? ((size_t)block * kv_heads + (head - heads) % kv_heads) * head_dim * 16 : 0;
     float *from = qkv + ((size_t)row * (heads + 2 * kv_heads) + head) * head_dim;
     float sine = 0.0f, cosine = 1.0f;
-    if (!is_value && ITEM < pairs) turn(position, frequencies[ITEM], &sine, &cosine);
+    if (!is_value && ITEM < pairs) turn(position, frequencies[ITEM], AS_FLOAT(magnitude), &sine, &cosine);
     AWAIT_LAST();
     if (!is_query && !exists) return;
     if (is_value) {
@@ -44,7 +44,7 @@ KERNEL(ITEMS) rope_append(
     keys += base + position % 16;
     #pragma unroll 1
     for (uint i = ITEM; i < pairs; i += ITEMS) {
-        if (i >= ITEMS) turn(position, frequencies[i], &sine, &cosine);
+        if (i >= ITEMS) turn(position, frequencies[i], AS_FLOAT(magnitude), &sine, &cosine);
         uint first = pairing == 0 ? 2 * i : i, second = pairing == 0 ? 2 * i + 1 : i + pairs;
         float a = from[first], b = from[second];
         float turned_a = fma(a, cosine, -(b * sine)), turned_b = fma(a, sine, b * cosine);

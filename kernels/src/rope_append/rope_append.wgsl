@@ -13,6 +13,7 @@ struct Constants {
     cache_blocks: u32,
     rope_dims: u32,
     pairing: u32,
+    magnitude: f32,
 }
 var<immediate> constants: Constants;
 
@@ -43,7 +44,7 @@ fn rope_append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
     let lines = ITEMS / columns;
     if item < columns * lines {
         for (var i = item % columns; i < pairs; i += columns) {
-            let turn = turned(position, frequencies[i]);
+            let turn = turned(position, frequencies[i]) * constants.magnitude;
             let first = select(i, 2u * i, constants.pairing == 0u);
             let second = select(i + pairs, 2u * i + 1u, constants.pairing == 0u);
             for (var head = item / columns; head <= sharing; head += lines) {

@@ -1,10 +1,15 @@
-// SiLU(gate) · up, into f32, int8 or f16 activations: groups take parts of a row.
+// A function of the gate · up, into f32, int8 or f16 activations: groups take parts of a row.
 
-FN float silu(float x) { return x / (1.0f + exp(-x)); }
+// SiLU, GELU by tanh, or the square of what is positive.
+FN float gated(uint function, float x) {
+    if (function == 2) return x > 0.0f ? x * x : 0.0f;
+    float y = function == 0 ? x : 1.5957691216f * fma(0.044715f * x * x, x, x);
+    return x / (1.0f + exp(-y));
+}
 
 KERNEL(ITEMS) silu_mul_f32(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, GLOBAL float *RESTRICT out,
-    uint rows, uint word, uint width
+    uint rows, uint word, uint width, uint function
 ) {
     BEGIN();
     if (GROUP(0) >= count(params, word, rows)) return;
@@ -13,13 +18,13 @@ KERNEL(ITEMS) silu_mul_f32(
     #pragma unroll
     for (uint i = 0; i < 4; i++) {
         uint c = PART + i * ITEMS + ITEM;
-        if (c < width) to[c] = silu(gate[c]) * up[c];
+        if (c < width) to[c] = gated(function, gate[c]) * up[c];
     }
 }
 
 KERNEL(ITEMS) silu_mul_int8(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, GLOBAL uchar *RESTRICT out,
-    uint rows, uint word, uint width
+    uint rows, uint word, uint width, uint function
 ) {
     BEGIN();
     SHARED uint quantising[QUANTISE_SPACE];
@@ -30,17 +35,17 @@ KERNEL(ITEMS) silu_mul_int8(
     float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (column < width) {
         float4 g = LOADF4(gate + column), u = LOADF4(up + column);
-        values[0] = silu(g.x) * u.x;
-        values[1] = silu(g.y) * u.y;
-        values[2] = silu(g.z) * u.z;
-        values[3] = silu(g.w) * u.w;
+        values[0] = gated(function, g.x) * u.x;
+        values[1] = gated(function, g.y) * u.y;
+        values[2] = gated(function, g.z) * u.z;
+        values[3] = gated(function, g.w) * u.w;
     }
     quantise(quantising, values, column, width, to);
 }
 
 KERNEL(ITEMS) silu_mul_f16(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, GLOBAL uchar *RESTRICT out,
-    uint rows, uint word, uint width
+    uint rows, uint word, uint width, uint function
 ) {
     BEGIN();
     if (GROUP(0) >= count(params, word, rows)) return;
@@ -49,10 +54,10 @@ KERNEL(ITEMS) silu_mul_f16(
     float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (column < width) {
         float4 g = LOADF4(gate + column), u = LOADF4(up + column);
-        values[0] = silu(g.x) * u.x;
-        values[1] = silu(g.y) * u.y;
-        values[2] = silu(g.z) * u.z;
-        values[3] = silu(g.w) * u.w;
+        values[0] = gated(function, g.x) * u.x;
+        values[1] = gated(function, g.y) * u.y;
+        values[2] = gated(function, g.z) * u.z;
+        values[3] = gated(function, g.w) * u.w;
     }
     put_halves(values, column, width, out + (size_t)GROUP(0) * half_row_bytes(width));
 }

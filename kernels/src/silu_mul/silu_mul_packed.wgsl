@@ -1,4 +1,4 @@
-// SiLU(gate) · up to int8 or f16 activations. A group processes a part of a row, and an item processes four
+// A function of the gate · up to int8 or f16 activations. A group processes a part of a row, and an item processes four
 // columns.
 
 struct Constants {
@@ -6,11 +6,19 @@ struct Constants {
     rows: u32,
     word: u32,
     width: u32,
+    function: u32,
 }
 var<immediate> constants: Constants;
 
 @group(0) @binding(1) var<storage, read> gate_up: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> out: array<u32>;
+
+// SiLU, GELU by tanh, or the square of what is positive.
+fn gated(x: vec4<f32>) -> vec4<f32> {
+    if constants.function == 0u { return silu(x); }
+    if constants.function == 2u { return max(x, vec4(0.0)) * max(x, vec4(0.0)); }
+    return x / (1.0 + exp(min(-1.5957691216 * fma(0.044715 * x * x, x, x), vec4(80.0))));
+}
 
 @compute @workgroup_size(ITEMS)
 fn silu_mul(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
@@ -21,7 +29,7 @@ fn silu_mul(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocati
     var values = vec4(0.0);
     if column < width {
         let at = (group.x * 2u * width + column) / 4u;
-        values = silu(gate_up[at]) * gate_up[at + width / 4u];
+        values = gated(gate_up[at]) * gate_up[at + width / 4u];
     }
     put(item, values, group.x, column, width);
 }

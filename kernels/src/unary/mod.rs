@@ -20,10 +20,12 @@ use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
 use crate::layout::Layout;
 use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
+use serde::Serialize;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
 /// A function of one value. The kernel receives its discriminant as a constant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub enum Function {
     /// The value, or zero if it is negative.

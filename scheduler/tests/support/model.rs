@@ -72,7 +72,12 @@ impl Model {
         let last = segments.end == self.segments();
         let weights = layers.iter().map(|l| WeightBuffer {
             name: format!("layer {l}"),
-            content: WeightContent::Vector { tensors: Vec::new(), values: self.weight_bytes / 4 },
+            content: WeightContent::Vector {
+                tensors: Vec::new(),
+                values: self.weight_bytes / 4,
+                pitch: None,
+                affine: ragtag_graph::op::Affine::IDENTITY,
+            },
             segment: *l,
         });
         CompiledStage {

@@ -3,7 +3,7 @@
     python3 tiny.py qwen2
 
 Needs the packages torch, transformers and gguf. The folder tiny-NAME has random weights in bfloat16 (vectors of the GGUF
-file in float32), a byte-level tokenizer, 25 token ids in ids.json, and in logits.npy the logits of `transformers` in
+file in float32), a byte-level tokenizer, token ids in ids.json, and in logits.npy the logits of `transformers` in
 float64. Prints how far the logits move without each optional part: a part that moves nothing would go untested.
 """
 
@@ -16,17 +16,161 @@ SHAPE = dict(
     vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, max_position_embeddings=512,
     rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, eos_token_id=261,
 )
-# Class, GGUF architecture, its own shape, and the parts that set it apart with their neutral value.
+THETA = SHAPE["rope_parameters"]["rope_theta"]
+HEADS = dict(num_attention_heads=2, num_key_value_heads=1)
+LONG = 44  # longer than windows and original contexts
+
+
+def rope(kind, **more):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **more}}
+
+
+# Every tiny model: class; GGUF architecture, or none; its own shape; the parts that set it apart, each with changes to
+# its configuration, or with the neutral value of weights; and the number of token ids.
+LLAMA = dict(HEADS, tie_word_embeddings=True, num_hidden_layers=2)
 MODELS = {
     "qwen2": (
-        "Qwen2", gguf.MODEL_ARCH.QWEN2,
-        dict(num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),
-        {"q_proj.bias": 0.0, "k_proj.bias": 0.0, "v_proj.bias": 0.0},
+        "Qwen2", gguf.MODEL_ARCH.QWEN2, dict(HEADS, tie_word_embeddings=True),
+        {"q_proj.bias": 0.0, "k_proj.bias": 0.0, "v_proj.bias": 0.0}, 25,
     ),
     "qwen3": (
         "Qwen3", gguf.MODEL_ARCH.QWEN3,
         dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False),
-        {"q_norm.weight": 1.0, "k_norm.weight": 1.0},
+        {"q_norm.weight": 1.0, "k_norm.weight": 1.0}, 25,
+    ),
+    "qwen3-window": (
+        "Qwen3", None,
+        dict(HEADS, head_dim=16, tie_word_embeddings=True, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+        {"window": dict(use_sliding_window=False), "layers": dict(max_window_layers=0)}, LONG,
+    ),
+    "llama3": (
+        "Llama", gguf.MODEL_ARCH.LLAMA,
+        dict(LLAMA, **rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)),
+        {"scaling": rope("default")}, LONG,
+    ),
+    "llama-linear": (
+        "Llama", gguf.MODEL_ARCH.LLAMA, dict(LLAMA, **rope("linear", factor=3.0)), {"scaling": rope("default")}, 30,
+    ),
+    "llama-yarn": (
+        "Llama", gguf.MODEL_ARCH.LLAMA,
+        dict(LLAMA, **rope("yarn", factor=16.0, original_max_position_embeddings=32)),
+        {
+            "scaling": rope("default"),
+            "magnitude": rope("yarn", factor=16.0, original_max_position_embeddings=32, attention_factor=1.0),
+        }, LONG,
+    ),
+    "mistral": (
+        "Mistral", gguf.MODEL_ARCH.LLAMA,
+        dict(HEADS, head_dim=48, sliding_window=19, tie_word_embeddings=True),
+        {"window": dict(sliding_window=None)}, LONG,
+    ),
+    "gemma2": (
+        "Gemma2", gguf.MODEL_ARCH.GEMMA2,
+        dict(
+            HEADS, head_dim=32, sliding_window=13, query_pre_attn_scalar=24, attn_logit_softcapping=5.0,
+            final_logit_softcapping=3.0, num_hidden_layers=2, hidden_activation="gelu_pytorch_tanh",
+        ),
+        {
+            "window": dict(sliding_window=500), "cap of scores": dict(attn_logit_softcapping=None),
+            "cap of logits": dict(final_logit_softcapping=None), "query scale": dict(query_pre_attn_scalar=32),
+            "GELU": dict(hidden_activation="silu"), "post_attention_layernorm.weight": 0.0,
+            "pre_feedforward_layernorm.weight": 0.0, "post_feedforward_layernorm.weight": 0.0,
+        }, LONG,
+    ),
+    "gemma3": (
+        "Gemma3", gguf.MODEL_ARCH.GEMMA3,
+        dict(
+            HEADS, head_dim=32, sliding_window=13, query_pre_attn_scalar=24, num_hidden_layers=3,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+        {
+            "window": dict(sliding_window=500), "layer types": dict(layer_types=["sliding_attention"] * 3),
+            "query scale": dict(query_pre_attn_scalar=32), "GELU": dict(hidden_activation="silu"),
+            "own base": {"rope_parameters": {
+                kind: {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
+                for kind in ("full_attention", "sliding_attention")
+            }},
+            "q_norm.weight": 0.0, "k_norm.weight": 0.0, "post_feedforward_layernorm.weight": 0.0,
+        }, LONG,
+    ),
+    "phi3": (
+        "Phi3", gguf.MODEL_ARCH.PHI3,
+        dict(
+            HEADS, head_dim=16, sliding_window=29, tie_word_embeddings=True, pad_token_id=0,
+            original_max_position_embeddings=32,
+            **rope(
+                "longrope", partial_rotary_factor=0.5, original_max_position_embeddings=32,
+                short_factor=[1.0, 1.1, 1.2, 1.5], long_factor=[1.0, 2.0, 5.0, 9.0],
+            ),
+        ),
+        {
+            "window": dict(sliding_window=None),
+            "factors": rope("default", partial_rotary_factor=0.5),
+            "long factors": rope(
+                "longrope", partial_rotary_factor=0.5, original_max_position_embeddings=32,
+                short_factor=[1.0, 1.1, 1.2, 1.5], long_factor=[1.0, 1.1, 1.2, 1.5],
+            ),
+            "magnitude": rope(
+                "longrope", partial_rotary_factor=0.5, original_max_position_embeddings=32, attention_factor=1.0,
+                short_factor=[1.0, 1.1, 1.2, 1.5], long_factor=[1.0, 2.0, 5.0, 9.0],
+            ),
+        }, LONG,
+    ),
+    "granite": (
+        "Granite", gguf.MODEL_ARCH.GRANITE,
+        dict(
+            HEADS, tie_word_embeddings=True, embedding_multiplier=3.0, residual_multiplier=0.22, attention_multiplier=0.5,
+            logits_scaling=4.0,
+        ),
+        {
+            "embedding": dict(embedding_multiplier=1.0), "residual": dict(residual_multiplier=1.0),
+            "attention": dict(attention_multiplier=0.25), "logits": dict(logits_scaling=1.0),
+        }, 25,
+    ),
+    "olmo2": (
+        "Olmo2", gguf.MODEL_ARCH.OLMO2,
+        dict(num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False, pad_token_id=0),
+        {
+            "q_norm.weight": 1.0, "k_norm.weight": 1.0, "post_attention_layernorm.weight": 1.0,
+            "post_feedforward_layernorm.weight": 1.0,
+        }, 25,
+    ),
+    "smollm3": (
+        "SmolLM3", gguf.MODEL_ARCH.SMOLLM3,
+        dict(
+            HEADS, num_hidden_layers=4, intermediate_size=32, tie_word_embeddings=True, no_rope_layer_interval=4,
+            pad_token_id=0,
+        ),
+        {"layers without RoPE": dict(no_rope_layers=[1, 1, 1, 1])}, 25,
+    ),
+    "glm4": (
+        "Glm4", gguf.MODEL_ARCH.GLM4,
+        dict(
+            HEADS, head_dim=16, attention_bias=True, tie_word_embeddings=False, pad_token_id=0,
+            **rope("default", partial_rotary_factor=0.5),
+        ),
+        {
+            "partial rotation": rope("default", partial_rotary_factor=1.0), "q_proj.bias": 0.0, "k_proj.bias": 0.0,
+            "v_proj.bias": 0.0, "post_self_attn_layernorm.weight": 1.0, "post_mlp_layernorm.weight": 1.0,
+        }, 25,
+    ),
+    "command-r": (
+        "Cohere", gguf.MODEL_ARCH.COMMAND_R,
+        dict(HEADS, tie_word_embeddings=True, logit_scale=0.25, layer_norm_eps=1e-5, pad_token_id=0, bos_token_id=1),
+        {"logit scale": dict(logit_scale=1.0), "input_layernorm.weight": 1.0, "norm.weight": 1.0}, 25,
+    ),
+    "starcoder2": (
+        "Starcoder2", gguf.MODEL_ARCH.STARCODER2,
+        dict(HEADS, sliding_window=17, tie_word_embeddings=True, use_bias=True, hidden_act="gelu_pytorch_tanh"),
+        {
+            "window": dict(sliding_window=None), "GELU": dict(hidden_act="silu"), "q_proj.bias": 0.0, "k_proj.bias": 0.0,
+            "v_proj.bias": 0.0, "o_proj.bias": 0.0, "c_fc.bias": 0.0, "c_proj.bias": 0.0, "layernorm.bias": 0.0,
+            "norm.bias": 0.0,
+        }, LONG,
     ),
 }
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,7 +181,8 @@ SPECIAL = ["<|endoftext|>"]
 def build(kind, shape):
     """A model with random weights that bfloat16 holds exactly. Vectors are about 1 in size, so that none is negligible."""
     torch.manual_seed(7)
-    config = getattr(transformers, f"{kind}Config")(**SHAPE, **shape)
+    config = getattr(transformers, "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config")(**copy.deepcopy({**SHAPE, **shape}))
+    config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
         for name, value in model.named_parameters():
@@ -46,7 +191,7 @@ def build(kind, shape):
             elif name.endswith("bias"):
                 random = torch.randn(value.shape)
             else:
-                random = 0.5 + 1.5 * torch.rand(value.shape)
+                random = 0.5 + 1.5 * torch.rand(value.shape) - (1.0 if kind.startswith("Gemma") else 0.0)
             value.copy_(random.bfloat16())
     return model.eval()
 
@@ -82,6 +227,48 @@ def tokenizer(tokens):
     }
 
 
+# Architectures whose GGUF files have the rows of query and key projections in another order: dimensions that rotate
+# together are neighbours.
+PERMUTED = ["llama", "granite", "smollm3"]
+# Tensors that the table of the package does not know, or knows under another name than llama.cpp's converter.
+OWN_NAMES = {
+    "glm4": {
+        "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+        "post_attention_layernorm": "ffn_norm",
+    },
+    "gemma2": {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"},
+    "gemma3_text": {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"},
+    "olmo2": {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
+}
+
+
+def write_rope(writer, config, parameters, head):
+    """The keys and tensors of rotary position embedding, as llama.cpp's converter writes them."""
+    dims = int(head * parameters.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(dims)
+    writer.add_rope_freq_base(parameters["rope_theta"])
+    kind, factor = parameters["rope_type"], parameters.get("factor")
+    if kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(factor)
+    elif kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(factor)
+        writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
+    elif kind == "llama3":
+        turns = 2 * numpy.pi * parameters["rope_theta"] ** (numpy.arange(0, dims, 2) / dims)
+        context, low, high = (parameters[k] for k in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
+        smooth = numpy.clip((context / turns - low) / (high - low), 0, 1)
+        writer.add_tensor("rope_freqs.weight", (1 / ((1 - smooth) / factor + smooth)).astype(numpy.float32))
+    elif kind == "longrope":
+        context = parameters["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(context)
+        ratio = config.max_position_embeddings / context
+        writer.add_rope_scaling_attn_factors(float(numpy.sqrt(1 + numpy.log(ratio) / numpy.log(context))))
+        for size in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{size}.weight", numpy.array(parameters[f"{size}_factor"], numpy.float32))
+
+
 def write_gguf(path, arch, model, tokens):
     config, name = model.config, gguf.MODEL_ARCH_NAMES[arch]
     writer = gguf.GGUFWriter(path, name)
@@ -92,11 +279,38 @@ def write_gguf(path, arch, model, tokens):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    parameters = config.rope_parameters
+    if "full_attention" in parameters:
+        writer.add_float32(f"{name}.rope.freq_base_swa", parameters["sliding_attention"]["rope_theta"])
+        parameters = parameters["full_attention"]
+    write_rope(writer, config, parameters, head)
+    of_layer_norms = getattr(config, "norm_epsilon", getattr(config, "layer_norm_eps", None))
+    if of_layer_norms:
+        writer.add_layer_norm_eps(of_layer_norms)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gemma3_text":
+        writer.add_array(f"{name}.attention.sliding_window_pattern", [t == "sliding_attention" for t in config.layer_types])
+    if config.model_type.startswith("gemma"):
+        # The key is that of Granite, because llama.cpp has the scale of Gemma models built in.
+        writer.add_attention_scale(config.query_pre_attn_scalar ** -0.5)
+    if getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if getattr(config, "final_logit_softcapping", None):
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "cohere":
+        writer.add_logit_scale(config.logit_scale)
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
@@ -109,8 +323,14 @@ def write_gguf(path, arch, model, tokens):
     for key, value in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        ours = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        ours = OWN_NAMES.get(config.model_type, {}).get(key.split(".")[-2])
+        ours = f"blk.{key.split('.')[2]}.{ours}.weight" if ours else names.get_name(key, try_suffixes=(".weight", ".bias"))
         value = value.float().numpy()
+        if key.endswith("norm.weight") and config.model_type.startswith("gemma"):
+            value = value + 1
+        if name in PERMUTED and key.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
+            value = value.reshape(heads, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
         if value.ndim == 2:
             kind = gguf.GGMLQuantizationType.BF16
             writer.add_tensor(ours, gguf.quants.quantize(value, kind), raw_dtype=kind)
@@ -123,23 +343,24 @@ def write_gguf(path, arch, model, tokens):
 
 
 def main(name):
-    kind, arch, shape, parts = MODELS[name]
+    kind, arch, shape, parts, count = MODELS[name]
     folder = pathlib.Path(__file__).parent / f"tiny-{name}"
     shutil.rmtree(folder, ignore_errors=True)
     model = build(kind, shape)
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokens = letters() + ["".join(pair) for pair in MERGES] + SPECIAL
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(tokens), ensure_ascii=False))
-    write_gguf(folder / "model.gguf", arch, model, tokens)
-    ids = [(i * i * 37 + 11 * i + 5) % 256 for i in range(25)]
+    if arch is not None:
+        write_gguf(folder / "model.gguf", arch, model, tokens)
+    ids = [(i * i * 37 + 11 * i + 5) % 256 for i in range(count)]
     (folder / "ids.json").write_text(json.dumps({"ids": ids}) + "\n")
     golden = logits(model, ids)
     numpy.save(folder / "logits.npy", golden.float().numpy())
     for part, neutral in parts.items():
-        without = copy.deepcopy(model)
+        without = build(kind, {**shape, **neutral}) if isinstance(neutral, dict) else copy.deepcopy(model)
         with torch.no_grad():
             for key, value in without.named_parameters():
-                if key.endswith(part):
+                if not isinstance(neutral, dict) and key.endswith(part):
                     value.fill_(neutral)
         moved = (logits(without, ids) - golden).norm() / golden.norm()
         assert moved > 1e-3, (part, moved)

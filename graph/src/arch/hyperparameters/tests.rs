@@ -1,6 +1,7 @@
 //! Tests of the hyperparameters from small handmade files, and of the RoPE frequencies computed from them.
 
 use super::*;
+use crate::arch::LayerSet;
 use crate::gguf::{ModelFile, ToValue, Writer};
 use crate::source::MemorySource;
 use crate::weights::TensorInfo;
@@ -68,8 +69,54 @@ fn linear_scaling_divides_positions() {
         let expected: Vec<f64> = plain.iter().map(|f| f64::from(*f) / f64::from(divisor)).collect();
         assert_close(&h.rope.frequencies(None), &expected);
     }
-    let message = scaled(Some("yarn")).unwrap_err().to_string();
-    assert!(message.contains("rotary scaling of type \"yarn\" (llama.rope.scaling.type)"), "{message}");
+    let message = scaled(Some("spiral")).unwrap_err().to_string();
+    assert!(message.contains("rotary scaling of type \"spiral\" (llama.rope.scaling.type)"), "{message}");
+}
+
+/// Compares the frequencies of YaRN with those from the formulas of its paper.
+#[test]
+fn yarn_blends_frequencies() {
+    let h = read(|w| {
+        w.put("llama.rope.scaling.type", "yarn");
+        w.put("llama.rope.scaling.factor", 4f32);
+        w.put("llama.rope.scaling.original_context_length", 1024u32);
+    });
+    let rope = h.unwrap().rope;
+    assert!((rope.magnitude - (0.1 * 4f32.ln() + 1.0)).abs() < 1e-6);
+    // Pairs 1.4 and 4.4 turn 32 times and once within 1024 positions. The bounds are pairs 1 and 5.
+    let plain = |pair: i32| 10_000f64.powf(-f64::from(pair) / 8.0);
+    let kept = [1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0];
+    let expected: Vec<f64> =
+        (0..8).zip(kept).map(|(pair, kept)| plain(pair) * (kept + (1.0 - kept) / 4.0)).collect();
+    assert_close(&rope.frequencies(None), &expected);
+}
+
+#[test]
+fn windows_come_from_the_file() {
+    let h = with("attention.sliding_window", 7u32).unwrap();
+    assert_eq!((h.extras.window, h.extras.windowed_layers), (Some(7), LayerSet::All));
+    let h = with("attention.sliding_window", 0u32).unwrap();
+    assert_eq!((h.extras.window, h.extras.windowed_layers), (None, LayerSet::None));
+    let listed = |layers: &[bool]| {
+        read(|w| {
+            w.put("llama.attention.sliding_window", 7u32);
+            w.put("llama.attention.sliding_window_pattern", layers);
+        })
+    };
+    let layers = listed(&[false, true]).unwrap().extras.windowed_layers;
+    assert_eq!([0, 1, 2].map(|layer| layers.contains(layer)), [false, true, false]);
+    let message = listed(&[true]).unwrap_err().to_string();
+    assert!(message.contains("llama.attention.sliding_window_pattern: 1 layers instead of 2"), "{message}");
+}
+
+#[test]
+fn unknown_keys_are_errors() {
+    let message = with("attention.sinks", 1u32).unwrap_err().to_string();
+    assert!(message.starts_with("key llama.attention.sinks is not part of this architecture"), "{message}");
+    // Other architectures read this key.
+    let message = with("final_logit_softcapping", 30f32).unwrap_err().to_string();
+    assert!(message.contains("llama.final_logit_softcapping"), "{message}");
+    assert!(with("vocab_size", 8u32).is_ok());
 }
 
 /// Checks that the exponents of the frequencies span only the rotating dimensions, not the whole head.
@@ -85,7 +132,7 @@ fn missing_values_follow_from_others() {
     let h = read(|_| ()).unwrap();
     assert_eq!((h.kv_heads, h.head_dimensions, h.rope.dimensions), (2, 16, 16));
     assert_eq!((h.rope.base, h.rope.scale, h.vocabulary), (10_000.0, 1.0, 8));
-    assert_eq!((h.name, h.rope.llama3, h.rope.has_factors), (None, None, false));
+    assert_eq!((h.name, h.rope.llama3, h.rope.factors), (None, None, RopeFactors::None));
     assert_eq!(with("rope.freq_base", 500_000f32).unwrap().rope.base, 500_000.0);
     assert_eq!(with("attention.head_count_kv", 1u32).unwrap().kv_heads, 1);
 }

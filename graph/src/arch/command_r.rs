@@ -1,0 +1,22 @@
+//! Command R: attention and the feed-forward network read the same norm, and their results are added
+//! together. The norms are layer norms without biases, logits have a factor, and RoPE pairs neighbouring
+//! dimensions.
+
+use super::names::{COMMON, GATED};
+use super::transformer::{Layer, NormKind};
+use super::{Architecture, RopePairing, USUAL};
+
+pub(super) static COMMAND_R: Architecture = Architecture {
+    name: "command-r",
+    classes: &["CohereForCausalLM"],
+    epsilon: "layer_norm_eps",
+    gguf_pairing: RopePairing::Interleaved,
+    checkpoint_pairing: RopePairing::Interleaved,
+    read: |keys, h| {
+        h.extras.logit_scale = keys.float("logit_scale", "logit_scale")?.unwrap_or(1.0);
+        Ok(())
+    },
+    layer: |h, index| Layer { is_parallel: true, norm_kind: NormKind::Unbiased, ..Layer::plain(h, index) },
+    tensors: &[COMMON, GATED, &[("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight")]],
+    ..USUAL
+};

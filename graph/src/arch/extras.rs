@@ -1,0 +1,359 @@
+//! Hyperparameters that only some architectures have, and the keys from which they are read.
+
+use super::Rope;
+use super::hyperparameters::{Hyperparameters, in_range, positive};
+use crate::checkpoint::Fields;
+use crate::gguf::Metadata;
+use crate::model::ModelError;
+use serde::Serialize;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// Some of a model's layers. A rule instead of a list takes no memory, however many layers a file claims.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerSet {
+    /// No layer.
+    None,
+    /// All layers.
+    All,
+    /// Every n-th layer.
+    Every(u32),
+    /// All layers except every n-th.
+    AllBut(u32),
+    /// All layers from this one on.
+    From(u32),
+    /// Layers with a true value in this list.
+    Listed(Vec<bool>),
+}
+
+impl LayerSet {
+    pub(super) fn is_none(&self) -> bool {
+        *self == LayerSet::None
+    }
+
+    /// Returns whether the set contains the layer with this index.
+    pub fn contains(&self, layer: u32) -> bool {
+        match self {
+            LayerSet::None => false,
+            LayerSet::All => true,
+            LayerSet::Every(period) => (layer + 1).is_multiple_of(*period),
+            LayerSet::AllBut(period) => !(layer + 1).is_multiple_of(*period),
+            LayerSet::From(first) => layer >= *first,
+            LayerSet::Listed(list) => list.get(layer as usize).copied().unwrap_or(false),
+        }
+    }
+}
+
+/// Hyperparameters that only some architectures have.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Extras {
+    /// Number of positions to which windowed layers attend, including the token's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
+    /// Layers that attend to the window only.
+    #[serde(skip_serializing_if = "LayerSet::is_none")]
+    pub windowed_layers: LayerSet,
+    /// Rotary position embedding of the windowed layers, if it differs from that of the other layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windowed_rope: Option<Rope>,
+    /// Layers without rotary position embedding.
+    #[serde(skip_serializing_if = "LayerSet::is_none")]
+    pub unrotated_layers: LayerSet,
+    /// Factor of attention scores, if it is not 1 / √head size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub score_scale: Option<f32>,
+    /// Cap of attention scores: a score s becomes cap · tanh(s / cap).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub score_cap: Option<f32>,
+    /// Cap of logits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logit_cap: Option<f32>,
+    /// Factor of the token embedding.
+    #[serde(skip_serializing_if = "is_one")]
+    pub embedding_scale: f32,
+    /// Factor of everything that a layer adds to the residual stream.
+    #[serde(skip_serializing_if = "is_one")]
+    pub residual_scale: f32,
+    /// Factor of the logits.
+    #[serde(skip_serializing_if = "is_one")]
+    pub logit_scale: f32,
+    /// Number that is added to the weights of norms. Some checkpoints store the weights less 1.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub norm_offset: f32,
+    /// Whether queries, keys and values have biases, if the file says so.
+    #[serde(skip)]
+    pub qkv_bias: bool,
+    /// Factors of RoPE from the configuration: for contexts of up to the original length, and for longer
+    /// contexts.
+    #[serde(skip)]
+    pub rope_factors: Option<[Vec<f32>; 2]>,
+}
+
+// Serde passes references.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_one(value: &f32) -> bool {
+    *value == 1.0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(value: &f32) -> bool {
+    *value == 0.0
+}
+
+impl Default for Extras {
+    fn default() -> Self {
+        Self {
+            window: None,
+            windowed_layers: LayerSet::None,
+            windowed_rope: None,
+            unrotated_layers: LayerSet::None,
+            score_scale: None,
+            score_cap: None,
+            logit_cap: None,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            norm_offset: 0.0,
+            qkv_bias: false,
+            rope_factors: None,
+        }
+    }
+}
+
+/// Keys of a model's description that only some architectures have. Keeps track of the keys that were read,
+/// because a key that no architecture reads is an error.
+pub(crate) struct Keys<'a> {
+    source: Source<'a>,
+    read: RefCell<BTreeSet<String>>,
+}
+
+enum Source<'a> {
+    /// Metadata of a GGUF file, and the architecture, with which the keys start.
+    Gguf(&'a Metadata, &'a str),
+    Config(&'a Fields),
+}
+
+/// Keys of GGUF files that every architecture reads, or that do not affect results. `.` at the end stands for
+/// all keys that start like this.
+const GGUF_KEYS: [&str; 22] = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "vocab_size",
+    "tensor_data_layout",
+    "expert_count",
+    "expert_used_count",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.",
+    // Keys of multimodal projectors and training, and the value that decoders have anyway.
+    "rope.dimension_sections",
+    "mm.",
+    "pooling_type",
+    "attention.causal",
+];
+
+/// Fields of `config.json` that change results unless they have one of these values, and that only some
+/// architectures read.
+const CONFIG_KEYS: [(&str, &[Neutral]); 19] = [
+    ("attention_bias", &[Neutral::Flag(false)]),
+    ("mlp_bias", &[Neutral::Flag(false)]),
+    ("sliding_window", &[Neutral::Flag(false)]),
+    ("use_sliding_window", &[Neutral::Flag(false)]),
+    ("sliding_window_pattern", &[]),
+    ("rope_local_base_freq", &[]),
+    ("attn_logit_softcapping", &[]),
+    ("final_logit_softcapping", &[]),
+    ("query_pre_attn_scalar", &[]),
+    ("embedding_multiplier", &[Neutral::Number(1.0)]),
+    ("residual_multiplier", &[Neutral::Number(1.0)]),
+    ("attention_multiplier", &[]),
+    ("logits_scaling", &[Neutral::Number(1.0)]),
+    ("logit_scale", &[Neutral::Number(1.0)]),
+    ("no_rope_layers", &[]),
+    ("no_rope_layer_interval", &[]),
+    ("use_qk_norm", &[Neutral::Flag(false)]),
+    ("use_bias", &[Neutral::Flag(false)]),
+    ("use_bidirectional_attention", &[Neutral::Flag(false)]),
+];
+
+/// Value of a field with which it has no effect.
+enum Neutral {
+    Flag(bool),
+    Number(f64),
+}
+
+impl<'a> Keys<'a> {
+    pub(crate) fn of_gguf(metadata: &'a Metadata, architecture: &'a str) -> Self {
+        Self { source: Source::Gguf(metadata, architecture), read: RefCell::default() }
+    }
+
+    pub(crate) fn of_config(fields: &'a Fields) -> Self {
+        Self { source: Source::Config(fields), read: RefCell::default() }
+    }
+
+    /// Returns the fields of `config.json`, or `None` for a GGUF file.
+    pub(super) fn config(&self) -> Option<&'a Fields> {
+        match self.source {
+            Source::Gguf(..) => None,
+            Source::Config(fields) => Some(fields),
+        }
+    }
+
+    /// Notes that the architecture has read a key.
+    pub(super) fn mark(&self, key: &str) {
+        self.read.borrow_mut().insert(key.to_owned());
+    }
+
+    /// Returns the full name of the key for messages.
+    pub(super) fn label(&self, gguf: &str, config: &str) -> String {
+        match self.source {
+            Source::Gguf(_, architecture) => format!("{architecture}.{gguf}"),
+            Source::Config(fields) => fields.in_file(config),
+        }
+    }
+
+    /// Returns a positive number, which has one name in GGUF files and another in `config.json`. An empty
+    /// name stands for a format without this key.
+    pub(super) fn float(&self, gguf: &str, config: &str) -> Result<Option<f32>, ModelError> {
+        match self.source {
+            Source::Gguf(_, _) if gguf.is_empty() => Ok(None),
+            Source::Gguf(metadata, architecture) => {
+                let key = format!("{architecture}.{gguf}");
+                self.mark(&key);
+                metadata.find(&key)?.map(|value| positive(&key, value)).transpose()
+            }
+            Source::Config(_) if config.is_empty() => Ok(None),
+            Source::Config(fields) => {
+                self.mark(config);
+                fields.find_float(config)
+            }
+        }
+    }
+
+    /// Returns a count, as [`Keys::float`] does.
+    pub(super) fn count(&self, gguf: &str, config: &str) -> Result<Option<u32>, ModelError> {
+        match self.source {
+            Source::Gguf(_, _) if gguf.is_empty() => Ok(None),
+            Source::Gguf(metadata, architecture) => {
+                let key = format!("{architecture}.{gguf}");
+                self.mark(&key);
+                let value = metadata.find::<u32>(&key)?;
+                value.map(|value| in_range(&key, value.into())).transpose()
+            }
+            Source::Config(_) if config.is_empty() => Ok(None),
+            Source::Config(fields) => {
+                self.mark(config);
+                fields.find_count(config)
+            }
+        }
+    }
+
+    /// Returns a truth value of `config.json`, or `None` if it is missing or the model is a GGUF file.
+    pub(super) fn flag(&self, config: &str) -> Result<Option<bool>, ModelError> {
+        let Source::Config(fields) = self.source else { return Ok(None) };
+        self.mark(config);
+        Ok(fields.flag(config)?)
+    }
+
+    /// Reads the size of the window, and the layers that attend to it. `period` gives these layers if the
+    /// file does not list them: with a period of n, every n-th layer attends to all positions, and with a
+    /// period of 0, none does.
+    pub(super) fn window(&self, h: &mut Hyperparameters, period: u32) -> Result<(), ModelError> {
+        let of_period = |period| if period == 0 { LayerSet::All } else { LayerSet::AllBut(period) };
+        let mut layers = of_period(period);
+        match self.source {
+            Source::Gguf(metadata, architecture) => {
+                let key = format!("{architecture}.attention.sliding_window_pattern");
+                self.mark(&key);
+                // A period, or one truth value per layer.
+                if let Ok(found) = metadata.list::<bool>(&key) {
+                    layers = LayerSet::Listed(found.collect::<Result<_, _>>()?);
+                } else if let Some(period) = metadata.find::<u32>(&key)? {
+                    layers = of_period(period);
+                }
+                // Files of models without a window may have a window of 0.
+                let key = format!("{architecture}.attention.sliding_window");
+                self.mark(&key);
+                let window = metadata.find::<u32>(&key)?.filter(|window| *window > 0);
+                h.extras.window = window.map(|window| in_range(&key, window.into())).transpose()?;
+            }
+            Source::Config(fields) => {
+                h.extras.window = self.count("", "sliding_window")?;
+                self.mark("layer_types");
+                if let Some(types) = fields.texts("layer_types")? {
+                    let is_windowed = |kind: &str| match kind {
+                        "sliding_attention" => Ok(true),
+                        "full_attention" => Ok(false),
+                        other => {
+                            let what = format!("{} of type {other:?}", fields.in_file("layer_types"));
+                            Err(ModelError::Unsupported { what })
+                        }
+                    };
+                    layers = LayerSet::Listed(types.into_iter().map(is_windowed).collect::<Result<_, _>>()?);
+                }
+            }
+        }
+        if let LayerSet::Listed(list) = &layers
+            && list.len() != h.layers as usize
+        {
+            let why = format!("{} layers instead of {}", list.len(), h.layers);
+            let key = self.label("attention.sliding_window_pattern", "layer_types");
+            return Err(ModelError::Hyperparameter { key, why });
+        }
+        if h.extras.window.is_some() {
+            h.extras.windowed_layers = layers;
+        }
+        Ok(())
+    }
+
+    /// Fails if the file has a key that changes results and that was not read.
+    pub(crate) fn check_all_read(&self) -> Result<(), ModelError> {
+        let read = self.read.borrow();
+        match self.source {
+            Source::Gguf(metadata, architecture) => {
+                let prefix = format!("{architecture}.");
+                let is_known = |key: &str| {
+                    GGUF_KEYS
+                        .iter()
+                        .any(|known| key == *known || known.ends_with('.') && key.starts_with(known))
+                };
+                let keys = metadata.iter().map(|(key, _)| key).filter(|key| !read.contains(*key));
+                let mut unknown = keys.filter_map(|key| Some((key, key.strip_prefix(&prefix)?)));
+                match unknown.find(|(_, key)| !is_known(key)) {
+                    Some((key, _)) => Err(ModelError::UnknownKey { key: key.to_owned() }),
+                    None => Ok(()),
+                }
+            }
+            Source::Config(fields) => {
+                let is_full = |types: &serde_json::Value| {
+                    types.as_array().is_some_and(|all| all.iter().all(|t| t == "full_attention"))
+                };
+                if !read.contains("layer_types") && !fields.find("layer_types").is_none_or(is_full) {
+                    let what = format!("{} other than \"full_attention\"", fields.in_file("layer_types"));
+                    return Err(ModelError::Unsupported { what });
+                }
+                // If windows are off, their size has no effect.
+                let is_off = fields.flag("use_sliding_window")? == Some(false);
+                let unread = |key: &str| !read.contains(key) && !(is_off && key == "sliding_window");
+                for (key, neutral) in CONFIG_KEYS.iter().filter(|(key, _)| unread(key)) {
+                    let neutral = neutral.iter().map(|value| match value {
+                        Neutral::Flag(flag) => [(*flag).into(), (*flag).into()],
+                        Neutral::Number(number) => [(*number).into(), (*number as i64).into()],
+                    });
+                    fields.refuse(key, &neutral.flatten().collect::<Vec<_>>())?;
+                }
+                Ok(())
+            }
+        }
+    }
+}

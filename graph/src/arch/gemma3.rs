@@ -1,0 +1,35 @@
+//! Gemma 3 (text): Gemma 2 with norms of query and key heads instead of caps, a window in five of six layers,
+//! and another RoPE base in these layers.
+
+use super::gemma2::{GELU, NORMS, layer, read};
+use super::names::{COMMON, GATED, HEAD_NORMS};
+use super::transformer::{Attention, Layer, QkNorm};
+use super::{Architecture, Rope, USUAL};
+
+/// RoPE base of windowed layers in GGUF files without one.
+const WINDOWED_BASE: f32 = 10_000.0;
+
+pub(super) static GEMMA3: Architecture = Architecture {
+    name: "gemma3",
+    classes: &["Gemma3ForCausalLM"],
+    activation: GELU,
+    read: |keys, h| {
+        read(keys, h, 62)?;
+        h.extras.score_cap = keys.float("attn_logit_softcapping", "attn_logit_softcapping")?;
+        h.extras.logit_cap = keys.float("final_logit_softcapping", "final_logit_softcapping")?;
+        keys.window(h, keys.count("", "sliding_window_pattern")?.unwrap_or(6))?;
+        let base = keys.float("rope.freq_base_swa", "rope_local_base_freq")?;
+        if h.extras.windowed_rope.is_none() {
+            let (dimensions, pairing) = (h.rope.dimensions, h.rope.pairing);
+            let base = base.unwrap_or(WINDOWED_BASE);
+            h.extras.windowed_rope = Some(Rope { dimensions, pairing, base, ..Rope::plain() });
+        }
+        Ok(())
+    },
+    layer: |h, index| {
+        let gemma = layer(h, index);
+        Layer { attention: Attention { qk_norm: QkNorm::Heads, ..gemma.attention }, ..gemma }
+    },
+    tensors: &[COMMON, GATED, NORMS, HEAD_NORMS],
+    ..USUAL
+};

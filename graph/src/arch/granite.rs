@@ -1,0 +1,17 @@
+//! Granite: Llama with factors of the embedding, of what each layer adds, of attention scores and of logits.
+
+use super::{Architecture, RopePairing, USUAL};
+
+pub(super) static GRANITE: Architecture = Architecture {
+    name: "granite",
+    classes: &["GraniteForCausalLM"],
+    gguf_pairing: RopePairing::Interleaved,
+    read: |keys, h| {
+        h.extras.embedding_scale = keys.float("embedding_scale", "embedding_multiplier")?.unwrap_or(1.0);
+        h.extras.residual_scale = keys.float("residual_scale", "residual_multiplier")?.unwrap_or(1.0);
+        h.extras.score_scale = keys.float("attention.scale", "attention_multiplier")?;
+        h.extras.logit_scale = 1.0 / keys.float("logit_scale", "logits_scaling")?.unwrap_or(1.0);
+        Ok(())
+    },
+    ..USUAL
+};

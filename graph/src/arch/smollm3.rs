@@ -1,0 +1,35 @@
+//! SmolLM3: Llama in which every fourth layer has no RoPE.
+
+use super::extras::LayerSet;
+use super::{Architecture, RopePairing, USUAL};
+use crate::model::ModelError;
+
+/// Distance between layers without RoPE, unless the file gives one.
+const PERIOD: u32 = 4;
+
+pub(super) static SMOLLM3: Architecture = Architecture {
+    name: "smollm3",
+    classes: &["SmolLM3ForCausalLM"],
+    gguf_pairing: RopePairing::Interleaved,
+    read: |keys, h| {
+        let period = keys.count("", "no_rope_layer_interval")?.unwrap_or(PERIOD);
+        h.extras.unrotated_layers = LayerSet::Every(period);
+        // The list has 1 for layers with RoPE and 0 for the others.
+        if let Some(list) = keys.config().map(|c| c.floats("no_rope_layers")).transpose()?.flatten() {
+            if list.len() != h.layers as usize {
+                let why = format!("{} layers instead of {}", list.len(), h.layers);
+                return Err(ModelError::Hyperparameter { key: keys.label("", "no_rope_layers"), why });
+            }
+            h.extras.unrotated_layers =
+                LayerSet::Listed(list.iter().map(|rotates| *rotates == 0.0).collect());
+        }
+        keys.mark("no_rope_layers");
+        super::qwen2::window(keys, h)?;
+        if keys.config().is_some_and(|config| config.find("layer_types").is_none()) {
+            let windowed = h.extras.window.map(|_| h.extras.unrotated_layers.clone());
+            h.extras.windowed_layers = windowed.unwrap_or(LayerSet::None);
+        }
+        Ok(())
+    },
+    ..USUAL
+};

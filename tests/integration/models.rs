@@ -1,0 +1,65 @@
+//! Checks that `docs/models.md` lists the architectures, and the tests that verify them.
+
+use crate::support::{self, CHECKPOINTS, MODELS};
+use ragtag_graph::ARCHITECTURES;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+const PAGE: &str = "docs/models.md";
+
+const INTRODUCTION: &str = "\
+# Models
+
+This page lists the architectures that Ragtag runs, and how their results are verified. `RAGTAG_WRITE_DOCS=1
+cargo test --test integration models_page` writes it from the tests' tables.
+
+Every tiny model has random weights, and logits that `transformers` computed in float64
+(`tests/support/golden/tiny.py`). Its sequence is longer than its window and than its original context. The
+script fails if a feature of the model, switched off, moves the logits by less than 1e-3. The tests compare
+the logits from the model directory and from a GGUF file with the same weights, on the CPU (one device, and
+cut in two) and on every other device. The relative error is at most 1e-4 in class exact.
+
+| architecture in GGUF | class in `config.json` | model directory | GGUF |
+| --- | --- | --- | --- |
+";
+
+/// Models that tests run against independent results, by architecture and then by format.
+fn verified() -> BTreeMap<String, [Vec<String>; 2]> {
+    let mut all: BTreeMap<String, [Vec<String>; 2]> = BTreeMap::new();
+    let mut add = |architecture: &str, is_gguf: bool, name: &str| {
+        all.entry(architecture.into()).or_default()[usize::from(is_gguf)].push(format!("`{name}`"));
+    };
+    for name in CHECKPOINTS {
+        for model in support::Checkpoint::open(name).models {
+            add(&model.hyperparameters().architecture, model.graph().metadata().is_some(), name);
+        }
+    }
+    for name in MODELS {
+        let model = ragtag::Model::open(support::model_path(name)).unwrap();
+        add(&model.hyperparameters().architecture, true, name);
+    }
+    all
+}
+
+#[test]
+fn models_page_is_up_to_date() {
+    let verified = verified();
+    let mut page = String::from(INTRODUCTION);
+    for architecture in ARCHITECTURES {
+        let [directory, gguf] = verified.get(architecture.name).cloned().unwrap_or_default();
+        let cell = |texts: Vec<String>| if texts.is_empty() { "–".to_owned() } else { texts.join(", ") };
+        let classes = architecture.classes.iter().map(|class| format!("`{class}`")).collect();
+        let cells = [cell(classes), cell(directory), cell(gguf)].join(" | ");
+        writeln!(page, "| `{}` | {cells} |", architecture.name).unwrap();
+        assert!(verified.contains_key(architecture.name), "no test runs {}", architecture.name);
+    }
+    let path = support::root().join(PAGE);
+    if std::env::var_os("RAGTAG_WRITE_DOCS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == page,
+        "{PAGE} is out of date: RAGTAG_WRITE_DOCS=1 cargo test --test integration models_page"
+    );
+}
