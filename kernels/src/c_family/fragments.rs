@@ -23,7 +23,7 @@ use std::sync::Arc;
 struct Units {
     language: KernelLanguage,
     requires: &'static [Feature],
-    /// Work items per group for tiles of so many rows.
+    /// Work items per group for tiles of this number of rows.
     items: fn(tile: u32) -> Items,
     define: &'static str,
     /// Source of the instructions.
