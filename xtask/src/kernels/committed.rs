@@ -18,6 +18,9 @@ type Index = BTreeMap<(String, String), String>;
 /// A program and an architecture for which it is built.
 pub(super) type Job<'a> = (&'a Program, &'static str);
 
+/// A program, an architecture, and the committed code.
+pub(super) type Code<'a> = (&'static str, &'a Program, Vec<u8>);
+
 /// Committed programs of one form.
 pub(super) struct Committed {
     form: Form,
@@ -190,11 +193,7 @@ impl Committed {
     }
 
     /// Reads the committed files of `programs`. Returns the architecture, the program and the code of each.
-    pub fn read<'a>(
-        &self,
-        root: &Path,
-        programs: &[&'a Program],
-    ) -> Result<Vec<(&'static str, &'a Program, Vec<u8>)>, String> {
+    pub fn read<'a>(&self, root: &Path, programs: &[&'a Program]) -> Result<Vec<Code<'a>>, String> {
         let one = |(program, architecture): Job<'a>| {
             let path = self.file(root, architecture, &program.name);
             let read = fs::File::open(&path).and_then(|file| {
