@@ -344,7 +344,7 @@ impl<'a> Keys<'a> {
                 }
                 // If windows are off, their size has no effect.
                 let is_off = fields.flag("use_sliding_window")? == Some(false);
-                let unread = |key: &str| !read.contains(key) && !(is_off && key == "sliding_window");
+                let unread = |key: &str| !(read.contains(key) || is_off && key == "sliding_window");
                 for (key, neutral) in CONFIG_KEYS.iter().filter(|(key, _)| unread(key)) {
                     let neutral = neutral.iter().map(|value| match value {
                         Neutral::Flag(flag) => [(*flag).into(), (*flag).into()],
