@@ -79,7 +79,7 @@ pub struct Artefact {
     pub architecture: &'static str,
     /// Name of the program.
     pub program: &'static str,
-    /// The [`digest`] of the program's source text.
+    /// The digest of the program's source text.
     pub digest: &'static str,
     compressed: &'static [u8],
 }
