@@ -189,6 +189,8 @@ pub struct ReasoningSplitter {
 enum State {
     /// No text but white space has arrived.
     Start,
+    /// White space before the reasoning is left out. The reasoning ends with this marker.
+    Opened(&'static str),
     /// The text up to this marker is reasoning.
     Reasoning(&'static str),
     /// White space between the reasoning and the answer is left out.
@@ -200,7 +202,7 @@ impl ReasoningSplitter {
     /// Creates a splitter for an answer that follows `prompt`.
     pub fn after(prompt: &str) -> Self {
         let open = MARKERS.into_iter().find(|(begin, _)| prompt.trim_end().ends_with(begin));
-        let state = open.map_or(State::Start, |(_, end)| State::Reasoning(end));
+        let state = open.map_or(State::Start, |(_, end)| State::Opened(end));
         Self { state, held: String::new() }
     }
 
@@ -217,9 +219,19 @@ impl ReasoningSplitter {
     /// Ends the answer and returns the text that was held back.
     pub fn finish(mut self) -> Option<Piece> {
         let rest = std::mem::take(&mut self.held);
-        let is_reasoning = matches!(self.state, State::Reasoning(_));
+        let is_reasoning = matches!(self.state, State::Opened(_) | State::Reasoning(_));
         let piece = if is_reasoning { Piece::Reasoning(rest) } else { Piece::Answer(rest) };
         Some(piece).filter(|piece| !piece.text().is_empty())
+    }
+
+    /// Leaves out white space. Changes to `state` as soon as other text follows.
+    fn after_space(&mut self, state: State) -> Option<Option<Piece>> {
+        self.held = self.held.trim_start().to_owned();
+        if self.held.is_empty() {
+            return None;
+        }
+        self.state = state;
+        Some(None)
     }
 
     /// Makes one step. Returns `None` if more text is needed.
@@ -228,8 +240,8 @@ impl ReasoningSplitter {
             State::Start => {
                 let text = self.held.trim_start();
                 if let Some((begin, end)) = MARKERS.into_iter().find(|(begin, _)| text.starts_with(begin)) {
-                    self.held = text[begin.len()..].trim_start().to_owned();
-                    self.state = State::Reasoning(end);
+                    self.held = text[begin.len()..].to_owned();
+                    self.state = State::Opened(end);
                     return Some(None);
                 }
                 if MARKERS.iter().any(|(begin, _)| begin.starts_with(text)) {
@@ -250,14 +262,8 @@ impl ReasoningSplitter {
                 let reasoning = std::mem::replace(&mut self.held, rest);
                 (!reasoning.is_empty()).then_some(Some(Piece::Reasoning(reasoning)))
             }
-            State::Between => {
-                self.held = self.held.trim_start().to_owned();
-                if self.held.is_empty() {
-                    return None;
-                }
-                self.state = State::Answer;
-                Some(None)
-            }
+            State::Opened(end) => self.after_space(State::Reasoning(end)),
+            State::Between => self.after_space(State::Answer),
             State::Answer => {
                 let text = std::mem::take(&mut self.held);
                 (!text.is_empty()).then_some(Some(Piece::Answer(text)))

@@ -143,7 +143,7 @@ MODELS = {
         "SmolLM3", gguf.MODEL_ARCH.SMOLLM3,
         dict(
             HEADS, num_hidden_layers=4, intermediate_size=32, tie_word_embeddings=True, no_rope_layer_interval=4,
-            pad_token_id=0,
+            pad_token_id=0, bos_token_id=None,
         ),
         {"layers without RoPE": dict(no_rope_layers=[1, 1, 1, 1])}, 25,
     ),
@@ -165,7 +165,10 @@ MODELS = {
     ),
     "starcoder2": (
         "Starcoder2", gguf.MODEL_ARCH.STARCODER2,
-        dict(HEADS, sliding_window=17, tie_word_embeddings=True, use_bias=True, hidden_act="gelu_pytorch_tanh"),
+        dict(
+            HEADS, sliding_window=17, tie_word_embeddings=True, use_bias=True, hidden_act="gelu_pytorch_tanh",
+            bos_token_id=None,
+        ),
         {
             "window": dict(sliding_window=None), "GELU": dict(hidden_act="silu"), "q_proj.bias": 0.0, "k_proj.bias": 0.0,
             "v_proj.bias": 0.0, "o_proj.bias": 0.0, "c_fc.bias": 0.0, "c_proj.bias": 0.0, "layernorm.bias": 0.0,
