@@ -94,7 +94,8 @@ fn a_chat_has_turns_and_ctrl_c_stops_only_an_answer() {
     assert_eq!(roles, ["user", "assistant"].repeat(3));
     assert_eq!([0, 2, 4].map(|at| messages[at].1.as_str()), ["1 2", "3 4", "5 \n6"]);
     let [whole, stopped] = [1, 3].map(|at| messages[at].1.len());
-    assert!(0 < stopped && stopped < whole, "{messages:?}");
+    // On a busy machine, Ctrl-C may come while the progress of the prompt is shown, before the first token.
+    assert!(stopped < whole, "{messages:?}");
 }
 
 #[test]
