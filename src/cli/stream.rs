@@ -4,6 +4,8 @@ use super::progress::Prefill;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::session::{Event, Generation, Prompt, Summary};
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 /// Interval between updates of the progress bar for the prompt.
@@ -17,14 +19,16 @@ pub(super) async fn events(
     generation: &Generation,
     mut each: impl FnMut(&Event) -> Result<bool>,
 ) -> Result<Summary> {
+    // A single future for all events: dropping it could lose a signal that has arrived. The first poll registers
+    // it, before the generation begins.
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(interrupt);
+    let mut is_interrupted =
+        poll_fn(|context| Poll::Ready(interrupt.as_mut().poll(context).is_ready())).await;
     // The progress must not count the prompts of earlier generations.
     let before = engine.stats().prompt_tokens;
     let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let mut prefill = Some(Prefill::of(ids.len()));
-    // A single future for all events: dropping it could lose a signal that has arrived.
-    let interrupt = tokio::signal::ctrl_c();
-    tokio::pin!(interrupt);
-    let mut is_interrupted = false;
     loop {
         let event = tokio::select! {
             event = stream.next_event() => event,
