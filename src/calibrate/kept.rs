@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LINK_VERSION: u32 = 5;
 /// Format version of the JSON files of probes. It also changes when devices offer more routes than before, or
 /// when a probe measures more.
-const PROBE_VERSION: u32 = 4;
+const PROBE_VERSION: u32 = 5;
 /// Age in seconds after which a measurement expires: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval between attempts to take a lock that another process holds.

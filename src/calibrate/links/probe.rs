@@ -12,6 +12,11 @@ use std::time::Duration;
 const ROUTES: usize = 3;
 /// Sizes of the transfers, in bytes.
 const SIZES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+/// Number of transfers of each size that are timed together. Drivers' benchmarks also time copies back to back.
+/// For a single transfer, the host's wait takes longer than the copy of the smaller sizes.
+const COUNTS: [usize; SIZES.len()] = [16, 16, 8, 4];
+/// Number of transfers there and back that are timed together.
+const ROUNDS: usize = 8;
 /// Size whose time decides which route is the fastest.
 const DECISIVE: usize = 2;
 /// Size in bytes of an additional verified transfer. It starts at an odd offset and leaves the last chunk of
@@ -34,11 +39,11 @@ const MOST_EACH: Duration = Duration::from_millis(60);
 /// Number of steps of a pair: the verification and the timing of each route in each direction, and both
 /// directions together.
 pub(super) const STEPS: usize = 2 * 2 * ROUTES + 1;
-/// Number of measurements of a pair: for each route in each direction, the hand-over and each size on idle
-/// and on busy devices. For each ring in each direction, each of its sizes. For both directions together, the
-/// latency and each size on idle and on busy devices.
+/// Number of measurements of a pair: for each route in each direction, and for both directions together, the
+/// hand-over, the latency, and each size on idle and on busy devices. For each ring in each direction, each of its
+/// sizes.
 const MEASUREMENTS: usize =
-    (2 * ROUTES + 1) * (2 * SIZES.len() + 1) + 2 * RING_SIZES.len() * (RING_CHUNKS.len() + RING_DEPTHS.len());
+    (2 * ROUTES + 1) * (2 * SIZES.len() + 2) + 2 * RING_SIZES.len() * (RING_CHUNKS.len() + RING_DEPTHS.len());
 
 /// Returns the routes that are tried, in order.
 fn routes(staged: Route) -> [Route; ROUTES] {
@@ -208,22 +213,19 @@ impl Prober {
         route: Route,
     ) -> std::result::Result<(f64, Vec<LinkRate>), Failure> {
         let mut link = SoloLink::new(from, to, route, MOST_BYTES)?;
-        let idle = Stats::times(self.repetitions, self.each, || Ok(link.hand_over_us()?))?;
-        let hand_over_us = undisturbed_us(idle);
-        // The clock is not exact, so the difference may be negative.
-        let net = |us: f64| if us > hand_over_us { us - hand_over_us } else { us };
-        let times_us = self.sizes(|bytes| Ok(link.time_us(bytes)?))?;
+        let hand_over = self.hand_over(&mut link)?;
+        let latency_us = hand_over.subtracted_from(self.timed(|| Ok(link.time_us(SIZES[0])?))?);
+        let rates = self.rates(hand_over, |bytes, count| Ok(link.times_us(bytes, count)?))?;
         link.keep_busy()?;
-        let busy_us = self.sizes(|bytes| Ok(link.busy_time_us(bytes)?))?;
-        let rates =
-            SIZES.into_iter().zip(times_us.iter().zip(&busy_us)).map(|(bytes, (&us, &busy_us))| LinkRate {
-                bytes,
-                bytes_per_s: bytes_per_s(bytes, net(us)),
-                both_bytes_per_s: None,
-                busy_bytes_per_s: bytes_per_s(bytes, net(busy_us)),
-                both_busy_bytes_per_s: None,
-            });
-        Ok((net(times_us[0]), rates.collect()))
+        let busy = self.rates(hand_over, |bytes, count| Ok(link.busy_times_us(bytes, count)?))?;
+        let rate = |(bytes, (bytes_per_s, busy_bytes_per_s))| LinkRate {
+            bytes,
+            bytes_per_s,
+            both_bytes_per_s: None,
+            busy_bytes_per_s,
+            both_busy_bytes_per_s: None,
+        };
+        Ok((latency_us, SIZES.into_iter().zip(rates.into_iter().zip(busy)).map(rate).collect()))
     }
 
     /// Verifies and times both directions together.
@@ -235,26 +237,49 @@ impl Prober {
     ) -> std::result::Result<Together, Failure> {
         let mut link = SoloLink::new(a, b, there, MOST_BYTES)?.and_back(back)?;
         verify(&mut link)?;
-        let latency_us = self.timed(|| Ok(link.half_ping_pong_us(SIZES[0])?))?;
-        let times_us = self.sizes(|bytes| Ok(link.time_us(bytes)?))?;
+        let hand_over = self.hand_over(&mut link)?;
+        let rounds_us = hand_over.subtracted_from(self.timed(|| Ok(link.ping_pong_us(SIZES[0], ROUNDS)?))?);
+        let latency_us = rounds_us / (2 * ROUNDS) as f64;
+        let bytes_per_s = self.rates(hand_over, |bytes, count| Ok(link.times_us(bytes, count)?))?;
         link.keep_busy()?;
         verify(&mut link).map_err(Failure::on_busy_devices)?;
-        let busy_us = self.sizes(|bytes| Ok(link.busy_time_us(bytes)?))?;
-        let rates = |times_us: Vec<f64>| {
-            SIZES.into_iter().zip(times_us).map(|(bytes, us)| bytes_per_s(bytes, us)).collect()
-        };
-        Ok(Together { latency_us, bytes_per_s: rates(times_us), busy_bytes_per_s: rates(busy_us) })
+        let busy_bytes_per_s = self.rates(hand_over, |bytes, count| Ok(link.busy_times_us(bytes, count)?))?;
+        Ok(Together { latency_us, bytes_per_s, busy_bytes_per_s })
     }
 
-    /// Times transfers of each size, in microseconds.
-    fn sizes(self, mut once: impl FnMut(u64) -> Result<f64>) -> Result<Vec<f64>> {
-        SIZES.into_iter().map(|bytes| self.timed(|| once(bytes))).collect()
+    /// Times the hand-over of an idle device to the host.
+    fn hand_over(self, link: &mut SoloLink<'_>) -> Result<HandOver> {
+        let times = Stats::times(self.repetitions, self.each, || Ok(link.hand_over_us()?))?;
+        Ok(HandOver { us: undisturbed_us(times) })
+    }
+
+    /// Returns the rate of transfers of each size, in bytes per second.
+    fn rates(self, hand_over: HandOver, mut once: impl FnMut(u64, usize) -> Result<f64>) -> Result<Vec<f64>> {
+        let rate = |(bytes, count): (u64, usize)| {
+            let us = hand_over.subtracted_from(self.timed(|| once(bytes, count))?);
+            Ok(bytes_per_s(bytes * count as u64, us))
+        };
+        SIZES.into_iter().zip(COUNTS).map(rate).collect()
     }
 
     /// Repeats a measurement after a warm-up. Returns the time on an undisturbed host, in microseconds.
     fn timed(self, mut once: impl FnMut() -> Result<f64>) -> Result<f64> {
         once()?;
         Ok(undisturbed_us(Stats::times(self.repetitions, self.each, once)?))
+    }
+}
+
+/// Time from the end of work on an idle device until the host knows of it.
+#[derive(Clone, Copy, Debug)]
+struct HandOver {
+    us: f64,
+}
+
+impl HandOver {
+    /// Subtracts this time from one in microseconds that contains it. The clock is not exact, so the difference may
+    /// be negative. The result is then the whole time.
+    fn subtracted_from(self, us: f64) -> f64 {
+        if us > self.us { us - self.us } else { us }
     }
 }
 

@@ -133,11 +133,20 @@ impl<'a> SoloLink<'a> {
     /// # Errors
     /// Fails if a device fails.
     pub fn time_us(&mut self, bytes: u64) -> Result<f64> {
+        self.times_us(bytes, 1)
+    }
+
+    /// Returns the time of `count` transfers, each of `bytes` bytes in each direction, in microseconds. The host
+    /// submits all of them at once. Otherwise like [`SoloLink::time_us`].
+    ///
+    /// # Errors
+    /// Fails if a device fails.
+    pub fn times_us(&mut self, bytes: u64, count: usize) -> Result<f64> {
         let part = 0..bytes.clamp(1, self.bytes);
         let all = 0..self.directions.len();
         let start = Instant::now();
         let after: Vec<_> = all.clone().map(|at| self.ends[at].empty(&[])).collect::<Result<_>>()?;
-        let moved = self.transfer(all, &part, &after)?;
+        let moved = self.transfers(all, &part, &after, count)?;
         let ready = moved.iter().enumerate();
         let ready: Vec<_> =
             ready.map(|(at, moved)| self.ends[1 - at].empty(&[moved.arrived])).collect::<Result<_>>()?;
@@ -147,20 +156,20 @@ impl<'a> SoloLink<'a> {
         Ok(us)
     }
 
-    /// Returns the time of a transfer of `bytes` bytes in each direction while both devices compute, in
-    /// microseconds. The time ends when the host learns that the bytes have arrived. Call
+    /// Returns the time of `count` transfers, each of `bytes` bytes in each direction, while both devices compute,
+    /// in microseconds. The time ends when the host learns that the bytes have arrived. Call
     /// [`SoloLink::keep_busy`] first. `bytes` is clamped to the range from 1 to the maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails.
-    pub fn busy_time_us(&mut self, bytes: u64) -> Result<f64> {
+    pub fn busy_times_us(&mut self, bytes: u64, count: usize) -> Result<f64> {
         let part = 0..bytes.clamp(1, self.bytes);
         let all = 0..self.directions.len();
         let after: Vec<_> = all.clone().map(|at| self.ends[at].empty(&[])).collect::<Result<_>>()?;
         after.iter().enumerate().try_for_each(|(at, &after)| self.ends[at].wait(after))?;
         self.top_up()?;
         let start = Instant::now();
-        let moved = self.transfer(all, &part, &after)?;
+        let moved = self.transfers(all, &part, &after, count)?;
         moved.iter().enumerate().try_for_each(|(at, moved)| self.wait_busily(1 - at, moved.arrived))?;
         let us = start.elapsed().as_secs_f64() * 1e6;
         moved.iter().enumerate().try_for_each(|(at, moved)| self.settle(at, moved))?;
@@ -199,27 +208,33 @@ impl<'a> SoloLink<'a> {
         Ok(())
     }
 
-    /// Returns half the time of a transfer of `bytes` bytes there and back, in microseconds. The host submits
-    /// both transfers at once. The transfer back waits for the transfer there on the device. `bytes` is
-    /// clamped to the range from 1 to the maximum of the link.
+    /// Returns the time of `rounds` transfers of `bytes` bytes there and back, in microseconds. The host submits
+    /// all of them at once. Each transfer waits for the one before it on the device. `bytes` is clamped to the
+    /// range from 1 to the maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails. [`Error::Spec`] if the link has only one direction.
-    pub fn half_ping_pong_us(&mut self, bytes: u64) -> Result<f64> {
+    pub fn ping_pong_us(&mut self, bytes: u64, rounds: usize) -> Result<f64> {
         if self.directions.len() < 2 {
             return Err(Error::Spec { what: "a ping-pong needs both directions".into() });
         }
         let part = 0..bytes.clamp(1, self.bytes);
         let start = Instant::now();
         let mut ready = self.ends[0].empty(&[])?;
-        let mut moved = Vec::new();
-        for at in 0..2 {
-            moved.extend(self.transfer(at..at + 1, &part, &[ready])?);
-            ready = self.ends[1 - at].empty(&[moved[at].arrived])?;
+        let mut last = [None, None];
+        for round in 0..rounds.max(1) {
+            for (at, last) in last.iter_mut().enumerate() {
+                if round > 0 {
+                    self.directions[at].free(&mut self.ends)?;
+                }
+                let moved = self.transfer(at..at + 1, &part, &[ready])?.swap_remove(0);
+                ready = self.ends[1 - at].empty(&[moved.arrived])?;
+                *last = Some(moved);
+            }
         }
         self.ends[0].wait(ready)?;
-        let us = start.elapsed().as_secs_f64() * 1e6 / 2.0;
-        moved.iter().enumerate().try_for_each(|(at, moved)| self.settle(at, moved))?;
+        let us = start.elapsed().as_secs_f64() * 1e6;
+        last.iter().flatten().enumerate().try_for_each(|(at, moved)| self.settle(at, moved))?;
         Ok(us)
     }
 
@@ -321,6 +336,22 @@ impl<'a> SoloLink<'a> {
             }
         }
         moving.into_iter().map(Moving::end).collect()
+    }
+
+    /// Submits `count` transfers in each direction in `which`, and returns the last ones. They use the same slots:
+    /// nobody reads the bytes of the others.
+    fn transfers(
+        &mut self,
+        which: Range<usize>,
+        part: &Range<u64>,
+        after: &[Point],
+        count: usize,
+    ) -> Result<Vec<Moved>> {
+        for _ in 1..count {
+            self.transfer(which.clone(), part, after)?;
+            self.directions[which.clone()].iter_mut().try_for_each(|each| each.free(&mut self.ends))?;
+        }
+        self.transfer(which, part, after)
     }
 
     /// Waits until the source slot of a transfer is free, and frees the slot of its destination.
