@@ -123,7 +123,7 @@ impl Devices {
     /// or names a device that is not selected. Returns [`Error::ThrottleSpec`] if a throttled device or link
     /// is not selected or cannot be throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
-        Self::probe_preferring(options, |_| Vec::new())
+        Self::probe_preferring(options, |_, _| Vec::new())
     }
 
     /// Probes like [`probe`](Self::probe). If several APIs show a GPU and the selection names none of them, uses
@@ -138,19 +138,24 @@ impl Devices {
         calibration: &CalibrationOptions,
     ) -> Result<Self> {
         // If the model cannot be lowered, planning returns the error.
-        Self::probe_preferring(options, |report| {
-            calibrate::fastest_apis(model, report, calibration).unwrap_or_default()
+        Self::probe_preferring(options, |report, selected| {
+            calibrate::fastest_apis(model, report, selected, calibration).unwrap_or_default()
         })
     }
 
-    fn probe_preferring(options: &DeviceOptions, preferred: impl Fn(&Report) -> Vec<String>) -> Result<Self> {
+    fn probe_preferring(
+        options: &DeviceOptions,
+        preferred: impl Fn(&Report, &[Adapter]) -> Vec<String>,
+    ) -> Result<Self> {
         Self::resolve(options, |backends, requested, earlier| {
             let mut report = match (earlier, requested.backends()) {
                 (Some(earlier), _) => backends.probe_rest(earlier),
                 (None, Some(names)) => backends.probe_only(&names),
                 (None, None) => backends.probe(),
             };
-            preferred(&report).iter().for_each(|label| report.prefer(label));
+            if let Ok(choice) = requested.choose(&report) {
+                preferred(&report, &choice.selected).iter().for_each(|label| report.prefer(label));
+            }
             report
         })
     }

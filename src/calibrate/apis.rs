@@ -5,7 +5,8 @@ use super::kept::Kept;
 use super::steps::Steps;
 use crate::error::Result;
 use crate::model::Model;
-use ragtag_devices::Report;
+use ragtag_devices::{Physical, Report};
+use ragtag_hal::Adapter;
 use ragtag_planner::Workload;
 use ragtag_planner::cost::{BatchShape, Profile};
 
@@ -15,14 +16,20 @@ const CHUNK: u32 = 512;
 /// calibrations have errors of about this size.
 const GAIN: f64 = 0.05;
 
-/// Returns the adapters that are preferable to the first adapter of their physical device in `report`. Only
-/// cached profiles for `model` count. If fewer than two adapters of a device have one, the device keeps its
-/// order of preference.
+/// Returns the adapters that are preferable to the first adapter of their physical device in `report`. Considers
+/// only devices whose first adapter is in `selected`, and only cached profiles for `model`. If the first adapter
+/// of a device or all others have none, the device keeps its order of preference.
 ///
 /// # Errors
 /// Fails if the model cannot be lowered.
-pub(crate) fn fastest(model: &Model, report: &Report, options: &CalibrationOptions) -> Result<Vec<String>> {
-    let several: Vec<_> = report.devices.iter().filter(|device| device.adapters.len() > 1).collect();
+pub(crate) fn fastest(
+    model: &Model,
+    report: &Report,
+    selected: &[Adapter],
+    options: &CalibrationOptions,
+) -> Result<Vec<String>> {
+    let is_used = |device: &&Physical| selected.iter().any(|adapter| adapter.label() == device.adapters[0]);
+    let several: Vec<_> = report.devices.iter().filter(|d| d.adapters.len() > 1).filter(is_used).collect();
     if several.is_empty() {
         return Ok(Vec::new());
     }
@@ -33,9 +40,12 @@ pub(crate) fn fastest(model: &Model, report: &Report, options: &CalibrationOptio
         let profile = kept.profile(&steps.identity(adapter, 1).ok()?)?;
         request_us(&steps, &profile)
     };
-    let best = |device: &&ragtag_devices::Physical| {
-        let times: Vec<_> = device.adapters.iter().map(|label| (label, time_us(label))).collect();
-        preferred(&times).cloned()
+    let best = |device: &&Physical| {
+        let (first, others) = device.adapters.split_first()?;
+        // The identity of a profile takes time: it contains the digests of all kernels.
+        let first_us = time_us(first)?;
+        let others: Vec<_> = others.iter().filter_map(|label| Some((label, time_us(label)?))).collect();
+        preferred(first_us, &others).cloned()
     };
     Ok(several.iter().filter_map(best).collect())
 }
@@ -54,13 +64,10 @@ fn request_us(steps: &Steps, profile: &Profile) -> Option<f64> {
     Some(chunks * whole(&chunk)? + f64::from(request.generated_tokens) * whole(&decode)?)
 }
 
-/// Returns the adapter that replaces the first one, given the time of each adapter that has a profile.
-fn preferred<'a, T>(times: &[(&'a T, Option<f64>)]) -> Option<&'a T> {
-    // Without a time of the first adapter, it is unknown whether another one is faster.
-    let first_us = times.first()?.1?;
-    let known = times.iter().filter_map(|(adapter, us)| Some((*adapter, (*us)?)));
-    let (best, best_us) = known.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
-    (best_us < first_us * (1.0 - GAIN)).then_some(best)
+/// Returns the adapter that replaces the first one, given their times.
+fn preferred<'a, T>(first_us: f64, others: &[(&'a T, f64)]) -> Option<&'a T> {
+    let (best, best_us) = others.iter().min_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    (*best_us < first_us * (1.0 - GAIN)).then_some(best)
 }
 
 #[cfg(test)]
@@ -69,15 +76,13 @@ mod tests {
 
     #[test]
     fn a_clearly_faster_api_is_preferred() {
-        let best = |times: &[Option<f64>]| {
-            let names: Vec<usize> = (0..times.len()).collect();
-            let times: Vec<_> = names.iter().zip(times.iter().copied()).collect();
-            preferred(&times).copied()
+        let best = |first_us, others: &[f64]| {
+            let names: Vec<usize> = (1..=others.len()).collect();
+            let others: Vec<_> = names.iter().zip(others.iter().copied()).collect();
+            preferred(first_us, &others).copied()
         };
-        assert_eq!(best(&[Some(100.0), Some(90.0), Some(80.0)]), Some(2));
-        assert_eq!(best(&[Some(100.0), Some(96.0)]), None, "within the error");
-        assert_eq!(best(&[Some(100.0), None]), None);
-        assert_eq!(best(&[None, Some(90.0), Some(80.0)]), None);
-        assert_eq!(best(&[]), None);
+        assert_eq!(best(100.0, &[90.0, 80.0]), Some(2));
+        assert_eq!(best(100.0, &[96.0]), None, "within the error");
+        assert_eq!(best(100.0, &[]), None);
     }
 }
