@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Task::Tidy(args) => tidy::run(&root(), args),
         Task::Mutants(args) => mutants::run(&root(), &args),
         Task::Ci(args) => checks::ci(&root(), &args),
-        Task::Packages => packages::run(&root(), &mut checks::Done::default()),
+        Task::Packages => packages::run(&root(), packages::Depth::Run, &mut checks::Done::default()),
         Task::Nightly(args) => nightly::run(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { add, check } => add

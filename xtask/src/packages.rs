@@ -1,5 +1,5 @@
-//! Checks the packages of the published crates. Packages each crate, checks its size, and builds the examples
-//! outside the workspace with these packages alone.
+//! Checks the packages of the published crates. Packages each crate, checks its size, and compiles the examples
+//! outside the workspace with these packages alone. The complete check also builds and runs them.
 //!
 //! Contains no package names; cargo's metadata lists the packages.
 
@@ -19,11 +19,20 @@ const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "1
 /// Crates to build without optimisation, because optimising them takes longer than running the example.
 const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-scheduler"];
 
-/// Packages the published crates, and builds the examples with them.
+/// What to do with the examples.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Only type-check them, which finds files that a package lacks.
+    Check,
+    /// Build all and run one.
+    Run,
+}
+
+/// Packages the published crates, and compiles the examples with them.
 ///
 /// # Errors
 /// Returns an error if a package is incomplete or too large, or if the output of the example is wrong.
-pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
+pub(crate) fn run(root: &Path, depth: Depth, done: &mut Done) -> Result<(), String> {
     let metadata = metadata::read(root)?;
     let packages: Vec<_> = metadata.packages.iter().filter(|package| package.is_published()).collect();
     let names = packages.iter().flat_map(|package| ["-p", &package.name]);
@@ -38,7 +47,7 @@ pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     let outcome = done.timed("the examples with the packages alone", || {
         unpack(&packages, &files, &folder)?;
         program(root, &packages, &folder)?;
-        build(&folder, &metadata.target_directory)
+        build(&folder, depth, &metadata.target_directory)
     });
     let _ = fs::remove_dir_all(&folder);
     outcome
@@ -106,7 +115,7 @@ fn directory(package: &Package) -> String {
 }
 
 /// Builds all examples of the program and runs one of them.
-fn build(folder: &Path, target: &Path) -> Result<(), String> {
+fn build(folder: &Path, depth: Depth, target: &Path) -> Result<(), String> {
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(crate::checks::cargo());
         command.args(arguments).arg("--offline").current_dir(folder).env("CARGO_TARGET_DIR", target);
@@ -116,10 +125,13 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
     // does not need.
     printed(&mut cargo(&["update", "--workspace"]))?;
     let levels = UNOPTIMISED.map(|name| format!("--config=profile.dev.package.{name}.opt-level=0"));
-    let status =
-        cargo(&["build", "--examples", "--locked"]).args(levels).status().map_err(|e| e.to_string())?;
+    let task = if depth == Depth::Check { "check" } else { "build" };
+    let status = cargo(&[task, "--examples", "--locked"]).args(levels).status().map_err(|e| e.to_string())?;
     if !status.success() {
-        return Err(format!("the examples do not build with the packages ({status})"));
+        return Err(format!("the examples do not compile with the packages ({status})"));
+    }
+    if depth == Depth::Check {
+        return Ok(());
     }
     let (example, arguments, part) = RUNS;
     let mut command = Command::new(target.join(format!("debug/examples/packaged-{example}")));
