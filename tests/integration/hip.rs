@@ -38,7 +38,7 @@ fn logits_match_the_golden_ones_in_both_classes() {
         let classes = [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)];
         within(1800, move || {
             for (turn, (activations, class)) in (0..).zip(classes) {
-                for name in support::half_of_models(turn) {
+                for name in support::share(support::MODELS, 2, turn) {
                     let path = model_path(name);
                     let (model, golden) = (Model::open(path).unwrap(), golden(name));
                     let setup = Setup { devices: "hip:0", activations, ..Setup::default() };

@@ -15,14 +15,12 @@ pub use test_support::model as model_path;
 /// Names of the four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
 
-/// Returns two of the four models. An increment of `turn` or of `RAGTAG_TEST_SEED` selects the other two. If
-/// `RAGTAG_TEST_ALL` is set, returns all four.
-pub fn half_of_models(turn: u32) -> Vec<&'static str> {
-    if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
-        return MODELS.to_vec();
-    }
-    let first = (u64::from(turn) + test_support::seed() % 2) % 2;
-    MODELS.into_iter().skip(first as usize).step_by(2).collect()
+/// Returns one of `of` shares of the items. An increment of `turn` or of `RAGTAG_TEST_SEED` selects the next
+/// share. If `RAGTAG_TEST_ALL` is set, returns all items.
+pub fn share<T>(items: impl IntoIterator<Item = T>, of: usize, turn: u32) -> Vec<T> {
+    let of = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { of };
+    let first = (u64::from(turn) + test_support::seed() % of as u64) % of as u64;
+    items.into_iter().skip(first as usize).step_by(of).collect()
 }
 
 /// Returns the root of the repository.
