@@ -133,6 +133,7 @@ fn describe(
         },
         kind: if integrated { AdapterKind::Integrated } else { AdapterKind::Discrete },
         identity: PhysicalIdentity { pci: api.pci(ordinal), uuid: api.uuid(ordinal) },
+        condition: None,
         memory: vec![heap(api, ordinal, integrated, caps.max_allocation_bytes)],
         caps,
     };

@@ -31,6 +31,7 @@ fn adapters_describe_the_devices() {
         assert!(adapter.identity.uuid.is_some(), "{:?}", adapter.identity);
         assert!(adapter.driver.name.starts_with("Level Zero 1."), "{}", adapter.driver);
         assert_eq!(adapter.driver.hidden_by.as_deref(), Some("ZE_AFFINITY_MASK=0,1"));
+        assert_eq!(adapter.condition, None, "Sysman is not enabled");
     }
 }
 
@@ -216,4 +217,54 @@ fn arc_cards_are_discrete_gpus() {
     let subject = subject_with(&[("RAGTAG_FAKE_GPUS", "1")]);
     let kinds: Vec<_> = subject.adapters().iter().map(|adapter| adapter.kind).collect();
     assert!(kinds.iter().all(|kind| *kind == AdapterKind::Discrete), "{kinds:?}");
+}
+
+#[test]
+fn sysman_reports_the_condition_of_devices() {
+    let subject = subject_with(&[
+        ("ZES_ENABLE_SYSMAN", "1"),
+        ("RAGTAG_FAKE_CELSIUS", "97"),
+        ("RAGTAG_FAKE_THROTTLE_REASONS", "9"),
+        ("RAGTAG_FAKE_MEMORY_HEALTH", "2"),
+    ]);
+    for adapter in subject.adapters() {
+        let condition = adapter.condition.as_ref().unwrap().to_string();
+        assert_eq!(
+            condition,
+            "97 °C, clocks limited by average power and temperature, memory degraded",
+            "{}",
+            adapter.label()
+        );
+        assert!(adapter.memory[0].free_bytes.is_some());
+    }
+}
+
+#[test]
+fn a_card_with_tiles_is_one_device() {
+    let subject = subject_with(&[("RAGTAG_FAKE_TILES", "1")]);
+    let adapters = subject.adapters();
+    let Some(card) = adapters.first() else { return };
+    assert!(adapters.len() == 1 && card.driver.name.ends_with(", 2 tiles"), "{adapters:?}");
+    Bench::new(open(&subject.backend, card, 0, &Limits::default())).works();
+}
+
+#[test]
+fn tiles_are_devices_if_the_user_wants_them() {
+    let flat = [("RAGTAG_FAKE_TILES", "1"), ("ZE_FLAT_DEVICE_HIERARCHY", "FLAT"), ("ZES_ENABLE_SYSMAN", "1")];
+    let subject = subject_with(&flat);
+    let adapters = subject.adapters();
+    let [first, second] = &adapters[..] else { return assert!(adapters.is_empty(), "{adapters:?}") };
+    for (at, tile) in adapters.iter().enumerate() {
+        assert!(tile.driver.name.ends_with(&format!(", tile {at}")), "{}", tile.driver);
+        assert_eq!(tile.driver.hidden_by.as_deref(), Some("ZE_FLAT_DEVICE_HIERARCHY=FLAT"));
+        // Sysman's figures are those of the card.
+        assert_eq!((tile.memory[0].free_bytes, &tile.condition), (None, &None));
+    }
+    assert_ne!(first.identity.uuid, second.identity.uuid);
+    assert!(first.imports_from(second) && second.imports_from(first));
+    let wanted = [(first.clone(), DeviceId(0)), (second.clone(), DeviceId(1))];
+    let devices = subject.backend.open(&wanted, &Limits::default()).unwrap();
+    let mut both = devices.into_iter().map(|device| Bench::new(Checked::new(device)));
+    let (mut owner, mut user) = (both.next().unwrap(), both.next().unwrap());
+    assert_eq!(shares(&mut owner, &mut user), [true; 2]);
 }

@@ -9,6 +9,7 @@ mod commands;
 mod device;
 mod objects;
 mod symbols;
+mod sysman;
 pub(crate) mod types;
 
 pub(crate) use commands::{Between, CommandList, CommandQueue};
