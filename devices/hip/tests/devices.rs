@@ -3,7 +3,7 @@
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
-use device_bench::{Bench, all, download, expected, same, scale, shares, upload};
+use device_bench::{Bench, all, download, expected, open_both, same, scale, shares, upload};
 use ragtag_hal::{
     Adapter, Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Feature,
     KernelLanguage, Limits, ModuleId, ProgramId, QueueKind, Unavailable,
@@ -124,10 +124,7 @@ fn each_pair(test: impl Fn([&Adapter; 2], [Bench; 2])) {
         return test_support::skip!("two OpenCL devices", "HIP has {} devices", all.len());
     }
     for pair in pairs {
-        let wanted = [(pair[0].clone(), DeviceId(0)), (pair[1].clone(), DeviceId(1))];
-        let opened = backend.open(&wanted, &Limits::default()).unwrap();
-        let mut both = opened.into_iter().map(|device| Bench::new(Checked::new(device)));
-        test(pair, [both.next().unwrap(), both.next().unwrap()]);
+        test(pair, open_both(&backend, pair));
     }
 }
 

@@ -5,16 +5,15 @@
 mod support;
 
 use ragtag_hal::{
-    AdapterKind, Backend, BufferId, Checked, Command, Device, DeviceId, Error, Feature, HostPages,
-    KernelLanguage, Limits, ModuleId, ProgramId, QueueKind, SharedMemory,
+    AdapterKind, BufferId, Device, Error, Feature, KernelLanguage, Limits, ModuleId, ProgramId, QueueKind,
 };
 use ragtag_level_zero::{LevelZeroBackend, LevelZeroConfig};
 use std::ffi::CStr;
-use std::sync::Arc;
 use support::*;
 use test_drivers::level_zero_faults;
 
 device_bench::device_tests!(subject());
+device_bench::suite_tests!(subject(), devices: imported_pages_only_take_copies);
 
 #[test]
 fn adapters_describe_the_devices() {
@@ -43,14 +42,7 @@ fn all_kinds_of_memory_give_the_same_result() {
         let backend = LevelZeroBackend::new(LevelZeroConfig { shared_below_bytes, ..config() });
         for adapter in subject.adapters() {
             let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
-            for round in 1..20u32 {
-                bench.fill_region(|at| at * round);
-                let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
-                let computed = bench.commands(QueueKind::Compute, vec![scale(all(0), all(1), 3)], &[up]);
-                bench.wait(computed);
-                let wanted = expected(|at| 3 * at * round + 1);
-                same(&bench.words(1), &wanted, format!("{} {shared_below_bytes}", adapter.label()));
-            }
+            bench.works_repeatedly(&shared_below_bytes.to_string());
         }
     }
 }
@@ -62,10 +54,7 @@ fn peers_share_buffers() {
     let [first, second] = &adapters[..] else { return };
     assert!(first.imports_from(second) && second.imports_from(first));
     for [owner, user] in [[first, second], [second, first]] {
-        let wanted = [(owner.clone(), DeviceId(0)), (user.clone(), DeviceId(1))];
-        let devices = subject.backend.open(&wanted, &Limits::default()).unwrap();
-        let mut both = devices.into_iter().map(|device| Bench::new(Checked::new(device)));
-        let (mut owner, mut user) = (both.next().unwrap(), both.next().unwrap());
+        let [mut owner, mut user] = open_both(&subject.backend, [owner, user]);
         assert_eq!(
             shares(&mut owner, &mut user),
             [true; 2],
@@ -91,33 +80,6 @@ fn devices_that_are_no_peers_share_nothing() {
     let mut stranger = Bench::new(open(&anew, first, 2, &Limits::default()));
     let refused = stranger.device.import_buffer(BufferId(9), &memory).unwrap_err();
     assert!(refused.to_string().contains("another Level Zero driver"), "{refused}");
-}
-
-#[test]
-fn imported_pages_only_take_copies() {
-    each(&subject(), |mut bench| {
-        let pages = Arc::new(HostPages::new(WORDS as u64 * 4).unwrap());
-        let memory = SharedMemory { bytes: pages.bytes(), handle: pages };
-        bench.device.import_buffer(BufferId(9), &memory).unwrap();
-        bench.device.import_buffer(BufferId(10), &memory).unwrap();
-        let copy = |from: u32, to: u32| Command::Copy { from: all(from), to: all(to) };
-        let program =
-            vec![upload(0), scale(all(0), all(1), 3), copy(1, 9), copy(10, 2), scale(all(2), all(3), 5)];
-        bench.device.record(ProgramId(0), program).unwrap();
-        for round in 1..4u32 {
-            bench.fill_region(|at| at ^ round);
-            let ran = bench.program(0, &[]);
-            bench.wait(ran);
-            same(&bench.words(3), &expected(|at| 5 * (3 * (at ^ round) + 1) + 1), bench.label());
-        }
-        let fill = Command::Fill { to: all(9), word: 1 };
-        for refused in [
-            bench.device.record(ProgramId(1), vec![scale(all(9), all(1), 3)]).unwrap_err(),
-            bench.failure(QueueKind::Compute, vec![fill]).unwrap(),
-        ] {
-            assert!(refused.to_string().contains("imported memory"), "{refused}");
-        }
-    });
 }
 
 #[test]
@@ -262,9 +224,6 @@ fn tiles_are_devices_if_the_user_wants_them() {
     }
     assert_ne!(first.identity.uuid, second.identity.uuid);
     assert!(first.imports_from(second) && second.imports_from(first));
-    let wanted = [(first.clone(), DeviceId(0)), (second.clone(), DeviceId(1))];
-    let devices = subject.backend.open(&wanted, &Limits::default()).unwrap();
-    let mut both = devices.into_iter().map(|device| Bench::new(Checked::new(device)));
-    let (mut owner, mut user) = (both.next().unwrap(), both.next().unwrap());
+    let [mut owner, mut user] = open_both(&subject.backend, [first, second]);
     assert_eq!(shares(&mut owner, &mut user), [true; 2]);
 }
