@@ -5,12 +5,15 @@
 
 use device_bench::{Bench, all, download, expected, open_both, same, scale, shares, upload};
 use ragtag_hal::{
-    Adapter, Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Feature,
-    KernelLanguage, Limits, ModuleId, ProgramId, QueueKind, Unavailable,
+    Adapter, Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, DmaBuf, Error, Feature,
+    KernelLanguage, Limits, MemoryHandle, ModuleId, ProgramId, QueueKind, SharedMemory, Unavailable,
 };
 use ragtag_hip::{HipBackend, HipConfig, compile_child};
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::Path;
+use std::sync::Arc;
 use test_drivers::with_hip_on_opencl;
 
 /// Environment variable that marks this process as the compiler process.
@@ -109,6 +112,46 @@ fn kernels_compute_and_programs_replay() {
                 let word = |at: u32| if at < 16 { 42 } else { 7 * (5 * at.wrapping_mul(round) + 1) + 1 };
                 same(&bench.region_words(), &expected(word), adapter.label());
             }
+        }
+    });
+}
+
+/// Checks the import of a dma-buf. A file stands for it.
+#[test]
+#[cfg(unix)]
+fn dma_bufs_are_imported() {
+    with_hip_on_opencl("dma_bufs_are_imported", &[], || {
+        let backend = backend();
+        for adapter in adapters(&backend) {
+            assert!(adapter.caps.sharing.imports.contains(&MemoryHandle::DmaBuf));
+            let mut bench = open(&backend, &adapter).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(all(0).bytes).unwrap();
+            let memory = |bytes: u64| {
+                let dma_buf = DmaBuf::new(file.try_clone().unwrap().into(), Arc::new(())).unwrap();
+                SharedMemory { bytes, handle: Arc::new(dma_buf) }
+            };
+            bench.device.import_buffer(BufferId(9), &memory(all(0).bytes)).unwrap();
+            bench.fill_region(|at| at ^ 9);
+            let ran = bench.commands(QueueKind::Compute, vec![upload(0), scale(all(0), all(9), 3)], &[]);
+            bench.wait(ran);
+            let wanted = expected(|at| 3 * (at ^ 9) + 1);
+            same(&bench.words(9), &wanted, adapter.label());
+            let (mut bytes, mut reader) = (Vec::new(), &file);
+            reader.rewind().unwrap();
+            reader.read_to_end(&mut bytes).unwrap();
+            let words: Vec<u32> =
+                bytes.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word)).collect();
+            same(&words, &wanted, adapter.label());
+
+            let refused = bench.device.import_buffer(BufferId(10), &memory(2 * all(0).bytes)).unwrap_err();
+            assert!(refused.to_string().contains("bytes of a dma-buf of"), "{refused}");
+            let fd = File::open("/dev/null").unwrap().into();
+            let dma_buf = DmaBuf { fd, allocation_bytes: 4096, own: Arc::new(()) };
+            let broken = SharedMemory { bytes: 4096, handle: Arc::new(dma_buf) };
+            let refused = bench.device.import_buffer(BufferId(10), &broken).unwrap_err();
+            assert!(refused.to_string().contains("hipImportExternalMemory"), "{refused}");
+            bench.works();
         }
     });
 }
