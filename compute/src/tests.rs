@@ -14,17 +14,24 @@ use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use test_drivers::with_level_zero_on_opencl;
+use test_support::Child;
 
-/// Runs `test` on every adapter. If several software adapters are identical, uses only the first of them.
+/// Full name of the test that runs the operators on the test driver of Level Zero.
+const TEST_DRIVER: &str = "tests::operators_run_on_the_test_driver_of_level_zero";
+
+/// Runs `test` on every adapter. If several software adapters are identical, uses only the first of them. In the
+/// process of [`TEST_DRIVER`], uses only adapters of Level Zero.
 fn everywhere(test: impl Fn(&Compute)) {
     let backends = Backends::new(&Config::default());
     let report = backends.probe();
-    for backend in report.backends.iter() {
+    let in_use = |backend: &str| !Child::inside(TEST_DRIVER) || backend == "level-zero";
+    for backend in report.backends.iter().filter(|backend| in_use(&backend.name)) {
         if !report.adapters().any(|adapter| adapter.backend == backend.name) {
             test_support::skip!(test_support::driver(&backend.name), "{:?}", backend.status);
         }
     }
-    let mut adapters: Vec<_> = report.adapters().collect();
+    let mut adapters: Vec<_> = report.adapters().filter(|adapter| in_use(&adapter.backend)).collect();
     adapters.dedup_by(|b, a| {
         a.kind == AdapterKind::Software
             && (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver)
@@ -506,4 +513,26 @@ fn memory_is_freed_with_the_last_tensor_and_work_outlives_its_inputs() {
     drop(device);
     let task = std::thread::spawn(move || block_on(other.read(&sum).unwrap()).unwrap());
     assert!(task.join().unwrap().iter().all(|x| *x == 301.0));
+}
+
+/// Tests that run on every adapter.
+const OPERATORS: [fn(); 13] = [
+    values_are_read_back_unchanged,
+    transposes_slices_and_gathers,
+    elementwise_and_row_operators_match_their_definitions,
+    arg_max_and_top_k_find_the_largest_values,
+    rope_rotates_heads_by_their_positions,
+    quantises_and_dequantises_on_the_device,
+    multiplies_matrices,
+    multiplies_parts_of_tensors,
+    operators_accept_16_bit_values_and_keep_the_type_unless_they_sum,
+    reduces_long_rows_in_two_steps,
+    multiplies_quantised_weights_in_both_classes,
+    attention_and_convolution_match_their_definitions,
+    empty_dimensions_are_no_ops,
+];
+
+#[test]
+fn operators_run_on_the_test_driver_of_level_zero() {
+    with_level_zero_on_opencl(TEST_DRIVER, &[], || OPERATORS.iter().for_each(|test| test()));
 }

@@ -105,12 +105,13 @@ fn device(adapter: &Adapter, report: &Report) -> Finding {
     Finding::new("devices", State::Ok, found)
 }
 
-/// Formats the GEMM library of a device, and the peers that the device can access.
+/// Formats the GEMM library of a device, the peers that the device can access, and its condition.
 fn beyond(adapter: &Adapter) -> String {
     let caps = &adapter.caps;
+    let condition = adapter.condition.iter().map(ToString::to_string);
     let library = caps.gemm.iter().map(|library| format!("matmuls by {} {}", library.name, library.version));
     let peers = caps.sharing.peers.iter().map(|index| format!("peer access to {}:{index}", adapter.backend));
-    library.chain(peers).map(|what| format!(", {what}")).collect()
+    library.chain(peers).chain(condition).map(|what| format!(", {what}")).collect()
 }
 
 fn cuda(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {

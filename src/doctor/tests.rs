@@ -2,9 +2,9 @@
 
 use super::machine::{Access, Distribution, Machine, Node};
 use super::{Diagnosis, Finding, State, apis, diagnose};
-use crate::devices::DeviceOptions;
+use crate::devices::{DeviceOptions, Devices};
 use ragtag_devices::{BackendReport, Report, Status};
-use ragtag_hal::Unavailable;
+use ragtag_hal::{Adapter, Condition, Unavailable};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -112,6 +112,19 @@ fn a_working_cuda_machine_lacks_only_optional_parts() {
     fake.library("/usr/local/cuda/lib64", "libnvrtc.so.12.9.86", "libnvrtc.so.12");
     let compiler = about(&fake.findings("cuda"), "compiler");
     assert_eq!(compiler, ["Ok: NVRTC: /usr/local/cuda/lib64/libnvrtc.so.12 (12.9.86)"]);
+}
+
+#[test]
+fn the_condition_of_a_device_is_shown() {
+    let devices = Devices::probe(&DeviceOptions::selecting("cpu")).unwrap();
+    let condition =
+        Condition { celsius: Some(97), throttled_by: vec!["temperature".into()], ..Condition::default() };
+    let shown = |condition: Option<Condition>| {
+        let adapters = vec![Adapter { condition, ..devices.selected()[0].clone() }];
+        about(&Fake::new(DEBIAN).findings_of("level-zero", Status::Found { adapters }), "devices").remove(0)
+    };
+    assert!(shown(Some(condition)).ends_with(", 97 °C, clocks limited by temperature"));
+    assert!(!shown(None).contains("°C"));
 }
 
 #[test]

@@ -60,6 +60,15 @@ pub fn open(backend: &dyn Backend, adapter: &Adapter, id: u16, limits: &Limits) 
     Checked::new(devices.swap_remove(0))
 }
 
+/// Opens two devices in one call, so that they can share a driver context.
+#[track_caller]
+pub fn open_both(backend: &dyn Backend, [first, second]: [&Adapter; 2]) -> [Bench; 2] {
+    let wanted = [(first.clone(), DeviceId(0)), (second.clone(), DeviceId(1))];
+    let opened = backend.open(&wanted, &Limits::default()).unwrap();
+    let benches: Vec<Bench> = opened.into_iter().map(|device| Bench::new(Checked::new(device))).collect();
+    benches.try_into().ok().expect("two devices")
+}
+
 /// Returns the range of `words` words that starts at word `first` of a buffer.
 pub fn buffer_range(buffer: u32, first: usize, words: usize) -> BufferRange {
     BufferRange { buffer: BufferId(buffer), offset: first as u64 * 4, bytes: words as u64 * 4 }
@@ -221,6 +230,19 @@ impl Bench {
         let point = self.commands(QueueKind::Download, vec![download(buffer)], &[]);
         self.wait(point);
         self.region_words()
+    }
+
+    /// Asserts that the kernel computes the correct results for changing inputs, which reach the device through
+    /// the region.
+    #[track_caller]
+    pub fn works_repeatedly(&mut self, what: &str) {
+        for round in 1..20u32 {
+            self.fill_region(|at| at * round);
+            let up = self.commands(QueueKind::Upload, vec![upload(0)], &[]);
+            let computed = self.commands(QueueKind::Compute, vec![scale(all(0), all(1), 3)], &[up]);
+            self.wait(computed);
+            same(&self.words(1), &expected(|at| 3 * at * round + 1), format!("{} {what}", self.label()));
+        }
     }
 
     /// Asserts that the kernel in module 0 computes the correct result. Uploads the input from the region,

@@ -83,6 +83,7 @@ impl CpuBackend {
             driver: driver.clone(),
             kind: AdapterKind::Cpu,
             identity: PhysicalIdentity::default(),
+            condition: None,
             memory: vec![Memory {
                 heap: HeapKind::Host,
                 total_bytes: memory.total_bytes / parts,

@@ -124,6 +124,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         driver: driver(functions.version()),
         kind: if integrated { AdapterKind::Integrated } else { AdapterKind::Discrete },
         identity: PhysicalIdentity { pci: Some(pci), uuid: Some(uuid(functions, device)?) },
+        condition: None,
         memory: vec![memory],
         caps: Caps { sharing, clocks, ..limits.caps(capability, (common.compiles)(capability)) },
     };

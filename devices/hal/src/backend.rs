@@ -172,6 +172,9 @@ pub struct Adapter {
     pub memory: Vec<Memory>,
     /// Capabilities.
     pub caps: Caps,
+    /// Condition of the device at the time of the probe, if the API reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condition: Option<Condition>,
 }
 
 impl Adapter {
@@ -181,7 +184,8 @@ impl Adapter {
     }
 
     /// Returns whether this adapter's device can import the memory of `owner`'s device, according to their
-    /// drivers. The import may still fail. File descriptors are imported only within one physical device.
+    /// drivers. The import may still fail. Opaque file descriptors are imported only within one physical device.
+    /// A dma-buf does not count, because only a probe of the link shows whether it can be imported.
     pub fn imports_from(&self, owner: &Self) -> bool {
         let is_valid = |handle: &MemoryHandle| match handle {
             MemoryHandle::OpaqueFd => {
@@ -191,9 +195,34 @@ impl Adapter {
                 let is_peer = self.index == owner.index || self.caps.sharing.peers.contains(&owner.index);
                 self.backend == owner.backend && is_peer
             }
+            MemoryHandle::DmaBuf => false,
             MemoryHandle::HostPages => true,
         };
         self.caps.sharing.imports.intersection(&owner.caps.sharing.exports).any(is_valid)
+    }
+}
+
+/// Condition of a device: temperature, limited clocks, and memory that needs attention.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Condition {
+    /// Highest temperature of all sensors, in degrees Celsius.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub celsius: Option<i32>,
+    /// Reasons for which the device limits its clocks, such as `temperature`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub throttled_by: Vec<String>,
+    /// State of memory that needs attention, such as `degraded`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let celsius = self.celsius.iter().map(|celsius| format!("{celsius} °C"));
+        let clocks = (!self.throttled_by.is_empty())
+            .then(|| format!("clocks limited by {}", self.throttled_by.join(" and ")));
+        let memory = self.memory.iter().map(|state| format!("memory {state}"));
+        f.write_str(&celsius.chain(clocks).chain(memory).collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -572,6 +601,7 @@ mod tests {
                     driver: "driver 1".into(),
                     kind: AdapterKind::Discrete,
                     identity: PhysicalIdentity { pci: None, uuid },
+                    condition: None,
                     memory: Vec::new(),
                     caps,
                 }
@@ -596,6 +626,10 @@ mod tests {
         assert!(second.imports_from(&first) && !first.imports_from(&second), "peer access has a direction");
         assert!(!adapter("hip", None, object, object).imports_from(&first));
 
+        let dma_buf = &[MemoryHandle::DmaBuf][..];
+        let card = adapter("level-zero", Some([1; 16]), dma_buf, dma_buf);
+        assert!(!card.imports_from(&card) && !vulkan.imports_from(&card), "only a probe can tell");
+
         let pages = &[MemoryHandle::HostPages][..];
         let (cpu, importer) = (adapter("cpu", None, pages, pages), adapter("hip", None, object, pages));
         assert!(cpu.imports_from(&cpu) && importer.imports_from(&cpu));
@@ -610,6 +644,18 @@ mod tests {
         for text in ["", "cpu", "cpu:", ":0", "cpu:+1", "cpu:-1", "c u:0", "cpu:0:1"] {
             assert!(text.parse::<Label>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn conditions_list_what_is_known() {
+        let hot = Condition {
+            celsius: Some(99),
+            throttled_by: vec!["temperature".into(), "current".into()],
+            memory: Some("degraded".into()),
+        };
+        let text = "99 °C, clocks limited by temperature and current, memory degraded";
+        assert_eq!(hot.to_string(), text);
+        assert_eq!(Condition { celsius: Some(45), ..Condition::default() }.to_string(), "45 °C");
     }
 
     #[test]

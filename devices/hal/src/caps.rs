@@ -203,6 +203,9 @@ impl MemorySharing {
 pub enum MemoryHandle {
     /// An opaque POSIX file descriptor, which only drivers can interpret.
     OpaqueFd,
+    /// A dma-buf, which the drivers of all GPUs of a Linux system can interpret. Drivers often refuse the memory
+    /// of another driver, so only a probe of the link shows whether an import works.
+    DmaBuf,
     /// An object of the backend, which the devices in this process whose [`MemorySharing::peers`] contain the
     /// owner can use without a copy.
     DriverObject,

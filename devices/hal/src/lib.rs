@@ -29,6 +29,8 @@ pub mod cache;
 mod caps;
 mod checked;
 mod command;
+#[cfg(unix)]
+mod dma_buf;
 pub mod driver;
 mod error;
 mod exit;
@@ -49,8 +51,8 @@ mod timeline;
 
 pub use adaptive_wait::{Anticipation, Outcome, Turn};
 pub use backend::{
-    Adapter, AdapterKind, Backend, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory, MemorySource,
-    PciAddress, PhysicalIdentity, SharedMemory, SharedSemaphore, Timing,
+    Adapter, AdapterKind, Backend, Condition, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory,
+    MemorySource, PciAddress, PhysicalIdentity, SharedMemory, SharedSemaphore, Timing,
 };
 pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};
@@ -58,6 +60,8 @@ pub use command::{
     Access, BinaryEntry, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry,
     Module, ModuleSource, Submission, TextEntry, Work,
 };
+#[cfg(unix)]
+pub use dma_buf::DmaBuf;
 pub use error::{Error, Result, Unavailable};
 pub use exit::exit_in_words;
 pub use faults::{CopyFault, CopyFaultKind, Faults, FaultyCopies, ShortCopies};

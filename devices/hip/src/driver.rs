@@ -3,14 +3,22 @@
 //! Objects release their handles on drop.
 
 use crate::api::symbols::blas::{F16, F32, NONE, STANDARD, TRANSPOSE};
+#[cfg(unix)]
+use crate::api::symbols::{ExternalBufferDesc, ExternalMemoryDesc, OPAQUE_FD};
 use crate::api::symbols::{FUNCTION_MAX_THREADS, Handle, code, copy_kind};
 use crate::api::{Api, Blas, blas, call, call_optional, check_blas, lacks};
 use crate::error::allocation_failure;
 use crate::probe::{Found, WORKSPACE_BYTES};
 use crate::program::Programs;
+#[cfg(unix)]
+use ragtag_hal::DmaBuf;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
+#[cfg(unix)]
+use ragtag_stream::Import;
 use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
 use std::ffi::CString;
+#[cfg(unix)]
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -241,6 +249,41 @@ impl Driver for HipDriver {
         }
         self.select()?;
         self.api.reach(owner.ordinal)
+    }
+
+    #[cfg(unix)]
+    fn import_dma_buf(&self, memory: &DmaBuf, bytes: u64) -> Result<Import> {
+        let functions = &self.api.functions;
+        let destroy = functions.hipDestroyExternalMemory.ok_or_else(|| lacks("hipDestroyExternalMemory"))?;
+        let fd = memory.duplicate(bytes)?;
+        let desc = ExternalMemoryDesc {
+            kind: OPAQUE_FD,
+            fd: fd.as_raw_fd(),
+            bytes: memory.allocation_bytes,
+            ..ExternalMemoryDesc::default()
+        };
+        let mut external = ptr::null_mut();
+        // SAFETY: the call reads the description and writes a handle.
+        let imported = unsafe {
+            on_device!(self, call_optional, hipImportExternalMemory(&raw mut external, &raw const desc))
+        };
+        imported.map_err(|error| allocation_failure(error, bytes))?;
+        // A successful import has taken the file descriptor.
+        let _ = fd.into_raw_fd();
+        let external = self.object(external, destroy);
+        let desc = ExternalBufferDesc { bytes, ..ExternalBufferDesc::default() };
+        let (mut address, memory) = (ptr::null_mut(), external.handle);
+        // SAFETY: the memory has at least this size. The call writes an address.
+        unsafe {
+            call_optional!(
+                functions,
+                hipExternalMemoryGetMappedBuffer(&raw mut address, memory, &raw const desc)
+            )
+        }
+        .map_err(|error| allocation_failure(error, bytes))?;
+        // The buffer is dropped before the memory.
+        let owner = (self.object(address, functions.hipFree), external);
+        Ok(Import { address: address as usize as u64, owner: Box::new(owner) })
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {

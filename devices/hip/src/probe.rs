@@ -78,10 +78,12 @@ fn sharing(found: &[Found], at: usize) -> MemorySharing {
     let Native { api, ordinal, .. } = found[at].native;
     let reached =
         found.iter().filter(|other| other.ordinal != ordinal && api.reaches(ordinal, other.ordinal));
+    let dma_buf = cfg!(unix) && api.functions.hipImportExternalMemory.is_some();
+    let dma_buf = dma_buf.then_some(MemoryHandle::DmaBuf);
     MemorySharing {
         peers: reached.map(|other| other.adapter.index).collect(),
         exports: [MemoryHandle::DriverObject].into(),
-        imports: [MemoryHandle::DriverObject, MemoryHandle::HostPages].into(),
+        imports: [MemoryHandle::DriverObject, MemoryHandle::HostPages].into_iter().chain(dma_buf).collect(),
     }
 }
 
@@ -133,6 +135,7 @@ fn describe(
         },
         kind: if integrated { AdapterKind::Integrated } else { AdapterKind::Discrete },
         identity: PhysicalIdentity { pci: api.pci(ordinal), uuid: api.uuid(ordinal) },
+        condition: None,
         memory: vec![heap(api, ordinal, integrated, caps.max_allocation_bytes)],
         caps,
     };

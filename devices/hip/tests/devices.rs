@@ -3,14 +3,17 @@
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
-use device_bench::{Bench, all, download, expected, same, scale, shares, upload};
+use device_bench::{Bench, all, download, expected, open_both, same, scale, shares, upload};
 use ragtag_hal::{
-    Adapter, Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Feature,
-    KernelLanguage, Limits, ModuleId, ProgramId, QueueKind, Unavailable,
+    Adapter, Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, DmaBuf, Error, Feature,
+    KernelLanguage, Limits, MemoryHandle, ModuleId, ProgramId, QueueKind, SharedMemory, Unavailable,
 };
 use ragtag_hip::{HipBackend, HipConfig, compile_child};
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::Path;
+use std::sync::Arc;
 use test_drivers::with_hip_on_opencl;
 
 /// Environment variable that marks this process as the compiler process.
@@ -113,6 +116,46 @@ fn kernels_compute_and_programs_replay() {
     });
 }
 
+/// Checks the import of a dma-buf. A file stands for it.
+#[test]
+#[cfg(unix)]
+fn dma_bufs_are_imported() {
+    with_hip_on_opencl("dma_bufs_are_imported", &[], || {
+        let backend = backend();
+        for adapter in adapters(&backend) {
+            assert!(adapter.caps.sharing.imports.contains(&MemoryHandle::DmaBuf));
+            let mut bench = open(&backend, &adapter).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(all(0).bytes).unwrap();
+            let memory = |bytes: u64| {
+                let dma_buf = DmaBuf::new(file.try_clone().unwrap().into(), Arc::new(())).unwrap();
+                SharedMemory { bytes, handle: Arc::new(dma_buf) }
+            };
+            bench.device.import_buffer(BufferId(9), &memory(all(0).bytes)).unwrap();
+            bench.fill_region(|at| at ^ 9);
+            let ran = bench.commands(QueueKind::Compute, vec![upload(0), scale(all(0), all(9), 3)], &[]);
+            bench.wait(ran);
+            let wanted = expected(|at| 3 * (at ^ 9) + 1);
+            same(&bench.words(9), &wanted, adapter.label());
+            let (mut bytes, mut reader) = (Vec::new(), &file);
+            reader.rewind().unwrap();
+            reader.read_to_end(&mut bytes).unwrap();
+            let words: Vec<u32> =
+                bytes.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word)).collect();
+            same(&words, &wanted, adapter.label());
+
+            let refused = bench.device.import_buffer(BufferId(10), &memory(2 * all(0).bytes)).unwrap_err();
+            assert!(refused.to_string().contains("bytes of a dma-buf of"), "{refused}");
+            let fd = File::open("/dev/null").unwrap().into();
+            let dma_buf = DmaBuf { fd, allocation_bytes: 4096, own: Arc::new(()) };
+            let broken = SharedMemory { bytes: 4096, handle: Arc::new(dma_buf) };
+            let refused = bench.device.import_buffer(BufferId(10), &broken).unwrap_err();
+            assert!(refused.to_string().contains("hipImportExternalMemory"), "{refused}");
+            bench.works();
+        }
+    });
+}
+
 /// Opens each pair of devices and calls `test` with their adapters and both devices. Records a skip if there
 /// is no pair.
 fn each_pair(test: impl Fn([&Adapter; 2], [Bench; 2])) {
@@ -124,10 +167,7 @@ fn each_pair(test: impl Fn([&Adapter; 2], [Bench; 2])) {
         return test_support::skip!("two OpenCL devices", "HIP has {} devices", all.len());
     }
     for pair in pairs {
-        let wanted = [(pair[0].clone(), DeviceId(0)), (pair[1].clone(), DeviceId(1))];
-        let opened = backend.open(&wanted, &Limits::default()).unwrap();
-        let mut both = opened.into_iter().map(|device| Bench::new(Checked::new(device)));
-        test(pair, [both.next().unwrap(), both.next().unwrap()]);
+        test(pair, open_both(&backend, pair));
     }
 }
 

@@ -13,6 +13,8 @@ use crate::program::{Entry, Launch, entries};
 use crate::queue::Queue;
 use crate::recording::Recording;
 use crate::semaphore::Semaphore;
+#[cfg(unix)]
+use ragtag_hal::DmaBuf;
 use ragtag_hal::driver::{self, Allocation, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
@@ -87,6 +89,15 @@ impl LevelZero {
     }
 }
 
+#[cfg(unix)]
+impl LevelZero {
+    fn import_dma_buf(&self, dma_buf: &DmaBuf, bytes: u64) -> Result<Buffer> {
+        let (api, device, fd) = (self.context.api(), self.found.device, dma_buf.duplicate(bytes)?);
+        let imported = Buffer::import(api, device, bytes, self.found.relaxed, fd);
+        imported.map_err(|error| allocation_failure(error, bytes))
+    }
+}
+
 impl Driver for LevelZero {
     type Buffer = Buffer;
     type Region = Option<Arc<Pin>>;
@@ -113,16 +124,42 @@ impl Driver for LevelZero {
     /// Allocates device memory, because other devices cannot access memory that this device shares with the
     /// host.
     fn allocate_shared(&self, bytes: u64) -> Result<Buffer> {
+        #[cfg(unix)]
+        if self.found.exports_dma_buf {
+            let (api, device) = (self.context.api(), self.found.device);
+            match Buffer::exportable(api, device, bytes, self.found.relaxed) {
+                Ok(buffer) => return Ok(buffer),
+                Err(error) => tracing::debug!(%error, "cannot allocate memory for export as a dma-buf"),
+            }
+        }
         self.buffer(bytes, Kind::Device)
     }
 
+    /// Exports a buffer for devices of this context, and as a dma-buf for other devices if the driver can.
     fn export(&self, buffer: &Arc<Buffer>) -> Result<SharedMemory> {
         let (owner, context) = (self.found.device, Arc::clone(&self.context));
-        let exported = Exported { buffer: Buffer::clone(buffer), owner, context };
-        Ok(SharedMemory { bytes: buffer.bytes(), handle: Arc::new(exported) })
+        let exported = Arc::new(Exported { buffer: Buffer::clone(buffer), owner, context });
+        let bytes = buffer.bytes();
+        #[cfg(unix)]
+        if self.found.exports_dma_buf {
+            let own: Arc<Exported> = Arc::clone(&exported);
+            match buffer.export().and_then(|fd| DmaBuf::new(fd, own)) {
+                Ok(dma_buf) => return Ok(SharedMemory { bytes, handle: Arc::new(dma_buf) }),
+                Err(error) => tracing::debug!(%error, "cannot export a buffer as a dma-buf"),
+            }
+        }
+        Ok(SharedMemory { bytes, handle: exported })
     }
 
     fn import(&self, memory: &SharedMemory) -> Result<Buffer> {
+        #[cfg(unix)]
+        if let Some(dma_buf) = memory.handle.downcast_ref::<DmaBuf>() {
+            let own = SharedMemory { bytes: memory.bytes, handle: Arc::clone(&dma_buf.own) };
+            return self.import(&own).or_else(|refused| match self.found.imports_dma_buf {
+                true => self.import_dma_buf(dma_buf, memory.bytes),
+                false => Err(refused),
+            });
+        }
         if let Ok(pages) = Arc::clone(&memory.handle).downcast::<HostPages>() {
             let pin = self.context.pin(Pinnable::Pages(Arc::clone(&pages)));
             return Ok(Buffer::over(pages, pin));

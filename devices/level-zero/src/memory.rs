@@ -6,6 +6,8 @@ use crate::api::{Context, Device, UsmMemory};
 use crate::context::Pin;
 use ragtag_hal::driver::Allocation;
 use ragtag_hal::{Error, HostPages, Result};
+#[cfg(unix)]
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Memory that is freed with its last reference. Several devices of a context use the same memory if one of
@@ -35,6 +37,10 @@ pub(crate) enum Kind {
     Shared,
 }
 
+fn size(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })
+}
+
 impl Buffer {
     /// Allocates a buffer. If `relaxed` is true, the size may exceed the device's limit for a single
     /// allocation.
@@ -48,7 +54,7 @@ impl Buffer {
         kind: Kind,
         relaxed: bool,
     ) -> Result<Self> {
-        let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
+        let size = size(bytes)?;
         Ok(Self(Arc::new(match kind {
             Kind::Device => {
                 Memory::Device { memory: UsmMemory::device(context, device, size, relaxed)?, bytes }
@@ -57,6 +63,50 @@ impl Buffer {
                 Memory::Shared { memory: UsmMemory::shared(context, device, size, relaxed)?, bytes }
             }
         })))
+    }
+
+    /// Allocates a buffer in device memory that can be exported as a dma-buf. The meaning of `relaxed` is that
+    /// of [`Buffer::new`].
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    #[cfg(unix)]
+    pub(crate) fn exportable(
+        context: &Arc<Context>,
+        device: Device,
+        bytes: u64,
+        relaxed: bool,
+    ) -> Result<Self> {
+        let memory = UsmMemory::exportable(context, device, size(bytes)?, relaxed)?;
+        Ok(Self(Arc::new(Memory::Device { memory, bytes })))
+    }
+
+    /// Imports the first bytes of a dma-buf. The meaning of `relaxed` is that of [`Buffer::new`].
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    #[cfg(unix)]
+    pub(crate) fn import(
+        context: &Arc<Context>,
+        device: Device,
+        bytes: u64,
+        relaxed: bool,
+        fd: OwnedFd,
+    ) -> Result<Self> {
+        let memory = UsmMemory::import(context, device, size(bytes)?, relaxed, fd)?;
+        Ok(Self(Arc::new(Memory::Device { memory, bytes })))
+    }
+
+    /// Exports a buffer from [`Buffer::exportable`] as a dma-buf.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] for any other buffer, or the driver's error.
+    #[cfg(unix)]
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        match self.0.as_ref() {
+            Memory::Device { memory, .. } => memory.export(),
+            _ => Err(Error::Unsupported { what: "exporting memory of the host".into() }),
+        }
     }
 
     /// Returns a buffer over pages of the host, which `pin` has registered.

@@ -23,8 +23,10 @@ const RELAXED_LIMITS: &str = "ZE_experimental_relaxed_allocation_limits";
 const DOT_PRODUCTS: &str = "ZE_intel_experimental_device_module_dp_properties";
 /// Option that makes kernels use 64-bit addresses, so that buffers may exceed 4 GiB.
 const LARGE_BUFFERS: &CStr = c"-ze-opt-greater-than-4GB-buffer-required";
-/// Environment variable with which users hide devices from the driver.
-const VISIBILITY: &str = "ZE_AFFINITY_MASK";
+/// Environment variable that says whether a card with several tiles is one device or several devices.
+const HIERARCHY: &str = "ZE_FLAT_DEVICE_HIERARCHY";
+/// Environment variables with which users select devices.
+const SELECTION: [&str; 2] = ["ZE_AFFINITY_MASK", HIERARCHY];
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
@@ -54,6 +56,10 @@ pub(crate) struct Native {
     pub(crate) host_memory: bool,
     /// Whether host and device can share memory.
     pub(crate) shares: bool,
+    /// Whether buffers can be exported as dma-bufs.
+    pub(crate) exports_dma_buf: bool,
+    /// Whether buffers can be imported from dma-bufs.
+    pub(crate) imports_dma_buf: bool,
 }
 
 /// Returns the devices of all drivers that can run Ragtag's kernels.
@@ -61,7 +67,8 @@ pub(crate) struct Native {
 /// # Errors
 /// Returns [`Unavailable`] if there is no loader, no driver, or no device.
 pub(crate) fn probe(backend: &str) -> std::result::Result<Vec<Found>, Unavailable> {
-    let hidden = std::env::var(VISIBILITY).ok().map(|mask| format!("{VISIBILITY}={mask}"));
+    let set = SELECTION.iter().filter_map(|name| Some(format!("{name}={}", std::env::var(name).ok()?)));
+    let hidden = Some(set.collect::<Vec<_>>().join(", ")).filter(|set| !set.is_empty());
     let with_hidden = |unavailable: Unavailable| match &hidden {
         Some(hidden) => Unavailable { cause: format!("{} ({hidden})", unavailable.cause), ..unavailable },
         None => unavailable,
@@ -72,7 +79,7 @@ pub(crate) fn probe(backend: &str) -> std::result::Result<Vec<Found>, Unavailabl
     let (mut found, mut left_out): (Vec<Found>, Vec<String>) = (Vec::new(), Vec::new());
     for driver in drivers {
         let devices = driver.devices().map_err(|error| left_out.push(error.to_string())).unwrap_or_default();
-        for device in devices {
+        for device in devices.into_iter().flat_map(|device| divided(device, are_tiles_devices())) {
             match describe(backend, found.len() as u32, driver, device, hidden.as_deref()) {
                 Ok(one) => found.push(one),
                 Err(why) => {
@@ -90,6 +97,30 @@ pub(crate) fn probe(backend: &str) -> std::result::Result<Vec<Found>, Unavailabl
         found[at].adapter.caps.sharing.peers = peers(&found, at);
     }
     Ok(found)
+}
+
+/// Returns true if the user wants each tile of a card as a device of its own. Newer drivers then list tiles
+/// instead of cards. Older drivers ignore the variable.
+fn are_tiles_devices() -> bool {
+    std::env::var(HIERARCHY).is_ok_and(|value| ["FLAT", "COMBINED"].contains(&value.as_str()))
+}
+
+/// Returns the tiles of a card if each of them is to be a device, or else the card itself. The driver divides
+/// the work of a card among its tiles.
+fn divided(card: Device, are_tiles_devices: bool) -> Vec<Device> {
+    let tiles = if are_tiles_devices { card.tiles().unwrap_or_default() } else { Vec::new() };
+    if tiles.is_empty() { vec![card] } else { tiles }
+}
+
+/// Describes the tiles of a device, unless it is a card with one tile.
+fn tiles(device: Device, properties: &DeviceProperties) -> String {
+    if properties.flags & value::SUBDEVICE != 0 {
+        return format!(", tile {}", properties.subdevice_id);
+    }
+    match device.tiles().map_or(0, |tiles| tiles.len()) {
+        0 | 1 => String::new(),
+        count => format!(", {count} tiles"),
+    }
 }
 
 /// Returns the indices of the adapters whose memory a device can access: other devices of its driver, as far as
@@ -130,13 +161,16 @@ fn describe(
     let (relaxed, asks_dot) = (has(RELAXED_LIMITS), has(DOT_PRODUCTS));
     let host_memory = properties.flags & value::INTEGRATED != 0;
     let heap = heap(device, host_memory).ok_or_else(|| format!("{name}: unknown memory size"))?;
-    let caps = caps(device, &properties, &heap, relaxed, asks_dot).map_err(said)?;
+    let mut caps = caps(device, &properties, &heap, relaxed, asks_dot).map_err(said)?;
+    let [imports_dma_buf, exports_dma_buf] = dma_bufs(device);
+    caps.sharing.imports.extend(imports_dma_buf.then_some(MemoryHandle::DmaBuf));
+    caps.sharing.exports.extend(exports_dma_buf.then_some(MemoryHandle::DmaBuf));
     let access = device.memory_access().map_err(said)?;
     let adapter = Adapter {
         backend: backend.into(),
         index,
         driver: DriverInfo {
-            name: format!("Level Zero {major}.{minor}, driver {version}"),
+            name: format!("Level Zero {major}.{minor}, driver {version}{}", tiles(device, &properties)),
             hidden_by: hidden.map(str::to_string),
             ..DriverInfo::default()
         },
@@ -144,6 +178,7 @@ fn describe(
         identity: PhysicalIdentity { pci: device.pci(), uuid: known(properties.uuid) },
         memory: vec![heap],
         caps,
+        condition: device.condition(),
         name: name.clone(),
     };
     let ids = [version, major, minor, properties.vendor_id, properties.device_id].map(u32::to_le_bytes);
@@ -157,8 +192,16 @@ fn describe(
         relaxed,
         host_memory,
         shares: access.shared_single_device & value::READ_WRITE != 0,
+        exports_dma_buf,
+        imports_dma_buf,
     };
     Ok(Found { adapter, native })
+}
+
+/// Returns whether buffers can be imported from dma-bufs, and exported as dma-bufs.
+fn dma_bufs(device: Device) -> [bool; 2] {
+    let external = device.external_memory().unwrap_or_default();
+    [external.imports, external.exports].map(|kinds| cfg!(unix) && kinds & value::DMA_BUF != 0)
 }
 
 /// Returns a UUID, unless it is zero.

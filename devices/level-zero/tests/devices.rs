@@ -5,16 +5,15 @@
 mod support;
 
 use ragtag_hal::{
-    AdapterKind, Backend, BufferId, Checked, Command, Device, DeviceId, Error, Feature, HostPages,
-    KernelLanguage, Limits, ModuleId, ProgramId, QueueKind, SharedMemory,
+    AdapterKind, BufferId, Device, Error, Feature, KernelLanguage, Limits, ModuleId, ProgramId, QueueKind,
 };
 use ragtag_level_zero::{LevelZeroBackend, LevelZeroConfig};
 use std::ffi::CStr;
-use std::sync::Arc;
 use support::*;
 use test_drivers::level_zero_faults;
 
 device_bench::device_tests!(subject());
+device_bench::suite_tests!(subject(), devices: imported_pages_only_take_copies);
 
 #[test]
 fn adapters_describe_the_devices() {
@@ -31,6 +30,7 @@ fn adapters_describe_the_devices() {
         assert!(adapter.identity.uuid.is_some(), "{:?}", adapter.identity);
         assert!(adapter.driver.name.starts_with("Level Zero 1."), "{}", adapter.driver);
         assert_eq!(adapter.driver.hidden_by.as_deref(), Some("ZE_AFFINITY_MASK=0,1"));
+        assert_eq!(adapter.condition, None, "Sysman is not enabled");
     }
 }
 
@@ -42,14 +42,7 @@ fn all_kinds_of_memory_give_the_same_result() {
         let backend = LevelZeroBackend::new(LevelZeroConfig { shared_below_bytes, ..config() });
         for adapter in subject.adapters() {
             let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
-            for round in 1..20u32 {
-                bench.fill_region(|at| at * round);
-                let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
-                let computed = bench.commands(QueueKind::Compute, vec![scale(all(0), all(1), 3)], &[up]);
-                bench.wait(computed);
-                let wanted = expected(|at| 3 * at * round + 1);
-                same(&bench.words(1), &wanted, format!("{} {shared_below_bytes}", adapter.label()));
-            }
+            bench.works_repeatedly(&shared_below_bytes.to_string());
         }
     }
 }
@@ -61,10 +54,7 @@ fn peers_share_buffers() {
     let [first, second] = &adapters[..] else { return };
     assert!(first.imports_from(second) && second.imports_from(first));
     for [owner, user] in [[first, second], [second, first]] {
-        let wanted = [(owner.clone(), DeviceId(0)), (user.clone(), DeviceId(1))];
-        let devices = subject.backend.open(&wanted, &Limits::default()).unwrap();
-        let mut both = devices.into_iter().map(|device| Bench::new(Checked::new(device)));
-        let (mut owner, mut user) = (both.next().unwrap(), both.next().unwrap());
+        let [mut owner, mut user] = open_both(&subject.backend, [owner, user]);
         assert_eq!(
             shares(&mut owner, &mut user),
             [true; 2],
@@ -90,33 +80,6 @@ fn devices_that_are_no_peers_share_nothing() {
     let mut stranger = Bench::new(open(&anew, first, 2, &Limits::default()));
     let refused = stranger.device.import_buffer(BufferId(9), &memory).unwrap_err();
     assert!(refused.to_string().contains("another Level Zero driver"), "{refused}");
-}
-
-#[test]
-fn imported_pages_only_take_copies() {
-    each(&subject(), |mut bench| {
-        let pages = Arc::new(HostPages::new(WORDS as u64 * 4).unwrap());
-        let memory = SharedMemory { bytes: pages.bytes(), handle: pages };
-        bench.device.import_buffer(BufferId(9), &memory).unwrap();
-        bench.device.import_buffer(BufferId(10), &memory).unwrap();
-        let copy = |from: u32, to: u32| Command::Copy { from: all(from), to: all(to) };
-        let program =
-            vec![upload(0), scale(all(0), all(1), 3), copy(1, 9), copy(10, 2), scale(all(2), all(3), 5)];
-        bench.device.record(ProgramId(0), program).unwrap();
-        for round in 1..4u32 {
-            bench.fill_region(|at| at ^ round);
-            let ran = bench.program(0, &[]);
-            bench.wait(ran);
-            same(&bench.words(3), &expected(|at| 5 * (3 * (at ^ round) + 1) + 1), bench.label());
-        }
-        let fill = Command::Fill { to: all(9), word: 1 };
-        for refused in [
-            bench.device.record(ProgramId(1), vec![scale(all(9), all(1), 3)]).unwrap_err(),
-            bench.failure(QueueKind::Compute, vec![fill]).unwrap(),
-        ] {
-            assert!(refused.to_string().contains("imported memory"), "{refused}");
-        }
-    });
 }
 
 #[test]
@@ -216,4 +179,51 @@ fn arc_cards_are_discrete_gpus() {
     let subject = subject_with(&[("RAGTAG_FAKE_GPUS", "1")]);
     let kinds: Vec<_> = subject.adapters().iter().map(|adapter| adapter.kind).collect();
     assert!(kinds.iter().all(|kind| *kind == AdapterKind::Discrete), "{kinds:?}");
+}
+
+#[test]
+fn sysman_reports_the_condition_of_devices() {
+    let subject = subject_with(&[
+        ("ZES_ENABLE_SYSMAN", "1"),
+        ("RAGTAG_FAKE_CELSIUS", "97"),
+        ("RAGTAG_FAKE_THROTTLE_REASONS", "9"),
+        ("RAGTAG_FAKE_MEMORY_HEALTH", "2"),
+    ]);
+    for adapter in subject.adapters() {
+        let condition = adapter.condition.as_ref().unwrap().to_string();
+        assert_eq!(
+            condition,
+            "97 °C, clocks limited by average power and temperature, memory degraded",
+            "{}",
+            adapter.label()
+        );
+        assert!(adapter.memory[0].free_bytes.is_some());
+    }
+}
+
+#[test]
+fn a_card_with_tiles_is_one_device() {
+    let subject = subject_with(&[("RAGTAG_FAKE_TILES", "1")]);
+    let adapters = subject.adapters();
+    let Some(card) = adapters.first() else { return };
+    assert!(adapters.len() == 1 && card.driver.name.ends_with(", 2 tiles"), "{adapters:?}");
+    Bench::new(open(&subject.backend, card, 0, &Limits::default())).works();
+}
+
+#[test]
+fn tiles_are_devices_if_the_user_wants_them() {
+    let flat = [("RAGTAG_FAKE_TILES", "1"), ("ZE_FLAT_DEVICE_HIERARCHY", "FLAT"), ("ZES_ENABLE_SYSMAN", "1")];
+    let subject = subject_with(&flat);
+    let adapters = subject.adapters();
+    let [first, second] = &adapters[..] else { return assert!(adapters.is_empty(), "{adapters:?}") };
+    for (at, tile) in adapters.iter().enumerate() {
+        assert!(tile.driver.name.ends_with(&format!(", tile {at}")), "{}", tile.driver);
+        assert_eq!(tile.driver.hidden_by.as_deref(), Some("ZE_FLAT_DEVICE_HIERARCHY=FLAT"));
+        // Sysman's figures are those of the card.
+        assert_eq!((tile.memory[0].free_bytes, &tile.condition), (None, &None));
+    }
+    assert_ne!(first.identity.uuid, second.identity.uuid);
+    assert!(first.imports_from(second) && second.imports_from(first));
+    let [mut owner, mut user] = open_both(&subject.backend, [first, second]);
+    assert_eq!(shares(&mut owner, &mut user), [true; 2]);
 }

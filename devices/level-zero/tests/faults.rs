@@ -5,7 +5,7 @@
 mod support;
 
 use device_bench::faults::{loses_one_of_two, runs_out_of_memory};
-use ragtag_hal::{Backend, BufferId, Checked, Device, DeviceId, Limits};
+use ragtag_hal::{BufferId, Device, Limits};
 use support::*;
 use test_drivers::{LostAt, level_zero_faults};
 
@@ -48,10 +48,7 @@ fn a_loss_releases_devices_that_wait_for_it() {
     let adapters = subject.adapters();
     let [first, second] = &adapters[..] else { return };
     let faults = level_zero_faults();
-    let wanted = [(first.clone(), DeviceId(0)), (second.clone(), DeviceId(1))];
-    let devices = subject.backend.open(&wanted, &Limits::default()).unwrap();
-    let mut both = devices.into_iter().map(|device| Bench::new(Checked::new(device)));
-    let (mut sick, mut well) = (both.next().unwrap(), both.next().unwrap());
+    let [mut sick, mut well] = open_both(&subject.backend, [first, second]);
     sick.works();
     let timeline = sick.timeline(ragtag_hal::QueueKind::Compute);
     let semaphore = sick.device.create_semaphore().unwrap();

@@ -1,12 +1,14 @@
-//! Tests of installations: without a driver, and with Intel's driver on a machine without an Intel GPU. The
-//! loader looks for drivers once per process. Each case therefore has its own child process, which runs this
-//! test binary with different environment variables.
+//! Tests of installations: without a loader, without a driver, and with Intel's driver on a machine without an
+//! Intel GPU. The loader looks for drivers once per process. Each case therefore has its own child process,
+//! which runs this test binary with different environment variables.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
 mod support;
 
+use std::fs;
 use support::*;
+use test_drivers::library_path;
 use test_support::child as child_process;
 
 /// Name of the test that child processes run.
@@ -26,6 +28,24 @@ fn probed_with(drivers: Option<&str>) -> String {
         None => child.env_remove("ZE_ENABLE_ALT_DRIVERS"),
     };
     probed(child).join("\n")
+}
+
+/// Hides an installed loader behind empty files of its names, so that no loader can be loaded.
+#[test]
+fn a_missing_loader_is_reported() {
+    if !cfg!(target_os = "linux") {
+        return test_support::skip!("Linux", "LD_LIBRARY_PATH is its own");
+    }
+    let names = ["libze_loader.so.1", "libze_loader.so"];
+    let folder = tempfile::tempdir().unwrap();
+    names.iter().for_each(|name| fs::write(folder.path().join(name), "").unwrap());
+    let said = probed(child_process(CHILD).env("LD_LIBRARY_PATH", library_path(folder.path()))).join("\n");
+    println!("{said}");
+    assert!(
+        said.starts_with("unavailable: ") && said.contains("libze_loader.so.1: file too short"),
+        "{said}"
+    );
+    assert!(said.contains("(tried libze_loader.so.1, libze_loader.so)"), "{said}");
 }
 
 #[test]

@@ -193,6 +193,7 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
         driver: format!("{platform_name}, {}, driver {driver}", first_words(&version)).into(),
         kind,
         identity: PhysicalIdentity { pci: pci(&device, nvidia), uuid: uuid(&device, &extensions) },
+        condition: None,
         memory: vec![heap],
         caps,
         name: name.clone(),

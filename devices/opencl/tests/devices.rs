@@ -4,15 +4,12 @@
 
 mod support;
 
-use ragtag_hal::{
-    Backend, BufferId, Checked, Command, Device, DeviceId, Error, HostPages, Limits, ModuleId, ProgramId,
-    QueueKind, SharedMemory,
-};
+use ragtag_hal::{Backend, BufferId, Checked, Command, Device, DeviceId, Error, Limits, ModuleId, QueueKind};
 use ragtag_opencl::{OpenClBackend, OpenClConfig, TransferMode};
-use std::sync::Arc;
 use support::*;
 
 device_bench::device_tests!(subject());
+device_bench::suite_tests!(subject(), devices: imported_pages_only_take_copies);
 
 #[test]
 fn programs_replay_as_command_buffers_and_as_loops() {
@@ -42,18 +39,7 @@ fn all_transfer_modes_give_the_same_result() {
                 }
                 Err(error) => panic!("{} does not open: {error}", adapter.label()),
             };
-            for round in 1..20u32 {
-                bench.fill_region(|at| at * round);
-                let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
-                let (from, to) = (buffer_range(0, 0, WORDS), buffer_range(1, 0, WORDS));
-                let computed = bench.commands(QueueKind::Compute, vec![scale(from, to, 3)], &[up]);
-                bench.wait(computed);
-                same(
-                    &bench.words(1),
-                    &expected(|at| 3 * at * round + 1),
-                    format!("{} {transfer:?}", adapter.label()),
-                );
-            }
+            bench.works_repeatedly(&format!("{transfer:?}"));
         }
     }
 }
@@ -71,10 +57,7 @@ fn devices_of_one_context_share_buffers() {
         }
         for (from, to) in pairs {
             println!("{} to {}", from.label(), to.label());
-            let wanted = [(from.clone(), DeviceId(0)), (to.clone(), DeviceId(1))];
-            let devices = backend.open(&wanted, &Limits::default()).unwrap();
-            let mut both = devices.into_iter().map(|device| Bench::new(Checked::new(device)));
-            let (mut owner, mut user) = (both.next().unwrap(), both.next().unwrap());
+            let [mut owner, mut user] = open_both(&backend, [from, to]);
             shares(&mut owner, &mut user);
             shares(&mut user, &mut owner);
             drop((owner, user));
@@ -87,35 +70,6 @@ fn devices_of_one_context_share_buffers() {
             assert!(refused.to_string().contains("another OpenCL context"), "{refused}");
         }
     }
-}
-
-#[test]
-fn imported_pages_only_take_copies() {
-    each(&subject(), |mut bench| {
-        let pages = Arc::new(HostPages::new(WORDS as u64 * 4).unwrap());
-        let memory = SharedMemory { bytes: pages.bytes(), handle: pages };
-        bench.device.import_buffer(BufferId(9), &memory).unwrap();
-        bench.device.import_buffer(BufferId(10), &memory).unwrap();
-        let copy = |from: u32, to: u32| Command::Copy { from: all(from), to: all(to) };
-        // Command buffers leave the copies out.
-        let program =
-            vec![upload(0), scale(all(0), all(1), 3), copy(1, 9), copy(10, 2), scale(all(2), all(3), 5)];
-        bench.device.record(ProgramId(0), program).unwrap();
-        for round in 1..4u32 {
-            bench.fill_region(|at| at ^ round);
-            let ran = bench.program(0, &[]);
-            bench.wait(ran);
-            same(&bench.words(3), &expected(|at| 5 * (3 * (at ^ round) + 1) + 1), bench.label());
-        }
-        let fill = Command::Fill { to: all(9), word: 1 };
-        for refused in [
-            bench.device.record(ProgramId(1), vec![scale(all(9), all(1), 3)]).unwrap_err(),
-            bench.failure(QueueKind::Download, vec![copy(9, 10)]).unwrap(),
-            bench.failure(QueueKind::Compute, vec![fill]).unwrap(),
-        ] {
-            assert!(refused.to_string().contains("imported memory"), "{refused}");
-        }
-    });
 }
 
 #[test]

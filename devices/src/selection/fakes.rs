@@ -17,6 +17,7 @@ pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u
         driver: "fake 1".into(),
         kind,
         identity: PhysicalIdentity::default(),
+        condition: None,
         memory: vec![Memory {
             heap: HeapKind::Device,
             total_bytes,

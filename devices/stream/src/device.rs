@@ -9,14 +9,14 @@ use crate::module::{Code, Kernel, entries};
 use crate::pins::{Pin, Pins};
 use crate::queue::Queue;
 use crate::semaphore::Events;
-#[cfg(unix)]
-use ragtag_hal::OpaqueFd;
 use ragtag_hal::driver::{self, Allocation, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, Gemm, HeapKind, HostPages, HostRegion, Limits, Memory, MemorySource, Module,
     Result, SharedMemory, SharedSemaphore,
 };
+#[cfg(unix)]
+use ragtag_hal::{DmaBuf, OpaqueFd};
 use std::sync::{Arc, Mutex};
 
 /// An opened device of a stream-ordered API.
@@ -117,7 +117,13 @@ impl<D: Driver> driver::Driver for Streams<D> {
         #[cfg(unix)]
         if let Some(handle) = memory.handle.downcast_ref::<OpaqueFd>() {
             handle.check(self.uuid()?, None)?;
-            return Buffer::import(&self.driver, handle, memory.bytes);
+            let import = self.driver.import(handle, memory.bytes)?;
+            return Ok(Buffer::imported(&self.driver, import, memory.bytes));
+        }
+        #[cfg(unix)]
+        if let Some(dma_buf) = memory.handle.downcast_ref::<DmaBuf>() {
+            let import = self.driver.import_dma_buf(dma_buf, memory.bytes)?;
+            return Ok(Buffer::imported(&self.driver, import, memory.bytes));
         }
         Err(unsupported("importing memory of an unknown kind"))
     }

@@ -12,7 +12,7 @@
 
 use ragtag_hal::{DeviceFunction, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
-use ragtag_hal::{Error, OpaqueFd};
+use ragtag_hal::{DmaBuf, Error, OpaqueFd};
 #[cfg(unix)]
 use std::any::Any;
 use std::ffi::c_void;
@@ -165,6 +165,15 @@ pub trait Driver: Send + Sync + Sized + 'static {
     #[cfg(unix)]
     fn import(&self, _memory: &OpaqueFd, _bytes: u64) -> Result<Import> {
         Err(Error::Unsupported { what: format!("importing memory of other APIs into {}", self.api()) })
+    }
+
+    /// Imports the first `bytes` bytes of a dma-buf. The memory may belong to another device.
+    ///
+    /// # Errors
+    /// As for [`Driver::import`].
+    #[cfg(unix)]
+    fn import_dma_buf(&self, _memory: &DmaBuf, _bytes: u64) -> Result<Import> {
+        Err(Error::Unsupported { what: format!("importing dma-bufs into {}", self.api()) })
     }
 
     /// Pins host memory for all devices of the API.

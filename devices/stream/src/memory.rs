@@ -6,8 +6,6 @@ use crate::driver::Driver;
 #[cfg(unix)]
 use crate::driver::Import;
 use crate::pins::{Pin, Pins};
-#[cfg(unix)]
-use ragtag_hal::OpaqueFd;
 use ragtag_hal::driver::Allocation;
 use ragtag_hal::{HostPages, Result};
 use std::any::Any;
@@ -60,11 +58,11 @@ impl<D: Driver> Buffer<D> {
         matches!(self.origin, Origin::Shared)
     }
 
-    /// Imports memory that another API has exported.
+    /// Returns a buffer over memory that the driver has imported from another API.
     #[cfg(unix)]
-    pub(crate) fn import(driver: &Arc<D>, memory: &OpaqueFd, bytes: u64) -> Result<Self> {
-        let Import { address, owner } = driver.import(memory, bytes)?;
-        Ok(Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Imported { _owner: owner } })
+    pub(crate) fn imported(driver: &Arc<D>, import: Import, bytes: u64) -> Self {
+        let Import { address, owner } = import;
+        Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Imported { _owner: owner } }
     }
 
     /// Pins pages of host memory.

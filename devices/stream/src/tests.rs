@@ -29,6 +29,7 @@ fn adapter() -> Adapter {
         driver: "made up".into(),
         kind: AdapterKind::Discrete,
         identity: PhysicalIdentity { pci: None, uuid: Some(UUID) },
+        condition: None,
         memory: vec![Memory {
             heap: HeapKind::Device,
             total_bytes: TOTAL_BYTES,

@@ -11,14 +11,14 @@ use crate::program::Programs;
 use crate::queue::Queue;
 use crate::recording::{Prepared, Recorders};
 use crate::region::{Mapping, import_pages};
-#[cfg(unix)]
-use ragtag_hal::OpaqueFd;
 use ragtag_hal::cache::Shelf;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     AdapterKind, DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Result, SharedMemory,
 };
+#[cfg(unix)]
+use ragtag_hal::{DmaBuf, OpaqueFd};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::convert::Infallible;
@@ -150,6 +150,11 @@ impl Driver for Vulkan {
         #[cfg(unix)]
         if let Some(handle) = memory.handle.downcast_ref::<OpaqueFd>() {
             let imported = crate::api::Memory::import(&self.logical, memory.bytes, handle);
+            return imported.map(Buffer::new).map_err(short);
+        }
+        #[cfg(unix)]
+        if let Some(dma_buf) = memory.handle.downcast_ref::<DmaBuf>() {
+            let imported = crate::api::Memory::import_dma_buf(&self.logical, memory.bytes, dma_buf);
             return imported.map(Buffer::new).map_err(short);
         }
         Err(Error::Unsupported { what: "importing memory of an unknown kind".into() })

@@ -122,6 +122,7 @@ fn describe(instance: &Instance, facts: Facts, common: &Common) -> Result<Found,
         driver: format!("{}, Vulkan {}.{}", facts.driver, target.vulkan.0, target.vulkan.1).into(),
         kind,
         identity: PhysicalIdentity { pci: facts.pci.and_then(pci), uuid: Some(facts.uuid) },
+        condition: None,
         memory: vec![heap(kind, facts.heap(instance, types.heap))],
         caps,
     };
@@ -167,6 +168,7 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
     };
     let imports = [
         facts.imports_fd.then_some(MemoryHandle::OpaqueFd),
+        facts.imports_dma_buf.then_some(MemoryHandle::DmaBuf),
         facts.imports_pages().then_some(MemoryHandle::HostPages),
     ];
     Caps {

@@ -115,6 +115,7 @@ fn describe(backend: &str, index: u32, info: &AdapterInfo, adapter: wgpu::Adapte
         driver: [info.backend.to_str(), &words.join(" ")].join(", ").trim_end_matches(", ").into(),
         kind,
         identity: PhysicalIdentity { pci: info.device_pci_bus_id.parse().ok(), uuid: facts.uuid },
+        condition: None,
         memory: heap(kind, facts.memory).into_iter().collect(),
         caps: caps(&adapter, facts.integer_dot),
     };

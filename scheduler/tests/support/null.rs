@@ -29,6 +29,7 @@ impl NullDevice {
             driver: "none".into(),
             kind: AdapterKind::Software,
             identity: PhysicalIdentity::default(),
+            condition: None,
             memory: Vec::new(),
             caps: Caps {
                 languages: BTreeSet::from([KernelLanguage::Host]),

@@ -113,6 +113,8 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-cuda", &["device-bench"]),
     ("ragtag-vulkan", &["device-bench", "test-drivers"]),
     ("ragtag-wgpu", &["device-bench", "test-drivers"]),
+    // The tests run the operators on the test driver of Level Zero.
+    ("ragtag-compute", &["test-drivers"]),
     // The tests run the suite on the CPU device, which every machine has.
     ("ragtag-conformance", &["device-bench", "ragtag-cpu", "test-drivers"]),
     // Programs are compiled for the CPU device and run on it.

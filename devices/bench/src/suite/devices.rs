@@ -2,7 +2,7 @@
 
 use super::{Subject, each};
 use crate::*;
-use ragtag_hal::{KernelLanguage, Timing};
+use ragtag_hal::{HostPages, KernelLanguage, SharedMemory, Timing};
 
 /// Returns a language that the device accepts and in which the test kernel is available.
 fn language(bench: &Bench) -> KernelLanguage {
@@ -296,5 +296,33 @@ pub fn a_missing_function_is_named(on: &dyn Subject) {
             matches!(&refused, Err(Error::Compile { log }) if log.contains("no_such_kernel")),
             "{refused:?}"
         );
+    });
+}
+
+/// Checks copies between imported pages of the host and buffers, for drivers that only copy such pages.
+pub fn imported_pages_only_take_copies(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let pages = Arc::new(HostPages::new(WORDS as u64 * 4).unwrap());
+        let memory = SharedMemory { bytes: pages.bytes(), handle: pages };
+        bench.device.import_buffer(BufferId(9), &memory).unwrap();
+        bench.device.import_buffer(BufferId(10), &memory).unwrap();
+        let copy = |from: u32, to: u32| Command::Copy { from: all(from), to: all(to) };
+        // Command buffers of OpenCL leave the copies out.
+        let program =
+            vec![upload(0), scale(all(0), all(1), 3), copy(1, 9), copy(10, 2), scale(all(2), all(3), 5)];
+        bench.device.record(ProgramId(0), program).unwrap();
+        for round in 1..4u32 {
+            bench.fill_region(|at| at ^ round);
+            let ran = bench.program(0, &[]);
+            bench.wait(ran);
+            same(&bench.words(3), &expected(|at| 5 * (3 * (at ^ round) + 1) + 1), bench.label());
+        }
+        let fill = Command::Fill { to: all(9), word: 1 };
+        for refused in [
+            bench.device.record(ProgramId(1), vec![scale(all(9), all(1), 3)]).unwrap_err(),
+            bench.failure(QueueKind::Compute, vec![fill]).unwrap(),
+        ] {
+            assert!(refused.to_string().contains("imported memory"), "{refused}");
+        }
     });
 }

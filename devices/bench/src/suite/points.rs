@@ -175,10 +175,8 @@ pub fn points_cross_between_devices(on: &dyn Subject) {
         on.skip("two devices of one driver", on.api());
     }
     for (a, b) in pairs {
-        let wanted = [(a.clone(), DeviceId(0)), (b.clone(), DeviceId(1))];
-        let mut devices = on.backend().open(&wanted, &Limits::default()).unwrap();
-        let (second, first) = (devices.pop().unwrap(), devices.pop().unwrap());
-        ping_pong(Bench::new(Checked::new(first)), Bench::new(Checked::new(second)), 50);
+        let [first, second] = open_both(on.backend(), [a, b]);
+        ping_pong(first, second, 50);
     }
     on.check();
 }

@@ -123,6 +123,7 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
         driver: "none".into(),
         kind: AdapterKind::Software,
         identity: PhysicalIdentity::default(),
+        condition: None,
         memory: vec![Memory {
             heap: HeapKind::Device,
             total_bytes: 1 << 20,

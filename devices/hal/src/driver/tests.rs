@@ -143,6 +143,7 @@ fn adapter() -> Adapter {
         driver: "fake".into(),
         kind: AdapterKind::Discrete,
         identity: PhysicalIdentity::default(),
+        condition: None,
         memory: Vec::new(),
         caps: Caps {
             max_allocation_bytes: TOTAL_BYTES,

@@ -10,6 +10,43 @@ use std::ffi::c_void;
 /// A handle of a driver object, or a device address.
 pub type Handle = *mut c_void;
 
+/// `hipExternalMemoryHandleTypeOpaqueFd`. On Linux, the file descriptor is a dma-buf.
+pub const OPAQUE_FD: i32 = 1;
+
+/// `hipExternalMemoryHandleDesc` for a file descriptor.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct ExternalMemoryDesc {
+    /// Type of the handle.
+    pub kind: i32,
+    /// Unused bytes before the union of handles.
+    pub padding: u32,
+    /// The file descriptor.
+    pub fd: i32,
+    /// Unused bytes of the union of handles.
+    pub rest: [u32; 3],
+    /// Size of the memory in bytes.
+    pub bytes: u64,
+    /// Flags.
+    pub flags: u32,
+    /// Reserved since HIP 6.
+    pub reserved: [u32; 16],
+}
+
+/// `hipExternalMemoryBufferDesc`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct ExternalBufferDesc {
+    /// Offset of the buffer in the memory, in bytes.
+    pub offset: u64,
+    /// Size of the buffer in bytes.
+    pub bytes: u64,
+    /// Flags.
+    pub flags: u32,
+    /// Reserved since HIP 6.
+    pub reserved: [u32; 16],
+}
+
 /// Passes the list of functions to a macro. The list has four parts: the required functions of HIP, the
 /// optional functions of HIP, the functions of hiprtc, and those of rocBLAS. rocBLAS may be missing entirely.
 /// The expansion needs `Handle` and `c_char` in scope.
@@ -83,6 +120,16 @@ macro_rules! hip_functions {
                 fn hipGraphLaunch(executable: Handle, stream: Handle);
                 fn hipGraphDestroy(graph: Handle);
                 fn hipGraphExecDestroy(executable: Handle);
+                fn hipImportExternalMemory(
+                    memory: *mut Handle,
+                    desc: *const $crate::symbols::ExternalMemoryDesc
+                );
+                fn hipExternalMemoryGetMappedBuffer(
+                    address: *mut Handle,
+                    memory: Handle,
+                    desc: *const $crate::symbols::ExternalBufferDesc
+                );
+                fn hipDestroyExternalMemory(memory: Handle);
             }
             hiprtc {
                 fn hiprtcVersion(major: *mut i32, minor: *mut i32);

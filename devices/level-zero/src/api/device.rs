@@ -2,7 +2,7 @@
 
 use super::types::*;
 use super::{Api, Context, call, call_optional, list, until_zero};
-use ragtag_hal::{Error, PciAddress, Result};
+use ragtag_hal::{PciAddress, Result};
 use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -157,6 +157,7 @@ impl Device {
         properties, zeDeviceGetProperties -> DeviceProperties;
         compute_properties, zeDeviceGetComputeProperties -> ComputeProperties;
         memory_access, zeDeviceGetMemoryAccessProperties -> MemoryAccessProperties;
+        external_memory, zeDeviceGetExternalMemoryProperties -> ExternalMemoryProperties;
     }
 
     /// Returns the properties of modules. If `asks_dot` is true, which the driver must support, also returns the
@@ -179,6 +180,13 @@ impl Device {
         list!(self.api, zeDeviceGetMemoryProperties(self.handle), MemoryProperties::default())
     }
 
+    /// Returns the tiles of a card as devices of their own. The list is empty for a card with one tile, and for
+    /// a tile.
+    pub(crate) fn tiles(self) -> Result<Vec<Self>> {
+        let handles = list!(self.api, zeDeviceGetSubDevices(self.handle), Handle::NULL)?;
+        Ok(handles.into_iter().map(|handle| Self { api: self.api, handle }).collect())
+    }
+
     /// Returns true if, according to the driver, the device can access the memory of a peer.
     pub(crate) fn reaches(self, peer: Self) -> bool {
         let mut can = 0;
@@ -190,7 +198,7 @@ impl Device {
     /// Checks whether the device still works.
     ///
     /// # Errors
-    /// Returns [`Error::Lost`] if the device is lost.
+    /// Returns [`Error::Lost`](ragtag_hal::Error::Lost) if the device is lost.
     pub(crate) fn status(self) -> Result<()> {
         // SAFETY: the handle is valid.
         unsafe { call!(self.api, zeDeviceGetStatus(self.handle)) }
@@ -214,35 +222,5 @@ impl Device {
         let byte = |word: u32| u8::try_from(word).ok();
         let PciProperties { domain, bus, device, function, .. } = pci;
         Some(PciAddress { domain, bus: byte(bus)?, device: byte(device)?, function: byte(function)? })
-    }
-
-    /// Returns the free bytes of all memory modules, as Sysman reports them.
-    ///
-    /// # Errors
-    /// Returns an error if Sysman does not answer. It answers only if the user has set `ZES_ENABLE_SYSMAN=1`,
-    /// and then only users who may read the figures.
-    pub(crate) fn free_bytes(self) -> Result<u64> {
-        let unknown = || Error::Unsupported { what: "memory figures without ZES_ENABLE_SYSMAN=1".into() };
-        if std::env::var_os("ZES_ENABLE_SYSMAN").is_none_or(|value| value != "1") {
-            return Err(unknown());
-        }
-        let mut modules = [Handle::NULL; 64];
-        let mut count = modules.len() as u32;
-        // SAFETY: the list has room for this many handles. A device handle is also a Sysman handle if the
-        // variable was set when the process started.
-        unsafe {
-            call_optional!(
-                self.api,
-                zesDeviceEnumMemoryModules(self.handle, &raw mut count, modules.as_mut_ptr())
-            )
-        }?;
-        let mut free: Option<u64> = None;
-        for &module in modules.iter().take(count as usize) {
-            let mut state = MemoryState::default();
-            // SAFETY: the call fills the structure.
-            unsafe { call_optional!(self.api, zesMemoryGetState(module, &raw mut state)) }?;
-            free = Some(free.unwrap_or(0).saturating_add(state.free_bytes));
-        }
-        free.ok_or_else(unknown)
     }
 }

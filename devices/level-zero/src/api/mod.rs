@@ -9,6 +9,7 @@ mod commands;
 mod device;
 mod objects;
 mod symbols;
+mod sysman;
 pub(crate) mod types;
 
 pub(crate) use commands::{Between, CommandList, CommandQueue};
@@ -17,6 +18,7 @@ pub(crate) use objects::{Argument, Context, Event, EventPool, Kernel, Module, Us
 
 use crate::error::{Code, NOT_READY, SUCCESS, UNINITIALIZED, failure};
 use ragtag_hal::{Error, Result, Unavailable};
+use std::error::Error as _;
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 use symbols::Functions;
@@ -101,19 +103,21 @@ fn lacks(function: &str) -> Error {
 /// Returns [`Unavailable`] if there is no loader, or if `zeInit` fails.
 pub(crate) fn api() -> std::result::Result<&'static Api, Unavailable> {
     static API: OnceLock<std::result::Result<Api, Unavailable>> = OnceLock::new();
-    API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
+    API.get_or_init(|| Api::load(LIBRARIES)).as_ref().map_err(Clone::clone)
 }
 
 impl Api {
-    fn load() -> std::result::Result<Self, Unavailable> {
+    /// Loads and initialises the first library in `names` that the system finds.
+    fn load(names: &[&'static str]) -> std::result::Result<Self, Unavailable> {
         let (mut tried, mut broken) = (Vec::new(), None);
-        for &name in LIBRARIES {
+        for &name in names {
             tried.push(name.to_string());
             // SAFETY: the initialisers of the loader run in every program that uses Level Zero.
             match unsafe { libloading::Library::new(name) } {
                 // The loader is never unloaded, because the threads of its drivers may outlive their last use.
                 Ok(library) => return Self::initialised(Box::leak(Box::new(library)), name),
-                Err(error) => broken = broken.or_else(|| Some(error.to_string())),
+                // The error's source is the system's message, which names the file.
+                Err(error) => broken = broken.or_else(|| Some(error.source().unwrap_or(&error).to_string())),
             }
         }
         let cause = broken.unwrap_or_else(|| "no library".into());
@@ -175,4 +179,16 @@ fn no_device() -> String {
 pub(crate) fn until_zero(bytes: &[u8]) -> String {
     let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).trim().to_string()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_loader_is_named() {
+        let absent = Api::load(&["libze_nowhere.so.1", "libze_nowhere.so"]).err().unwrap();
+        assert_eq!(absent.tried, ["libze_nowhere.so.1", "libze_nowhere.so"]);
+        assert!(absent.cause.contains("libze_nowhere.so.1: cannot open"), "{}", absent.cause);
+    }
 }

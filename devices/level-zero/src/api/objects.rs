@@ -7,6 +7,8 @@ use super::{Api, Device, call, until_zero};
 use crate::error::{MODULE_BUILD_FAILURE, NOT_READY, SUCCESS, failure};
 use ragtag_hal::{Error, Result};
 use std::ffi::{CStr, CString, c_void};
+#[cfg(unix)]
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
@@ -36,9 +38,9 @@ pub(super) fn logged(destroyed: Result<()>) {
     }
 }
 
-/// Returns a pointer to `limits` if `relaxed` is true.
+/// Returns a pointer to `limits` if `relaxed` is true, and otherwise the pointer that `limits` contains.
 fn chained(limits: &RelaxedLimits, relaxed: bool) -> *const c_void {
-    if relaxed { ptr::from_ref(limits).cast() } else { ptr::null() }
+    if relaxed { ptr::from_ref(limits).cast() } else { limits.next }
 }
 
 /// Unified shared memory.
@@ -56,10 +58,73 @@ impl UsmMemory {
         bytes: usize,
         relaxed: bool,
     ) -> Result<Self> {
-        let limits = RelaxedLimits { flags: value::MAX_SIZE, ..RelaxedLimits::default() };
+        // SAFETY: there is no extension structure.
+        unsafe { Self::extended(context, device, bytes, relaxed, ptr::null()) }
+    }
+
+    /// Allocates device memory that can be exported as a dma-buf.
+    #[cfg(unix)]
+    pub(crate) fn exportable(
+        context: &Arc<Context>,
+        device: Device,
+        bytes: usize,
+        relaxed: bool,
+    ) -> Result<Self> {
+        let export = ExportDesc { flags: value::DMA_BUF, ..ExportDesc::default() };
+        // SAFETY: the structure extends the description of an allocation.
+        unsafe { Self::extended(context, device, bytes, relaxed, ptr::from_ref(&export).cast()) }
+    }
+
+    /// Imports the first bytes of a dma-buf.
+    #[cfg(unix)]
+    pub(crate) fn import(
+        context: &Arc<Context>,
+        device: Device,
+        bytes: usize,
+        relaxed: bool,
+        fd: OwnedFd,
+    ) -> Result<Self> {
+        let import = ImportFd { flags: value::DMA_BUF, fd: fd.as_raw_fd(), ..ImportFd::default() };
+        // SAFETY: the structure extends the description of an allocation.
+        let imported =
+            unsafe { Self::extended(context, device, bytes, relaxed, ptr::from_ref(&import).cast()) }?;
+        // A successful import has taken the file descriptor: Intel's driver closes it with the memory.
+        let _ = fd.into_raw_fd();
+        Ok(imported)
+    }
+
+    /// Exports memory from [`UsmMemory::exportable`] as a dma-buf.
+    #[cfg(unix)]
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        let (context, pointer) = (&self.context, self.pointer().cast_const().cast());
+        let mut export = ExportFd { flags: value::DMA_BUF, fd: -1, ..ExportFd::default() };
+        let next = (&raw mut export).cast_const().cast();
+        let mut properties = AllocationProperties { next, ..AllocationProperties::default() };
+        let (to, no_device) = (&raw mut properties, ptr::null_mut());
+        // SAFETY: the call fills both structures.
+        unsafe { call!(context.api, zeMemGetAllocProperties(context.handle, pointer, to, no_device)) }?;
+        if export.fd < 0 {
+            return Err(Error::Unsupported { what: "exporting this memory as a dma-buf".into() });
+        }
+        // SAFETY: the driver returns a new file descriptor, which belongs to the caller.
+        Ok(unsafe { OwnedFd::from_raw_fd(export.fd) })
+    }
+
+    /// Allocates or imports device memory.
+    ///
+    /// # Safety
+    /// `next` is null or points to a structure that may extend `ze_device_mem_alloc_desc_t`.
+    unsafe fn extended(
+        context: &Arc<Context>,
+        device: Device,
+        bytes: usize,
+        relaxed: bool,
+        next: *const c_void,
+    ) -> Result<Self> {
+        let limits = RelaxedLimits { flags: value::MAX_SIZE, next, ..RelaxedLimits::default() };
         let desc = DeviceMemoryDesc { next: chained(&limits, relaxed), ..DeviceMemoryDesc::default() };
         let mut pointer = ptr::null_mut();
-        // SAFETY: the call reads the descriptions and writes one pointer.
+        // SAFETY: the call reads the descriptions, which the caller guarantees, and writes one pointer.
         unsafe {
             call!(
                 context.api,

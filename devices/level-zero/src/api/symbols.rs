@@ -46,6 +46,7 @@ functions! {
         zeDriverGetExtensionProperties(driver: Handle, count: *mut u32, extensions: *mut Extension);
         zeDriverGetExtensionFunctionAddress(driver: Handle, name: *const c_char, function: *mut *mut c_void);
         zeDeviceGet(driver: Handle, count: *mut u32, devices: *mut Handle);
+        zeDeviceGetSubDevices(device: Handle, count: *mut u32, devices: *mut Handle);
         zeDeviceGetProperties(device: Handle, properties: *mut DeviceProperties);
         zeDeviceGetComputeProperties(device: Handle, properties: *mut ComputeProperties);
         zeDeviceGetModuleProperties(device: Handle, properties: *mut ModuleProperties);
@@ -56,6 +57,7 @@ functions! {
         );
         zeDeviceGetMemoryProperties(device: Handle, count: *mut u32, memories: *mut MemoryProperties);
         zeDeviceGetMemoryAccessProperties(device: Handle, properties: *mut MemoryAccessProperties);
+        zeDeviceGetExternalMemoryProperties(device: Handle, properties: *mut ExternalMemoryProperties);
         zeDeviceCanAccessPeer(device: Handle, peer: Handle, can: *mut u8);
         zeDeviceGetStatus(device: Handle);
         zeContextCreate(driver: Handle, desc: *const ContextDesc, context: *mut Handle);
@@ -136,6 +138,12 @@ functions! {
             pointer: *mut *mut c_void,
         );
         zeMemFree(context: Handle, pointer: *mut c_void);
+        zeMemGetAllocProperties(
+            context: Handle,
+            pointer: *const c_void,
+            properties: *mut AllocationProperties,
+            device: *mut Handle,
+        );
         zeModuleCreate(
             context: Handle,
             device: Handle,
@@ -159,5 +167,9 @@ functions! {
         zelLoaderTranslateHandle(kind: u32, handle: Handle, native: *mut Handle);
         zesDeviceEnumMemoryModules(device: Handle, count: *mut u32, memories: *mut Handle);
         zesMemoryGetState(memory: Handle, state: *mut MemoryState);
+        zesDeviceEnumTemperatureSensors(device: Handle, count: *mut u32, sensors: *mut Handle);
+        zesTemperatureGetState(sensor: Handle, celsius: *mut f64);
+        zesDeviceEnumFrequencyDomains(device: Handle, count: *mut u32, domains: *mut Handle);
+        zesFrequencyGetState(domain: Handle, state: *mut FrequencyState);
     }
 }

@@ -122,6 +122,8 @@ structures! {
         width: i32,
         max_bandwidth: i64,
     }
+    /// `ze_device_external_memory_properties_t`
+    ExternalMemoryProperties = 0xc { imports: u32, exports: u32, image_imports: u32, image_exports: u32, }
     /// `ze_context_desc_t`
     ContextDesc = 0xd { flags: u32, }
     /// `ze_command_queue_desc_t`
@@ -136,6 +138,14 @@ structures! {
     DeviceMemoryDesc = 0x15 { flags: u32, ordinal: u32, }
     /// `ze_host_mem_alloc_desc_t`
     HostMemoryDesc = 0x16 { flags: u32, }
+    /// `ze_memory_allocation_properties_t`
+    AllocationProperties = 0x17 { memory: u32, id: u64, page_bytes: u64, }
+    /// `ze_external_memory_export_desc_t`
+    ExportDesc = 0x18 { flags: u32, }
+    /// `ze_external_memory_import_fd_t`
+    ImportFd = 0x19 { flags: u32, fd: i32, }
+    /// `ze_external_memory_export_fd_t`
+    ExportFd = 0x1a { flags: u32, fd: i32, }
     /// `ze_relaxed_allocation_limits_exp_desc_t`
     RelaxedLimits = 0x0002_0001 { flags: u32, }
     /// `ze_module_desc_t`
@@ -163,6 +173,15 @@ structures! {
     }
     /// `zes_mem_state_t`
     MemoryState = 0x1e { health: u32, free_bytes: u64, size_bytes: u64, }
+    /// `zes_freq_state_t`
+    FrequencyState = 0x1b {
+        volts: f64,
+        requested_mhz: f64,
+        limit_mhz: f64,
+        efficient_mhz: f64,
+        actual_mhz: f64,
+        throttle_reasons: u32,
+    }
 }
 
 /// `ze_driver_extension_properties_t`
@@ -197,6 +216,8 @@ pub(crate) mod value {
     pub(crate) const CPU: u32 = 2;
     /// `ZE_DEVICE_PROPERTY_FLAG_INTEGRATED`
     pub(crate) const INTEGRATED: u32 = 1;
+    /// `ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE`
+    pub(crate) const SUBDEVICE: u32 = 2;
     /// `ZE_DEVICE_MODULE_FLAG_FP16`
     pub(crate) const FP16: u32 = 1;
     /// `ZE_DEVICE_MODULE_FLAG_DP4A`
@@ -205,6 +226,8 @@ pub(crate) mod value {
     pub(crate) const INTEL_DP4A: u32 = 1;
     /// `ZE_INTEL_DEVICE_MODULE_EXP_FLAG_DPAS`
     pub(crate) const INTEL_DPAS: u32 = 2;
+    /// `ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF`
+    pub(crate) const DMA_BUF: u32 = 2;
     /// `ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE`
     pub(crate) const COMPUTE: u32 = 1;
     /// `ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY`
@@ -243,10 +266,15 @@ mod tests {
             (size_of::<MemoryProperties>(), 296),
             (size_of::<MemoryAccessProperties>(), 40),
             (size_of::<PciProperties>(), 48),
+            (size_of::<ExternalMemoryProperties>(), 32),
+            (size_of::<AllocationProperties>(), 40),
+            (size_of::<ExportDesc>(), 24),
+            (size_of::<ImportFd>(), 24),
             (size_of::<QueueDesc>(), 40),
             (size_of::<ModuleDesc>(), 56),
             (size_of::<KernelProperties>(), 96),
             (size_of::<MemoryState>(), 40),
+            (size_of::<FrequencyState>(), 64),
             (size_of::<Extension>(), 260),
             (size_of::<Timestamps>(), 32),
         ];

@@ -70,7 +70,8 @@ impl Subject for Tested {
             return Vec::new();
         }
         let adapters = self.backend.probe().unwrap();
-        assert!(adapters.len() > 1 || std::env::var_os(OWN).is_some(), "the test driver has two devices");
+        let may_be_one = [OWN, "RAGTAG_FAKE_TILES"].iter().any(|name| std::env::var_os(name).is_some());
+        assert!(adapters.len() > 1 || may_be_one, "the test driver has two devices");
         adapters
     }
 

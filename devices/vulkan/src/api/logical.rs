@@ -53,7 +53,10 @@ impl Logical {
         if facts.import_alignment_bytes.is_some() {
             extensions.push(ext::external_memory_host::NAME.as_ptr());
         }
-        if facts.exports_fd || facts.imports_fd {
+        if facts.imports_dma_buf {
+            extensions.push(ext::external_memory_dma_buf::NAME.as_ptr());
+        }
+        if facts.exports_fd || facts.imports_fd || facts.imports_dma_buf {
             extensions.push(khr::external_memory_fd::NAME.as_ptr());
         }
         if facts.cooperative_matrices {
@@ -83,7 +86,8 @@ impl Logical {
         Ok(Self {
             import: import.then(|| ext::external_memory_host::Device::new(instance.raw(), &raw)),
             #[cfg(unix)]
-            fd: facts.exports_fd.then(|| khr::external_memory_fd::Device::new(instance.raw(), &raw)),
+            fd: (facts.exports_fd || facts.imports_dma_buf)
+                .then(|| khr::external_memory_fd::Device::new(instance.raw(), &raw)),
             raw,
             facts: Arc::clone(facts),
             families: queues.iter().map(|&(family, _)| family).collect(),

@@ -46,6 +46,8 @@ pub(crate) struct Facts {
     pub(crate) exports_fd: bool,
     /// Whether buffers can be imported from opaque file descriptors.
     pub(crate) imports_fd: bool,
+    /// Whether buffers can be imported from dma-bufs.
+    pub(crate) imports_dma_buf: bool,
     pub(crate) memory_budget: bool,
     pub(crate) timeline_semaphores: bool,
     pub(crate) host_query_reset: bool,
@@ -155,10 +157,14 @@ impl Facts {
             | vk::SubgroupFeatureFlags::SHUFFLE
             | vk::SubgroupFeatureFlags::SHUFFLE_RELATIVE;
         let full = in_1_3.compute_full_subgroups == vk::TRUE && in_1_3.subgroup_size_control == vk::TRUE;
-        let external = match cfg!(unix) && modern && has(khr::external_memory_fd::NAME) {
-            true => external_buffers(raw, handle),
+        let external = |supported: bool, kind| match cfg!(unix) && modern && supported {
+            true => external_buffers(raw, handle, kind),
             false => vk::ExternalMemoryFeatureFlags::empty(),
         };
+        let has_fd = has(khr::external_memory_fd::NAME);
+        let dma_buf = has_fd && has(ext::external_memory_dma_buf::NAME);
+        let dma_buf = external(dma_buf, vk::ExternalMemoryHandleTypeFlags::DMA_BUF_EXT);
+        let external = external(has_fd, vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD);
         let words = |text: Result<&CStr, _>| text.map_or(String::new(), |text| text.to_string_lossy().into());
         let driver_name = words(driver.driver_name_as_c_str());
         let driver_info = words(driver.driver_info_as_c_str());
@@ -203,6 +209,8 @@ impl Facts {
                 .then_some(import.min_imported_host_pointer_alignment),
             exports_fd: external.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE),
             imports_fd: external.contains(vk::ExternalMemoryFeatureFlags::IMPORTABLE),
+            imports_dma_buf: dma_buf.contains(vk::ExternalMemoryFeatureFlags::IMPORTABLE)
+                && !dma_buf.contains(vk::ExternalMemoryFeatureFlags::DEDICATED_ONLY),
             memory_budget: has(ext::memory_budget::NAME),
             timeline_semaphores: in_1_2.timeline_semaphore == vk::TRUE,
             host_query_reset: in_1_2.host_query_reset == vk::TRUE,
@@ -244,11 +252,13 @@ impl Facts {
     }
 }
 
-/// Returns the possible uses of opaque file descriptors with buffers.
-fn external_buffers(raw: &ash::Instance, handle: vk::PhysicalDevice) -> vk::ExternalMemoryFeatureFlags {
-    let info = vk::PhysicalDeviceExternalBufferInfo::default()
-        .usage(BUFFER_USAGE)
-        .handle_type(vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD);
+/// Returns the possible uses of a kind of file descriptors with buffers.
+fn external_buffers(
+    raw: &ash::Instance,
+    handle: vk::PhysicalDevice,
+    kind: vk::ExternalMemoryHandleTypeFlags,
+) -> vk::ExternalMemoryFeatureFlags {
+    let info = vk::PhysicalDeviceExternalBufferInfo::default().usage(BUFFER_USAGE).handle_type(kind);
     let mut properties = vk::ExternalBufferProperties::default();
     // SAFETY: the handle belongs to this instance, and the device supports Vulkan 1.1.
     unsafe { raw.get_physical_device_external_buffer_properties(handle, &info, &mut properties) };

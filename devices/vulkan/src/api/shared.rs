@@ -1,4 +1,5 @@
-//! Buffers whose memory other devices import through opaque file descriptors.
+//! Buffers whose memory other devices import through opaque file descriptors, and buffers over dma-bufs of
+//! other APIs.
 //!
 //! Every shared buffer has a dedicated allocation, because some drivers export no other. The size, the type
 //! and the usage of an imported buffer equal those of the exported buffer, as Vulkan requires.
@@ -6,10 +7,11 @@
 use super::memory::memory_type;
 use super::{Logical, Memory, said};
 use ash::vk;
-use ragtag_hal::{Error, OpaqueFd, Result};
+use ragtag_hal::{DmaBuf, Error, OpaqueFd, Result};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
+const DMA_BUF: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::DMA_BUF_EXT;
 const OPAQUE_FD: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
 
 fn unsupported(what: &str) -> Error {
@@ -70,7 +72,7 @@ impl Memory {
             return Err(unsupported("importing buffers into this device"));
         }
         memory.check(facts.uuid, Some(facts.driver_uuid))?;
-        let mut buffer = Self::without_memory(logical, bytes, OPAQUE_FD)?;
+        let buffer = Self::without_memory(logical, bytes, OPAQUE_FD)?;
         let needs = buffer.requirements();
         let index = memory_type(&needs, &[memory.memory_type])?;
         if needs.size > memory.allocation_bytes {
@@ -78,18 +80,48 @@ impl Memory {
         }
         let duplicate = memory.fd.try_clone().map_err(|error| Error::invalid(error.to_string()))?;
         let mut dedicated = vk::MemoryDedicatedAllocateInfo::default().buffer(buffer.raw);
-        let mut import =
-            vk::ImportMemoryFdInfoKHR::default().handle_type(OPAQUE_FD).fd(duplicate.as_raw_fd());
         let info = vk::MemoryAllocateInfo::default()
             .allocation_size(memory.allocation_bytes)
             .memory_type_index(index)
-            .push_next(&mut dedicated)
-            .push_next(&mut import);
-        let allocated = buffer.allocate(&info);
-        if buffer.memory != vk::DeviceMemory::null() {
+            .push_next(&mut dedicated);
+        buffer.over_fd(duplicate, OPAQUE_FD, info)
+    }
+
+    /// Creates a buffer of `bytes` bytes over the start of a dma-buf.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the device cannot import dma-bufs or this one is too small, or the
+    /// driver's error.
+    pub(crate) fn import_dma_buf(logical: &Arc<Logical>, bytes: u64, memory: &DmaBuf) -> Result<Self> {
+        let functions = logical.fd.as_ref().filter(|_| logical.facts().imports_dma_buf);
+        let functions = functions.ok_or_else(|| unsupported("importing dma-bufs into this device"))?;
+        let buffer = Self::without_memory(logical, bytes, DMA_BUF)?;
+        let mut needs = buffer.requirements();
+        let duplicate = memory.duplicate(needs.size)?;
+        let mut types = vk::MemoryFdPropertiesKHR::default();
+        // SAFETY: the file descriptor is open, and the call fills the structure.
+        let asked = unsafe { functions.get_memory_fd_properties(DMA_BUF, duplicate.as_raw_fd(), &mut types) };
+        said("vkGetMemoryFdPropertiesKHR", asked)?;
+        needs.memory_type_bits &= types.memory_type_bits;
+        let all: Vec<u32> = (0..logical.facts().memory.memory_type_count).collect();
+        let index = memory_type(&needs, &all)?;
+        let info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index);
+        buffer.over_fd(duplicate, DMA_BUF, info)
+    }
+
+    /// Binds the buffer to the memory of a file descriptor.
+    fn over_fd(
+        mut self,
+        fd: OwnedFd,
+        kind: vk::ExternalMemoryHandleTypeFlags,
+        info: vk::MemoryAllocateInfo<'_>,
+    ) -> Result<Self> {
+        let mut import = vk::ImportMemoryFdInfoKHR::default().handle_type(kind).fd(fd.as_raw_fd());
+        let allocated = self.allocate(&info.push_next(&mut import));
+        if self.memory != vk::DeviceMemory::null() {
             // A successful import has taken the file descriptor.
-            let _ = duplicate.into_raw_fd();
+            let _ = fd.into_raw_fd();
         }
-        allocated.map(|()| buffer)
+        allocated.map(|()| self)
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use ragtag_hal::{
-    Adapter, BufferId, Command, Device, Error, HostPages, Limits, MemoryHandle, QueueKind, SharedMemory,
+    Adapter, BufferId, Command, Device, DmaBuf, Error, HostPages, Limits, MemoryHandle, QueueKind,
+    SharedMemory,
 };
 use std::sync::Arc;
 
@@ -59,6 +60,12 @@ fn imported_pages_are_buffers() {
     });
 }
 
+/// Returns a file as memory that another API has exported as a dma-buf.
+fn dma_buf_of(path: &str) -> SharedMemory {
+    let fd = std::fs::File::open(path).unwrap().into();
+    SharedMemory { bytes: 4, handle: Arc::new(DmaBuf { fd, allocation_bytes: 1 << 20, own: Arc::new(()) }) }
+}
+
 #[test]
 fn foreign_memory_and_plain_buffers_are_refused() {
     let backend = backend();
@@ -70,6 +77,11 @@ fn foreign_memory_and_plain_buffers_are_refused() {
         let foreign = SharedMemory { bytes: 4, handle: Arc::new(()) };
         let refused = owner.device.import_buffer(BufferId(9), &foreign);
         assert!(matches!(&refused, Err(Error::Unsupported { .. })), "{refused:?}");
+        let no_dma_buf = dma_buf_of("/dev/null");
+        let refused = owner.device.import_buffer(BufferId(9), &no_dma_buf).unwrap_err();
+        println!("{}: {refused}", from.label());
+        let imports = from.caps.sharing.imports.contains(&MemoryHandle::DmaBuf);
+        assert!(imports || refused.to_string().contains("importing dma-bufs"), "{refused}");
         if from.caps.sharing.exports.is_empty() {
             let refused = owner.device.create_shared_buffer(BufferId(9), 4);
             assert!(matches!(&refused, Err(Error::Unsupported { .. })), "{refused:?}");

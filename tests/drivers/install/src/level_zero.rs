@@ -4,6 +4,7 @@
 use crate::faults::Faults;
 use crate::{in_own_process, library};
 use std::env;
+use std::error::Error as _;
 use std::path::Path;
 use test_support::Child;
 
@@ -54,7 +55,7 @@ pub fn level_zero_faults() -> Faults {
 fn missing() -> Option<String> {
     // SAFETY: the loader's initialisers do nothing before `zeInit`.
     if let Err(error) = unsafe { libloading::Library::new(LOADER) } {
-        return Some(error.to_string());
+        return Some(error.source().unwrap_or(&error).to_string());
     }
     let named = |folder: std::ffi::OsString| {
         let files = std::fs::read_dir(folder).ok()?;

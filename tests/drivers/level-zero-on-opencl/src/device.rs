@@ -8,7 +8,9 @@ use crate::faults::{Call, Record, setting};
 use crate::handles::{
     describe, described, extension_at, find, find_all, give, list, put, share, take, text_at,
 };
-use crate::memory::{held_bytes, zexDriverImportExternalPointer, zexDriverReleaseImportedPointer};
+use crate::memory::{
+    DMA_BUF, has_dma_bufs, held_bytes, zexDriverImportExternalPointer, zexDriverReleaseImportedPointer,
+};
 use crate::queue::changed;
 use crate::types::code::{DEVICE_LOST, INVALID_ARGUMENT, UNINITIALIZED};
 use crate::types::*;
@@ -22,6 +24,8 @@ use std::time::Instant;
 
 /// Number of devices.
 const DEVICES: usize = 2;
+/// Number of the card whose tiles are the devices, if `RAGTAG_FAKE_TILES` is set.
+const CARD: usize = DEVICES;
 /// Number of the device that shares the host's memory, so that tests cover both kinds.
 const INTEGRATED: usize = 1;
 /// Version 1.3 of the API, as Intel's driver of the same age reports.
@@ -88,6 +92,16 @@ fn started() -> Instant {
     *STARTED.get_or_init(Instant::now)
 }
 
+/// Returns whether the devices are the tiles of one card.
+fn has_tiles() -> bool {
+    env::var_os("RAGTAG_FAKE_TILES").is_some()
+}
+
+/// Returns the number of tiles of a device. A tile has none.
+fn tiles_of(device: &Device) -> usize {
+    if device.number == CARD { DEVICES } else { 0 }
+}
+
 /// Returns all devices.
 pub fn devices() -> Result<&'static [Arc<Device>]> {
     root().map(|root| &*root.devices)
@@ -95,7 +109,7 @@ pub fn devices() -> Result<&'static [Arc<Device>]> {
 
 /// Returns whether each device can access the memory of the other.
 pub fn has_peers() -> bool {
-    env::var_os("RAGTAG_FAKE_PEERS").is_some()
+    env::var_os("RAGTAG_FAKE_PEERS").is_some() || has_tiles()
 }
 
 /// Returns whether the driver refuses to open the memory of another device.
@@ -156,7 +170,8 @@ impl Device {
 
     pub fn total_bytes(&self) -> u64 {
         let all = || cl().map_or(0, |cl| cl.number(CL_DEVICE_GLOBAL_MEM_SIZE)) / DEVICES as u64;
-        setting("RAGTAG_FAKE_MEMORY_BYTES").unwrap_or_else(all)
+        let own = setting("RAGTAG_FAKE_MEMORY_BYTES").unwrap_or_else(all);
+        own * tiles_of(self).max(1) as u64
     }
 
     pub fn max_allocation(&self) -> u64 {
@@ -181,13 +196,15 @@ fn properties(device: &Device, ns: bool, head: Head) -> DeviceProperties {
     let mut uuid = *b"ragtag on CPU  \0";
     uuid[15] = device.number as u8;
     let is_gpu = env::var_os("RAGTAG_FAKE_GPUS").is_some();
+    let is_tile = has_tiles() && device.number != CARD;
+    let is_integrated = !is_gpu && !has_tiles() && device.number == INTEGRATED;
     DeviceProperties {
         head,
         kind: if is_gpu { 1 } else { 2 }, // GPU or CPU
         vendor: 0x8086,
         device: 0x56a0,
-        flags: u32::from(!is_gpu && device.number == INTEGRATED),
-        subdevice: 0,
+        flags: u32::from(is_integrated) | u32::from(is_tile) << 1,
+        subdevice: if is_tile { device.number as u32 } else { 0 },
         clock_mhz: 2400,
         max_allocation: device.max_allocation(),
         max_contexts: 1 << 16,
@@ -221,7 +238,8 @@ entries! {
         cl()?;
         started();
         ROOT.get_or_init(|| {
-            let devices: Vec<_> = visible().into_iter().map(Device::new).map(Arc::new).collect();
+            let numbers = if has_tiles() { (0..=CARD).collect() } else { visible() };
+            let devices: Vec<_> = numbers.into_iter().map(Device::new).map(Arc::new).collect();
             let handles = devices.iter().map(|device| share(Arc::clone(device)) as usize).collect();
             Root { driver: give(Driver) as usize, devices, handles }
         });
@@ -259,11 +277,13 @@ entries! {
 
     fn zeDeviceGet(driver: Handle, count: *mut u32, to: *mut Handle) {
         find::<Driver>(driver)?;
-        list(count, to, &root()?.handles, |to, device| put(to, device as Handle))
+        let all = &root()?.handles;
+        let listed = if has_tiles() { &all[CARD..] } else { all };
+        list(count, to, listed, |to, device| put(to, device as Handle))
     }
     fn zeDeviceGetSubDevices(device: Handle, count: *mut u32, to: *mut Handle) {
-        find::<Device>(device)?;
-        list(count, to, &[], |to, device: usize| put(to, device as Handle))
+        let tiles = tiles_of(&*find::<Device>(device)?);
+        list(count, to, &root()?.handles[..tiles], |to, device| put(to, device as Handle))
     }
     fn zeDeviceGetProperties(device: Handle, to: *mut DeviceProperties) {
         let device = find::<Device>(device)?;
@@ -336,7 +356,8 @@ entries! {
     fn zeDeviceGetExternalMemoryProperties(device: Handle, to: *mut ExternalMemory) {
         find::<Device>(device)?;
         let head = described(to)?.head;
-        describe(to, ExternalMemory { head, import: 0, export: 0, image_import: 0, image_export: 0 })
+        let kinds = if has_dma_bufs() { DMA_BUF } else { 0 };
+        describe(to, ExternalMemory { head, import: kinds, export: kinds, image_import: 0, image_export: 0 })
     }
     fn zeDeviceGetP2PProperties(device: Handle, peer: Handle, to: *mut PeerProperties) {
         let (device, peer) = (find::<Device>(device)?, find::<Device>(peer)?);
@@ -356,7 +377,8 @@ entries! {
         put(to, device.ticks() & ((1 << TIMESTAMP_BITS) - 1))
     }
     fn zeDevicePciGetPropertiesExt(device: Handle, to: *mut PciProperties) {
-        let number = find::<Device>(device)?.number as u32;
+        let device = find::<Device>(device)?;
+        let number = if has_tiles() { 0 } else { device.number as u32 };
         let head = described(to)?.head;
         // A domain that no real device of a test machine has.
         let address = [0x7e57, 3 + number, 0, 0];

@@ -11,7 +11,9 @@
 //! | `RAGTAG_FAKE_OPENCL` | path of `libintelocl.so`; by default the file that `OCL_ICD_VENDORS` names |
 //! | `ZE_AFFINITY_MASK` | visible devices, as in the real driver |
 //! | `RAGTAG_FAKE_PEERS` | if set, devices are peers; if `refused`, opening the memory of a peer fails |
+//! | `RAGTAG_FAKE_DMA_BUFS` | if set, files stand for dma-bufs; if `refused`, their import fails |
 //! | `RAGTAG_FAKE_GPUS` | if set, devices report discrete GPUs; by default CPUs, the second with the host's memory |
+//! | `RAGTAG_FAKE_TILES` | if set, the devices are the two tiles of one card, which the driver lists |
 //! | `RAGTAG_FAKE_MATRIX_UNITS` | if set, devices report Intel's matrix units, which are always emulated |
 //! | `RAGTAG_FAKE_MEMORY_BYTES` | size of each device's memory |
 //! | `RAGTAG_FAKE_ALLOCATION_BYTES` | maximum size of an allocation without relaxed limits |
@@ -19,6 +21,9 @@
 //! | `RAGTAG_FAKE_ALLOCATIONS` | number of allocations of each device that succeed |
 //! | `RAGTAG_FAKE_LOST_AFTER` | number of submissions after which each device is lost |
 //! | `RAGTAG_FAKE_COPY_DELAY_US` | delay of each copy, in microseconds |
+//! | `RAGTAG_FAKE_CELSIUS` | temperature of each device, with `ZES_ENABLE_SYSMAN=1` |
+//! | `RAGTAG_FAKE_THROTTLE_REASONS` | bits of the reasons for limited clocks, likewise |
+//! | `RAGTAG_FAKE_MEMORY_HEALTH` | state of each device's memory, a value of `zes_mem_health_t`, likewise |
 //! | `RAGTAG_FAKE_TICKS` | first value of the devices' clocks, which wrap at 32 bits in kernel timestamps |
 //! | `RAGTAG_FAKE_LOG` | if set, failed calls are written to standard error |
 //!

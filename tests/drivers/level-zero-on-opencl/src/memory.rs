@@ -4,14 +4,18 @@ use crate::calls::{entries, lock};
 use crate::cl::{Kind, cl};
 use crate::device::{Context, Device, devices, has_peers, is_relaxed, refuses_peers};
 use crate::faults::misuse;
-use crate::handles::{describe, described, find, put};
+use crate::handles::{describe, described, extension_at, find, put};
 use crate::types::code::{
-    INVALID_ARGUMENT, INVALID_NULL_POINTER, OUT_OF_DEVICE_MEMORY, UNSUPPORTED_ALIGNMENT, UNSUPPORTED_FEATURE,
-    UNSUPPORTED_SIZE,
+    INVALID_ARGUMENT, INVALID_NULL_POINTER, INVALID_SIZE, OUT_OF_DEVICE_MEMORY, UNSUPPORTED_ALIGNMENT,
+    UNSUPPORTED_ENUMERATION, UNSUPPORTED_FEATURE, UNSUPPORTED_SIZE,
 };
 use crate::types::*;
+use memmap2::MmapRaw;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::sync::{Arc, Mutex};
 
 /// Size of a page, which aligns all allocations.
 const PAGE: usize = 4096;
@@ -19,6 +23,8 @@ const PAGE: usize = 4096;
 const GARBAGE: u8 = 0xa5;
 /// Maximum number of bytes of new memory that receive [`GARBAGE`].
 const GARBAGE_BYTES: usize = 16 << 20;
+/// `ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF`.
+pub const DMA_BUF: u32 = 2;
 /// First bytes of an IPC handle.
 const MARK: &[u8; 8] = b"RAGTAG-M";
 
@@ -33,6 +39,79 @@ struct Allocation {
     id: u64,
     /// Devices that opened an IPC handle of the allocation.
     opened: Vec<usize>,
+    /// The file that stands for a dma-buf, if the memory can be exported or was imported.
+    file: Option<Arc<Mapped>>,
+}
+
+/// A mapped file.
+#[derive(Debug)]
+struct Mapped {
+    map: MmapRaw,
+    file: File,
+}
+
+impl Mapped {
+    /// Maps the first bytes of a file.
+    fn new(file: File, bytes: usize) -> Result<Arc<Self>> {
+        let map = memmap2::MmapOptions::new().len(bytes).map_raw(&file);
+        let map = map.map_err(|_| OUT_OF_DEVICE_MEMORY)?;
+        Ok(Arc::new(Self { map, file }))
+    }
+
+    /// Creates and maps a file for an allocation that can be exported.
+    fn exportable(bytes: usize) -> Result<Arc<Self>> {
+        let file = tempfile::tempfile().map_err(|_| OUT_OF_DEVICE_MEMORY)?;
+        let whole = bytes.next_multiple_of(PAGE);
+        file.set_len(whole as u64).map_err(|_| OUT_OF_DEVICE_MEMORY)?;
+        Self::new(file, whole)
+    }
+
+    /// Imports a file. Takes the file descriptor only if it succeeds.
+    ///
+    /// # Safety
+    /// The caller gives up the file descriptor if the call succeeds.
+    unsafe fn import(fd: i32, bytes: usize) -> Result<Arc<Self>> {
+        if fd < 0 {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: the value does not close the file descriptor.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+        let length = file.metadata().map_err(|_| INVALID_ARGUMENT)?.len();
+        if length < bytes as u64 {
+            return Err(INVALID_SIZE);
+        }
+        Self::new(ManuallyDrop::into_inner(file), bytes)
+    }
+}
+
+/// Returns whether memory can be exported as files, which stand for dma-bufs, and imported from them.
+pub fn has_dma_bufs() -> bool {
+    std::env::var_os("RAGTAG_FAKE_DMA_BUFS").is_some()
+}
+
+/// Returns whether the driver refuses to import a dma-buf.
+fn refuses_imports() -> bool {
+    std::env::var("RAGTAG_FAKE_DMA_BUFS").is_ok_and(|value| value == "refused")
+}
+
+/// Returns the file for an allocation whose description has an extension structure for a dma-buf.
+///
+/// # Safety
+/// `next` must be null or point to a valid chain of structures.
+unsafe fn external(next: *const Head, bytes: usize) -> Result<Option<Arc<Mapped>>> {
+    // SAFETY: the caller guarantees the chain. A successful import takes the file descriptor.
+    unsafe {
+        if let Some(export) = extension_at::<ExportDesc>(next) {
+            let wanted = (*export).flags == DMA_BUF && has_dma_bufs();
+            return if wanted { Mapped::exportable(bytes).map(Some) } else { Err(UNSUPPORTED_ENUMERATION) };
+        }
+        match extension_at::<ImportFd>(next) {
+            None => Ok(None),
+            Some(import) if (*import).flags != DMA_BUF || !has_dma_bufs() => Err(UNSUPPORTED_ENUMERATION),
+            Some(_) if refuses_imports() => Err(UNSUPPORTED_FEATURE),
+            Some(import) => Mapped::import((*import).fd, bytes).map(Some),
+        }
+    }
 }
 
 /// Live allocations by address, and the latest number of an allocation.
@@ -83,17 +162,20 @@ pub fn check_range(address: usize, bytes: usize, device: usize) -> Result<()> {
     Ok(())
 }
 
-/// Allocates memory. The device may be null for host and shared memory.
+/// Allocates memory. The device may be null for host and shared memory. `next` is the chain of extension
+/// structures.
 unsafe fn allocate(
     kind: Kind,
     context: Handle,
     device: Handle,
     [bytes, alignment]: [usize; 2],
-    relaxed: bool,
+    next: *const Head,
     to: *mut *mut std::ffi::c_void,
 ) -> Result<()> {
     find::<Context>(context)?;
     let device = if device.is_null() && kind != Kind::Device { None } else { Some(find::<Device>(device)?) };
+    // SAFETY: the caller guarantees the chain.
+    let relaxed = unsafe { is_relaxed(next) };
     let limit = devices()?.first().map_or(0, |device| device.max_allocation());
     if bytes == 0 || (bytes as u64 > limit && !relaxed && kind != Kind::Host) {
         return Err(UNSUPPORTED_SIZE);
@@ -111,14 +193,22 @@ unsafe fn allocate(
             return Err(OUT_OF_DEVICE_MEMORY);
         }
     }
-    let address = cl()?.allocate(kind, bytes, alignment.max(PAGE))?;
-    // SAFETY: the memory is new and large enough.
-    unsafe { (address as *mut u8).write_bytes(GARBAGE, bytes.min(GARBAGE_BYTES)) };
+    // SAFETY: the caller guarantees the chain.
+    let file = unsafe { external(next, bytes) }?;
+    let address = match &file {
+        Some(file) => file.map.as_mut_ptr() as usize,
+        None => {
+            let address = cl()?.allocate(kind, bytes, alignment.max(PAGE))?;
+            // SAFETY: the memory is new and large enough.
+            unsafe { (address as *mut u8).write_bytes(GARBAGE, bytes.min(GARBAGE_BYTES)) };
+            address
+        }
+    };
     let mut table = lock(&ALLOCATIONS);
     table.1 += 1;
     let (context, id, opened) = (context as usize, table.1, Vec::new());
     let device = device.map(|device| device.number);
-    table.0.insert(address, Allocation { bytes, kind, device, context, id, opened });
+    table.0.insert(address, Allocation { bytes, kind, device, context, id, opened, file });
     // SAFETY: the caller guarantees the pointer.
     unsafe { put(to, address as Handle) }
 }
@@ -126,13 +216,14 @@ unsafe fn allocate(
 fn free(context: Handle, address: usize) -> Result<()> {
     find::<Context>(context)?;
     let mut table = lock(&ALLOCATIONS);
-    let owned = table.0.get(&address).is_some_and(|one| one.context == context as usize);
-    if !owned {
+    let is_owned = table.0.get(&address).is_some_and(|one| one.context == context as usize);
+    let Some(allocation) = is_owned.then(|| table.0.remove(&address)).flatten() else {
         return Err(misuse(INVALID_ARGUMENT, "freed memory is no allocation of the context"));
-    }
-    table.0.remove(&address);
+    };
     drop(table);
-    cl()?.free(address);
+    if allocation.file.is_none() {
+        cl()?.free(address);
+    }
     Ok(())
 }
 
@@ -147,8 +238,8 @@ entries! {
         to: *mut Handle,
     ) {
         described(on_host)?;
-        let relaxed = is_relaxed(described(on_device)?.head.next);
-        allocate(Kind::Shared, context, device, [bytes, alignment], relaxed, to)
+        let next = described(on_device)?.head.next;
+        allocate(Kind::Shared, context, device, [bytes, alignment], next, to)
     }
     fn zeMemAllocDevice(
         context: Handle,
@@ -158,8 +249,8 @@ entries! {
         device: Handle,
         to: *mut Handle,
     ) {
-        let relaxed = is_relaxed(described(on_device)?.head.next);
-        allocate(Kind::Device, context, device, [bytes, alignment], relaxed, to)
+        let next = described(on_device)?.head.next;
+        allocate(Kind::Device, context, device, [bytes, alignment], next, to)
     }
     fn zeMemAllocHost(
         context: Handle,
@@ -168,8 +259,8 @@ entries! {
         alignment: usize,
         to: *mut Handle,
     ) {
-        described(on_host)?;
-        allocate(Kind::Host, context, std::ptr::null_mut(), [bytes, alignment], false, to)
+        let next = described(on_host)?.head.next;
+        allocate(Kind::Host, context, std::ptr::null_mut(), [bytes, alignment], next, to)
     }
     fn zeMemFree(context: Handle, address: Handle) {
         free(context, address as usize)
@@ -187,6 +278,11 @@ entries! {
         find::<Context>(context)?;
         let (head, found) = (described(to)?.head, around(address as usize));
         let (kind, id) = found.as_ref().map_or((0, 0), |(_, one)| (one.kind as u32, one.id));
+        if let Some(export) = extension_at::<ExportFd>(head.next) {
+            let file = found.as_ref().and_then(|(_, one)| one.file.as_ref()).ok_or(UNSUPPORTED_FEATURE)?;
+            let duplicate = file.file.try_clone().map_err(|_| UNSUPPORTED_FEATURE)?;
+            (*export).fd = duplicate.into_raw_fd();
+        }
         if !device.is_null() {
             let owner = found.and_then(|(_, one)| one.device);
             put(device, owner.map_or(std::ptr::null_mut(), crate::device::handle_of))?;

@@ -187,7 +187,7 @@ tables! {
         -zesDevicePciGetProperties, -zesDevicePciGetState, -zesDevicePciGetBars, -zesDevicePciGetStats,
         -zesDeviceEnumDiagnosticTestSuites, -zesDeviceEnumEngineGroups, -zesDeviceEventRegister,
         -zesDeviceEnumFabricPorts, -zesDeviceEnumFans, -zesDeviceEnumFirmwares,
-        -zesDeviceEnumFrequencyDomains, -zesDeviceEnumLeds, +zesDeviceEnumMemoryModules,
+        +zesDeviceEnumFrequencyDomains, -zesDeviceEnumLeds, +zesDeviceEnumMemoryModules,
         -zesDeviceEnumPerformanceFactorDomains, -zesDeviceEnumPowerDomains, -zesDeviceGetCardPowerDomain,
         -zesDeviceEnumPsus, -zesDeviceEnumRasErrorSets, -zesDeviceEnumSchedulers,
         -zesDeviceEnumStandbyDomains, +zesDeviceEnumTemperatureSensors, -zesDeviceEccAvailable,
@@ -208,7 +208,7 @@ tables! {
     }
     zesGetFrequencyProcAddrTable {
         -zesFrequencyGetProperties, -zesFrequencyGetAvailableClocks, -zesFrequencyGetRange,
-        -zesFrequencySetRange, -zesFrequencyGetState, -zesFrequencyGetThrottleTime,
+        -zesFrequencySetRange, +zesFrequencyGetState, -zesFrequencyGetThrottleTime,
         -zesFrequencyOcGetCapabilities, -zesFrequencyOcGetFrequencyTarget,
         -zesFrequencyOcSetFrequencyTarget, -zesFrequencyOcGetVoltageTarget, -zesFrequencyOcSetVoltageTarget,
         -zesFrequencyOcSetMode, -zesFrequencyOcGetMode, -zesFrequencyOcGetIccMax, -zesFrequencyOcSetIccMax,

@@ -24,6 +24,7 @@ pub mod code {
     pub const UNSUPPORTED_SIZE: u32 = 0x7800_0009;
     pub const UNSUPPORTED_ALIGNMENT: u32 = 0x7800_000a;
     pub const INVALID_ENUMERATION: u32 = 0x7800_000c;
+    pub const UNSUPPORTED_ENUMERATION: u32 = 0x7800_000d;
     pub const INVALID_NATIVE_BINARY: u32 = 0x7800_000f;
     pub const INVALID_KERNEL_NAME: u32 = 0x7800_0011;
     pub const INVALID_GROUP_SIZE_DIMENSION: u32 = 0x7800_0013;
@@ -125,6 +126,9 @@ structures! {
     DeviceMemoryDesc [0x15] { flags: u32, ordinal: u32, }
     HostMemoryDesc [0x16] { flags: u32, }
     AllocationProperties [0x17] { kind: u32, id: u64, page: u64, }
+    ExportDesc [0x18] { flags: u32, }
+    ImportFd [0x19] { flags: u32, fd: i32, }
+    ExportFd [0x1a] { flags: u32, fd: i32, }
     ModuleDesc [0x1b] {
         format: u32,
         bytes: usize,
@@ -163,6 +167,15 @@ structures! {
     }
     /// `zes_mem_state_t`.
     SysmanMemoryState [0x1e] { health: u32, free: u64, bytes: u64, }
+    /// `zes_freq_state_t`.
+    SysmanFrequency [0x1b] {
+        volts: f64,
+        request: f64,
+        tdp: f64,
+        efficient: f64,
+        actual: f64,
+        throttle_reasons: u32,
+    }
     /// `zes_temp_properties_t`.
     SysmanTemperature [0x14] {
         kind: u32,

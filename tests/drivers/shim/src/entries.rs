@@ -12,12 +12,17 @@ use crate::symbols::code::{
     PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED,
 };
 use crate::symbols::{
-    FUNCTION_MAX_THREADS, Handle, PROPERTIES_R0000, PROPERTIES_R0600, Properties, attribute,
+    ExternalBufferDesc, ExternalMemoryDesc, FUNCTION_MAX_THREADS, Handle, OPAQUE_FD, PROPERTIES_R0000,
+    PROPERTIES_R0600, Properties, attribute,
 };
 use crate::{Engine, Facts, Result, Shape};
+use memmap2::{MmapOptions, MmapRaw};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::sync::{Arc, Mutex};
 
 /// HIP version that the stand-ins report, in HIP's encoding.
@@ -27,6 +32,9 @@ const COMPILATION: i32 = 6;
 
 /// Pairs of a device and a peer whose memory the device may access.
 static ENABLED: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
+
+/// Addresses of buffers in files, which stand for dma-bufs.
+static MAPPED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
 thread_local! {
     /// Index of the calling thread's current device in the list of visible devices.
@@ -211,6 +219,9 @@ entries! {
     }
     fn hipFree(address: Handle) {
         let (engine, device) = current::<E>()?;
+        if MAPPED.lock().map_err(|_| INVALID_VALUE)?.remove(&(address as usize)) {
+            return engine.unpin(device, address);
+        }
         engine.free(device, address)
     }
     fn hipHostRegister(pointer: Handle, bytes: usize, _flags: u32) {
@@ -326,6 +337,37 @@ entries! {
     }
     fn hipFreeAsync(address: Handle, stream: Handle) {
         E::engine()?.free_on(borrow(stream)?, address)
+    }
+    fn hipImportExternalMemory(memory: *mut Handle, desc: *const ExternalMemoryDesc) {
+        let desc = desc.as_ref().filter(|desc| desc.kind == OPAQUE_FD && desc.fd >= 0).ok_or(INVALID_VALUE)?;
+        // The file is closed only if the import succeeds.
+        let file = ManuallyDrop::new(File::from_raw_fd(desc.fd));
+        let bytes = file.metadata().map_err(|_| INVALID_VALUE)?.len();
+        if bytes < desc.bytes {
+            return Err(INVALID_VALUE);
+        }
+        let map = MmapOptions::new().len(desc.bytes as usize).map_raw(&*file).map_err(|_| INVALID_VALUE)?;
+        put(memory, give(map))?;
+        drop(ManuallyDrop::into_inner(file));
+        Ok(())
+    }
+    fn hipExternalMemoryGetMappedBuffer(
+        address: *mut Handle,
+        memory: Handle,
+        desc: *const ExternalBufferDesc,
+    ) {
+        let (engine, device) = current::<E>()?;
+        let (map, desc) = (borrow::<MmapRaw>(memory)?, desc.as_ref().ok_or(INVALID_VALUE)?);
+        if desc.offset != 0 || desc.bytes > map.len() as u64 {
+            return Err(INVALID_VALUE);
+        }
+        let pointer: Handle = map.as_mut_ptr().cast();
+        engine.pin(device, pointer, map.len())?;
+        MAPPED.lock().map_err(|_| INVALID_VALUE)?.insert(pointer as usize);
+        put(address, engine.pinned_address(device, pointer)?)
+    }
+    fn hipDestroyExternalMemory(memory: Handle) {
+        take::<MmapRaw>(memory).map(drop)
     }
     fn hipStreamBeginCapture(stream: Handle, _mode: i32) {
         E::engine()?.begin_capture(borrow(stream)?)

@@ -3,6 +3,9 @@
 use crate::client::*;
 use crate::types::code::*;
 use crate::types::*;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::ptr;
 use test_drivers::with_level_zero_on_opencl;
 
@@ -108,5 +111,77 @@ fn a_driver_may_refuse_ipc_handles() {
         let device = ze.devices[0];
         let code = ze!(ze, zeMemOpenIpcHandle(ze.context, device, handle, 0u32, &raw mut opened));
         assert_eq!(code, UNSUPPORTED_FEATURE);
+    });
+}
+
+/// Value of the flags for a dma-buf.
+const DMA_BUF: u32 = 2;
+
+/// Allocates `bytes` bytes on the first device, with an extension structure. Returns the code and the address.
+fn allocated<T: Described>(ze: &Client, bytes: usize, extension: &T) -> (u32, Handle) {
+    let (mut desc, mut to): (DeviceMemoryDesc, Handle) = (blank(), NONE);
+    desc.head.next = ptr::from_ref(extension).cast();
+    let (device, place) = (ze.devices[0], &raw mut to);
+    let code = ze!(ze, zeMemAllocDevice(ze.context, &raw const desc, bytes, 64usize, device, place));
+    (code, to)
+}
+
+#[test]
+fn memory_is_exported_and_imported_as_files() {
+    let test = "memory::memory_is_exported_and_imported_as_files";
+    with_level_zero_on_opencl(test, &[("RAGTAG_FAKE_DMA_BUFS", "1")], || {
+        let ze = Client::new();
+        let mut external: ExternalMemory = blank();
+        ok!(ze, zeDeviceGetExternalMemoryProperties(ze.devices[0], &raw mut external));
+        assert_eq!((external.import, external.export), (DMA_BUF, DMA_BUF));
+        let (code, memory) = allocated(&ze, 64, &ExportDesc { flags: DMA_BUF, ..blank() });
+        assert_eq!(code, 0);
+        let mut export = ExportFd { flags: DMA_BUF, fd: -1, ..blank() };
+        let mut properties: AllocationProperties = blank();
+        properties.head.next = (&raw mut export).cast_const().cast();
+        let (to, no_device) = (&raw mut properties, ptr::null_mut::<Handle>());
+        ok!(ze, zeMemGetAllocProperties(ze.context, memory, to, no_device));
+        // SAFETY: the driver gives up the file descriptor.
+        let mut file = unsafe { File::from_raw_fd(export.fd) };
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.write_all(b"across").unwrap();
+
+        let import =
+            |fd: i32, bytes: usize| allocated(&ze, bytes, &ImportFd { flags: DMA_BUF, fd, ..blank() });
+        let (code, imported) = import(file.try_clone().unwrap().into_raw_fd(), 64);
+        assert_eq!(code, 0);
+        for memory in [memory, imported] {
+            let (mut bytes, list, [done]) = ([0u8; 6], ze.immediate(0, 0), ze.events());
+            ze.copy(list, bytes.as_mut_ptr().cast(), memory, bytes.len(), done, &[]);
+            ze.wait(done);
+            assert_eq!(&bytes, b"across");
+            ok!(ze, zeMemFree(ze.context, memory));
+        }
+        // Failed imports leave the file descriptor open.
+        assert_eq!(import(file.as_raw_fd(), 1 << 20).0, INVALID_SIZE);
+        assert_eq!(import(-1, 64).0, INVALID_ARGUMENT);
+        let mut first = [0];
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_exact(&mut first).unwrap();
+        let closed = file.as_raw_fd();
+        drop(file);
+        assert_eq!(import(closed, 64).0, INVALID_ARGUMENT);
+        ze.no_misuse();
+    });
+}
+
+#[test]
+fn other_memory_is_not_exported() {
+    with_level_zero_on_opencl("memory::other_memory_is_not_exported", &[], || {
+        let ze = Client::new();
+        let (code, _) = allocated(&ze, 64, &ExportDesc { flags: DMA_BUF, ..blank() });
+        assert_eq!(code, UNSUPPORTED_ENUMERATION);
+        let mut export = ExportFd { flags: DMA_BUF, fd: -1, ..blank() };
+        let mut properties: AllocationProperties = blank();
+        properties.head.next = (&raw mut export).cast_const().cast();
+        let (memory, to, no_device) =
+            (ze.device_memory(0, 64), &raw mut properties, ptr::null_mut::<Handle>());
+        let code = ze!(ze, zeMemGetAllocProperties(ze.context, memory, to, no_device));
+        assert_eq!((code, export.fd), (UNSUPPORTED_FEATURE, -1));
     });
 }

@@ -44,6 +44,10 @@ fn devices_look_like_arc_cards() {
             ok!(ze, zesDeviceEnumTemperatureSensors(device, &raw mut count, &raw mut sensor));
             ok!(ze, zesTemperatureGetState(sensor, &raw mut celsius));
             assert!(celsius > 0.0);
+            let (mut clock, mut frequency): (_, SysmanFrequency) = (NONE, blank());
+            ok!(ze, zesDeviceEnumFrequencyDomains(device, &raw mut count, &raw mut clock));
+            ok!(ze, zesFrequencyGetState(clock, &raw mut frequency));
+            assert_eq!((frequency.actual, frequency.throttle_reasons), (2400.0, 0));
 
             let (mut host, mut ticks) = ([0u64; 2], [0u64; 2]);
             for at in 0..2 {
@@ -97,5 +101,25 @@ fn the_affinity_mask_hides_devices() {
         let mut pci: PciProperties = blank();
         ok!(ze, zeDevicePciGetPropertiesExt(ze.devices[0], &raw mut pci));
         assert_eq!(pci.address[1], 4);
+    });
+}
+
+#[test]
+fn a_card_has_tiles() {
+    with_level_zero_on_opencl("properties::a_card_has_tiles", &[("RAGTAG_FAKE_TILES", "1")], || {
+        let ze = Client::new();
+        let &[card] = &ze.devices[..] else { panic!("{} devices", ze.devices.len()) };
+        let (mut tiles, mut count) = ([NONE; 3], 3u32);
+        ok!(ze, zeDeviceGetSubDevices(card, &raw mut count, tiles.as_mut_ptr()));
+        assert_eq!(count, 2);
+        for (device, identity) in [(card, (0, 0)), (tiles[0], (2, 0)), (tiles[1], (2, 1))] {
+            let mut all: DeviceProperties = blank();
+            ok!(ze, zeDeviceGetProperties(device, &raw mut all));
+            assert_eq!((all.flags, all.subdevice), identity);
+        }
+        count = 0;
+        ok!(ze, zeDeviceGetSubDevices(tiles[0], &raw mut count, ptr::null_mut::<Handle>()));
+        assert_eq!(count, 0);
+        ze.no_misuse();
     });
 }
