@@ -1,4 +1,4 @@
-//! Checks AArch64 on a machine with a different architecture. Cross-compiles the workspace and runs the NEON
+//! Checks AArch64 on a machine with a different architecture. Cross-compiles the workspace, and runs the NEON
 //! CPU kernels in QEMU. If `RAGTAG_TEST_ALL` is set, QEMU also runs the conformance suite of CPU devices.
 //!
 //! Knows nothing about individual kernels.
@@ -20,22 +20,25 @@ const VARIABLES: [(&str, &str); 2] = [
     ),
 ];
 
-/// Cross-compiles the workspace and tests the CPU device. Skips a step if its tools are missing.
+/// Cross-compiles the workspace. Skips the step if its tools are missing.
 ///
 /// # Errors
-/// Returns an error if a crate does not compile or a test fails.
-pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
-    let check = ["check", "--workspace", "--locked", "--target", TARGET];
-    if !has_std() {
-        done.skip("AArch64", "Rust for AArch64", &format!("rustup target add {TARGET}"));
+/// Returns an error if a crate does not compile.
+pub(crate) fn check(root: &Path, done: &mut Done) -> Result<(), String> {
+    if !compiles(done) {
         return Ok(());
     }
-    // Dependencies contain C code, so `cargo check` needs the linker as well.
-    if !starts(LINKER) {
-        done.skip("AArch64", "C compiler for AArch64", LINKER);
+    done.cargo(root, &["check", "--workspace", "--locked", "--target", TARGET], &VARIABLES)
+}
+
+/// Tests the CPU kernels, and in the complete run the CPU device. Skips the step if its tools are missing.
+///
+/// # Errors
+/// Returns an error if a test does not compile or fails.
+pub(crate) fn test(root: &Path, done: &mut Done) -> Result<(), String> {
+    if !compiles(done) {
         return Ok(());
     }
-    done.cargo(root, &check, &VARIABLES)?;
     if !starts(QEMU) {
         done.skip("kernels on AArch64", "QEMU for AArch64", QEMU);
         return Ok(());
@@ -50,6 +53,20 @@ pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
         test("ragtag-conformance", "cpu")?;
     }
     Ok(())
+}
+
+/// Returns whether this machine can compile for [`TARGET`]. Records a skip if it cannot.
+fn compiles(done: &mut Done) -> bool {
+    if !has_std() {
+        done.skip("AArch64", "Rust for AArch64", &format!("rustup target add {TARGET}"));
+        return false;
+    }
+    // Dependencies contain C code, so `cargo check` needs the linker as well.
+    if !starts(LINKER) {
+        done.skip("AArch64", "C compiler for AArch64", LINKER);
+        return false;
+    }
+    true
 }
 
 /// Returns whether the Rust toolchain has the standard library for [`TARGET`].
