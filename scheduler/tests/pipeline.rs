@@ -341,7 +341,13 @@ fn faulty_copies_of_keys_and_values_end_the_run_with_an_error() {
         failed(&all(&replies))
     };
     let passed = |kind| error(0, (FaultyCopies::Downloads, 0), kind);
-    assert!(matches!(passed(CopyFaultKind::Failing), Error::Stage { device, .. } if device == "cpu:0"));
+    let failed = |error: &Error, (at, label): (u32, &str)| match error {
+        Error::KeysAndValues { stage, device, .. } => assert_eq!((*stage, device.as_str()), (at, label)),
+        other => panic!("{other:?}"),
+    };
+    // The device of the prefill stage, stage 2, also runs stage 0.
+    failed(&passed(CopyFaultKind::Failing), (2, "cpu:0"));
+    failed(&error(1, (FaultyCopies::Uploads, 18), CopyFaultKind::Failing), (1, "cpu:1"));
     let what = String::from("keys and values");
     let stalled = |device: &str| Error::StalledCopy { what: what.clone(), device: device.into(), seconds: 1 };
     assert_eq!(passed(CopyFaultKind::Endless), stalled("cpu:0"));
