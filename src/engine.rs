@@ -143,8 +143,10 @@ impl Engine {
             let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
             stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
+            let weights = Box::new(FileWeights::new(model, &compiled));
             let streamed = stage.streamed.iter().map(|&segment| segment as usize).collect();
-            specs.push(stage_spec(model, compiled, streamed, device));
+            let arenas = stage.arenas.map(|count| count as usize);
+            specs.push(StageSpec { device, compiled, streamed, arenas, weights });
         }
         let prefill = prefill.and_then(|prefill| Some((prefill.from_tokens, specs.pop()?)));
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
@@ -248,11 +250,6 @@ pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
         logit_rows: if all_logits { plan.chunk } else { plan.logit_rows() },
         wire_type: plan.wire_type,
     }
-}
-
-fn stage_spec(model: &Model, compiled: CompiledStage, streamed: Vec<usize>, device: usize) -> StageSpec {
-    let weights = FileWeights::new(model, &compiled);
-    StageSpec { device, compiled, streamed, weights: Box::new(weights) }
 }
 
 /// Weight source that reads the model's files and packs the weights into the resident layouts of a device.

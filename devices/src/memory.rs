@@ -25,7 +25,7 @@ pub enum MemoryCapError {
     /// An item of the list is not a cap.
     #[error(
         "{item:?} is not a memory cap: expected BACKEND:INDEX=SIZE, BACKEND=SIZE or host=SIZE with a size \
-         like 512MiB or 8GiB"
+         like 512MiB or 11.5GiB (B, KiB, MiB, GiB or TiB)"
     )]
     Syntax {
         /// Item that is not a cap.
@@ -211,6 +211,44 @@ mod tests {
         {
             assert_eq!(caps(text).unwrap().to_strings(), [format!("cpu:0={shown}")]);
         }
+    }
+
+    #[test]
+    fn sizes_have_decimals() {
+        for (text, bytes) in [
+            ("11.5GiB", 23 << 29),
+            ("0.25KiB", 256),
+            ("1.0625TiB", 17 << 36),
+            ("0.3KiB", 307),
+            ("0.000000000001TiB", 1),
+            ("00.50MiB", 1 << 19),
+        ] {
+            let cap = caps(&format!("cuda:0={text},host={text}")).unwrap();
+            assert_eq!([cap.device_bytes(&label("cuda:0")), cap.host_bytes()], [Some(bytes); 2], "{text}");
+        }
+        assert_eq!(caps("cuda:0=11.5GiB").unwrap().to_strings(), ["cuda:0=11776MiB"]);
+        for wrong in [
+            "1.5",
+            "1.5B",
+            "1.GiB",
+            ".5GiB",
+            "1.5.5GiB",
+            "1,5GiB",
+            "1.5 GiB",
+            "1.5GB",
+            "-1.5GiB",
+            "1e3GiB",
+            "0.0000000000001TiB",
+            "16777215.9999999999999TiB",
+            "16777216.0TiB",
+        ] {
+            let error = caps(&format!("cuda:0={wrong}")).unwrap_err();
+            assert!(error.contains("is not a memory cap: expected") && error.contains("11.5GiB"), "{error}");
+        }
+        assert_eq!(
+            caps("cpu:0=16777215.5TiB").unwrap().device_bytes(&label("cpu:0")),
+            Some(u64::MAX - (1 << 39) + 1)
+        );
     }
 
     #[test]

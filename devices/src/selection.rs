@@ -4,7 +4,7 @@
 //! ```text
 //! selection = item { "," item }
 //! item      = "auto" | "gpu" | "cpu" | backend | backend ":" index | "min-memory=" size
-//! size      = digits [ "B" | "KiB" | "MiB" | "GiB" | "TiB" ]
+//! size      = digits [ "B" ] | digits [ "." digits ] ( "KiB" | "MiB" | "GiB" | "TiB" )
 //! ```
 //!
 //! `auto` selects every GPU, or every CPU device if there is no GPU. A list that contains only filters
@@ -44,7 +44,7 @@ pub enum SelectionError {
         text: String,
     },
     /// A filter is unknown or has an invalid value.
-    #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB or 8GiB")]
+    #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB, 8GiB or 1.5TiB")]
     FilterSyntax {
         /// Item that is not a filter.
         item: String,
@@ -193,19 +193,29 @@ fn filter(item: &str) -> Result<Filter, SelectionError> {
     bytes.map(Filter::MinMemoryBytes).ok_or_else(|| SelectionError::FilterSyntax { item: item.into() })
 }
 
-/// Parses a size such as `512`, `512B`, `3KiB` or `1TiB`.
+/// Maximum number of digits after the point of a size.
+const MOST_DECIMALS: usize = 12;
+
+/// Parses a size such as `512`, `512B`, `3KiB` or `11.5GiB`. Rounds it down to whole bytes. A size in bytes
+/// has no decimals.
 pub(crate) fn size_bytes(text: &str) -> Option<u64> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
+    let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, rest) = text.split_at(digits(text));
+    let (decimals, unit) = match rest.strip_prefix('.') {
+        Some(rest) => rest.split_at(digits(rest)),
+        None => ("0", rest),
+    };
     let shift = match unit {
-        "" | "B" => 0,
+        "" | "B" if !rest.starts_with('.') => 0,
         "KiB" => 10,
         "MiB" => 20,
         "GiB" => 30,
         "TiB" => 40,
         _ => return None,
     };
-    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+    let scale = u32::try_from(decimals.len()).ok().filter(|&of| of as usize <= MOST_DECIMALS)?;
+    let part = (decimals.parse::<u64>().ok()? as u128 * (1 << shift)) / 10u128.pow(scale);
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)?.checked_add(u64::try_from(part).ok()?)
 }
 
 /// Origin of a selection.

@@ -10,10 +10,10 @@ mod prefill;
 mod tests;
 mod upgrade;
 
-use crate::cost::FigureSource;
+use crate::cost::{DeviceFacts, FigureSource, QueuePart, RunSizes};
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill, check_partition};
-use crate::streaming::FEWEST;
+use crate::streaming::{Arenas, FEWEST, MOST_ARENAS, StagePart, parts, wrong_arenas};
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 pub use edges::{PlanEdge, PlanPaths};
 pub use prefill::PrefillStage;
@@ -349,6 +349,10 @@ pub struct PlanStage {
     /// the device before each computation. If absent, none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streamed: Vec<u32>,
+    /// Number of arenas that the streamed segments share. If absent, 2, or 3 for an odd number of segments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = MOST_ARENAS))]
+    pub arenas: Option<u32>,
     /// Device memory that the stage needs.
     pub memory_bytes: StageMemory,
     /// Times that the cost model predicts for the stage.
@@ -356,9 +360,31 @@ pub struct PlanStage {
 }
 
 impl PlanStage {
+    /// Returns the arenas of the streamed segments. An impossible number of them counts as absent.
+    pub fn arenas(&self) -> Arenas {
+        let streamed = self.streamed.len();
+        let given = Arenas::new(streamed, self.arenas.map(|count| count as usize));
+        given.unwrap_or_else(|| Arenas::at_most(streamed, 0))
+    }
+
+    /// Returns the parts of the stage on `device`, for the model of its queues. `sizes` belongs to the
+    /// model's segments. All segments compute for an equal time, and all of them together for `compute_us`.
+    pub fn queue_parts(&self, sizes: &RunSizes, device: &DeviceFacts, compute_us: f64) -> Vec<QueuePart> {
+        let streamed: Vec<_> = self.streamed.iter().map(|&segment| segment as usize).collect();
+        let segments = self.segments.range();
+        let segment_us = compute_us / segments.len() as f64;
+        let copy_us = |segment: usize| device.host_copy_us(sizes.streamed_bytes(&[segment]));
+        let part = |part: StagePart| QueuePart {
+            arena: part.arena,
+            copy_us: part.arena.map_or(0.0, |_| copy_us(part.segments.start)),
+            compute_us: part.segments.len() as f64 * segment_us,
+        };
+        parts(segments, &streamed, self.arenas()).into_iter().map(part).collect()
+    }
+
     /// Returns what is wrong with the streamed segments. `last` is the last segment of the model.
     fn wrong_streamed(&self, last: u32) -> Option<String> {
-        let Self { segments, streamed, .. } = self;
+        let Self { segments, streamed, arenas, .. } = self;
         let is_outside = |at: &&u32| !(segments.first()..=segments.last()).contains(*at);
         if let Some(at) = streamed.iter().find(is_outside) {
             return Some(format!("segment {at} is outside segments {segments}"));
@@ -369,8 +395,10 @@ impl PlanStage {
         if streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
             return Some("the segments must be in ascending order".into());
         }
-        let too_few = !streamed.is_empty() && streamed.len() < FEWEST;
-        too_few.then(|| format!("a stage streams at least {FEWEST} segments or none"))
+        if !streamed.is_empty() && streamed.len() < FEWEST {
+            return Some(format!("a stage streams at least {FEWEST} segments or none"));
+        }
+        arenas.and_then(|count| wrong_arenas(streamed.len(), count as usize))
     }
 }
 
@@ -600,10 +628,12 @@ impl Plan {
             span: s.segments,
             device: s.device.clone(),
             streamed: Some(s.streamed.clone()),
+            arenas: s.arenas,
         };
         let prefill = |PrefillStage { stage, from_tokens }: &PrefillStage| SplitPrefill {
             device: stage.device.clone(),
             streamed: stage.streamed.clone(),
+            arenas: stage.arenas,
             from_tokens: *from_tokens,
         };
         Split {

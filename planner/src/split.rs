@@ -184,9 +184,12 @@ pub struct SplitPart {
     pub span: Span,
     /// Device label, for example `cpu:0`.
     pub device: String,
-    /// Streamed segments of the part, in ascending order. If `None`, the planner chooses them, and only if the
-    /// part does not fit with resident weights.
+    /// Streamed segments of the part, in ascending order. If `None`, the planner chooses them, and only if
+    /// the part does not fit with resident weights.
     pub streamed: Option<Vec<u32>>,
+    /// Number of arenas that the streamed segments share. If `None`, the fewest, unless the planner chooses
+    /// the streamed segments.
+    pub arenas: Option<u32>,
 }
 
 /// A placement that the user requests. Its parts are in segment order. Parsing checks only the syntax.
@@ -206,6 +209,8 @@ pub struct SplitPrefill {
     pub device: String,
     /// Streamed segments, in ascending order.
     pub streamed: Vec<u32>,
+    /// Number of arenas that the streamed segments share. If `None`, the fewest.
+    pub arenas: Option<u32>,
     /// Minimum number of tokens of the prompts that the stage computes.
     pub from_tokens: u32,
 }
@@ -283,7 +288,7 @@ fn parse_part(part: &str, split: &str) -> Result<SplitPart, SplitError> {
     };
     let (first, last) = (number(first)?, number(last)?);
     let span = Span::new(first, last).ok_or_else(|| SplitError::Reversed { part: part.into() })?;
-    Ok(SplitPart { span, device: device.into(), streamed: None })
+    Ok(SplitPart { span, device: device.into(), streamed: None, arenas: None })
 }
 
 #[cfg(test)]

@@ -2,40 +2,101 @@
 //!
 //! A streamed segment's weights stay in host memory. They are copied to an *arena* on the device before each
 //! computation of the segment. Neighbouring streamed segments use different arenas, and so do the last and
-//! the first one. While the device computes one segment, it can therefore copy the weights of the next one,
-//! also from one micro-batch to the next.
+//! the first one. While the device computes one segment, it can therefore copy the weights of the next ones,
+//! also from one micro-batch to the next. The more arenas a stage has, the earlier a copy can start.
 //!
 //! This module knows neither sizes nor times.
 
 use ragtag_kernels::params::BLOCK_TOKENS;
 use std::ops::Range;
 
-/// Minimum number of streamed segments of a stage. With fewer, each segment would keep an arena of its own and
-/// save no memory.
+/// Minimum number of streamed segments of a stage. With fewer, each segment would keep an arena of its own
+/// and save no memory.
 pub const FEWEST: usize = 4;
 
 /// Maximum number of micro-batches of a prefill stage in flight.
 pub const PREFILLS: usize = 2;
 
-/// Returns the number of KV cache blocks that one micro-batch of a prefill stage fills, at most. `chunk_rows` is
-/// the maximum number of its rows. Each sequence may begin and end within a block.
+/// Returns the number of KV cache blocks that one micro-batch of a prefill stage fills, at most. `chunk_rows`
+/// is the maximum number of its rows. Each sequence may begin and end within a block.
 pub fn passing_blocks(chunk_rows: u32, sequences: u32) -> u64 {
     u64::from(chunk_rows.div_ceil(BLOCK_TOKENS as u32)) + 2 * u64::from(sequences)
 }
 
-/// Returns the number of arenas that `streamed` segments share.
-pub fn arena_count(streamed: usize) -> usize {
-    match streamed {
-        0 => 0,
-        even if even % 2 == 0 => 2,
-        _ => 3,
+/// Maximum number of arenas of a stage.
+pub const MOST_ARENAS: usize = 8;
+
+/// Assignment of a stage's streamed segments to arenas. The segments use the arenas of a cycle in turn. If
+/// the length of the cycle does not divide the number of segments, each of the last segments has an arena of
+/// its own, so its weights are copied only once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arenas {
+    /// Number of streamed segments.
+    streamed: usize,
+    /// Number of arenas that the segments use in turn.
+    cycle: usize,
+}
+
+impl Arenas {
+    /// Returns the possible assignments of `streamed` segments, those with fewer arenas first. Each has
+    /// another number of arenas. With fewer than [`FEWEST`] segments, each segment has an arena of its own.
+    pub fn all(streamed: usize) -> Vec<Self> {
+        let cycles = 2..=MOST_ARENAS.min(streamed / 2);
+        let mut all: Vec<Self> = cycles.map(|cycle| Self { streamed, cycle }).collect();
+        all.retain(|arenas| arenas.count() <= MOST_ARENAS);
+        // The longest cycle of equally many arenas lets copies start earliest.
+        all.sort_by_key(|arenas| (arenas.count(), std::cmp::Reverse(arenas.cycle)));
+        all.dedup_by_key(|arenas| arenas.count());
+        if all.is_empty() { vec![Self { streamed, cycle: streamed }] } else { all }
+    }
+
+    /// Returns the assignment of `streamed` segments to `count` arenas, or `None` if it is impossible.
+    /// Without `count`, returns the assignment with the fewest arenas.
+    pub fn new(streamed: usize, count: Option<usize>) -> Option<Self> {
+        let is_wanted = |arenas: &Self| count.is_none_or(|count| arenas.count() == count);
+        Self::all(streamed).into_iter().find(is_wanted)
+    }
+
+    /// Returns the assignment with the most arenas up to `most`, or that with the fewest arenas if it has
+    /// more.
+    pub fn at_most(streamed: usize, most: usize) -> Self {
+        let all = Self::all(streamed);
+        let fitting = all.iter().rfind(|arenas| arenas.count() <= most).or(all.first());
+        fitting.copied().unwrap_or_default()
+    }
+
+    /// Returns the number of arenas.
+    pub fn count(self) -> usize {
+        self.cycle + self.streamed.checked_rem(self.cycle).unwrap_or(0)
+    }
+
+    /// Returns the arena of the streamed segment at `index`.
+    pub fn of(self, index: usize) -> usize {
+        let in_turn = self.in_turn();
+        if index < in_turn { index % self.cycle } else { self.cycle + index - in_turn }
+    }
+
+    /// Returns the number of segments whose weights are copied for each micro-batch. They come first.
+    pub fn copied(self) -> usize {
+        if self.cycle == self.streamed { 0 } else { self.in_turn() }
+    }
+
+    /// Returns the number of segments that use the arenas of the cycle.
+    fn in_turn(self) -> usize {
+        self.streamed - self.streamed.checked_rem(self.cycle).unwrap_or(0)
     }
 }
 
-/// Returns the arena of the streamed segment at `index`, for a stage with `streamed` of them.
-pub fn arena_of(index: usize, streamed: usize) -> usize {
-    // With an odd number, the last segment would follow the first one in the same arena.
-    if streamed % 2 == 1 && index + 1 == streamed { 2 } else { index % 2 }
+/// Returns why `streamed` segments cannot share `count` arenas, or `None` if they can.
+pub fn wrong_arenas(streamed: usize, count: usize) -> Option<String> {
+    if Arenas::new(streamed, Some(count)).is_some() {
+        return None;
+    }
+    let counts: Vec<_> = Arenas::all(streamed).iter().map(|arenas| arenas.count().to_string()).collect();
+    Some(format!(
+        "{streamed} streamed segments cannot share {count} arenas (possible: {})",
+        counts.join(", ")
+    ))
 }
 
 /// Consecutive segments of a stage that one program computes: a streamed segment, or a run of resident ones.
@@ -47,8 +108,9 @@ pub struct StagePart {
     pub arena: Option<usize>,
 }
 
-/// Divides the segments of a stage into parts. `streamed` lists its streamed segments in ascending order.
-pub fn parts(segments: Range<usize>, streamed: &[usize]) -> Vec<StagePart> {
+/// Divides the segments of a stage into parts. `streamed` lists its streamed segments in ascending order, and
+/// `arenas` is their assignment.
+pub fn parts(segments: Range<usize>, streamed: &[usize], arenas: Arenas) -> Vec<StagePart> {
     let mut parts = Vec::new();
     let mut at = segments.start;
     let resident = |range: Range<usize>, parts: &mut Vec<StagePart>| {
@@ -58,7 +120,7 @@ pub fn parts(segments: Range<usize>, streamed: &[usize]) -> Vec<StagePart> {
     };
     for (index, &segment) in streamed.iter().enumerate() {
         resident(at..segment, &mut parts);
-        let arena = Some(arena_of(index, streamed.len()));
+        let arena = Some(arenas.of(index));
         parts.push(StagePart { segments: segment..segment + 1, arena });
         at = segment + 1;
     }
@@ -72,13 +134,39 @@ mod tests {
 
     #[test]
     fn no_arena_is_used_twice_in_a_row() {
-        for streamed in FEWEST..40 {
-            let arenas: Vec<_> = (0..streamed).map(|index| arena_of(index, streamed)).collect();
-            let next = arenas.iter().cycle().skip(1);
-            assert!(arenas.iter().zip(next).all(|(one, other)| one != other), "{arenas:?}");
-            assert_eq!(arenas.iter().max().map(|most| most + 1), Some(arena_count(streamed)));
+        for arenas in (FEWEST..80).flat_map(Arenas::all) {
+            let used: Vec<_> = (0..arenas.streamed).map(|index| arenas.of(index)).collect();
+            let next = used.iter().cycle().skip(1);
+            assert!(used.iter().zip(next).all(|(one, other)| one != other), "{arenas:?}: {used:?}");
+            assert_eq!(used.iter().max().map(|most| most + 1), Some(arenas.count()), "{arenas:?}");
+            let is_alone = |arena: &usize| used.iter().filter(|other| *other == arena).count() == 1;
+            let alone = used.iter().filter(|arena| is_alone(arena)).count();
+            assert_eq!(arenas.copied(), arenas.streamed - alone, "{arenas:?}");
+            assert!(!used[..arenas.copied()].iter().any(is_alone), "{arenas:?}: {used:?}");
+            assert!((2..=MOST_ARENAS).contains(&arenas.count()) && arenas.count() < arenas.streamed);
+            assert_eq!(Arenas::new(arenas.streamed, Some(arenas.count())), Some(arenas));
         }
-        assert_eq!(arena_count(0), 0);
+    }
+
+    #[test]
+    fn the_possible_numbers_of_arenas() {
+        let counts = |streamed| Arenas::all(streamed).into_iter().map(Arenas::count).collect::<Vec<_>>();
+        let [four, five, seven, twelve, thirteen] = [4, 5, 7, 12, 13].map(counts);
+        assert_eq!((four, five, seven), (vec![2], vec![3], vec![3, 4]));
+        assert_eq!((twelve, thirteen), (vec![2, 3, 4, 6, 7], vec![3, 4, 5, 7, 8]));
+        for streamed in FEWEST..80 {
+            // Plans without the number have two arenas, or three for an odd number of segments.
+            let fewest = Arenas::new(streamed, None).map(Arenas::count);
+            assert_eq!(fewest, Some(2 + streamed % 2));
+            assert_eq!(Arenas::at_most(streamed, 0).count(), 2 + streamed % 2);
+            let most = counts(streamed).into_iter().max();
+            assert_eq!(Some(Arenas::at_most(streamed, MOST_ARENAS).count()), most);
+        }
+        assert_eq!([0, 1, 3].map(|few| Arenas::new(few, None).map(Arenas::count)), [0, 1, 3].map(Some));
+        assert_eq!(Arenas::at_most(12, 5).count(), 4);
+        let wrong = "12 streamed segments cannot share 5 arenas (possible: 2, 3, 4, 6, 7)";
+        assert_eq!(wrong_arenas(12, 5).as_deref(), Some(wrong));
+        assert_eq!(wrong_arenas(12, 6), None);
     }
 
     #[test]
@@ -92,6 +180,10 @@ mod tests {
     fn parts_cover_the_segments_in_order() {
         let part = |segments, arena| StagePart { segments, arena };
         let expected = [part(2..4, None), part(4..5, Some(0)), part(5..6, Some(1)), part(6..8, None)];
+        let parts = |segments, streamed: &[usize]| {
+            let arenas = Arenas::new(streamed.len(), None).expect("possible");
+            parts(segments, streamed, arenas)
+        };
         assert_eq!(parts(2..8, &[4, 5]), expected);
         let all = [part(1..2, Some(0)), part(2..3, Some(1)), part(3..4, Some(2))];
         assert_eq!(parts(1..4, &[1, 2, 3]), all);

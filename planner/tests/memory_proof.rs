@@ -10,7 +10,7 @@ use ragtag_hal::{Caps, Feature, KernelLanguage};
 use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::arena_buffers;
-use ragtag_planner::streaming::arena_count;
+use ragtag_planner::streaming::Arenas;
 use ragtag_planner::{
     BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
     PlanLimits, PlannerInput, Split, Workload,
@@ -272,11 +272,12 @@ fn the_proof_of_streamed_stages_is_what_compiled_ones_take() {
             (Granularity::Block, "0-6=cpu:0,7-13=cpu:1", &[&[1, 3, 4, 6], &[7, 8, 10, 12]]),
             (Granularity::HalfBlock, "0-13=cpu:0,14-25=cpu:1", &[&[2, 3, 8, 9, 10], &[]]),
         ];
-        for (granularity, split, streamed) in cases {
-            let model = model.with_granularity(granularity);
+        for ((granularity, split, streamed), most) in cases.iter().flat_map(|case| [(case, 0), (case, 8)]) {
+            let model = model.with_granularity(*granularity);
             let mut split: Split = split.parse().expect("a split");
-            for (part, streamed) in split.parts.iter_mut().zip(streamed) {
-                part.streamed = Some(streamed.to_vec());
+            for (part, streamed) in split.parts.iter_mut().zip(*streamed) {
+                let arenas = Arenas::at_most(streamed.len(), most).count() as u32;
+                (part.streamed, part.arenas) = (Some(streamed.to_vec()), Some(arenas).filter(|_| most > 0));
             }
             let plan = plan_of_split(&model, &lowering, &split, &caps()).expect("fits");
             let mut host_bytes = 0;
@@ -297,7 +298,8 @@ fn the_proof_of_streamed_stages_is_what_compiled_ones_take() {
                 let what = format!("{name} {:?} on {}: {memory:?}", stage.streamed, stage.device);
                 assert_eq!(memory.weights, sum(sizes(&resident)), "weights, {what}");
                 let arena = sum(arena_buffers(segments.iter().map(Vec::as_slice)));
-                assert_eq!(memory.arenas, arena * arena_count(segments.len()) as u64, "arenas, {what}");
+                let arenas = Arenas::at_most(segments.len(), most).count() as u64;
+                assert_eq!(memory.arenas, arena * arenas, "arenas, {what}");
                 let parts = memory.weights + memory.arenas + memory.kv + memory.scratch;
                 assert_eq!(memory.total, parts + memory.slots + memory.staging, "{what}");
                 host_bytes += streamed.iter().map(WeightBuffer::bytes).sum::<u64>();

@@ -140,8 +140,8 @@ impl Watch {
         self.awaited.get(&point.timeline).is_some_and(|timeline| timeline.value() >= point.value)
     }
 
-    /// Returns the error for a copy of activations that failed on `device` with `cause`. Returns `None` if
-    /// other work failed, or if the device is lost.
+    /// Returns the error for a copy that failed on `device` with `cause`. It names the edge or the stage of
+    /// the copy. Returns `None` if a computation failed, or if the device is lost.
     pub(crate) fn failed_copy(&self, device: DeviceId, cause: &ragtag_hal::Error) -> Option<Error> {
         if matches!(cause, ragtag_hal::Error::Lost { .. } | ragtag_hal::Error::Closed { .. }) {
             return None;
@@ -150,13 +150,18 @@ impl Watch {
         let device = self.devices.iter().find(is_own)?;
         let failure = |queue: &QueueKind| device.own[queue.index()].failure();
         let failed = QUEUES.into_iter().filter(|queue| failure(queue).is_some_and(|error| error == *cause));
-        let activations = |queue| match device.next(queue)?.copy? {
-            Copied::Activations(edge, route) => Some((edge, route)),
-            Copied::Weights(_) | Copied::Logits(_) | Copied::KeysAndValues(_) | Copied::Checksum(_) => None,
-        };
-        let (edge, route) = failed.filter_map(activations).next()?;
-        let [from, to] = self.ends(edge);
-        Some(Error::Transfer { from, to, route, cause: cause.clone() })
+        let copied = failed.filter_map(|queue| device.next(queue)?.copy).next()?;
+        let cause = cause.clone();
+        Some(match copied {
+            Copied::Activations(edge, route) => {
+                let [from, to] = self.ends(edge);
+                Error::Transfer { from, to, route, cause }
+            }
+            Copied::KeysAndValues(stage) => Error::KeysAndValues { stage, device: self.label(stage), cause },
+            Copied::Weights(stage) | Copied::Logits(stage) | Copied::Checksum(stage) => {
+                Error::Stage { stage, device: self.label(stage), cause }
+            }
+        })
     }
 
     fn stalled_copy(&self, what: &str, stage: u32, seconds: u64) -> Error {
@@ -259,7 +264,21 @@ mod tests {
         assert!(error.to_string().starts_with("b has copied no streamed weights for 10 s"), "{error}");
         uploaded.fail(ragtag_hal::Error::Api { call: "copy".into(), code: 7 });
         let cause = ragtag_hal::Error::Api { call: "copy".into(), code: 7 };
-        assert_eq!(watch.failed_copy(DeviceId(1), &cause), None, "the stage's own error names the device");
+        let of_stage = Error::Stage { stage: 1, device: "b".into(), cause: cause.clone() };
+        assert_eq!(watch.failed_copy(DeviceId(1), &cause), Some(of_stage));
+    }
+
+    #[test]
+    fn failed_copies_of_keys_and_values_name_their_stage() {
+        let (watch, [from, _], [_, downloaded, _]) = watch(None);
+        // The prefill stage is stage 1 here, and not the first stage of its device.
+        let copied = Some(Copied::KeysAndValues(1));
+        from.add(Pending { copy: copied, ..copy(downloaded.id().at(1), Vec::new()) }, 0);
+        let cause = ragtag_hal::Error::Api { call: "copy".into(), code: 7 };
+        downloaded.fail(cause.clone());
+        let error = watch.failed_copy(DeviceId(0), &cause).unwrap();
+        let said = "keys and values of stage 1 on b: copy failed with code 7";
+        assert!(error.to_string().starts_with(said), "{error}");
     }
 
     #[test]

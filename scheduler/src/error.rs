@@ -127,6 +127,19 @@ pub enum Error {
         /// Error that the copying device reported.
         cause: ragtag_hal::Error,
     },
+    /// A copy of keys and values failed. A prefill stage passes them to the stages that decode.
+    #[error(
+        "keys and values of stage {stage} on {device}: {cause}; to run without a prefill stage, leave a \
+         device out with --device"
+    )]
+    KeysAndValues {
+        /// Index of the stage whose device made the copy. The prefill stage comes after the other stages.
+        stage: u32,
+        /// Label of the device.
+        device: String,
+        /// Error that the device reported.
+        cause: ragtag_hal::Error,
+    },
     /// A copy of activations did not complete within the limit.
     #[error(
         "no activations from {from} to {to} over the {} route for {seconds} s; \

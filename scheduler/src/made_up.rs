@@ -33,6 +33,7 @@ pub(crate) fn plan(split: &str) -> Plan {
         device,
         segments: span,
         streamed: Vec::new(),
+        arenas: None,
         memory_bytes,
         predicted,
     };

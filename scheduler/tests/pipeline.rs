@@ -11,7 +11,7 @@ use ragtag_hal::{
     Backend, Checked, CopyFault, CopyFaultKind, Device, DeviceId, Error as DeviceError, Faults, FaultyCopies,
     LeakWatch, Leaks, Limits,
 };
-use ragtag_planner::streaming::arena_count;
+use ragtag_planner::streaming::Arenas;
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::{Route, Routes, SizedRoute};
@@ -47,6 +47,8 @@ struct Setup {
     options: PipelineOptions,
     /// Segments whose weights are streamed.
     streamed: Vec<usize>,
+    /// Maximum number of arenas of each stage. 0 stands for the fewest.
+    arenas: usize,
     /// Device of the prefill stage.
     prefill: Option<usize>,
 }
@@ -65,7 +67,7 @@ impl Setup {
         // Each micro-batch has several chunks, and no chunk is a whole number of rows.
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }.into(); stages - 1];
         let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
-        Self { model, devices, hosts: hosts.into(), options, streamed: Vec::new(), prefill: None }
+        Self { model, devices, hosts: hosts.into(), options, streamed: Vec::new(), arenas: 0, prefill: None }
     }
 
     fn specs(&self) -> PipelineSpec {
@@ -73,10 +75,13 @@ impl Setup {
         let cut = |stage: usize| segments * stage / stages;
         let spec = |(stage, &device): (usize, &usize)| {
             let range = cut(stage)..cut(stage + 1);
+            let streamed: Vec<_> =
+                self.streamed.iter().copied().filter(|segment| range.contains(segment)).collect();
             StageSpec {
                 device,
                 compiled: self.model.compile(range.clone()),
-                streamed: self.streamed.iter().copied().filter(|segment| range.contains(segment)).collect(),
+                arenas: self.arenas_of(&streamed),
+                streamed,
                 weights: Box::new(self.model.weights(range)),
             }
         };
@@ -86,10 +91,12 @@ impl Setup {
             let elsewhere = stages.iter().filter(|stage| stage.device != device);
             let streamed = elsewhere.flat_map(|stage| stage.compiled.segments.clone());
             let is_layer = |segment: &usize| *segment > 0 && *segment + 1 < segments;
+            let streamed: Vec<_> = streamed.filter(is_layer).collect();
             StageSpec {
                 device,
                 compiled: self.model.compile(0..segments),
-                streamed: streamed.filter(is_layer).collect(),
+                arenas: self.arenas_of(&streamed),
+                streamed,
                 weights: Box::new(self.model.weights(0..segments)),
             }
         });
@@ -100,6 +107,11 @@ impl Setup {
             stages,
             prefill,
         }
+    }
+
+    fn arenas_of(&self, streamed: &[usize]) -> Option<usize> {
+        let count = Arenas::at_most(streamed.len(), self.arenas).count();
+        (self.arenas > 0 && !streamed.is_empty()).then_some(count)
     }
 
     /// Returns the devices and stages of the pipeline, and a leak watch for each device.
@@ -257,15 +269,19 @@ fn streamed_weights_change_no_token() {
         setup.model.layers = layers;
         let resident = check(&setup).stats;
         setup.streamed = streamed.into();
-        let PipelineReport { stats, .. } = check(&setup);
-        let bytes = |stats: &PipelineStats| stats.stages[0].pool.in_use_bytes;
-        let specs = setup.specs();
-        let on_first = specs.stages.iter().filter(|stage| stage.device == 0);
-        let saved = on_first.map(|stage| stage.streamed.len() - arena_count(stage.streamed.len()));
-        let saved_bytes = saved.sum::<usize>() as u64 * class_bytes(setup.model.weight_bytes);
-        assert_eq!(bytes(&resident) - bytes(&stats), saved_bytes, "{streamed:?}");
-        for stage in &stats.stages {
-            assert_eq!(stage.prefill.micro_batches + stage.decode.micro_batches, stats.micro_batches);
+        for arenas in [0, 4, 8] {
+            setup.arenas = arenas;
+            let PipelineReport { stats, .. } = check(&setup);
+            let bytes = |stats: &PipelineStats| stats.stages[0].pool.in_use_bytes;
+            let specs = setup.specs();
+            let on_first = specs.stages.iter().filter(|stage| stage.device == 0).map(|stage| &stage.streamed);
+            let count = |streamed: &Vec<usize>| Arenas::at_most(streamed.len(), arenas).count();
+            let saved = on_first.map(|streamed| streamed.len() - count(streamed));
+            let saved_bytes = saved.sum::<usize>() as u64 * class_bytes(setup.model.weight_bytes);
+            assert_eq!(bytes(&resident) - bytes(&stats), saved_bytes, "{streamed:?} {arenas}");
+            for stage in &stats.stages {
+                assert_eq!(stage.prefill.micro_batches + stage.decode.micro_batches, stats.micro_batches);
+            }
         }
         setup.devices.iter_mut().for_each(|device| device.random_delay_us = 100);
         (setup.options.slots, setup.options.credits) = (1, 6);
@@ -282,7 +298,7 @@ fn a_prefill_stage_changes_no_token() {
         setup.model.layers = 12;
         setup.prefill = Some(device);
         for from in [1, 5, 42] {
-            setup.options.prefill_from = from;
+            (setup.options.prefill_from, setup.arenas) = (from, from as usize);
             let stats = check(&setup).stats;
             let prefill = stats.stages.last().unwrap();
             assert_eq!(prefill.decode.micro_batches, 0);
@@ -341,7 +357,13 @@ fn faulty_copies_of_keys_and_values_end_the_run_with_an_error() {
         failed(&all(&replies))
     };
     let passed = |kind| error(0, (FaultyCopies::Downloads, 0), kind);
-    assert!(matches!(passed(CopyFaultKind::Failing), Error::Stage { device, .. } if device == "cpu:0"));
+    let failed = |error: &Error, (at, label): (u32, &str)| match error {
+        Error::KeysAndValues { stage, device, .. } => assert_eq!((*stage, device.as_str()), (at, label)),
+        other => panic!("{other:?}"),
+    };
+    // The device of the prefill stage, stage 2, also runs stage 0.
+    failed(&passed(CopyFaultKind::Failing), (2, "cpu:0"));
+    failed(&error(1, (FaultyCopies::Uploads, 18), CopyFaultKind::Failing), (1, "cpu:1"));
     let what = String::from("keys and values");
     let stalled = |device: &str| Error::StalledCopy { what: what.clone(), device: device.into(), seconds: 1 };
     assert_eq!(passed(CopyFaultKind::Endless), stalled("cpu:0"));
@@ -370,6 +392,11 @@ fn invalid_streamed_segments_are_refused() {
         let error = Pipeline::start(specs, &setup.options, |_| {}).unwrap_err().to_string();
         assert!(error.contains(&format!("cannot stream the segments {streamed:?}")), "{error}");
     }
+    let setup = Setup { streamed: vec![1, 2, 3, 4], ..Setup::new(1) };
+    let mut specs = setup.specs();
+    specs.stages[0].arenas = Some(4);
+    let error = Pipeline::start(specs, &setup.options, |_| {}).unwrap_err().to_string();
+    assert!(error.contains("stage 0: 4 streamed segments cannot share 4 arenas (possible: 2)"), "{error}");
 }
 
 #[test]
@@ -410,8 +437,8 @@ fn routes_do_not_change_tokens() {
     }
 }
 
-/// Checks that both ends of an edge take the next route if one of their devices refuses to share memory. Without
-/// another route, the pipeline does not start.
+/// Checks that both ends of an edge take the next route if one of their devices refuses to share memory.
+/// Without another route, the pipeline does not start.
 #[test]
 fn a_refused_route_is_replaced_by_the_next() {
     let refusals = [

@@ -38,6 +38,52 @@ fn served(world: &World, plan: &Plan) -> f64 {
     SimSummary::new(&spec, report).requests_per_s
 }
 
+/// Returns a world with a GPU that does not hold the model, and a processor whose prefill is slow. The GPU copies
+/// weights at `rate` bytes per second.
+fn gpu_and_processor(rate: f64, speed: f64) -> World {
+    const MIB: u64 = 1 << 20;
+    let segments = model(12, 10 * MIB, 4 * MIB);
+    let mut processor = DeviceFacts { in_host_memory: true, ..device("cpu:0", 1 << 40, speed) };
+    processor.memory_source = FigureSource::Reported;
+    processor.fast_flops_per_s.value /= 2.0;
+    let mut gpu = device("gpu:0", 110 * MIB, 1.0);
+    gpu.host_bandwidth_bytes_per_s = Figure::assumed(rate);
+    gpu.fast_flops_per_s.value *= 10.0;
+    let workload = Workload { prompt_tokens: 300, generated_tokens: 200 };
+    let world = World::new(segments, vec![gpu, processor]);
+    World { streaming: true, objective: Objective::Throughput, workload, ..world }
+}
+
+#[test]
+fn a_plan_with_a_prefill_stage_is_tried() {
+    let rates = [2e8, 5e8, 1e9, 2e9].into_iter();
+    let worlds = rates.flat_map(|rate| [0.5, 1.0, 2.0].map(|speed| gpu_and_processor(rate, speed)));
+    let has_prefill = |world: &World| world.plan().expect("it fits").prefill_stage.is_some();
+    let worlds: Vec<World> = worlds.filter(has_prefill).take(4).collect();
+    let mut kept = 0;
+    for world in &worlds {
+        let untried = world.plan().expect("it fits");
+        let chosen = plan(&tried(world)).expect("it fits");
+        assert!(chosen.reasons.iter().any(|reason| reason.starts_with("trials: ")), "{:?}", chosen.reasons);
+        kept += usize::from(chosen.prefill_stage.is_some());
+        let resident = World { streaming: false, ..world.clone() };
+        let resident = plan(&tried(&resident)).expect("it fits");
+        let [rate, predicted, resident] = [&chosen, &untried, &resident].map(|plan| served(world, plan));
+        assert!(rate >= predicted.max(resident) * 0.99, "{rate}, {predicted} predicted, {resident} resident");
+    }
+    assert!(kept > 0, "of {} worlds", worlds.len());
+}
+
+#[test]
+fn plans_whose_stages_stream_weights_are_not_tried() {
+    let mut world = gpu_and_processor(4e9, 0.5);
+    world.devices.truncate(1);
+    let plan = plan(&tried(&world)).expect("the GPU streams");
+    assert!(!plan.stages[0].streamed.is_empty());
+    let reason = plan.reasons.iter().find(|reason| reason.starts_with("trials: ")).expect("a reason");
+    assert!(reason.contains("none"), "{reason}");
+}
+
 #[test]
 fn tried_placements_serve_at_least_as_much_as_predictions_and_rules() {
     let (mut worlds, mut better) = (0, 0);

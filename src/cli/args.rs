@@ -100,7 +100,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "LIST")]
     pub(crate) device: Option<String>,
     /// Cap the memory that plans use on devices (cuda:0=12GiB), on all devices of an API (cuda=8GiB) and in
-    /// host memory (host=24GiB). Comma-separated and repeatable. Default: RAGTAG_MEMORY.
+    /// host memory (host=24.5GiB). Comma-separated and repeatable. Default: RAGTAG_MEMORY.
     #[arg(long, value_name = "CAPS")]
     pub(crate) memory: Vec<String>,
     /// Split the CPU's cores into N devices cpu:0 … cpu:N-1.

@@ -177,11 +177,11 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
     text
 }
 
-/// Formats the segments of a stage and the number of streamed ones.
+/// Formats the segments of a stage, and the numbers of streamed ones and of their arenas.
 fn segments(stage: &PlanStage) -> String {
     match stage.streamed.len() {
         0 => stage.segments.to_string(),
-        streamed => format!("{}, {streamed} streamed", stage.segments),
+        streamed => format!("{}, {streamed} streamed in {} arenas", stage.segments, stage.arenas().count()),
     }
 }
 

@@ -151,13 +151,14 @@ fn stages(plan: &Plan, summary: &SimSummary) -> TextTable {
         ">queue",
         ">max queue",
     ]);
-    for (index, (stage, planned)) in summary.stages.iter().zip(&plan.stages).enumerate() {
+    let all = summary.stages.iter().chain(&summary.prefill_stage).zip(plan.all_stages());
+    for (index, (stage, planned)) in all.enumerate() {
         let mean = |computed: &ragtag_scheduler::Computed| {
             let count = computed.micro_batches;
             of(count, time(computed.busy_ns as f64 / count as f64 / 1e3))
         };
         table.add_row([
-            index.to_string(),
+            if index < summary.stages.len() { index.to_string() } else { "prefill".into() },
             stage.device.clone(),
             planned.segments.to_string(),
             percent(stage.utilisation),

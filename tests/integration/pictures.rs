@@ -27,7 +27,8 @@ const SECTIONS: [&str; 6] = ["stages", "links", "memory", "timeline", "alternati
 
 const GIB: u64 = 1 << 30;
 
-// ---- plans to draw ------------------------------------------------------------------------------------------------
+// ---- plans to draw
+// ------------------------------------------------------------------------------------------------
 
 fn times(decode_us: f64, prefill_us: f64) -> PredictedTimes {
     PredictedTimes { decode_us, prefill_us }
@@ -40,6 +41,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         device: label(at),
         segments: Span::new(cut(at), cut(at + 1) - 1).unwrap(),
         streamed: Vec::new(),
+        arenas: None,
         memory_bytes: StageMemory {
             weights: (5 + u64::from(at)) * GIB,
             arenas: 0,
@@ -232,7 +234,8 @@ fn reports() -> Vec<(&'static str, Report)> {
     ]
 }
 
-// ---- drawings-- ------------------------------------------------------------------------------------------------
+// ---- drawings--
+// ------------------------------------------------------------------------------------------------
 
 /// Returns the body of a page as XML.
 fn body(page: &str) -> &str {
@@ -423,7 +426,8 @@ fn drawings_are_xml_and_stay_within_their_sheet() {
     }
 }
 
-// ---- timelines ----------------------------------------------------------------------------------------------------
+// ---- timelines
+// ----------------------------------------------------------------------------------------------------
 
 #[test]
 fn estimated_timelines_match_a_pipeline() {
@@ -500,7 +504,8 @@ fn long_timelines_and_invalid_figures_still_give_a_page() {
     pictures::dot(&report);
 }
 
-// ---- the terminal -------------------------------------------------------------------------------------------------
+// ---- the terminal
+// -------------------------------------------------------------------------------------------------
 
 #[test]
 fn bars_fit_the_width_and_character_set_of_the_terminal() {
@@ -563,7 +568,8 @@ fn the_command_writes_pictures() {
     ragtag().args(["--html", &path("missing/plan.html")]).assert().code(7);
 }
 
-// ---- other programs -----------------------------------------------------------------------------------------------
+// ---- other programs
+// -----------------------------------------------------------------------------------------------
 
 /// Returns the path of an installed program, from the environment variable `variable` or from `PATH`. Records
 /// a skip if there is none.

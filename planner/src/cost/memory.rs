@@ -5,7 +5,6 @@
 
 use super::{BufferLimits, DeviceFacts};
 use crate::plan::StageMemory;
-use crate::streaming::arena_count;
 use ragtag_graph::{Segment, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::checksum::place_bytes;
@@ -110,8 +109,8 @@ pub struct LargeBuffer {
 /// Start of the names of generated buffers. They always stay on the device, because many segments share them.
 const GENERATED: &str = "rotary frequencies";
 
-/// Returns the sizes of an arena's buffers in bytes. `weights` lists the sizes of each streamed segment's weights,
-/// in order and without generated ones. Buffer `k` holds the largest `k`-th weight.
+/// Returns the sizes of an arena's buffers in bytes. `weights` lists the sizes of each streamed segment's
+/// weights, in order and without generated ones. Buffer `k` holds the largest `k`-th weight.
 pub fn arena_buffers<'a>(weights: impl IntoIterator<Item = &'a [u64]>) -> Vec<u64> {
     let mut buffers: Vec<u64> = Vec::new();
     for sizes in weights {
@@ -119,6 +118,20 @@ pub fn arena_buffers<'a>(weights: impl IntoIterator<Item = &'a [u64]>) -> Vec<u6
         buffers.iter_mut().zip(sizes).for_each(|(buffer, &bytes)| *buffer = bytes.max(*buffer));
     }
     buffers
+}
+
+/// The streamed segments of a stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Streamed<'a> {
+    /// The segments, in ascending order.
+    pub segments: &'a [usize],
+    /// Number of arenas that they share.
+    pub arenas: usize,
+}
+
+impl Streamed<'_> {
+    /// No streamed segments.
+    pub const NONE: Self = Self { segments: &[], arenas: 0 };
 }
 
 fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
@@ -228,14 +241,13 @@ impl RunSizes {
         run.filter(|&segment| !self.streamed_of[segment].is_empty()).collect()
     }
 
-    /// Returns the sizes of the weights that are copied if a segment is streamed, in order. Empty if it must not
-    /// be streamed.
+    /// Returns the sizes of the weights that are copied if a segment is streamed, in order. Empty if it must
+    /// not be streamed.
     pub fn streamed_weights(&self, segment: usize) -> &[u64] {
         &self.streamed_of[segment]
     }
 
-    /// Returns the bytes that a stage with these streamed segments copies to the device for each micro-batch.
-    /// The host holds a copy of the same size.
+    /// Returns the bytes of the weights of these streamed segments. The host holds a copy of them.
     pub fn streamed_bytes(&self, streamed: &[usize]) -> u64 {
         sum(streamed.iter().flat_map(|&segment| self.streamed_of[segment].iter().copied()))
     }
@@ -251,20 +263,20 @@ impl RunSizes {
         sum(arena_buffers(weights).into_iter().map(class_bytes))
     }
 
-    /// Returns the device memory of a stage that runs the segments `run` (at least one) and streams the
-    /// segments `streamed` of them. `staging` is the size of its staging ring, in bytes.
+    /// Returns the device memory of a stage that runs the segments `run` (at least one) and streams some of
+    /// them. `staging` is the size of its staging ring, in bytes.
     pub fn stage(
         &self,
         run: Range<usize>,
-        streamed: &[usize],
+        streamed: Streamed<'_>,
         shape: &StageCapacity,
         staging: u64,
         device: &DeviceFacts,
     ) -> StageMemory {
         let at = run.start * self.segments + run.end - 1;
-        let absent = sum(streamed.iter().map(|&segment| self.resident_bytes(segment)));
+        let absent = sum(streamed.segments.iter().map(|&segment| self.resident_bytes(segment)));
         let weights = self.weights[at].saturating_sub(absent);
-        let arenas = self.arena_bytes(streamed).saturating_mul(arena_count(streamed.len()) as u64);
+        let arenas = self.arena_bytes(streamed.segments).saturating_mul(streamed.arenas as u64);
         let scratch = class_bytes(self.scratch_bytes(at, device));
         let kv = self.kv_bytes(run.start, run.end, shape);
         let slots = shape.slot_bytes(run.end == self.segments);
@@ -280,7 +292,7 @@ impl RunSizes {
         &self,
         held: &mut Held,
         run: Range<usize>,
-        streamed: &[usize],
+        streamed: Streamed<'_>,
         shape: &StageCapacity,
         staging: u64,
         device: &DeviceFacts,
@@ -300,7 +312,7 @@ impl RunSizes {
             }
         }
         // No other segment has the tensors of a streamed one.
-        let absent = sum(streamed.iter().map(|&segment| self.resident_bytes(segment)));
+        let absent = sum(streamed.segments.iter().map(|&segment| self.resident_bytes(segment)));
         memory.weights = memory.weights.saturating_sub(absent);
         let scratch = memory.scratch;
         memory.scratch = scratch.saturating_sub(held.scratch);

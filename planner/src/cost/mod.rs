@@ -14,6 +14,7 @@ mod memory;
 mod profile;
 #[cfg(test)]
 mod profile_tests;
+mod queue;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -23,10 +24,11 @@ pub use device::{BufferLimits, DeviceFacts};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
 pub use link::{LinkFacts, Links, SharedLink, fit_copies};
-pub use memory::{Held, LargeBuffer, RunSizes, StageCapacity, arena_buffers};
+pub use memory::{Held, LargeBuffer, RunSizes, StageCapacity, Streamed, arena_buffers};
 pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,
 };
+pub use queue::{QueuePart, floor_us, step_us};
 pub use time::{BatchShape, kind_time, segment_time, segment_time_us};
 pub use wire_type::BoundaryTime;

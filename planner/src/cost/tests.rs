@@ -104,24 +104,24 @@ fn a_shared_tensor_counts_once_in_a_stage() {
         logit_row_bytes: 1000,
         verified: false,
     };
-    let weights = |first, end| sizes.stage(first..end, &[], &shape, 0, &device()).weights;
+    let weights = |first, end| sizes.stage(first..end, Streamed::NONE, &shape, 0, &device()).weights;
     // 1000 bytes take 1024, and each small tensor takes 256.
     assert_eq!(weights(0, 3), 1024 + 256 + 256);
     assert_eq!(weights(0, 2), 1024 + 256);
     assert_eq!(weights(1, 3), 1024 + 256 + 256);
     assert_eq!(weights(2, 3), 1024 + 256);
 
-    let stage = sizes.stage(1..3, &[], &shape, 77, &device());
+    let stage = sizes.stage(1..3, Streamed::NONE, &shape, 77, &device());
     // 17 positions fill two blocks of 16. Each of the two segments has one buffer of keys and one of values.
     assert_eq!(stage.kv, 2 * 2 * class_bytes(256 * 3 * 32));
     assert_eq!(stage.scratch, 4096);
     let params = 4 * (4 + 3 * 4 + 2 + 3 * 2);
     assert!(params < 256);
     assert_eq!(stage.slots, 2 * (256 + 416 + 2048));
-    assert_eq!(sizes.stage(0..2, &[], &shape, 0, &device()).slots, 2 * (256 + 416));
+    assert_eq!(sizes.stage(0..2, Streamed::NONE, &shape, 0, &device()).slots, 2 * (256 + 416));
     assert_eq!(stage.total, stage.weights + stage.kv + stage.scratch + stage.slots + 77);
     assert_eq!(stage.available, 1 << 30);
-    let wide = sizes.stage(1..3, &[], &shape, 77, &DeviceFacts { f16_products: true, ..device() });
+    let wide = sizes.stage(1..3, Streamed::NONE, &shape, 77, &DeviceFacts { f16_products: true, ..device() });
     assert_eq!((wide.scratch, wide.total), (8192, stage.total + 4096));
 }
 

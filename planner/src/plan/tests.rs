@@ -13,6 +13,7 @@ fn stage(device: &str, first: u32, last: u32) -> PlanStage {
         device: device.into(),
         segments: Span::new(first, last).expect("in order"),
         streamed: Vec::new(),
+        arenas: None,
         memory_bytes: StageMemory {
             weights: 1,
             arenas: 0,
@@ -197,6 +198,18 @@ fn streamed_segments_are_checked() {
         let error = with(streamed).expect_err("invalid");
         assert!(error.contains(what), "{error}");
     }
+    let with_arenas = |streamed: &[u32], arenas| {
+        let mut changed = plan();
+        (changed.stages[1].streamed, changed.stages[1].arenas) = (streamed.to_vec(), Some(arenas));
+        let valid = changed.validate(&model(), &DEVICES).map_err(|error| error.to_string());
+        valid.map(|()| changed.stages[1].arenas().count())
+    };
+    assert_eq!(with_arenas(&[7, 8, 9, 10, 11, 12], 3), Ok(3));
+    let error = with_arenas(&[7, 8, 9, 10, 11, 12], 9).expect_err("too many");
+    assert!(error.contains("6 streamed segments cannot share 9 arenas (possible: 2, 3)"), "{error}");
+    assert!(
+        with_arenas(&[], 2).expect_err("no segments").contains("0 streamed segments cannot share 2 arenas")
+    );
     let mut first = plan();
     first.stages[0].streamed = vec![0, 1];
     assert!(matches!(first.validate(&model(), &DEVICES), Err(InvalidPlan::Streamed { stage: 0, .. })));
@@ -210,7 +223,15 @@ fn only_a_streamed_plan_has_the_fields_of_streaming() {
     (streamed.stages[1].streamed, streamed.stages[1].memory_bytes.arenas) = (vec![7, 9], 6);
     let json = streamed.to_json();
     assert!(json.contains("\"streamed\": [") && json.contains("\"arenas\": 6"), "{json}");
-    assert_eq!(Plan::from_json(&json), Ok(streamed));
+    assert_eq!(Plan::from_json(&json), Ok(streamed.clone()));
+    // An earlier release wrote no number of arenas.
+    streamed.stages[1].streamed = vec![7, 8, 9, 10, 11];
+    assert_eq!(streamed.stages[1].arenas().count(), 3);
+    streamed.stages[1].streamed.push(12);
+    assert_eq!(streamed.stages[1].arenas().count(), 2);
+    streamed.stages[1].arenas = Some(3);
+    assert_eq!(streamed.stages[1].arenas().count(), 3);
+    assert_eq!(Plan::from_json(&streamed.to_json()), Ok(streamed));
 }
 
 /// Returns a plan whose segments 6 to 9 decode on `cpu:1` and are prefilled on `cpu:0`.

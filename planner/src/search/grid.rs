@@ -57,7 +57,7 @@ const ELSEWHERE: usize = 24;
 pub(super) const FEWER_DEVICES: f64 = 0.01;
 /// Maximum relative difference between scores that count as equal. Among plans with equal scores, the planner
 /// prefers the one with the faster decode.
-const SAME: f64 = 5e-3;
+pub(super) const SAME: f64 = 5e-3;
 
 /// A prefill stage.
 #[derive(Clone)]
@@ -87,8 +87,8 @@ impl Choice {
         Self::with_prefill(problem, runs, None)
     }
 
-    /// Returns a placement and a prefill stage, if there is one, with their predictions. The caller has checked
-    /// their memory.
+    /// Returns a placement and a prefill stage, if there is one, with their predictions. The caller has
+    /// checked their memory.
     pub fn with_prefill(problem: &Problem<'_>, runs: Vec<Run>, prefill: Option<Prefill>) -> Self {
         let evaluation = problem.evaluate_with(&runs, prefill.as_ref().map(|prefill| &prefill.run));
         let devices = u32::try_from(evaluation.devices.len()).unwrap_or(u32::MAX);
@@ -134,6 +134,11 @@ impl Choice {
 
     pub fn expected_us(&self) -> f64 {
         self.evaluation.expected_us
+    }
+
+    /// Returns whether this choice is faster by more than equal scores may differ.
+    pub fn is_clearly_faster_than(&self, other: &Self) -> bool {
+        self.expected_us() * (1.0 + SAME) < other.expected_us()
     }
 
     /// Returns whether this choice is faster by more than the loss that fewer devices may cost.
@@ -320,6 +325,16 @@ impl<'a> Grid<'a> {
     pub fn priced(&self, point: Point, runs: Vec<Run>) -> Option<Choice> {
         let problem = self.problem(point);
         problem.prove(&runs).is_ok().then(|| Choice::of(problem, runs))
+    }
+
+    /// Evaluates the placement of `choice`, including its prefill stage, at a point. Returns `None` if it
+    /// does not fit.
+    pub fn repriced(&self, point: Point, choice: &Choice) -> Option<Choice> {
+        let (problem, runs) = (self.problem(point), choice.runs.clone());
+        problem
+            .prove_with(&runs, choice.prefill_run())
+            .is_ok()
+            .then(|| Choice::with_prefill(problem, runs, choice.prefill.clone()))
     }
 
     /// Returns the preferred combination of one of these placements and a point at which it fits.

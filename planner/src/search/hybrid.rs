@@ -1,18 +1,19 @@
-//! Placements with a prefill stage, for models that do not fit the devices with memory of their own. A GPU and
-//! a device in host memory decode. The GPU computes long prompts alone, and streams the weights of the segments
-//! that the other device decodes.
+//! Placements with a prefill stage, for models that do not fit the devices with memory of their own. A GPU
+//! and a device in host memory decode. The GPU computes long prompts alone, and streams the weights of the
+//! segments that the other device decodes.
 //!
-//! The search gives the GPU as many segments as fit beside the prefill stage, at every point of the grid.
+//! The search gives the GPU as many segments as fit beside the prefill stage, at every point of the grid. If
+//! copies wait for arenas, it also tries more arenas, although fewer segments may then fit.
 //!
 //! This module knows nothing about the explanation.
 
-use super::grid::{Choice, Grid, Prefill, preferred};
+use super::grid::{Choice, Grid, Prefill, SAME, preferred};
 use super::problem::{Problem, Run};
 use super::streamed::{device_may_stream, with_longest_chunk};
 use super::workload_times::Point;
 use super::{Constraints, PlannerInput};
 use crate::objective::Workload;
-use crate::streaming::FEWEST;
+use crate::streaming::{FEWEST, MOST_ARENAS};
 use rayon::prelude::*;
 
 /// Shortest prompt for which the prefill stage is compared with the other stages, in tokens.
@@ -33,13 +34,15 @@ pub(super) fn search(grid: &Grid<'_>) -> Option<Choice> {
     });
     let orders: Vec<_> = orders.collect();
     best(grid, |problem| {
-        let all = orders.iter().filter_map(|&(gpu, host, gpu_first)| longest(problem, gpu, host, gpu_first));
-        all.filter(|(runs, _)| input.allows(runs)).collect()
+        let of_order = |&(gpu, host, gpu_first): &_| {
+            fastest(problem, |most| longest(problem, gpu, host, gpu_first, most))
+        };
+        orders.iter().filter_map(of_order).filter(|choice| input.allows(&choice.runs)).collect()
     })
 }
 
-/// Returns the best choice that adds a prefill stage to the placement `runs`. Returns `None` if no device of the
-/// placement is in host memory, or if no prefill stage fits.
+/// Returns the best choice that adds a prefill stage to the placement `runs`. Returns `None` if no device of
+/// the placement is in host memory, or if no prefill stage fits.
 pub(super) fn beside(grid: &Grid<'_>, runs: &[Run]) -> Option<Choice> {
     let in_host = |run: &Run| grid.input.devices[run.device].in_host_memory;
     let mut devices: Vec<usize> = runs.iter().map(|run| run.device).collect();
@@ -49,12 +52,16 @@ pub(super) fn beside(grid: &Grid<'_>, runs: &[Run]) -> Option<Choice> {
         device_may_stream(grid.input, device) && runs.iter().any(|run| run.device != device && in_host(run))
     });
     best(grid, |problem| {
-        let prefill = devices.iter().filter_map(|&device| prefill_run(problem, runs, device));
-        prefill.map(|prefill| (runs.to_vec(), prefill)).filter(|placed| fits(problem, placed)).collect()
+        let placed = |device, most| {
+            let placed = (runs.to_vec(), prefill_run(problem, runs, device, most)?);
+            fits(problem, &placed).then_some(placed)
+        };
+        devices.iter().filter_map(|&device| fastest(problem, |most| placed(device, most))).collect()
     })
 }
 
-/// Returns the best choice with the prefill stage that the user's split names. Returns `None` if it does not fit.
+/// Returns the best choice with the prefill stage that the user's split names. Returns `None` if it does not
+/// fit.
 pub(super) fn given(grid: &Grid<'_>, runs: &[Run], prefill: &Prefill) -> Option<Choice> {
     let placed = (runs.to_vec(), prefill.run.clone());
     let fitting = grid.points().map(|point| grid.problem(point)).filter(|problem| fits(problem, &placed));
@@ -66,15 +73,34 @@ fn fits(problem: &Problem<'_>, (runs, prefill): &Placed) -> bool {
     problem.prove_with(runs, Some(prefill)).is_ok()
 }
 
-/// Returns the best of the placements that `placements` returns for a point, over all points. Returns `None` if
-/// there are none, or if the prefill stage is slower for the planned request.
-fn best(grid: &Grid<'_>, placements: impl Fn(&Problem<'_>) -> Vec<Placed> + Sync) -> Option<Choice> {
-    let at = |point: Point| {
-        let problem = grid.problem(point);
-        let choice =
-            |(runs, run)| Choice::with_prefill(problem, runs, Some(Prefill { run, from_tokens: SHORTEST }));
-        placements(problem).into_iter().map(choice).collect::<Vec<_>>()
+/// Returns the fastest of the placements that `placed` returns for numbers of arenas. The prefill stage of
+/// each has the most arenas up to the given number, or the fewest. With equal decode stages, the time of the
+/// prefill stage decides. Of equally fast placements, returns the one with the fewest arenas.
+fn fastest(problem: &Problem<'_>, placed: impl Fn(usize) -> Option<Placed>) -> Option<Choice> {
+    let choice =
+        |(runs, run)| Choice::with_prefill(problem, runs, Some(Prefill { run, from_tokens: SHORTEST }));
+    let prefill_us =
+        |choice: &Choice| choice.evaluation.prefill.map_or(0.0, |times| times.chunk_us + times.full_chunk_us);
+    let is_faster = |more: &Choice, best: &Choice| match more.runs == best.runs {
+        true => prefill_us(more) * (1.0 + SAME) < prefill_us(best),
+        false => more.is_clearly_faster_than(best),
     };
+    let mut best = choice(placed(0)?);
+    for most in 3..=MOST_ARENAS {
+        if !best.prefill_run().is_some_and(|run| problem.waits_for_arenas(run)) {
+            break;
+        }
+        if let Some(more) = placed(most).map(choice).filter(|more| is_faster(more, &best)) {
+            best = more;
+        }
+    }
+    Some(best)
+}
+
+/// Returns the best of the choices that `choices` returns for a point, over all points. Returns `None` if
+/// there are none, or if the prefill stage is slower for the planned request.
+fn best(grid: &Grid<'_>, choices: impl Fn(&Problem<'_>) -> Vec<Choice> + Sync) -> Option<Choice> {
+    let at = |point: Point| choices(grid.problem(point));
     let points: Vec<Point> = grid.points().collect();
     let choices: Vec<Choice> = points.into_par_iter().flat_map_iter(at).collect();
     let mut best = with_longest_chunk(&choices, &preferred(choices.clone())?);
@@ -83,10 +109,10 @@ fn best(grid: &Grid<'_>, placements: impl Fn(&Problem<'_>) -> Vec<Placed> + Sync
     (f64::from(from_tokens) <= best.workload_times.prompt.ceil()).then_some(best)
 }
 
-/// Returns the prefill stage on `device` beside the placement `runs`. It streams all segments of other devices
-/// that can be streamed, and holds the others. Returns `None` if there are too few, if a stage on the device
-/// streams weights, or if the constraints forbid the stage.
-fn prefill_run(problem: &Problem<'_>, runs: &[Run], device: usize) -> Option<Run> {
+/// Returns the prefill stage on `device` beside the placement `runs`. It streams all segments of other
+/// devices that can be streamed, through the most arenas up to `most`, and holds the others. Returns `None`
+/// if there are too few, if a stage on the device streams weights, or if the constraints forbid the stage.
+fn prefill_run(problem: &Problem<'_>, runs: &[Run], device: usize, most: usize) -> Option<Run> {
     // The stage computes all segments, and is one more stage.
     let Constraints { pins, max_stages, .. } = problem.input.constraints;
     if pins.iter().any(|pin| pin.device != problem.input.devices[device].label)
@@ -99,19 +125,19 @@ fn prefill_run(problem: &Problem<'_>, runs: &[Run], device: usize) -> Option<Run
     let streamed: Vec<usize> = others.iter().flat_map(|run| sizes.streamable(run.segments.clone())).collect();
     let is_possible = streamed.len() >= FEWEST && own.iter().all(|run| run.streamed.is_empty());
     let whole = 0..problem.lowered.segments.len();
-    is_possible.then(|| Run { streamed, ..Run::new(device, whole) })
+    is_possible.then(|| Run::new(device, whole).streaming(streamed, most))
 }
 
-/// Returns the placement with the most segments on `gpu` that fit beside the prefill stage. `host` has the other
-/// segments. Returns `None` if no such placement fits.
-fn longest(problem: &Problem<'_>, gpu: usize, host: usize, gpu_first: bool) -> Option<Placed> {
+/// Returns the placement with the most segments on `gpu` that fit beside the prefill stage with the most
+/// arenas up to `most`. `host` has the other segments. Returns `None` if no such placement fits.
+fn longest(problem: &Problem<'_>, gpu: usize, host: usize, gpu_first: bool, most: usize) -> Option<Placed> {
     let segments = problem.lowered.segments.len();
     let placed = |length: usize| {
         let runs = match gpu_first {
             true => vec![Run::new(gpu, 0..length), Run::new(host, length..segments)],
             false => vec![Run::new(host, 0..segments - length), Run::new(gpu, segments - length..segments)],
         };
-        let prefill = prefill_run(problem, &runs, gpu)?;
+        let prefill = prefill_run(problem, &runs, gpu, most)?;
         Some((runs, prefill))
     };
     let fits_gpu = |length: usize| {
@@ -137,8 +163,8 @@ fn longest(problem: &Problem<'_>, gpu: usize, host: usize, gpu_first: bool) -> O
     (length > 0).then(|| placed(length)).flatten().filter(|placed| fits(problem, placed))
 }
 
-/// Returns the smallest prompt length from which the prefill stage of `choice` computes all longer prompts, up
-/// to the chunk, sooner than its other stages. Returns `None` if it does not compute a full chunk sooner.
+/// Returns the smallest prompt length from which the prefill stage of `choice` computes all longer prompts,
+/// up to the chunk, sooner than its other stages. Returns `None` if it does not compute a full chunk sooner.
 fn from_tokens(grid: &Grid<'_>, choice: &Choice) -> Option<u32> {
     let problem = grid.problem(choice.point);
     let is_sooner = |&tokens: &u32| {

@@ -31,7 +31,7 @@ use crate::plan::{
     PredictedRun, PredictedTimes, PrefillStage, StageMemory, logit_rows,
 };
 use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill};
-use crate::streaming::FEWEST;
+use crate::streaming::{FEWEST, wrong_arenas};
 pub use baselines::{Baseline, EngineDecode};
 use grid::{Choice, Grid, Prefill, SearchResult};
 use problem::{Lowered, Problem, Run};
@@ -47,10 +47,11 @@ use workload_times::{Point, Times};
 /// Default of the longest context for which the planner streams weights, in positions. A longer cache would
 /// displace more weights. The planned request may need a longer context.
 const STREAMED_CONTEXT: u32 = 4096;
-/// Maximum relative loss in decode rate that the planner accepts for two decode groups in place of one, if the
-/// only device is in host memory. The threads that form micro-batches and sample share the cores of a CPU. With
-/// two groups, the device computes meanwhile. Calibration times single segments, so the prediction leaves this
-/// out: on CPUs with two threads, several groups of 64 sequences were measured 12 to 15 % faster than one.
+/// Maximum relative loss in decode rate that the planner accepts for two decode groups in place of one, if
+/// the only device is in host memory. The threads that form micro-batches and sample share the cores of a
+/// CPU. With two groups, the device computes meanwhile. Calibration times single segments, so the prediction
+/// leaves this out: on CPUs with two threads, several groups of 64 sequences were measured 12 to 15 % faster
+/// than one.
 const OVERLAP: f64 = 0.1;
 
 /// Facts about the model that the planner needs in addition to the segments.
@@ -179,8 +180,8 @@ impl PlannerInput<'_> {
             && self.limits.sequences > 1
     }
 
-    /// Returns whether the planner may choose streamed segments. If the user's split names the streamed segments
-    /// or the prefill stage, the planner does not change them.
+    /// Returns whether the planner may choose streamed segments. If the user's split names the streamed
+    /// segments or the prefill stage, the planner does not change them.
     fn may_stream(&self) -> bool {
         let is_open =
             |split: &Split| split.prefill.is_none() && split.parts.iter().all(|part| part.streamed.is_none());
@@ -320,7 +321,7 @@ fn plan_for_devices(input: &PlannerInput<'_>, may_prefill: bool) -> Result<Plan,
         None => searched(&grid, may_prefill).ok_or_else(|| nothing_fits(&grid))?,
     };
     // Trials move segments between stages, but do not choose the streamed ones again.
-    let is_tried = input.is_tried() && !found.best.streams();
+    let is_tried = input.is_tried() && !found.best.stages_stream();
     let tried = is_tried.then(|| trial::best(&grid, &found)).flatten();
     let (mut found, mut trials) = (found, None);
     if let Some((best, tried)) = tried {
@@ -336,8 +337,8 @@ fn plan_for_devices(input: &PlannerInput<'_>, may_prefill: bool) -> Result<Plan,
     Ok(assemble(&grid, &found, trials))
 }
 
-/// Returns the choice with two decode groups in place of one, if the only device is in host memory and the loss
-/// is at most [`OVERLAP`].
+/// Returns the choice with two decode groups in place of one, if the only device is in host memory and the
+/// loss is at most [`OVERLAP`].
 fn with_two_groups(grid: &Grid<'_>, choice: &Choice) -> Option<Choice> {
     let [device] = grid.input.devices else { return None };
     let point = Point { groups: 2, ..choice.point };
@@ -375,8 +376,8 @@ fn of_split(
     }
 }
 
-/// Searches all placements. Considers streamed weights only if the model does not fit the devices with memory of
-/// their own, and a prefill stage only if `may_prefill` is set. Returns `None` if no placement fits.
+/// Searches all placements. Considers streamed weights only if the model does not fit the devices with memory
+/// of their own, and a prefill stage only if `may_prefill` is set. Returns `None` if no placement fits.
 fn searched(grid: &Grid<'_>, may_prefill: bool) -> Option<SearchResult> {
     let may_stream = grid.input.may_stream();
     let Some(mut found) = grid.search() else {
@@ -523,16 +524,17 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
 fn check_streamed(input: &PlannerInput<'_>) -> Result<(), PlanError> {
     let Some(Split { parts, prefill }) = input.split else { return Ok(()) };
     let of_parts = parts.iter().filter_map(|part| {
-        Some((&part.device, part.span.range(), part.streamed.as_ref().filter(|of| !of.is_empty())?))
+        let streamed = part.streamed.as_ref().filter(|of| !of.is_empty())?;
+        Some((&part.device, part.span.range(), streamed, part.arenas))
     });
-    let of_prefill = prefill.iter().map(|of| (&of.device, 0..input.segments.len(), &of.streamed));
+    let of_prefill = prefill.iter().map(|of| (&of.device, 0..input.segments.len(), &of.streamed, of.arenas));
     let all: Vec<_> = of_parts.chain(of_prefill).collect();
     if all.is_empty() {
         return Ok(());
     }
     let wrong = |what: String| Err(PlanError::BadConstraint { what });
     let sizes = RunSizes::new(input.segments);
-    for (device, segments, streamed) in all {
+    for (device, segments, streamed, arenas) in all {
         let streamable = sizes.streamable(segments);
         let is_streamable = |segment: &u32| streamable.contains(&(*segment as usize));
         if let Some(segment) = streamed.iter().find(|segment| !is_streamable(segment)) {
@@ -540,6 +542,9 @@ fn check_streamed(input: &PlannerInput<'_>) -> Result<(), PlanError> {
         }
         if streamed.len() < FEWEST || streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
             return wrong(format!("the streamed segments on {device} must be at least {FEWEST} in order"));
+        }
+        if let Some(what) = arenas.and_then(|count| wrong_arenas(streamed.len(), count as usize)) {
+            return wrong(format!("{device}: {what}"));
         }
     }
     let Some(SplitPrefill { device, streamed, .. }) = prefill else { return Ok(()) };
@@ -612,15 +617,18 @@ fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
 /// Converts the user's split to runs and a prefill stage. The split must have passed `check`.
 fn given_runs(input: &PlannerInput<'_>) -> Option<(Vec<Run>, Option<Prefill>)> {
     let Split { parts, prefill } = input.split?;
-    let run = |label: &str, segments, streamed: &[u32]| {
+    let run = |label: &str, segments, streamed: &[u32], arenas: Option<u32>| {
         let device = input.devices.iter().position(|device| device.label == label)?;
         let streamed = streamed.iter().map(|&segment| segment as usize).collect();
-        Some(Run { streamed, ..Run::new(device, segments) })
+        let arenas = arenas.map_or(0, |count| count as usize);
+        Some(Run::new(device, segments).streaming(streamed, arenas))
     };
-    let part =
-        |part: &SplitPart| run(&part.device, part.span.range(), part.streamed.as_deref().unwrap_or_default());
-    let prefill = prefill.as_ref().and_then(|SplitPrefill { device, streamed, from_tokens }| {
-        let run = run(device, 0..input.segments.len(), streamed)?;
+    let part = |part: &SplitPart| {
+        let streamed = part.streamed.as_deref().unwrap_or_default();
+        run(&part.device, part.span.range(), streamed, part.arenas)
+    };
+    let prefill = prefill.as_ref().and_then(|SplitPrefill { device, streamed, arenas, from_tokens }| {
+        let run = run(device, 0..input.segments.len(), streamed, *arenas)?;
         Some(Prefill { run, from_tokens: *from_tokens })
     });
     Some((parts.iter().map(part).collect::<Option<_>>()?, prefill))
@@ -633,7 +641,7 @@ fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32, stre
     let point = Point { chunk: input.limits.chunk, groups: 1, wire_type };
     let problem = Problem::new(input, Arc::clone(lowered), context, point);
     match given_runs(input) {
-        Some((runs, _)) if streaming => streamed::streamed(&problem, &runs).is_some(),
+        Some((runs, _)) if streaming => streamed::streamed(&problem, &runs, 0).is_some(),
         Some((runs, prefill)) => problem.prove_with(&runs, prefill.as_ref().map(|p| &p.run)).is_ok(),
         None if streaming => streamed::fits(&problem),
         None => memory_fit::fits(&problem.instance()),
@@ -724,7 +732,8 @@ fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Pl
     let explanation = explain::explanation(grid, found);
     let mut reasons = reasons::reasons(grid, &found.best, &explanation);
     // Insert the result of the trials after the prediction.
-    reasons.splice(4..4, trials.map(reasons::trials));
+    let skipped = grid.input.is_tried() && found.best.stages_stream();
+    reasons.splice(4..4, trials.map(reasons::trials).or_else(|| skipped.then(reasons::no_trials)));
     plan(explanation, reasons)
 }
 
@@ -774,6 +783,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         device: input.devices[run.device].label.clone(),
         segments: run.span(),
         streamed: run.streamed.iter().map(|&segment| segment as u32).collect(),
+        arenas: run.arenas.map(|count| count as u32),
         memory_bytes,
         predicted: predicted(times),
     };

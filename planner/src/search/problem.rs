@@ -1,16 +1,17 @@
 //! Describes the planning problem at one point of the search grid: the times of all stages and transfers, and
 //! the instance for the solver. This module knows nothing about the search or the explanation.
 
+use super::grid::SAME;
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{PlannerInput, Shortage};
 use crate::cost::{
-    BoundaryTime, DeviceFacts, Held, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity,
-    segment_time_us,
+    BoundaryTime, DeviceFacts, Held, LinkFacts, QueuePart, RunSizes, SegmentKey, SharedLink, StageCapacity,
+    Streamed, floor_us, segment_time_us, step_us,
 };
 use crate::plan::StageMemory;
 use crate::split::Span;
-use crate::streaming::{PREFILLS, passing_blocks};
+use crate::streaming::{Arenas, PREFILLS, parts, passing_blocks};
 use ragtag_graph::Segment;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use std::collections::HashMap;
@@ -26,12 +27,34 @@ pub(super) struct Run {
     pub segments: Range<usize>,
     /// Streamed segments, in ascending order.
     pub streamed: Vec<usize>,
+    /// Number of arenas that the streamed segments share. `None` stands for the fewest.
+    pub arenas: Option<usize>,
 }
 
 impl Run {
     /// Returns a run whose weights are all resident.
     pub fn new(device: usize, segments: Range<usize>) -> Self {
-        Self { device, segments, streamed: Vec::new() }
+        Self { device, segments, streamed: Vec::new(), arenas: None }
+    }
+
+    /// Returns a run with these streamed segments, which share the most arenas up to `most`.
+    pub fn streaming(self, streamed: Vec<usize>, most: usize) -> Self {
+        let arenas = Some(Arenas::at_most(streamed.len(), most).count());
+        Self { arenas: arenas.filter(|_| !streamed.is_empty()), streamed, ..self }
+    }
+
+    /// Returns the arenas of the streamed segments.
+    pub fn arenas(&self) -> Arenas {
+        Arenas::at_most(self.streamed.len(), self.arenas.unwrap_or(0))
+    }
+
+    /// Returns the streamed segments that the device copies for each micro-batch.
+    pub fn copied(&self) -> &[usize] {
+        &self.streamed[..self.arenas().copied()]
+    }
+
+    fn streamed(&self) -> Streamed<'_> {
+        Streamed { segments: &self.streamed, arenas: self.arenas().count() }
     }
 
     pub fn span(&self) -> Span {
@@ -189,7 +212,7 @@ impl<'a> Problem<'a> {
             end = end.max(first);
             let sizes = &self.lowered.sizes;
             let fits = |end: usize| {
-                let memory = sizes.stage(first..end, &[], &self.shape, staging, device);
+                let memory = sizes.stage(first..end, Streamed::NONE, &self.shape, staging, device);
                 memory.total <= memory.available && sizes.too_large(first..end, &self.shape, device).is_none()
             };
             while end < segments && fits(end + 1) {
@@ -248,9 +271,9 @@ impl<'a> Problem<'a> {
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
     }
 
-    /// Returns the costs of a stage that copies weights for `upload_us` microseconds.
-    pub fn stage_run_costs(&self, device: usize, segments: Range<usize>, upload_us: f64) -> Costs {
-        let (own, late) = (self.times(device, segments, upload_us), self.hand_over(device));
+    /// Estimates the costs of a stage that copies weights for `upload_us` microseconds.
+    pub fn estimated_costs(&self, device: usize, segments: Range<usize>, upload_us: f64) -> Costs {
+        let (own, late) = (self.estimated_times(device, segments, upload_us), self.hand_over(device));
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
     }
 
@@ -281,7 +304,7 @@ impl<'a> Problem<'a> {
     pub fn memory(&self, run: &Run, before: Option<usize>) -> StageMemory {
         let staging = before.map_or(0, |before| self.link(before, run.device).routes.staging_bytes());
         let device = &self.input.devices[run.device];
-        self.lowered.sizes.stage(run.segments.clone(), &run.streamed, &self.shape, staging, device)
+        self.lowered.sizes.stage(run.segments.clone(), run.streamed(), &self.shape, staging, device)
     }
 
     /// Returns the memory of each stage of a placement. If a device has several stages, the memory that the
@@ -301,7 +324,7 @@ impl<'a> Problem<'a> {
             self.lowered.sizes.stage_beside(
                 held,
                 run.segments.clone(),
-                &run.streamed,
+                run.streamed(),
                 &self.shape,
                 staging,
                 device,
@@ -372,17 +395,46 @@ impl<'a> Problem<'a> {
         slowest_stage_us.max((busiest_us - sum_us) / (chunks - 1.0))
     }
 
-    /// Returns the time of the copies that a stage makes for each micro-batch, in microseconds. The copies of
-    /// a segment wait until its arena is free, so each segment adds the latency of a copy.
-    pub fn upload_us(&self, run: &Run) -> f64 {
-        let device = &self.input.devices[run.device];
-        let bytes = |segment: &usize| self.lowered.sizes.streamed_bytes(std::slice::from_ref(segment));
-        run.streamed.iter().map(|segment| device.host_copy_us(bytes(segment))).sum()
+    /// Returns the times of a stage. If it streams weights, the device copies the weights of a segment to an
+    /// arena while it computes other segments.
+    pub fn times(&self, run: &Run) -> Times {
+        let parts = self.parts(run);
+        let step_us = |computing: &dyn Fn(&Times) -> f64| step_us(&queue_parts(&parts, computing));
+        match &parts[..] {
+            [(_, times)] => *times,
+            _ => Times::of_steps(step_us),
+        }
     }
 
-    /// Returns the times of a stage that runs `segments` on `device` and copies weights for `upload_us`
-    /// microseconds. The device copies the weights of a segment while it computes other segments.
-    pub fn times(&self, device: usize, segments: Range<usize>, upload_us: f64) -> Times {
+    /// Returns whether copies of weights wait for free arenas, so that the stage is slower than its copies
+    /// and its computations alone.
+    pub fn waits_for_arenas(&self, run: &Run) -> bool {
+        let parts = self.parts(run);
+        let floor_us = |computing: &dyn Fn(&Times) -> f64| floor_us(&queue_parts(&parts, computing));
+        let (times, floor) = (self.times(run), Times::of_steps(floor_us));
+        let used: &[fn(&Times) -> f64] =
+            &[|times| times.decode_us, |times| times.chunk_us, |times| times.full_chunk_us];
+        !run.streamed.is_empty() && used.iter().any(|of| of(&times) > of(&floor) * (1.0 + SAME))
+    }
+
+    /// Returns the parts of a stage: the arena, the time of the copy of the weights, and the times of the
+    /// computation.
+    fn parts(&self, run: &Run) -> Vec<(QueuePart, Times)> {
+        let (device, before) = (&self.input.devices[run.device], &self.before[run.device]);
+        let mut once = self.stage_times(run.device);
+        let part = |part: crate::streaming::StagePart| {
+            let bytes = part.arena.map(|_| self.lowered.sizes.streamed_bytes(&[part.segments.start]));
+            let copy_us = bytes.map_or(0.0, |bytes| device.host_copy_us(bytes));
+            let computing = before[part.segments.end] - before[part.segments.start];
+            let computing = computing + std::mem::take(&mut once);
+            (QueuePart { arena: part.arena, copy_us, compute_us: 0.0 }, computing)
+        };
+        parts(run.segments.clone(), &run.streamed, run.arenas()).into_iter().map(part).collect()
+    }
+
+    /// Estimates the times of a stage that runs `segments` on `device` and copies weights for `upload_us`
+    /// microseconds. Assumes that no copy waits for an arena.
+    pub fn estimated_times(&self, device: usize, segments: Range<usize>, upload_us: f64) -> Times {
         let before = &self.before[device];
         let computing = before[segments.end] - before[segments.start] + self.stage_times(device);
         if upload_us > 0.0 { computing.at_least(upload_us) } else { computing }
@@ -398,11 +450,10 @@ impl<'a> Problem<'a> {
     pub fn evaluate_with(&self, runs: &[Run], prefill: Option<&Run>) -> Evaluation {
         // A prefill stage is one more part. Only this part has times for prefill chunks.
         let of_path = |times: Times| if prefill.is_some() { times.of_decode() } else { times };
-        let stage = |run: &Run| self.times(run.device, run.segments.clone(), self.upload_us(run));
-        let stages: Vec<_> = runs.iter().map(|run| of_path(stage(run))).collect();
+        let stages: Vec<_> = runs.iter().map(|run| of_path(self.times(run))).collect();
         let transfers: Vec<_> =
             runs.windows(2).map(|p| of_path(self.transfer(p[0].device, p[1].device))).collect();
-        let prefill_times = prefill.map(|run| stage(run).of_prefill());
+        let prefill_times = prefill.map(|run| self.times(run).of_prefill());
         let token_return = runs.last().map(|run| of_path(self.token_return(run.device))).unwrap_or_default()
             + prefill.map(|run| self.token_return(run.device).of_prefill()).unwrap_or_default();
         let late: Times = runs.iter().map(|run| of_path(self.hand_over(run.device))).sum::<Times>()
@@ -448,6 +499,11 @@ impl<'a> Problem<'a> {
             token_return,
         }
     }
+}
+
+/// Returns the parts of a stage with one of their times.
+fn queue_parts(parts: &[(QueuePart, Times)], of: &dyn Fn(&Times) -> f64) -> Vec<QueuePart> {
+    parts.iter().map(|(part, times)| QueuePart { compute_us: of(times), ..*part }).collect()
 }
 
 /// Returns the devices that a placement uses, each paired with the sum of its stages' times.

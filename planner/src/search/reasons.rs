@@ -154,15 +154,16 @@ fn streamed(grid: &Grid<'_>, chosen: &Choice) -> Vec<String> {
     let sentence = |(run, times): (&Run, &Times)| {
         let device = &grid.input.devices[run.device];
         let rate = device.host_bandwidth_bytes_per_s;
-        let resident = problem.times(run.device, run.segments.clone(), 0.0);
+        let resident = problem.times(&Run::new(run.device, run.segments.clone()));
         format!(
-            "streamed on {}: {} of {} ({}), {} per step at {:.1} GB/s ({}); compared with resident weights, decode \
-             steps are predicted {}, prefill chunks {}",
+            "streamed on {}: {} of {} ({}) through {}, {} per step at {:.1} GB/s ({}); compared with \
+             resident weights, decode steps are predicted {}, prefill chunks {}",
             device.label,
             run.streamed.len(),
             count(run.segments.len(), "segment"),
             wording::ranges(&run.streamed),
-            bytes(problem.lowered.sizes.streamed_bytes(&run.streamed)),
+            count(run.arenas().count(), "arena"),
+            bytes(problem.lowered.sizes.streamed_bytes(run.copied())),
             rate.value / 1e9,
             rate.source,
             compared(resident.decode_us, times.decode_us),
@@ -178,12 +179,13 @@ fn prefill_stage(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let (problem, device) = (grid.problem(chosen.point), &grid.input.devices[run.device]);
     let rate = device.host_bandwidth_bytes_per_s;
     Some(format!(
-        "prompts from {} run on {} with streamed weights of segments {}: {} per chunk at {:.1} GB/s ({}); predicted \
-         {:.1} tokens/s instead of {:.1}",
+        "prompts from {} run on {} with streamed weights of segments {} through {}: {} per chunk at {:.1} \
+         GB/s ({}); predicted {:.1} tokens/s instead of {:.1}",
         count(*from_tokens as usize, "token"),
         device.label,
         wording::ranges(&run.streamed),
-        bytes(problem.lowered.sizes.streamed_bytes(&run.streamed)),
+        count(run.arenas().count(), "arena"),
+        bytes(problem.lowered.sizes.streamed_bytes(run.copied())),
         rate.value / 1e9,
         rate.source,
         chosen.evaluation.prefill_tokens_per_s,
@@ -236,6 +238,11 @@ pub(super) fn trials(trials: Trials) -> String {
         count(trials.placements, "placement"),
         trials.requests_per_s
     )
+}
+
+/// Says why there were no trials of a placement with streamed weights.
+pub(super) fn no_trials() -> String {
+    "trials: none, because they would not choose the streamed segments again".into()
 }
 
 /// Describes the family of a placement in which devices have several stages.

@@ -3,7 +3,8 @@
 //! The search estimates the memory and the times of every run of segments on every device. By dynamic
 //! programming, it finds placements on the devices in a few orders. It then determines the exact streamed
 //! segments of these placements at every point of the grid, and takes the best result. A stage streams as few
-//! segments as possible, spread evenly over its blocks.
+//! segments as possible, spread evenly over its blocks. If copies wait for arenas, the search also tries more
+//! arenas, although the stage may then have to stream more segments.
 //!
 //! This module knows nothing about the explanation.
 
@@ -14,14 +15,14 @@ use super::memory_fit;
 use super::problem::{Problem, Run};
 use super::solver::Costs;
 use super::workload_times::Point;
-use crate::cost::{FigureSource, RunSizes, arena_buffers};
-use crate::streaming::{FEWEST, arena_count};
+use crate::cost::{FigureSource, RunSizes, Streamed, arena_buffers};
+use crate::streaming::{Arenas, FEWEST, MOST_ARENAS};
 use ragtag_hal::pool::class_bytes;
 use rayon::prelude::*;
 use std::cmp::Reverse;
 
-/// Maximum product of device count and segment count for which the search uses dynamic programming. Otherwise,
-/// it considers only the placements of simple rules.
+/// Maximum product of device count and segment count for which the search uses dynamic programming.
+/// Otherwise, it considers only the placements of simple rules.
 const SEARCHED: usize = 4096;
 
 /// Searches for the best placement with streamed weights. Returns `None` if the search finds none that fits.
@@ -32,8 +33,8 @@ pub(super) fn search(grid: &Grid<'_>) -> Option<SearchResult> {
     best(grid, &different(placements.iter()))
 }
 
-/// Returns whether the resident placement in `found` uses devices in host memory because the model does not fit
-/// the other devices.
+/// Returns whether the resident placement in `found` uses devices in host memory because the model does not
+/// fit the other devices.
 pub(super) fn is_short_of_memory(grid: &Grid<'_>, found: &SearchResult) -> bool {
     let in_host = |device: usize| grid.input.devices[device].in_host_memory;
     let uses_host = found.best.runs.iter().any(|run| in_host(run.device));
@@ -59,8 +60,7 @@ pub(super) fn instead_of(grid: &Grid<'_>, found: &SearchResult) -> Option<Search
 pub(super) fn best(grid: &Grid<'_>, placements: &[&[Run]]) -> Option<SearchResult> {
     let at = |point: Point| {
         let problem = grid.problem(point);
-        let fitting = placements.iter().filter_map(|runs| streamed(problem, runs));
-        fitting.map(|runs| Choice::of(problem, runs)).collect::<Vec<_>>()
+        placements.iter().filter_map(|runs| fastest(problem, runs)).collect::<Vec<_>>()
     };
     let points: Vec<Point> = grid.points().collect();
     let choices: Vec<Choice> = points.into_par_iter().flat_map_iter(at).collect();
@@ -86,13 +86,30 @@ pub(super) fn with_longest_chunk(choices: &[Choice], best: &Choice) -> Choice {
 
 /// Returns whether the search finds a placement that fits at the problem's point.
 pub(super) fn fits(problem: &Problem<'_>) -> bool {
-    placements(problem).iter().any(|runs| streamed(problem, runs).is_some())
+    placements(problem).iter().any(|runs| streamed(problem, runs, 0).is_some())
 }
 
-/// Returns a placement with the fewest streamed segments with which it fits, or `None` if it does not fit with
-/// any number of them. If a device has several stages, the stage with the most resident segments streams the
-/// next one.
-pub(super) fn streamed(problem: &Problem<'_>, runs: &[Run]) -> Option<Vec<Run>> {
+/// Returns the fastest choice with the fewest streamed segments with which a placement fits, among all
+/// numbers of arenas. Of equally fast choices, returns the one with the fewest arenas. Returns `None` if the
+/// placement does not fit.
+fn fastest(problem: &Problem<'_>, runs: &[Run]) -> Option<Choice> {
+    let choice = |most| streamed(problem, runs, most).map(|runs| Choice::of(problem, runs));
+    let mut best = choice(0)?;
+    for most in 3..=MOST_ARENAS {
+        if !best.runs.iter().any(|run| problem.waits_for_arenas(run)) {
+            break;
+        }
+        if let Some(more) = choice(most).filter(|more| more.is_clearly_faster_than(&best)) {
+            best = more;
+        }
+    }
+    Some(best)
+}
+
+/// Returns a placement with the fewest streamed segments with which it fits, or `None` if it does not fit
+/// with any number of them. The segments of a stage share the most arenas up to `most`, or the fewest. If a
+/// device has several stages, the stage with the most resident segments streams the next one.
+pub(super) fn streamed(problem: &Problem<'_>, runs: &[Run], most: usize) -> Option<Vec<Run>> {
     let sizes = &problem.lowered.sizes;
     let mut runs: Vec<Run> = runs.iter().map(|run| Run::new(run.device, run.segments.clone())).collect();
     let streamable: Vec<Vec<usize>> = runs.iter().map(|run| streamable(problem, run)).collect();
@@ -107,14 +124,14 @@ pub(super) fn streamed(problem: &Problem<'_>, runs: &[Run]) -> Option<Vec<Run>> 
             count => count - runs[*at].streamed.len(),
         };
         let at = stages.iter().copied().max_by_key(resident).filter(|at| resident(at) > 0)?;
-        let (of_stage, run) = (&streamable[at], &mut runs[at]);
+        let (of_stage, run) = (&streamable[at], &runs[at]);
         let is_first = run.streamed.is_empty();
         let least = if is_first && stages.len() == 1 { least(sizes, of_stage, missing) } else { FEWEST };
         let count = least.max(run.streamed.len() + 1);
         if count > of_stage.len() {
             return None;
         }
-        run.streamed = spread(of_stage, count);
+        runs[at] = run.clone().streaming(spread(of_stage, count), most);
     }
 }
 
@@ -124,7 +141,7 @@ pub(super) fn smallest_bytes(problem: &Problem<'_>, device: usize) -> Option<u64
     let whole = Run::new(device, 0..problem.lowered.segments.len());
     let streamable = streamable(problem, &whole);
     let total = |count: usize| {
-        let run = Run { streamed: spread(&streamable, count), ..whole.clone() };
+        let run = whole.clone().streaming(spread(&streamable, count), 0);
         problem.memory(&run, None).total
     };
     (FEWEST..=streamable.len()).map(total).min()
@@ -138,8 +155,8 @@ fn streamable(problem: &Problem<'_>, run: &Run) -> Vec<usize> {
     }
 }
 
-/// Returns whether a device may stream weights. A device in host memory saves no memory by that, so it streams
-/// only if the user limits its memory and the host has room for the copies.
+/// Returns whether a device may stream weights. A device in host memory saves no memory by that, so it
+/// streams only if the user limits its memory and the host has room for the copies.
 pub(super) fn device_may_stream(input: &PlannerInput<'_>, device: usize) -> bool {
     let device = &input.devices[device];
     let is_limited = device.memory_source == FigureSource::User && input.host_memory_bytes.is_some();
@@ -229,12 +246,12 @@ fn run_costs(problem: &Problem<'_>, device: usize) -> Vec<Option<Costs>> {
                 streamable.add(sizes, end - 1);
             }
             let staging = if first > 0 { staging } else { 0 };
-            let memory = sizes.stage(run.clone(), &[], &problem.shape, staging, facts);
+            let memory = sizes.stage(run.clone(), Streamed::NONE, &problem.shape, staging, facts);
             let missing = memory.total.saturating_sub(memory.available);
             all[first * (segments + 1) + end] = streamable.fewest(missing).map(|count| {
                 let bytes = streamable.bytes.checked_div(streamable.count).unwrap_or(0);
                 let upload_us = count as f64 * facts.host_copy_us(bytes);
-                problem.stage_run_costs(device, run, upload_us)
+                problem.estimated_costs(device, run, upload_us)
             });
         }
     }
@@ -274,7 +291,7 @@ impl Streamable {
         let average = self.resident.checked_div(self.count)?.max(1);
         let wanted = missing.saturating_add(arena.saturating_mul(2)).div_ceil(average);
         let wanted = wanted.saturating_add(wanted % 2);
-        let all_arenas = arena.saturating_mul(arena_count(self.count as usize) as u64);
+        let all_arenas = arena.saturating_mul(Arenas::at_most(self.count as usize, 0).count() as u64);
         match wanted {
             _ if self.count < FEWEST as u64 => None,
             wanted if wanted <= self.count => Some(wanted),
@@ -284,7 +301,8 @@ impl Streamable {
 }
 
 /// Places all segments on devices in the given order. May skip devices. `add` adds the costs of a stage or a
-/// transfer to those of the stages before it. Returns the placement with the lowest cost for each last device.
+/// transfer to those of the stages before it. Returns the placement with the lowest cost for each last
+/// device.
 fn along(
     problem: &Problem<'_>,
     costs: &[Vec<Option<Costs>>],

@@ -4,7 +4,9 @@
 //!
 //! Each placement is simulated at the grid point at which the cost model predicts its best score. Placements
 //! whose throughput is close to the best are tuned. Tuning tries neighbouring grid points first and then
-//! fewer credits, as long as throughput improves.
+//! fewer credits, as long as throughput improves. A placement with a prefill stage keeps this stage.
+//! Placements whose other stages stream weights are not simulated, because trials do not choose streamed
+//! segments.
 //!
 //! This module knows nothing about the search.
 
@@ -87,13 +89,19 @@ pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Tri
     let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
     let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
     let mut placements: Vec<Vec<Run>> = Vec::new();
+    let found = || found.all().filter(|choice| !choice.stages_stream());
+    let resident = || found().filter(|choice| choice.prefill.is_none());
     let mut tried = if grid.input.devices.len() > MOST_DEVICES {
-        tried(grid, rules.iter().chain(found.all()), TRIED_OF_MANY, &mut placements)
+        tried(grid, rules.iter().chain(resident()), TRIED_OF_MANY, &mut placements)
     } else {
         let mut tried = tried(grid, rules.iter(), TRIED, &mut placements);
-        tried.extend(self::tried(grid, found.all(), TRIED, &mut placements));
+        tried.extend(self::tried(grid, resident(), TRIED, &mut placements));
         tried
     };
+    let with_prefill: Vec<Choice> = found().filter(|choice| choice.prefill.is_some()).cloned().collect();
+    placements.extend(with_prefill.iter().map(|choice| choice.runs.clone()));
+    let rated = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
+    tried.extend(with_prefill.into_iter().filter_map(rated).map(|tried| tuned_further(grid, tried)));
     for _ in 0..MORE_SOLVED {
         let point = best_of(&tried)?.1.point;
         if solved.contains(&point) || grid.input.devices.len() > MOST_DEVICES {
@@ -208,7 +216,8 @@ fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
 fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
     let (mut best, mut seen) = (tried, Vec::new());
     let untuned = EngineDecode::ALL.into_iter().filter_map(|decode| grid.untuned(&best.1.runs, decode));
-    let untuned: Vec<Choice> = untuned.filter(|untuned| untuned.point != best.1.point).collect();
+    let untuned = untuned.filter(|untuned| untuned.point != best.1.point && best.1.prefill.is_none());
+    let untuned: Vec<Choice> = untuned.collect();
     if let Some(better) = most_of(grid, &best, untuned) {
         best = better;
     }
@@ -218,7 +227,7 @@ fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
             neighbours(grid, best.1.point).filter(|point| !seen.contains(point)).collect();
         seen.extend(&points);
         let hopeless_us = best.1.evaluation.expected_us * (1.0 + HOPELESS);
-        let around = points.into_iter().filter_map(|point| grid.priced(point, best.1.runs.clone()));
+        let around = points.into_iter().filter_map(|point| grid.repriced(point, &best.1));
         match most_of(grid, &best, around.filter(|choice| choice.evaluation.expected_us < hopeless_us)) {
             Some(better) => best = better,
             None => break,

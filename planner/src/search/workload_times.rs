@@ -42,6 +42,19 @@ impl Times {
         Self { decode_us: us, alone_us: us, chunk_us: us, prompt_end_us: 0.0, full_chunk_us: us }
     }
 
+    /// Returns the times of a stage with several parts. `step_us` gets one of a part's times and returns the
+    /// time of a step of the whole stage.
+    pub fn of_steps(step_us: impl Fn(&dyn Fn(&Self) -> f64) -> f64) -> Self {
+        let chunk_us = step_us(&|times| times.chunk_us);
+        Self {
+            decode_us: step_us(&|times| times.decode_us),
+            alone_us: step_us(&|times| times.alone_us),
+            chunk_us,
+            prompt_end_us: step_us(&|times| times.chunk_us + times.prompt_end_us) - chunk_us,
+            full_chunk_us: step_us(&|times| times.full_chunk_us),
+        }
+    }
+
     /// Returns times in which every micro-batch takes at least `us` microseconds.
     pub fn at_least(self, us: f64) -> Self {
         let end_us = (self.chunk_us + self.prompt_end_us).max(us) - self.chunk_us.max(us);

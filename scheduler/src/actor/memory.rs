@@ -9,6 +9,7 @@ use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
+use ragtag_planner::streaming::Arenas;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -70,11 +71,11 @@ impl SharedBuffers {
         Ok(shared)
     }
 
-    /// Returns the total bytes of all buffers that `stages` need, each with its streamed segments.
-    pub(crate) fn needed_bytes(stages: &[(&CompiledStage, &[usize])], slots: u32) -> u64 {
+    /// Returns the total bytes of all buffers that `stages` need, each with its streamed segments and arenas.
+    pub(crate) fn needed_bytes(stages: &[(&CompiledStage, &[usize], Arenas)], slots: u32) -> u64 {
         let (mut bytes, mut weights, mut held) = (0, Vec::<&WeightBuffer>::new(), Vec::new());
-        for (stage, streamed) in stages {
-            let layout = Streaming::new(stage, streamed);
+        for (stage, streamed, arenas) in stages {
+            let layout = Streaming::new(stage, streamed, *arenas);
             bytes += layout.arenas().map(class_bytes).sum::<u64>();
             for (_, weight) in stage.weights.iter().enumerate().filter(|(at, _)| !layout.streams(*at)) {
                 if !weights.iter().any(|other| other.is_same(weight)) {
@@ -88,7 +89,7 @@ impl SharedBuffers {
             held.extend(stage.segments.clone());
             bytes += stage.slot_buffers().map(class_bytes).iter().sum::<u64>() * u64::from(slots);
         }
-        bytes + class_bytes(stages.iter().map(|(stage, _)| stage.scratch_bytes).max().unwrap_or(0))
+        bytes + class_bytes(stages.iter().map(|(stage, ..)| stage.scratch_bytes).max().unwrap_or(0))
     }
 
     /// Returns an unused buffer id.
@@ -98,7 +99,8 @@ impl SharedBuffers {
         id
     }
 
-    /// Returns whether the caller must register the host memory for logits, because no stage of the device has.
+    /// Returns whether the caller must register the host memory for logits, because no stage of the device
+    /// has.
     pub(crate) fn registers_logits(&mut self) -> bool {
         !std::mem::replace(&mut self.has_logits, true)
     }
@@ -195,8 +197,8 @@ pub(crate) struct StageBuffers {
 
 impl StageBuffers {
     /// Allocates all buffers of a stage except the rings, and loads its module. Weights and KV cache are
-    /// uninitialised. The weights of the segments `streamed` get host memory and arenas. If `is_lent` is true,
-    /// neighbours may import the slots.
+    /// uninitialised. The weights of the segments `streamed` get host memory and share the arenas. If
+    /// `is_lent` is true, neighbours may import the slots.
     ///
     /// # Errors
     /// Fails if the device runs out of memory or refuses the module.
@@ -204,12 +206,12 @@ impl StageBuffers {
         device: &mut dyn Device,
         shared: &mut SharedBuffers,
         compiled: CompiledStage,
-        streamed: &[usize],
+        (streamed, own): (&[usize], Arenas),
         slots: u32,
         is_lent: bool,
     ) -> ragtag_hal::Result<Self> {
         let (index, first_program) = (shared.stages, shared.programs);
-        let streaming = Streaming::new(&compiled, streamed);
+        let streaming = Streaming::new(&compiled, streamed, own);
         shared.stages += 1;
         shared.programs += (compiled.programs.len() * streaming.parts.len()) as u32 * slots;
         device.create_module(ModuleId(index), &compiled.module)?;
@@ -449,8 +451,8 @@ impl StageBuffers {
         self.recorded.len() < before
     }
 
-    /// Returns the commands of a part of the program at `index`: on the first part the upload of the parameter
-    /// block, then the steps of the part.
+    /// Returns the commands of a part of the program at `index`: on the first part the upload of the
+    /// parameter block, then the steps of the part.
     fn commands(&self, index: usize, part: usize, slot: u32) -> Result<Vec<Command>> {
         let program = &self.compiled.programs[index];
         let bytes = program.params.bytes();

@@ -36,6 +36,7 @@ use ragtag_hal::{
     Anticipation, Command, Device, DeviceId, HostRegion, Outcome, Point, PoolStats, QueueKind, Submission,
     Timeline, Timing, Turn, Work,
 };
+use ragtag_planner::streaming::Arenas;
 use ragtag_transfer::{Copy, OtherEnd, Route, ToReceiver, TransferId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -72,14 +73,16 @@ pub(crate) struct ActorStage {
     pub(crate) compiled: CompiledStage,
     /// Segments whose weights are streamed.
     pub(crate) streamed: Vec<usize>,
+    /// Arenas that the streamed segments share.
+    pub(crate) arenas: Arenas,
     pub(crate) weights: Box<dyn WeightSource>,
     pub(crate) previous: Option<Edge>,
     pub(crate) next: Option<Edge>,
     /// Last stage only: host memory for logits, and the size in bytes of the part for each credit.
     pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
     pub(crate) ends: Ends,
-    /// Prefill stage: passages to the stages that decode. Other stages: the passage from the prefill stage, if
-    /// any.
+    /// Prefill stage: passages to the stages that decode. Other stages: the passage from the prefill stage,
+    /// if any.
     pub(crate) passages: Vec<Passage>,
     pub(crate) is_prefill: bool,
     pub(crate) report: Arc<Mutex<StageReport>>,
@@ -167,14 +170,13 @@ impl StageLoader<'_> {
         shared: &mut SharedBuffers,
         points: &mut QueuePoints,
     ) -> Result<Stage> {
-        let ActorStage { stage, compiled, streamed, weights, mut previous, mut next, logits, ends, .. } =
-            spec;
-        let ActorStage { passages, is_prefill, report, .. } = spec;
+        let ActorStage { stage, compiled, weights, mut previous, mut next, logits, ends, .. } = spec;
+        let ActorStage { streamed, arenas, passages, is_prefill, report, .. } = spec;
         let failed = |cause| stage_error(stage, self.label, cause);
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
         let row_bytes = compiled.edge_row_bytes();
         let is_lent = [&previous, &next].into_iter().flatten().any(Edge::lends);
-        let memory = StageBuffers::new(device, shared, compiled, &streamed, self.slots, is_lent);
+        let memory = StageBuffers::new(device, shared, compiled, (&streamed, arenas), self.slots, is_lent);
         let memory = memory.map_err(failed)?;
         for edge in [&mut previous, &mut next].into_iter().flatten() {
             edge.lend(device, &memory).map_err(failed)?;
@@ -277,7 +279,8 @@ impl Actor {
 
         let mut points = QueuePoints::new(|queue| own[queue.index()].id());
         let compiled: Vec<_> = stages.iter().map(|stage| &stage.compiled).collect();
-        let streamed: Vec<_> = stages.iter().map(|stage| (&stage.compiled, &stage.streamed[..])).collect();
+        let streamed = stages.iter().map(|stage| (&stage.compiled, &stage.streamed[..], stage.arenas));
+        let streamed: Vec<_> = streamed.collect();
         let needed_bytes = SharedBuffers::needed_bytes(&streamed, slots);
         let uploads = &own[QueueKind::Upload.index()];
         let loader = StageLoader { label: &label, slots, verified, uploads, sink: &sink, abort, progress };

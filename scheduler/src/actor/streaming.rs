@@ -4,7 +4,7 @@
 
 use ragtag_graph::{CompiledStage, Place, WeightContent};
 use ragtag_planner::cost::arena_buffers;
-use ragtag_planner::streaming::{arena_count, parts};
+use ragtag_planner::streaming::{Arenas, parts};
 use std::ops::Range;
 
 /// Alignment of the streamed weights in host memory, in bytes. Some devices copy faster from aligned memory.
@@ -32,12 +32,12 @@ pub(crate) struct Streaming {
 }
 
 impl Streaming {
-    /// Lays out the weights of the segments `streamed`. Generated weights stay resident, and so do weights that
-    /// several segments read.
-    pub(crate) fn new(compiled: &CompiledStage, streamed: &[usize]) -> Self {
+    /// Lays out the weights of the segments `streamed`, which share `arenas`. Generated weights stay
+    /// resident, and so do weights that several segments read.
+    pub(crate) fn new(compiled: &CompiledStage, streamed: &[usize], arenas: Arenas) -> Self {
         let owned = owned_weights(compiled);
         let (mut sizes, mut laid_out) = (Vec::new(), Vec::new());
-        for part in parts(compiled.segments.clone(), streamed) {
+        for part in parts(compiled.segments.clone(), streamed, arenas) {
             let (mut weights, mut bytes) = (Vec::new(), 0u64);
             let own = owned.iter().filter(|(_, segment)| part.segments.contains(segment));
             let size = |weight: usize| compiled.weights[weight].bytes();
@@ -49,7 +49,7 @@ impl Streaming {
             laid_out.push(StreamedPart { segments: part.segments, arena: part.arena, weights, bytes });
         }
         let buffers = arena_buffers(sizes.iter().map(Vec::as_slice));
-        Self { parts: laid_out, buffers, arenas: arena_count(streamed.len()) }
+        Self { parts: laid_out, buffers, arenas: arenas.count() }
     }
 
     /// Returns the sizes in bytes of the buffers of all arenas. The buffers of arena 0 come first.
@@ -72,7 +72,8 @@ impl Streaming {
     }
 }
 
-/// Returns the weights from the model's files that only the steps of one segment read, each with that segment.
+/// Returns the weights from the model's files that only the steps of one segment read, each with that
+/// segment.
 fn owned_weights(compiled: &CompiledStage) -> Vec<(usize, usize)> {
     let mut readers: Vec<Option<Option<usize>>> = vec![None; compiled.weights.len()];
     for step in compiled.programs.iter().flat_map(|program| &program.steps) {

@@ -5,7 +5,9 @@ use super::{Comparand, Phase};
 use crate::trace::Computed;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
-use ragtag_planner::cost::{BatchShape, BoundaryTime, DeviceFacts, LinkFacts, RunSizes, segment_time_us};
+use ragtag_planner::cost::{
+    BatchShape, BoundaryTime, DeviceFacts, LinkFacts, RunSizes, segment_time_us, step_us,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::AddAssign;
@@ -89,8 +91,8 @@ pub(super) struct Model<'a> {
     of: Comparand<'a>,
     /// Device facts and segments of each stage.
     stages: Vec<(&'a DeviceFacts, &'a [Segment])>,
-    /// Time in microseconds in which each stage copies its streamed weights.
-    stream_us: Vec<f64>,
+    /// Memory needs of the segments, if a stage streams weights.
+    sizes: Option<RunSizes>,
 }
 
 impl<'a> Model<'a> {
@@ -105,13 +107,17 @@ impl<'a> Model<'a> {
             of.plan.stages.iter().map(stage).collect::<Option<_>>()?;
         let streams = of.plan.stages.iter().any(|stage| !stage.streamed.is_empty());
         let sizes = streams.then(|| RunSizes::new(of.segments));
-        let stream_us = of.plan.stages.iter().zip(&stages).map(|(stage, (device, _))| {
-            let bytes =
-                |segment: &u32| sizes.as_ref().map(|sizes| sizes.streamed_bytes(&[*segment as usize]));
-            stage.streamed.iter().filter_map(bytes).map(|bytes| device.host_copy_us(bytes)).sum()
-        });
-        let stream_us = stream_us.collect();
-        (!stages.is_empty()).then_some(Self { of: *of, stages, stream_us })
+        (!stages.is_empty()).then_some(Self { of: *of, stages, sizes })
+    }
+
+    /// Returns the time of a step of a stage that computes for `computing_us` and copies its streamed weights
+    /// meanwhile, in microseconds.
+    fn step_us(&self, stage: usize, computing_us: f64) -> f64 {
+        let planned = &self.of.plan.stages[stage];
+        match self.sizes.as_ref().filter(|_| !planned.streamed.is_empty()) {
+            Some(sizes) => step_us(&planned.queue_parts(sizes, self.device(stage), computing_us)),
+            None => computing_us,
+        }
     }
 
     pub(super) fn device(&self, stage: usize) -> &'a DeviceFacts {
@@ -148,7 +154,7 @@ impl<'a> Model<'a> {
             parts += head.times(computed.with_logits as f64 / computed.micro_batches as f64);
         }
         // The device computes while it copies streamed weights. Copies that take longer count as moving.
-        parts.moving_us += (self.stream_us[stage] - parts.sum_us()).max(0.0);
+        parts.moving_us += self.step_us(stage, parts.sum_us()) - parts.sum_us();
         parts
     }
 
@@ -234,7 +240,7 @@ impl<'a> Model<'a> {
             let parts = self.whole_stage(stage, &[(1.0, *batch)], |_| true);
             let wire_type = self.wire_type(stage, batch.rows.into());
             let computing_us = parts.sum_us() + wire_type.sum_us() + self.device(stage).stage_us.value;
-            (Some(self.device(stage).label.as_str()), computing_us.max(self.stream_us[stage]))
+            (Some(self.device(stage).label.as_str()), self.step_us(stage, computing_us))
         };
         let row_bytes = self.of.plan.wire_type.row_bytes(self.of.row_bytes);
         let bytes = f64::from(batch.rows) * row_bytes as f64;
@@ -268,7 +274,8 @@ impl Pass<'_> {
         self.late_us + self.parts.iter().map(|(_, us)| us).sum::<f64>()
     }
 
-    /// Returns the time that the part at `at` is busy. For a stage, it is the time of all stages of its device.
+    /// Returns the time that the part at `at` is busy. For a stage, it is the time of all stages of its
+    /// device.
     fn busy_us(&self, at: usize) -> f64 {
         match self.parts.get(at) {
             Some((Some(device), _)) => {
@@ -282,9 +289,9 @@ impl Pass<'_> {
         (0..self.parts.len()).map(|at| self.busy_us(at)).fold(0.0, f64::max)
     }
 
-    /// Returns the time in which `count` of these micro-batches and one like `last` pass through the pipeline.
-    /// Each device runs all its stages for each of them. It waits for the first of them to arrive, and the
-    /// devices after it wait for the last one.
+    /// Returns the time in which `count` of these micro-batches and one like `last` pass through the
+    /// pipeline. Each device runs all its stages for each of them. It waits for the first of them to arrive,
+    /// and the devices after it wait for the last one.
     fn repeated_us(&self, count: f64, last: &Self) -> f64 {
         let of_part = |at: usize| {
             let device = self.parts[at].0;

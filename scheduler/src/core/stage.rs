@@ -701,8 +701,9 @@ impl StageCore {
     ) -> Point {
         let mut arrived = received;
         let mut computed = points.compute.last();
+        self.streams.fill(points, actions);
         for part in 0..self.streams.parts() {
-            let loaded = self.streams.before(part, points, actions);
+            let loaded = self.streams.before(part);
             let waits = arrived.take().into_iter().chain(loaded).chain(self.kept.take()).collect();
             computed = points.compute.allot();
             let (micro_batch, ends) = (batch.clone(), part + 1 == self.streams.parts());

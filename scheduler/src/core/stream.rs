@@ -1,27 +1,20 @@
 //! Weight streaming of a stage: decides when each part's weights are copied to their arena.
 //!
-//! An arena gets the weights of its next part as soon as the computation of the part that used it was
-//! submitted. The copy waits for that computation, so the device copies weights while it computes the parts
-//! with other arenas.
+//! The first micro-batch of a stage fills all arenas. From then on, an arena gets the weights of its next
+//! part as soon as the computation of the part that used it was submitted. The copy waits for that
+//! computation, so the device copies weights while it computes the parts with other arenas.
 
 use crate::core::{QueuePoints, StageAction};
 use ragtag_hal::Point;
-
-/// Contents of an arena.
-#[derive(Clone, Copy, Debug)]
-struct Arena {
-    /// Part whose weights are in the arena after [`Arena::loaded`].
-    part: usize,
-    loaded: Point,
-}
 
 /// The parts and arenas of a stage.
 #[derive(Debug)]
 pub(super) struct Streams {
     /// Arena of each part. `None` for a part with resident weights.
     parts: Vec<Option<usize>>,
-    /// `None` for an arena that was never used.
-    arenas: Vec<Option<Arena>>,
+    /// For each arena, the point after which it holds the weights of the next part that uses it. `None` for
+    /// an arena that was never used.
+    loaded: Vec<Option<Point>>,
 }
 
 impl Streams {
@@ -29,7 +22,7 @@ impl Streams {
     pub(super) fn new(parts: &[Option<usize>]) -> Self {
         let parts = if parts.is_empty() { vec![None] } else { parts.to_vec() };
         let arenas = parts.iter().flatten().max().map_or(0, |most| most + 1);
-        Self { parts, arenas: vec![None; arenas] }
+        Self { parts, loaded: vec![None; arenas] }
     }
 
     /// Returns the number of parts.
@@ -37,24 +30,22 @@ impl Streams {
         self.parts.len()
     }
 
-    /// Returns the point after which the weights of `part` are in their arena. Submits their copy if no
-    /// earlier computation has.
-    pub(super) fn before(
-        &mut self,
-        part: usize,
-        points: &mut QueuePoints,
-        actions: &mut Vec<StageAction>,
-    ) -> Option<Point> {
-        let arena = self.parts[part]?;
-        match self.arenas[arena] {
-            Some(held) if held.part == part => Some(held.loaded),
-            // Only a first copy gets here, so nothing uses the arena.
-            _ => Some(self.copy(part, arena, Vec::new(), points, actions)),
+    /// Submits the copies of the weights that each arena holds first, if no earlier micro-batch has.
+    pub(super) fn fill(&mut self, points: &mut QueuePoints, actions: &mut Vec<StageAction>) {
+        for part in 0..self.parts.len() {
+            if let Some(arena) = self.parts[part].filter(|&arena| self.loaded[arena].is_none()) {
+                self.copy(part, arena, Vec::new(), points, actions);
+            }
         }
     }
 
-    /// Submits the copy of the weights that follow those of `part` in its arena. `computed` is the point after
-    /// which the computation of `part` has ended.
+    /// Returns the point after which the weights of `part` are in their arena. `None` if they are resident.
+    pub(super) fn before(&self, part: usize) -> Option<Point> {
+        self.loaded[self.parts[part]?]
+    }
+
+    /// Submits the copy of the weights that follow those of `part` in its arena. `computed` is the point
+    /// after which the computation of `part` has ended.
     pub(super) fn after(
         &mut self,
         part: usize,
@@ -63,9 +54,8 @@ impl Streams {
         actions: &mut Vec<StageAction>,
     ) {
         let Some(arena) = self.parts[part] else { return };
-        let cycle = (part + 1..self.parts.len()).chain(0..=part);
-        let next = cycle.into_iter().find(|&other| self.parts[other] == Some(arena));
-        if let Some(next) = next.filter(|&next| next != part) {
+        let mut later = (part + 1..self.parts.len()).chain(0..part);
+        if let Some(next) = later.find(|&other| self.parts[other] == Some(arena)) {
             self.copy(next, arena, vec![computed], points, actions);
         }
     }
@@ -77,10 +67,9 @@ impl Streams {
         waits: Vec<Point>,
         points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
-    ) -> Point {
+    ) {
         let signal = points.upload.allot();
         actions.push(StageAction::Stream { part, waits, signal });
-        self.arenas[arena] = Some(Arena { part, loaded: signal });
-        signal
+        self.loaded[arena] = Some(signal);
     }
 }

@@ -690,14 +690,14 @@ fn an_arena_gets_its_next_weights_right_after_its_computation() {
     let mut core = device(&[StageShape { parts, ..stage_shape(4, false, true) }]);
     let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(0, 2) });
     let first = [
-        ("compute", 0, vec![], 1),
         ("stream", 1, vec![], 1),
+        ("stream", 2, vec![], 2),
+        ("compute", 0, vec![], 1),
         ("compute", 1, vec![(Upload, 1)], 2),
-        ("stream", 3, vec![(Compute, 2)], 2),
-        ("stream", 2, vec![], 3),
-        ("compute", 2, vec![(Upload, 3)], 3),
+        ("stream", 3, vec![(Compute, 2)], 3),
+        ("compute", 2, vec![(Upload, 2)], 3),
         ("stream", 5, vec![(Compute, 3)], 4),
-        ("compute", 3, vec![(Upload, 2)], 4),
+        ("compute", 3, vec![(Upload, 3)], 4),
         ("stream", 1, vec![(Compute, 4)], 5),
         ("compute", 4, vec![], 5),
         ("compute", 5, vec![(Upload, 4)], 6),

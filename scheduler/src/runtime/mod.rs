@@ -353,6 +353,7 @@ fn connect(
     for (index, spec) in stages.into_iter().enumerate() {
         actors[spec.device].stages.push(ActorStage {
             stage: index as u32,
+            arenas: spec.arenas(),
             compiled: spec.compiled,
             streamed: spec.streamed,
             weights: spec.weights,
@@ -372,6 +373,7 @@ fn connect(
     if let Some(spec) = prefill {
         actors[spec.device].stages.push(ActorStage {
             stage: last as u32 + 1,
+            arenas: spec.arenas(),
             compiled: spec.compiled,
             streamed: spec.streamed,
             weights: spec.weights,

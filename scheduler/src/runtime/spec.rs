@@ -8,7 +8,7 @@ use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
-use ragtag_planner::streaming::{FEWEST, passing_blocks};
+use ragtag_planner::streaming::{Arenas, FEWEST, passing_blocks, wrong_arenas};
 use ragtag_transfer::{Route, Routes};
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ pub struct PipelineSpec {
     pub devices: Vec<Box<dyn Device>>,
     /// Stages in pipeline order.
     pub stages: Vec<StageSpec>,
-    /// The prefill stage. It consists of all segments, and computes long prompts in place of the other stages.
-    /// It uses the weights and the KV cache of the other stages of its device. The keys and values of other
-    /// segments pass to the stages that decode.
+    /// The prefill stage. It consists of all segments, and computes long prompts in place of the other
+    /// stages. It uses the weights and the KV cache of the other stages of its device. The keys and values of
+    /// other segments pass to the stages that decode.
     pub prefill: Option<StageSpec>,
 }
 
@@ -41,8 +41,16 @@ pub struct StageSpec {
     /// Segments of the stage whose weights are streamed, in ascending order. Their weights stay in host
     /// memory and are copied to the device for each micro-batch.
     pub streamed: Vec<usize>,
+    /// Number of arenas that the streamed segments share. `None` stands for the fewest.
+    pub arenas: Option<usize>,
     /// Source of the stage's weights.
     pub weights: Box<dyn WeightSource>,
+}
+
+impl StageSpec {
+    pub(crate) fn arenas(&self) -> Arenas {
+        Arenas::at_most(self.streamed.len(), self.arenas.unwrap_or(0))
+    }
 }
 
 /// Options of a pipeline.
@@ -270,11 +278,14 @@ fn check_prefill(prefill: &StageSpec, pipeline: &PipelineSpec) -> Result<()> {
 
 /// Checks the streamed segments of the stage at `index`.
 fn check_streamed(index: usize, stage: &StageSpec) -> Result<()> {
-    let StageSpec { streamed, compiled, .. } = stage;
+    let StageSpec { streamed, arenas, compiled, .. } = stage;
     let has_all = streamed.iter().all(|segment| compiled.segments.contains(segment));
     let is_sorted = streamed.windows(2).all(|pair| pair[0] < pair[1]);
-    if has_all && is_sorted && (streamed.is_empty() || streamed.len() >= FEWEST) {
-        return Ok(());
+    if !has_all || !is_sorted || (1..FEWEST).contains(&streamed.len()) {
+        return Err(Error::Spec { what: format!("stage {index} cannot stream the segments {streamed:?}") });
     }
-    Err(Error::Spec { what: format!("stage {index} cannot stream the segments {streamed:?}") })
+    match arenas.and_then(|count| wrong_arenas(streamed.len(), count)) {
+        Some(what) => Err(Error::Spec { what: format!("stage {index}: {what}") }),
+        None => Ok(()),
+    }
 }

@@ -25,7 +25,7 @@ use crate::sim::{Load, MOST_SPANS};
 use ragtag_graph::Segment;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
-use ragtag_planner::cost::{DeviceFacts, Links, RunSizes};
+use ragtag_planner::cost::{DeviceFacts, Links, QueuePart, RunSizes};
 use ragtag_planner::plan::{InvalidPlan, Plan, PlanModel, PlanStage};
 use ragtag_planner::streaming::{StagePart, parts};
 use ragtag_transfer::{Route, Routes};
@@ -152,20 +152,15 @@ impl SimSpec {
 
 /// Returns the parts of a stage with streamed segments. Every segment has an equal share of the stage's time.
 fn sim_parts(stage: &PlanStage, sizes: &RunSizes, device: &DeviceFacts) -> Vec<SimPart> {
-    let streamed: Vec<_> = stage.streamed.iter().map(|&segment| segment as usize).collect();
-    if streamed.is_empty() {
+    if stage.streamed.is_empty() {
         return Vec::new();
     }
-    let segments = stage.segments.range();
-    let part = |part: StagePart| SimPart {
+    let part = |part: QueuePart| SimPart {
         arena: part.arena,
-        share: part.segments.len() as f64 / segments.len() as f64,
-        stream_ns: match part.arena {
-            Some(_) => nanoseconds(device.host_copy_us(sizes.streamed_bytes(&[part.segments.start]))),
-            None => 0,
-        },
+        share: part.compute_us,
+        stream_ns: nanoseconds(part.copy_us),
     };
-    parts(segments.clone(), &streamed).into_iter().map(part).collect()
+    stage.queue_parts(sizes, device, 1.0).into_iter().map(part).collect()
 }
 
 /// Returns the passages from a prefill stage on a device to the stages of other devices.
@@ -176,7 +171,7 @@ fn passes(
     segments: &[Segment],
 ) -> Vec<SimPass> {
     let streamed: Vec<usize> = prefill.streamed.iter().map(|&segment| segment as usize).collect();
-    let parts = parts(prefill.segments.range(), &streamed);
+    let parts = parts(prefill.segments.range(), &streamed, prefill.arenas());
     let pass = |(at, stage): (usize, &PlanStage)| {
         let kv_bytes = |segment: usize| segments[segment].kv_bytes_per_position;
         let range = stage.segments.range();

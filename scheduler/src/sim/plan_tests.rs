@@ -7,7 +7,9 @@ use ragtag_graph::{Segment, SegmentKind, SegmentTensor, WireType};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::Activations;
 use ragtag_planner::cost::{BatchShape, DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink};
-use ragtag_planner::{ModelFacts, Plan, plan::PlanStage};
+use ragtag_planner::cost::{RunSizes, step_us};
+use ragtag_planner::plan::{PlanStage, PrefillStage};
+use ragtag_planner::{ModelFacts, Plan};
 use ragtag_transfer::Route;
 
 const ROW_BYTES: u64 = 16_384;
@@ -274,8 +276,8 @@ fn more_credits_than_a_plan_has_serve_no_more_requests() {
 }
 
 /// Checks that four devices that take turns with four stages each need only four credits. A prompt of eight
-/// chunks then passes in two rounds of four chunks, which keep all devices busy. With five credits, the second
-/// round has three chunks.
+/// chunks then passes in two rounds of four chunks, which keep all devices busy. With five credits, the
+/// second round has three chunks.
 #[test]
 fn devices_that_take_turns_need_one_credit_each() {
     let (devices, stages, chunks) = (4, 16, 8);
@@ -470,4 +472,63 @@ fn streamed_weights_take_their_copies_or_the_computation_whichever_is_longer() {
         let summary = planned.run(&burst(1, 16, 80));
         assert_near(summary.between_tokens_us.mean, computed_us.max(copied_us), 0.05, "between tokens");
     }
+}
+
+/// Returns a plan with one stage of `blocks` blocks that have weights of 50 MB each. The copies of the
+/// segments `streamed` take `copied` times as long as a decode step.
+fn streaming(blocks: u32, streamed: std::ops::RangeInclusive<u32>, copied: f64) -> Planned {
+    const WEIGHT_BYTES: u64 = 50_000_000;
+    let mut planned = Planned::new(&[blocks]);
+    for (at, segment) in planned.segments.iter_mut().enumerate() {
+        let weights = (1..=blocks as usize).contains(&at).then_some(WEIGHT_BYTES);
+        let tensor = |resident_bytes| SegmentTensor { name: format!("weight {at}"), resident_bytes };
+        segment.tensors.extend(weights.map(tensor));
+    }
+    planned.plan.stages[0].streamed = streamed.collect();
+    let bytes = WEIGHT_BYTES * planned.plan.stages[0].streamed.len() as u64;
+    let rate = bytes as f64 / (copied * planned.stages_us(1, 1, 60.0)) * 1e6;
+    planned.devices[0].host_bandwidth_bytes_per_s = Figure::assumed(rate);
+    planned.devices[0].host_latency_us = Figure::assumed(0.0);
+    planned
+}
+
+#[test]
+fn more_arenas_save_as_much_time_as_the_cost_model_predicts() {
+    let mut times_us = Vec::new();
+    for arenas in [None, Some(3), Some(4), Some(6)] {
+        let mut planned = streaming(30, 19..=30, 1.0);
+        planned.plan.stages[0].arenas = arenas;
+        let (sizes, computed_us) = (RunSizes::new(&planned.segments), planned.stages_us(1, 1, 60.0));
+        let parts = planned.plan.stages[0].queue_parts(&sizes, &planned.devices[0], computed_us);
+        let simulated_us = planned.run(&burst(1, 16, 80)).between_tokens_us.mean;
+        assert_near(simulated_us, step_us(&parts), 0.02, &format!("{arenas:?} arenas"));
+        times_us.push(simulated_us);
+    }
+    // With two arenas, ten of twelve copies start when the streamed segments compute.
+    assert!(times_us.is_sorted_by(|more, fewer| more > fewer), "{times_us:?}");
+    assert!(times_us[0] > 1.25 * times_us[3], "{times_us:?}");
+}
+
+#[test]
+fn a_prefill_stage_has_its_own_use() {
+    let mut planned = Planned::new(&[4, 6]);
+    let (device, streamed) = (planned.plan.stages[0].device.clone(), (5..=10).collect());
+    let segments = "0-11=x".parse::<ragtag_planner::Split>().unwrap().parts[0].span;
+    let stage = PlanStage { device, segments, streamed, ..planned.plan.stages[0].clone() };
+    planned.plan.prefill_stage = Some(PrefillStage { stage, from_tokens: 64 });
+    planned.plan.credits += 2;
+    let summary = planned.run(&burst(1, 512, 20));
+    let prefill = summary.prefill_stage.as_ref().expect("a prefill stage");
+    assert_eq!((&prefill.device, prefill.prefill.micro_batches), (&summary.stages[0].device, 4));
+    assert_eq!((prefill.prefill.rows, prefill.decode.micro_batches), (512, 0));
+    assert!(prefill.utilisation > 0.1 && prefill.queue.max > 0, "{prefill:?}");
+    for stage in &summary.stages {
+        assert_eq!((stage.prefill.micro_batches, stage.decode.micro_batches), (0, 19));
+        assert!(stage.queue.max <= 1, "the prompt waits for the prefill stage: {stage:?}");
+    }
+    let json = serde_json::to_string(&summary).unwrap();
+    assert_eq!(serde_json::from_str::<SimSummary>(&json).unwrap(), summary);
+    let short = planned.run(&burst(1, 63, 20));
+    assert_eq!(short.prefill_stage.expect("a prefill stage").prefill.micro_batches, 0);
+    assert_eq!(Planned::new(&[4, 6]).run(&burst(1, 16, 4)).prefill_stage, None);
 }

@@ -5,7 +5,7 @@ use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::plan::{Chunks, PromptChunk};
-use ragtag_planner::streaming::{FEWEST, StagePart, parts};
+use ragtag_planner::streaming::{Arenas, FEWEST, MOST_ARENAS, StagePart, parts};
 use ragtag_transfer::{Route, Routes, SizedRoute};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -241,8 +241,8 @@ impl SimSpec {
     /// Returns a random pipeline with random requests. About one pipeline in eight loses a device at some
     /// time, and one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen
     /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
-    /// Many have a prefill stage. Half of the pipelines verify their transfers, and in half of them some copies
-    /// write wrong bytes. In half of the others, devices refuse some copies over the peer route.
+    /// Many have a prefill stage. Half of the pipelines verify their transfers, and in half of them some
+    /// copies write wrong bytes. In half of the others, devices refuse some copies over the peer route.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -355,7 +355,7 @@ fn stream_weights(seed: u64, stages: &mut [SimStage]) {
         return;
     }
     for stage in stages {
-        let segments = rng.random_range(1..=8usize);
+        let (segments, most_arenas) = (rng.random_range(1..=16usize), rng.random_range(2..=MOST_ARENAS));
         let streamed: Vec<usize> = (0..segments).filter(|_| rng.random_ratio(1, 2)).collect();
         if streamed.len() < FEWEST {
             continue;
@@ -365,12 +365,13 @@ fn stream_weights(seed: u64, stages: &mut [SimStage]) {
             share: part.segments.len() as f64 / segments as f64,
             stream_ns: if part.arena.is_some() { rng.random_range(0..100_000) } else { 0 },
         };
-        stage.parts = parts(0..segments, &streamed).into_iter().map(part).collect();
+        let arenas = Arenas::at_most(streamed.len(), most_arenas);
+        stage.parts = parts(0..segments, &streamed, arenas).into_iter().map(part).collect();
     }
 }
 
-/// For about half of the seeds, returns a prefill stage. It is on the device of another stage or on a device of
-/// its own.
+/// For about half of the seeds, returns a prefill stage. It is on the device of another stage or on a device
+/// of its own.
 fn random_prefill(seed: u64, stages: &[SimStage]) -> Option<SimPrefill> {
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x7072_6566);
     if rng.random_ratio(1, 2) {

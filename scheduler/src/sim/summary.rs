@@ -39,8 +39,11 @@ pub struct SimSummary {
     pub request_us: Percentiles,
     /// Number of requests that wait for cache blocks.
     pub waiting_requests: Depth,
-    /// Utilisation of each stage.
+    /// Utilisation of each stage, without the prefill stage.
     pub stages: Vec<StageUse>,
+    /// Utilisation of the prefill stage, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_stage: Option<StageUse>,
     /// Utilisation of each link between neighbouring stages.
     pub links: Vec<LinkUse>,
     /// Utilisation of each resource that several links share.
@@ -135,6 +138,8 @@ impl SimSummary {
         let over_ns = report.makespan_ns.saturating_sub(begin_ns);
         let ends = Ends::count(spec, &report);
         let per_s = |count: u64| count as f64 / (over_ns.max(1) as f64 / 1e9);
+        let mut stages = stages(spec, seen, over_ns);
+        let prefill_stage = spec.prefill.as_ref().and_then(|_| stages.pop());
         let arrivals = || seen.sequences.iter().filter(|(id, _)| ends.is_finished(**id)).map(|(_, s)| s);
         Self {
             finished: ends.finished,
@@ -152,7 +157,8 @@ impl SimSummary {
             between_tokens_us: percentiles(seen.between_tokens_ns.clone()),
             request_us: percentiles(arrivals().filter_map(|s| Some(s.ended_ns? - s.arrived_ns)).collect()),
             waiting_requests: depth(&seen.waiting, over_ns),
-            stages: stages(spec, seen, over_ns),
+            stages,
+            prefill_stage,
             links: links(spec, seen, over_ns),
             shared_links: shared_links(spec, seen, over_ns),
             spans: report.spans,
@@ -208,6 +214,7 @@ fn depth(level: &Level, over_ns: Nanoseconds) -> Depth {
     Depth { mean: level.mean(over_ns), max: level.max }
 }
 
+/// Returns the utilisation of all stages. The prefill stage comes last.
 fn stages(spec: &SimSpec, seen: &Observations, over_ns: Nanoseconds) -> Vec<StageUse> {
     let stage = |(stage, work): (&crate::sim::SimStage, &crate::sim::StageWork)| {
         let queue = |kind: QueueKind| &work.queues[kind.index()];
@@ -222,7 +229,7 @@ fn stages(spec: &SimSpec, seen: &Observations, over_ns: Nanoseconds) -> Vec<Stag
             queue: depth(&work.waiting, over_ns),
         }
     };
-    spec.stages.iter().zip(&seen.stages).map(stage).collect()
+    spec.all().zip(&seen.stages).map(stage).collect()
 }
 
 fn links(spec: &SimSpec, seen: &Observations, over_ns: Nanoseconds) -> Vec<LinkUse> {

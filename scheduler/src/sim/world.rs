@@ -473,7 +473,7 @@ impl<'a> World<'a> {
                 }
                 StageAction::Compute { slot, micro_batch, part, ends, waits, signal } => {
                     if (stage == 0 || stage == self.spec.stages.len()) && part == 0 {
-                        self.report.observations.stages[0].waiting.add(self.now);
+                        self.report.observations.stages[stage].waiting.add(self.now);
                     }
                     let job = Job::Compute { slot, micro_batch, part, ends };
                     self.submit(Submitted { stage, queue: QueueKind::Compute, job, waits, signal });
@@ -881,7 +881,8 @@ pub(super) fn hosts(spec: &SimSpec) -> Vec<usize> {
     spec.all().map(&mut host).collect()
 }
 
-/// Returns the devices that run `stages` or their neighbouring stages. With a prefill stage, returns all devices.
+/// Returns the devices that run `stages` or their neighbouring stages. With a prefill stage, returns all
+/// devices.
 fn around(stages: &[usize], hosts: &[usize], has_prefill: bool) -> Vec<usize> {
     let neighbours = |&stage: &usize| match has_prefill {
         true => 0..hosts.len(),

@@ -164,6 +164,7 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
     StageSpec {
         device,
         streamed: Vec::new(),
+        arenas: None,
         compiled: CompiledStage {
             segments: index..index + 1,
             module: Module {

@@ -4,7 +4,7 @@ use super::*;
 use crate::cost::StageCapacity;
 use crate::plan::PrefillStage;
 use crate::search::{hybrid, streamed};
-use crate::streaming::{FEWEST, PREFILLS, arena_count, passing_blocks};
+use crate::streaming::{Arenas, FEWEST, MOST_ARENAS, PREFILLS, passing_blocks};
 use ragtag_hal::pool::class_bytes;
 
 /// Returns a world with a GPU that does not hold the model, and a processor that decodes half as fast and
@@ -86,10 +86,11 @@ fn the_memory_of_the_prefill_stage_by_hand() {
         verified: false,
     };
     let memory = stage.memory_bytes;
-    // The GPU decodes blocks 0 to 4. It lacks the head, and the KV cache of seven blocks. A position takes 512
-    // bytes of keys and as many of values.
+    // The GPU decodes blocks 0 to 4. It lacks the head, and the KV cache of seven blocks. A position takes
+    // 512 bytes of keys and as many of values.
     assert_eq!(memory.weights, class_bytes(4 * MIB));
-    assert_eq!(memory.arenas, 3 * (class_bytes(10 * MIB) + class_bytes(MIB / 2)));
+    let arenas = stage.arenas().count() as u64;
+    assert_eq!(memory.arenas, arenas * (class_bytes(10 * MIB) + class_bytes(MIB / 2)));
     assert_eq!(memory.kv, 7 * 2 * class_bytes(512 * 512 * 4));
     assert_eq!((memory.scratch, memory.staging), (0, 0), "the stages share the scratch memory");
     assert_eq!(memory.slots, shape.slot_bytes(true));
@@ -171,6 +172,59 @@ fn the_times_of_a_prefill_stage_add_up() {
 }
 
 #[test]
+fn neighbouring_streamed_segments_get_more_arenas() {
+    // The GPU decodes blocks 0 to 3. The prefill stage streams blocks 4 to 11.
+    let with_rate = |mib: u64, rate: f64| {
+        let mut world = world(mib).split("0-4=gpu:0,5-13=cpu:0");
+        world.limits.decode_groups = Some(1);
+        world.limits.chunk = 512;
+        world.devices[0].host_bandwidth_bytes_per_s.value = rate;
+        world
+    };
+    // A full chunk computes for about as long as its copies take.
+    let computed = with_rate(300, 1e13).plan().expect("fits");
+    let computed_us = prefill_stage(&computed).stage.predicted.prefill_us;
+    let rate = computed.host_memory_bytes.weights as f64 / computed_us * 1e6;
+    let planned = |mib: u64| with_rate(mib, rate).plan().ok();
+    let mut before: Option<Plan> = None;
+    let mut counts = Vec::new();
+    for mib in (90..220).step_by(5) {
+        let Some(plan) = planned(mib) else { continue };
+        let Some(PrefillStage { stage, .. }) = &plan.prefill_stage else { continue };
+        let count = stage.arenas().count();
+        assert_eq!(stage.arenas, Some(count as u32));
+        let reason = plan.reasons.iter().find(|reason| reason.starts_with("prompts from")).expect("a reason");
+        assert!(reason.contains(&format!("of segments 5-12 through {count} arenas: ")), "{reason}");
+        if let Some(before) = &before {
+            let us = |plan: &Plan| prefill_stage(plan).stage.predicted.prefill_us;
+            let arenas = |plan: &Plan| prefill_stage(plan).stage.arenas().count();
+            assert!(us(&plan) <= us(before), "more memory is never slower");
+            assert_eq!(
+                arenas(&plan) == arenas(before),
+                us(&plan) == us(before),
+                "fewest of equally fast ones"
+            );
+        }
+        counts.push(count);
+        before = Some(plan);
+    }
+    counts.dedup();
+    assert_eq!(counts, [2, 4], "of {:?}", Arenas::all(8));
+    let given = World { split: before.map(|plan| plan.split()), ..with_rate(220, rate) };
+    let us = |arenas: Option<u32>| {
+        let mut world = given.clone();
+        world.split.iter_mut().flat_map(|split| &mut split.prefill).for_each(|of| of.arenas = arenas);
+        let plan = world.plan().map_err(|error| error.to_string())?;
+        Ok::<_, String>((prefill_stage(&plan).stage.arenas().count(), prefill_stage(&plan).stage.predicted))
+    };
+    let [(two, slow), (four, fast)] = [None, Some(4)].map(|arenas| us(arenas).expect("fits"));
+    assert_eq!((two, four), (2, 4));
+    assert!(fast.prefill_us < 0.95 * slow.prefill_us, "{fast:?} {slow:?}");
+    let error = us(Some(MOST_ARENAS as u32 + 1)).expect_err("refused");
+    assert!(error.contains("gpu:0: 8 streamed segments cannot share 9 arenas (possible: "), "{error}");
+}
+
+#[test]
 fn the_device_order_is_chosen() {
     let slow = |from: &str, to: &str| {
         let mut world = world(100);
@@ -204,7 +258,7 @@ fn the_gpu_decodes_as_many_segments_as_fit() {
             let blocks = run.segments.range().len();
             let longest = prefill.stage.streamed.len() == FEWEST || free < 2 * (11 * MIB + 3 * MIB);
             assert!(longest, "{mib} MiB: {blocks} segments, {free} bytes free");
-            assert!(beside.arenas >= arena_count(prefill.stage.streamed.len()) as u64 * 10 * MIB);
+            assert!(beside.arenas >= prefill.stage.arenas().count() as u64 * 10 * MIB);
             Some(blocks)
         })
         .collect();

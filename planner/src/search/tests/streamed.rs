@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cost::RunSizes;
-use crate::streaming::FEWEST;
+use crate::streaming::{Arenas, FEWEST};
 
 /// Returns a model of `blocks` blocks, each with a small and a large tensor, in a world with `devices`.
 fn world(blocks: usize, devices: Vec<DeviceFacts>) -> World {
@@ -101,7 +101,10 @@ fn a_streamed_plan_fits_and_streams_as_little_as_possible() {
         streams += 1;
         for (at, stage) in plan.stages.iter().enumerate().filter(|(_, stage)| !stage.streamed.is_empty()) {
             let streamable = sizes.streamable(stage.segments.range());
-            for fewer in (0..stage.streamed.len()).filter(|&fewer| fewer == 0 || fewer >= FEWEST) {
+            let arenas = |fewer| Arenas::at_most(fewer, stage.arenas().count()).count();
+            let is_possible =
+                |fewer| fewer == 0 || fewer >= FEWEST && arenas(fewer) == stage.arenas().count();
+            for fewer in (0..stage.streamed.len()).filter(|&fewer| is_possible(fewer)) {
                 let of_stage = crate::search::streamed::spread(&streamable, fewer);
                 let mut streamed = streamed.clone();
                 streamed[at] = of_stage.into_iter().map(|segment| segment as u32).collect();
@@ -127,13 +130,15 @@ fn the_predictions_include_the_copies() {
     let upload_us = bytes as f64 / 1e9 * 1e6;
     assert!((stage.predicted.decode_us - upload_us).abs() < 0.1, "{stage:?}");
     let (segments, input) = (0..world.segments.len(), world.input());
-    let resident = problem(&input, 1).times(0, segments, 0.0);
+    let resident = problem(&input, 1).times(&Run::new(0, segments));
     assert!(resident.decode_us < upload_us / 2.0, "the copies take longest");
     let reason =
         plan.reasons.iter().find(|reason| reason.starts_with("streamed on gpu:0")).expect("a reason");
-    for part in
-        ["8 of 14 segments (1, 3, 4, 6, 7, 9, 10, 12)", "84.0 MiB per step at 1.0 GB/s (assumed)", "slower"]
-    {
+    for part in [
+        "8 of 14 segments (1, 3, 4, 6, 7, 9, 10, 12) through 2 arenas",
+        "84.0 MiB per step at 1.0 GB/s (assumed)",
+        "slower",
+    ] {
         assert!(reason.contains(part), "{part}: {reason}");
     }
 

@@ -91,7 +91,8 @@ impl SoloDevice {
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let start = Instant::now();
         let mut shared = SharedBuffers::new(device, &[&compiled]).map_err(failed)?;
-        let memory = StageBuffers::new(device, &mut shared, compiled, &[], BURST, false).map_err(failed)?;
+        let memory = StageBuffers::new(device, &mut shared, compiled, Default::default(), BURST, false)
+            .map_err(failed)?;
         let made_in = start.elapsed();
         if logits_bytes > 0 {
             let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
