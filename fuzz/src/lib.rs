@@ -2,6 +2,7 @@
 //! libFuzzer.
 
 pub mod chat;
+pub mod conversation;
 pub mod gguf;
 pub mod plan;
 pub mod safetensors;

@@ -60,7 +60,7 @@ fn scored(flags: u8, data: &[u8]) -> bool {
         texts.push(characters.as_str());
     }
     let mut header = Writer::new();
-    header.put("tokenizer.ggml.model", "llama");
+    header.put("tokenizer.ggml.model", if flag(2) { "t5" } else { "llama" });
     header.put("tokenizer.ggml.tokens", &texts[..]);
     header.put("tokenizer.ggml.scores", &scores[..]);
     header.put("tokenizer.ggml.token_type", &types[..]);

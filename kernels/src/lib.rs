@@ -58,4 +58,4 @@ pub use table::{
     Code, Grid, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select,
     variants,
 };
-pub use types::TensorType;
+pub use types::{BlockScale, TensorType};

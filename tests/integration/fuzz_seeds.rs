@@ -3,7 +3,7 @@
 #[path = "../../fuzz/src/lib.rs"]
 mod fuzz;
 
-use fuzz::{chat, gguf, plan, safetensors, tokenizer};
+use fuzz::{chat, conversation, gguf, plan, safetensors, tokenizer};
 use std::path::Path;
 
 /// Runs a fuzz target on all its seeds. Checks that each seed is valid, because an invalid seed would not get
@@ -27,6 +27,11 @@ fn gguf_seeds_are_valid() {
 #[test]
 fn chat_seeds_are_valid() {
     replay("chat", chat::run);
+}
+
+#[test]
+fn conversation_seeds_are_valid() {
+    replay("conversation", conversation::run);
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Compares models in every quantised tensor type with models that contain the same weights in F32.
 
 use crate::support::{self, Setup, relative_error};
-use half::f16;
 use ragtag::Model;
 use ragtag_graph::gguf::Writer;
 use ragtag_kernels::blocks::dequantise;
@@ -17,9 +16,7 @@ fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) 
     for block in bytes.chunks_exact_mut(tensor_type.block_bytes()) {
         let sign = if random.random() { 1.0 } else { -1.0 };
         let like = sign * gain * random.random_range(0.0375..0.0625);
-        for (at, size) in tensor_type.scales() {
-            block[*at..at + 2].copy_from_slice(&f16::from_f32(size * like).to_le_bytes());
-        }
+        tensor_type.scales().iter().for_each(|scale| scale.put_typical(block, like));
     }
     bytes
 }

@@ -25,12 +25,13 @@ struct Part {
 }
 
 /// Name of each fuzz target, and its libFuzzer options. `-max_len` is the maximum input size in bytes.
-const FUZZ_TARGETS: [(&str, &str); 5] = [
+const FUZZ_TARGETS: [(&str, &str); 6] = [
     ("gguf", "-max_len=40000 -dict=fuzz/gguf.dict"),
     ("safetensors", "-max_len=20000 -dict=fuzz/checkpoint.dict"),
     ("tokenizer", "-max_len=4000 -dict=fuzz/checkpoint.dict"),
     ("plan", "-max_len=4000"),
     ("chat", "-max_len=12000 -dict=fuzz/chat.dict"),
+    ("conversation", "-max_len=4000 -dict=fuzz/chat.dict"),
 ];
 
 /// Returns all parts of the nightly run, in order.

@@ -334,8 +334,8 @@ fn dimensions() {
 #[test]
 fn errors_name_unsupported_tensor_types() {
     let supported = "which is not supported; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, \
-                     Q6_K, IQ4_NL, TQ1_0, TQ2_0";
-    for (id, name) in [(10, "Q2_K"), (16, "IQ2_XXS"), (31, "Q4_0_4_4"), (39, "MXFP4"), (4711, "number 4711")]
+                     Q6_K, IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0";
+    for (id, name) in [(10, "Q2_K"), (16, "IQ2_XXS"), (31, "Q4_0_4_4"), (40, "NVFP4"), (4711, "number 4711")]
     {
         let error = Raw::file(1, 0).tensor("blk.0.attn_q.weight", &[256], id, 0).data(256).error();
         assert_eq!(error, format!("m.gguf: tensor blk.0.attn_q.weight has type {name}, {supported}"));

@@ -166,6 +166,7 @@ macro_rules! integers {
 }
 
 integers! {
+    u8: "an unsigned 8-bit integer"
     u32: "an unsigned 32-bit integer"
     i32: "a signed 32-bit integer"
     u64: "an unsigned 64-bit integer"

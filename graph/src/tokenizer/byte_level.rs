@@ -9,7 +9,7 @@ use super::pre::PreTokenizer;
 use super::special::{Added, Finder};
 use super::stream::Piece;
 use super::vocabulary::{self, Kind, Token};
-use super::words::Words;
+use super::words::{Algorithm, Words};
 use crate::error::{Quoted, TokenizerError};
 use crate::gguf::Metadata;
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     let tokens = vocabulary::read_unscored(metadata)?;
     let vocabulary = normal(&tokens);
     require_all_bytes(|letter| vocabulary.contains_key(letter)).map_err(wrong)?;
-    let merging = merging(metadata, vocabulary, pre.whole_words)?;
+    let algorithm = Algorithm::Merging(merging(metadata, vocabulary, pre.whole_words)?.into());
     let cuts = pre.build().map_err(|error| wrong(format!("cannot be cut into words: {error}")))?;
     let added = |kinds: &[Kind]| {
         let of_kind = (0u32..).zip(&tokens).filter(|(_, token)| kinds.contains(&token.kind));
@@ -35,10 +35,10 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
         raw: added(&[Kind::Control, Kind::Unknown, Kind::UserDefined])?,
         normaliser: Normaliser::default(),
         normalised: added(&[])?,
-        words: Words { first: Some(cuts.clone()), later: Some(cuts), merging },
+        words: Words { first: Some(cuts.clone()), later: Some(cuts), algorithm },
         pieces: tokens.iter().map(piece).collect(),
         strip_space: false,
-        special: vocabulary::special(metadata, &tokens, pre.add_bos)?,
+        special: vocabulary::special(metadata, &tokens, pre.add_bos, false)?,
     })
 }
 

@@ -111,13 +111,12 @@ fn rejects_unsupported_models() {
     let fails = |trainer: &Proto, normaliser: &Proto| {
         open("tokenizer.model", &model(&["▁"], trainer, normaliser)).unwrap_err().to_string()
     };
-    let unigram = Proto::default().number(3, 1);
+    let word = Proto::default().number(3, 3);
     assert_eq!(
-        fails(&unigram, &plain()),
-        "d/tokenizer.model: not supported: a SentencePiece model that is not of type BPE"
+        fails(&word, &plain()),
+        "d/tokenizer.model: not supported: a SentencePiece model that is neither of type BPE nor of type Unigram"
     );
-    assert!(fails(&Proto::default(), &plain()).contains("not of type BPE"), "Unigram is the default");
-    assert!(fails(&bpe(), &plain().bytes(2, b"map")).contains("that normalises characters"));
+    assert!(fails(&bpe(), &plain().bytes(2, b"map")).contains("has a character map that is truncated"));
     assert!(fails(&bpe().number(24, 1), &plain()).contains("does not write spaces before words"));
     assert!(fails(&bpe(), &plain().number(5, 0)).contains("does not write spaces before words"));
     let fails = |bytes: Vec<u8>| open("tokenizer.model", &bytes).unwrap_err().to_string();
@@ -332,11 +331,11 @@ fn errors_name_unsupported_parts() {
         let error = refused(pointer, json!({ "type": kind }));
         assert!(error.contains(&format!("unknown variant `{kind}`, expected")), "{error}");
     };
-    unknown("/normalizer", "Precompiled");
+    unknown("/normalizer", "Lowercase");
     unknown("/pre_tokenizer", "UnicodeScripts");
     unknown("/decoder", "WordPiece");
     unknown("/post_processor", "BertProcessing");
-    for kind in ["Unigram", "WordPiece", "WordLevel", "\u{1b}"] {
+    for kind in ["WordPiece", "WordLevel", "\u{1b}"] {
         assert!(refused("/model/type", json!(kind)).contains("not supported: a tokenizer of type"));
     }
     for (pointer, value, words) in [
@@ -393,6 +392,55 @@ fn errors_name_unsupported_parts() {
         let error = refused(pointer, value);
         assert!(error.contains("not supported") && error.contains(words), "{pointer}: {error}");
     }
+}
+
+/// Builds a small `tokenizer.json` of type Unigram.
+fn unigram(vocabulary: &Value, unknown: &Value) -> Result<Tokenizer, TokenizerError> {
+    let mut document = document();
+    document["model"] = json!({ "type": "Unigram", "unk_id": unknown, "vocab": vocabulary });
+    from_json(&document)
+}
+
+#[test]
+fn reads_a_handmade_unigram_vocabulary() {
+    let vocabulary =
+        json!([["<unk>", 0], ["<s>", 0], ["▁", -3], ["a", -2.5], ["▁a", -3.5], ["b", -2], ["ab", -4]]);
+    let t = unigram(&vocabulary, &json!(0)).unwrap();
+    assert_eq!(t.encode("ab xx a", true).unwrap(), [1, 4, 5, 2, 0, 4]);
+    assert_eq!(t.decode(&[1, 4, 5]), "ab");
+    // Unigram is the default type of a `tokenizer.model`.
+    let bytes = model(&["▁a", "▁", "a", "b"], &Proto::default(), &plain());
+    let t = open("tokenizer.model", &bytes).unwrap();
+    assert_eq!(t.encode("ab  ac", true).unwrap(), [1, 3, 6, 4, 3, 0]);
+}
+
+#[test]
+fn rejects_invalid_unigram_vocabularies() {
+    for (vocabulary, unknown, words) in [
+        (json!([["<unk>", 0], ["<s>", 0]]), Value::Null, "neither all byte tokens nor an unknown token"),
+        (json!([["<unk>", 0], ["<s>", 0]]), json!(2), "has 2 tokens, but unk_id is 2"),
+        (json!([["<unk>", 0], ["<s>"]]), json!(0), "invalid length"),
+        (json!([["<unk>", 0], ["<s>", "x"]]), json!(0), "invalid type"),
+        (json!({ "<unk>": 0 }), json!(0), "invalid type"),
+        (json!([["<unk>", 0], ["<s>", 0], ["x".repeat(513), 0]]), json!(0), "a token of 513 bytes"),
+    ] {
+        let error = unigram(&vocabulary, &unknown).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    for map in ["", "AAA", "####", "/wAAAA=="] {
+        let error = refused("/normalizer", json!({ "type": "Precompiled", "precompiled_charsmap": map }));
+        assert!(error.contains("has a character map: "), "{error}");
+    }
+}
+
+/// Checks that a vocabulary that matches at every position takes time in proportion to the text.
+#[test]
+fn a_unigram_vocabulary_of_repetitions_is_bounded() {
+    let mut vocabulary = vec![json!(["<unk>", 0]), json!(["<s>", 0])];
+    vocabulary.extend((1..=512).map(|length| json!(["a".repeat(length), -(length as f64)])));
+    let t = unigram(&json!(vocabulary), &json!(0)).unwrap();
+    let ids = t.encode(&"a".repeat(20_000), false).unwrap();
+    assert!(ids.len() >= 20_000 / 512 && ids.len() <= 20_001);
 }
 
 #[test]

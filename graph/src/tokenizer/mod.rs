@@ -1,14 +1,16 @@
 //! Converts text to tokens and back, using the vocabulary from a model's files.
 //!
 //! GGUF files may contain a vocabulary for SentencePiece-style byte-pair encoding with byte fallback
-//! (`tokenizer.ggml.model = llama`) or for byte-level byte-pair encoding (`gpt2`). Model directories may
-//! contain a `tokenizer.json` that describes byte-pair encoding, or a `tokenizer.model`.
+//! (`tokenizer.ggml.model = llama`), for byte-level byte-pair encoding (`gpt2`), or of SentencePiece's type
+//! Unigram (`t5`). Model directories may contain a `tokenizer.json` that describes byte-pair encoding or
+//! Unigram, or a `tokenizer.model`.
 //!
 //! Every tokenizer finds special tokens in the text, normalises the text between them, splits it into words,
-//! and merges the pieces of each word. The `tokenizers` crate does the splitting and merging.
+//! and splits each word into tokens. The `tokenizers` crate cuts out the words and merges pieces.
 
 mod alphabet;
 mod byte_level;
+mod character_map;
 mod directory;
 mod document;
 mod ends;
@@ -19,6 +21,7 @@ mod proto;
 mod sentencepiece;
 mod special;
 mod stream;
+mod unigram;
 mod vocabulary;
 mod words;
 
@@ -76,12 +79,13 @@ impl Tokenizer {
     /// Fails if the file has no vocabulary, or if its vocabulary is unsupported or invalid.
     pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         match metadata.get::<&str>("tokenizer.ggml.model")? {
-            "llama" => sentencepiece::from_metadata(metadata),
+            "llama" => sentencepiece::from_metadata(metadata, false),
+            "t5" => sentencepiece::from_metadata(metadata, true),
             "gpt2" => byte_level::from_metadata(metadata),
             other => Err(TokenizerError::UnsupportedModel {
                 file: metadata.file().to_owned(),
                 model: Quoted(other).to_string(),
-                known: "\"llama\", \"gpt2\"",
+                known: "\"llama\", \"gpt2\", \"t5\"",
             }),
         }
     }

@@ -1,7 +1,9 @@
 //! Normalises text before it is split into words. For example, replaces spaces with `▁` and prepends a `▁`.
 
+use super::character_map::CharacterMap;
 use super::vocabulary::SPACE;
 use std::borrow::Cow;
+use std::sync::Arc;
 use tokenizers::NormalizedString;
 
 /// One change to a text.
@@ -15,6 +17,16 @@ pub(super) enum TextChange {
     Prepend(String),
     /// Converts to Unicode NFC.
     Nfc,
+    /// Converts to Unicode NFKC.
+    Nfkc,
+    /// Replaces characters as SentencePiece does.
+    Map(Arc<CharacterMap>),
+    /// Replaces characters as the `tokenizers` library does.
+    MapByCluster(Arc<CharacterMap>),
+    /// Removes whitespace at the start, at the end, or at both.
+    Strip { left: bool, right: bool },
+    /// Replaces every run of at least two spaces.
+    Runs(String),
 }
 
 /// Sequence of changes that normalise a text.
@@ -24,10 +36,11 @@ pub(super) struct Normaliser {
 }
 
 impl Normaliser {
-    /// Builds SentencePiece's normaliser, which replaces spaces with `▁`. If `squeeze` is set, it first
-    /// collapses runs of spaces. If `prefix` is set, it also prepends a `▁`.
-    pub(super) fn visible_spaces(squeeze: bool, prefix: bool) -> Self {
+    /// Builds SentencePiece's normaliser, which replaces spaces with `▁`. Before that, it applies `map`, and
+    /// collapses runs of spaces if `squeeze` is set. If `prefix` is set, it also prepends a `▁`.
+    pub(super) fn visible_spaces(map: Option<CharacterMap>, squeeze: bool, prefix: bool) -> Self {
         let mut steps = Vec::new();
+        steps.extend(map.map(|map| TextChange::Map(Arc::new(map))));
         steps.extend(squeeze.then_some(TextChange::Squeeze));
         steps.push(TextChange::Replace(" ".to_owned(), SPACE.to_string()));
         steps.extend(prefix.then(|| TextChange::Prepend(SPACE.to_string())));
@@ -44,6 +57,26 @@ impl Normaliser {
             TextChange::Replace(from, to) => text.replace(from, to).into(),
             TextChange::Prepend(prefix) => format!("{prefix}{text}").into(),
             TextChange::Nfc => NormalizedString::from(text.as_ref()).nfc().get().to_owned().into(),
+            TextChange::Nfkc => NormalizedString::from(text.as_ref()).nfkc().get().to_owned().into(),
+            TextChange::Map(map) => map.apply(&text).into(),
+            TextChange::MapByCluster(map) => map.apply_by_cluster(&text).into(),
+            TextChange::Strip { left, right } => {
+                let text = if *left { text.trim_start() } else { &text };
+                if *right { text.trim_end() } else { text }.to_owned().into()
+            }
+            TextChange::Runs(to) => without_runs(&text, to).into(),
         })
     }
+}
+
+/// Replaces every run of at least two spaces in `text` with `to`.
+fn without_runs(text: &str, to: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find("  ") {
+        out.push_str(&rest[..at]);
+        out.push_str(to);
+        rest = rest[at..].trim_start_matches(' ');
+    }
+    out.push_str(rest);
+    out
 }

@@ -14,7 +14,7 @@ pub(super) struct ModelProto<'a> {
     pub(super) spaces_as_suffix: bool,
     pub(super) bos: i32,
     pub(super) eos: i32,
-    pub(super) has_character_map: bool,
+    pub(super) character_map: &'a [u8],
     pub(super) add_dummy_prefix: bool,
     pub(super) remove_extra_whitespaces: bool,
     pub(super) escape_whitespaces: bool,
@@ -28,18 +28,20 @@ struct Piece<'a> {
 }
 
 impl<'a> ModelProto<'a> {
-    /// Value of `model_type` for byte-pair encoding. The default, 1, means Unigram.
+    /// Value of `model_type` for Unigram, the default.
+    pub(super) const UNIGRAM: u64 = 1;
+    /// Value of `model_type` for byte-pair encoding.
     pub(super) const BPE: u64 = 2;
 
     /// Parses `bytes`, the contents of `file`.
     pub(super) fn parse(file: &'a str, bytes: &'a [u8]) -> Result<Self, FormatError> {
         let mut model = ModelProto {
             pieces: Vec::new(),
-            model_type: 1,
+            model_type: Self::UNIGRAM,
             spaces_as_suffix: false,
             bos: 1,
             eos: 2,
-            has_character_map: false,
+            character_map: &[],
             add_dummy_prefix: true,
             remove_extra_whitespaces: true,
             escape_whitespaces: true,
@@ -74,7 +76,7 @@ impl<'a> ModelProto<'a> {
     fn normaliser(&mut self, mut message: Message<'a>) -> Result<(), FormatError> {
         while let Some((field, value)) = message.field()? {
             match field {
-                2 => self.has_character_map = !message.bytes(value)?.is_empty(),
+                2 => self.character_map = message.bytes(value)?,
                 3 => self.add_dummy_prefix = message.number(value)? != 0,
                 4 => self.remove_extra_whitespaces = message.number(value)? != 0,
                 5 => self.escape_whitespaces = message.number(value)? != 0,

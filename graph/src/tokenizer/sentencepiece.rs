@@ -1,38 +1,59 @@
 //! Builds tokenizers with SentencePiece-style vocabularies, from the metadata of a GGUF file or from a
-//! `tokenizer.model`. These tokenizers merge pieces by score, and encode unknown characters as byte tokens.
+//! `tokenizer.model`. These tokenizers merge pieces by score, or find the tokens with the largest sum of
+//! scores (Unigram). They encode unknown characters as byte tokens.
 
+use super::character_map::CharacterMap;
 use super::merges;
 use super::normaliser::Normaliser;
 use super::proto::ModelProto;
 use super::special::{Added, Finder};
 use super::stream::Piece;
+use super::unigram::Unigram;
 use super::vocabulary::{self, Kind, SPACE, Token};
-use super::words::Words;
+use super::words::{Algorithm, Words};
 use super::{Special, Tokenizer, ends};
 use crate::error::{Quoted, TokenizerError};
-use crate::gguf::Metadata;
+use crate::gguf::{Array, Metadata};
 use crate::source::Source;
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Vocab};
 
 /// Settings of a tokenizer, except its vocabulary.
 struct Settings {
+    unigram: bool,
+    map: Option<CharacterMap>,
     squeeze: bool,
     add_space_prefix: bool,
     special: Special,
 }
 
-/// Builds the tokenizer from the metadata of a GGUF file with `tokenizer.ggml.model = llama`.
-pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
+/// Builds the tokenizer from the metadata of a GGUF file with `tokenizer.ggml.model = llama`, or with `t5` if
+/// `unigram` is true.
+pub(super) fn from_metadata(metadata: &Metadata, unigram: bool) -> Result<Tokenizer, TokenizerError> {
     let tokens = vocabulary::read(metadata)?;
     let flag =
         |key: &str, default: bool| Ok::<_, TokenizerError>(metadata.find::<bool>(key)?.unwrap_or(default));
+    let map = match metadata.find::<Array<'_>>("tokenizer.ggml.precompiled_charsmap")?.filter(|_| unigram) {
+        Some(map) => character_map(metadata.file(), &map.list::<u8>().collect::<Result<Vec<u8>, _>>()?)?,
+        None => None,
+    };
     let settings = Settings {
-        squeeze: false,
+        unigram,
+        map,
+        squeeze: unigram && flag("tokenizer.ggml.remove_extra_whitespaces", false)?,
         add_space_prefix: flag("tokenizer.ggml.add_space_prefix", true)?,
-        special: vocabulary::special(metadata, &tokens, true)?,
+        special: vocabulary::special(metadata, &tokens, !unigram, unigram)?,
     };
     build(metadata.file(), &tokens, settings)
+}
+
+/// Parses a character map. Without bytes, there is none.
+fn character_map(file: &str, bytes: &[u8]) -> Result<Option<CharacterMap>, TokenizerError> {
+    let wrong = |cause| TokenizerError::Vocabulary {
+        file: file.to_owned(),
+        cause: format!("has a character map that {cause}"),
+    };
+    if bytes.is_empty() { Ok(None) } else { CharacterMap::parse(bytes).map(Some).map_err(wrong) }
 }
 
 /// Builds the tokenizer from a `tokenizer.model`. Also returns a map from token texts to ids. The tokenizer
@@ -42,11 +63,9 @@ pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<Stri
     let unsupported = |what: &str| TokenizerError::Unsupported { file: file.into(), what: what.into() };
     let bytes = source.range(0..source.bytes()).map_err(crate::error::FormatError::from)?;
     let model = ModelProto::parse(file, bytes)?;
-    if model.model_type != ModelProto::BPE {
-        return Err(unsupported("a SentencePiece model that is not of type BPE"));
-    }
-    if model.has_character_map {
-        return Err(unsupported("a SentencePiece model that normalises characters"));
+    let unigram = model.model_type == ModelProto::UNIGRAM;
+    if !unigram && model.model_type != ModelProto::BPE {
+        return Err(unsupported("a SentencePiece model that is neither of type BPE nor of type Unigram"));
     }
     if model.spaces_as_suffix || !model.escape_whitespaces {
         return Err(unsupported("a SentencePiece model that does not write spaces before words, as ▁"));
@@ -56,6 +75,8 @@ pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<Stri
     let id = |id: i32| u32::try_from(id).ok().filter(|id| (*id as usize) < tokens.len());
     let (bos, eos) = (id(model.bos), id(model.eos));
     let settings = Settings {
+        unigram,
+        map: character_map(file, model.character_map)?,
         squeeze: model.remove_extra_whitespaces,
         add_space_prefix: model.add_dummy_prefix,
         special: Special {
@@ -75,7 +96,7 @@ pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<Stri
 
 fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokenizer, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
-    let normaliser = Normaliser::visible_spaces(settings.squeeze, settings.add_space_prefix);
+    let normaliser = Normaliser::visible_spaces(settings.map, settings.squeeze, settings.add_space_prefix);
     // Normalisation replaces spaces with `▁` before the search for user-defined tokens. So the texts of these
     // tokens need the same replacement.
     let finder = |kind: Kind, text: &dyn Fn(&str) -> String| {
@@ -84,23 +105,33 @@ fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokeniz
         Finder::new(added.collect())
             .map_err(|error| wrong(format!("has special tokens that cannot be searched for: {error}")))
     };
+    let algorithm = match settings.unigram {
+        true => unigram(tokens).map(Algorithm::Unigram),
+        false => merging(tokens).map(|merging| Algorithm::Merging(merging.into())),
+    };
     Ok(Tokenizer {
         raw: finder(Kind::Control, &str::to_owned)?,
         normaliser,
         normalised: finder(Kind::UserDefined, &|text| text.replace(' ', "▁"))?,
-        words: Words { first: None, later: None, merging: merging(tokens).map_err(wrong)? },
+        words: Words { first: None, later: None, algorithm: algorithm.map_err(wrong)? },
         pieces: tokens.iter().map(piece).collect(),
         strip_space: settings.add_space_prefix,
         special: settings.special,
     })
 }
 
-/// Builds the byte-pair encoding from the normal tokens, the byte tokens and the unknown token.
-fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
-    let normal = merges::ids_by_text(tokens);
-    let merges = merges::by_score(tokens, &normal)?;
-    let mut bytes: HashMap<u8, u32> = HashMap::new();
-    let mut unknown = None;
+/// Builds the Unigram vocabulary from the normal tokens, the byte tokens and the unknown token.
+fn unigram(tokens: &[Token<'_>]) -> Result<Unigram, String> {
+    let normal = (0u32..).zip(tokens).filter(|(_, token)| token.kind == Kind::Normal);
+    let normal: Vec<_> = normal.map(|(id, token)| (token.text, id, f64::from(token.score))).collect();
+    let lowest = normal.iter().fold(f64::INFINITY, |lowest, (.., score)| lowest.min(*score));
+    let (bytes, unknown) = fallbacks(tokens);
+    Unigram::new(&normal, lowest, bytes, unknown)
+}
+
+/// Returns the first token of each byte, and the first unknown token.
+fn fallbacks(tokens: &[Token<'_>]) -> (HashMap<u8, u32>, Option<u32>) {
+    let (mut bytes, mut unknown) = (HashMap::new(), None);
     for (id, token) in (0u32..).zip(tokens) {
         match token.kind {
             Kind::Byte(byte) => _ = bytes.entry(byte).or_insert(id),
@@ -108,6 +139,14 @@ fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
             _ => {}
         }
     }
+    (bytes, unknown)
+}
+
+/// Builds the byte-pair encoding from the normal tokens, the byte tokens and the unknown token.
+fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
+    let normal = merges::ids_by_text(tokens);
+    let merges = merges::by_score(tokens, &normal)?;
+    let (bytes, unknown) = fallbacks(tokens);
     // Byte fallback needs a token for every byte.
     let byte_fallback = bytes.len() == 256;
     let mut builder = BPE::builder().byte_fallback(byte_fallback).fuse_unk(true).cache_capacity(0);

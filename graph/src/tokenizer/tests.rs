@@ -201,7 +201,7 @@ fn rejects_bad_vocabularies() {
     let message = Tokenizer::from_metadata(&m).unwrap_err().to_string();
     assert_eq!(
         message,
-        "m.gguf: tokenizer model \"rwkv\" is not supported; supported are \"llama\", \"gpt2\""
+        "m.gguf: tokenizer model \"rwkv\" is not supported; supported are \"llama\", \"gpt2\", \"t5\""
     );
 }
 

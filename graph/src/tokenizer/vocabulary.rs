@@ -110,11 +110,13 @@ pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerErr
 }
 
 /// Returns the tokens that mark the beginning and the end of a text. Control tokens whose texts are those of
-/// end tokens are also end tokens. Rejects ids outside the vocabulary `tokens`. `add_bos` is the default for the key `add_bos_token`.
+/// end tokens are also end tokens. Rejects ids outside the vocabulary `tokens`. `add_bos` and `add_eos` are
+/// the defaults for the keys `add_bos_token` and `add_eos_token`.
 pub(super) fn special(
     metadata: &Metadata,
     tokens: &[Token<'_>],
     add_bos: bool,
+    add_eos: bool,
 ) -> Result<Special, TokenizerError> {
     let count = tokens.len();
     let id = |key: &str| match metadata.find::<u32>(key)? {
@@ -128,7 +130,7 @@ pub(super) fn special(
         |key: &str, default: bool| Ok::<_, TokenizerError>(metadata.find::<bool>(key)?.unwrap_or(default));
     let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id(END_KEYS[0])?);
     let add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?;
-    let add_eos = flag("tokenizer.ggml.add_eos_token", false)?;
+    let add_eos = flag("tokenizer.ggml.add_eos_token", add_eos)?;
     let mut ends: BTreeSet<u32> =
         END_KEYS.iter().filter_map(|key| id(key).transpose()).collect::<Result<_, _>>()?;
     ends.extend(ends::by_text(control(tokens)));
@@ -154,15 +156,14 @@ fn kind_of(number: i32, text: &str) -> Result<Kind, String> {
         3 => Ok(Kind::Control),
         4 => Ok(Kind::UserDefined),
         5 => Ok(Kind::Unused),
-        6 => text
-            .strip_prefix("<0x")
-            .and_then(|rest| rest.strip_suffix('>'))
-            .filter(|digits| {
-                digits.len() == 2 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
-            })
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok())
-            .map(Kind::Byte)
-            .ok_or_else(|| "that should be a byte such as <0x0A>".to_owned()),
+        6 => byte(text).map(Kind::Byte).ok_or_else(|| "that should be a byte such as <0x0A>".to_owned()),
         other => Err(format!("of the unknown type {other}")),
     }
+}
+
+/// Returns the byte that a token with the text `text` stands for. `<0x0A>` stands for a line feed.
+pub(super) fn byte(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_digit = |b: u8| matches!(b, b'0'..=b'9' | b'A'..=b'F');
+    u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2 && digits.bytes().all(is_digit))
 }

@@ -1,6 +1,6 @@
-//! Converts text without special tokens to token ids. Splits the text into words, and merges adjacent pieces
-//! within each word.
+//! Converts text without special tokens to token ids. Splits the text into words, and each word into tokens.
 
+use super::unigram::Unigram;
 use crate::error::TokenizerError;
 use fancy_regex::Regex;
 use std::sync::Arc;
@@ -57,14 +57,23 @@ impl Cut {
     }
 }
 
-/// Encoder that splits text into words and merges the pieces of each word.
+/// Algorithm that splits a word into tokens.
+#[derive(Clone, Debug)]
+pub(super) enum Algorithm {
+    /// Merges adjacent pieces.
+    Merging(Box<BPE>),
+    /// Finds the tokens with the largest sum of scores.
+    Unigram(Unigram),
+}
+
+/// Encoder that splits text into words and each word into tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
     /// Cuts for the first part of a text, or `None` if the text is not split.
     pub(super) first: Option<Cuts>,
     /// Cuts for later parts of a text.
     pub(super) later: Option<Cuts>,
-    pub(super) merging: BPE,
+    pub(super) algorithm: Algorithm,
 }
 
 impl Words {
@@ -77,19 +86,24 @@ impl Words {
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
         let cuts = if at_start { &self.first } else { &self.later };
-        let Some(cuts) = cuts else { return self.merge(text, ids) };
+        let Some(cuts) = cuts else { return self.tokens(text, ids) };
         let mut words = PreTokenizedString::from(text);
         cuts.iter().try_for_each(|cut| cut.apply(&mut words)).map_err(failed)?;
         words
             .get_splits(OffsetReferential::Normalized, OffsetType::None)
             .into_iter()
-            .try_for_each(|(word, ..)| self.merge(word, ids))
+            .try_for_each(|(word, ..)| self.tokens(word, ids))
     }
 
-    fn merge(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let tokens = self.merging.tokenize(word).map_err(failed)?;
-        ids.extend(tokens.iter().map(|token| token.id));
-        Ok(())
+    fn tokens(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        match &self.algorithm {
+            Algorithm::Merging(merging) => {
+                let tokens = merging.tokenize(word).map_err(failed)?;
+                ids.extend(tokens.iter().map(|token| token.id));
+                Ok(())
+            }
+            Algorithm::Unigram(unigram) => unigram.encode(word, ids),
+        }
     }
 }
 

@@ -215,8 +215,12 @@ mod tests {
                 TensorType::Q8_0 => 5e-3,
                 TensorType::Q6_K => 2.5e-2,
                 TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5_K => 4e-2,
-                TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4_K | TensorType::IQ4_NL => 8e-2,
-                TensorType::Q3_K => 0.2,
+                TensorType::Q4_0
+                | TensorType::Q4_1
+                | TensorType::Q4_K
+                | TensorType::IQ4_NL
+                | TensorType::IQ4_XS => 8e-2,
+                TensorType::Q3_K | TensorType::MXFP4 => 0.2,
                 _ => 0.55,
             };
             let values = random.floats(2048, 3.0);

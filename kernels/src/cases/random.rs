@@ -1,7 +1,6 @@
 //! Seeded random inputs.
 
 use crate::blocks::{TensorType, quantise};
-use half::f16;
 
 /// A small random number generator (SplitMix64) with the same sequence on every machine.
 pub(crate) struct Random(u64);
@@ -70,9 +69,7 @@ impl Random {
         }
         out.iter_mut().for_each(|byte| *byte = self.next() as u8);
         for block in out.chunks_exact_mut(tensor_type.block_bytes()) {
-            for (at, _) in tensor_type.scales() {
-                block[*at..at + 2].copy_from_slice(&f16::from_f32(self.float(0.02)).to_le_bytes());
-            }
+            tensor_type.scales().iter().for_each(|scale| scale.put(block, self.float(0.02)));
         }
         out
     }

@@ -9,11 +9,11 @@ use crate::kernel::Kernel;
 use ragtag_hal::HostCall;
 use std::ops::Range;
 
-/// Returns the range of blocks that `groups` process, limited to `count`. Each work item processes two
+/// Returns the range of blocks that `groups` process, limited to `count`. Each work item processes four
 /// blocks.
 #[inline(always)]
 fn blocks(groups: Range<u32>, count: u32) -> Range<usize> {
-    let block = |group: u32| (u64::from(group) * u64::from(2 * ITEMS)).min(count.into()) as usize;
+    let block = |group: u32| (u64::from(group) * u64::from(4 * ITEMS)).min(count.into()) as usize;
     block(groups.start)..block(groups.end)
 }
 

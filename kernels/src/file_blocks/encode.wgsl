@@ -1,4 +1,4 @@
-// Encodes values as blocks. An item encodes two blocks byte by byte. In every type, two blocks are a whole
+// Encodes values as blocks. An item encodes four blocks byte by byte. In every type, four blocks are a whole
 // number of words. A type defines
 //   scale_TYPE()           fills in the scales
 //   quant_of_TYPE(i)       the stored quant of value `i`
@@ -205,14 +205,14 @@ fn byte_of(at: u32) -> u32 {
 
 @compute @workgroup_size(ITEMS)
 fn encode_blocks(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
-    let pair = (workgroup.x + constants.first_group.x) * ITEMS + item;
-    if pair >= (constants.count + 1u) / 2u { return; }
+    let four = (workgroup.x + constants.first_group.x) * ITEMS + item;
+    if four * 4u >= constants.count { return; }
     let kind = constants.kind;
     let bytes = bytes_of(kind);
-    var place = pair * (bytes / 2u);
+    var place = four * bytes;
     var word = 0u;
     var filled = 0u;
-    for (var block = 2u * pair; block < min(2u * pair + 2u, constants.count); block++) {
+    for (var block = 4u * four; block < min(4u * four + 4u, constants.count); block++) {
         start = block * values_of(kind);
         scale(kind);
         for (var i = 0u; i < values_of(kind); i++) { quants[i] = quant_of(i); }

@@ -50,16 +50,16 @@ KERNEL(ITEMS) decode_blocks(
     if (i < count * values) out[i] = value_of(blocks, type, (size_t)(i / values) * bytes_of(type), i % values);
 }
 
-// An item encodes two blocks, which are whole words for every type, byte by byte.
+// An item encodes four blocks, which are whole words for every type, byte by byte.
 KERNEL(ITEMS) encode_blocks(
     const GLOBAL float *RESTRICT x, GLOBAL uint *RESTRICT out, uint type, uint count
 ) {
     BEGIN();
-    uint pair = GROUP(0) * ITEMS + ITEM, bytes = bytes_of(type);
-    if (pair >= (count + 1) / 2) return;
-    size_t place = (size_t)pair * (bytes / 2);
+    uint four = GROUP(0) * ITEMS + ITEM, bytes = bytes_of(type);
+    if (four * 4 >= count) return;
+    size_t place = (size_t)four * bytes;
     uint word = 0, filled = 0;
-    for (uint block = 2 * pair; block < 2 * pair + 2 && block < count; block++) {
+    for (uint block = 4 * four; block < 4 * four + 4 && block < count; block++) {
         Block b;
         b.values = x + (size_t)block * values_of(type);
         b.type = type;

@@ -97,9 +97,9 @@ pub(crate) fn decode_grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(constants[1].saturating_mul(values as u32))
 }
 
-/// Returns a grid with one work item per two blocks. In every type, two blocks are a whole number of words.
+/// Returns a grid with one work item per four blocks, which are a whole number of words in every type.
 pub(crate) fn encode_grid(constants: &[u32]) -> [u32; 3] {
-    elements::grid(constants[1].div_ceil(2))
+    elements::grid(constants[1].div_ceil(4))
 }
 
 /// The two kernels.

@@ -20,6 +20,8 @@ fn sizes_follow_from_the_sections() {
     assert_eq!(bytes(TensorType::Q5_K, 256), 2 * (8 * 352 + 64));
     assert_eq!(bytes(TensorType::Q6_K, 512), 2 * 2 * (8 * 416 + 32));
     assert_eq!(bytes(TensorType::IQ4_NL, 256), bytes(TensorType::Q4_0, 256));
+    assert_eq!(bytes(TensorType::IQ4_XS, 256), 2 * (8 * 272 + 32 + 32)); // 32 bytes of padding
+    assert_eq!(bytes(TensorType::MXFP4, 128), 2 * 4 * 272);
     assert_eq!(bytes(TensorType::TQ1_0, 512), bytes(TensorType::TQ2_0, 512));
     assert_eq!(bytes(TensorType::TQ2_0, 512), 2 * 2 * (8 * 128 + 32));
 }
@@ -107,6 +109,16 @@ fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
         TensorType::IQ4_NL => {
             let values = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
             half(1, block) * values[usize::from(nibble())] as f32
+        }
+        TensorType::IQ4_XS => {
+            let values = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+            let scale = f32::from(parts[1][block * 16 + row] as i8);
+            half(2, top) * scale * values[usize::from(nibble())] as f32
+        }
+        TensorType::MXFP4 => {
+            let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+            let sign = if nibble() < 8 { 1.0 } else { -1.0 };
+            2f32.powi(i32::from(parts[1][block * 16 + row]) - 127) * values[usize::from(nibble() % 8)] * sign
         }
         TensorType::TQ1_0 | TensorType::TQ2_0 => {
             let field = (byte(0, block * 2 + quad / 4) >> (quad % 4 * 2)) & 3;

@@ -24,6 +24,8 @@ mod bfloat16;
 mod float16;
 mod float32;
 mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
 mod q3_k;
 mod q4_0;
 mod q4_1;
@@ -36,6 +38,7 @@ mod q8_0;
 mod tq1_0;
 mod tq2_0;
 
+use crate::blocks::put_half;
 use crate::layout::{Resident, Section};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -50,10 +53,8 @@ pub(crate) struct Row {
     pub file_type: u32,
     pub block_values: usize,
     pub block_bytes: usize,
-    /// Byte offset of each f16 scale in a block, and a suitable value for the scale. If all scales have these
-    /// values with the same random sign, and all other bytes are random, decoded values have a standard
-    /// deviation of 1.
-    pub scales: &'static [(usize, f32)],
+    /// Scales of a block.
+    pub scales: &'static [BlockScale],
     /// Decodes a block as the file stores it.
     pub dequantise: fn(block: &[u8], out: &mut [f32]),
     /// Encodes finite `values` as a block in file format.
@@ -80,6 +81,34 @@ pub(crate) struct Row {
     /// Source that encodes file blocks in WGSL. It defines the functions that `file_blocks/encode.wgsl`
     /// lists.
     pub encode_wgsl: &'static str,
+}
+
+/// A scale of a block. If all scales of a block have their typical values with the same random sign, and all
+/// other bytes are random, a block decodes to values with mean 0 and a standard deviation of about 1.
+pub struct BlockScale {
+    /// Byte offset in the block.
+    at: usize,
+    /// Typical value.
+    typical: f32,
+    /// Writes a value at a byte of a block.
+    write: fn(block: &mut [u8], at: usize, value: f32),
+}
+
+impl BlockScale {
+    /// Writes the scale's typical value times `factor` to `block`.
+    pub fn put_typical(&self, block: &mut [u8], factor: f32) {
+        self.put(block, self.typical * factor);
+    }
+
+    /// Writes `value`, or the nearest value that the scale can have, to `block`.
+    pub fn put(&self, block: &mut [u8], value: f32) {
+        (self.write)(block, self.at, value);
+    }
+}
+
+/// Creates an f16 scale at byte `at`.
+const fn half(at: usize, typical: f32) -> BlockScale {
+    BlockScale { at, typical, write: put_half }
 }
 
 /// Defines [`TensorType`] and the macro `each_type!`. The macro passes the names of all types to another
@@ -145,6 +174,10 @@ table! { $;
     Q6_K q6_k;
     /// 32 values: f16 scale, 4-bit indices into a table of values.
     IQ4_NL iq4_nl;
+    /// 256 values in 8 sub-blocks: f16 scale, 6-bit sub-scales minus 32, 4-bit indices into a table.
+    IQ4_XS iq4_xs;
+    /// 32 values: power of two as the scale, 4-bit floats.
+    MXFP4 mxfp4;
     /// 256 values: f16 scale, ternary quants (0 to 2) minus 1, five per byte.
     TQ1_0 tq1_0;
     /// 256 values: f16 scale, ternary quants (0 to 2) minus 1, in 2 bits each.
@@ -182,10 +215,8 @@ impl TensorType {
         self.row().block_bytes
     }
 
-    /// Returns the byte offset of each f16 scale in a block, and a suitable value for the scale. If all
-    /// scales have these values with the same random sign, and all other bytes are random, a block decodes to
-    /// values with mean 0 and standard deviation 1.
-    pub fn scales(self) -> &'static [(usize, f32)] {
+    /// Returns the scales of a block.
+    pub fn scales(self) -> &'static [BlockScale] {
         self.row().scales
     }
 
@@ -217,14 +248,14 @@ mod tests {
         for tensor_type in TensorType::ALL.into_iter().filter(|t| t.block_values() > 1) {
             let mut file = Random::new(3).blocks(tensor_type, 1 << 18);
             for block in file.chunks_exact_mut(tensor_type.block_bytes()) {
-                for (at, size) in tensor_type.scales() {
-                    block[*at..at + 2].copy_from_slice(&half::f16::from_f32(*size).to_le_bytes());
-                }
+                tensor_type.scales().iter().for_each(|scale| scale.put_typical(block, 1.0));
             }
             let mut values = vec![0.0; 1 << 18];
             dequantise(tensor_type, &file, &mut values).unwrap();
             let square = values.iter().map(|v| f64::from(v * v)).sum::<f64>() / values.len() as f64;
-            assert!((square.sqrt() - 1.0).abs() < 0.02, "{tensor_type}: {}", square.sqrt());
+            // Scales of MXFP4 are powers of two.
+            let most = if tensor_type == TensorType::MXFP4 { 0.5 } else { 0.02 };
+            assert!((square.sqrt() - 1.0).abs() < most, "{tensor_type}: {}", square.sqrt());
         }
     }
 

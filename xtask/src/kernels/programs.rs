@@ -1,9 +1,13 @@
 //! Collects the programs from the table of kernel variants. A program is a distinct source in one language.
 
 use ragtag_hal::{Feature, KernelLanguage};
-use ragtag_kernels::{Code, artefacts, variants};
+use ragtag_kernels::{Code, TensorType, artefacts, variants};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// Tensor types whose PTX is built only for the oldest sufficient architecture, so that the repository stays
+/// small. Newer devices run the same PTX, but launches of these kernels do not overlap.
+const BUILT_ONCE: [TensorType; 2] = [TensorType::IQ4_XS, TensorType::MXFP4];
 
 /// Kernel source with its language and requirements.
 pub(super) struct Program {
@@ -42,7 +46,11 @@ impl Program {
     /// Returns the architectures for which the program needs committed PTX or SPIR-V.
     pub fn architectures(&self) -> BTreeSet<&'static str> {
         match self.language {
-            KernelLanguage::CudaC => self.requires.iter().flat_map(|r| artefacts::architectures(r)).collect(),
+            KernelLanguage::CudaC => {
+                let is_once = |t: &TensorType| self.name.contains(&format!("-{t}-"));
+                let most = if BUILT_ONCE.iter().any(is_once) { 1 } else { usize::MAX };
+                self.requires.iter().flat_map(|r| artefacts::architectures(r).take(most)).collect()
+            }
             KernelLanguage::OpenClC => [artefacts::SPIR_V].into(),
             _ => BTreeSet::new(),
         }

@@ -97,9 +97,7 @@ impl Fill {
                 random.fill(out);
                 for block in out.chunks_exact_mut(tensor_type.block_bytes()) {
                     let size = sizes[(random.next() % SIZES as u64) as usize];
-                    for (at, scale) in tensor_type.scales() {
-                        block[*at..at + 2].copy_from_slice(&f16::from_f32(scale * size).to_le_bytes());
-                    }
+                    tensor_type.scales().iter().for_each(|scale| scale.put_typical(block, size));
                 }
             }
         }

@@ -12,6 +12,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 
 /// Maximum number of pre-tokenizers.
 const MOST_STEPS: usize = 16;
@@ -53,6 +54,7 @@ pub(super) enum PreTokenizer {
         #[serde(default)]
         individual_digits: bool,
     },
+    WhitespaceSplit,
 }
 
 fn yes() -> bool {
@@ -134,6 +136,9 @@ impl PreTokenizer {
             }
             PreTokenizer::Digits { individual_digits } => {
                 Cut::Library(PreTokenizerWrapper::Digits(Digits::new(*individual_digits)))
+            }
+            PreTokenizer::WhitespaceSplit => {
+                Cut::Library(PreTokenizerWrapper::WhitespaceSplit(WhitespaceSplit))
             }
         };
         cuts.push(cut);

@@ -1,25 +1,31 @@
 //! Reads `tokenizer.json`, the format of the `tokenizers` library. Checks every component before passing it
 //! to the library.
 //!
-//! Supports byte-pair encoding with the normalizers, pre-tokenizers and decoders that supported models use.
-//! Any other component is an error, because ignoring it could change the tokens of a text.
+//! Supports byte-pair encoding and Unigram, with the normalizers, pre-tokenizers and decoders that supported
+//! models use. Any other component is an error, because ignoring it could change the tokens of a text.
 
+use super::character_map::CharacterMap;
 use super::normaliser::{Normaliser, TextChange};
 use super::special::{Added, Finder};
 use super::stream::Piece;
 use super::vocabulary::SPACE;
-use super::words::Words;
-use super::{Tokenizer, byte_level, ends};
+use super::words::{Algorithm, Words};
+use super::{Tokenizer, ends};
 use crate::error::{Quoted, TokenizerError};
 use crate::json;
 use crate::source::Source;
 use cuts::PreTokenizer;
+use merging::Merging;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::collections::HashMap;
-use tokenizers::models::bpe::{BPE, Vocab};
+use std::sync::Arc;
+use unigram::Unigram;
 
 mod cuts;
 mod frame;
+mod merging;
+mod unigram;
 
 /// Size limit of the file in bytes. The largest vocabularies take tens of megabytes.
 const MOST_BYTES: u64 = 256 << 20;
@@ -41,14 +47,23 @@ struct Kind {
 }
 
 #[derive(Deserialize)]
-struct Document {
+struct Document<M> {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     normalizer: Option<Normalizer>,
     pre_tokenizer: Option<PreTokenizer>,
     post_processor: Option<frame::PostProcessor>,
     decoder: Option<frame::Decoder>,
-    model: Model,
+    model: M,
+}
+
+/// A model of the document, by type.
+trait Model: DeserializeOwned {
+    /// Returns the text and the id of each token.
+    fn tokens(&self) -> Vec<(&str, u32)>;
+
+    /// Builds the algorithm that splits words into tokens.
+    fn build(reader: &Reader<'_>, document: &Document<Self>) -> Result<Algorithm, TokenizerError>;
 }
 
 #[derive(Deserialize)]
@@ -80,8 +95,17 @@ enum Normalizer {
         pattern: Pattern,
         content: String,
     },
+    Strip {
+        strip_left: bool,
+        strip_right: bool,
+    },
+    Precompiled {
+        precompiled_charsmap: String,
+    },
     #[serde(rename = "NFC")]
     Nfc,
+    #[serde(rename = "NFKC")]
+    Nfkc,
 }
 
 /// Pattern at which text is split, or whose matches are replaced.
@@ -89,28 +113,6 @@ enum Normalizer {
 enum Pattern {
     String(String),
     Regex(String),
-}
-
-#[derive(Deserialize)]
-struct Model {
-    dropout: Option<f32>,
-    unk_token: Option<String>,
-    continuing_subword_prefix: Option<String>,
-    end_of_word_suffix: Option<String>,
-    #[serde(default)]
-    fuse_unk: Option<bool>,
-    byte_fallback: Option<bool>,
-    ignore_merges: Option<bool>,
-    vocab: HashMap<String, u32>,
-    merges: Vec<Merge>,
-}
-
-/// A merge of two tokens. Older files store both tokens as one string, separated by a space.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Merge {
-    Pair(String, String),
-    Joined(String),
 }
 
 /// Context for reading the document. It adds the file's name to errors.
@@ -132,28 +134,37 @@ impl Reader<'_> {
 pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
     let reader = Reader { file: source.name() };
     let head: Head = json::parse(source, MOST_BYTES)?;
-    if let Some(other) = head.model.kind.filter(|kind| kind != "BPE") {
-        return Err(reader.unsupported(format!("a tokenizer of type \"{}\"", Quoted(&other))));
+    match head.model.kind.as_deref() {
+        None | Some("BPE") => read_as::<Merging>(&reader, source),
+        Some("Unigram") => read_as::<Unigram>(&reader, source),
+        Some(other) => Err(reader.unsupported(format!("a tokenizer of type \"{}\"", Quoted(other)))),
     }
-    let document: Document = json::parse(source, MOST_BYTES)?;
-    let normaliser = normaliser(&reader, document.normalizer.as_ref())?;
-    let decoding = frame::Decoding::of(&reader, document.decoder.as_ref())?;
-    let pieces = pieces(&reader, &document, &decoding)?;
-    let mut special = frame::special(&reader, document.post_processor.as_ref())?;
+}
+
+fn read_as<M: Model>(
+    reader: &Reader<'_>,
+    source: &dyn Source,
+) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
+    let document: Document<M> = json::parse(source, MOST_BYTES)?;
+    let normaliser = normaliser(reader, document.normalizer.as_ref())?;
+    let decoding = frame::Decoding::of(reader, document.decoder.as_ref())?;
+    let pieces = pieces(reader, &document, &decoding)?;
+    let mut special = frame::special(reader, document.post_processor.as_ref())?;
     let control = document.added_tokens.iter().filter(|token| token.special);
     special.ends_by_text = ends::by_text(control.map(|token| (token.id, token.content.as_str())));
-    let (raw, normalised) = finders(&reader, &document.added_tokens, &normaliser)?;
-    let mut ids = document.model.vocab.clone();
+    let (raw, normalised) = finders(reader, &document.added_tokens, &normaliser)?;
+    let mut ids: HashMap<String, u32> =
+        document.model.tokens().into_iter().map(|(text, id)| (text.to_owned(), id)).collect();
     ids.extend(document.added_tokens.iter().map(|token| (token.content.clone(), token.id)));
     let (first, later) = match &document.pre_tokenizer {
-        Some(cuts) => cuts.build(&reader).map(|(first, later)| (Some(first), Some(later)))?,
+        Some(cuts) => cuts.build(reader).map(|(first, later)| (Some(first), Some(later)))?,
         None => (None, None),
     };
     let tokenizer = Tokenizer {
         raw,
         normaliser,
         normalised,
-        words: Words { first, later, merging: merging(&reader, &document)? },
+        words: Words { first, later, algorithm: M::build(reader, &document)? },
         pieces: pieces.into(),
         strip_space: decoding.strip_space,
         special,
@@ -173,6 +184,11 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
             Normalizer::Prepend { prepend } if prepend.len() <= MOST_PREFIX_BYTES => {
                 TextChange::Prepend(prepend.clone())
             }
+            Normalizer::Replace { pattern: Pattern::Regex(from), content: to }
+                if from == " {2,}" && to.len() <= 8 =>
+            {
+                TextChange::Runs(to.clone())
+            }
             Normalizer::Replace { pattern: Pattern::String(from), content: to }
                 if !from.is_empty() && to.len() <= 4 * from.len() =>
             {
@@ -186,7 +202,17 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
                     reader.unsupported("a normalizer that replaces by expressions or by much longer texts")
                 );
             }
+            Normalizer::Strip { strip_left, strip_right } => {
+                TextChange::Strip { left: *strip_left, right: *strip_right }
+            }
+            Normalizer::Precompiled { precompiled_charsmap } => {
+                let bytes = base64::decode(precompiled_charsmap).map_err(|error| error.to_string());
+                let map = bytes.and_then(|bytes| CharacterMap::parse(&bytes));
+                let wrong = |cause| reader.wrong(format!("has a character map: {cause}"));
+                TextChange::MapByCluster(Arc::new(map.map_err(wrong)?))
+            }
             Normalizer::Nfc => TextChange::Nfc,
+            Normalizer::Nfkc => TextChange::Nfkc,
         });
         if steps.len() > MOST_STEPS {
             return Err(reader.unsupported(format!("more than {MOST_STEPS} normalisers")));
@@ -197,13 +223,14 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
 
 /// Returns the text or bytes that each token decodes to, by id. Rejects vocabularies in which most ids are
 /// unused.
-fn pieces(
+fn pieces<M: Model>(
     reader: &Reader<'_>,
-    document: &Document,
+    document: &Document<M>,
     decoding: &frame::Decoding,
 ) -> Result<Vec<Piece>, TokenizerError> {
-    let vocabulary = &document.model.vocab;
-    let most = 2 * (vocabulary.len() + document.added_tokens.len());
+    let tokens = document.model.tokens();
+    let vocabulary: HashMap<&str, u32> = tokens.iter().copied().collect();
+    let most = 2 * (tokens.len() + document.added_tokens.len());
     let mut pieces: Vec<Option<Piece>> = Vec::new();
     let mut place = |id: u32, text: &str| match usize::try_from(id) {
         Ok(place) if place < most => {
@@ -212,9 +239,9 @@ fn pieces(
         }
         _ => Err(reader.wrong(format!("has the id {id} for \"{}\", but far fewer tokens", Quoted(text)))),
     };
-    let places: Vec<(usize, &str)> = vocabulary
+    let places: Vec<(usize, &str)> = tokens
         .iter()
-        .map(|(text, id)| Ok((place(*id, text)?, text.as_str())))
+        .map(|(text, id)| Ok((place(*id, text)?, *text)))
         .collect::<Result<_, TokenizerError>>()?;
     let added: Vec<(usize, &AddedToken)> = document
         .added_tokens
@@ -227,7 +254,7 @@ fn pieces(
         }
     }
     for (place, token) in added {
-        let own = vocabulary.get(&token.content);
+        let own = vocabulary.get(token.content.as_str());
         if own.is_some_and(|id| *id != token.id) || own.is_none() && pieces[place].is_some() {
             let text = Quoted(&token.content);
             return Err(reader.wrong(format!("gives the id {place} to \"{text}\" and another")));
@@ -267,67 +294,6 @@ fn finders(
             .map_err(|error| reader.wrong(format!("has added tokens that cannot be searched for: {error}")))
     };
     Ok((finder(false)?, finder(true)?))
-}
-
-fn merging(reader: &Reader<'_>, document: &Document) -> Result<BPE, TokenizerError> {
-    let model = &document.model;
-    let affix = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-    if affix(&model.continuing_subword_prefix) || affix(&model.end_of_word_suffix) {
-        return Err(reader.unsupported("affixes of subwords"));
-    }
-    if model.dropout.is_some_and(|dropout| dropout != 0.0) {
-        return Err(reader.unsupported("dropout, which makes tokenization random"));
-    }
-    let whole_words = model.ignore_merges.unwrap_or(false);
-    let byte_fallback = model.byte_fallback.unwrap_or(false);
-    let mut vocabulary = model.vocab.clone();
-    if whole_words {
-        // A word that equals the text of a control token must not become that token.
-        let control = document.added_tokens.iter().filter(|token| token.special);
-        let control = control.filter(|token| Some(&token.content) != model.unk_token.as_ref());
-        control.for_each(|token| _ = vocabulary.remove(&token.content));
-    }
-    let has = |text: &str| vocabulary.contains_key(text);
-    match &model.unk_token {
-        Some(unknown) if !has(unknown) => {
-            let cause = format!("has no token \"{}\", which unk_token names", Quoted(unknown));
-            return Err(reader.wrong(cause));
-        }
-        Some(_) => {}
-        None if byte_fallback => {
-            if let Some(byte) = (0..=255u8).find(|byte| !has(&format!("<0x{byte:02X}>"))) {
-                return Err(reader.wrong(format!("has neither a token <0x{byte:02X}> nor unk_token")));
-            }
-        }
-        None if document.pre_tokenizer.as_ref().is_some_and(PreTokenizer::makes_letters) => {
-            byte_level::require_all_bytes(has).map_err(|cause| reader.wrong(cause))?;
-        }
-        None => return Err(reader.unsupported("a vocabulary without bytes and without unk_token")),
-    }
-    let mut builder = BPE::builder()
-        .cache_capacity(0)
-        .ignore_merges(whole_words)
-        .byte_fallback(byte_fallback)
-        .fuse_unk(model.fuse_unk.unwrap_or(false));
-    if let Some(unknown) = &model.unk_token {
-        builder = builder.unk_token(unknown.clone());
-    }
-    let merges = model.merges.iter().map(|merge| pair(reader, merge)).collect::<Result<_, _>>()?;
-    builder
-        .vocab_and_merges(vocabulary.into_iter().collect::<Vocab>(), merges)
-        .build()
-        .map_err(|error| reader.wrong(format!("has invalid merges: {}", Quoted(&error.to_string()))))
-}
-
-fn pair(reader: &Reader<'_>, merge: &Merge) -> Result<(String, String), TokenizerError> {
-    let joined = match merge {
-        Merge::Pair(left, right) => return Ok((left.clone(), right.clone())),
-        Merge::Joined(text) => text,
-    };
-    match joined.split_once(' ').filter(|(_, right)| !right.contains(' ')) {
-        Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
-        None => Err(reader.wrong(format!("has the merge \"{}\", which is not two tokens", Quoted(joined)))),
-    }
 }
 
 /// Returns whether the text is `▁`, which stands for a space in SentencePiece vocabularies.

@@ -17,13 +17,14 @@ FN uint nearest_index(float x) {
     return index;
 }
 
-FN void scale_iq4_nl(PRIVATE Block *b) {
-    float inverse = inverse_of(largest_of(b->values, 32)), scale = 0.0f, best = 0.0f;
+// The best scale for 32 values.
+FN float scale_of_indices(const GLOBAL float *values) {
+    float inverse = inverse_of(largest_of(values, 32)), scale = 0.0f, best = 0.0f;
     for (int step = -7; step <= 7; step++) {
         float products = 0.0f, squares = 0.0f;
         for (uint i = 0; i < 32; i++) {
-            float q = value_of_index(nearest_index(b->values[i] * ((float)(step - 127) * inverse)));
-            products += q * b->values[i];
+            float q = value_of_index(nearest_index(values[i] * ((float)(step - 127) * inverse)));
+            products += q * values[i];
             squares += q * q;
         }
         // With the scale that fits best, the squared error is smallest where this is largest.
@@ -33,7 +34,11 @@ FN void scale_iq4_nl(PRIVATE Block *b) {
             scale = products / squares;
         }
     }
-    b->d = half_bits(scale);
+    return scale;
+}
+
+FN void scale_iq4_nl(PRIVATE Block *b) {
+    b->d = half_bits(scale_of_indices(b->values));
     b->inverses[0] = inverse_of(half_value(b->d));
     b->least[0] = 0.0f;
 }

@@ -15,14 +15,15 @@ fn nearest_index(value: f32) -> u32 {
     return index;
 }
 
-fn scale_iq4_nl() {
-    let inverse = inverse_of(largest_of(start, 32u));
+// Returns the best scale for 32 values, starting at `first`.
+fn scale_of_indices(first: u32) -> f32 {
+    let inverse = inverse_of(largest_of(first, 32u));
     var scale = 0.0;
     var best = 0.0;
     for (var step = -134.0; step <= -120.0; step += 1.0) {
         var products = 0.0;
         var squares = 0.0;
-        for (var i = start; i < start + 32u; i++) {
+        for (var i = first; i < first + 32u; i++) {
             let q = value_of_index(nearest_index(x[i] * (step * inverse)));
             products += q * x[i];
             squares += q * q;
@@ -34,7 +35,11 @@ fn scale_iq4_nl() {
             scale = products / squares;
         }
     }
-    d = half_bits(scale);
+    return scale;
+}
+
+fn scale_iq4_nl() {
+    d = half_bits(scale_of_indices(start));
     inverses[0] = inverse_of(half_value(d));
     lowest[0] = 0.0;
 }

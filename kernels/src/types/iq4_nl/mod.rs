@@ -4,7 +4,7 @@
 //! `Rows16`: the layout of Q4_0. The layout stores indices, and kernels look up the values, because storing
 //! the values themselves would take twice the memory.
 
-use super::{Row, q4_0};
+use super::{Row, half, q4_0};
 use crate::blocks::{half_at, inverse_of, largest, pack_nibbles, put_half, quants};
 use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised};
 use crate::cpu::isa::Isa;
@@ -13,7 +13,7 @@ pub(super) const ROW: Row = Row {
     name: "IQ4_NL",
     gguf_id: 20,
     file_type: 25,
-    scales: &[(0, 0.01483)],
+    scales: &[half(0, 0.01483)],
     dequantise,
     quantise,
     c: include_str!("weights.cl"),
@@ -26,10 +26,11 @@ pub(super) const ROW: Row = Row {
 };
 
 /// Values that the quants represent (ggml's `kvalues_iq4nl`).
-const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(super) const VALUES: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// `VALUES`, with 128 added to each value.
-const UNSIGNED: [u8; 16] = {
+pub(super) const UNSIGNED: [u8; 16] = {
     let mut out = [0; 16];
     let mut i = 0;
     while i < 16 {
@@ -48,12 +49,13 @@ fn dequantise(block: &[u8], out: &mut [f32]) {
 }
 
 /// Returns the index of the value in [`VALUES`] that is nearest to `x`.
-fn nearest(x: f32) -> usize {
+pub(super) fn nearest(x: f32) -> usize {
     let is_above = |pair: &&[i8]| 2.0 * x > f32::from(pair[0]) + f32::from(pair[1]);
     VALUES.windows(2).take_while(is_above).count()
 }
 
-fn quantise(values: &[f32], out: &mut [u8]) {
+/// Returns the best scale for 32 values.
+pub(super) fn scale_of(values: &[f32]) -> f32 {
     let inverse = inverse_of(largest(values));
     let (mut scale, mut best) = (0.0, 0.0);
     for step in -7_i8..=7 {
@@ -70,7 +72,11 @@ fn quantise(values: &[f32], out: &mut [u8]) {
             (scale, best) = (products / squares, gain);
         }
     }
-    put_half(out, 0, scale);
+    scale
+}
+
+fn quantise(values: &[f32], out: &mut [u8]) {
+    put_half(out, 0, scale_of(values));
     let inverse = inverse_of(half_at(out, 0));
     pack_nibbles(&quants::<32>(values, 15.0, |_, x| nearest(x * inverse) as f32), &mut out[2..]);
 }

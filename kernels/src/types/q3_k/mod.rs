@@ -8,7 +8,7 @@
 //! j hold quads 2j and 2j + 1, three bits each. The upper two bits of vector 0 hold the low bits of quad 6.
 //! Those of vector 1 hold the low bits of quad 7, and those of vector 2 hold the high bits of both quads.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{WithScales, half_at, pack_bits, quants};
 use crate::cpu::formats::{Quantised, Quants, arrays, halves, quantised};
 use crate::cpu::isa::Isa;
@@ -20,7 +20,7 @@ pub(super) const ROW: Row = Row {
     file_type: 12,
     block_values: 256,
     block_bytes: 110,
-    scales: &[(108, 0.02306)],
+    scales: &[half(108, 0.02306)],
     dequantise,
     quantise,
     sections: &[section(32, 192), section(32, 32), section(256, 32)],

@@ -3,7 +3,7 @@
 //!
 //! Sections in `Rows16`: 4 vectors per 32 columns; 16 × f16 d per 32 columns.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{half_at, inverse_of, largest, pack_nibbles, put_half, quants};
 use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised};
 use crate::cpu::isa::Isa;
@@ -15,7 +15,7 @@ pub(super) const ROW: Row = Row {
     file_type: 2,
     block_values: 32,
     block_bytes: 18,
-    scales: &[(0, 0.2157)],
+    scales: &[half(0, 0.2157)],
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 32)],

@@ -2,7 +2,7 @@
 //!
 //! Sections in `Rows16`: 4 vectors per 32 columns; 16 × f16 d and 16 × f16 m per 32 columns.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{half_at, inverse_of, pack_nibbles, put_half, quants, range};
 use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised, scale_and_minimum};
 use crate::cpu::isa::Isa;
@@ -14,7 +14,7 @@ pub(super) const ROW: Row = Row {
     file_type: 3,
     block_values: 32,
     block_bytes: 20,
-    scales: &[(0, 0.2171), (2, -1.628)],
+    scales: &[half(0, 0.2171), half(2, -1.628)],
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 64)],

@@ -5,7 +5,7 @@
 //! Sections in `Rows16`: 4 vectors per 32 columns; 16 × u8 scale and 16 × u8 minimum per 32 columns; 16 × f16
 //! d and 16 × f16 dmin per 256 columns.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{WithMinima, half_at, k_scale, pack_bits, quants};
 use crate::cpu::formats::{Quantised, Quants, arrays, k_scale_and_minimum, nibbles, quantised};
 use crate::cpu::isa::Isa;
@@ -17,7 +17,7 @@ pub(super) const ROW: Row = Row {
     file_type: 15,
     block_values: 256,
     block_bytes: 144,
-    scales: &[(0, 0.003878), (2, 0.02909)],
+    scales: &[half(0, 0.003878), half(2, 0.02909)],
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 32), section(256, 64)],

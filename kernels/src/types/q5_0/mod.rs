@@ -4,7 +4,7 @@
 //! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × f16
 //! d per 32 columns.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{fives, half_at, inverse_of, largest, pack_fives, put_half, quants};
 use crate::cpu::formats::{Q5Group, Quantised, Quants, fifths, quantised};
 use crate::cpu::isa::Isa;
@@ -16,7 +16,7 @@ pub(super) const ROW: Row = Row {
     file_type: 8,
     block_values: 32,
     block_bytes: 22,
-    scales: &[(0, 0.1082)],
+    scales: &[half(0, 0.1082)],
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 64), section(32, 32)],

@@ -3,7 +3,7 @@
 //! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × f16
 //! d and 16 × f16 m per 32 columns.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{fives, half_at, inverse_of, pack_fives, put_half, quants, range};
 use crate::cpu::formats::{Q5Group, Quantised, Quants, fifths, quantised, scale_and_minimum};
 use crate::cpu::isa::Isa;
@@ -15,7 +15,7 @@ pub(super) const ROW: Row = Row {
     file_type: 9,
     block_values: 32,
     block_bytes: 24,
-    scales: &[(0, 0.1083), (2, -1.678)],
+    scales: &[half(0, 0.1083), half(2, -1.678)],
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 64), section(32, 64)],

@@ -4,7 +4,7 @@
 //! Sections in `Rows16`: 4 vectors of low bits per 32 columns; 1 vector of high bits per 32 columns; 16 × u8
 //! scale and 16 × u8 minimum per 32 columns; 16 × f16 d and 16 × f16 dmin per 256 columns.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{WithMinima, half_at, k_scale, pack_bits, quants};
 use crate::cpu::formats::{Quantised, Quants, arrays, fifths, k_scale_and_minimum, quantised};
 use crate::cpu::isa::Isa;
@@ -16,7 +16,7 @@ pub(super) const ROW: Row = Row {
     file_type: 17,
     block_values: 256,
     block_bytes: 176,
-    scales: &[(0, 0.001902), (2, 0.02948)],
+    scales: &[half(0, 0.001902), half(2, 0.02948)],
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 64), section(32, 32), section(256, 64)],

@@ -7,7 +7,7 @@
 //! scale of the first 16 columns and 16 × i8 scale of the last 16 columns, per 32 columns; 16 × f16 d per 256
 //! columns. Vector j of the high bits holds quads j, j + 2, j + 4 and j + 6.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{WithScales, half_at, pack_bits, quants};
 use crate::cpu::formats::{Quantised, Quants, arrays, halves, nibbles, quantised};
 use crate::cpu::isa::Isa;
@@ -19,7 +19,7 @@ pub(super) const ROW: Row = Row {
     file_type: 18,
     block_values: 256,
     block_bytes: 210,
-    scales: &[(208, 0.0007332)],
+    scales: &[half(208, 0.0007332)],
     dequantise,
     quantise,
     sections: &[section(32, 256), section(32, 128), section(32, 32), section(256, 32)],

@@ -3,7 +3,7 @@
 //! Sections in `Rows16`: 8 vectors of quants per 32 columns, with 128 added to each quant; 16 × f16 d per 32
 //! columns.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{half_at, inverse_of, largest, put_half, rounded};
 use crate::cpu::formats::{Quantised, Quants, Scaled, arrays, quantised};
 use crate::cpu::isa::Isa;
@@ -15,7 +15,7 @@ pub(super) const ROW: Row = Row {
     file_type: 7,
     block_values: 32,
     block_bytes: 34,
-    scales: &[(0, 0.01353)],
+    scales: &[half(0, 0.01353)],
     dequantise: |block, out| {
         let d = half_at(block, 0);
         for (value, &q) in out.iter_mut().zip(&block[2..]) {

@@ -6,7 +6,7 @@
 //!
 //! `Rows16`: the layout of TQ2_0. With five digits per byte, each read would need divisions.
 
-use super::{Row, TensorType, tq2_0};
+use super::{Row, TensorType, half, tq2_0};
 use crate::blocks::{half_at, inverse_of, largest, put_half, quants, rounded};
 use crate::cpu::formats::{Quantised, Quants, Scaled, pairs, quantised};
 use crate::cpu::isa::Isa;
@@ -18,7 +18,7 @@ pub(super) const ROW: Row = Row {
     file_type: 36,
     block_values: 256,
     block_bytes: 54,
-    scales: &[(52, 1.224)],
+    scales: &[half(52, 1.224)],
     dequantise,
     quantise,
     pack: |layout, source, out| pack_with::<{ TensorType::TQ1_0 as usize }>(layout, source, out, pack),

@@ -4,7 +4,7 @@
 //! Sections in `Rows16`: 2 vectors per 32 columns; 16 × f16 d per 256 columns. Each byte of vector j holds
 //! one value from each of the quads 4j … 4j + 3, starting at the lowest bits.
 
-use super::{Row, TensorType};
+use super::{Row, TensorType, half};
 use crate::blocks::{half_at, inverse_of, largest, pack_bits, put_half, quants, rounded};
 use crate::cpu::formats::{Quantised, Quants, Scaled, pairs, quantised};
 use crate::cpu::isa::Isa;
@@ -16,7 +16,7 @@ pub(super) const ROW: Row = Row {
     file_type: 37,
     block_values: 256,
     block_bytes: 66,
-    scales: &[(64, 0.8163)],
+    scales: &[half(64, 0.8163)],
     dequantise,
     quantise,
     sections: &[section(32, 128), section(256, 32)],
