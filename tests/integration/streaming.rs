@@ -2,10 +2,11 @@
 //! pipelines, and plans for less memory than the model needs.
 
 use crate::gpus::distinct_and_quick;
-use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path};
+use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, share};
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind,
 };
+use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::plan::{PlanStage, PrefillStage};
 use ragtag_planner::split::Span;
@@ -75,6 +76,17 @@ fn check(model: &Model, found: &Devices, mut plan: Plan, segments: &[u32]) {
     }
 }
 
+/// Returns the first adapter of each API. Of the software devices, returns one half, and the other half for the
+/// next `turn`.
+fn first_of_each_api(turn: u32) -> Vec<Adapter> {
+    let mut firsts = distinct_and_quick();
+    firsts.dedup_by_key(|adapter| adapter.backend.clone());
+    let (software, mut gpus): (Vec<_>, Vec<_>) =
+        firsts.into_iter().partition(|adapter| adapter.kind == AdapterKind::Software);
+    gpus.extend(share(software, 2, turn));
+    gpus
+}
+
 #[test]
 fn streamed_weights_change_no_bit_on_any_device() {
     let labels = distinct_and_quick().into_iter().map(|adapter| adapter.label()).chain(["cpu:0".into()]);
@@ -91,8 +103,7 @@ fn streamed_weights_change_no_bit_on_any_device() {
 #[test]
 fn streamed_stages_of_pipelines_change_no_bit() {
     let model = Model::open(model_path(MODEL)).unwrap();
-    let mut firsts = distinct_and_quick();
-    firsts.dedup_by_key(|adapter| adapter.backend.clone());
+    let firsts = first_of_each_api(0);
     let splits = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
     let splits = splits.chain([("cpu".into(), "cpu:1".into(), 2)]);
     for (selected, other, cpu_devices) in splits {
@@ -121,8 +132,7 @@ fn with_prefill(mut plan: Plan, device: &str, from_tokens: u32) -> Plan {
 #[test]
 fn prefill_stages_change_no_token() {
     let model = Model::open(model_path(MODEL)).unwrap();
-    let mut firsts = distinct_and_quick();
-    firsts.dedup_by_key(|adapter| adapter.backend.clone());
+    let firsts = first_of_each_api(1);
     let pairs = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
     for (selected, gpu, cpu_devices) in pairs.chain([("cpu".into(), "cpu:1".into(), 2)]) {
         let found = devices(&Setup { devices: &selected, cpu_devices, ..Setup::default() });
@@ -146,8 +156,7 @@ fn prefill_stages_change_no_token() {
 #[test]
 fn plans_for_less_memory_stream_and_change_no_token() {
     let model = Model::open(model_path(MODEL)).unwrap();
-    let mut firsts = distinct_and_quick();
-    firsts.dedup_by_key(|adapter| adapter.backend.clone());
+    let firsts = first_of_each_api(2);
     let singles = firsts.iter().map(|adapter| (adapter.label(), 0.75));
     // Two devices have half of the weights each, so each needs less memory.
     let pairs = firsts.iter().map(|adapter| (format!("{},cpu:0", adapter.label()), 0.35));
