@@ -80,7 +80,7 @@ pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;
 pub use ragtag_devices::{MemoryCapError, MemoryCaps, ProbeChild, ThrottleError, ThrottleSpec};
-pub use ragtag_graph::{ChatTemplates, Granularity, WireType};
+pub use ragtag_graph::{ChatTemplates, Granularity, RopeScaling, WireType};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
 pub use ragtag_planner::{

@@ -5,8 +5,8 @@ use crate::map::MappedFile;
 use ragtag_chat::Template;
 use ragtag_graph::tokenizer::Tokenizer;
 use ragtag_graph::{
-    ChatTemplates, Directory, FormatError, Hyperparameters, MemorySource, ModelError, ModelFile, Source,
-    checkpoint,
+    ChatTemplates, Directory, FormatError, Hyperparameters, MemorySource, ModelError, ModelFile, RopeScaling,
+    Source, checkpoint,
 };
 use ragtag_kernels::TensorType;
 use std::path::{Path, PathBuf};
@@ -161,6 +161,18 @@ impl Model {
     ) -> Self {
         let (tokenizer, digest) = (OnceLock::new(), OnceLock::new());
         Self { inner: Arc::new(Inner { name, graph, shards, others, tokenizer, digest }) }
+    }
+
+    /// Returns the same model with `scaling` instead of its own RoPE scaling, for contexts beyond the length
+    /// that it was trained for. Its context becomes its original context times the factor.
+    ///
+    /// # Errors
+    /// Returns [`Error::Model`] if the model's tensors do not fit its architecture.
+    pub fn with_rope_scaling(&self, scaling: RopeScaling) -> Result<Self> {
+        let inner = &self.inner;
+        let graph = inner.graph.with_rope_scaling(scaling);
+        let graph = graph.map_err(|cause| Error::Model { name: self.name().into(), cause })?;
+        Ok(Self::new(inner.name.clone(), graph, inner.shards.clone(), inner.others.clone()))
     }
 
     /// Returns the name of the model's file or directory, without the folder that contains it.

@@ -32,7 +32,7 @@ mod wire_type;
 
 pub use arch::{
     ARCHITECTURES, Architecture, Extras, Hyperparameters, LayerSet, Llama3Scaling, Rope, RopeFactors,
-    RopePairing, Yarn,
+    RopePairing, RopeScaling, RopeScalingError, Yarn,
 };
 pub use chat_templates::ChatTemplates;
 pub use compile::{CompileError, buckets, compile};

@@ -1,6 +1,6 @@
 //! A model: hyperparameters, weights, operator graph and tokenizer.
 
-use crate::arch::{Architecture, Hyperparameters};
+use crate::arch::{Architecture, Hyperparameters, RopeScaling};
 use crate::chat_templates::ChatTemplates;
 use crate::checkpoint;
 use crate::error::{FormatError, TokenizerError};
@@ -186,6 +186,20 @@ impl Model {
         passes::fuse_residuals(&mut graph);
         let (weights, graph, granularity) = (Arc::new(weights), Arc::new(graph), Granularity::default());
         Ok(Self { hyperparameters, description, weights, graph, granularity })
+    }
+
+    /// Returns the same model with `scaling` instead of its own RoPE scaling. Its context becomes its
+    /// original context times the factor.
+    ///
+    /// # Errors
+    /// Fails only if the model's tensors do not fit its architecture.
+    pub fn with_rope_scaling(&self, scaling: RopeScaling) -> Result<Self, ModelError> {
+        let mut hyperparameters = self.hyperparameters.clone();
+        scaling.apply(&mut hyperparameters);
+        let architecture = Architecture::find(&hyperparameters.architecture)?;
+        let (weights, description) = (Weights::clone(&self.weights), self.description.clone());
+        let model = Self::build(architecture, hyperparameters, weights, description)?;
+        Ok(model.with_granularity(self.granularity))
     }
 
     /// Returns the same model, divided into segments of `granularity`. The default is [`Granularity::Block`].

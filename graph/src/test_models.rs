@@ -1,6 +1,6 @@
 //! Models for this crate's tests: bundled models, and models without weight data.
 
-use crate::{MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
+use crate::{Directory, MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
 use ragtag_kernels::TensorType;
 use std::sync::Arc;
 
@@ -40,6 +40,18 @@ pub(crate) fn granite() -> Model {
 /// Opens a tiny model with layer norms, and biases of all products.
 pub(crate) fn starcoder2() -> Model {
     open("starcoder2", include_bytes!("../../tests/support/golden/tiny-starcoder2/model.gguf"))
+}
+
+/// Opens a tiny model with RoPE factors for short and for long contexts, from a GGUF file and from a
+/// directory.
+pub(crate) fn phi3() -> [Model; 2] {
+    let file = open("phi3", include_bytes!("../../tests/support/golden/tiny-phi3/model.gguf"));
+    let mut directory = Directory::new("phi3");
+    let mut put =
+        |name: &str, bytes: &'static [u8]| directory.insert(name, Arc::new(MemorySource::new(name, bytes)));
+    put("config.json", include_bytes!("../../tests/support/golden/tiny-phi3/config.json"));
+    put("model.safetensors", include_bytes!("../../tests/support/golden/tiny-phi3/model.safetensors"));
+    [file, Model::from_directory(directory).unwrap()]
 }
 
 /// Opens a tiny model whose blocks cannot be divided.

@@ -4,6 +4,7 @@ use crate::engine::EngineOptions;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ragtag_chat::{Data, Moment};
 use ragtag_devices::ThrottleSpec;
+use ragtag_graph::RopeScaling;
 use ragtag_hal::GemmChoice;
 use ragtag_kernels::TensorType;
 use ragtag_planner::Objective;
@@ -177,6 +178,10 @@ pub(crate) struct PlacementArgs {
     /// context.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16777216), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u32>,
+    /// RoPE scaling in place of the model's own, for contexts beyond the trained length: yarn:FACTOR or
+    /// linear:FACTOR. The model's context becomes its original context times the factor.
+    #[arg(long, value_name = "SCALING")]
+    pub(crate) rope_scaling: Option<RopeScaling>,
     /// Maximum number of prompt tokens in one prefill micro-batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u32>,

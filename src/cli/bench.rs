@@ -47,7 +47,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let outputs = args.records.files().chain(&args.comparison.html);
     files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
     let records = Records::new(&args.records);
-    let model = super::open_model(args.model.as_deref())?;
+    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let tests = tests(args);
     if tests.is_empty() {
         return Err(Error::Usage("nothing to measure: -p and -n are both 0".into()));

@@ -39,7 +39,7 @@ const PROMPT: &str = "> ";
 
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
     set_quiet(args.quiet);
-    let model = super::open_model(args.model.as_deref())?;
+    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let dialogue = dialogue(&model, args)?;
     let mut generation = generation(&args.sampling, 0);
     // Checks the settings before anything is loaded.

@@ -129,7 +129,7 @@ struct Runner<'a> {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
-    let model = super::open_model(args.model.as_deref())?;
+    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let mut reports = Vec::new();
     let mut skipped = Vec::new();
     for group in groups(model.hyperparameters().context, &mut skipped) {

@@ -16,7 +16,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let outputs = args.records.files().chain([&args.output]);
     files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
     let records = Records::new(&args.records);
-    let model = super::open_model(args.model.as_deref())?;
+    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let (context, verified) = (Some(args.ids.len() as u32), args.transfers.verify_transfers);
     let needs = Needs { all_logits: true, context, verified, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;

@@ -31,7 +31,7 @@ mod wanted;
 use crate::devices::{DeviceOptions, Devices};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use args::{Cli, Command, DescribedArgs, DeviceArgs};
+use args::{Cli, Command, DescribedArgs, DeviceArgs, PlacementArgs};
 use clap::{CommandFactory, Parser};
 use ragtag_devices::ProbeChild;
 use std::ffi::OsString;
@@ -124,6 +124,14 @@ fn open_model(path: Option<&Path>) -> Result<Model> {
     match path {
         Some(path) => Model::open(path),
         None => Model::bundled(),
+    }
+}
+
+/// Returns `model` with the RoPE scaling that the user requested, if any.
+fn scaled(model: Model, placement: &PlacementArgs) -> Result<Model> {
+    match placement.rope_scaling {
+        Some(scaling) => model.with_rope_scaling(scaling),
+        None => Ok(model),
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let inputs = args.model.iter().chain(&args.placement.plan).chain([&args.file]);
     files::check(args.records.files(), inputs)?;
     let records = Records::new(&args.records);
-    let model = super::open_model(args.model.as_deref())?;
+    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
     // Two pieces are in flight at a time, which keeps two stages busy.

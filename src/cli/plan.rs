@@ -42,6 +42,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let inputs = args.model.iter().chain(&args.placement.plan).map(PathBuf::as_path);
     let pictures = Pictures::new(&args.pictures, args.json, inputs.chain(args.fleet.file()))?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
+    let model = super::scaled(model, &args.placement)?;
     let needs = Needs { asked: args.parallel, request: args.request, ..Needs::of(1) };
     let (planner, devices) =
         for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;

@@ -33,7 +33,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let generation = generation(&args.sampling, args.tokens);
     // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
-    let model = super::open_model(args.model.as_deref())?;
+    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let ids = match args.chat {
         true => {
             let mut dialogue = Dialogue::new(&model)?;

@@ -23,6 +23,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
     files::check(args.trace.as_deref(), inputs)?;
     let load = load(args)?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
+    let model = super::scaled(model, &args.placement)?;
     let needs = Needs {
         asked: args.parallel,
         context: Some(longest(&load).min(model.hyperparameters().context)),

@@ -231,6 +231,28 @@ fn quiet_or_without_echo_a_run_prints_only_the_text() {
     );
 }
 
+/// Checks that `--rope-scaling` extends the model's context, changes the text, and needs no warning.
+#[test]
+fn rope_scaling_extends_the_context() {
+    let run =
+        |options: &[&str]| done(&[&["run", "-q", "-n", "24", "--temp", "0", "--no-echo"], options].concat());
+    let plain = run(&["--ctx", "512"]);
+    let scaled = run(&["--ctx", "600", "--rope-scaling", "yarn:2"]);
+    assert_eq!(scaled.err, "");
+    assert_ne!(scaled.out, plain.out);
+    assert_eq!(run(&["--ctx", "512", "--rope-scaling", "linear:1"]).out, plain.out);
+    let plan = done(&["plan", "--json", "--ctx", "1024", "--rope-scaling", "linear:2"]);
+    assert!(plan.out.contains("\"context\": 1024") && !plan.err.contains("exceeds"), "{}", plan.err);
+    let warned = done(&["plan", "--ctx", "1025", "--rope-scaling", "linear:2"]).err;
+    assert!(warned.contains("1025 tokens exceeds the 1024 tokens"), "{warned}");
+    for wrong in ["yarn", "ntk:2", "yarn:0"] {
+        let output = ragtag().args(["run", "--rope-scaling", wrong]).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(error.contains("must be yarn:FACTOR or linear:FACTOR"), "{error}");
+    }
+}
+
 /// Checks the progress bar in a terminal that `script` from util-linux emulates.
 #[cfg(target_os = "linux")]
 #[test]

@@ -210,3 +210,26 @@ fn a_split_model_is_the_same_model() {
         assert_ne!(model.fingerprint().unwrap(), whole.fingerprint().unwrap());
     }
 }
+
+/// Checks `RopeScaling` with models that have the same weights and another scaling. The golden logits are
+/// those of the same scaling in the configuration.
+#[test]
+fn a_requested_rope_scaling_gives_the_logits_of_that_scaling() {
+    let error = |model: &Model, golden: &Checkpoint| {
+        let engine = support::engine(model, &Setup { activations: Activations::F32, ..Default::default() });
+        let logits = support::block_on(engine.session().logits(&golden.ids)).unwrap();
+        support::relative_error(&logits, &golden.logits)
+    };
+    for (from, scaling, to) in
+        [("tiny-llama3", "yarn:16", "tiny-llama-yarn"), ("tiny-llama-yarn", "linear:3", "tiny-llama-linear")]
+    {
+        let (from, to) = (Checkpoint::open(from), Checkpoint::open(to));
+        // The GGUF file of Llama 3 does not contain the original context.
+        for own in from.models.iter().take(if scaling == "yarn:16" { 1 } else { 2 }) {
+            let model = own.with_rope_scaling(scaling.parse().unwrap()).unwrap();
+            let (with, without) = (error(&model, &to), error(own, &to));
+            println!("{} with {scaling}: relative error {with:.2e}, without {without:.2e}", own.name());
+            assert!(with <= NumericsClass::Exact.tolerance() && without > 1e-3);
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Hyperparameters that only some architectures have, and the keys from which they are read.
 
-use super::Rope;
 use super::hyperparameters::{Hyperparameters, in_range, positive};
+use super::{Rope, RopeFactors};
 use crate::checkpoint::Fields;
 use crate::gguf::Metadata;
 use crate::model::ModelError;
@@ -88,6 +88,9 @@ pub struct Extras {
     /// contexts.
     #[serde(skip)]
     pub rope_factors: Option<[Vec<f32>; 2]>,
+    /// RoPE factors of the model that another scaling replaces.
+    #[serde(skip)]
+    pub replaced_factors: RopeFactors,
 }
 
 // Serde passes references.
@@ -117,6 +120,7 @@ impl Default for Extras {
             norm_offset: 0.0,
             qkv_bias: false,
             rope_factors: None,
+            replaced_factors: RopeFactors::None,
         }
     }
 }

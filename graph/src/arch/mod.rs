@@ -16,6 +16,7 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod rope;
+mod rope_scaling;
 mod smollm3;
 mod starcoder2;
 mod transformer;
@@ -23,6 +24,7 @@ mod transformer;
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
 pub use rope::{Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
+pub use rope_scaling::{RopeScaling, RopeScalingError};
 
 pub(crate) use extras::Keys;
 pub(crate) use hyperparameters::{in_range, positive};

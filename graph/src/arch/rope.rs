@@ -70,6 +70,11 @@ pub struct Yarn {
 }
 
 impl Yarn {
+    /// Returns the scaling with the usual bounds between low and high frequencies.
+    pub(crate) fn usual(factor: f32, original_context: u32) -> Self {
+        Yarn { factor, original_context, beta_fast: 32.0, beta_slow: 1.0, truncate: true }
+    }
+
     /// Returns the magnitude that belongs to the factor unless the model has its own.
     pub(crate) fn magnitude(factor: f32) -> f32 {
         if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }

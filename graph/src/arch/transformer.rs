@@ -141,14 +141,16 @@ pub(super) fn build(
     let unit = if first.norms == Norms::Both { extras.embedding_scale } else { extras.residual_scale };
     let mut x = b.embed(EMBEDDING, h.width, h.vocabulary)?;
     x = b.scale(x, extras.embedding_scale / unit);
-    match h.rope.factors {
-        RopeFactors::File => drop(b.tensor(ROPE_FACTORS, h.rope.dimensions / 2, 0)?),
-        RopeFactors::ByContext { .. } if extras.rope_factors.is_none() => {
-            for name in [SHORT_FACTORS, LONG_FACTORS] {
-                b.tensor(name, h.rope.dimensions / 2, 0)?;
+    for factors in [h.rope.factors, extras.replaced_factors] {
+        match factors {
+            RopeFactors::File => drop(b.tensor(ROPE_FACTORS, h.rope.dimensions / 2, 0)?),
+            RopeFactors::ByContext { .. } if extras.rope_factors.is_none() => {
+                for name in [SHORT_FACTORS, LONG_FACTORS] {
+                    b.tensor(name, h.rope.dimensions / 2, 0)?;
+                }
             }
+            _ => {}
         }
-        _ => {}
     }
     let mut builder = Halves { h, b, unit, norm_kind: first.norm_kind };
     for index in 0..h.layers {

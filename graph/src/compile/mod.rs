@@ -407,3 +407,44 @@ impl Program {
         self.steps.iter().filter(move |s| s.segment == segment)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::RopeScaling;
+    use crate::test_models;
+
+    fn frequencies(model: &Model, context: u32) -> Vec<f32> {
+        match rope_frequencies(model, &model.hyperparameters().rope, context).unwrap() {
+            WeightContent::Generated(values) => values.to_vec(),
+            _ => panic!("the frequencies are generated"),
+        }
+    }
+
+    /// Checks that contexts up to the original length use the short factors, and longer contexts the long
+    /// factors.
+    #[test]
+    fn the_context_selects_the_factors_of_longrope() {
+        for model in test_models::phi3() {
+            let rope = model.hyperparameters().rope;
+            let of = |factors: [f32; 4]| rope.frequencies(Some(&factors));
+            let (short, long) = (of([1.0, 1.1, 1.2, 1.5]), of([1.0, 2.0, 5.0, 9.0]));
+            assert_eq!([1, 32].map(|context| frequencies(&model, context)), [short.clone(), short]);
+            assert_eq!([33, 512].map(|context| frequencies(&model, context)), [long.clone(), long]);
+        }
+    }
+
+    /// Checks that a requested scaling replaces factors of the model, whose tensors then have no effect.
+    #[test]
+    fn a_requested_scaling_replaces_factors() {
+        for model in test_models::phi3() {
+            let model = model.with_rope_scaling(RopeScaling::Linear(4.0)).unwrap();
+            assert_eq!(model.hyperparameters().context, 128);
+            let wanted = [0, 1, 2, 3].map(|pair| 10_000f64.powf(-f64::from(pair) / 4.0) / 4.0);
+            for (found, wanted) in frequencies(&model, 512).into_iter().zip(wanted) {
+                assert!((f64::from(found) / wanted - 1.0).abs() < 1e-6, "{found} for {wanted}");
+            }
+            assert_eq!(model.hyperparameters().rope.magnitude, 1.0);
+        }
+    }
+}

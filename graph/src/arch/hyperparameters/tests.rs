@@ -1,7 +1,7 @@
 //! Tests of the hyperparameters from small handmade files, and of the RoPE frequencies computed from them.
 
 use super::*;
-use crate::arch::LayerSet;
+use crate::arch::{LayerSet, RopeScaling};
 use crate::gguf::{ModelFile, ToValue, Writer};
 use crate::source::MemorySource;
 use crate::weights::TensorInfo;
@@ -89,6 +89,34 @@ fn yarn_blends_frequencies() {
     let expected: Vec<f64> =
         (0..8).zip(kept).map(|(pair, kept)| plain(pair) * (kept + (1.0 - kept) / 4.0)).collect();
     assert_close(&rope.frequencies(None), &expected);
+}
+
+/// Checks that a requested scaling has the effect of the same scaling in the file.
+#[test]
+fn a_requested_scaling_replaces_that_of_the_file() {
+    let file = |kind: &str, factor: f32, context: u32| {
+        let read = read(|w| {
+            w.put("llama.rope.scaling.type", kind);
+            w.put("llama.rope.scaling.factor", factor);
+            w.put("llama.rope.scaling.original_context_length", context);
+        });
+        read.unwrap()
+    };
+    let requested = |mut h: Hyperparameters, scaling: RopeScaling| {
+        scaling.apply(&mut h);
+        (h.rope, h.context)
+    };
+    let plain = || read(|_| ()).unwrap();
+    let yarn = file("yarn", 4.0, 128).rope;
+    assert_eq!(requested(plain(), RopeScaling::Yarn(4.0)), (yarn, 512));
+    // The file's context of 128 tokens is already scaled.
+    for file in [file("yarn", 16.0, 32), file("linear", 4.0, 32)] {
+        assert_eq!(requested(file, RopeScaling::Yarn(4.0)).1, 128);
+    }
+    assert_eq!(requested(file("yarn", 16.0, 32), RopeScaling::Yarn(4.0)).0, file("yarn", 4.0, 32).rope);
+    let linear = file("linear", 2.0, 128).rope;
+    assert_eq!(requested(file("yarn", 16.0, 32), RopeScaling::Linear(2.0)), (linear, 64));
+    assert_eq!(requested(plain(), RopeScaling::Linear(1.0)), (plain().rope, 128));
 }
 
 #[test]
