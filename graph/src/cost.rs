@@ -13,6 +13,7 @@ pub(crate) struct NodeCost {
     pub(crate) read_bytes: u64,
     pub(crate) read_bytes_per_row: u64,
     pub(crate) kv_bytes_per_position: u64,
+    pub(crate) window: Option<u32>,
 }
 
 pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Result<NodeCost, ModelError> {
@@ -44,7 +45,8 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
             cost.flops_per_row = 4 * u64::from(heads.query_width() + heads.kv_width());
             cost.read_bytes = 8 * u64::from(heads.dimensions);
         }
-        Operator::Attention { heads, .. } | Operator::AttentionPartial { heads, .. } => {
+        Operator::Attention { heads, scores, .. } | Operator::AttentionPartial { heads, scores, .. } => {
+            cost.window = scores.window;
             cost.flops_per_row_position = 4 * u64::from(heads.query_width());
         }
         Operator::RopeAppend { heads, .. } => {

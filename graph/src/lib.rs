@@ -15,6 +15,7 @@ pub mod error;
 pub mod gguf;
 mod granularity;
 mod json;
+mod kv_ring;
 pub mod model;
 pub mod op;
 mod passes;
@@ -39,6 +40,7 @@ pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
 pub use granularity::Granularity;
+pub use kv_ring::KvRing;
 pub use model::{Lowering, Model, ModelError};
 pub use program::{
     CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,

@@ -6,6 +6,7 @@ use crate::checkpoint;
 use crate::error::{FormatError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
 use crate::granularity::Granularity;
+use crate::kv_ring::KvRing;
 use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::segment::{self, Segment, SegmentKind};
@@ -112,9 +113,15 @@ impl Lowering {
         self.context.div_ceil(ragtag_kernels::params::BLOCK_TOKENS as u32)
     }
 
-    /// Returns the number of cache blocks for all sequences.
+    /// Returns the number of cache blocks for all sequences, in layers that keep all positions.
     pub fn cache_blocks(&self) -> u32 {
         self.table_blocks().saturating_mul(self.sequences)
+    }
+
+    /// Returns the KV ring of layers with a window of `window` positions. Returns `None` if a ring would be as
+    /// long as the context.
+    pub fn kv_ring(&self, window: Option<u32>) -> Option<KvRing> {
+        KvRing::new(window, self.context, self.chunk, self.sequences)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Compiled stages as plain data. A stage lists the buffers that it needs, and one program (a sequence of
 //! dispatches) per bucket. The device's actor maps each [`Place`] to a buffer id and records the dispatches.
 
+use crate::kv_ring::KvRing;
 use crate::model::ModelError;
 use crate::stack::StackedMatrix;
 use crate::weights::{TensorInfo, Weights};
@@ -240,8 +241,12 @@ pub struct CompiledStage {
     pub weights: Vec<WeightBuffer>,
     /// Sizes of the key and value buffers in bytes.
     pub kv_bytes: Vec<u64>,
-    /// Number of cache blocks in each buffer of the KV cache.
+    /// Number of cache blocks in each buffer of the KV cache that holds all positions.
     pub kv_blocks: u32,
+    /// KvKV ring of the layers with a window. `None` if all layers of the model keep all positions.
+    pub kv_ring: Option<KvRing>,
+    /// Whether the blocks of each buffer of the KV cache are those of KV rings.
+    pub is_kv_ring: Vec<bool>,
     /// Names of the kernel variants that implement the module's entries, for receipts.
     pub variants: Vec<String>,
     /// Size of the scratch buffer in bytes, or 0 if the stage needs no scratch.
@@ -273,10 +278,23 @@ impl CompiledStage {
         self.programs.last().map_or(0, |p| p.params.logit_rows)
     }
 
+    /// Returns the size in bytes of the parameters of a program: one parameter block, and a second one with
+    /// the block tables of KV rings if the model has any.
+    pub fn params_bytes(&self, program: &Program) -> u64 {
+        let shape = &program.params;
+        if self.kv_ring.is_some() { shape.kv_ring_offset() + shape.bytes() } else { shape.bytes() }
+    }
+
+    /// Returns the size in bytes of a cache block in a buffer of the KV cache.
+    pub fn kv_block_bytes(&self, buffer: usize) -> u64 {
+        let ring = self.kv_ring.filter(|_| self.is_kv_ring[buffer]);
+        self.kv_bytes[buffer] / u64::from(ring.map_or(self.kv_blocks, |ring| ring.total).max(1))
+    }
+
     /// Returns the sizes in bytes of the four buffers of one slot: parameters, residual rows, rows in the
     /// wire type, and logits. The size is 0 for a buffer that the slot lacks.
     pub fn slot_buffers(&self) -> [u64; 4] {
-        let params = self.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
+        let params = self.programs.iter().map(|p| self.params_bytes(p)).max().unwrap_or(0);
         let rows = u64::from(self.max_rows());
         let crossing = rows * self.crossing_row_bytes.unwrap_or(0);
         [params, rows * self.row_bytes, crossing, u64::from(self.max_logit_rows()) * self.logit_row_bytes]

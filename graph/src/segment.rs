@@ -50,6 +50,9 @@ pub struct Segment {
     /// Bytes of keys and values per position of a sequence. For each row, attention reads this number of
     /// bytes per position.
     pub kv_bytes_per_position: u64,
+    /// Number of positions to which a row attends, including its own. `None` stands for all positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
     /// Scratch bytes for the largest micro-batch. A stage needs the maximum over its segments, not the sum.
     pub scratch_bytes: u64,
     /// Scratch bytes for the largest micro-batch on a device that uses f16 activations and dequantized
@@ -125,6 +128,7 @@ impl<'a> Measure<'a> {
             read_bytes: 0,
             read_bytes_per_row: 0,
             kv_bytes_per_position: 0,
+            window: None,
             scratch_bytes,
             wide_scratch_bytes: self.wide.scratch_bytes(range.clone())?.max(scratch_bytes),
             tensor_bytes: self.basic.tensor_bytes(&range).max(self.wide.tensor_bytes(&range)),
@@ -136,6 +140,7 @@ impl<'a> Measure<'a> {
             segment.read_bytes += cost.read_bytes;
             segment.read_bytes_per_row += cost.read_bytes_per_row;
             segment.kv_bytes_per_position += cost.kv_bytes_per_position;
+            segment.window = segment.window.or(cost.window);
         }
         Ok(segment)
     }
@@ -254,6 +259,7 @@ mod tests {
                         read_bytes: attention.read_bytes + ffn.read_bytes,
                         read_bytes_per_row: attention.read_bytes_per_row + ffn.read_bytes_per_row,
                         kv_bytes_per_position: attention.kv_bytes_per_position,
+                        window: attention.window,
                         scratch_bytes: attention.scratch_bytes.max(ffn.scratch_bytes),
                         wide_scratch_bytes: attention.wide_scratch_bytes.max(ffn.wide_scratch_bytes),
                         tensor_bytes: attention.tensor_bytes.max(ffn.tensor_bytes),

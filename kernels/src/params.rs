@@ -28,6 +28,9 @@ pub const SEQUENCES: u32 = 2;
 /// Number of words in the header, before the lists.
 pub const HEADER_WORDS: usize = 4;
 
+/// Alignment of the second parameter block in bytes. Every device can bind a range that starts at a multiple.
+const RING_ALIGNMENT_BYTES: u64 = 512;
+
 /// Capacities of a parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamsShape {
@@ -75,5 +78,11 @@ impl ParamsShape {
     /// Returns the number of bytes in the block.
     pub fn bytes(&self) -> u64 {
         self.words() as u64 * 4
+    }
+
+    /// Returns the offset in bytes of the second parameter block of models that have KV rings. Kernels that
+    /// access a cache with a KV ring read this block. It differs from the first one only in its block tables.
+    pub fn kv_ring_offset(&self) -> u64 {
+        self.bytes().next_multiple_of(RING_ALIGNMENT_BYTES)
     }
 }

@@ -3,13 +3,15 @@
 //! The size of each buffer is rounded up to its size class.
 
 use ragtag_graph::{
-    Granularity, Lowering, MemorySource, Model, ModelFile, WeightBuffer, WeightContent, WireType,
+    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, WeightBuffer, WeightContent,
+    WireType,
 };
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
 use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::arena_buffers;
+use ragtag_planner::plan::PlanStage;
 use ragtag_planner::streaming::Arenas;
 use ragtag_planner::{
     BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
@@ -200,33 +202,82 @@ fn the_proof_is_what_compiled_stages_take() {
                 let model = model.with_granularity(granularity);
                 let plan = plan(&model, &lowering, split, &caps());
                 assert_eq!(plan.model.granularity, granularity);
+                let what = format!("{name} {split}");
                 for stage in &plan.stages {
-                    let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps())
-                        .expect("compiles");
-                    let promised = &stage.memory_bytes;
-                    let sum = |bytes: &[u64]| bytes.iter().map(|&bytes| class_bytes(bytes)).sum::<u64>();
-                    let weights: Vec<u64> = compiled.weights.iter().map(|w| w.bytes()).collect();
-                    let what = format!("{name} {split} {kv:?} on {}: {promised:?}", stage.device);
-                    assert_eq!(promised.weights, sum(&weights), "weights, {what}");
-                    assert_eq!(promised.kv, sum(&compiled.kv_bytes), "kv, {what}");
-                    let rows = u64::from(compiled.max_rows());
-                    let slot = [
-                        compiled.programs.iter().map(|p| p.params.bytes()).max().expect("programs"),
-                        rows * compiled.row_bytes,
-                        rows * compiled.crossing_row_bytes.unwrap_or(0),
-                        u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
-                    ];
-                    assert_eq!(compiled.crossing_row_bytes.is_some(), wire_type == WireType::F16);
-                    assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {what}");
-                    let scratch = class_bytes(compiled.scratch_bytes);
-                    assert!(promised.scratch >= scratch, "scratch {scratch}, {what}");
-                    let all = promised.weights + promised.kv + scratch + promised.slots + promised.staging;
-                    let raw = compiled.device_bytes(u64::from(SLOTS)) + promised.staging;
-                    assert!(promised.total >= all && all >= raw, "{all}, {raw}, {what}");
-                    let buffers = weights.len() + compiled.kv_bytes.len() + 1 + slot.len() * SLOTS as usize;
-                    assert!(all <= raw + raw / 8 + 256 * buffers as u64, "{all} for {raw}, {what}");
+                    let compiled = check_caches(&model, &lowering, stage, &what);
+                    check_total(&compiled, stage, &what);
                 }
             }
+        }
+    }
+}
+
+fn sum(bytes: &[u64]) -> u64 {
+    bytes.iter().map(|&bytes| class_bytes(bytes)).sum()
+}
+
+/// Compares the planned KV cache and slots of a stage with those of the compiled stage, which it returns.
+fn check_caches(model: &Model, lowering: &Lowering, stage: &PlanStage, what: &str) -> CompiledStage {
+    let compiled = ragtag_graph::compile(model, stage.segments.range(), lowering, &caps()).expect("compiles");
+    let promised = &stage.memory_bytes;
+    let what = format!("{what} {:?} on {}: {promised:?}", lowering.kv, stage.device);
+    assert_eq!(promised.kv, sum(&compiled.kv_bytes), "kv, {what}");
+    let rows = u64::from(compiled.max_rows());
+    let slot = [
+        compiled.programs.iter().map(|p| compiled.params_bytes(p)).max().expect("programs"),
+        rows * compiled.row_bytes,
+        rows * compiled.crossing_row_bytes.unwrap_or(0),
+        u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
+    ];
+    assert_eq!(compiled.crossing_row_bytes.is_some(), lowering.wire_type == WireType::F16);
+    assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {what}");
+    compiled
+}
+
+/// Compares the planned weights and the total memory of a stage with those of the compiled stage.
+fn check_total(compiled: &CompiledStage, stage: &PlanStage, what: &str) {
+    let promised = &stage.memory_bytes;
+    let what = format!("{what} on {}: {promised:?}", stage.device);
+    let weights: Vec<u64> = compiled.weights.iter().map(|w| w.bytes()).collect();
+    assert_eq!(promised.weights, sum(&weights), "weights, {what}");
+    let scratch = class_bytes(compiled.scratch_bytes);
+    assert!(promised.scratch >= scratch, "scratch {scratch}, {what}");
+    let all = promised.weights + promised.kv + scratch + promised.slots + promised.staging;
+    let raw = compiled.device_bytes(u64::from(SLOTS)) + promised.staging;
+    assert!(promised.total >= all && all >= raw, "{all}, {raw}, {what}");
+    let buffers = weights.len() + compiled.kv_bytes.len() + 1 + 4 * SLOTS as usize;
+    assert!(all <= raw + raw / 8 + 256 * buffers as u64, "{all} for {raw}, {what}");
+}
+
+/// Checks that layers with a window keep only the blocks of their KV rings, and that the plan counts them so.
+/// Two of the three layers have a window of 13 positions.
+#[test]
+fn kv_rings_are_proved() {
+    let bytes = std::fs::read(test_support::golden("tiny-gemma3").join("model.gguf")).expect("the model");
+    let file =
+        ModelFile::open(vec![Arc::new(MemorySource::new("tiny-gemma3", bytes))]).expect("a model file");
+    let model = Model::new(file).expect("a model");
+    let (kv, activations, wire_type) = (KvType::F16, Activations::F32, WireType::F32);
+    // Context, sequences, chunk, and the number of blocks of a ring.
+    for (context, sequences, chunk, ring) in [
+        (131_072, 1, 512, Some(34)),
+        (131_072, 3, 3, Some(2)),
+        (112, 2, 64, Some(6)),
+        // A ring would be as long as the context.
+        (96, 2, 64, None),
+    ] {
+        let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows: 1, wire_type };
+        let halves = model.with_granularity(Granularity::HalfBlock);
+        for (model, split) in [(&model, "0-2=cpu:0,3-4=cpu:1"), (&halves, "0-1=cpu:0,2-7=cpu:1")] {
+            let plan = plan(model, &lowering, split, &caps());
+            let what = format!("context {context}, {split}");
+            let check = |stage| check_caches(model, &lowering, stage, &what);
+            let compiled: Vec<_> = plan.stages.iter().map(check).collect();
+            let kv_bytes: Vec<u64> = compiled.iter().flat_map(|stage| stage.kv_bytes.clone()).collect();
+            let block_bytes = u64::from(model.hyperparameters().kv_heads * 32 * 16 * 2 * sequences);
+            let full = block_bytes * u64::from(context / 16);
+            let windowed = ring.map_or(full, |blocks| block_bytes * blocks);
+            assert_eq!(kv_bytes, [windowed, windowed, full, full, windowed, windowed], "{what}");
         }
     }
 }

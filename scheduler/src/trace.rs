@@ -451,6 +451,7 @@ mod tests {
             first_position,
             tokens: tokens.into(),
             blocks: [].into(),
+            ring: [].into(),
             logits,
         };
         let batch = |items| MicroBatch { id: MicroBatchId(1), credit: 0, items };

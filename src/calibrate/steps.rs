@@ -437,6 +437,10 @@ fn bytes(segment: &Segment) -> u64 {
 fn shape(model: &Model) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{:?}", model.hyperparameters()).as_bytes());
+    if model.hyperparameters().extras.window.is_some() {
+        // Profiles without KV rings have other keys for layers with a window.
+        hasher.update(b"KV rings;");
+    }
     for tensor in model.graph().weights().tensors() {
         hasher.update(format!("{} {:?} {:?};", tensor.name, tensor.tensor_type, tensor.shape).as_bytes());
     }

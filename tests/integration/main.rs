@@ -21,6 +21,7 @@ mod golden;
 mod gpus;
 mod guard;
 mod hip;
+mod kv_rings;
 mod level_zero;
 mod links;
 mod losses;

@@ -30,13 +30,13 @@ fn limited(label: &str, bytes: u64) -> Devices {
     Devices::probe(&options).unwrap()
 }
 
-fn start(model: &Model, found: &Devices, plan: &Plan, all_logits: bool) -> Engine {
+pub(crate) fn start(model: &Model, found: &Devices, plan: &Plan, all_logits: bool) -> Engine {
     let mut options = EngineOptions::default();
     (options.all_logits, options.trace) = (all_logits, true);
     Engine::start_exact(model, found, plan, options).unwrap()
 }
 
-fn tokens(session: &Session, prompt: &[u32], more: u32) -> Vec<u32> {
+pub(crate) fn tokens(session: &Session, prompt: &[u32], more: u32) -> Vec<u32> {
     let stream = session.generate(Prompt::Tokens(prompt), &greedy(more)).unwrap();
     block_on(listen(stream)).unwrap().ids
 }
@@ -117,7 +117,7 @@ fn streamed_stages_of_pipelines_change_no_bit() {
 }
 
 /// Returns the plan with a prefill stage on `device`, which streams the layers of the other devices.
-fn with_prefill(mut plan: Plan, device: &str, from_tokens: u32) -> Plan {
+pub(crate) fn with_prefill(mut plan: Plan, device: &str, from_tokens: u32) -> Plan {
     let own = plan.stages.iter().find(|stage| stage.device == device).unwrap().clone();
     let last = plan.model.segments - 1;
     let others = plan.stages.iter().filter(|stage| stage.device != device);

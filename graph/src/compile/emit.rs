@@ -2,8 +2,7 @@
 
 use super::crossing::row_copy;
 use super::{
-    CompileError, cache_bytes, capacity, factor_name, frequencies_name, kv_layers, output_bytes,
-    storage::Storage,
+    Caches, CompileError, capacity, factor_name, frequencies_name, kv_layers, output_bytes, storage::Storage,
 };
 use crate::arch::{Rope, RopePairing};
 use crate::model::{Lowering, Model, ModelError};
@@ -37,6 +36,7 @@ pub(super) struct Emitter<'a> {
     pub(super) graph: &'a OperatorGraph,
     pub(super) caps: &'a Caps,
     pub(super) lowering: &'a Lowering,
+    pub(super) caches: &'a Caches,
     pub(super) params: ParamsShape,
     pub(super) storage: Storage,
     pub(super) weights: &'a [WeightBuffer],
@@ -148,7 +148,7 @@ impl Emitter<'_> {
         let p = self.params;
         let cache = |layer: u32, heads: &Heads| {
             let first = 2 * layers.iter().position(|&l| l == layer).unwrap_or(0);
-            let bytes = cache_bytes(heads, self.lowering);
+            let bytes = self.caches.bytes(layer, heads);
             [(Place::Kv(first), 0, bytes), (Place::Kv(first + 1), 0, bytes)]
         };
         let (kernel, arguments, constants) = match &node.operator {
@@ -194,7 +194,7 @@ impl Emitter<'_> {
                 (Kernel::HeadNorm, arguments, constants)
             }
             Operator::RopeAppend { layer, heads, rope } => {
-                let mut constants = self.cache_constants(heads);
+                let mut constants = self.cache_constants(*layer, heads);
                 constants.extend(rope_constants(rope));
                 let [keys, values] = cache(*layer, heads);
                 let frequencies = self.weight(&frequencies_name(rope));
@@ -204,7 +204,7 @@ impl Emitter<'_> {
             Operator::Attention { layer, heads, scores }
             | Operator::AttentionPartial { layer, heads, scores, .. } => {
                 let qkv = self.graph.inputs(index)[0];
-                let mut constants = self.cache_constants(heads);
+                let mut constants = self.cache_constants(*layer, heads);
                 constants.extend([scores.scale.to_bits(), self.graph.node(qkv).width]);
                 constants.push(scores.window.unwrap_or(NO_WINDOW));
                 constants.push(scores.cap.unwrap_or(0.0).to_bits());
@@ -243,7 +243,21 @@ impl Emitter<'_> {
             }
         };
         let segment = node.segment;
-        self.dispatch(segment, kernel, rows, arguments, constants)
+        let mut step = self.dispatch(segment, kernel, rows, arguments, constants)?;
+        if self.uses_ring(&node.operator) {
+            step.slices[0].offset = self.params.kv_ring_offset();
+        }
+        Ok(step)
+    }
+
+    /// Returns whether an operator accesses a KV cache whose blocks are those of KV rings.
+    fn uses_ring(&self, operator: &Operator) -> bool {
+        match operator {
+            Operator::RopeAppend { layer, .. }
+            | Operator::Attention { layer, .. }
+            | Operator::AttentionPartial { layer, .. } => self.caches.ring_of(*layer).is_some(),
+            _ => false,
+        }
     }
 
     pub(super) fn dispatch(
@@ -293,10 +307,10 @@ impl Emitter<'_> {
 
     /// Returns the leading constants of kernels that access the KV cache: capacities of the parameter block,
     /// head counts, elements per head and number of cache blocks.
-    fn cache_constants(&self, heads: &Heads) -> Vec<u32> {
+    fn cache_constants(&self, layer: u32, heads: &Heads) -> Vec<u32> {
         let p = self.params;
         let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
-        constants.extend([heads.queries, heads.kv, heads.dimensions, self.lowering.cache_blocks()]);
+        constants.extend([heads.queries, heads.kv, heads.dimensions, self.caches.blocks(layer)]);
         constants
     }
 

@@ -6,6 +6,7 @@
 //! the parameter block, so they do not compute padding rows. All buckets share one scratch buffer, sized for
 //! the largest bucket.
 
+mod caches;
 mod crossing;
 mod emit;
 mod storage;
@@ -17,11 +18,12 @@ use crate::passes;
 use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
 use crate::wire_type::WireType;
+use caches::{Caches, kv_layers};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
 use ragtag_kernels::attention::{append, partial};
 use ragtag_kernels::matmul::normed;
-use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
+use ragtag_kernels::params::ParamsShape;
 use ragtag_kernels::{
     Activations, Kernel, Layout, Resident, TensorType, Variant, activations_for, layout_for,
 };
@@ -71,6 +73,7 @@ pub fn compile(
         return Err(ModelError::NoData { name: tensor.name.clone() }.into());
     }
     let plain = model.graph(Activations::F32);
+    let caches = Caches::new(&plain, lowering);
     let weights = weight_buffers(model, &plain, segments.clone(), lowering.context, |t| layout_for(t, caps))?;
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let is_widened = |t: TensorType| {
@@ -92,8 +95,9 @@ pub fn compile(
         fuse(&mut graph, model, lowering, &weights, caps, &params);
         let storage = Storage::plan(&graph, segments.clone(), &params)?;
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
+        let (graph, weights, caches) = (&graph, &weights, &caches);
         let mut emitter =
-            Emitter { model, graph: &graph, caps, lowering, params, storage, weights: &weights, variants };
+            Emitter { model, graph, caps, lowering, caches, params, storage, weights, variants };
         let steps = emitter.steps(segments.clone())?;
         variants = emitter.variants;
         programs.push(Program { params, steps });
@@ -101,6 +105,7 @@ pub fn compile(
     let h = model.hyperparameters();
     let last = segments.end == model.segment_count();
     let row_bytes = u64::from(h.width) * 4;
+    let layers = kv_layers(&plain, &segments);
     let stage = CompiledStage {
         module: Module {
             name: format!("segments {}-{}", segments.start, segments.end.saturating_sub(1)),
@@ -109,11 +114,10 @@ pub fn compile(
                 .ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
-        kv_bytes: kv_layers(&plain, &segments)
-            .iter()
-            .flat_map(|(_, heads)| [cache_bytes(heads, lowering); 2])
-            .collect(),
+        kv_bytes: layers.iter().flat_map(|(layer, heads)| [caches.bytes(*layer, heads); 2]).collect(),
         kv_blocks: lowering.cache_blocks(),
+        kv_ring: caches.ring,
+        is_kv_ring: layers.iter().flat_map(|(layer, _)| [caches.ring_of(*layer).is_some(); 2]).collect(),
         scratch_bytes,
         row_bytes,
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
@@ -340,23 +344,6 @@ fn rope_frequencies(model: &Model, rope: &Rope, context: u32) -> Result<WeightCo
         return Err(ModelError::Hyperparameter { key: name.unwrap_or(ROPE_FACTORS).into(), why });
     }
     Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
-}
-
-/// Returns the size in bytes of the key buffer of one layer. The value buffer has the same size.
-fn cache_bytes(heads: &Heads, lowering: &Lowering) -> u64 {
-    let positions = u64::from(lowering.cache_blocks()) * BLOCK_TOKENS as u64;
-    positions * u64::from(heads.kv_width()) * lowering.kv.bytes()
-}
-
-/// Returns the layers whose KV caches the segments hold, in order, and the head counts of each layer.
-fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<(u32, Heads)> {
-    let layer = |node: &Node| match node.operator {
-        _ if !segments.contains(&node.segment) => None,
-        Operator::RopeAppend { layer, heads, .. }
-        | Operator::AttentionPartial { layer, heads, appends: Some(_), .. } => Some((layer, heads)),
-        _ => None,
-    };
-    graph.ordered().into_iter().filter_map(|n| layer(graph.node(n))).collect()
 }
 
 fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> {

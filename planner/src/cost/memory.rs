@@ -5,7 +5,7 @@
 
 use super::{BufferLimits, DeviceFacts};
 use crate::plan::StageMemory;
-use ragtag_graph::{Segment, WireType};
+use ragtag_graph::{KvRing, Segment, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
@@ -21,6 +21,8 @@ pub struct StageCapacity {
     pub sequences: u32,
     /// Maximum number of rows in a micro-batch.
     pub rows: u32,
+    /// Largest window of the model's layers, in positions. `None` if all layers keep all positions.
+    pub window: Option<u32>,
     /// Maximum number of logit rows in a micro-batch.
     pub logit_rows: u32,
     /// Maximum number of micro-batches that the stage holds at once.
@@ -41,17 +43,25 @@ impl StageCapacity {
         u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
     }
 
+    /// Returns the KV ring of the layers with a window, if it is shorter than the context.
+    pub fn kv_ring(&self) -> Option<KvRing> {
+        KvRing::new(self.window, self.context, self.rows, self.sequences)
+    }
+
     /// Returns the bytes of a segment's KV cache, which has one buffer for keys and one for values.
-    /// `bytes_per_position` covers both buffers.
-    pub fn kv_bytes(&self, bytes_per_position: u64) -> u64 {
-        class_bytes(self.kv_buffer_bytes(bytes_per_position)).saturating_mul(2)
+    pub fn kv_bytes(&self, kind: KvKind) -> u64 {
+        class_bytes(self.kv_buffer_bytes(kind)).saturating_mul(2)
     }
 
     /// Returns the size of the key buffer in bytes, before rounding up to a size class. The value buffer has
     /// the same size.
-    fn kv_buffer_bytes(&self, bytes_per_position: u64) -> u64 {
-        let positions = (self.blocks() * BLOCK_TOKENS as u64).saturating_mul(u64::from(self.sequences));
-        bytes_per_position.div_ceil(2).saturating_mul(positions)
+    fn kv_buffer_bytes(&self, kind: KvKind) -> u64 {
+        let blocks = match self.kv_ring().filter(|_| kind.is_windowed) {
+            Some(ring) => u64::from(ring.total),
+            None => self.blocks().saturating_mul(u64::from(self.sequences)),
+        };
+        let positions = blocks.saturating_mul(BLOCK_TOKENS as u64);
+        kind.bytes_per_position.div_ceil(2).saturating_mul(positions)
     }
 
     /// Returns the maximum size of a micro-batch's logits, in bytes.
@@ -67,7 +77,8 @@ impl StageCapacity {
             sequences: self.sequences,
             table_blocks: u32::try_from(self.blocks()).unwrap_or(u32::MAX),
         };
-        params.bytes()
+        // Models with KV rings have a second parameter block.
+        params.bytes() + self.kv_ring().map_or(0, |_| params.kv_ring_offset())
     }
 
     /// Returns the bytes of all slots of a stage, and of the checksums of their transfers. If `last` is set,
@@ -92,6 +103,21 @@ impl StageCapacity {
         }
         let transfer = u64::from(self.rows).saturating_mul(self.wire_type.row_bytes(self.row_bytes));
         place_bytes(transfer).saturating_mul(2 * u64::from(self.slots))
+    }
+}
+
+/// Properties of a segment that determine the size of its KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KvKind {
+    /// Bytes of keys and values per position.
+    pub bytes_per_position: u64,
+    /// Whether the segment keeps a window of positions only.
+    pub is_windowed: bool,
+}
+
+impl From<&Segment> for KvKind {
+    fn from(segment: &Segment) -> Self {
+        Self { bytes_per_position: segment.kv_bytes_per_position, is_windowed: segment.window.is_some() }
     }
 }
 
@@ -167,8 +193,8 @@ pub struct RunSizes {
     wide_scratch: Vec<u64>,
     /// Bytes of the largest tensor of a micro-batch, indexed like `weights`.
     tensors: Vec<u64>,
-    /// For each KV size per position: at index `i`, the number of segments in `0 .. i` with that size.
-    kv_before: Vec<(u64, Vec<u64>)>,
+    /// For each kind of KV cache: at index `i`, the number of segments in `0 .. i` with that kind.
+    kv_before: Vec<(KvKind, Vec<u64>)>,
 }
 
 impl RunSizes {
@@ -213,13 +239,13 @@ impl RunSizes {
                 sizes.tensors[first * n + last] = tensor;
             }
         }
-        let kinds: BTreeSet<u64> =
-            segments.iter().map(|s| s.kv_bytes_per_position).filter(|&b| b > 0).collect();
+        let kinds = segments.iter().map(KvKind::from).filter(|kind| kind.bytes_per_position > 0);
+        let kinds: BTreeSet<KvKind> = kinds.collect();
         for kind in kinds {
             let mut before = vec![0];
             for segment in segments {
                 let so_far = before[before.len() - 1];
-                before.push(so_far + u64::from(segment.kv_bytes_per_position == kind));
+                before.push(so_far + u64::from(KvKind::from(segment) == kind));
             }
             sizes.kv_before.push((kind, before));
         }
@@ -229,7 +255,7 @@ impl RunSizes {
 
     /// Returns the KV cache bytes of the segments `first .. end`.
     pub fn kv_bytes(&self, first: usize, end: usize, shape: &StageCapacity) -> u64 {
-        let of_kind = |(kind, before): &(u64, Vec<u64>)| {
+        let of_kind = |(kind, before): &(KvKind, Vec<u64>)| {
             shape.kv_bytes(*kind).saturating_mul(before[end] - before[first])
         };
         self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)

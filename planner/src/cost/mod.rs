@@ -24,7 +24,7 @@ pub use device::{BufferLimits, DeviceFacts};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
 pub use link::{LinkFacts, Links, SharedLink, fit_copies};
-pub use memory::{Held, LargeBuffer, RunSizes, StageCapacity, Streamed, arena_buffers};
+pub use memory::{Held, KvKind, LargeBuffer, RunSizes, StageCapacity, Streamed, arena_buffers};
 pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,

@@ -133,6 +133,9 @@ pub struct SegmentKey {
     pub read_bytes_per_row: u64,
     /// The field of the same name in [`Segment`].
     pub kv_bytes_per_position: u64,
+    /// The field of the same name in [`Segment`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
 }
 
 /// The times of one kind of segment.
@@ -209,6 +212,7 @@ impl From<&Segment> for SegmentKey {
             read_bytes: segment.read_bytes,
             read_bytes_per_row: segment.read_bytes_per_row,
             kv_bytes_per_position: segment.kv_bytes_per_position,
+            window: segment.window,
         }
     }
 }
@@ -219,11 +223,13 @@ impl SegmentKey {
         self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0
     }
 
-    /// Returns the point at which to look up this kind of segment's time for `batch`.
+    /// Returns the point at which to look up this kind of segment's time for `batch`. Rows attend to at most
+    /// the positions of the window.
     pub fn point(&self, batch: &BatchShape) -> TimePoint {
         let rows = batch.rows_for(self.kind);
+        let positions = self.window.map_or(batch.positions, |window| batch.positions.min(window.into()));
         match self.attends() {
-            true => TimePoint { rows, sequences: batch.sequences, positions: batch.positions },
+            true => TimePoint { rows, sequences: batch.sequences, positions },
             false => TimePoint { rows, sequences: rows, positions: 0.0 },
         }
     }
@@ -254,10 +260,12 @@ impl TimePoint {
 }
 
 impl KindProfile {
-    /// Creates the profile of a kind and sorts its samples.
+    /// Creates the profile of a kind. Sorts its samples, and keeps the first sample of each point. A kind with
+    /// a window has several samples of a point if rows were timed at several positions beyond the window.
     pub fn new(key: SegmentKey, mut samples: Vec<TimeSample>) -> Self {
         let order = |s: &TimeSample| (s.at.rows, s.at.sequences);
         samples.sort_by(|a, b| order(a).cmp(&order(b)).then(a.at.positions.total_cmp(&b.at.positions)));
+        samples.dedup_by(|later, earlier| later.at == earlier.at);
         Self { key, samples }
     }
 

@@ -16,6 +16,7 @@ fn segment(kind: SegmentKind) -> Segment {
         read_bytes: 1_000_000,
         read_bytes_per_row: 100,
         kv_bytes_per_position: if attends { 512 } else { 0 },
+        window: None,
         scratch_bytes: 0,
         wide_scratch_bytes: 0,
         tensor_bytes: 0,
@@ -243,4 +244,23 @@ fn merged_profiles_prefer_newer_samples() {
     assert_eq!(new.kinds[1], old.kinds[1]);
     assert!(new.has(&key, &TimePoint { rows: 2, sequences: 2, positions: 32.0 }));
     assert!(!old.has(&key, &TimePoint { rows: 2, sequences: 2, positions: 32.0 }));
+}
+
+#[test]
+fn samples_beyond_the_window_are_one_point() {
+    let windowed = Segment { window: Some(64), ..segment(SegmentKind::Block) };
+    let key = SegmentKey::from(&windowed);
+    assert_ne!(key, SegmentKey::from(&segment(SegmentKind::Block)));
+    let at = |positions| key.point(&BatchShape { rows: 1, logit_rows: 1, sequences: 1, positions });
+    let timed = [(32.0, 100.0), (512.0, 116.0), (4096.0, 118.0)];
+    let timed = timed.map(|(positions, us)| TimeSample { at: at(positions), ..sample(1, 1, 0.0, us) });
+    let kind = KindProfile::new(key, timed.to_vec());
+    assert_eq!(kind.samples.len(), 2);
+    let time = |positions| kind.time(&at(positions)).expect("measured").value;
+    assert_eq!([32.0, 48.0, 64.0, 1e5].map(time), [100.0, 108.0, 116.0, 116.0]);
+    let mut profile = profile();
+    profile.kinds.push(kind);
+    let json = serde_json::to_string(&profile).expect("JSON");
+    assert_eq!(Profile::from_json(&json).expect("a profile"), profile);
+    assert_eq!(json.matches("window").count(), 1, "{json}");
 }

@@ -131,7 +131,7 @@ mod tests {
             (0..parts.len()).filter(|&at| parts[at].arena.is_some() && !alone(at)).collect();
         // All arenas are free at first. `holds` is the computation, counted over all steps, that an arena
         // serves.
-        let mut holds = vec![None; MOST_ARENAS];
+        let mut holds = [None; MOST_ARENAS];
         let (mut copies, mut copying_us, mut loaded) = (0usize, 0u64, vec![false; parts.len() * (STEPS + 1)]);
         let (mut computed, mut computing_us, mut now_us) = (0usize, 0u64, 0u64);
         let mut ends_us = vec![];

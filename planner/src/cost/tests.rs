@@ -19,6 +19,7 @@ fn segment(kind: SegmentKind, tensors: &[(&str, u64)]) -> Segment {
         read_bytes: 1_000_000,
         read_bytes_per_row: 100,
         kv_bytes_per_position: 512,
+        window: None,
         scratch_bytes: 4096,
         wide_scratch_bytes: 8192,
         tensor_bytes: 2048,
@@ -74,6 +75,19 @@ fn halves_count_rows_as_blocks_and_launch_half_as_much() {
 }
 
 #[test]
+fn rows_attend_to_at_most_the_window() {
+    let full = segment(SegmentKind::Block, &[]);
+    let windowed = Segment { window: Some(100), ..full.clone() };
+    let time = |segment: &Segment, positions: f64| {
+        let batch = BatchShape { rows: 8, logit_rows: 8, sequences: 8, positions };
+        segment_time_us(segment, &device(), Activations::F32, &batch)
+    };
+    assert_eq!(time(&windowed, 40.0), time(&full, 40.0));
+    assert_eq!(time(&windowed, 100_000.0), time(&full, 100.0));
+    assert!(time(&full, 100_000.0) > 2.0 * time(&full, 100.0));
+}
+
+#[test]
 fn the_head_costs_by_logit_rows() {
     let head = segment(SegmentKind::Head, &[]);
     let time = |rows, logit_rows| {
@@ -97,6 +111,7 @@ fn a_shared_tensor_counts_once_in_a_stage() {
         context: 17,
         sequences: 3,
         rows: 4,
+        window: None,
         logit_rows: 2,
         slots: 2,
         row_bytes: 100,
@@ -133,6 +148,7 @@ fn sizes_beyond_64_bits_saturate() {
         context: u32::MAX,
         sequences: u32::MAX,
         rows: u32::MAX,
+        window: None,
         logit_rows: u32::MAX,
         slots: u32::MAX,
         row_bytes: u64::MAX,

@@ -135,6 +135,7 @@ impl<'a> Problem<'a> {
             context,
             sequences: limits.sequences,
             rows: point.chunk,
+            window: lowered.segments.iter().filter_map(|segment| segment.window).max(),
             logit_rows: limits.logit_rows_of(point.groups, point.chunk),
             slots: limits.slots,
             row_bytes: input.model.row_bytes,

@@ -420,7 +420,7 @@ impl StageBuffers {
         Ok(id)
     }
 
-    /// Writes a micro-batch's parameter block for `slot` and the program at `index`.
+    /// Writes a micro-batch's parameter blocks for `slot` and the program at `index`.
     fn write_params(
         &mut self,
         slot: u32,
@@ -429,10 +429,17 @@ impl StageBuffers {
         failed: &impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
         let shape = self.compiled.programs[index].params;
-        let words = &mut self.words[..shape.words()];
-        write_params(batch, &shape, words).map_err(|e| Error::protocol(format!("{}: {e}", batch.id)))?;
+        let bytes = self.compiled.params_bytes(&self.compiled.programs[index]);
+        let words = &mut self.words[..bytes as usize / 4];
+        let (first, ring) = words.split_at_mut(shape.words());
+        let failure = |e| Error::protocol(format!("{}: {e}", batch.id));
+        write_params(batch, &shape, false, first).map_err(failure)?;
+        if self.compiled.kv_ring.is_some() {
+            let gap = shape.kv_ring_offset() as usize / 4 - shape.words();
+            write_params(batch, &shape, true, &mut ring[gap..]).map_err(failure)?;
+        }
         let start = u64::from(slot) * self.params_stride;
-        let range = start as usize..(start + shape.bytes()) as usize;
+        let range = start as usize..(start + bytes) as usize;
         // The slot's last program has completed, so no device reads these bytes.
         let mut lease = self.params.write(range).map_err(failed)?;
         for (bytes, word) in lease.as_chunks_mut::<4>().0.iter_mut().zip(words) {
@@ -455,7 +462,7 @@ impl StageBuffers {
     /// parameter block, then the steps of the part.
     fn commands(&self, index: usize, part: usize, slot: u32) -> Result<Vec<Command>> {
         let program = &self.compiled.programs[index];
-        let bytes = program.params.bytes();
+        let bytes = self.compiled.params_bytes(program);
         let to = BufferRange { buffer: self.slots[slot as usize].params, offset: 0, bytes };
         let (region, offset) = (self.params_region(), u64::from(slot) * self.params_stride);
         let upload = Command::Upload { region, offset, to };

@@ -36,12 +36,8 @@ pub(crate) struct Passage {
 
 /// Returns the size in bytes of the region of a passage to `receiver`, whose places hold up to `blocks` blocks.
 pub(crate) fn region_bytes(receiver: &CompiledStage, blocks: u64) -> u64 {
-    let block_bytes: u64 = (0..receiver.kv_bytes.len()).map(|buffer| block_bytes(receiver, buffer)).sum();
+    let block_bytes: u64 = (0..receiver.kv_bytes.len()).map(|buffer| receiver.kv_block_bytes(buffer)).sum();
     block_bytes.saturating_mul(blocks).saturating_mul(PREFILLS as u64)
-}
-
-fn block_bytes(compiled: &CompiledStage, buffer: usize) -> u64 {
-    compiled.kv_bytes[buffer] / u64::from(compiled.kv_blocks.max(1))
 }
 
 /// Returns the segment of each buffer of the KV cache.
@@ -61,9 +57,10 @@ pub(crate) fn same_kv_blocks(whole: &CompiledStage, part: &CompiledStage) -> boo
     let blocks = |compiled: &CompiledStage| -> Vec<(usize, u64)> {
         let segments = kv_segments(compiled).into_iter().enumerate();
         let within = segments.filter(|(_, segment)| part.segments.contains(segment));
-        within.map(|(buffer, segment)| (segment, block_bytes(compiled, buffer))).collect()
+        within.map(|(buffer, segment)| (segment, compiled.kv_block_bytes(buffer))).collect()
     };
-    whole.kv_blocks == part.kv_blocks && blocks(whole) == blocks(part)
+    let counts = |compiled: &CompiledStage| (compiled.kv_blocks, compiled.kv_ring);
+    counts(whole) == counts(part) && blocks(whole) == blocks(part)
 }
 
 /// A buffer whose keys or values pass.
@@ -71,6 +68,8 @@ struct Passed {
     segment: usize,
     buffer: BufferId,
     block_bytes: u64,
+    /// Whether its blocks are those of KV rings.
+    in_ring: bool,
 }
 
 /// A passage of a loaded stage.
@@ -88,7 +87,8 @@ impl LoadedPassage {
         let passed = |(at, (segment, buffer)): (usize, (usize, &BufferId))| Passed {
             segment,
             buffer: *buffer,
-            block_bytes: block_bytes(compiled, at),
+            block_bytes: compiled.kv_block_bytes(at),
+            in_ring: compiled.is_kv_ring[at],
         };
         let buffers =
             buffers.map(passed).filter(|passed| passage.segments.contains(&passed.segment)).collect();
@@ -125,17 +125,17 @@ impl LoadedPassage {
         segments: &Range<usize>,
         to_host: bool,
     ) -> Result<Vec<Command>> {
-        let runs = block_runs(batch);
+        let runs = [false, true].map(|in_ring| block_runs(batch, in_ring));
         let Passage { blocks, .. } = self.passage;
-        if runs.iter().map(|run| run.count).sum::<u64>() > blocks {
+        if runs[0].iter().map(|run| run.count).sum::<u64>() > blocks {
             return Err(Error::protocol(format!("{} has too many blocks for a place", batch.id)));
         }
         let place_bytes: u64 = self.buffers.iter().map(|passed| passed.block_bytes * blocks).sum();
         let mut start = u64::from(place) * place_bytes;
         let mut commands = Vec::new();
         for passed in &self.buffers {
-            let Passed { segment, buffer, block_bytes } = *passed;
-            for run in runs.iter().filter(|_| segments.contains(&segment)) {
+            let Passed { segment, buffer, block_bytes, in_ring } = *passed;
+            for run in runs[usize::from(in_ring)].iter().filter(|_| segments.contains(&segment)) {
                 let offset = start + run.at * block_bytes;
                 let bytes = run.count * block_bytes;
                 let range = BufferRange { buffer, offset: run.first * block_bytes, bytes };
@@ -160,15 +160,15 @@ struct BlockRun {
     at: u64,
 }
 
-/// Returns the blocks that a micro-batch writes.
-fn block_runs(batch: &MicroBatch) -> Vec<BlockRun> {
+/// Returns the blocks that a micro-batch writes, of KV rings if `in_ring` is set.
+fn block_runs(batch: &MicroBatch, in_ring: bool) -> Vec<BlockRun> {
     let mut runs: Vec<BlockRun> = Vec::new();
     let tokens = BLOCK_TOKENS as u32;
     let written = batch.items.iter().flat_map(|item| {
         let range = item.first_position / tokens..item.end_position().div_ceil(tokens);
-        item.blocks.iter().take(range.end as usize).skip(range.start as usize)
+        range.filter_map(move |index| item.block(index as usize, in_ring))
     });
-    for (at, &block) in (0..).zip(written) {
+    for (at, block) in (0..).zip(written) {
         match runs.last_mut() {
             Some(run) if run.first + run.count == u64::from(block) => run.count += 1,
             _ => runs.push(BlockRun { first: block.into(), count: 1, at }),
@@ -189,12 +189,14 @@ mod tests {
             first_position,
             tokens: vec![0; rows as usize],
             blocks: blocks.into(),
+            ring: [1, 2, 5].into(),
             logits: LogitRows::None,
         };
         // Positions 20 to 49 are in blocks 1 to 3 of the first sequence.
         let items = vec![item(20, 30, &[9, 4, 5, 7, 8]), item(0, 16, &[8, 3])];
         let batch = MicroBatch { id: MicroBatchId(0), credit: 0, items };
         let run = |first, count, at| BlockRun { first, count, at };
-        assert_eq!(block_runs(&batch), [run(4, 2, 0), run(7, 2, 2)]);
+        assert_eq!(block_runs(&batch, false), [run(4, 2, 0), run(7, 2, 2)]);
+        assert_eq!(block_runs(&batch, true), [run(2, 1, 0), run(5, 1, 1), run(1, 1, 2), run(1, 1, 3)]);
     }
 }

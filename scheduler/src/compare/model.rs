@@ -6,7 +6,8 @@ use crate::trace::Computed;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
 use ragtag_planner::cost::{
-    BatchShape, BoundaryTime, DeviceFacts, LinkFacts, RunSizes, segment_time_us, step_us,
+    BatchShape, BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SegmentWork, segment_time_us,
+    step_us,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -333,12 +334,8 @@ fn segment_parts(
     let time_us = segment_time_us(segment, device, activations, batch);
     let overhead_us = device.launch_us.value.min(time_us);
     let rest_us = time_us - overhead_us;
-    let rows = f64::from(if segment.kind == SegmentKind::Head { batch.logit_rows } else { batch.rows });
-    let bytes = segment.read_bytes as f64
-        + rows * segment.read_bytes_per_row as f64
-        + f64::from(batch.sequences) * batch.positions * segment.kv_bytes_per_position as f64;
-    let flops =
-        rows * (segment.flops_per_row as f64 + batch.positions * segment.flops_per_row_position as f64);
+    let key = SegmentKey::from(segment);
+    let SegmentWork { bytes, flops } = key.work(&key.point(batch));
     let flops_per_s = match activations {
         Activations::F32 => device.exact_flops_per_s.value,
         Activations::Int8 | Activations::F16 => device.fast_flops_per_s.value,

@@ -49,8 +49,11 @@ pub struct Item {
     pub first_position: u32,
     /// The tokens. Each is one row.
     pub tokens: Vec<u32>,
-    /// The cache blocks of the sequence, in position order.
+    /// The cache blocks of the sequence in layers that keep all positions, in position order.
     pub blocks: Arc<[u32]>,
+    /// The blocks of the sequence's KV ring. Empty if the model has none.
+    #[serde(default)]
+    pub ring: Arc<[u32]>,
     /// The rows that need logits.
     pub logits: LogitRows,
 }
@@ -63,6 +66,15 @@ impl Item {
             LogitRows::Last => 1,
             LogitRows::All => self.tokens.len() as u32,
         }
+    }
+
+    /// Returns the cache block that holds the positions from `index` · [`BLOCK_TOKENS`] on, in layers that
+    /// keep all positions or, if `in_ring` is set, in layers with a window. Returns `None` if the sequence
+    /// does not have the block.
+    pub fn block(&self, index: usize, in_ring: bool) -> Option<u32> {
+        let block =
+            if in_ring { self.ring.get(index % self.ring.len().max(1)) } else { self.blocks.get(index) };
+        block.copied()
     }
 
     /// Returns the position after the last token.
@@ -112,8 +124,8 @@ pub struct ParamsTooSmall {
     pub capacity: usize,
 }
 
-/// Writes the parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. `words` must have
-/// at least [`ParamsShape::words`] words. Words beyond the used part of each list are unchanged, because no
+/// Writes a parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. If `in_ring` is set,
+/// the block tables list the blocks of KV rings, which repeat. `words` must have at least [`ParamsShape::words`] words. Words beyond the used part of each list are unchanged, because no
 /// kernel reads them.
 ///
 /// # Errors
@@ -122,6 +134,7 @@ pub struct ParamsTooSmall {
 pub fn write_params(
     batch: &MicroBatch,
     shape: &ParamsShape,
+    in_ring: bool,
     words: &mut [u32],
 ) -> Result<(), ParamsTooSmall> {
     let fits = |what, wanted: usize, capacity: usize| {
@@ -143,9 +156,13 @@ pub fn write_params(
         // A sequence may own more blocks than its positions fill. The table holds only the blocks that
         // kernels look up.
         let used = (item.end_position() as usize).div_ceil(BLOCK_TOKENS);
-        fits("cache blocks", used, table_blocks.min(item.blocks.len()))?;
-        let table = &mut words[shape.tables() + index * table_blocks..][..table_blocks];
-        table[..used].copy_from_slice(&item.blocks[..used]);
+        fits("cache blocks", used, table_blocks)?;
+        let table = &mut words[shape.tables() + index * table_blocks..][..used];
+        for (at, entry) in table.iter_mut().enumerate() {
+            let held = if in_ring { item.ring.len() } else { item.blocks.len() };
+            let missing = ParamsTooSmall { what: "cache blocks", wanted: used, capacity: held };
+            *entry = item.block(at, in_ring).ok_or(missing)?;
+        }
         for (i, &token) in item.tokens.iter().enumerate() {
             words[shape.tokens() + row] = token;
             words[shape.positions() + row] = item.first_position + i as u32;
@@ -175,6 +192,7 @@ mod tests {
             first_position,
             tokens: tokens.into(),
             blocks: blocks.into(),
+            ring: [11, 12].into(),
             logits,
         }
     }
@@ -193,7 +211,7 @@ mod tests {
         assert_eq!((batch.rows(), batch.logit_rows()), (5, 3));
         let shape = ParamsShape { rows: 6, logit_rows: 4, sequences: 3, table_blocks: 3 };
         let mut words = vec![u32::MAX; shape.words()];
-        write_params(&batch, &shape, &mut words).unwrap();
+        write_params(&batch, &shape, false, &mut words).unwrap();
         let list = |at: usize, n: usize| &words[at..at + n];
         assert_eq!(list(0, 4), [5, 3, 3, 0]);
         assert_eq!(list(shape.tokens(), 6), [70, 71, 80, 90, 91, u32::MAX]);
@@ -202,6 +220,25 @@ mod tests {
         assert_eq!(list(shape.logit_rows(), 4), [1, 3, 4, u32::MAX]);
         // Position 16 is in the second block. The sequence owns the third block but has not reached it.
         assert_eq!(list(shape.tables(), 9), [4, 9, u32::MAX, 5, u32::MAX, u32::MAX, 6, u32::MAX, u32::MAX]);
+        let word = u32::MAX;
+        let mut words = vec![word; shape.words()];
+        write_params(&batch, &shape, true, &mut words).unwrap();
+        let list = |at: usize, n: usize| &words[at..at + n];
+        assert_eq!(list(0, 4), [5, 3, 3, 0]);
+        assert_eq!(list(shape.tables(), 9), [11, 12, word, 11, word, word, 11, word, word]);
+    }
+
+    #[test]
+    fn the_blocks_of_a_ring_repeat() {
+        let item = item(7, 60, &[70], &[4, 9, 2, 3], LogitRows::Last);
+        assert_eq!([0, 1, 2, 3].map(|at| item.block(at, true)), [11, 12, 11, 12].map(Some));
+        assert_eq!([0, 3, 4].map(|at| item.block(at, false)), [Some(4), Some(3), None]);
+        let without = Item { ring: [].into(), ..item };
+        assert_eq!(without.block(0, true), None);
+        let batch = MicroBatch { id: MicroBatchId(1), credit: 0, items: vec![without] };
+        let shape = ParamsShape { rows: 1, logit_rows: 1, sequences: 1, table_blocks: 4 };
+        let refused = write_params(&batch, &shape, true, &mut vec![0; shape.words()]);
+        assert_eq!(refused.unwrap_err().what, "cache blocks");
     }
 
     #[test]
@@ -229,12 +266,13 @@ mod tests {
         };
         let fitting = ParamsShape { rows: 3, logit_rows: 2, sequences: 2, table_blocks: 2 };
         let mut words = vec![0; fitting.words()];
-        write_params(&batch, &fitting, &mut words).unwrap();
-        let what = |shape: ParamsShape| write_params(&batch, &shape, &mut vec![0; 100]).unwrap_err().what;
+        write_params(&batch, &fitting, false, &mut words).unwrap();
+        let what =
+            |shape: ParamsShape| write_params(&batch, &shape, false, &mut vec![0; 100]).unwrap_err().what;
         assert_eq!(what(ParamsShape { rows: 2, ..fitting }), "rows");
         assert_eq!(what(ParamsShape { logit_rows: 1, ..fitting }), "logit rows");
         assert_eq!(what(ParamsShape { sequences: 1, ..fitting }), "sequences");
         assert_eq!(what(ParamsShape { table_blocks: 1, ..fitting }), "cache blocks");
-        assert_eq!(write_params(&batch, &fitting, &mut words[1..]).unwrap_err().what, "words");
+        assert_eq!(write_params(&batch, &fitting, false, &mut words[1..]).unwrap_err().what, "words");
     }
 }

@@ -92,12 +92,13 @@ impl RunCore {
         for _ in 0..rows {
             let Some(id) = self.ready.pop_front() else { return };
             let Some(sequence) = self.sequences.get(&id) else { continue };
-            let Some(generation) = &sequence.generation else { continue };
+            let (Some(generation), Some(blocks)) = (&sequence.generation, &sequence.blocks) else { continue };
             draft.add(Item {
                 sequence: id,
                 first_position: sequence.prompt.len() as u32 + generation.new_tokens - 1,
                 tokens: vec![generation.last_token],
-                blocks: sequence.blocks.clone(),
+                blocks: blocks.full.clone(),
+                ring: blocks.ring.clone(),
                 logits: LogitRows::Last,
             });
         }
@@ -157,15 +158,14 @@ fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Ite
         }
         Some(_) => LogitRows::None,
     };
-    if rows == 0 {
-        return None;
-    }
+    let blocks = sequence.blocks.as_ref().filter(|_| rows > 0)?;
     let first = sequence.entered as usize;
     Some(Item {
         sequence: id,
         first_position: sequence.entered,
         tokens: sequence.prompt[first..first + rows as usize].to_vec(),
-        blocks: sequence.blocks.clone(),
+        blocks: blocks.full.clone(),
+        ring: blocks.ring.clone(),
         logits,
     })
 }

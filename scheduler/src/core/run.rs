@@ -1,10 +1,11 @@
 //! The coordinator's core: admission, micro-batches, credits, token return and cancellation.
 
 use crate::core::form::Formed;
-use crate::core::pool::BlockPool;
+use crate::core::pool::{Blocks, Pools};
 use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
 use crate::error::{Error, Refusal, Result};
+use ragtag_graph::KvRing;
 use ragtag_hal::Point;
 use ragtag_planner::Chunks;
 use serde::{Deserialize, Serialize};
@@ -33,8 +34,11 @@ pub struct RunShape {
     pub max_logit_rows: u32,
     /// Maximum number of sequences in a micro-batch.
     pub max_sequences: u32,
-    /// Number of blocks in the KV cache.
+    /// Number of blocks in the KV cache of layers that keep all positions.
     pub kv_blocks: u32,
+    /// KV ring of the layers with a window. `None` if all layers keep all positions.
+    #[serde(default)]
+    pub kv_ring: Option<KvRing>,
     /// Minimum number of tokens of a prompt that the prefill stage computes. `None` without a prefill stage.
     #[serde(default)]
     pub prefill_from: Option<u32>,
@@ -173,15 +177,17 @@ pub struct RunCounts {
     pub in_flight: u32,
     /// Free entry credits.
     pub free_credits: u32,
-    /// Free cache blocks.
+    /// Free cache blocks for layers that keep all positions.
     pub free_blocks: u32,
+    /// Free cache blocks of KV rings.
+    pub free_ring_blocks: u32,
 }
 
 /// The coordinator's state machine.
 #[derive(Debug)]
 pub struct RunCore {
     pub(super) shape: RunShape,
-    pool: BlockPool,
+    pool: Pools,
     pub(super) sequences: BTreeMap<SequenceId, Sequence>,
     /// Sequences that have not been admitted, in submission order.
     waiting: VecDeque<SequenceId>,
@@ -199,7 +205,7 @@ pub struct RunCore {
     progress: [u64; Path::ALL.len()],
     /// Blocks of ended sequences, each with the id of the next micro-batch at that time. They become free once
     /// all earlier micro-batches have ended, because micro-batches overtake each other on different paths.
-    retired: Vec<(MicroBatchId, Arc<[u32]>)>,
+    retired: Vec<(MicroBatchId, Blocks)>,
     /// Error with which the run ended. `None` while the run continues.
     ended: Option<Error>,
 }
@@ -208,7 +214,7 @@ impl RunCore {
     /// Creates an idle coordinator.
     ///
     /// # Errors
-    /// [`Error::Spec`] if a number in `shape` is 0 or a prefill chunk is invalid.
+    /// [`Error::Spec`] if a number in `shape` is 0, a prefill chunk is invalid, or the KV ring is too short.
     pub fn new(shape: RunShape) -> Result<Self> {
         let RunShape { stages, decode_groups, credits, context, vocabulary, .. } = shape;
         let RunShape { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = shape;
@@ -226,8 +232,16 @@ impl RunCore {
         if all.contains(&0) || shape.chunks.check().is_err() || shape.chunks.most_rows() > max_rows {
             return Err(Error::Spec { what: format!("invalid pipeline shape: {shape:?}") });
         }
+        if let Some(ring) = shape.kv_ring.filter(|ring| !ring.holds(max_rows) || ring.total < ring.blocks) {
+            let KvRing { window, blocks, total } = ring;
+            let what = format!(
+                "a KV ring of {blocks} blocks ({total} for all sequences) for a window of {window} positions is \
+                 too short for micro-batches of {max_rows} rows"
+            );
+            return Err(Error::Spec { what });
+        }
         Ok(Self {
-            pool: BlockPool::new(kv_blocks),
+            pool: Pools::new(kv_blocks, shape.kv_ring),
             sequences: BTreeMap::new(),
             waiting: VecDeque::new(),
             prefilling: VecDeque::new(),
@@ -251,6 +265,7 @@ impl RunCore {
             in_flight: self.in_flight.len() as u32,
             free_credits: self.credits.len() as u32,
             free_blocks: self.pool.free(),
+            free_ring_blocks: self.pool.free_ring(),
         }
     }
 
@@ -335,7 +350,7 @@ impl RunCore {
         while let Some(&id) = self.waiting.front() {
             let Some(sequence) = self.sequences.get_mut(&id) else { return };
             let Some(blocks) = self.pool.take(sequence.wanted_blocks) else { return };
-            sequence.blocks = blocks;
+            sequence.blocks = Some(blocks);
             sequence.times.admitted_ns = Some(now);
             self.generating += u32::from(sequence.generation.is_some());
             self.waiting.pop_front();
@@ -479,10 +494,12 @@ impl RunCore {
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());
-        if self.shape.prefill_from.is_some() && !self.in_flight.is_empty() {
-            self.retired.push((MicroBatchId(self.next_id), sequence.blocks.clone()));
-        } else {
-            self.pool.give(&sequence.blocks);
+        match &sequence.blocks {
+            Some(blocks) if self.shape.prefill_from.is_some() && !self.in_flight.is_empty() => {
+                self.retired.push((MicroBatchId(self.next_id), blocks.clone()));
+            }
+            Some(blocks) => self.pool.give(blocks),
+            None => {}
         }
         Some(sequence)
     }

@@ -2,6 +2,7 @@
 
 use crate::core::Nanoseconds;
 use crate::core::Path;
+use crate::core::pool::Blocks;
 use crate::error::Refusal;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
@@ -82,8 +83,8 @@ pub(crate) struct Sequence {
     pub(crate) generation: Option<Generation>,
     /// Number of cache blocks that the sequence needs.
     pub(crate) wanted_blocks: u32,
-    /// Cache blocks of the sequence. Empty until the sequence is admitted.
-    pub(crate) blocks: Arc<[u32]>,
+    /// Cache blocks of the sequence. `None` until the sequence is admitted.
+    pub(crate) blocks: Option<Blocks>,
     /// Number of prompt tokens that have entered the pipeline.
     pub(crate) entered: u32,
     pub(crate) times: SequenceTimes,
@@ -145,10 +146,9 @@ impl Sequence {
             return Err(Refusal::TooManyBlocks { wanted: wanted_blocks, total: total_blocks });
         }
         let times = SequenceTimes { submitted_ns: now, ..SequenceTimes::default() };
-        Ok(Self { prompt: tokens, generation, wanted_blocks, blocks: Arc::new([]), entered: 0, times })
+        Ok(Self { prompt: tokens, generation, wanted_blocks, blocks: None, entered: 0, times })
     }
 
-    /// Returns whether the sequence has its cache blocks.
     /// Returns the path of the prompt. `prefill_from` is the minimum number of tokens of a prompt that the
     /// prefill stage computes. All chunks of a prompt take the same path, so that its keys and values are in
     /// one place.
@@ -157,8 +157,9 @@ impl Sequence {
         if is_long && self.generation.is_some() { Path::Prefill } else { Path::Stages }
     }
 
+    /// Returns whether the sequence has its cache blocks.
     pub(crate) fn is_admitted(&self) -> bool {
-        !self.blocks.is_empty()
+        self.blocks.is_some()
     }
 
     pub(crate) fn finished(&self, reason: FinishReason, now: Nanoseconds) -> Finished {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::error::{Error, Refusal};
+use ragtag_graph::KvRing;
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
 use ragtag_planner::plan::{Chunks, PromptChunk};
 use ragtag_transfer::{Copy, OtherEnd, Piece, Route, Routes, ToReceiver, ToSender, TransferId};
@@ -23,6 +24,7 @@ fn shape(stages: u32) -> RunShape {
         max_logit_rows: 8,
         max_sequences: 8,
         kv_blocks: 32,
+        kv_ring: None,
         prefill_from: None,
     }
 }
@@ -219,6 +221,41 @@ fn sequences_waiting_for_cache_blocks_are_not_overtaken() {
 }
 
 #[test]
+fn sequences_wait_for_the_blocks_of_kv_rings() {
+    let ring = KvRing { window: 2, blocks: 2, total: 4 };
+    let mut run = Run::new(RunShape { kv_ring: Some(ring), ..shape(1) });
+    run.submit(0, 60, 5); // 4 blocks, and 2 of a ring
+    run.submit(1, 10, 1); // 1 block of each
+    run.submit(2, 30, 1); // 2 blocks of each, but only one of a ring is left
+    let counts = run.core.counts();
+    assert_eq!((counts.active, counts.waiting), (2, 1));
+    assert_eq!((counts.free_blocks, counts.free_ring_blocks), (27, 1));
+    let item = &run.entered[0].items[0];
+    assert_eq!((item.blocks.len(), item.ring.len()), (4, 2));
+    run.step(RunEvent::Cancel { sequence: SequenceId(0) });
+    assert_eq!((run.core.counts().active, run.core.counts().waiting), (2, 0));
+    while !run.entered.is_empty() {
+        run.give_back();
+    }
+    let counts = run.core.counts();
+    assert_eq!((counts.free_blocks, counts.free_ring_blocks), (32, 4));
+}
+
+#[test]
+fn kv_rings_that_are_too_short_are_refused() {
+    let core = |window, blocks, total| {
+        let ring = KvRing { window, blocks, total };
+        RunCore::new(RunShape { kv_ring: Some(ring), ..shape(1) })
+    };
+    // A window of 11 positions and 8 rows can span 3 blocks.
+    assert!(core(11, 3, 3).is_ok());
+    for [window, blocks, total] in [[11, 2, 6], [11, 3, 2], [0, 3, 3], [u32::MAX, 3, 3]] {
+        let message = core(window, blocks, total).unwrap_err().to_string();
+        assert!(message.contains("too short for micro-batches of 8 rows"), "{message}");
+    }
+}
+
+#[test]
 fn cancelled_sequences_leave_their_queue() {
     // There is one credit, so each queue has entries. Sequences 0 and 1 have tokens to feed back, 2 and 3
     // have prompts to enter, and 4 and 5 wait for blocks.
@@ -334,6 +371,7 @@ fn batch(id: u64, rows: usize) -> Arc<MicroBatch> {
         first_position: 0,
         tokens: vec![0; rows],
         blocks: [0].into(),
+        ring: [].into(),
         logits: LogitRows::Last,
     };
     Arc::new(MicroBatch { id: MicroBatchId(id), credit: 0, items: vec![item] })

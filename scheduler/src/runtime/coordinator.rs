@@ -421,6 +421,7 @@ mod tests {
             max_logit_rows: 1,
             max_sequences: 1,
             kv_blocks: 1,
+            kv_ring: None,
             prefill_from: None,
         };
         let layout =

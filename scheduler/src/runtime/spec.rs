@@ -185,7 +185,8 @@ impl Layout {
                 )));
             }
             let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.crossing_row_bytes);
-            if stage.compiled.programs.is_empty() || rows(&stage.compiled) != rows(last) {
+            let is_alike = rows(&stage.compiled) == rows(last) && stage.compiled.kv_ring == last.kv_ring;
+            if stage.compiled.programs.is_empty() || !is_alike {
                 return Err(spec(format!("stage {index} was not compiled for this pipeline")));
             }
             check_streamed(index, stage)?;
@@ -223,6 +224,7 @@ impl Layout {
             max_logit_rows: smallest(|s| s.logit_rows),
             max_sequences: smallest(|s| s.sequences),
             kv_blocks: options.kv_blocks,
+            kv_ring: last.kv_ring,
             prefill_from: prefill.as_ref().map(|_| options.prefill_from),
         };
         let passing_blocks = passing_blocks(run.max_rows, run.max_sequences);

@@ -268,6 +268,7 @@ mod tests {
             max_logit_rows: 5,
             max_sequences: 2,
             prefill_from: None,
+            kv_ring: None,
             ..spec.run
         };
         let request = |want| SimRequest { at_ns: 0, prompt_tokens: 4, want, cancel_ns: None };
@@ -282,8 +283,9 @@ mod tests {
             (_, 4..) => LogitRows::Last,
             _ => LogitRows::None,
         };
-        let (sequence, tokens, blocks) = (SequenceId(sequence), vec![0; rows], [].into());
-        Item { sequence, first_position, tokens, blocks, logits }
+        let (sequence, tokens) = (SequenceId(sequence), vec![0; rows]);
+        let blocks: Arc<[u32]> = [].into();
+        Item { sequence, first_position, tokens, ring: blocks.clone(), blocks, logits }
     }
 
     fn batch(id: u64, credit: u32, items: &[Item]) -> Arc<MicroBatch> {

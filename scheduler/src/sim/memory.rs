@@ -68,8 +68,17 @@ struct StageMemory {
     /// Arena of each part of the stage.
     parts: Vec<Option<usize>>,
     arenas: Vec<Arena>,
-    /// Sequence and position of the token last written to each cache position.
-    cache: Vec<Option<(SequenceId, u32)>>,
+    cache: Cache,
+}
+
+/// The KV cache of a layer that keeps all positions, and that of a layer with a window: the sequence and the
+/// position of the token last written to each cache position.
+#[derive(Clone, Debug)]
+struct Cache {
+    full: Vec<Option<(SequenceId, u32)>>,
+    ring: Vec<Option<(SequenceId, u32)>>,
+    /// Window of the layer that has one.
+    window: Option<u32>,
 }
 
 impl StageMemory {
@@ -126,12 +135,19 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new(spec: &SimSpec) -> Self {
-        let blocks = if spec.checked { spec.run.kv_blocks as usize } else { 0 };
+        let ring = spec.run.kv_ring;
+        let blocks = [spec.run.kv_blocks, ring.map_or(0, |ring| ring.total)];
+        let [full, ring_blocks] = blocks.map(|blocks| if spec.checked { blocks as usize } else { 0 });
+        let empty = |blocks: usize| vec![None; blocks * BLOCK_TOKENS];
         let stage = |stage: &SimStage| StageMemory {
             slots: vec![Slot::default(); stage.slots as usize],
             parts: stage.parts.iter().map(|part| part.arena).collect(),
             arenas: vec![Arena::default(); stage.parts.len()],
-            cache: vec![None; blocks * BLOCK_TOKENS],
+            cache: Cache {
+                full: empty(full),
+                ring: empty(ring_blocks),
+                window: ring.map(|ring| ring.window),
+            },
         };
         Self {
             prefill: spec.prefill.as_ref().map(|prefill| {
@@ -294,7 +310,7 @@ impl Memory {
             Job::Keep(passing) => {
                 *self.place(passing)? = None;
                 if self.checks_cache {
-                    append(&mut self.stages[stage].cache, &passing.micro_batch, self.vocabulary)?;
+                    self.stages[stage].cache.append(&passing.micro_batch, self.vocabulary)?;
                 }
             }
             Job::Compute { slot, part, ends, .. } => {
@@ -410,47 +426,89 @@ impl Memory {
             let shared = self.prefill.as_ref().filter(|(prefill, _)| *prefill == stage);
             let caches = shared.iter().flat_map(|(_, shared)| shared.iter().copied()).chain([stage]);
             for at in caches {
-                append(&mut self.stages[at].cache, micro_batch, self.vocabulary)?;
-                attend(&self.stages[at].cache, micro_batch)?;
+                self.stages[at].cache.append(micro_batch, self.vocabulary)?;
+                self.stages[at].cache.attend(micro_batch)?;
             }
         }
         Ok(())
     }
 }
 
-/// Appends the positions of a micro-batch to the cache. A stage's kernels do so before they attend.
-fn append(
-    cache: &mut [Option<(SequenceId, u32)>],
-    batch: &MicroBatch,
-    vocabulary: u32,
-) -> Result<(), String> {
-    for item in &batch.items {
-        for (position, &token) in (item.first_position..).zip(&item.tokens) {
-            if token != token_at(item.sequence.0, position, vocabulary) {
-                return Err(format!("token {token} for position {position} of {}", item.sequence));
+impl Cache {
+    /// Appends the positions of a micro-batch. A stage's kernels do so before they attend.
+    fn append(&mut self, batch: &MicroBatch, vocabulary: u32) -> Result<(), String> {
+        for item in &batch.items {
+            for (position, &token) in (item.first_position..).zip(&item.tokens) {
+                if token != token_at(item.sequence.0, position, vocabulary) {
+                    return Err(format!("token {token} for position {position} of {}", item.sequence));
+                }
+                for in_ring in [false, true].into_iter().take(1 + usize::from(self.window.is_some())) {
+                    let cache = if in_ring { &mut self.ring } else { &mut self.full };
+                    let entry = cache_index(item, position, in_ring).and_then(|i| cache.get_mut(i));
+                    *entry.ok_or("a position outside the cache")? = Some((item.sequence, position));
+                }
             }
-            let entry = cache_index(item, position).and_then(|i| cache.get_mut(i));
-            *entry.ok_or("a position outside the cache")? = Some((item.sequence, position));
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Checks all positions to which the rows of a micro-batch attend.
-fn attend(cache: &[Option<(SequenceId, u32)>], batch: &MicroBatch) -> Result<(), String> {
-    for item in &batch.items {
-        for position in 0..item.end_position() {
-            let found = cache_index(item, position).and_then(|i| cache.get(i)).copied().flatten();
-            if found != Some((item.sequence, position)) {
-                return Err(format!("{} attends to position {position} and finds {found:?}", item.sequence));
+    /// Checks all positions to which the rows of a micro-batch attend. In a layer with a window, no such
+    /// position may have been overwritten, not even by a later row of the micro-batch.
+    fn attend(&self, batch: &MicroBatch) -> Result<(), String> {
+        for item in &batch.items {
+            let first = |window: u32| (item.first_position + 1).saturating_sub(window);
+            let kinds = [(&self.full, Some(0), false), (&self.ring, self.window.map(first), true)];
+            for (cache, first, in_ring) in kinds {
+                for position in first.map_or(0..0, |first| first..item.end_position()) {
+                    let at = cache_index(item, position, in_ring);
+                    let found = at.and_then(|i| cache.get(i)).copied().flatten();
+                    if found != Some((item.sequence, position)) {
+                        let reader = item.sequence;
+                        return Err(format!("{reader} attends to position {position} and finds {found:?}"));
+                    }
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Returns the index of a position of an item's sequence in the cache.
-fn cache_index(item: &Item, position: u32) -> Option<usize> {
-    let block = item.blocks.get(position as usize / BLOCK_TOKENS)?;
-    Some(*block as usize * BLOCK_TOKENS + position as usize % BLOCK_TOKENS)
+fn cache_index(item: &Item, position: u32, in_ring: bool) -> Option<usize> {
+    let block = item.block(position as usize / BLOCK_TOKENS, in_ring)?;
+    Some(block as usize * BLOCK_TOKENS + position as usize % BLOCK_TOKENS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::LogitRows;
+
+    /// Checks that the simulator finds a window in a block that a sequence has overwritten too early.
+    #[test]
+    fn a_ring_that_is_too_short_loses_a_position_of_a_window() {
+        let chunk = |at: u64, blocks: u32| {
+            let (first_position, rows) = (5 * at as u32, 5);
+            let item = Item {
+                sequence: SequenceId(3),
+                first_position,
+                tokens: (first_position..first_position + rows).map(|p| token_at(3, p, 500)).collect(),
+                blocks: (0..8).collect(),
+                ring: (0..blocks).collect(),
+                logits: LogitRows::None,
+            };
+            MicroBatch { id: MicroBatchId(at), credit: 0, items: vec![item] }
+        };
+        let run = |blocks: u32| {
+            let empty = |blocks: usize| vec![None; blocks * BLOCK_TOKENS];
+            let mut cache = Cache { full: empty(8), ring: empty(blocks as usize), window: Some(14) };
+            (0..20).try_for_each(|at| {
+                cache.append(&chunk(at, blocks), 500)?;
+                cache.attend(&chunk(at, blocks))
+            })
+        };
+        // The rows of a micro-batch attend to 18 positions.
+        assert_eq!(run(3), Ok(()));
+        assert!(run(1).unwrap_err().contains("attends to position"));
+    }
 }

@@ -22,7 +22,7 @@ use crate::core::RunShape;
 use crate::sim::spec::{SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MOST_SPANS};
-use ragtag_graph::Segment;
+use ragtag_graph::{KvRing, Segment};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
 use ragtag_planner::cost::{DeviceFacts, Links, QueuePart, RunSizes};
@@ -92,6 +92,12 @@ impl SimSpec {
             max_logit_rows: plan.logit_rows(),
             max_sequences: sequences,
             kv_blocks: blocks(plan),
+            kv_ring: KvRing::new(
+                segments.iter().filter_map(|segment| segment.window).max(),
+                plan.context,
+                plan.chunk,
+                plan.sequences,
+            ),
             prefill_from: plan.prefill_stage.as_ref().map(|prefill| prefill.from_tokens),
         };
         let sizes = RunSizes::new(segments);

@@ -2,6 +2,7 @@
 
 use crate::core::{Nanoseconds, RunShape, Want};
 use crate::sim::time::{ComputeTime, CopyTime};
+use ragtag_graph::KvRing;
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::plan::{Chunks, PromptChunk};
@@ -241,8 +242,8 @@ impl SimSpec {
     /// Returns a random pipeline with random requests. About one pipeline in eight loses a device at some
     /// time, and one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen
     /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
-    /// Many have a prefill stage. Half of the pipelines verify their transfers, and in half of them some
-    /// copies write wrong bytes. In half of the others, devices refuse some copies over the peer route.
+    /// Many have a prefill stage, and many have a KV ring. Half of the pipelines verify their transfers, and in half
+    /// of them some copies write wrong bytes. In half of the others, devices refuse some copies over the peer route.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -258,8 +259,10 @@ impl SimSpec {
             max_logit_rows: rng.random_range(1..=max_rows),
             max_sequences: rng.random_range(1..=6),
             kv_blocks: rng.random_range(1..=24),
+            kv_ring: None,
             prefill_from: None,
         };
+        let run = RunShape { kv_ring: random_kv_ring(seed, &run), ..run };
         let row_bytes = rng.random_range(1..=64);
         let mut stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
         stream_weights(seed, &mut stages);
@@ -469,6 +472,13 @@ fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
     let at_ns = rng.random_range(0..2_000_000);
     let cancel_ns = rng.random_ratio(1, 5).then(|| at_ns + rng.random_range(0..2_000_000));
     SimRequest { at_ns, prompt_tokens, want, cancel_ns }
+}
+
+/// Returns the KV ring of a random window in half of all pipelines, if it is shorter than the context.
+fn random_kv_ring(seed: u64, run: &RunShape) -> Option<KvRing> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x7769_6e64);
+    let window = rng.random_ratio(1, 2).then(|| rng.random_range(1..=48));
+    KvRing::new(window, run.context, run.max_rows, rng.random_range(1..=4))
 }
 
 /// Returns a list of three random chunks, each with at most `max_rows` rows.

@@ -92,6 +92,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         max_logit_rows: 32,
         max_sequences: 32,
         kv_blocks: 1024,
+        kv_ring: None,
         prefill_from: None,
     };
     let want = Want::Generate { max_new_tokens: 32, end_tokens: [].into() };

@@ -121,8 +121,8 @@ mod tests {
     use crate::core::{LogitRows, MicroBatchId, SequenceId};
 
     fn item(sequence: u64, first_position: u32, rows: usize, logits: LogitRows) -> Item {
-        let (tokens, blocks) = (vec![0; rows], [].into());
-        Item { sequence: SequenceId(sequence), first_position, tokens, blocks, logits }
+        let (tokens, blocks): (_, std::sync::Arc<[u32]>) = (vec![0; rows], [].into());
+        Item { sequence: SequenceId(sequence), first_position, tokens, ring: blocks.clone(), blocks, logits }
     }
 
     #[test]

@@ -795,8 +795,10 @@ impl<'a> World<'a> {
         }
         let counts = self.run.counts();
         let run = &self.spec.run;
+        let ring_blocks = run.kv_ring.map_or(0, |ring| ring.total);
         let home = (counts.waiting, counts.active, counts.in_flight) == (0, 0, 0)
-            && (counts.free_credits, counts.free_blocks) == (run.credits, run.kv_blocks);
+            && (counts.free_credits, counts.free_blocks) == (run.credits, run.kv_blocks)
+            && counts.free_ring_blocks == ring_blocks;
         if !home {
             return violation(format!("the coordinator ends with {counts:?}"));
         }

@@ -90,6 +90,8 @@ impl Model {
             weights: weights.collect(),
             kv_bytes: layers.iter().map(|_| self.kv_bytes()).collect(),
             kv_blocks: self.kv_blocks,
+            kv_ring: None,
+            is_kv_ring: vec![false; layers.len()],
             variants: Vec::new(),
             scratch_bytes: 0,
             row_bytes: ROW_BYTES,

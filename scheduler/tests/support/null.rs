@@ -175,6 +175,8 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
             weights: Vec::<WeightBuffer>::new(),
             kv_bytes: Vec::new(),
             kv_blocks: 0,
+            kv_ring: None,
+            is_kv_ring: Vec::new(),
             variants: Vec::new(),
             scratch_bytes: 0,
             row_bytes: 8192,

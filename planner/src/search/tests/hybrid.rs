@@ -78,6 +78,7 @@ fn the_memory_of_the_prefill_stage_by_hand() {
         context: 512,
         sequences: limits.sequences,
         rows: plan.chunk,
+        window: None,
         logit_rows: limits.logit_rows,
         slots: limits.slots,
         row_bytes: model.row_bytes,

@@ -18,6 +18,7 @@ pub fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
         read_bytes: weights,
         read_bytes_per_row: 1024,
         kv_bytes_per_position: 1024,
+        window: None,
         scratch_bytes: MIB,
         wide_scratch_bytes: MIB,
         tensor_bytes: MIB,
@@ -32,6 +33,7 @@ pub fn model(blocks: usize, block: u64, head: u64) -> Vec<Segment> {
         flops_per_row_position: 0,
         read_bytes: 0,
         kv_bytes_per_position: 0,
+        window: None,
         ..segment(SegmentKind::Embedding, "embedding", head)
     }];
     segments.extend((0..blocks).map(|i| segment(SegmentKind::Block, &format!("block {i}"), block)));

@@ -218,13 +218,14 @@ impl SoloBatch {
         f64::from(self.first_position) + (f64::from(self.rows_each) + 1.0) / 2.0
     }
 
-    fn micro_batch(&self, table_blocks: u32) -> MicroBatch {
+    fn micro_batch(&self, table_blocks: u32, ring_blocks: u32) -> MicroBatch {
         let item = |s: u32| Item {
             sequence: SequenceId(u64::from(s)),
             first_position: self.first_position,
             // The token values do not matter, but they should differ.
             tokens: (0..self.rows_each).map(|row| (row * 7 + s) % 13).collect(),
             blocks: (s * table_blocks..(s + 1) * table_blocks).collect(),
+            ring: (s * ring_blocks..(s + 1) * ring_blocks).collect(),
             logits: if self.logits { LogitRows::Last } else { LogitRows::None },
         };
         MicroBatch { id: MicroBatchId(0), credit: 0, items: (0..self.sequences).map(item).collect() }
@@ -324,8 +325,9 @@ impl SoloStage<'_> {
     }
 
     fn micro_batch(&self, batch: &SoloBatch) -> MicroBatch {
-        let programs = &self.memory.compiled().programs;
-        batch.micro_batch(programs.last().map_or(0, |program| program.params.table_blocks))
+        let CompiledStage { programs, kv_ring, .. } = self.memory.compiled();
+        let table_blocks = programs.last().map_or(0, |program| program.params.table_blocks);
+        batch.micro_batch(table_blocks, kv_ring.map_or(0, |ring| ring.blocks))
     }
 
     fn compute(&mut self, slot: u32, batch: &MicroBatch) -> Result<Point> {
