@@ -38,7 +38,7 @@ fn data() -> Data {
 }
 
 impl Model {
-    fn from_gguf(&self) -> Tokenizer {
+    fn in_gguf(&self) -> Tokenizer {
         let mut w = Writer::new();
         w.put("tokenizer.ggml.model", "t5");
         w.put("tokenizer.ggml.tokens", &self.tokens.iter().map(String::as_str).collect::<Vec<_>>()[..]);
@@ -51,7 +51,7 @@ impl Model {
         Tokenizer::from_metadata(&model.metadata).unwrap()
     }
 
-    fn from_model(&self) -> Tokenizer {
+    fn in_own_format(&self) -> Tokenizer {
         let bytes: &[u8] = match self.name.as_str() {
             "bytes" => include_bytes!("data/unigram-bytes.model"),
             _ => include_bytes!("data/unigram-unk.model"),
@@ -99,7 +99,7 @@ fn ids_match_sentencepiece() {
     let data = data();
     assert!(data.texts.len() > 75 && data.models.len() == 2);
     for model in &data.models {
-        let (gguf, own) = (model.from_gguf(), model.from_model());
+        let (gguf, own) = (model.in_gguf(), model.in_own_format());
         for (text, ids) in data.texts.iter().zip(&model.ids) {
             assert_eq!(&gguf.encode(text, false).unwrap(), ids, "{}: {text:?}", model.name);
             assert_eq!(&own.encode(text, false).unwrap(), ids, "{}: {text:?}", model.name);
@@ -140,7 +140,7 @@ fn a_tokenizer_json_gives_the_ids_of_the_library() {
 fn names_of_tokens_are_text() {
     for model in data().models {
         let document = model.document().to_string();
-        for t in [from_file("tokenizer.json", document.as_bytes()), model.from_gguf(), model.from_model()] {
+        for t in [from_file("tokenizer.json", document.as_bytes()), model.in_gguf(), model.in_own_format()] {
             let ids = t.encode("<s>a</s><0x41><unk>", false).unwrap();
             let reserved = |id: u32| id < 3 && (model.byte_fallback || id != 0);
             assert!(!ids.iter().any(|id| reserved(*id)), "{}: {ids:?}", model.name);
