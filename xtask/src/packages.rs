@@ -19,7 +19,7 @@ const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "1
 /// Crates to build without optimisation, because optimising them takes longer than running the example.
 const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-scheduler"];
 
-/// What to do with the examples.
+/// Work on the examples.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
     /// Only type-check them, which finds files that a package lacks.

@@ -338,8 +338,8 @@ impl<'a> SoloLink<'a> {
         moving.into_iter().map(Moving::end).collect()
     }
 
-    /// Submits `count` transfers in each direction in `which`, and returns the last ones. They use the same slots:
-    /// nobody reads the bytes of the others.
+    /// Submits `count` transfers in each direction in `which`, and returns the last ones. They use the same
+    /// slots, so later transfers overwrite the bytes of earlier ones.
     fn transfers(
         &mut self,
         which: Range<usize>,
