@@ -126,9 +126,9 @@ impl Devices {
         Self::probe_preferring(options, |_, _| Vec::new())
     }
 
-    /// Probes like [`probe`](Self::probe). If several APIs show a GPU and the selection names none of them, uses
-    /// the API that is fastest for `model` according to cached profiles. Without profiles of several APIs, uses
-    /// the first API in the order of preference.
+    /// Probes like [`probe`](Self::probe). If several APIs show a GPU and the selection names none of them,
+    /// uses the API that is fastest for `model` according to cached profiles. Without profiles of several
+    /// APIs, uses the first API in the order of preference.
     ///
     /// # Errors
     /// Fails like [`probe`](Self::probe).
@@ -377,9 +377,9 @@ impl Devices {
         self.open_with(labels, |_| None)
     }
 
-    /// Opens the devices of a pipeline's stages. `stages` has the device label of each stage, and `prefill` that
-    /// of the prefill stage, which is the last of the hosts. Opens a device with several stages only once.
-    /// Throttles the links between the stages.
+    /// Opens the devices of a pipeline's stages. `stages` has the device label of each stage, and `prefill`
+    /// that of the prefill stage, which is the last of the hosts. Opens a device with several stages only
+    /// once. Throttles the links between the stages.
     ///
     /// # Errors
     /// Fails like [`open`](Self::open).

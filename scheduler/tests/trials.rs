@@ -38,8 +38,8 @@ fn served(world: &World, plan: &Plan) -> f64 {
     SimSummary::new(&spec, report).requests_per_s
 }
 
-/// Returns a world with a GPU that does not hold the model, and a processor whose prefill is slow. The GPU copies
-/// weights at `rate` bytes per second.
+/// Returns a world with a GPU that does not hold the model, and a processor whose prefill is slow. The GPU
+/// copies weights at `rate` bytes per second.
 fn gpu_and_processor(rate: f64, speed: f64) -> World {
     const MIB: u64 = 1 << 20;
     let segments = model(12, 10 * MIB, 4 * MIB);

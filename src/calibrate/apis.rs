@@ -16,9 +16,9 @@ const CHUNK: u32 = 512;
 /// calibrations have errors of about this size.
 const GAIN: f64 = 0.05;
 
-/// Returns the adapters that are preferable to the first adapter of their physical device in `report`. Considers
-/// only devices whose first adapter is in `selected`, and only cached profiles for `model`. If the first adapter
-/// of a device or all others have none, the device keeps its order of preference.
+/// Returns the adapters that are preferable to the first adapter of their physical device in `report`.
+/// Considers only devices whose first adapter is in `selected`, and only cached profiles for `model`. If the
+/// first adapter of a device or all others have none, the device keeps its order of preference.
 ///
 /// # Errors
 /// Fails if the model cannot be lowered.
@@ -50,8 +50,8 @@ pub(crate) fn fastest(
     Ok(several.iter().filter_map(best).collect())
 }
 
-/// Returns the time of the usual request according to a profile, in microseconds: the chunks of the prompt and the
-/// decode steps. Returns `None` if the profile lacks a kind of segment.
+/// Returns the time of the usual request according to a profile, in microseconds: the chunks of the prompt
+/// and the decode steps. Returns `None` if the profile lacks a kind of segment.
 fn request_us(steps: &Steps, profile: &Profile) -> Option<f64> {
     let request = Workload::default();
     let positions = f64::from(request.prompt_tokens);

@@ -233,9 +233,9 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
 
 /// Returns the cuts to test between two devices. By default, these are every third cut; the first cut depends
 /// on the pair and the seed. A pair with a device in `slow` gets at most one cut: none if both devices have
-/// the same API, and otherwise one cut in only one of the two orders, for every second pair. `RAGTAG_TEST_ALL_CUTS=1` selects all
-/// cuts for every pair. If the variable is a list of APIs, it selects all cuts for the pairs whose first
-/// stage is on one of these APIs, and no cuts for other pairs.
+/// the same API, and otherwise one cut in only one of the two orders, for every second pair.
+/// `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. If the variable is a list of APIs, it selects
+/// all cuts for the pairs whose first stage is on one of these APIs, and no cuts for other pairs.
 fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
     if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
         let is_wanted =
@@ -513,7 +513,8 @@ fn repeated_loads_leak_nothing() {
             load(&label, loads);
             let after = (free_bytes(&label), resident_bytes());
             println!("{label}: device memory free, process memory: {before:?} → {after:?}");
-            // If all loads run, a leak in one of five exceeds this. Allocators with many threads use part of it.
+            // If all loads run, a leak in one of five exceeds this. Allocators with many threads use part of
+            // it.
             const SLACK_BYTES: u64 = 80 << 20;
             if let (Some(before), Some(after)) = (before.0, after.0) {
                 assert!(after + SLACK_BYTES >= before, "{label}: {before} → {after} bytes free");

@@ -76,8 +76,8 @@ fn two_peers_give_the_tokens_of_the_cpu() {
     });
 }
 
-/// Checks pipelines over Level Zero and two devices of the CPU, OpenCL and Vulkan. Each set of three gets one of
-/// its six orders, which depends on the seed, or all of them if `RAGTAG_TEST_ALL` is set.
+/// Checks pipelines over Level Zero and two devices of the CPU, OpenCL and Vulkan. Each set of three gets one
+/// of its six orders, which depends on the seed, or all of them if `RAGTAG_TEST_ALL` is set.
 #[test]
 fn pipelines_of_three_apis_give_the_tokens_of_the_cpu() {
     with_level_zero_on_opencl("level_zero::pipelines_of_three_apis_give_the_tokens_of_the_cpu", &[], || {

@@ -124,9 +124,10 @@ pub struct ParamsTooSmall {
     pub capacity: usize,
 }
 
-/// Writes a parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. If `in_ring` is set,
-/// the block tables list the blocks of KV rings, which repeat. `words` must have at least [`ParamsShape::words`] words. Words beyond the used part of each list are unchanged, because no
-/// kernel reads them.
+/// Writes a parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. If `in_ring` is
+/// set, the block tables list the blocks of KV rings, which repeat. `words` must have at least
+/// [`ParamsShape::words`] words. Words beyond the used part of each list are unchanged, because no kernel
+/// reads them.
 ///
 /// # Errors
 /// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is too short. The contents of `words`

@@ -489,8 +489,9 @@ impl RunCore {
 
     /// Removes a sequence and frees its cache blocks. Micro-batches in flight may still write to these
     /// blocks. This is safe on one path, because the micro-batches of the next owner enter later and every
-    /// stage processes micro-batches in order. With two paths, the blocks become free later. This function does not search the queues, because they may be long
-    /// and a sequence whose last results have arrived is in none of them.
+    /// stage processes micro-batches in order. With two paths, the blocks become free later. This function
+    /// does not search the queues, because they may be long and a sequence whose last results have arrived is
+    /// in none of them.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());

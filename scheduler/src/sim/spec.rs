@@ -242,8 +242,9 @@ impl SimSpec {
     /// Returns a random pipeline with random requests. About one pipeline in eight loses a device at some
     /// time, and one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen
     /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
-    /// Many have a prefill stage, and many have a KV ring. Half of the pipelines verify their transfers, and in half
-    /// of them some copies write wrong bytes. In half of the others, devices refuse some copies over the peer route.
+    /// Many have a prefill stage, and many have a KV ring. Half of the pipelines verify their transfers, and
+    /// in half of them some copies write wrong bytes. In half of the others, devices refuse some copies over
+    /// the peer route.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);

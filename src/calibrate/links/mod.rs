@@ -113,9 +113,9 @@ pub struct ProbedLink {
     pub numa_distance: Option<u32>,
     /// The fastest verified route. `None` if no route is verified.
     pub route: Option<Route>,
-    /// Half the time of a small transfer there and back over the fastest routes, in microseconds. It is the mean of
-    /// several that are submitted together. If the opposite direction has no verified route, the time of a small
-    /// transfer there.
+    /// Half the time of a small transfer there and back over the fastest routes, in microseconds. It is the
+    /// mean of several that are submitted together. If the opposite direction has no verified route, the time
+    /// of a small transfer there.
     pub latency_us: Option<f64>,
     /// Rates of the fastest verified route, by size.
     pub rates: Vec<LinkRate>,

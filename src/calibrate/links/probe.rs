@@ -40,8 +40,8 @@ const MOST_EACH: Duration = Duration::from_millis(60);
 /// directions together.
 pub(super) const STEPS: usize = 2 * 2 * ROUTES + 1;
 /// Number of measurements of a pair: for each route in each direction, and for both directions together, the
-/// hand-over, the latency, and each size on idle and on busy devices. For each ring in each direction, each of its
-/// sizes.
+/// hand-over, the latency, and each size on idle and on busy devices. For each ring in each direction, each
+/// of its sizes.
 const MEASUREMENTS: usize =
     (2 * ROUTES + 1) * (2 * SIZES.len() + 2) + 2 * RING_SIZES.len() * (RING_CHUNKS.len() + RING_DEPTHS.len());
 
@@ -276,8 +276,8 @@ struct HandOver {
 }
 
 impl HandOver {
-    /// Subtracts this time from one in microseconds that contains it. The clock is not exact, so the difference may
-    /// be negative. The result is then the whole time.
+    /// Subtracts this time from one in microseconds that contains it. The clock is not exact, so the
+    /// difference may be negative. The result is then the whole time.
     fn subtracted_from(self, us: f64) -> f64 {
         if us > self.us { us - self.us } else { us }
     }

@@ -136,8 +136,8 @@ impl<'a> SoloLink<'a> {
         self.times_us(bytes, 1)
     }
 
-    /// Returns the time of `count` transfers, each of `bytes` bytes in each direction, in microseconds. The host
-    /// submits all of them at once. Otherwise like [`SoloLink::time_us`].
+    /// Returns the time of `count` transfers, each of `bytes` bytes in each direction, in microseconds. The
+    /// host submits all of them at once. Otherwise like [`SoloLink::time_us`].
     ///
     /// # Errors
     /// Fails if a device fails.
@@ -156,8 +156,8 @@ impl<'a> SoloLink<'a> {
         Ok(us)
     }
 
-    /// Returns the time of `count` transfers, each of `bytes` bytes in each direction, while both devices compute,
-    /// in microseconds. The time ends when the host learns that the bytes have arrived. Call
+    /// Returns the time of `count` transfers, each of `bytes` bytes in each direction, while both devices
+    /// compute, in microseconds. The time ends when the host learns that the bytes have arrived. Call
     /// [`SoloLink::keep_busy`] first. `bytes` is clamped to the range from 1 to the maximum of the link.
     ///
     /// # Errors
@@ -208,9 +208,9 @@ impl<'a> SoloLink<'a> {
         Ok(())
     }
 
-    /// Returns the time of `rounds` transfers of `bytes` bytes there and back, in microseconds. The host submits
-    /// all of them at once. Each transfer waits for the one before it on the device. `bytes` is clamped to the
-    /// range from 1 to the maximum of the link.
+    /// Returns the time of `rounds` transfers of `bytes` bytes there and back, in microseconds. The host
+    /// submits all of them at once. Each transfer waits for the one before it on the device. `bytes` is
+    /// clamped to the range from 1 to the maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails. [`Error::Spec`] if the link has only one direction.

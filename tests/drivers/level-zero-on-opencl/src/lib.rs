@@ -2,9 +2,9 @@
 //! from the path in `ZE_ENABLE_ALT_DRIVERS`.
 //!
 //! The driver has two devices with the compute and the copy engine of an Arc card. Each engine executes
-//! commands on its own thread, and in the wrong order where the caller forgot a barrier. Calls that a real driver may answer with a crash are reported as
-//! misuse: stale handles, freed memory, objects destroyed while a command uses them. Environment variables
-//! change the devices:
+//! commands on its own thread, and in the wrong order where the caller forgot a barrier. Calls that a real
+//! driver may answer with a crash are reported as misuse: stale handles, freed memory, objects destroyed
+//! while a command uses them. Environment variables change the devices:
 //!
 //! | variable | meaning |
 //! | --- | --- |
