@@ -242,6 +242,6 @@ fn refuses_directories_that_are_no_model() {
     copied.refused(MODEL, &["has no model.safetensors and no model.safetensors.index.json"]);
     let copied = Copied::new();
     copied
-        .change("tokenizer.json", "\"BPE\"", "\"Unigram\"")
-        .refused(MODEL, &["a tokenizer of type \"Unigram\""]);
+        .change("tokenizer.json", "\"BPE\"", "\"WordPiece\"")
+        .refused(MODEL, &["a tokenizer of type \"WordPiece\""]);
 }
