@@ -53,7 +53,8 @@ fn a_chat_has_turns_and_ctrl_c_stops_only_an_answer() {
     let (code, _, errors) = folder.chat(&["-n", "60", "--quiet"], "1 2\n3 4\n/save whole.json\n");
     assert_eq!(code, 0, "{errors}");
     let answer = folder.messages("whole.json").swap_remove(3).1;
-    let mut command = std::process::Command::new(ragtag().get_program());
+    // Without the runner that `ragtag` would start the command with.
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ragtag"));
     command.args(["chat", "--template", "t.jinja", "--device", "cpu", "--no-calibration", "--temp", "0"]);
     // The throttle makes sure that the answer is not complete before Ctrl-C.
     command.args(["-n", "60", "--throttle", "cpu:0=duty:2%"]).current_dir(folder.0.path());
