@@ -8,11 +8,17 @@ fn value_of_index(index: u32) -> f32 {
     return f32(unpack4xI8(four)[index % 4u]);
 }
 
-// Returns the quant of the nearest value.
+fn is_above(value: f32, index: u32) -> bool {
+    return 2.0 * value > value_of_index(index) + value_of_index(index + 1u);
+}
+
+// Returns the quant of the nearest value. Searches without a loop, because llvmpipe ends all loops of an
+// invocation after 65535 iterations in total.
 fn nearest_index(value: f32) -> u32 {
-    var index = 0u;
-    while index < 15u && 2.0 * value > value_of_index(index) + value_of_index(index + 1u) { index++; }
-    return index;
+    var index = select(0u, 8u, is_above(value, 7u));
+    index += select(0u, 4u, is_above(value, index + 3u));
+    index += select(0u, 2u, is_above(value, index + 1u));
+    return index + select(0u, 1u, is_above(value, index));
 }
 
 // Returns the best scale for 32 values, starting at `first`.
