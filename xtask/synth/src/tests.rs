@@ -92,8 +92,10 @@ fn weights_have_mean_zero_and_the_deviation_that_keeps_activations() {
             let bytes = model.weights.bytes(model.weights.tensor(name).unwrap()).unwrap();
             let (mean, deviation) = moments(tensor_type, bytes);
             assert!(mean.abs() < 0.05 * expected, "{tensor_type} {name}: mean {mean}, deviation {deviation}");
+            // The scales of MXFP4 are powers of two.
+            let most = if tensor_type == TensorType::MXFP4 { std::f64::consts::SQRT_2 - 1.0 } else { 0.05 };
             assert!(
-                (deviation / expected - 1.0).abs() < 0.05,
+                (deviation / expected - 1.0).abs() < most,
                 "{tensor_type} {name}: {deviation}, not {expected}"
             );
         }
