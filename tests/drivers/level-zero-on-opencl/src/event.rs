@@ -38,14 +38,6 @@ pub struct Event {
     pool: Option<(Arc<Pool>, u32)>,
 }
 
-impl Drop for Event {
-    fn drop(&mut self) {
-        if let Some((pool, index)) = &self.pool {
-            lock(&pool.used).retain(|one| one != index);
-        }
-    }
-}
-
 impl Event {
     /// Creates a fence.
     pub fn fence(signalled: bool) -> Self {
@@ -163,6 +155,10 @@ entries! {
     }
     fn zeEventDestroy(event: Handle) {
         let event = take::<Event>(event)?;
+        // An engine may drop its reference to the event later.
+        if let Some((pool, index)) = &event.pool {
+            lock(&pool.used).retain(|one| one != index);
+        }
         if event.users.load(Ordering::SeqCst) == 0 {
             Ok(())
         } else {
