@@ -163,6 +163,15 @@ fn logits_of_checkpoints_are_within_1e_4() {
     }
 }
 
+#[test]
+fn fast_logits_of_checkpoints_are_within_2e_2() {
+    for name in support::CHECKPOINTS {
+        for activations in [Activations::F16, Activations::Int8] {
+            Checkpoint::open(name).check_logits(name, &Setup { activations, ..Default::default() });
+        }
+    }
+}
+
 /// Checks that the tokenizers from a model directory and from a GGUF file give the same token ids.
 #[test]
 fn tokenizers_of_checkpoints_agree() {

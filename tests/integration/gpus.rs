@@ -148,17 +148,32 @@ fn exact_logits_are_within_1e_4_on_every_adapter() {
     });
 }
 
-/// Checks prompts in chunks of eight rows and a last chunk of one row. Skips adapters without a shader cache,
-/// because they take seconds per model and compile the same shaders as other adapters.
+/// Checks the checkpoints' prompts in chunks of eight rows and a last chunk of one row. Skips adapters without a
+/// shader cache, because they take seconds per model and compile the same shaders as other adapters.
+fn check_checkpoints(activations: Activations, names: impl Fn(&Adapter) -> Vec<&'static str>) {
+    for adapter in distinct().into_iter().filter(|one| !compiles_anew(one)) {
+        let label = adapter.label();
+        let setup = Setup { devices: &label, chunk: 8, activations, ..Setup::default() };
+        for name in names(&adapter) {
+            Checkpoint::open(name).check_logits(&format!("{label}, {name}"), &setup);
+        }
+    }
+}
+
 #[test]
 fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
+    within(600, || check_checkpoints(Activations::F32, |_| support::CHECKPOINTS.to_vec()));
+}
+
+/// Devices that emulate a GPU on the CPU take turns.
+#[test]
+fn fast_logits_of_checkpoints_are_within_2e_2_on_every_adapter() {
     within(600, || {
-        for adapter in distinct().into_iter().filter(|one| !compiles_anew(one)) {
-            let label = adapter.label();
-            let setup = Setup { devices: &label, chunk: 8, ..Setup::default() };
-            for name in support::CHECKPOINTS {
-                Checkpoint::open(name).check_logits(&format!("{label}, {name}"), &setup);
-            }
+        for (turn, activations) in (0..).zip([Activations::F16, Activations::Int8]) {
+            check_checkpoints(activations, |adapter| {
+                let of = if adapter.kind == AdapterKind::Software { 6 } else { 1 };
+                support::share(support::CHECKPOINTS, of, turn + adapter.index)
+            });
         }
     });
 }

@@ -4,7 +4,9 @@
 //! Without the loader or Intel's OpenCL runtime the tests record a skip. `RAGTAG_TEST_LEVEL_ZERO` makes them
 //! fail instead.
 
-use crate::support::{self, Setup, block_on, golden, greedy, listen, model_path, relative_error, within};
+use crate::support::{
+    self, Checkpoint, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
+};
 use ragtag::{DeviceOptions, Devices, Model, Prompt};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, NumericsClass};
@@ -35,6 +37,24 @@ fn logits_match_the_golden_ones_in_both_classes() {
             }
         });
     });
+}
+
+#[test]
+fn logits_of_checkpoints_match_the_golden_ones_in_both_classes() {
+    with_level_zero_on_opencl(
+        "level_zero::logits_of_checkpoints_match_the_golden_ones_in_both_classes",
+        &[],
+        || {
+            within(1800, || {
+                for (turn, activations) in (0..).zip([Activations::F32, Activations::F16]) {
+                    for name in support::share(support::CHECKPOINTS, 3, turn) {
+                        let setup = Setup { devices: "level-zero:0", activations, ..Setup::default() };
+                        Checkpoint::open(name).check_logits(name, &setup);
+                    }
+                }
+            });
+        },
+    );
 }
 
 /// Returns 24 greedy tokens of a golden prompt, and the routes between the stages.

@@ -17,7 +17,8 @@ Every tiny model has random weights, and logits that `transformers` computed in 
 (`tests/support/golden/tiny.py`). Its sequence is longer than its window and than its original context. The
 script fails if a feature of the model, switched off, moves the logits by less than 1e-3. The tests compare
 the logits from the model directory and from a GGUF file with the same weights, on the CPU (one device, and
-cut in two) and on every other device. The relative error is at most 1e-4 in class exact.
+cut in two) and on every other device. The relative error is at most 1e-4 in class exact, and 2e-2 in class
+fast.
 
 | architecture in GGUF | class in `config.json` | model directory | GGUF |
 | --- | --- | --- | --- |
