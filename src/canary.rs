@@ -32,10 +32,10 @@ pub struct CheckedBlock {
     pub bound: f64,
 }
 
-/// Computes the first block of each stage on its device and on the CPU, from the same random rows. Of a prefill
-/// stage, computes the first block of each stage to which keys and values pass, and that stage's device computes
-/// the next decode step of the block with them. Loads a copy of these blocks, so that it does not disturb a
-/// running engine.
+/// Computes the first block of each stage on its device and on the CPU, from the same random rows. Of a
+/// prefill stage, computes the first block of each stage to which keys and values pass, and that stage's
+/// device computes the next decode step of the block with them. Loads a copy of these blocks, so that it does
+/// not disturb a running engine.
 ///
 /// # Errors
 /// Returns [`Error::Canary`] if the results of a stage differ by more than the numerics class allows. Returns

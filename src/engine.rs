@@ -38,8 +38,8 @@ pub struct EngineOptions {
     /// Callback for loading progress.
     pub progress: Option<Progress>,
     /// Whether each stage verifies the activations that it receives, with checksums. Activations with wrong
-    /// bytes are sent again, over the next route of the edge if it has one. Wrong keys and values of a prefill
-    /// stage end the run. Plans count the memory for the checksums if
+    /// bytes are sent again, over the next route of the edge if it has one. Wrong keys and values of a
+    /// prefill stage end the run. Plans count the memory for the checksums if
     /// [`Planner::verify_transfers`](crate::Planner::verify_transfers) is set.
     pub verify_transfers: bool,
     /// Time after which a copy that does not complete ends the run. `None` selects 60 seconds.

@@ -15,8 +15,8 @@ fn two(short: Option<ShortCopies>) -> Devices {
     })
 }
 
-/// Returns two CPU devices. `cpu:0` copies wrong values to the host after two right copies: the outputs of its
-/// first block, or the rows and the keys of a prefill chunk.
+/// Returns two CPU devices. `cpu:0` copies wrong values to the host after two right copies: the outputs of
+/// its first block, or the rows and the keys of a prefill chunk.
 fn wrong_keys() -> Devices {
     let devices = support::devices(&Setup { cpu_devices: 2, ..Setup::default() });
     devices.checked_by(|adapter, device| {

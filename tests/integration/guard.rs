@@ -145,7 +145,8 @@ fn with_prefill_stage(devices: &Devices, verify_transfers: bool) -> Engine {
     let planner = Planner::new(&model).devices(devices).context(128).chunk(8).kv(KvType::F32);
     let planner = planner.activations(setup().activations).split(TWO.parse().unwrap());
     let plan = with_prefill(planner.plan().unwrap(), "cpu:0", 1);
-    let options = EngineOptions { verify_transfers, trace: true, ..EngineOptions::default() };
+    let mut options = EngineOptions::default();
+    (options.verify_transfers, options.trace) = (verify_transfers, true);
     Engine::start_exact(&model, devices, &plan, options).unwrap()
 }
 

@@ -102,8 +102,8 @@ impl Passing {
         self.received
     }
 
-    /// Returns whether the stage can compute a micro-batch: the first `received` keys and values are verified,
-    /// and the stage needs no place or one is free.
+    /// Returns whether the stage can compute a micro-batch: the first `received` keys and values are
+    /// verified, and the stage needs no place or one is free.
     pub(super) fn is_ready(&self, received: u64) -> bool {
         let verified = self.received - self.unverified.len() as u64;
         verified >= received && (!self.passes() || !self.free.is_empty())
@@ -132,8 +132,8 @@ impl Passing {
         Ok(())
     }
 
-    /// Returns the point after which `part` may overwrite the keys and values of earlier micro-batches. `None`
-    /// if it need not wait.
+    /// Returns the point after which `part` may overwrite the keys and values of earlier micro-batches.
+    /// `None` if it need not wait.
     pub(super) fn before(&self, part: usize) -> Option<Point> {
         self.copied.get(&part).copied()
     }
@@ -263,8 +263,8 @@ impl Passing {
     }
 }
 
-/// Requests the checksum of keys and values in the cache, where they are after `after`. Returns the point after
-/// which it is computed.
+/// Requests the checksum of keys and values in the cache, where they are after `after`. Returns the point
+/// after which it is computed.
 fn sum(
     to: usize,
     passed: Passed,

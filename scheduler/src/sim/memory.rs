@@ -193,8 +193,8 @@ impl Memory {
         }
     }
 
-    /// Counts a copy over the edge that leaves stage `edge`, or of keys and values from the prefill stage with
-    /// this index. Returns whether it writes wrong bytes.
+    /// Counts a copy over the edge that leaves stage `edge`, or of keys and values from the prefill stage
+    /// with this index. Returns whether it writes wrong bytes.
     fn is_wrong(&mut self, edge: usize) -> bool {
         let at = self.copies[edge];
         self.copies[edge] += 1;

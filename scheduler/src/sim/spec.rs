@@ -246,8 +246,8 @@ impl SimSpec {
     /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
     /// Many have a prefill stage, and many have a KV ring. Half of the pipelines verify their transfers, and
     /// in half of them some copies of activations write wrong bytes. With a prefill stage, in a quarter of
-    /// them a copy of keys and values writes wrong bytes. In half of the others, devices refuse some copies over
-    /// the peer route.
+    /// them a copy of keys and values writes wrong bytes. In half of the others, devices refuse some copies
+    /// over the peer route.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);

@@ -818,8 +818,11 @@ impl<'a> World<'a> {
             }
             (Outcome::Failed { error: Error::WrongKeysAndValues { from, stage, to } }, _) => {
                 let prefill = self.spec.stages.len();
-                let wrong = |fault: &Fault| matches!(fault, Fault::WrongBytes { stage, .. } if *stage as usize == prefill);
-                let wrong = self.spec.verified && self.spec.faults.iter().any(wrong);
+                let is_wrong = |fault: &Fault| match fault {
+                    Fault::WrongBytes { stage, .. } => *stage as usize == prefill,
+                    _ => false,
+                };
+                let wrong = self.spec.verified && self.spec.faults.iter().any(is_wrong);
                 let named =
                     [Some(from), Some(to)] == [prefill, *stage as usize].map(|at| self.labels.get(at));
                 if wrong && named { Ok(()) } else { Err("failed without wrong keys and values, or not so") }
