@@ -12,7 +12,11 @@ fn segment(kind: SegmentKind, tensors: &[(&str, u64)]) -> Segment {
         name: "segment".into(),
         tensors: tensors
             .iter()
-            .map(|&(name, resident_bytes)| SegmentTensor { name: name.into(), resident_bytes })
+            .map(|&(name, resident_bytes)| SegmentTensor {
+                name: name.into(),
+                resident_bytes,
+                layout_varies: false,
+            })
             .collect(),
         flops_per_row: 2_000_000,
         flops_per_row_position: 1_000,
@@ -42,6 +46,7 @@ fn device() -> DeviceFacts {
         f16_products: false,
         buffers: BufferLimits::default(),
         in_host_memory: false,
+        weight_sharing: WeightSharing::None,
         profile: None,
     }
 }

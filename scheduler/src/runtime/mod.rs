@@ -7,6 +7,7 @@
 mod coordinator;
 mod passages;
 mod request;
+mod shared_weights;
 mod spec;
 
 pub(crate) use request::Client;
@@ -30,6 +31,7 @@ use passages::{Passages, Reach};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline};
 use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
+use shared_weights::SharedWeights;
 use spec::Layout;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -260,6 +262,7 @@ fn connect(
     sink: &TraceSink,
 ) -> Result<Connected> {
     let passages = Passages::new(&pipeline, layout)?;
+    let mut shared_weights = SharedWeights::new(&pipeline);
     let PipelineSpec { devices, stages, prefill } = pipeline;
     let rings = options.routes.iter().enumerate().map(|(edge, routes)| {
         let cores = options.ring_cores.get(edge).map_or(&[][..], Vec::as_slice);
@@ -305,7 +308,8 @@ fn connect(
     let prefill_return = Transfers::default();
     let mut ends = vec![path_ends(0, last, &crossings[last])];
     ends.extend(prefill.iter().map(|_| path_ends(last + 1, last + 1, &prefill_return)));
-    let reach = Reach { addresses: &addresses, timelines: &timelines };
+    let labels: Vec<_> = devices.iter().map(|device| device.adapter().label()).collect();
+    let reach = Reach { labels: &labels, addresses: &addresses, timelines: &timelines };
     let (mut at_senders, mut at_receivers): (Vec<_>, Vec<_>) = options
         .routes
         .iter()
@@ -333,8 +337,8 @@ fn connect(
     });
     let watched: Vec<_> = watched.collect();
     let copies: Vec<_> = watched.iter().map(|device| device.copies.clone()).collect();
-    let labels = named.iter().map(|(_, label)| label.clone()).collect();
-    let watch = Watch::new(watched, timelines.iter().flatten().cloned(), labels, options.stall_timeout);
+    let names = named.iter().map(|(_, label)| label.clone()).collect();
+    let watch = Watch::new(watched, timelines.iter().flatten().cloned(), names, options.stall_timeout);
     let actors = devices.into_iter().zip(mailboxes).zip(copies);
     let actors = actors.map(|((device, (address, mailbox)), copies)| ActorSpec {
         label: device.adapter().label(),
@@ -357,6 +361,7 @@ fn connect(
             compiled: spec.compiled,
             streamed: spec.streamed,
             weights: spec.weights,
+            shared_weights: std::mem::take(&mut shared_weights.of_stages[index]),
             previous: (index > 0).then(|| edge(index - 1, index - 1, &FROM_PREVIOUS, &mut at_receivers)),
             next: (index < last).then(|| edge(index, index + 1, &FROM_NEXT, &mut at_senders)),
             logits: (index == last).then(logits),
@@ -377,6 +382,7 @@ fn connect(
             compiled: spec.compiled,
             streamed: spec.streamed,
             weights: spec.weights,
+            shared_weights: shared_weights.of_prefill,
             previous: None,
             next: None,
             logits: Some(logits()),

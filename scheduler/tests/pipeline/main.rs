@@ -308,10 +308,28 @@ fn a_prefill_stage_changes_no_token() {
         }
         setup.options.prefill_from = 2;
         setup.devices.iter_mut().for_each(|device| device.random_delay_us = 100);
-        for (slots, credits) in [(1, 6), (4, 1), (2, 3)] {
+        for (slots, credits, verified) in [(1, 6, false), (4, 1, true), (2, 3, true)] {
             (setup.options.slots, setup.options.credits) = (slots, credits);
+            setup.options.verify_transfers = verified;
             check(&setup);
         }
+    }
+}
+
+#[test]
+fn wrong_keys_and_values_end_the_run_with_an_error() {
+    for kind in [CopyFaultKind::Flipped, CopyFaultKind::Stale] {
+        let mut setup = Setup::new(2);
+        (setup.model.layers, setup.prefill, setup.options.verify_transfers) = (12, Some(0), true);
+        // Copies of activations are smaller.
+        let copies = FaultyCopies::Downloads;
+        setup.devices[0].copy_fault =
+            Some(CopyFault { kind, copies, least_bytes: 101, after: 0, most: None });
+        let pipeline = setup.start().unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        let (from, to) = ("cpu:0".into(), "cpu:1".into());
+        let wrong = Error::WrongKeysAndValues { from, stage: 1, to };
+        assert_eq!(failed(&all(&replies)), wrong, "{kind:?}");
     }
 }
 

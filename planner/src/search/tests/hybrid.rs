@@ -12,9 +12,13 @@ use ragtag_hal::pool::class_bytes;
 fn world(gpu_mib: u64) -> World {
     let mut segments = model(12, 10 * MIB, 4 * MIB);
     for (at, segment) in segments.iter_mut().enumerate().filter(|(_, s)| s.kind == SegmentKind::Block) {
-        segment.tensors.push(SegmentTensor { name: format!("norm {at}"), resident_bytes: MIB / 2 });
+        segment.tensors.push(SegmentTensor {
+            name: format!("norm {at}"),
+            resident_bytes: MIB / 2,
+            layout_varies: false,
+        });
         let name = "rotary frequencies: a".into();
-        segment.tensors.push(SegmentTensor { name, resident_bytes: 256 });
+        segment.tensors.push(SegmentTensor { name, resident_bytes: 256, layout_varies: false });
     }
     let mut processor = DeviceFacts { in_host_memory: true, ..device("cpu:0", 1 << 40, 0.5) };
     processor.memory_source = FigureSource::Reported;
@@ -108,6 +112,61 @@ fn the_memory_of_the_prefill_stage_by_hand() {
     let parts = [host.logits, host.staging, host.parameters, host.devices, host.weights, host.kv];
     assert_eq!(host.total, parts.iter().sum::<u64>());
     check_plan(&world, &plan);
+}
+
+#[test]
+fn weights_in_the_layout_of_both_devices_are_counted_once() {
+    let weights = |sharing, change: fn(&mut World)| {
+        let mut world = world(160).split("0-5=gpu:0,6-13=cpu:0");
+        (world.devices[0].weight_sharing, world.devices[1].weight_sharing) = sharing;
+        // The layout of all matrices but that of block 7 depends on the device.
+        for (at, segment) in world.segments.iter_mut().enumerate() {
+            segment.tensors[0].layout_varies = at != 7;
+        }
+        change(&mut world);
+        let plan = world.plan().expect("fits");
+        check_plan(&world, &plan);
+        let host = plan.host_memory_bytes;
+        let parts = [host.logits, host.staging, host.parameters, host.devices, host.weights, host.kv];
+        assert_eq!(host.total, parts.iter().sum::<u64>());
+        host.weights
+    };
+    use WeightSharing::{All, Blocks, None, Owner};
+    let all = 7 * (10 * MIB + MIB / 2);
+    assert_eq!(weights((None, None), |_| {}), all);
+    assert_eq!(weights((All, None), |_| {}), all, "the processor does not lend its memory");
+    assert_eq!(weights((None, Owner), |_| {}), all, "the GPU cannot copy from it");
+    assert_eq!(weights((All, Owner), |_| {}), 0);
+    // The norms and the matrix of block 7 have the same layout everywhere.
+    assert_eq!(weights((Blocks, Owner), |_| {}), 6 * 10 * MIB);
+    let limited = |world: &mut World| world.devices[0].buffers.binding_bytes = 10 * MIB - 1;
+    assert_eq!(weights((All, Owner), limited), 7 * 10 * MIB, "the GPU splits the matrices");
+}
+
+#[test]
+fn verified_keys_and_values_need_memory_for_checksums() {
+    let plan = |verified| {
+        let mut world = world(160).split("0-5=gpu:0,6-13=cpu:0");
+        world.limits.verified = verified;
+        let plan = world.plan().expect("fits");
+        check_plan(&world, &plan);
+        plan
+    };
+    let (plain, verified) = (plan(false), plan(true));
+    assert_eq!(prefill_stage(&plain).stage.arenas, prefill_stage(&verified).stage.arenas);
+    // Each buffer of seven blocks has a place of 512 bytes for each cache block in transit.
+    let places = PREFILLS as u64 * passing_blocks(verified.chunk, 4) * 2 * 7;
+    let sums = class_bytes(512 * places);
+    let slots = |plan: &Plan| plan.all_stages().map(|stage| stage.memory_bytes.slots).collect::<Vec<_>>();
+    let own = |at: usize| slots(&verified)[at] - slots(&plain)[at];
+    assert_eq!([own(1) - own(0), own(2) - own(0)], [sums; 2]);
+    for stage in verified.all_stages() {
+        let memory = stage.memory_bytes;
+        let parts = memory.weights + memory.arenas + memory.kv + memory.scratch;
+        assert_eq!(memory.total, parts + memory.slots + memory.staging);
+    }
+    let host = verified.host_memory_bytes.parameters - plain.host_memory_bytes.parameters;
+    assert!(host >= 2 * 512 * places, "{host}");
 }
 
 #[test]
@@ -395,7 +454,11 @@ fn random(seed: u64) -> World {
         (segment.tensors[0].resident_bytes, segment.read_bytes) = (bytes, bytes);
         segment.kv_bytes_per_position *= rng.random_range(1..3);
         if rng.random_bool(0.1) {
-            segment.tensors.push(SegmentTensor { name: "shared".into(), resident_bytes: MIB });
+            segment.tensors.push(SegmentTensor {
+                name: "shared".into(),
+                resident_bytes: MIB,
+                layout_varies: false,
+            });
         }
     }
     if rng.random_bool(0.3) {
