@@ -495,6 +495,13 @@ fn spare_threads(selected: &mut [Adapter], throttles: &[ThrottleSpec]) {
 }
 
 fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
+    // Datasheets give rates of matrix units, but not all products with f16 activations use these.
+    let f16_products = ragtag_kernels::has_f16_products(&adapter.caps);
+    DeviceFacts { f16_products, ..facts_by_figures(adapter, users) }
+}
+
+/// Returns the facts with `f16_products` set only for matrix units.
+fn facts_by_figures(adapter: &Adapter, users: u64) -> DeviceFacts {
     let (bytes, source) = match adapter.memory.first() {
         Some(memory) => {
             let source = match memory.source {
@@ -511,7 +518,7 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
     let facts = DeviceFacts {
-        f16_products: ragtag_kernels::has_f16_products(caps),
+        f16_products: ragtag_kernels::has_matrix_products(caps),
         buffers: BufferLimits {
             allocation_bytes: caps.max_allocation_bytes,
             binding_bytes: caps.max_binding_bytes,
