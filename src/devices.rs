@@ -495,7 +495,8 @@ fn spare_threads(selected: &mut [Adapter], throttles: &[ThrottleSpec]) {
 }
 
 fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
-    // Datasheets give rates of matrix units, but not all products with f16 activations use these.
+    // Datasheets give rates of matrix units, but not all products with f16 activations use these. All of them
+    // get scratch memory for f16 copies of quantized weights.
     let f16_products = ragtag_kernels::has_f16_products(&adapter.caps);
     DeviceFacts { f16_products, ..facts_by_figures(adapter, users) }
 }

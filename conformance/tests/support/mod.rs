@@ -63,7 +63,8 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
 /// devices share the variants. The devices of one driver are similar, and so are all devices that run shaders
 /// on the CPU, regardless of their API. Vulkan devices test one half of the variants, and wgpu devices the
-/// other half. Shaders also run slowly on the CPU, so these devices test only some of the listed shapes.
+/// other half. Intel's OpenCL runtime tests one half, because the test driver of Level Zero runs the same
+/// kernels on this runtime. Shaders also run slowly on the CPU, so these devices test only some of the listed shapes.
 /// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
@@ -115,7 +116,9 @@ fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     let alike: Vec<_> = all.iter().filter(|other| shades || other.driver == one.driver).collect();
     let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
     if !shades {
-        return Suite::new().by_turns(Part { of: alike.len(), index: place }, 1, seed);
+        // The test driver of Level Zero runs the same kernels on Intel's OpenCL runtime.
+        let turns = if one.driver.name.starts_with("Intel(R) OpenCL") { 2 } else { 1 };
+        return Suite::new().by_turns(Part { of: turns * alike.len(), index: place }, 1, seed);
     }
     let half = usize::from(one.backend == "wgpu");
     Suite::new().by_turns(Part { of: 2 * alike.len(), index: 2 * place + half }, SOME, seed)

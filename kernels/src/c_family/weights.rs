@@ -141,8 +141,8 @@ fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
     ]
 }
 
-/// Returns the product with f16 activations for devices without matrix units. It is no faster than the
-/// product with f32 activations.
+/// Returns the product with f16 activations for devices that have neither matrix units nor f16 arithmetic in
+/// sub-groups. It is no faster than the product with f32 activations.
 fn half_product_function(tensor_type: TensorType) -> Function {
     let form = (Layout::RowMajor, Activations::F16);
     let function = tiled(names!("-tiled"), tensor_type, form, composer!(tensor_type, half_tiled));
