@@ -512,6 +512,14 @@ fn weight_sharing(caps: &Caps) -> WeightSharing {
 }
 
 fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
+    // Datasheets give rates of matrix units, but not all products with f16 activations use these. All of them
+    // get scratch memory for f16 copies of quantized weights.
+    let f16_products = ragtag_kernels::has_f16_products(&adapter.caps);
+    DeviceFacts { f16_products, ..facts_by_figures(adapter, users) }
+}
+
+/// Returns the facts with `f16_products` set only for matrix units.
+fn facts_by_figures(adapter: &Adapter, users: u64) -> DeviceFacts {
     let (bytes, source) = match adapter.memory.first() {
         Some(memory) => {
             let source = match memory.source {
@@ -528,7 +536,7 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
     let facts = DeviceFacts {
-        f16_products: ragtag_kernels::has_f16_products(caps),
+        f16_products: ragtag_kernels::has_matrix_products(caps),
         buffers: BufferLimits {
             allocation_bytes: caps.max_allocation_bytes,
             binding_bytes: caps.max_binding_bytes,

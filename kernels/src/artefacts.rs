@@ -219,20 +219,21 @@ mod tests {
     fn spir_v_needs_only_known_capabilities() {
         // Addresses, Linkage, Kernel, Float16Buffer, Int64, Int16 and Int8: all OpenCL devices have them.
         const CAPABILITIES: [u32; 7] = [4, 5, 6, 8, 11, 22, 39];
-        // Vector16 and SubgroupDispatch: devices with matrix units have them.
-        const OF_MATRIX_UNITS: [u32; 2] = [7, 58];
+        // Vector16, Float16, Groups and SubgroupDispatch: devices with sub-groups of 16, or matrix units, have
+        // them. Kernels in f16 require Float16, and Vector16 is for their conversions.
+        const OF_SUB_GROUPS: [u32; 4] = [7, 9, 18, 58];
         assert!(!Form::SpirV.artefacts().is_empty());
         for artefact in Form::SpirV.artefacts() {
             let bytes = artefact.bytes().unwrap_or_else(|| panic!("{} is damaged", artefact.program));
             let (words, rest) = bytes.as_chunks::<4>();
             let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-            let units = artefact.program.contains("-xmx");
-            let version = if units { 0x0001_0100 } else { 0x0001_0000 };
+            let sub_groups = ["-xmx", "-sub-groups"].iter().any(|part| artefact.program.contains(part));
+            let version = if sub_groups { 0x0001_0100 } else { 0x0001_0000 };
             assert_eq!((words[0], words[1], rest), (0x0723_0203, version, &[][..]), "{}", artefact.program);
             // Capabilities come first. Each is an instruction of two words with opcode 17.
             let (pairs, _) = words[5..].as_chunks::<2>();
             let capabilities = pairs.iter().take_while(|pair| pair[0] == 2 << 16 | 17).map(|pair| pair[1]);
-            let known = |c: &u32| CAPABILITIES.contains(c) || units && OF_MATRIX_UNITS.contains(c);
+            let known = |c: &u32| CAPABILITIES.contains(c) || sub_groups && OF_SUB_GROUPS.contains(c);
             let others: Vec<u32> = capabilities.filter(|c| !known(c)).collect();
             assert_eq!(others, [0; 0], "{}", artefact.program);
         }

@@ -18,10 +18,12 @@ const UNITS_OF_BF16: [Feature; 5] =
 
 impl Variant {
     /// Returns the maximum relative error ‖out − ref‖ / ‖ref‖ of this variant. It equals the bound of the
-    /// kernel, except on matrix units that round f16 activations to bf16 for bf16 weights.
+    /// kernel, except on matrix units that round f16 activations to bf16 for bf16 weights, and for products
+    /// that add up in f16.
     pub fn bound(&self) -> f64 {
         let rounds = self.requires.iter().any(|feature| UNITS_OF_BF16.contains(feature));
         match self.kernel {
+            Kernel::MatMul(..) if self.adds_in_f16() => 5e-3,
             Kernel::MatMul(TensorType::BF16, Activations::F16) if rounds => 1e-2,
             kernel => kernel.bound(),
         }
@@ -43,7 +45,7 @@ mod tests {
 
     #[test]
     fn products_of_quantised_or_f16_inputs_match_f32_sums() {
-        let rounds = |variant: &&Variant| variant.bound() > 1e-5;
+        let rounds = |variant: &&Variant| variant.bound() > 1e-5 && !variant.adds_in_f16();
         let products = || variants().iter().filter(|v| matches!(v.kernel, Kernel::MatMul(..)));
         assert!(
             products().filter(rounds).all(|v| v.kernel == Kernel::MatMul(TensorType::BF16, Activations::F16))

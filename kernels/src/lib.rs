@@ -55,7 +55,7 @@ pub use kernel::{Activations, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use quantize::row_bytes;
 pub use table::{
-    Code, Grid, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select,
-    variants,
+    Code, Grid, NEVER, Text, Variant, activations_for, has_f16_products, has_matrix_products, module_source,
+    preferred, select, variants,
 };
 pub use types::{BlockScale, TensorType};

@@ -167,6 +167,11 @@ impl Variant {
             && self.local_bytes() <= caps.local_memory_bytes
     }
 
+    /// Returns whether the variant is a product that adds up in f16, on a device without matrix units.
+    pub(crate) fn adds_in_f16(&self) -> bool {
+        self.requires == c_family::ADDS_IN_F16
+    }
+
     fn work_group_items(&self) -> u32 {
         match self.code {
             Code::Host(_) | Code::Library(_) => 1,
@@ -214,9 +219,10 @@ pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Vari
 /// device with `caps`.
 ///
 /// For a `wanted` type of f32, the result is f32. For int8, the result is the fastest type that the device
-/// supports: f16 if its matrix units are faster for `rows` rows, otherwise int8 for weights with integer
-/// quants, and f32 for other weights. For f16, the result is f16 if any variant supports it, even a slow one.
-/// Before a product with f16 activations, the program dequantizes weights with integer quants to f16.
+/// supports: f16 if its matrix units are faster for `rows` rows, or its f16 arithmetic for weights without
+/// blocks, otherwise int8 for weights with integer quants, and f32 for other weights. For f16, the result is
+/// f16 if any variant supports it, even a slow one. Before a product with f16 activations, the program
+/// dequantizes weights with integer quants to f16.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;
     let offers = |kernel| match wanted {
@@ -224,8 +230,12 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
         Activations::Int8 => preferred(kernel, caps, rows).is_some(),
         Activations::F16 => select(kernel, caps, rows).is_some(),
     };
+    let product = Kernel::MatMul(TensorType::F16, Activations::F16);
     let f16 = if quantised {
-        offers(Kernel::Widen(tensor_type)) && offers(Kernel::MatMul(TensorType::F16, Activations::F16))
+        // Without matrix units, dot products of int8 are faster.
+        let is_slower =
+            wanted == Activations::Int8 && select(product, caps, rows).is_some_and(Variant::adds_in_f16);
+        offers(Kernel::Widen(tensor_type)) && offers(product) && !is_slower
     } else {
         layout_for(tensor_type, caps) == Layout::RowMajor
             && offers(Kernel::MatMul(tensor_type, Activations::F16))
@@ -241,9 +251,19 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
 /// Returns whether fast products use f16 activations on a device with `caps`, for at least one tensor type
 /// and number of rows.
 pub fn has_f16_products(caps: &Caps) -> bool {
-    let form = |(tensor_type, rows)| activations_for(tensor_type, Activations::Int8, caps, rows);
-    let rows = (0..16).map(|bit| 1 << bit);
-    rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
+    TensorType::ALL.into_iter().any(|tensor_type| uses_f16(tensor_type, caps))
+}
+
+/// Returns whether fast products use matrix units on a device with `caps`. Only these make products of
+/// quantised weights with f16 activations fast.
+pub fn has_matrix_products(caps: &Caps) -> bool {
+    TensorType::ALL.into_iter().any(|t| t.block_values() > 1 && uses_f16(t, caps))
+}
+
+/// Returns whether fast products of `tensor_type` use f16 activations for at least one number of rows.
+fn uses_f16(tensor_type: TensorType, caps: &Caps) -> bool {
+    let form = |rows| activations_for(tensor_type, Activations::Int8, caps, rows);
+    (0..16).any(|bit| form(1 << bit) == Activations::F16)
 }
 
 /// Returns the code of a module for a device with `caps`. The entries of the module are `variants`, which
@@ -597,6 +617,42 @@ mod tests {
         runs_every_kernel(&caps, "opencl");
         let form = |rows| activations_for(TensorType::Q8_0, Activations::Int8, &caps, rows);
         assert_eq!([8, 64].map(form), [Activations::Int8, Activations::F16]);
+        assert!(has_matrix_products(&caps));
+    }
+
+    #[test]
+    fn uses_sub_groups_where_available() {
+        let languages = [KernelLanguage::SpirV, KernelLanguage::OpenClC];
+        let halves = [Feature::SubGroups, Feature::Fp16];
+        for (language, features, plain) in languages.into_iter().flat_map(|language| {
+            let (exact, fast) = (Activations::F32, Activations::F16);
+            [(&halves[..1], exact), (&halves[..], fast)].map(|(features, plain)| (language, features, plain))
+        }) {
+            let features = features.iter().copied().collect();
+            let caps = Caps { features, ..gpu(language, 1024, 48 << 10) };
+            let names = |kernel, rows: [u32; 3]| rows.map(|rows| select(kernel, &caps, rows).map(|v| v.name));
+            let [one, some] = ["opencl-sub-groups-gemv-1", "opencl-gemv-8"];
+            let quantised = Kernel::MatMul(TensorType::Q4_K, Activations::Int8);
+            assert_eq!(names(quantised, [1, 8, 64]), [one, some, "opencl-sub-groups-tiled"].map(Some));
+            for norm in [Kernel::RmsNorm(Activations::Int8), Kernel::HeadNorm, Kernel::LayerNorm] {
+                assert_eq!(names(norm, [1, 8, 64]), [Some("opencl-sub-groups"); 3]);
+            }
+            let form = |t, rows| activations_for(t, Activations::Int8, &caps, rows);
+            // Products of int8 are faster than those of f16.
+            assert_eq!([1, 64].map(|rows| form(TensorType::Q8_0, rows)), [Activations::Int8; 2]);
+            assert_eq!([8, 64].map(|rows| form(TensorType::BF16, rows)), [Activations::F32, plain]);
+            let is_fast = plain == Activations::F16;
+            assert_eq!((has_f16_products(&caps), has_matrix_products(&caps)), (is_fast, false));
+            let f32 = Kernel::MatMul(TensorType::F16, Activations::F32);
+            let sub_groups = [one, "opencl-sub-groups-gemv-8", "opencl-sub-groups-tiled"];
+            let others = ["opencl-gemv-1", "opencl-gemv-8", "opencl-tiled"];
+            assert_eq!(names(f32, [1, 8, 64]), if is_fast { sub_groups } else { others }.map(Some));
+            let wanted = activations_for(TensorType::Q8_0, Activations::F16, &caps, 64);
+            let product = names(Kernel::MatMul(TensorType::F16, Activations::F16), [64; 3])[0];
+            let expected = if is_fast { "opencl-sub-groups-tiled" } else { "opencl-tiled" };
+            assert_eq!((wanted, product), (Activations::F16, Some(expected)));
+            runs_every_kernel(&caps, "opencl");
+        }
     }
 
     #[test]

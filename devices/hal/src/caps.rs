@@ -17,7 +17,8 @@ pub enum Feature {
     NeonDot,
     /// Half-precision arithmetic.
     Fp16,
-    /// Sub-groups: work items that exchange values without local memory.
+    /// Sub-groups: work items that exchange values without local memory. On OpenCL and Level Zero, kernels can
+    /// require sub-groups of 16.
     SubGroups,
     /// Four-way dot products of packed int8 in one instruction.
     IntegerDot,

@@ -5,8 +5,8 @@ use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
 use crate::transfer::MemoryCaps;
 use cl3::ext::{
     CL_DEVICE_GLOBAL_FREE_MEMORY_AMD, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL, CL_DEVICE_PCI_BUS_ID_NV,
-    CL_DEVICE_PCI_BUS_INFO_KHR, CL_DEVICE_PCI_SLOT_ID_NV, CL_DEVICE_TOPOLOGY_AMD, CL_DEVICE_UUID_KHR,
-    cl_platform_id,
+    CL_DEVICE_PCI_BUS_INFO_KHR, CL_DEVICE_PCI_SLOT_ID_NV, CL_DEVICE_SUB_GROUP_SIZES_INTEL,
+    CL_DEVICE_TOPOLOGY_AMD, CL_DEVICE_UUID_KHR, cl_platform_id,
 };
 use opencl3::device::{
     CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR, CL_DEVICE_SVM_FINE_GRAIN_BUFFER, CL_DEVICE_TYPE_ALL,
@@ -35,6 +35,8 @@ const LIBRARY: &str = if cfg!(target_os = "windows") {
 const FINAL_COMMAND_BUFFERS: u32 = 1 << 22;
 /// Capability bit of `cl_khr_integer_dot_product` for dot products of four packed bytes.
 const PACKED_DOT: u64 = 1;
+/// Sub-group size that Ragtag's kernels require.
+const SUB_GROUP_SIZE: usize = 16;
 /// Device property of NVIDIA's driver: the domain of the device's PCI address.
 const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
 /// Capability bit of `cl_intel_unified_shared_memory`: kernels can read and write the allocation.
@@ -280,9 +282,12 @@ fn options((major, minor): (u32, u32), features: &Features) -> String {
 fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features {
     let optional = device.opencl_c_features().unwrap_or_default();
     let optional = |name: &str| optional.iter().any(|one| name_of(&one.name) == name.as_bytes());
-    let sub_groups = extensions.has("cl_khr_subgroups")
+    let has_sub_groups = extensions.has("cl_khr_subgroups")
         || extensions.has("cl_intel_subgroups")
         || optional("__opencl_c_subgroups");
+    let sub_groups = has_sub_groups
+        && extensions.has("cl_intel_required_subgroup_size")
+        && sub_group_sizes(device).contains(&SUB_GROUP_SIZE);
     let dot = extensions.has("cl_khr_integer_dot_product")
         && number(device, CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR)
             .is_some_and(|caps| caps & PACKED_DOT != 0);
@@ -295,6 +300,12 @@ fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features 
     .into_iter()
     .filter_map(|(has, feature)| has.then_some(feature))
     .collect()
+}
+
+/// Returns the sub-group sizes that kernels may require.
+fn sub_group_sizes(device: &Device) -> Vec<usize> {
+    let bytes = device.get_data(CL_DEVICE_SUB_GROUP_SIZES_INTEL).unwrap_or_default();
+    bytes.as_chunks().0.iter().map(|size| usize::from_ne_bytes(*size)).collect()
 }
 
 /// Truncates a name at its first zero byte.

@@ -12,6 +12,7 @@ mod matrix_units;
 mod operators;
 mod rows;
 mod streams;
+mod sub_groups;
 mod weights;
 
 use crate::kernel::Kernel;
@@ -20,17 +21,23 @@ use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
+pub(crate) use sub_groups::ADDS_IN_F16;
+
 /// Languages in which the shared sources are compiled.
 const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage::CudaC, KernelLanguage::HipC];
 
 /// Returns all variants, best first.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut out = decode::variants();
+    out.extend(sub_groups::rows());
     out.extend(rows::variants());
     out.extend(matrix_units::products());
     out.extend(fragments::products());
     out.extend(crate::library::variants());
-    out.extend(weights::variants());
+    let mut products = [sub_groups::products(), weights::variants()].concat();
+    // For some types, products in sub-groups are for one row or for many. Others are for a few rows.
+    products.sort_by_key(|variant| variant.max_rows);
+    out.extend(products);
     out.extend(operators::variants());
     out.extend(elementwise::variants());
     out

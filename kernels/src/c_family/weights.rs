@@ -141,8 +141,8 @@ fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
     ]
 }
 
-/// Returns the product with f16 activations for devices without matrix units. It is no faster than the
-/// product with f32 activations.
+/// Returns the product with f16 activations for devices that have neither matrix units nor f16 arithmetic in
+/// sub-groups. It is no faster than the product with f32 activations.
 fn half_product_function(tensor_type: TensorType) -> Function {
     let form = (Layout::RowMajor, Activations::F16);
     let function = tiled(names!("-tiled"), tensor_type, form, composer!(tensor_type, half_tiled));
@@ -184,11 +184,11 @@ fn tiled_grid(constants: &[u32]) -> [u32; 3] {
 
 const PLAIN: &str = include_str!("weights/plain.cl");
 pub(super) const QUANTISED: &str = include_str!("weights/quantised.cl");
-const ROW_MAJOR: &str = include_str!("weights/row_major.cl");
+pub(super) const ROW_MAJOR: &str = include_str!("weights/row_major.cl");
 const VALUES: &str = include_str!("weights/values.cl");
 
 /// Returns the sources that read weights of `tensor_type` in the `Rows16` layout.
-fn reader(tensor_type: TensorType) -> [&'static str; 3] {
+pub(super) fn reader(tensor_type: TensorType) -> [&'static str; 3] {
     let own = tensor_type.row().c;
     if tensor_type.block_values() == 1 { [own, PLAIN, ""] } else { [QUANTISED, own, VALUES] }
 }
@@ -207,6 +207,8 @@ fn embed_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
 }
 
 pub(super) const BLOCKS: &str = include_str!("../matmul/blocks.cl");
+/// Sums of int8 products. `BATCH` blocks are loaded at a time.
+pub(super) const FAST: &str = include_str!("../matmul/fast.cl");
 const GEMV: &str = include_str!("../matmul/gemv.cl");
 const TILED: &str = include_str!("../matmul/tiled_exact.cl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.cl");
@@ -228,7 +230,7 @@ fn fast_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) ->
         language,
         tensor_type,
         gemv_items(tensor_type, M),
-        &[&input, BLOCKS, include_str!("../matmul/fast.cl"), GEMV],
+        &[&input, BLOCKS, include_str!("../matmul/fast_batch.cl"), FAST, GEMV],
     )
 }
 

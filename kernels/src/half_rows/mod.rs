@@ -1,4 +1,4 @@
-//! f16 activations, which products on matrix units read.
+//! f16 activations, which products on matrix units and in f16 arithmetic read.
 //!
 //! A row holds f16 values, padded with zeros to a multiple of [`PITCH_VALUES`] values. Rows therefore consist
 //! of whole cache lines, and are [`row_bytes`] apart. A tile that extends beyond the last column reads zeros,

@@ -58,11 +58,13 @@ pub enum Layout {
 
 /// Returns the layout in which a device with `caps` stores matrices of `tensor_type`. All kernels for the
 /// device read the type in this layout. Types without blocks are also row-major on Intel's devices with
-/// matrix units.
+/// matrix units or f16 arithmetic, because products with f16 activations read this layout.
 pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
     let is_row_major = |language: &KernelLanguage| layout_in(tensor_type, *language) == Layout::RowMajor;
-    let multiplies_rows = caps.features.contains(&Feature::Xmx) && tensor_type.block_values() == 1;
-    let row_major = multiplies_rows || caps.languages.iter().any(is_row_major);
+    let has = |features: &[Feature]| features.iter().all(|feature| caps.features.contains(feature));
+    let multiplies_f16 = has(&[Feature::Xmx]) || has(&[Feature::SubGroups, Feature::Fp16]);
+    let row_major =
+        multiplies_f16 && tensor_type.block_values() == 1 || caps.languages.iter().any(is_row_major);
     if row_major { Layout::RowMajor } else { Layout::Rows16 }
 }
 

@@ -20,6 +20,7 @@
 //! - f32: weights are dequantized to f32 in registers (class *exact*).
 //! - int8: integer dot products, block by block (class *fast*).
 //! - f16: products of f16 or bf16 values, accumulated in f32, on matrix units where available (class *fast*).
+//!   Without matrix units, products in sub-groups accumulate up to 16 products in f16.
 //!   For bf16 weights, the matrix-unit kernels for AMD and Intel devices, and for NVIDIA devices of compute
 //!   capability 8.0 or higher, convert f16 activations to bf16.
 //!
@@ -153,6 +154,11 @@ impl Spec for MatMul {
             let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
             out.push(case(random, (tensor_type, layout, activations), shape, (n, k), i % 2 == 1));
         }
+        if activations == Activations::F16 {
+            // The sum of two products may exceed the range of f16.
+            let shape = RowShape { capacity: 20, rows: 19, count_word: 0 };
+            out.push(case_up_to(6e4, random, (tensor_type, layout, activations), shape, (40, 288), false));
+        }
         out
     }
 
@@ -200,6 +206,18 @@ fn whole_launch(random: &mut Random, rows: usize, shape: (usize, usize), accumul
 
 fn case(
     random: &mut Random,
+    types: (TensorType, Layout, Activations),
+    shape: RowShape,
+    sides: (usize, usize),
+    accumulate: bool,
+) -> Case {
+    case_up_to(2.0, random, types, shape, sides, accumulate)
+}
+
+/// Returns a case whose activations have absolute values up to `largest`.
+fn case_up_to(
+    largest: f32,
+    random: &mut Random,
     (tensor_type, layout, activations): (TensorType, Layout, Activations),
     shape: RowShape,
     (n, k): (usize, usize),
@@ -212,11 +230,11 @@ fn case(
     let mut weights = vec![0.0; n * k];
     dequantise(tensor_type, &file, &mut weights).expect("n rows of k are whole blocks");
 
-    let x = random.floats(shape.capacity * k, 2.0);
+    let x = random.floats(shape.capacity * k, largest);
     // In every third shape, y is a part of longer rows.
     let stride = if shape.capacity % 3 == 2 { n + 21 } else { n };
     let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
-    let label = format!("{} → {n} of {stride}, accumulate {accumulate}", shape.label(k));
+    let label = format!("{} up to {largest} → {n} of {stride}, accumulate {accumulate}", shape.label(k));
     let build = Build::new(Kernel::MatMul(tensor_type, activations), label, &constants);
     let build = build.words(&shape.header()).bytes(resident);
     let (build, x): (_, Vec<Vec<f64>>) = match activations {
