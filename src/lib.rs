@@ -82,7 +82,7 @@ pub use ragtag_devices::compile_for_hip;
 pub use ragtag_devices::{MemoryCapError, MemoryCaps, ProbeChild, ThrottleError, ThrottleSpec};
 pub use ragtag_graph::{ChatTemplates, Granularity, RopeScaling, WireType};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
-pub use ragtag_kernels::{Activations, KvType, TensorType};
+pub use ragtag_kernels::{Activations, CacheType, KvType, TensorType};
 pub use ragtag_planner::{
     Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Family, Figure, FigureSource, Fleet,
     InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, WeightSharing, Workload,

@@ -271,7 +271,7 @@ impl Planner {
         self
     }
 
-    /// Sets the element type of the KV cache.
+    /// Sets the types of keys and values in the KV cache.
     pub fn kv(mut self, kv: KvType) -> Self {
         self.limits.kv = kv;
         self

@@ -3,7 +3,7 @@
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator};
 use crate::stack::StackedMatrix;
-use ragtag_kernels::Layout;
+use ragtag_kernels::{CacheType, Layout};
 
 /// Costs of one node, in the units of [`crate::Segment`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,7 @@ pub(crate) struct NodeCost {
     pub(crate) read_bytes: u64,
     pub(crate) read_bytes_per_row: u64,
     pub(crate) kv_bytes_per_position: u64,
+    pub(crate) value_bytes_per_position: u64,
     pub(crate) window: Option<u32>,
 }
 
@@ -51,7 +52,9 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
         }
         Operator::RopeAppend { heads, .. } => {
             cost.flops_per_row = 3 * u64::from(heads.query_width() + heads.kv_width());
-            cost.kv_bytes_per_position = 2 * u64::from(heads.kv_width()) * lowering.kv.bytes();
+            let bytes = |of: CacheType| of.bytes(u64::from(heads.kv_width()));
+            cost.value_bytes_per_position = bytes(lowering.kv.values());
+            cost.kv_bytes_per_position = bytes(lowering.kv.keys()) + cost.value_bytes_per_position;
         }
         Operator::SiluMul { .. } => cost.flops_per_row = 6 * width,
         Operator::Quantize { .. } => cost.flops_per_row = 2 * width,

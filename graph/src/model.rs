@@ -15,6 +15,7 @@ use crate::stack::{Stack, StackedMatrix};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{TensorInfo, Weights};
 use crate::wire_type::WireType;
+use ragtag_kernels::kv::QUANTISED_DIMENSIONS;
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::sync::Arc;
 
@@ -79,6 +80,17 @@ pub enum ModelError {
     NoData {
         /// Name of the tensor.
         name: String,
+    },
+    /// A KV cache type does not support the model's heads.
+    #[error(
+        "a {kv} KV cache needs heads of a multiple of {QUANTISED_DIMENSIONS} dimensions, and the model's heads have \
+         {head_dimensions} (use f16 or f32)"
+    )]
+    KvType {
+        /// The requested type.
+        kv: KvType,
+        /// Number of dimensions of the model's heads.
+        head_dimensions: u32,
     },
     /// The model has a feature that Ragtag does not support.
     #[error("not supported: {what}")]
@@ -233,6 +245,15 @@ impl Model {
             Description::Metadata(metadata) => Tokenizer::from_metadata(metadata),
             Description::Directory(directory) => Tokenizer::from_directory(directory),
         }
+    }
+
+    /// Checks that a KV cache of type `kv` can hold the model's keys and values.
+    ///
+    /// # Errors
+    /// [`ModelError::KvType`] if it cannot.
+    pub fn check_kv(&self, kv: KvType) -> Result<(), ModelError> {
+        let head_dimensions = self.hyperparameters.head_dimensions;
+        if kv.takes(head_dimensions) { Ok(()) } else { Err(ModelError::KvType { kv, head_dimensions }) }
     }
 
     /// Returns the hyperparameters.

@@ -50,6 +50,8 @@ pub struct Segment {
     /// Bytes of keys and values per position of a sequence. For each row, attention reads this number of
     /// bytes per position.
     pub kv_bytes_per_position: u64,
+    /// The part of these bytes that values take.
+    pub value_bytes_per_position: u64,
     /// Number of positions to which a row attends, including its own. `None` stands for all positions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
@@ -79,6 +81,7 @@ pub struct SegmentTensor {
 /// Returns the segments of a model, in order. Computes the costs only once for segments with the same
 /// signature.
 pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
+    model.check_kv(lowering.kv)?;
     let measure = Measure::new(model, lowering);
     let mut known: Vec<(SegmentSignature<'_>, Segment)> = Vec::new();
     let mut segments = Vec::new();
@@ -131,6 +134,7 @@ impl<'a> Measure<'a> {
             read_bytes: 0,
             read_bytes_per_row: 0,
             kv_bytes_per_position: 0,
+            value_bytes_per_position: 0,
             window: None,
             scratch_bytes,
             wide_scratch_bytes: self.wide.scratch_bytes(range.clone())?.max(scratch_bytes),
@@ -143,6 +147,7 @@ impl<'a> Measure<'a> {
             segment.read_bytes += cost.read_bytes;
             segment.read_bytes_per_row += cost.read_bytes_per_row;
             segment.kv_bytes_per_position += cost.kv_bytes_per_position;
+            segment.value_bytes_per_position += cost.value_bytes_per_position;
             segment.window = segment.window.or(cost.window);
         }
         Ok(segment)
@@ -263,6 +268,7 @@ mod tests {
                         read_bytes: attention.read_bytes + ffn.read_bytes,
                         read_bytes_per_row: attention.read_bytes_per_row + ffn.read_bytes_per_row,
                         kv_bytes_per_position: attention.kv_bytes_per_position,
+                        value_bytes_per_position: attention.value_bytes_per_position,
                         window: attention.window,
                         scratch_bytes: attention.scratch_bytes.max(ffn.scratch_bytes),
                         wide_scratch_bytes: attention.wide_scratch_bytes.max(ffn.wide_scratch_bytes),

@@ -4,6 +4,7 @@
 use crate::blocks::TensorType;
 use crate::cases::{Case, Random};
 use crate::elements::Operator;
+pub use crate::kv::{CacheType, KvType};
 use crate::layout::Layout;
 use crate::rows::RowKernel;
 use crate::{abi, half_rows, quantize};
@@ -17,7 +18,7 @@ use std::fmt;
 pub enum NumericsClass {
     /// f32 activations: relative error of at most 1e-4.
     Exact,
-    /// int8 or f16 activations, or an f16 KV cache: relative error of at most 2e-2.
+    /// int8 or f16 activations, or an f16 or quantized KV cache: relative error of at most 2e-2.
     Fast,
 }
 
@@ -65,7 +66,13 @@ impl Accuracy {
     /// Returns the accuracy of a kernel that writes keys and values of type `kv_type`. `exact` is its bound
     /// for f32.
     pub fn of_cache(kv_type: KvType, exact: f64) -> Self {
-        if kv_type == KvType::F16 { Self::fast(ROUNDED_TO_F16) } else { Self::exact(exact) }
+        match kv_type {
+            KvType::F32 => Self::exact(exact),
+            KvType::F16 => Self::fast(ROUNDED_TO_F16),
+            // A value between two quants may round to either of them.
+            KvType::Q8_0 => Self::fast(3e-3),
+            KvType::Q8_0Q4_0 | KvType::Q4_0 => Self::fast(1.5e-2),
+        }
     }
 }
 
@@ -156,38 +163,6 @@ impl fmt::Display for ElementType {
             ElementType::F32 => "f32",
             ElementType::F16 => "f16",
             ElementType::BF16 => "bf16",
-        })
-    }
-}
-
-/// Storage type of keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KvType {
-    /// f32.
-    F32,
-    /// f16.
-    F16,
-}
-
-impl KvType {
-    /// All storage types.
-    pub const ALL: [KvType; 2] = [KvType::F32, KvType::F16];
-
-    /// Returns the number of bytes in one value.
-    pub fn bytes(self) -> u64 {
-        match self {
-            KvType::F32 => 4,
-            KvType::F16 => 2,
-        }
-    }
-}
-
-impl fmt::Display for KvType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            KvType::F32 => "f32",
-            KvType::F16 => "f16",
         })
     }
 }
@@ -371,7 +346,7 @@ impl Kernel {
     }
 
     /// Returns the numerics class of the kernel's variants. The class describes the error that the kernel
-    /// itself adds. A kernel that writes an f16 KV cache is fast, because it rounds keys and values.
+    /// itself adds. A kernel that writes an f16 or quantized KV cache is fast, because it rounds keys and values.
     pub fn class(self) -> NumericsClass {
         self.spec().accuracy().class
     }

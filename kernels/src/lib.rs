@@ -29,6 +29,7 @@ pub mod gemm;
 pub mod half_rows;
 pub mod head_norm;
 mod kernel;
+pub mod kv;
 pub mod layer_norm;
 pub mod layout;
 mod library;
@@ -51,7 +52,7 @@ mod wgsl;
 pub mod widen;
 
 pub use cases::{Case, cases, random_case};
-pub use kernel::{Activations, ElementType, Kernel, KvType, NumericsClass};
+pub use kernel::{Activations, CacheType, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use quantize::row_bytes;
 pub use table::{

@@ -68,7 +68,7 @@ pub struct Plan {
     pub credits: u32,
     /// Number of slots of each stage: the maximum number of micro-batches that the stage holds at once.
     pub slots: u32,
-    /// Element type of the KV cache.
+    /// Storage type of keys and values. The types of keys and of values, if they differ.
     #[schemars(schema_with = "crate::schemas::kv_type")]
     pub kv: KvType,
     /// Activation type of matrix products.

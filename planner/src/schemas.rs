@@ -32,7 +32,7 @@ pub(crate) fn adapter_kind(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(crate) fn kv_type(_: &mut SchemaGenerator) -> Schema {
-    one_of(&[KvType::F32, KvType::F16])
+    one_of(&KvType::ALL)
 }
 
 pub(crate) fn granularity(_: &mut SchemaGenerator) -> Schema {

@@ -189,6 +189,9 @@ fn the_proof_is_what_compiled_stages_take() {
             (KvType::F16, Activations::Int8, WireType::F16),
             (KvType::F32, Activations::F32, WireType::F32),
             (KvType::F16, Activations::F16, WireType::F32),
+            (KvType::Q8_0, Activations::Int8, WireType::F32),
+            (KvType::Q8_0Q4_0, Activations::Int8, WireType::F32),
+            (KvType::Q4_0, Activations::F32, WireType::F32),
         ];
         for (kv, activations, wire_type) in forms {
             let (context, sequences, chunk, logit_rows) = (500, 3, 100, 5);

@@ -1,5 +1,6 @@
 //! Command-line arguments and their help texts. The sibling modules implement the commands.
 
+use super::kv::KvArgs;
 use crate::engine::EngineOptions;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ragtag_chat::{Data, Moment};
@@ -185,9 +186,8 @@ pub(crate) struct PlacementArgs {
     /// Maximum number of prompt tokens in one prefill micro-batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u32>,
-    /// Element type of the KV cache. Default: f32 with --activations f32, otherwise f16.
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) kv: Option<Kv>,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// Type of activations in matmuls with quantized weights: f32 is exact, int8 is fast. Default: the type
     /// in the plan with --plan, otherwise int8.
     #[arg(long, value_name = "TYPE")]
@@ -200,12 +200,6 @@ pub(crate) struct PlacementArgs {
     /// Calibration takes at most 3 seconds, and its result is cached.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
     pub(crate) no_calibration: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kv {
-    F32,
-    F16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -388,9 +382,8 @@ pub(crate) struct CalibrateArgs {
     /// Maximum number of prompt tokens in one prefill micro-batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u32>,
-    /// Element type of the KV cache. Default: f32 with --activations f32, otherwise f16.
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) kv: Option<Kv>,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// Type of activations in matmuls with quantized weights: f32 is exact, int8 is fast.
     #[arg(long, value_name = "TYPE", default_value = "int8")]
     pub(crate) activations: ActivationsArg,

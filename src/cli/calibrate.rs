@@ -3,7 +3,7 @@
 use super::args::CalibrateArgs;
 use super::output::{inform, note, print_json, show, table};
 use super::progress;
-use super::wanted::{Wanted, kv_type};
+use super::wanted::{Wanted, usual_kv};
 use crate::calibrate::{Calibration, CalibrationOptions};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     }
     let options = CalibrationOptions {
         activations: args.activations.into(),
-        kv: kv_type(args.kv, args.activations),
+        kv: args.kv.types(usual_kv(args.activations))?,
         chunk: args.chunk.unwrap_or(MAX_CHUNK),
         sequences: args.parallel,
         seconds: args.seconds,

@@ -12,6 +12,7 @@ mod devices;
 mod doctor;
 mod files;
 mod inspect;
+mod kv;
 mod links;
 mod logits;
 mod output;

@@ -1,6 +1,6 @@
 //! Requested placements. Merges the placement arguments with the plan file of `--plan`.
 
-use super::args::{ActivationsArg, GranularityArg, Kv, MOST_TOKENS, PlacementArgs, RequestArgs, WireArg};
+use super::args::{ActivationsArg, GranularityArg, MOST_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use super::files::{input_name, read_input};
 use super::output::note;
 use crate::error::{Error, Result};
@@ -38,11 +38,11 @@ impl From<GranularityArg> for Granularity {
     }
 }
 
-/// Returns the KV cache type that the user requested, or the default for the type of activations.
-pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType {
-    match (wanted, activations) {
-        (Some(Kv::F32), _) | (None, ActivationsArg::F32) => KvType::F32,
-        (Some(Kv::F16), _) | (None, ActivationsArg::Int8) => KvType::F16,
+/// Returns the default KV cache type for the type of activations.
+pub(super) fn usual_kv(activations: ActivationsArg) -> KvType {
+    match activations {
+        ActivationsArg::F32 => KvType::F32,
+        ActivationsArg::Int8 => KvType::F16,
     }
 }
 
@@ -94,18 +94,22 @@ pub(super) struct Wanted<'a> {
     file: Option<(&'a Path, Plan)>,
     split: Option<Split>,
     pins: Vec<Split>,
+    kv: KvType,
 }
 
 impl<'a> Wanted<'a> {
     /// Reads the plan file and parses the split and the pins.
     ///
     /// # Errors
-    /// Fails if the plan file cannot be read, or if the plan file, the split or a pin cannot be parsed.
+    /// Fails if the plan file cannot be read, or if the plan file, the split or a pin cannot be parsed. Also
+    /// fails if the types of keys and values do not go together.
     pub(super) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
         let file = args.plan.as_deref().map(|path| read_plan(path).map(|plan| (path, plan))).transpose()?;
         let split = args.split.as_deref().map(str::parse).transpose()?;
         let pins = args.pin.iter().map(|pin| pin.parse().map_err(Error::Pin)).collect::<Result<_>>()?;
-        Ok(Self { args, needs, file, split, pins })
+        let mut wanted = Self { args, needs, file, split, pins, kv: KvType::F16 };
+        wanted.kv = args.kv.types(wanted.usual_kv())?;
+        Ok(wanted)
     }
 
     fn plan(&self) -> Option<&Plan> {
@@ -124,9 +128,14 @@ impl<'a> Wanted<'a> {
     }
 
     pub(super) fn kv(&self) -> KvType {
-        match (self.args.kv, self.plan()) {
-            (None, Some(plan)) if plan.activations == self.activations() => plan.kv,
-            (kv, _) => kv_type(kv, self.args.activations.unwrap_or(ActivationsArg::Int8)),
+        self.kv
+    }
+
+    /// Returns the KV cache type of a plan file with the same activations, or the default.
+    fn usual_kv(&self) -> KvType {
+        match self.plan() {
+            Some(plan) if plan.activations == self.activations() => plan.kv,
+            _ => usual_kv(self.args.activations.unwrap_or(ActivationsArg::Int8)),
         }
     }
 

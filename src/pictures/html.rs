@@ -100,7 +100,7 @@ fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
         ("decode", format!("{} of {}", count(plan.decode_groups as usize, "group"), plan.decode_rows)),
         ("micro-batches in flight", plan.credits.to_string()),
         ("slots per stage", plan.slots.to_string()),
-        ("KV cache", words::kv(plan.kv).into()),
+        ("KV cache", plan.kv.to_string()),
         ("activations", words::activations(plan.activations).into()),
         ("digest", words::digest(&plan.model.digest)),
     ]

@@ -1,6 +1,6 @@
 //! Formats figures and names for pictures.
 
-use ragtag_kernels::{Activations, KvType};
+use ragtag_kernels::Activations;
 use ragtag_planner::Objective;
 use ragtag_planner::plan::{LeftOut, Place, Plan, PlanEdge, PlanStage, PrefillStage};
 pub(super) use ragtag_planner::wording::count;
@@ -172,13 +172,6 @@ pub(super) fn idle(plan: &Plan) -> Option<String> {
             percent(idle)
         )
     })
-}
-
-pub(super) fn kv(kv: KvType) -> &'static str {
-    match kv {
-        KvType::F32 => "f32",
-        KvType::F16 => "f16",
-    }
 }
 
 pub(super) fn activations(activations: Activations) -> &'static str {

@@ -22,6 +22,7 @@ mod gpus;
 mod guard;
 mod hip;
 mod kv_rings;
+mod kv_types;
 mod level_zero;
 mod links;
 mod losses;

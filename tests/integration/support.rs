@@ -98,6 +98,8 @@ pub struct Setup<'a> {
     pub granularity: Granularity,
     pub split: Option<&'a str>,
     pub activations: Activations,
+    /// Types of keys and values. `None` selects the default for the activations.
+    pub kv: Option<KvType>,
     pub wire_type: WireType,
     pub chunk: u32,
     pub sequences: u32,
@@ -120,6 +122,7 @@ impl Default for Setup<'_> {
             granularity: Granularity::Block,
             split: None,
             activations: Activations::F32,
+            kv: None,
             wire_type: WireType::F32,
             chunk: 32,
             sequences: 1,
@@ -158,6 +161,7 @@ pub fn engine(model: &Model, setup: &Setup<'_>) -> Engine {
 }
 
 pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag::Result<Engine> {
+    let usual = if setup.activations == Activations::F32 { KvType::F32 } else { KvType::F16 };
     let mut planner = Planner::new(model)
         .devices(devices)
         .context(setup.context)
@@ -166,7 +170,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
         .granularity(setup.granularity)
         .activations(setup.activations)
         .wire_type(setup.wire_type)
-        .kv(if setup.activations == Activations::F32 { KvType::F32 } else { KvType::F16 });
+        .kv(setup.kv.unwrap_or(usual));
     if setup.all_logits {
         planner = planner.all_logits();
     }

@@ -40,10 +40,10 @@ impl Caches {
         self.ring_of(layer).map_or(self.blocks, |ring| ring.total)
     }
 
-    /// Returns the size in bytes of the key buffer of a layer. The value buffer has the same size.
-    pub(super) fn bytes(&self, layer: u32, heads: &Heads) -> u64 {
+    /// Returns the sizes in bytes of the key buffer and of the value buffer of a layer.
+    pub(super) fn bytes(&self, layer: u32, heads: &Heads) -> [u64; 2] {
         let positions = u64::from(self.blocks(layer)) * BLOCK_TOKENS as u64;
-        positions * u64::from(heads.kv_width()) * self.kv.bytes()
+        [self.kv.keys(), self.kv.values()].map(|of| positions * of.bytes(u64::from(heads.kv_width())))
     }
 }
 

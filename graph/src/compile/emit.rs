@@ -148,8 +148,8 @@ impl Emitter<'_> {
         let p = self.params;
         let cache = |layer: u32, heads: &Heads| {
             let first = 2 * layers.iter().position(|&l| l == layer).unwrap_or(0);
-            let bytes = self.caches.bytes(layer, heads);
-            [(Place::Kv(first), 0, bytes), (Place::Kv(first + 1), 0, bytes)]
+            let [keys, values] = self.caches.bytes(layer, heads);
+            [(Place::Kv(first), 0, keys), (Place::Kv(first + 1), 0, values)]
         };
         let (kernel, arguments, constants) = match &node.operator {
             Operator::Gather => {

@@ -72,6 +72,7 @@ pub fn compile(
     if let Some(tensor) = model.weights().without_data() {
         return Err(ModelError::NoData { name: tensor.name.clone() }.into());
     }
+    model.check_kv(lowering.kv)?;
     let plain = model.graph(Activations::F32);
     let caches = Caches::new(&plain, lowering);
     let weights = weight_buffers(model, &plain, segments.clone(), lowering.context, |t| layout_for(t, caps))?;
@@ -114,7 +115,7 @@ pub fn compile(
                 .ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
-        kv_bytes: layers.iter().flat_map(|(layer, heads)| [caches.bytes(*layer, heads); 2]).collect(),
+        kv_bytes: layers.iter().flat_map(|(layer, heads)| caches.bytes(*layer, heads)).collect(),
         kv_blocks: lowering.cache_blocks(),
         kv_ring: caches.ring,
         is_kv_ring: layers.iter().flat_map(|(layer, _)| [caches.ring_of(*layer).is_some(); 2]).collect(),

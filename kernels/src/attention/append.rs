@@ -18,13 +18,14 @@
 //! Each group rotates the queries that share its kv head. The group whose split contains the last position
 //! also appends the new key and value. It first reads all other positions of the split. Then it rounds the
 //! key and the value to the type of the cache and writes them. If the sequence, position or block of the row
-//! is invalid, the kernel appends nothing.
+//! is invalid, the kernel appends nothing. Quantized caches have no such kernel.
 
 use super::partial::{expected, partials_bytes};
 use super::{LONG, random_scene, scene};
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
+use crate::kv::cache_abi;
 use crate::layout::Layout;
 use crate::rope_append::{self, HALVES, INTERLEAVED};
 use ragtag_hal::{Access, EntryAbi};
@@ -39,21 +40,6 @@ pub fn takes(head_dimensions: u32) -> bool {
 
 const BINDINGS: &[Access] =
     &[Access::Read, Access::Read, Access::ReadWrite, Access::ReadWrite, Access::Write, Access::Read];
-
-/// Binary interface with an f32 cache.
-pub static ABI_F32: EntryAbi = EntryAbi {
-    name: "append_attention_f32",
-    bindings: BINDINGS,
-    constants: 16,
-    extents: |constants, out| extents(KvType::F32, constants, out),
-};
-
-/// Binary interface with an f16 cache.
-pub static ABI_F16: EntryAbi = EntryAbi {
-    name: "append_attention_f16",
-    extents: |constants, out| extents(KvType::F16, constants, out),
-    ..ABI_F32
-};
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let &[rows, _, _, _, heads, _, head_dim, ..] = constants else { return };
@@ -75,6 +61,10 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
 pub(crate) struct AppendAttention(pub KvType);
 
 impl Spec for AppendAttention {
+    fn exists(&self) -> bool {
+        !self.0.is_quantised()
+    }
+
     fn is_fused(&self) -> bool {
         true
     }
@@ -84,7 +74,7 @@ impl Spec for AppendAttention {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+        cache_abi!(self.0, "append_attention", BINDINGS, 16, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
@@ -123,7 +113,7 @@ impl Spec for AppendAttention {
     }
 
     fn random_case(&self, _: Layout, random: &mut Random) -> Case {
-        let (_, starts, heads) = random_scene(random);
+        let (_, starts, heads) = random_scene(random, self.0);
         let position = starts.first().map(|(first, _)| *first);
         let rope_dims = 2 * (1 + random.below(heads[2] / 2));
         let pairing = if random.below(2) == 0 { INTERLEAVED } else { HALVES };
@@ -159,7 +149,8 @@ fn case(
     let partials = expected(&scene, splits);
     let build = Build::new(Kernel::AppendAttention(kv_type), label, &constants);
     let build = scene.inputs_from(build, &fresh.qkv).poison(partials.len() * 4);
-    let content = |values| rope_append::expected(kv_type, values);
-    let build = build.floats(&fresh.frequencies).expect(2, content(fresh.keys));
-    build.expect(3, content(fresh.values)).expect(4, Content::SomeF32(partials)).done()
+    let [keys, values] = rope_append::layouts(kv_type, head_dim);
+    let build = build.floats(&fresh.frequencies).expect(2, rope_append::expected(keys, fresh.keys));
+    let build = build.expect(3, rope_append::expected(values, fresh.values));
+    build.expect(4, Content::SomeF32(partials)).done()
 }

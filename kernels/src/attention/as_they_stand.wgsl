@@ -7,7 +7,7 @@ fn q_of(at: u32) -> f32 { return q[at]; }
 fn query_of(first: u32) -> u32 { return first; }
 
 // Dimension `d` of the keys of four positions, starting at `position`.
-fn keys_of(key: u32, d: u32, position: u32) -> Four { return keys[key + d * 4u]; }
+fn keys_of(key: u32, d: u32, position: u32) -> Four { return keys_at(key + d * 4u); }
 
 // Four dimensions of the value at `position`, starting at dimension `dim`, which is at index `at`.
 fn values_of(at: u32, dim: u32, position: u32) -> Four { return values_at(at, constants.head_dim - dim); }

@@ -31,6 +31,7 @@ mod scene;
 use crate::abi::{IMPOSSIBLE, params, strided, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
+use crate::kv::cache_abi;
 use crate::layout::Layout;
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append::cache_bytes;
@@ -48,21 +49,10 @@ pub const STEP_TOKENS: usize = 4 * BLOCK_TOKENS;
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
 
-/// Binary interface with an f32 cache.
-pub static ABI_F32: EntryAbi = EntryAbi {
-    name: "attention_f32",
-    bindings: BINDINGS,
-    constants: 12,
-    extents: |constants, out| extents(KvType::F32, constants, out),
-};
-
-/// Binary interface with an f16 cache.
-pub static ABI_F16: EntryAbi = EntryAbi {
-    name: "attention_f16",
-    bindings: BINDINGS,
-    constants: 12,
-    extents: |constants, out| extents(KvType::F16, constants, out),
-};
+/// Returns the binary interface for a cache of type `kv_type`.
+pub(crate) fn abi(kv_type: KvType) -> &'static EntryAbi {
+    cache_abi!(kv_type, "attention", BINDINGS, 12, extents)
+}
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, ..] = constants
@@ -74,8 +64,8 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let width = heads.checked_mul(head_dim).filter(|_| divides && window > 0);
     let q = width.map_or(IMPOSSIBLE, |width| strided(rows, stride, width));
     let out_bytes = words(&[rows, heads, head_dim]);
-    let cache = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
-    out.copy_from_slice(&[params(rows, sequences, table_blocks, logit_rows), q, cache, cache, out_bytes]);
+    let [keys, values] = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
+    out.copy_from_slice(&[params(rows, sequences, table_blocks, logit_rows), q, keys, values, out_bytes]);
 }
 
 /// Returns a grid of row tiles × kv heads.
@@ -91,7 +81,7 @@ impl Spec for Attention {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+        abi(self.0)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
@@ -111,13 +101,18 @@ impl Spec for Attention {
             (9, vec![(60, 8)], 2, 1, 144),
             (90, vec![(110, 75), (0, 9)], 4, 2, 32),
             (70, vec![(60, 70)], 3, 1, 16),
+            (4, vec![(40, 4)], 2, 1, 320),
         ] {
+            if !self.0.takes(head_dim as u32) {
+                continue;
+            }
             let scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
             out.push(case(self.0, &scene));
         }
         // Three rows at the end of a long sequence.
         out.extend(LONG.map(|seen| case(self.0, &scene(random, self.0, (3, 2, 1, 64), &[(seen - 3, 3)]))));
-        out.extend([[2, 1, 64], [2, 1, 20]].map(|heads| not_finite(random, self.0, heads)));
+        let heads = [[2, 1, 64], [2, 1, 20]].into_iter().filter(|heads| self.0.takes(heads[2] as u32));
+        out.extend(heads.map(|heads| not_finite(random, self.0, heads)));
         // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension, window, cap.
         for (capacity, starts, heads, window, cap) in [
             (1, vec![(200, 1)], [8, 1, 64], 5, 0.0),
@@ -127,15 +122,22 @@ impl Spec for Attention {
             (9, vec![(260, 8)], [2, 1, 144], 100, 5.0),
             (33, vec![(0, 33)], [3, 3, 32], 1, 0.0),
         ] {
+            if !self.0.takes(heads[2] as u32) {
+                continue;
+            }
             let mut scene = scene(random, self.0, (capacity, heads[0], heads[1], heads[2]), &starts);
             scene.limit(window, cap);
             out.push(case(self.0, &scene));
+            if self.0.is_quantised() {
+                scene.poison_before_windows();
+                out.push(case(self.0, &scene));
+            }
         }
         out
     }
 
     fn random_case(&self, _: Layout, random: &mut Random) -> Case {
-        let (capacity, starts, heads) = random_scene(random);
+        let (capacity, starts, heads) = random_scene(random, self.0);
         let mut scene = scene(random, self.0, (capacity, heads[0], heads[1], heads[2]), &starts);
         scene.limit_randomly(random);
         case(self.0, &scene)

@@ -95,15 +95,15 @@ KERNEL(ITEMS) attention_partial(
                     uint share = (dims + SHARERS - 1) / SHARERS, d = part * share, stop = min(dims, d + share);
                     if (mine < end) {
                         size_t base = ((size_t)table[mine / 16] * kv_heads + kv_head) * head_dim * 16;
-                        const GLOBAL KV *key = keys + base + d0 * 16 + mine % 16;
+                        Keys key = KEYS_AT(keys, base, head_dim, d0, mine % 16);
                         for (; d + 8 <= stop; d += 8) {
                             float loaded[8];
                             #pragma unroll
-                            for (uint i = 0; i < 8; i++) loaded[i] = LOAD_KV(key, (d + i) * 16);
+                            for (uint i = 0; i < 8; i++) loaded[i] = LOAD_KEY(key, d + i);
                             #pragma unroll
                             for (uint i = 0; i < 8; i++) add_scores(query + (d + i) * HEADS, loaded[i], many, scores);
                         }
-                        for (; d < stop; d++) add_scores(query + d * HEADS, LOAD_KV(key, d * 16), many, scores);
+                        for (; d < stop; d++) add_scores(query + d * HEADS, LOAD_KEY(key, d), many, scores);
                     }
                 }
                 #pragma unroll
@@ -143,16 +143,16 @@ KERNEL(ITEMS) attention_partial(
                 }
                 uint block = first + part * 16, slots = block < end ? min(16u, end - block) : 0;
                 size_t base = slots ? ((size_t)table[block / 16] * kv_heads + kv_head) * head_dim * 16 : 0;
-                const GLOBAL KV *value = values + base + turn + lane;
+                Values value = VALUES_AT(values, base, head_dim, 0, turn, lane);
                 const LOCAL float *weight = weights + part * 16 * HEADS;
                 #pragma unroll 4
-                for (uint slot = 0; slot < slots; slot++) {
+                for (uint slot = FIRST_SLOT(visible, block); slot < slots; slot++) {
                     float4 a = LOAD_LOCALF4(weight + slot * HEADS), b = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
                     if (many) b = LOAD_LOCALF4(weight + slot * HEADS + 4);
                     #pragma unroll
                     for (uint i = 0; i < OWN_DIMS; i++) {
                         if (turn + lane + i * 64 >= head_dim) continue;
-                        float v = LOAD_KV(value, slot * head_dim + i * 64);
+                        float v = LOAD_VALUE(value, head_dim, slot, i * 64);
                         acc[0][i] = fma(a.x, v, acc[0][i]);
                         acc[1][i] = fma(a.y, v, acc[1][i]);
                         acc[2][i] = fma(a.z, v, acc[2][i]);

@@ -26,6 +26,7 @@ use super::{LONG, Scene, random_scene, scene};
 use crate::abi::{IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
+use crate::kv::cache_abi;
 use crate::layout::Layout;
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
@@ -39,22 +40,6 @@ pub const MAX_ROWS: u32 = 32;
 pub const MAX_SPLITS: u32 = 64;
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
-
-/// Binary interface with an f32 cache.
-pub static ABI_F32: EntryAbi = EntryAbi {
-    name: "attention_partial_f32",
-    bindings: BINDINGS,
-    constants: 13,
-    extents: |constants, out| extents(KvType::F32, constants, out),
-};
-
-/// Binary interface with an f16 cache.
-pub static ABI_F16: EntryAbi = EntryAbi {
-    name: "attention_partial_f16",
-    bindings: BINDINGS,
-    constants: 13,
-    extents: |constants, out| extents(KvType::F16, constants, out),
-};
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let Some((splits, constants)) = constants.split_last() else { return };
@@ -92,7 +77,7 @@ impl Spec for AttentionPartial {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+        cache_abi!(self.0, "attention_partial", BINDINGS, 13, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
@@ -106,7 +91,11 @@ impl Spec for AttentionPartial {
             (2, vec![(190, 2)], [8, 2, 128], 64),
             (2, vec![(70, 2)], [2, 1, 20], 2),
             (3, vec![(100, 2)], [20, 2, 300], 2),
+            (3, vec![(100, 2)], [10, 1, 320], 2),
         ] {
+            if !self.0.takes(head_dim as u32) {
+                continue;
+            }
             let scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
             out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
         }
@@ -123,15 +112,23 @@ impl Spec for AttentionPartial {
             (vec![(300, 2)], [20, 2, 300], 2, 270, 5.0),
             (vec![(90, 1)], [3, 1, 64], 3, super::NO_WINDOW, 0.8),
         ] {
+            if !self.0.takes(head_dim as u32) {
+                continue;
+            }
             let mut scene = scene(random, self.0, (8, heads, kv_heads, head_dim), &starts);
             scene.limit(window, cap);
             out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
+            // Kernels for f32 and f16 give values before the window a weight of zero.
+            if self.0.is_quantised() {
+                scene.poison_before_windows();
+                out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
+            }
         }
         out
     }
 
     fn random_case(&self, _: Layout, random: &mut Random) -> Case {
-        let (capacity, starts, [heads, kv_heads, head_dim]) = random_scene(random);
+        let (capacity, starts, [heads, kv_heads, head_dim]) = random_scene(random, self.0);
         let splits = 1 + random.below(12);
         let mut scene = scene(random, self.0, (capacity, heads, kv_heads, head_dim), &starts);
         scene.limit_randomly(random);

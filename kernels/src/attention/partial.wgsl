@@ -45,12 +45,14 @@ var<workgroup> quad_of: array<vec4<f32>, HEADS * QUADS / 4u>;
 // Per head: the factor that rescales earlier sums. At the end, the sum of the weights.
 var<workgroup> corrections: array<f32, HEADS>;
 
-// A split: its block table, its first position, the position after its last, and the kv head of the group.
+// A split: its block table, its first position, the position after its last, the kv head of the group, and
+// the first position of the window.
 struct Run {
     table: u32,
     start: u32,
     end: u32,
     kv_head: u32,
+    visible: u32,
 }
 
 // Partial scores of four positions for the query that starts at `query`, over dimensions `share`, `share` +
@@ -73,9 +75,9 @@ fn scores(run: Run, position: u32, query: u32, share: u32, shares: u32) -> vec4<
     return sum;
 }
 
-// Four dimensions of the value at `position`, or zeros if `position` is not below `end`.
+// Four dimensions of the value at `position`, or zeros if `position` is not in the window or not below `end`.
 fn value_of(run: Run, end: u32, position: u32, dim: u32) -> Four {
-    if position >= end { return Four(); }
+    if position >= end || position < run.visible { return Four(); }
     let at = start_of(params[run.table + position / 16u], run.kv_head) + position % 16u * constants.head_dim + dim;
     return values_of(at, dim, position);
 }
@@ -171,7 +173,8 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
     let skipped = select(0u, visible / 16u, exists);
     let run_length = (blocks - skipped + constants.splits - 1u) / constants.splits * 16u;
     let start = skipped * 16u + split * run_length;
-    let run = Run(table, start, select(0u, min(position + 1u, start + run_length), exists), kv_head);
+    let end_of_run = select(0u, min(position + 1u, start + run_length), exists);
+    let run = Run(table, start, end_of_run, kv_head, visible);
     let sums = constants.rows * constants.heads * constants.splits * head_dim;
     let first_of_row = row * constants.heads + kv_head * sharing;
     if run.start >= run.end {

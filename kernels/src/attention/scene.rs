@@ -3,37 +3,34 @@
 
 use super::NO_WINDOW;
 use crate::cases::{Build, Params, Random};
-use crate::half_rows;
 use crate::kernel::KvType;
+use crate::kv::CacheLayout;
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use crate::rope_append;
-use half::f16;
 use std::ops::Range;
 
 /// A cache that a scene fills. Values are rounded to the cache's type. Unwritten slots are NaN.
 struct Cache {
-    kv_type: KvType,
+    layout: CacheLayout,
     values: Vec<f32>,
 }
 
 impl Cache {
-    fn new(kv_type: KvType, values: usize) -> Self {
-        Self { kv_type, values: vec![f32::NAN; values] }
+    fn new(layout: CacheLayout, values: usize) -> Self {
+        Self { layout, values: vec![f32::NAN; values] }
     }
 
-    fn put(&mut self, at: usize, value: f32) -> f64 {
-        self.values[at] = match self.kv_type {
-            KvType::F16 => half_rows::rounded(f64::from(value)).to_f32(),
-            KvType::F32 => value,
-        };
-        f64::from(self.values[at])
+    /// Stores the keys or values of a head, and returns them as the cache holds them.
+    fn put(&mut self, part: usize, slot: usize, row: &[f32]) -> Vec<f64> {
+        let rounded = self.layout.cache_type.rounded(row);
+        for (dim, value) in rounded.iter().enumerate() {
+            self.values[self.layout.index(part, slot, dim)] = *value;
+        }
+        rounded.into_iter().map(f64::from).collect()
     }
 
     fn bytes(&self) -> Vec<u8> {
-        match self.kv_type {
-            KvType::F32 => self.values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            KvType::F16 => self.values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
-        }
+        self.layout.encode(&self.values)
     }
 }
 
@@ -140,6 +137,23 @@ impl Scene {
         queries.iter_mut().step_by(self.head_dim).for_each(|first| *first = value);
     }
 
+    /// Makes the keys and values NaN at all positions before the first window of each sequence.
+    pub fn poison_before_windows(&mut self) {
+        for (sequence, table) in self.params.tables.iter().take(self.kv.len()).enumerate() {
+            let own = (0..self.rows()).filter(|row| self.params.row_sequences[*row] as usize == sequence);
+            let first = own.filter_map(|row| self.visible(row)).map(|visible| visible.start).min();
+            for position in 0..first.unwrap_or(0) {
+                for head in 0..self.kv_heads {
+                    let part = table[position / BLOCK_TOKENS] as usize * self.kv_heads + head;
+                    for cache in [&mut self.keys, &mut self.values] {
+                        cache.put(part, position % BLOCK_TOKENS, &vec![f32::NAN; self.head_dim]);
+                    }
+                }
+            }
+        }
+        self.label += ", NaN before windows";
+    }
+
     /// Adds the parameters, queries, keys and values to `build`.
     pub fn inputs(&self, build: Build) -> Build {
         self.inputs_from(build, &self.q)
@@ -161,8 +175,7 @@ impl Scene {
         (pairing, magnitude): (u32, f32),
         times: f32,
     ) -> Fresh {
-        let (heads, kv_heads, head_dim, kv_type) =
-            (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);
+        let (heads, kv_heads, head_dim) = (self.heads, self.kv_heads, self.head_dim);
         let frequencies = rope_append::frequencies(rope_dims);
         let mut qkv = random.floats((heads + 2 * kv_heads) * head_dim, 2.0);
         qkv[heads * head_dim..].iter_mut().for_each(|value| *value *= times);
@@ -179,17 +192,19 @@ impl Scene {
             let sequence = self.params.row_sequences[0] as usize;
             let block = self.params.tables[sequence][position / BLOCK_TOKENS] as usize;
             let slot = position % BLOCK_TOKENS;
-            for (i, (key, value)) in new_keys.iter().zip(new_values).enumerate() {
-                let (head, dim) = (i / head_dim, i % head_dim);
-                let base = (block * kv_heads + head) * head_dim * BLOCK_TOKENS;
+            for head in 0..kv_heads {
+                let part = block * kv_heads + head;
                 let (k, v) = &mut self.kv[sequence][head];
-                for (cache, at, new, seen, expected) in [
-                    (&mut self.keys, base + dim * BLOCK_TOKENS + slot, *key, &mut k[position], &mut keys),
-                    (&mut self.values, base + slot * head_dim + dim, *value, &mut v[position], &mut values),
+                for (cache, new, seen, expected) in [
+                    (&mut self.keys, &*new_keys, &mut k[position], &mut keys),
+                    (&mut self.values, &*new_values, &mut v[position], &mut values),
                 ] {
-                    seen[dim] = cache.put(at, new as f32);
-                    cache.values[at] = f32::NAN;
-                    expected[at] = Some(rope_append::stored(kv_type, new));
+                    let new = &new[head * head_dim..][..head_dim];
+                    *seen = cache.put(part, slot, &new.iter().map(|v| *v as f32).collect::<Vec<_>>());
+                    cache.put(part, slot, &vec![f32::NAN; head_dim]);
+                    for (dim, value) in cache.layout.cache_type.stored(new).into_iter().enumerate() {
+                        expected[cache.layout.index(part, slot, dim)] = Some(value);
+                    }
                 }
             }
         }
@@ -199,7 +214,7 @@ impl Scene {
 
 /// Returns a random row capacity and sequences that fill part of it. Also returns the number of heads, the
 /// number of kv heads, and the head dimension.
-pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usize; 3]) {
+pub(super) fn random_scene(random: &mut Random, kv_type: KvType) -> (usize, Vec<(u32, u32)>, [usize; 3]) {
     let (mut starts, mut used) = (Vec::new(), 0);
     for _ in 0..1 + random.below(3) {
         let (first, count) = (random.below(170), 1 + random.below(20));
@@ -207,7 +222,9 @@ pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usi
         used += count;
     }
     let kv_heads = 1 + random.below(3);
-    let heads = [kv_heads * (1 + random.below(5)), kv_heads, 4 * (1 + random.below(40))];
+    let head_dim =
+        if kv_type.is_quantised() { 32 * (1 + random.below(5)) } else { 4 * (1 + random.below(40)) };
+    let heads = [kv_heads * (1 + random.below(5)), kv_heads, head_dim];
     (used + random.below(5), starts, heads)
 }
 
@@ -237,7 +254,8 @@ pub(super) fn scene(
         row[..width].copy_from_slice(&random.floats(width, largest));
     }
     let values = cache_blocks * kv_heads * head_dim * BLOCK_TOKENS;
-    let (mut keys, mut cached) = (Cache::new(kv_type, values), Cache::new(kv_type, values));
+    let [mut keys, mut cached] =
+        rope_append::layouts(kv_type, head_dim).map(|layout| Cache::new(layout, values));
     let mut params = Params::new(shape);
     let (mut all_kv, mut seen) = (Vec::new(), Vec::new());
     let blocks = random.shuffled(cache_blocks);
@@ -247,13 +265,9 @@ pub(super) fn scene(
         for (head, (k, v)) in kv.iter_mut().enumerate() {
             for position in 0..(start + count) as usize {
                 let block = table[position / BLOCK_TOKENS] as usize;
-                let (base, slot) =
-                    ((block * kv_heads + head) * head_dim * BLOCK_TOKENS, position % BLOCK_TOKENS);
-                let mut put = |cache: &mut Cache, at: &dyn Fn(usize) -> usize| -> Vec<f64> {
-                    (0..head_dim).map(|dim| cache.put(base + at(dim), random.float(1.0))).collect()
-                };
-                k.push(put(&mut keys, &|dim| dim * BLOCK_TOKENS + slot));
-                v.push(put(&mut cached, &|dim| slot * head_dim + dim));
+                let (part, slot) = (block * kv_heads + head, position % BLOCK_TOKENS);
+                k.push(keys.put(part, slot, &random.floats(head_dim, 1.0)));
+                v.push(cached.put(part, slot, &random.floats(head_dim, 1.0)));
             }
         }
         for position in *start..start + count {

@@ -95,10 +95,10 @@ KERNEL(ITEMS) attention_tiled(
                         if (used && first + lane <= last) {
                             uint position = first + lane;
                             size_t base = ((size_t)table[position / 16] * kv_heads + kv_head) * head_dim * 16;
-                            const GLOBAL KV *key = keys + base + d0 * 16 + position % 16;
+                            Keys key = KEYS_AT(keys, base, head_dim, d0, position % 16);
                             for (uint d = 0; d < dims; d++) {
                                 float4 factors = LOAD_LOCALF4(query + d * QUERIES + set);
-                                float value = LOAD_KV(key, d * 16);
+                                float value = LOAD_KEY(key, d);
                                 scores[0] = fma(factors.x, value, scores[0]);
                                 scores[1] = fma(factors.y, value, scores[1]);
                                 scores[2] = fma(factors.z, value, scores[2]);
@@ -140,12 +140,12 @@ KERNEL(ITEMS) attention_tiled(
                         uint stop = min(last + 1, first + POSITIONS);
                         for (uint position = first; position < stop; position++) {
                             size_t base = ((size_t)table[position / 16] * kv_heads + kv_head) * head_dim * 16;
-                            const GLOBAL KV *value = values + base + position % 16 * head_dim + turn + lane;
+                            Values value = VALUES_AT(values, base, head_dim, position % 16, turn, lane);
                             float4 w = LOAD_LOCALF4(weights + (position - first) * WEIGHTS + set);
                             #pragma unroll
                             for (uint j = 0; j < DIMS / 64; j++) {
                                 if (turn + lane + j * 64 >= head_dim) continue;
-                                float v = LOAD_KV(value, j * 64);
+                                float v = LOAD_VALUE(value, head_dim, 0, j * 64);
                                 if (position >= begin[0] && position < seen[0]) acc[0][j] = fma(w.x, v, acc[0][j]);
                                 if (position >= begin[1] && position < seen[1]) acc[1][j] = fma(w.y, v, acc[1][j]);
                                 if (position >= begin[2] && position < seen[2]) acc[2][j] = fma(w.z, v, acc[2][j]);

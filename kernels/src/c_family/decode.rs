@@ -115,17 +115,19 @@ fn row_functions(form: Activations) -> [Function; 3] {
     [norm, silu, merge]
 }
 
-/// Returns the kernels that access a KV cache of type `kv_type`.
+/// Returns the kernels that access a KV cache of type `kv_type`, f32 or f16.
 fn cache_functions(kv_type: KvType) -> Vec<Function> {
-    let (append_source, lanes_source): (Compose, Compose) = match kv_type {
-        KvType::F32 => (
-            |l| cache_source(l, "0", ROPE_ITEMS, &APPEND),
-            |l| cache_source(l, "0", PARTIAL_ITEMS, &PARTIAL_LANES),
-        ),
-        KvType::F16 => (
+    let is_f16 = kv_type == KvType::F16;
+    let (append_source, lanes_source): (Compose, Compose) = if is_f16 {
+        (
             |l| cache_source(l, "1", ROPE_ITEMS, &APPEND),
             |l| cache_source(l, "1", PARTIAL_ITEMS, &PARTIAL_LANES),
-        ),
+        )
+    } else {
+        (
+            |l| cache_source(l, "0", ROPE_ITEMS, &APPEND),
+            |l| cache_source(l, "0", PARTIAL_ITEMS, &PARTIAL_LANES),
+        )
     };
     let append = Function {
         kernel: Kernel::RopeAppend(kv_type),
@@ -155,10 +157,7 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
         source: |l| cache_source(l, "1", PARTIAL_ITEMS, &PARTIAL_UNITS),
         ..lanes
     };
-    match kv_type {
-        KvType::F32 => vec![append, lanes],
-        KvType::F16 => vec![append, units, lanes],
-    }
+    if is_f16 { vec![append, units, lanes] } else { vec![append, lanes] }
 }
 
 const OUTPUT: &str = include_str!("../quantize/output.cu");
@@ -181,7 +180,7 @@ fn merge_source(language: KernelLanguage) -> Arc<str> {
 }
 
 fn cache_source(language: KernelLanguage, is_f16: &str, items: Items, parts: &[&str]) -> Arc<str> {
-    let cache = [&format!("#define KV_F16 {is_f16}\n"), include_str!("kv.cl")];
+    let cache = [&format!("#define KV_F16 {is_f16}\n"), include_str!("kv.cl"), include_str!("lists.cl")];
     program(language, items, &[&cache, parts].concat())
 }
 

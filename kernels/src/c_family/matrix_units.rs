@@ -166,7 +166,7 @@ pub(super) fn attention() -> [Variant; 2] {
         name,
         class: NumericsClass::Exact,
         requires,
-        abi: &attention::ABI_F16,
+        abi: attention::abi(KvType::F16),
         grid: Grid::Fixed(attention_grid),
         layout: None,
         min_rows: 0,

@@ -28,12 +28,12 @@ pub(super) fn variants() -> Vec<Variant> {
         ..function(Kernel::HeadNorm, head_norm::grid, "head_norm")
     });
     out.push(Function { source: checksum_source, ..function(Kernel::Checksum, checksum::grid, "checksum") });
-    let [[append, partial, tiled], [append_f16, partial_f16, tiled_f16]] =
-        [KvType::F32, KvType::F16].map(cache_functions);
-    out.extend([append, append_f16, partial, partial_f16]);
+    let cached = KvType::ALL.map(cache_functions);
+    out.extend(cached.map(|[append, ..]| append));
+    out.extend(cached.map(|[_, partial, _]| partial));
     let mut out: Vec<Variant> = out.into_iter().flat_map(Function::variants).collect();
     out.extend(matrix_units::attention());
-    out.extend([tiled, tiled_f16].into_iter().flat_map(Function::variants));
+    out.extend(cached.into_iter().flat_map(|[.., tiled]| tiled.variants()));
     out
 }
 
@@ -73,6 +73,9 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
     let source: fn(KernelLanguage) -> Arc<str> = match kv_type {
         KvType::F32 => |l| cache_source(l, "0"),
         KvType::F16 => |l| cache_source(l, "1"),
+        KvType::Q8_0 => |l| quantised_source(l, ["0", "0"]),
+        KvType::Q8_0Q4_0 => |l| quantised_source(l, ["0", "1"]),
+        KvType::Q4_0 => |l| quantised_source(l, ["1", "1"]),
     };
     let append = Function {
         kernel: Kernel::RopeAppend(kv_type),
@@ -106,17 +109,29 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
     [append, partial, tiled]
 }
 
+const TURN: &str = include_str!("../rope_append/turn.cl");
+
+const ATTENTION: [&str; 3] = [
+    include_str!("../attention/attention.cl"),
+    include_str!("../attention/partial.cl"),
+    include_str!("../attention/tiled.cl"),
+];
+
 fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
-    let parts = [
-        &format!("#define KV_F16 {is_f16}\n"),
-        HALF_ROWS,
-        include_str!("kv.cl"),
-        include_str!("../rope_append/rope_append.cl"),
-        include_str!("../attention/attention.cl"),
-        include_str!("../attention/partial.cl"),
-        include_str!("../attention/tiled.cl"),
-    ];
-    program(language, ITEMS, &parts)
+    let kv_type = &format!("#define KV_F16 {is_f16}\n");
+    let cache =
+        [kv_type, HALF_ROWS, include_str!("kv.cl"), include_str!("lists.cl"), include_str!("kv_plain.cl")];
+    let append = [TURN, include_str!("../rope_append/rope_append.cl")];
+    program(language, ITEMS, &[&cache[..], &append, &ATTENTION].concat())
+}
+
+/// Composes the program for a quantized cache. `is_q4` tells whether keys and values have 4-bit quants.
+fn quantised_source(language: KernelLanguage, is_q4: [&str; 2]) -> Arc<str> {
+    let [keys, values] = is_q4;
+    let kv_types = &format!("#define KEYS_Q4 {keys}\n#define VALUES_Q4 {values}\n");
+    let cache = [kv_types, HALF_ROWS, include_str!("kv_blocks.cl"), include_str!("lists.cl")];
+    let append = [TURN, include_str!("../rope_append/rope_append_blocks.cl")];
+    program(language, ITEMS, &[&cache[..], &append, &ATTENTION].concat())
 }
 
 /// Returns a grid of rows × kv heads.

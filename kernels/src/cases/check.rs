@@ -3,6 +3,7 @@
 use super::RowShape;
 use crate::blocks::{TensorType, dequantise, quantise};
 use crate::kernel::{Activations, ElementType, Kernel};
+use crate::kv::CacheLayout;
 use crate::{half_rows, quantize};
 use half::{bf16, f16};
 
@@ -16,6 +17,14 @@ pub enum Content {
     SomeF32(Vec<Option<f64>>),
     /// f16 values. NaN matches NaN.
     F16(Vec<Option<f64>>),
+    /// Keys or values in a quantized cache, in the order of an f32 cache. The 32 values of a quantized block
+    /// are all `None` or none of them is. NaN matches NaN.
+    Cache {
+        /// Layout of the buffer.
+        layout: CacheLayout,
+        /// Expected values, after quantization.
+        values: Vec<Option<f64>>,
+    },
     /// f32 values that the kernel copies rather than computes. They must be equal, regardless of the
     /// tolerance. NaN matches NaN.
     Same(Vec<Option<f32>>),
@@ -130,6 +139,7 @@ impl Content {
             Content::F16(values) => {
                 error_of_values(values, before, after, |b: [u8; 2]| f16::from_le_bytes(b).to_f64())
             }
+            Content::Cache { layout, values } => error_of_cache(*layout, values, before, after),
             Content::SomeSame(values) => {
                 let after = after.as_chunks::<4>().0;
                 let same = |e: f64, v: f64| e == v || (e.is_nan() && v.is_nan());
@@ -249,6 +259,31 @@ fn values_of_row(activations: Activations, row: &[u8], columns: usize) -> Result
         Activations::Int8 => quantize::values(row, columns),
         Activations::F16 => half_rows::values(row, columns),
     }
+}
+
+fn error_of_cache(
+    layout: CacheLayout,
+    values: &[Option<f64>],
+    before: &[u8],
+    after: &[u8],
+) -> Result<f64, String> {
+    let mut distance = Distance::default();
+    for at in layout.blocks(values.len()) {
+        let expected: [Option<f64>; 32] = std::array::from_fn(|i| values[layout.index_in(at, i)]);
+        if expected[0].is_none() && layout.get(at, before) != layout.get(at, after) {
+            return Err(format!("block {at:?} has changed"));
+        }
+        for (expected, value) in expected.into_iter().zip(layout.values_at(at, after)) {
+            match expected {
+                Some(expected) if expected.is_nan() != value.is_nan() => {
+                    return Err(format!("a value of block {at:?} is {value} and not {expected}"));
+                }
+                Some(expected) if !expected.is_nan() => distance.add(expected, f64::from(value)),
+                _ => {}
+            }
+        }
+    }
+    Ok(distance.relative())
 }
 
 fn error_of_values<const N: usize>(

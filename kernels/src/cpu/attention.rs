@@ -7,7 +7,7 @@
 
 use super::HostKernel;
 use super::isa::Isa;
-use super::kv::Stored;
+use super::kv::{Stored, pair, part_bytes};
 use super::launch::{Lists, row_mut};
 use crate::attention::{self, STEP_TOKENS, TILE_ROWS};
 use crate::kernel::Kernel;
@@ -27,10 +27,10 @@ const TILE_HEADS: usize = 8;
 const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
 
 /// Causal attention.
-pub(crate) struct Attention<E>(PhantomData<E>);
+pub(crate) struct Attention<K, V>(PhantomData<(K, V)>);
 
-impl<E: Stored> HostKernel for Attention<E> {
-    const KERNEL: Kernel = Kernel::Attention(E::TYPE);
+impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
+    const KERNEL: Kernel = Kernel::Attention(pair(K::TYPE, V::TYPE));
 
     fn grid(constants: &[u32]) -> [u32; 3] {
         attention::grid(constants)
@@ -81,7 +81,7 @@ impl<E: Stored> HostKernel for Attention<E> {
             };
             let end = lists.rows().min((tile as usize + 1) * TILE_ROWS as usize);
             // SAFETY: each group writes its own rows and heads.
-            unsafe { run.rows::<S, E>(s, tile as usize * TILE_ROWS as usize, end) };
+            unsafe { run.rows::<S, K, V>(s, tile as usize * TILE_ROWS as usize, end) };
         }
     }
 }
@@ -162,7 +162,7 @@ impl<'a> Head<'a> {
     /// # Safety
     /// The requirements of [`Head::out`] apply.
     #[inline(always)]
-    unsafe fn rows<S: Isa, E: Stored>(&self, s: S, mut row: usize, end: usize) {
+    unsafe fn rows<S: Isa, K: Stored, V: Stored>(&self, s: S, mut row: usize, end: usize) {
         let first_head = self.kv_head * self.group_heads;
         let heads = first_head..first_head + self.group_heads;
         while row < end {
@@ -187,7 +187,7 @@ impl<'a> Head<'a> {
                     }
                 }
                 // SAFETY: guaranteed by the caller.
-                unsafe { self.run::<S, E>(s, table, &queries[..count]) };
+                unsafe { self.run::<S, K, V>(s, table, &queries[..count]) };
             }
             row = run.end;
         }
@@ -199,7 +199,7 @@ impl<'a> Head<'a> {
     /// # Safety
     /// The requirements of [`Head::out`] apply.
     #[inline(always)]
-    unsafe fn run<S: Isa, E: Stored>(&self, s: S, table: &[u32], queries: &[Query]) {
+    unsafe fn run<S: Isa, K: Stored, V: Stored>(&self, s: S, table: &[u32], queries: &[Query]) {
         let mut states = [State::<S> { largest: f32::NEG_INFINITY, sum: s.zero() }; TILE_QUERIES];
         for query in queries {
             // SAFETY: guaranteed by the caller.
@@ -214,15 +214,15 @@ impl<'a> Head<'a> {
             // SAFETY: guaranteed by the caller.
             unsafe {
                 while at + 4 <= queries.len() {
-                    self.step::<S, E, 4>(s, step, blocks, &queries[at..], &mut states[at..]);
+                    self.step::<S, K, V, 4>(s, step, blocks, &queries[at..], &mut states[at..]);
                     at += 4;
                 }
                 while at + 2 <= queries.len() {
-                    self.step::<S, E, 2>(s, step, blocks, &queries[at..], &mut states[at..]);
+                    self.step::<S, K, V, 2>(s, step, blocks, &queries[at..], &mut states[at..]);
                     at += 2;
                 }
                 if at < queries.len() {
-                    self.step::<S, E, 1>(s, step, blocks, &queries[at..], &mut states[at..]);
+                    self.step::<S, K, V, 1>(s, step, blocks, &queries[at..], &mut states[at..]);
                 }
             }
         }
@@ -238,7 +238,7 @@ impl<'a> Head<'a> {
     /// # Safety
     /// The requirements of [`Head::out`] apply.
     #[inline(always)]
-    unsafe fn step<S: Isa, E: Stored, const N: usize>(
+    unsafe fn step<S: Isa, K: Stored, V: Stored, const N: usize>(
         &self,
         s: S,
         step: usize,
@@ -249,7 +249,7 @@ impl<'a> Head<'a> {
         let queries: &[Query; N] = &queries.as_chunks().0[0];
         let start = step * STEP_TOKENS;
         let mut weights = [[[0.0; BLOCK_TOKENS]; STEP_BLOCKS]; N];
-        let scores = self.scores::<S, E, N>(s, blocks, queries);
+        let scores = self.scores::<S, K, N>(s, blocks, queries);
         for (i, query) in queries.iter().enumerate() {
             let visible = query.visible(start, self.window);
             if !visible.is_empty() {
@@ -267,19 +267,19 @@ impl<'a> Head<'a> {
         let alone = |part: &dyn Fn(&Range<usize>) -> Range<usize>| {
             for (i, visible) in visible.iter().enumerate() {
                 // SAFETY: guaranteed by the caller.
-                unsafe { self.weigh::<S, E, 1>(s, blocks, &[queries[i]], &[weights[i]], part(visible)) };
+                unsafe { self.weigh::<S, V, 1>(s, blocks, &[queries[i]], &[weights[i]], part(visible)) };
             }
         };
         alone(&|visible| visible.start..visible.end.min(from));
         // SAFETY: guaranteed by the caller.
-        unsafe { self.weigh::<S, E, N>(s, blocks, queries, &weights, from..to) };
+        unsafe { self.weigh::<S, V, N>(s, blocks, queries, &weights, from..to) };
         alone(&|visible| visible.start.max(to)..visible.end);
     }
 
     /// Returns the part of a block of keys or values that belongs to this kv head.
     #[inline(always)]
     fn part<'b, E: Stored>(&self, cache: &'b [u8], block: u32) -> &'b [u8] {
-        let bytes = self.head_dim * BLOCK_TOKENS * E::BYTES;
+        let bytes = part_bytes::<E>(self.head_dim);
         &cache[(block as usize * self.kv_heads + self.kv_head) * bytes..][..bytes]
     }
 
@@ -295,15 +295,16 @@ impl<'a> Head<'a> {
         for (q, query) in q.iter_mut().zip(queries) {
             *q = &self.q[query.row * self.stride + query.head * self.head_dim..][..self.head_dim];
         }
-        let mut keys = [E::lanes(self.part::<E>(self.keys, blocks[0])); STEP_BLOCKS];
+        let lanes = |block: u32| E::lanes(self.part::<E>(self.keys, block), self.head_dim);
+        let mut keys = [lanes(blocks[0]); STEP_BLOCKS];
         for (keys, block) in keys.iter_mut().zip(blocks) {
-            *keys = &E::lanes(self.part::<E>(self.keys, *block))[..self.head_dim];
+            *keys = lanes(*block);
         }
         let mut sums = [[s.zero(); STEP_BLOCKS]; N];
         for dim in 0..self.head_dim {
             let mut k = [s.zero(); STEP_BLOCKS];
             for b in 0..STEP_BLOCKS {
-                k[b] = E::load(s, &keys[b][dim]);
+                k[b] = E::keys(s, keys[b], dim);
             }
             for n in 0..N {
                 let q = s.splat(q[n][dim]);
@@ -346,7 +347,7 @@ impl<'a> Head<'a> {
                 let out = unsafe { &mut self.out(query)[dim] };
                 for p in positions.clone() {
                     let values = self.part::<E>(self.values, blocks[p / BLOCK_TOKENS]);
-                    let value = E::get(values, p % BLOCK_TOKENS * self.head_dim + dim);
+                    let value = E::value(values, self.head_dim, p % BLOCK_TOKENS, dim);
                     *out += weights[p / BLOCK_TOKENS][p % BLOCK_TOKENS] * value;
                 }
             }
@@ -377,14 +378,13 @@ impl<'a> Head<'a> {
         }
         let row = self.head_dim / 16;
         for (b, block) in blocks.iter().enumerate() {
-            let values = E::lanes(self.part::<E>(self.values, *block));
+            let values = E::lanes(self.part::<E>(self.values, *block), self.head_dim);
             let slots = positions.start.max(b * BLOCK_TOKENS)..positions.end.min((b + 1) * BLOCK_TOKENS);
             for p in slots {
                 let slot = p - b * BLOCK_TOKENS;
-                let values = &values[slot * row + dim / 16..][..L];
                 let mut v = [s.zero(); L];
                 for l in 0..L {
-                    v[l] = E::load(s, &values[l]);
+                    v[l] = E::values(s, values, slot * row + dim / 16 + l);
                 }
                 for n in 0..N {
                     let weight = s.splat(weights[n][b][slot]);

@@ -95,9 +95,6 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         halves::RmsNormF16, halves::SiluMulF16, halves::QuantizeF16,
         halves::Product<F16>, halves::Product<BF16>,
         logits::Softmax, logits::ArgMax, logits::TopK,
-        rope_append::RopeAppend<kv::Single>, rope_append::RopeAppend<kv::Half>,
-        attention::Attention<kv::Single>, attention::Attention<kv::Half>,
-        split_attention::Partial<kv::Single>, split_attention::Partial<kv::Half>,
         split_attention::Merge, split_attention::MergeInt8, split_attention::MergeF16,
         gemm::Gemm<f32>, gemm::Gemm<f16>, gemm::Gemm<bf16>,
         attention_dense::AttentionDense<f32>, attention_dense::AttentionDense<f16>,
@@ -107,6 +104,18 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         lines::Reduce, lines::SoftmaxAxis, lines::LayerNorm, elementwise::Rope,
         file_blocks::DecodeBlocks, file_blocks::EncodeBlocks, lines::Checksum,
     }
+    cached::<S, kv::F32, kv::F32>(out);
+    cached::<S, kv::F16, kv::F16>(out);
+    cached::<S, kv::Q8_0, kv::Q8_0>(out);
+    cached::<S, kv::Q8_0, kv::Q4_0>(out);
+    cached::<S, kv::Q4_0, kv::Q4_0>(out);
+}
+
+/// Adds the kernels that access a KV cache.
+fn cached<S: Isa, K: kv::Stored, V: kv::Stored>(out: &mut Vec<Variant>) {
+    out.push(variant::<S, rope_append::RopeAppend<K, V>>());
+    out.push(variant::<S, attention::Attention<K, V>>());
+    out.push(variant::<S, split_attention::Partial<K, V>>());
 }
 
 /// Adds the kernels that every tensor type has, instantiated for the reader `W`.

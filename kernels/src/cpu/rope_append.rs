@@ -2,7 +2,7 @@
 
 use super::HostKernel;
 use super::isa::Isa;
-use super::kv::Stored;
+use super::kv::{Stored, pair, part_bytes};
 use super::launch::Lists;
 use crate::kernel::Kernel;
 use crate::params::BLOCK_TOKENS;
@@ -75,10 +75,10 @@ impl<'a> Turns<'a> {
 }
 
 /// Rotates queries and keys, and appends keys and values.
-pub(crate) struct RopeAppend<E>(PhantomData<E>);
+pub(crate) struct RopeAppend<K, V>(PhantomData<(K, V)>);
 
-impl<E: Stored> HostKernel for RopeAppend<E> {
-    const KERNEL: Kernel = Kernel::RopeAppend(E::TYPE);
+impl<K: Stored, V: Stored> HostKernel for RopeAppend<K, V> {
+    const KERNEL: Kernel = Kernel::RopeAppend(pair(K::TYPE, V::TYPE));
 
     fn grid(constants: &[u32]) -> [u32; 3] {
         rope_append::grid(constants)
@@ -126,29 +126,17 @@ impl<E: Stored> HostKernel for RopeAppend<E> {
                 let block =
                     lists.table(lists.sequence(row)).and_then(|table| table.get(position / BLOCK_TOKENS));
                 let Some(block) = block.filter(|block| **block < cache_blocks) else { continue };
-                let bytes = head_dim * BLOCK_TOKENS * E::BYTES;
-                let at = (*block as usize * kv_heads + head) * bytes;
+                let part_of_block = *block as usize * kv_heads + head;
+                let cut = |bytes: usize| part_of_block * bytes..(part_of_block + 1) * bytes;
+                let (keys, values) = (cut(part_bytes::<K>(head_dim)), cut(part_bytes::<V>(head_dim)));
                 // SAFETY: each group writes its own head of every block.
-                let (keys, values) =
-                    unsafe { (call.write::<u8>(3, at..at + bytes), call.write::<u8>(4, at..at + bytes)) };
+                let (keys, values) = unsafe { (call.write::<u8>(3, keys), call.write::<u8>(4, values)) };
                 let slot = position % BLOCK_TOKENS;
                 key.copy_from_slice(part(heads + head, 1));
                 turns.turn(&mut key, pairing);
-                put::<S, E>(s, &key, keys, |dim| dim * BLOCK_TOKENS + slot);
-                put::<S, E>(s, part(heads + kv_heads + head, 1), values, |dim| slot * head_dim + dim);
+                K::put_key(s, &key, keys, slot);
+                V::put_value(s, part(heads + kv_heads + head, 1), values, slot);
             }
-        }
-    }
-}
-
-/// Writes the values of one head to `out`. `place` maps the index of a value to its position in `out`.
-#[inline(always)]
-fn put<S: Isa, E: Stored>(s: S, values: &[f32], out: &mut [u8], place: impl Fn(usize) -> usize) {
-    for (i, values) in values.chunks(16).enumerate() {
-        let mut lanes = [0.0; 16];
-        lanes[..values.len()].copy_from_slice(values);
-        for (j, one) in E::encode(s, &lanes).iter().take(values.len()).enumerate() {
-            out[place(i * 16 + j) * E::BYTES..][..E::BYTES].copy_from_slice(one.as_ref());
         }
     }
 }

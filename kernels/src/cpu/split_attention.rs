@@ -4,7 +4,7 @@
 use super::HostKernel;
 use super::halves::write_row;
 use super::isa::Isa;
-use super::kv::Stored;
+use super::kv::{Stored, pair, part_bytes};
 use super::launch::{Lists, count, row_mut};
 use super::rows::{Int8Row, block};
 use crate::attention::partial;
@@ -17,10 +17,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// First launch: computes attention over each split of the positions.
-pub(crate) struct Partial<E>(PhantomData<E>);
+pub(crate) struct Partial<K, V>(PhantomData<(K, V)>);
 
-impl<E: Stored> HostKernel for Partial<E> {
-    const KERNEL: Kernel = Kernel::AttentionPartial(E::TYPE);
+impl<K: Stored, V: Stored> HostKernel for Partial<K, V> {
+    const KERNEL: Kernel = Kernel::AttentionPartial(pair(K::TYPE, V::TYPE));
     const MIN_ROWS: u32 = NEVER;
 
     fn grid(constants: &[u32]) -> [u32; 3] {
@@ -66,17 +66,20 @@ impl<E: Stored> HostKernel for Partial<E> {
             let visible = seen.saturating_sub(window as usize)..seen;
             let run = if table.is_some() { partial::run(visible, splits, split) } else { 0..0 };
             let table = table.unwrap_or(&[]);
-            // Returns the start of this head's part of a position's block, and the slot in the block.
+            // Returns this head's part of a position's block, and the slot in the block.
             let place = |position: usize| {
-                let at = table[position / BLOCK_TOKENS] as usize * kv_heads + kv_head;
-                (at * head_dim * BLOCK_TOKENS, position % BLOCK_TOKENS)
+                let part = table[position / BLOCK_TOKENS] as usize * kv_heads + kv_head;
+                let cut = |bytes: usize| part * bytes..(part + 1) * bytes;
+                let (keys, values) =
+                    (&keys[cut(part_bytes::<K>(head_dim))], &values[cut(part_bytes::<V>(head_dim))]);
+                (keys, values, position % BLOCK_TOKENS)
             };
             let sharing = heads / kv_heads;
             for head in kv_head * sharing..(kv_head + 1) * sharing {
                 let q = &q[row * stride + head * head_dim..][..head_dim];
                 let score = |position: usize| {
-                    let (at, slot) = place(position);
-                    let key = |dim: usize| E::get(keys, at + dim * BLOCK_TOKENS + slot);
+                    let (keys, _, slot) = place(position);
+                    let key = |dim: usize| K::key(keys, head_dim, slot, dim);
                     let dot: f64 = q.iter().enumerate().map(|(d, q)| f64::from(*q) * f64::from(key(d))).sum();
                     let (score, cap) = (dot * f64::from(call.float(8)), f64::from(call.float(11)));
                     if cap == 0.0 { score } else { cap * (score / cap).tanh() }
@@ -97,8 +100,8 @@ impl<E: Stored> HostKernel for Partial<E> {
                 let out = unsafe { call.write::<f32>(4, at * head_dim..(at + 1) * head_dim) };
                 for (dim, out) in out.iter_mut().enumerate() {
                     let value = |position: usize| {
-                        let (at, slot) = place(position);
-                        f64::from(E::get(values, at + slot * head_dim + dim))
+                        let (_, values, slot) = place(position);
+                        f64::from(V::value(values, head_dim, slot, dim))
                     };
                     let total: f64 = run.clone().zip(&weights).map(|(p, weight)| weight * value(p)).sum();
                     *out = (total / sum) as f32;

@@ -25,20 +25,21 @@
 //!
 //! # KV cache
 //!
-//! The cache consists of blocks of [`BLOCK_TOKENS`] positions, in f32 or f16. Keys and values are in separate
-//! buffers:
+//! The cache consists of blocks of [`BLOCK_TOKENS`] positions. Keys and values are in separate buffers:
 //!
 //! - keys are `[cache blocks][kv heads][head dimension][16 positions]`, so that each of 16 lanes computes the
 //!   score of one position;
 //! - values are `[cache blocks][kv heads][16 positions][head dimension]`, so that each lane of a weighted sum
 //!   computes one dimension of the head.
 //!
-//! In an f16 cache, values beyond the range of f16 saturate, and NaN is preserved.
+//! [`kv`](crate::kv) defines the storage types and the layout of quantized blocks. In a cache that is not
+//! f32, values beyond the range of f16 saturate, and NaN is preserved. If one of the 32 values that share a
+//! scale is NaN, all of them become NaN.
 
-use crate::abi::{IMPOSSIBLE, params, product, words};
+use crate::abi::{IMPOSSIBLE, params, words};
 use crate::cases::{Build, Case, Content, Params, Random};
-use crate::half_rows;
-use crate::kernel::{Accuracy, Kernel, KvType, Spec};
+use crate::kernel::{Accuracy, CacheType, Kernel, KvType, Spec};
+use crate::kv::{CacheLayout, cache_abi};
 use crate::layout::Layout;
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_hal::{Access, EntryAbi};
@@ -52,22 +53,6 @@ pub const HALVES: u32 = 1;
 const BINDINGS: &[Access] =
     &[Access::Read, Access::ReadWrite, Access::Read, Access::ReadWrite, Access::ReadWrite];
 
-/// Binary interface with an f32 cache.
-pub static ABI_F32: EntryAbi = EntryAbi {
-    name: "rope_append_f32",
-    bindings: BINDINGS,
-    constants: 11,
-    extents: |constants, out| extents(KvType::F32, constants, out),
-};
-
-/// Binary interface with an f16 cache.
-pub static ABI_F16: EntryAbi = EntryAbi {
-    name: "rope_append_f16",
-    bindings: BINDINGS,
-    constants: 11,
-    extents: |constants, out| extents(KvType::F16, constants, out),
-};
-
 pub(crate) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, rope_dims, ..] =
         constants
@@ -78,28 +63,20 @@ pub(crate) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let turns = rope_dims <= head_dim && rope_dims.is_multiple_of(2);
     let joint = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads)).filter(|_| divides && turns);
     let qkv = joint.map_or(IMPOSSIBLE, |joint| words(&[rows, joint, head_dim]));
-    let cache = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
+    let [keys, values] = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
     let params = params(rows, sequences, table_blocks, logit_rows);
-    out.copy_from_slice(&[params, qkv, words(&[rope_dims / 2]), cache, cache]);
+    out.copy_from_slice(&[params, qkv, words(&[rope_dims / 2]), keys, values]);
 }
 
-/// Returns the number of bytes in a key cache. A value cache has the same size.
-pub fn cache_bytes(kv_type: KvType, cache_blocks: u32, kv_heads: u32, head_dim: u32) -> u64 {
-    product(&[cache_blocks, kv_heads, head_dim]).saturating_mul(BLOCK_TOKENS as u64 * kv_type.bytes())
+/// Returns the number of bytes in a key cache and in a value cache.
+pub(crate) fn cache_bytes(kv_type: KvType, cache_blocks: u32, kv_heads: u32, head_dim: u32) -> [u64; 2] {
+    [kv_type.keys(), kv_type.values()].map(|of| of.buffer_bytes(cache_blocks, kv_heads, head_dim))
 }
 
 /// Returns a grid with one work group per kv head. Each head has its own part of the cache, so work groups
 /// write disjoint memory even if the block tables are invalid.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
-}
-
-/// Clamps `value` to the range of `kv_type`, without rounding.
-pub(crate) fn stored(kv_type: KvType, value: f64) -> f64 {
-    match kv_type {
-        KvType::F32 => value,
-        KvType::F16 => half_rows::in_range(value),
-    }
 }
 
 /// Returns the inverse frequencies of test cases, with a RoPE base of 10,000.
@@ -137,7 +114,7 @@ impl Spec for RopeAppend {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        if self.0 == KvType::F16 { &ABI_F16 } else { &ABI_F32 }
+        cache_abi!(self.0, "rope_append", BINDINGS, 11, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
@@ -149,16 +126,21 @@ impl Spec for RopeAppend {
             (4, vec![(60, 4)], [4, 1, 80, 32], HALVES),
             (3, vec![(7, 1), (63, 1)], [5, 5, 34, 34], INTERLEAVED),
             (2, vec![(9, 2)], [24, 2, 128, 6], INTERLEAVED),
+            (5, vec![(30, 5)], [4, 2, 96, 64], HALVES),
+            (3, vec![(15, 2)], [2, 1, 320, 320], INTERLEAVED),
         ] {
+            if !self.0.takes(head_dim as u32) {
+                continue;
+            }
             let magnitude = if rope_dims < head_dim { 1.25 } else { 1.0 };
             let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing, magnitude };
             for content in [Qkv::Plain, Qkv::Lies] {
                 out.push(case(random, self.0, capacity, &starts, heads, content));
             }
         }
-        if self.0 == KvType::F16 {
-            let (rope_dims, pairing) = (12, HALVES);
-            let heads = Heads { heads: 4, kv_heads: 2, head_dim: 40, rope_dims, pairing, magnitude: 1.0 };
+        if self.0 != KvType::F32 {
+            let (head_dim, rope_dims, pairing) = (if self.0.is_quantised() { 96 } else { 40 }, 12, HALVES);
+            let heads = Heads { heads: 4, kv_heads: 2, head_dim, rope_dims, pairing, magnitude: 1.0 };
             out.push(case(random, self.0, 19, &[(3, 18)], heads, Qkv::BeyondF16));
         }
         out
@@ -171,7 +153,9 @@ impl Spec for RopeAppend {
             starts.push((first as u32, count as u32));
             used += count;
         }
-        let (kv_heads, head_dim) = (1 + random.below(4), 2 * (1 + random.below(64)));
+        let kv_heads = 1 + random.below(4);
+        let head_dim =
+            if self.0.is_quantised() { 32 * (1 + random.below(8)) } else { 2 * (1 + random.below(64)) };
         let (heads, rope_dims) = (kv_heads * (1 + random.below(4)), 2 * (1 + random.below(head_dim / 2)));
         let (pairing, magnitude) = (random.below(2) as u32, [1.0, 0.9][random.below(2)]);
         let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing, magnitude };
@@ -198,7 +182,10 @@ fn exceed_f16(row: &mut [f32], heads: &Heads) {
     const VALUES: [f32; 7] = [1e6, -7e4, f32::INFINITY, 65_519.0, f32::NEG_INFINITY, f32::NAN, 65_520.0];
     for (i, value) in row[heads.heads * heads.head_dim..].iter_mut().enumerate() {
         let turns = i < heads.kv_heads * heads.head_dim && i % heads.head_dim < heads.rope_dims;
-        *value = if turns { 1e9 * *value } else { VALUES[i % VALUES.len()] };
+        // The last block of 32 values of each head contains no NaN.
+        let is_number = i % heads.head_dim >= 64;
+        let other = VALUES[i % (VALUES.len() - 2 * usize::from(is_number))];
+        *value = if turns { 1e9 * *value } else { other };
     }
 }
 
@@ -238,6 +225,7 @@ fn case(
     if content == Qkv::BeyondF16 {
         qkv.chunks_exact_mut(width).for_each(|row| exceed_f16(row, &heads));
     }
+    let layouts = layouts(kv_type, head_dim);
     let values = cache_blocks * kv_heads * head_dim * BLOCK_TOKENS;
     let (mut keys, mut cached) = (vec![None; values], vec![None; values]);
     let mut queries = vec![None; qkv.len()];
@@ -255,11 +243,12 @@ fn case(
         let block = table.and_then(|t| t.get(*position as usize / BLOCK_TOKENS)).map(|b| *b as usize);
         let Some(block) = block.filter(|b| *b < cache_blocks) else { continue };
         let slot = *position as usize % BLOCK_TOKENS;
-        for (i, (k, v)) in k.iter().zip(v.iter()).enumerate() {
-            let (head, dim) = (i / head_dim, i % head_dim);
-            let base = (block * kv_heads + head) * head_dim * BLOCK_TOKENS;
-            keys[base + dim * BLOCK_TOKENS + slot] = Some(stored(kv_type, *k));
-            cached[base + slot * head_dim + dim] = Some(stored(kv_type, *v));
+        for (layout, row, out) in [(layouts[0], k, &mut keys), (layouts[1], &*v, &mut cached)] {
+            for (head, row) in row.chunks_exact(head_dim).enumerate() {
+                for (dim, value) in layout.cache_type.stored(row).into_iter().enumerate() {
+                    out[layout.index(block * kv_heads + head, slot, dim)] = Some(value);
+                }
+            }
         }
     }
     let label = format!(
@@ -271,22 +260,33 @@ fn case(
     constants.extend([rope_dims, pairing as usize, magnitude.to_bits() as usize]);
     let build = Build::new(Kernel::RopeAppend(kv_type), label, &constants).words(&params.words());
     let build = build.floats(&qkv).floats(&frequencies);
-    let build = build.bytes(before(kv_type, &keys)).bytes(before(kv_type, &cached));
-    let build = build.expect(1, Content::F32(queries)).expect(3, expected(kv_type, keys));
-    build.expect(4, expected(kv_type, cached)).done()
+    let [before_keys, before_values] = [(layouts[0], &keys), (layouts[1], &cached)].map(before);
+    let build = build.bytes(before_keys).bytes(before_values);
+    let build = build.expect(1, Content::F32(queries)).expect(3, expected(layouts[0], keys));
+    build.expect(4, expected(layouts[1], cached)).done()
+}
+
+/// Returns the layouts of a key cache and of a value cache.
+pub(crate) fn layouts(kv_type: KvType, head_dim: usize) -> [CacheLayout; 2] {
+    [(kv_type.keys(), true), (kv_type.values(), false)].map(|(cache_type, is_keys)| CacheLayout {
+        cache_type,
+        is_keys,
+        head_dim,
+    })
 }
 
 /// Returns the contents of a cache before a launch. The initial values are NaN, so that missing writes are
 /// detected. Values that the launch must set to NaN are zero instead.
-fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
-    let byte = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0 } else { 0xff };
-    expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()
+fn before((layout, expected): (CacheLayout, &Vec<Option<f64>>)) -> Vec<u8> {
+    let value = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0.0 } else { f32::NAN };
+    layout.encode(&expected.iter().map(value).collect::<Vec<_>>())
 }
 
 /// Returns the expected contents of a cache after a launch.
-pub(crate) fn expected(kv_type: KvType, values: Vec<Option<f64>>) -> Content {
-    match kv_type {
-        KvType::F32 => Content::F32(values),
-        KvType::F16 => Content::F16(values),
+pub(crate) fn expected(layout: CacheLayout, values: Vec<Option<f64>>) -> Content {
+    match layout.cache_type {
+        CacheType::F32 => Content::F32(values),
+        CacheType::F16 => Content::F16(values),
+        CacheType::Q8_0 | CacheType::Q4_0 => Content::Cache { layout, values },
     }
 }

@@ -27,6 +27,8 @@ const APPEND_F16: &str = include_str!("../rope_append/append_f16.wgsl");
 const APPEND_WORDS: &str = include_str!("../rope_append/append_words.wgsl");
 const KV_F32: &str = include_str!("kv_f32.wgsl");
 const KV_F16: &str = include_str!("kv_f16.wgsl");
+const KV_BLOCKS: &str = include_str!("kv_blocks.wgsl");
+const APPEND_BLOCKS: &str = include_str!("../rope_append/rope_append_blocks.wgsl");
 const ATTENTION: &str = include_str!("../attention/attention.wgsl");
 const PARTIAL: &str = include_str!("../attention/partial.wgsl");
 const AS_THEY_STAND: &str = include_str!("../attention/as_they_stand.wgsl");
@@ -62,10 +64,35 @@ fn append_functions() -> Vec<Function> {
             compose: |_| program(ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_WORDS, APPEND]),
             ..append(KvType::F16)
         },
+        Function { compose: |_| append_blocks(Q8_0), ..append(KvType::Q8_0) },
+        Function { compose: |_| append_blocks(Q8_0_Q4_0), ..append(KvType::Q8_0Q4_0) },
+        Function { compose: |_| append_blocks(Q4_0), ..append(KvType::Q4_0) },
     ]
 }
 
-fn partial_functions() -> [Function; 2] {
+/// Bytes of 32 quants of keys and of values.
+const Q8_0: [u32; 2] = [32, 32];
+const Q8_0_Q4_0: [u32; 2] = [32, 16];
+const Q4_0: [u32; 2] = [16, 16];
+
+/// Defines the constants that sources for quantized caches read.
+fn quants([keys, values]: [u32; 2]) -> String {
+    format!("const KEY_BYTES = {keys}u;\nconst VALUE_BYTES = {values}u;\n")
+}
+
+fn append_blocks(bytes: [u32; 2]) -> Arc<str> {
+    program(ITEMS, &[TABLES, TURN, HALF_RANGE, &quants(bytes), APPEND_BLOCKS])
+}
+
+fn partial_blocks(bytes: [u32; 2]) -> Arc<str> {
+    program(ITEMS, &[TABLES, &quants(bytes), KV_BLOCKS, ATTENTION, AS_THEY_STAND, PARTIAL])
+}
+
+fn tiled_blocks(bytes: [u32; 2]) -> Arc<str> {
+    program(ITEMS, &[TABLES, &quants(bytes), KV_BLOCKS, ATTENTION, RUNS, TILED, PLAIN])
+}
+
+fn partial_functions() -> [Function; 5] {
     let partial = |kv_type| Function {
         max_rows: partial::MAX_ROWS,
         local_bytes: 12 << 10,
@@ -80,6 +107,9 @@ fn partial_functions() -> [Function; 2] {
             compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, AS_THEY_STAND, PARTIAL]),
             ..partial(KvType::F16)
         },
+        Function { compose: |_| partial_blocks(Q8_0), ..partial(KvType::Q8_0) },
+        Function { compose: |_| partial_blocks(Q8_0_Q4_0), ..partial(KvType::Q8_0Q4_0) },
+        Function { compose: |_| partial_blocks(Q4_0), ..partial(KvType::Q4_0) },
     ]
 }
 
@@ -113,7 +143,7 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     program(ITEMS, &parts.concat())
 }
 
-fn tiled_functions() -> [Function; 2] {
+fn tiled_functions() -> [Function; 5] {
     let tiled = |kv_type| Function {
         name: "wgsl-tiled",
         local_bytes: 16 << 10,
@@ -128,6 +158,9 @@ fn tiled_functions() -> [Function; 2] {
             compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, RUNS, TILED, PLAIN]),
             ..tiled(KvType::F16)
         },
+        Function { compose: |_| tiled_blocks(Q8_0), ..tiled(KvType::Q8_0) },
+        Function { compose: |_| tiled_blocks(Q8_0_Q4_0), ..tiled(KvType::Q8_0Q4_0) },
+        Function { compose: |_| tiled_blocks(Q4_0), ..tiled(KvType::Q4_0) },
     ]
 }
 

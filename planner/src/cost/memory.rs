@@ -50,18 +50,19 @@ impl StageCapacity {
 
     /// Returns the bytes of a segment's KV cache, which has one buffer for keys and one for values.
     pub fn kv_bytes(&self, kind: KvKind) -> u64 {
-        class_bytes(self.kv_buffer_bytes(kind)).saturating_mul(2)
+        sum(self.kv_buffer_bytes(kind).map(class_bytes))
     }
 
-    /// Returns the size of the key buffer in bytes, before rounding up to a size class. The value buffer has
-    /// the same size.
-    fn kv_buffer_bytes(&self, kind: KvKind) -> u64 {
+    /// Returns the sizes of the key buffer and of the value buffer in bytes, before rounding up to a size
+    /// class.
+    fn kv_buffer_bytes(&self, kind: KvKind) -> [u64; 2] {
         let blocks = match self.kv_ring().filter(|_| kind.is_windowed) {
             Some(ring) => u64::from(ring.total),
             None => self.blocks().saturating_mul(u64::from(self.sequences)),
         };
         let positions = blocks.saturating_mul(BLOCK_TOKENS as u64);
-        kind.bytes_per_position.div_ceil(2).saturating_mul(positions)
+        [kind.key_bytes_per_position, kind.value_bytes_per_position]
+            .map(|bytes| bytes.saturating_mul(positions))
     }
 
     /// Returns the maximum size of a micro-batch's logits, in bytes.
@@ -109,15 +110,22 @@ impl StageCapacity {
 /// Properties of a segment that determine the size of its KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KvKind {
-    /// Bytes of keys and values per position.
-    pub bytes_per_position: u64,
+    /// Bytes of keys per position.
+    pub key_bytes_per_position: u64,
+    /// Bytes of values per position.
+    pub value_bytes_per_position: u64,
     /// Whether the segment keeps a window of positions only.
     pub is_windowed: bool,
 }
 
 impl From<&Segment> for KvKind {
     fn from(segment: &Segment) -> Self {
-        Self { bytes_per_position: segment.kv_bytes_per_position, is_windowed: segment.window.is_some() }
+        let value_bytes_per_position = segment.value_bytes_per_position;
+        Self {
+            key_bytes_per_position: segment.kv_bytes_per_position.saturating_sub(value_bytes_per_position),
+            value_bytes_per_position,
+            is_windowed: segment.window.is_some(),
+        }
     }
 }
 
@@ -253,7 +261,7 @@ impl RunSizes {
                 sizes.tensors[first * n + last] = tensor;
             }
         }
-        let kinds = segments.iter().map(KvKind::from).filter(|kind| kind.bytes_per_position > 0);
+        let kinds = segments.iter().filter(|s| s.kv_bytes_per_position > 0).map(KvKind::from);
         let kinds: BTreeSet<KvKind> = kinds.collect();
         for kind in kinds {
             let mut before = vec![0];
@@ -393,7 +401,7 @@ impl RunSizes {
         let BufferLimits { allocation_bytes, binding_bytes } = device.buffers;
         let both = allocation_bytes.min(binding_bytes);
         let kinds = self.kv_before.iter().filter(|(_, before)| before[run.end] > before[run.start]);
-        let kv = kinds.map(|(kind, _)| shape.kv_buffer_bytes(*kind)).max().unwrap_or(0);
+        let kv = kinds.flat_map(|(kind, _)| shape.kv_buffer_bytes(*kind)).max().unwrap_or(0);
         let logits = if run.end == self.segments { shape.logits_bytes() } else { 0 };
         let buffers = [
             ("a buffer of keys or values", kv, both),

@@ -16,6 +16,7 @@ fn segment(kind: SegmentKind) -> Segment {
         read_bytes: 1_000_000,
         read_bytes_per_row: 100,
         kv_bytes_per_position: if attends { 512 } else { 0 },
+        value_bytes_per_position: if attends { 256 } else { 0 },
         window: None,
         scratch_bytes: 0,
         wide_scratch_bytes: 0,

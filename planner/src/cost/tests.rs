@@ -23,6 +23,7 @@ fn segment(kind: SegmentKind, tensors: &[(&str, u64)]) -> Segment {
         read_bytes: 1_000_000,
         read_bytes_per_row: 100,
         kv_bytes_per_position: 512,
+        value_bytes_per_position: 256,
         window: None,
         scratch_bytes: 4096,
         wide_scratch_bytes: 8192,

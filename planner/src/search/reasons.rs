@@ -442,8 +442,10 @@ pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>, streaming: Op
     if let Some((device, needed)) = streaming {
         hints.push(format!("with {} on {device}, the weights could be streamed", bytes_up(needed)));
     }
-    if input.limits.kv == KvType::F32 {
-        hints.push("--kv f16 halves keys and values".into());
+    match input.limits.kv {
+        KvType::F32 => hints.push("--kv f16 halves keys and values".into()),
+        KvType::F16 => hints.push("--kv q8_0 nearly halves keys and values".into()),
+        KvType::Q8_0 | KvType::Q8_0Q4_0 | KvType::Q4_0 => {}
     }
     if input.limits.sequences > 1 {
         hints.push("fewer sequences at once need less".into());

@@ -16,6 +16,7 @@ fn segment(kind: SegmentKind) -> Segment {
         read_bytes: 1_000_000,
         read_bytes_per_row: 0,
         kv_bytes_per_position: 0,
+        value_bytes_per_position: 0,
         window: None,
         scratch_bytes: 4096,
         wide_scratch_bytes: 4096,

@@ -123,6 +123,7 @@ fn segment(kind: SegmentKind) -> Segment {
         read_bytes,
         read_bytes_per_row: 100_000,
         kv_bytes_per_position: if kind == SegmentKind::Block { 4096 } else { 0 },
+        value_bytes_per_position: if kind == SegmentKind::Block { 2048 } else { 0 },
         window: None,
         scratch_bytes: 0,
         wide_scratch_bytes: 0,

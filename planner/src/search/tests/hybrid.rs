@@ -453,6 +453,7 @@ fn random(seed: u64) -> World {
         let bytes = rng.random_range(6..12) * MIB;
         (segment.tensors[0].resident_bytes, segment.read_bytes) = (bytes, bytes);
         segment.kv_bytes_per_position *= rng.random_range(1..3);
+        segment.value_bytes_per_position = segment.kv_bytes_per_position / 2;
         if rng.random_bool(0.1) {
             segment.tensors.push(SegmentTensor {
                 name: "shared".into(),

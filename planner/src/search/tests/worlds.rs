@@ -22,6 +22,7 @@ pub fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
         read_bytes: weights,
         read_bytes_per_row: 1024,
         kv_bytes_per_position: 1024,
+        value_bytes_per_position: 512,
         window: None,
         scratch_bytes: MIB,
         wide_scratch_bytes: MIB,
@@ -37,11 +38,16 @@ pub fn model(blocks: usize, block: u64, head: u64) -> Vec<Segment> {
         flops_per_row_position: 0,
         read_bytes: 0,
         kv_bytes_per_position: 0,
+        value_bytes_per_position: 0,
         window: None,
         ..segment(SegmentKind::Embedding, "embedding", head)
     }];
     segments.extend((0..blocks).map(|i| segment(SegmentKind::Block, &format!("block {i}"), block)));
-    segments.push(Segment { kv_bytes_per_position: 0, ..segment(SegmentKind::Head, "head", head) });
+    segments.push(Segment {
+        kv_bytes_per_position: 0,
+        value_bytes_per_position: 0,
+        ..segment(SegmentKind::Head, "head", head)
+    });
     segments
 }
 
@@ -161,6 +167,7 @@ pub fn random_world(seed: u64) -> World {
         segment.read_bytes = weights;
         segment.flops_per_row = rng.random_range(1..4) * weights;
         segment.kv_bytes_per_position = rng.random_range(0..4) * 512;
+        segment.value_bytes_per_position = segment.kv_bytes_per_position / 2;
         segment.scratch_bytes = rng.random_range(0..3) * MIB;
         segment.wide_scratch_bytes = segment.scratch_bytes + 2 * MIB;
     }
