@@ -2,10 +2,10 @@
 //! stages, memory, plan files, and the command.
 
 use crate::gpus::distinct_and_quick;
-use crate::streaming::{start, tokens, with_prefill};
+use crate::streaming::{start, tokens};
 use crate::support::{
     Checkpoint, MODELS, Setup, block_on, devices, engine, engine_on, golden, model_path, ragtag,
-    relative_error,
+    relative_error, with_prefill,
 };
 use ragtag::{DeviceFacts, Granularity, Model, Plan, Planner};
 use ragtag_kernels::{Activations, KvType};
