@@ -404,7 +404,7 @@ pub fn split(model: &Model, folder: &Path, count: usize) -> Vec<String> {
         part.iter().for_each(|t| writer.tensor(&t.name, t.tensor_type, &t.shape, t.bytes));
         let mut file = writer.header();
         for tensor in part {
-            file.extend_from_slice(model.graph().weights().bytes(tensor).unwrap());
+            file.extend_from_slice(&model.graph().weights().bytes(tensor).unwrap());
             file.resize(file.len() + writer.padding(tensor.bytes) as usize, 0);
         }
         std::fs::write(folder.join(name), file).unwrap();
