@@ -326,8 +326,8 @@ impl Compute {
     }
 }
 
-/// Returns the type of a tensor that holds blocks of `tensor_type`. Fails if `tensor_type` has no blocks, or if
-/// no file stores them.
+/// Returns the type of a tensor that holds blocks of `tensor_type`. Fails if `tensor_type` has no blocks, or
+/// if no file stores them.
 fn blocks_of(operation: &'static str, tensor_type: TensorType) -> Result<Type> {
     let wanted = "a type that files store as blocks";
     let element = match tensor_type {

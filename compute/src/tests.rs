@@ -230,6 +230,14 @@ fn quantises_and_dequantises_on_the_device() {
     });
 }
 
+#[test]
+fn types_that_no_file_stores_have_no_blocks_on_the_device() {
+    everywhere(|device| {
+        let error = device.quantise(([1, 32], &[1.0; 32]), TensorType::F8_E4M3).err().unwrap();
+        assert!(matches!(error, Error::Type { got: Type::Blocks(TensorType::F8_E4M3), .. }), "{error}");
+    });
+}
+
 /// Computes A · Bᵀ for row-major matrices in f64. Both have rows of `k` values.
 fn products(a: &[f32], b: &[f32], k: usize) -> Vec<f64> {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();

@@ -129,7 +129,7 @@ pub enum FormatError {
     },
     /// A tensor in a safetensors file has an unsupported type.
     #[error(
-        "{file}: tensor {tensor} has type {found}, which is not supported; supported are F32, F16, BF16, F8_E4M3"
+        "{file}: tensor {tensor} has type {found}, which is not supported; supported are F32, F16, BF16, F8_E4M3, U8"
     )]
     UnsupportedDtype {
         /// The file.

@@ -29,13 +29,15 @@ pub(crate) enum Dtype {
     Values(TensorType),
     /// 8-bit floats, whose scales are another tensor.
     F8E4M3,
+    /// Bytes whose meaning depends on the checkpoint.
+    U8,
 }
 
 impl Dtype {
     fn bytes(self, values: u64) -> Option<u64> {
         match self {
             Dtype::Values(tensor_type) => tensor_type.bytes(values),
-            Dtype::F8E4M3 => Some(values),
+            Dtype::F8E4M3 | Dtype::U8 => Some(values),
         }
     }
 }
@@ -131,6 +133,7 @@ fn tensor(
         "F16" => Dtype::Values(TensorType::F16),
         "BF16" => Dtype::Values(TensorType::BF16),
         "F8_E4M3" => Dtype::F8E4M3,
+        "U8" => Dtype::U8,
         other => {
             return Err(FormatError::UnsupportedDtype {
                 file: source.name().to_owned(),

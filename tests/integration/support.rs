@@ -331,7 +331,7 @@ pub fn checkpoint() -> PathBuf {
 }
 
 /// Model directories with golden logits. `tests/support/golden/tiny.py` wrote all but the first.
-pub const CHECKPOINTS: [&str; 17] = [
+pub const CHECKPOINTS: [&str; 19] = [
     "tiny-hf",
     "tiny-qwen2",
     "tiny-qwen3",
@@ -349,6 +349,8 @@ pub const CHECKPOINTS: [&str; 17] = [
     "tiny-glm4",
     "tiny-command-r",
     "tiny-starcoder2",
+    "tiny-fp8",
+    "tiny-bitnet",
 ];
 
 /// A model directory with golden logits.

@@ -145,7 +145,7 @@ fn rejects_false_data_ranges() {
         entry["dtype"] = dtype.into();
         assert!(
             refused(&tensors(&[("a", entry)]), 16)
-                .contains("which is not supported; supported are F32, F16, BF16, F8_E4M3")
+                .contains("which is not supported; supported are F32, F16, BF16, F8_E4M3, U8")
         );
     }
 }

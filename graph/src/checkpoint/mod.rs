@@ -96,8 +96,8 @@ fn shards(directory: &Directory, names: &[String]) -> Result<Vec<Arc<dyn Source>
     names.iter().map(|name| directory.file(name).cloned().ok_or_else(|| missing(name))).collect()
 }
 
-/// Returns the tensors of all shards, renamed to their names in the graph. Adds the sources of converted tensors
-/// to the shards in `sources`.
+/// Returns the tensors of all shards, renamed to their names in the graph. Adds the sources of converted
+/// tensors to the shards in `sources`.
 fn tensors(
     architecture: &Architecture,
     directory: &Directory,

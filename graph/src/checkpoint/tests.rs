@@ -263,8 +263,8 @@ fn rotary_scaling_of_llama_3() {
     assert!(fails("original_max_position_embeddings", (-1).into()).contains("-1 is not in 1 …"));
 }
 
-/// Creates a checkpoint whose query projection is F8_E4M3. Its values are those of `codes`, again and again. The
-/// scales are called `name` after the tensor, and have the shape `shape`.
+/// Creates a checkpoint whose query projection is F8_E4M3. Its values are those of `codes`, again and again.
+/// The scales are called `name` after the tensor, and have the shape `shape`.
 fn with_float8(made: &Made, name: &str, shape: &[u64], scales: &[f32], codes: &[u8]) -> Directory {
     const TENSOR: &str = "model.layers.0.self_attn.q_proj.weight";
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
@@ -398,4 +398,42 @@ fn invalid_float8_tensors_are_errors() {
             "{found}"
         );
     }
+}
+
+#[test]
+fn settings_of_bitnet_checkpoints_are_checked() {
+    let bitnet = |key: &str, value: Value| {
+        let mut config = json!({ "quant_method": "bitnet", "linear_class": "autobitlinear" });
+        config[key] = value;
+        Made::new().with("quantization_config", config)
+    };
+    // The weights may have any type that is not packed.
+    assert!(bitnet("modules_to_not_convert", json!(["lm_head"])).open().is_ok());
+    for (key, value, wanted) in [
+        ("use_rms_norm", json!(true), "quantization_config.use_rms_norm in config.json = true"),
+        ("linear_class", json!("linear"), "linear_class in config.json = \"linear\""),
+        ("quantization_mode", json!("half"), "quantization_mode in config.json = \"half\""),
+        ("modules_to_not_convert", json!(["x"]), "modules_to_not_convert in config.json other than lm_head"),
+    ] {
+        let error = bitnet(key, value).error();
+        assert!(error.contains(wanted), "{error}");
+    }
+    let online = bitnet("quantization_mode", json!("online")).open().unwrap();
+    let tensor_type = |name: &str| online.weights().tensor(name).unwrap().tensor_type;
+    assert_eq!(tensor_type("blk.0.attn_q.weight"), TensorType::F8_E4M3);
+    assert_eq!([tensor_type("output.weight"), tensor_type("token_embd.weight")], [TensorType::F32; 2]);
+    // U8 tensors are the packed weights of such checkpoints only.
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    let packed = |config: Value| {
+        let made = Made::new().with("quantization_config", config);
+        let mut directory = made.directory();
+        let mut header = serde_json::Map::new();
+        header.insert(name.into(), json!({ "dtype": "U8", "shape": [8, 32], "data_offsets": [0, 256] }));
+        put(&mut directory, MODEL, with_header(&Value::Object(header).to_string(), vec![0; 256]));
+        Model::from_directory(directory).unwrap_err().to_string()
+    };
+    let error = packed(Value::Null);
+    assert!(error.contains(name) && error.contains("is U8, which only BitNet checkpoints"), "{error}");
+    let error = packed(json!({ "quant_method": "bitnet" }));
+    assert!(error.contains(&format!("is ternary and needs {name}_scale")), "{error}");
 }

@@ -3,8 +3,12 @@
 //! an ordinary type.
 
 mod float8;
+mod ternary;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use float8::{Float8, Scales};
+pub(crate) use ternary::{Packing, Ternary};
 
 use crate::error::SourceError;
 use crate::source::Source;
@@ -24,11 +28,17 @@ pub(crate) struct Place {
 
 impl Place {
     /// Returns all bytes without copying.
-    fn all(&self) -> Result<&[u8], SourceError> {
+    pub(crate) fn all(&self) -> Result<&[u8], SourceError> {
         self.source.range(self.offset..self.offset.saturating_add(self.bytes))
     }
 
-    /// Copies `bytes` bytes, the first of which is the byte `start` of the tensor.
+    /// Returns `bytes` bytes without copying. The first one is the byte `start` of the tensor.
+    fn part(&self, start: u64, bytes: usize) -> Result<&[u8], SourceError> {
+        let start = self.offset.saturating_add(start);
+        self.source.range(start..start.saturating_add(bytes as u64))
+    }
+
+    /// Copies `bytes` bytes. The first one is the byte `start` of the tensor.
     fn read(&self, start: u64, bytes: usize) -> Result<Vec<u8>, SourceError> {
         let mut out = vec![0; bytes];
         self.source.read(self.offset.saturating_add(start), &mut out)?;
@@ -63,8 +73,8 @@ struct Converted<C> {
     bytes: u64,
 }
 
-/// Adds a source for the tensor `name` to `sources`, and returns the tensor's description. `shape` starts with
-/// the number of columns. Returns `None` if rows are not whole blocks.
+/// Adds a source for the tensor `name` to `sources`, and returns the tensor's description. `shape` starts
+/// with the number of columns. Returns `None` if rows are not whole blocks.
 pub(crate) fn add(
     sources: &mut Vec<Arc<dyn Source>>,
     name: String,

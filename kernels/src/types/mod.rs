@@ -208,8 +208,8 @@ impl TensorType {
         !self.row().pairs.is_empty()
     }
 
-    /// Returns the number of the type in GGUF files. Types that are not [in GGUF](Self::in_gguf) have a number
-    /// that no file can contain.
+    /// Returns the number of the type in GGUF files. Types that are not [in GGUF](Self::in_gguf) have a
+    /// number that no file can contain.
     pub fn gguf_id(self) -> u32 {
         self.row().gguf_id
     }

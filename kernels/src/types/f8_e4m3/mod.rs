@@ -1,5 +1,5 @@
-//! F8_E4M3: floats with four exponent bits and three mantissa bits. No file stores these blocks. The reader of
-//! safetensors files makes them from bytes and scales that are apart. A block is `q: u8[32], d: f32`;
+//! F8_E4M3: floats with four exponent bits and three mantissa bits. No file stores these blocks. The reader
+//! of safetensors files makes them from bytes and scales that are apart. A block is `q: u8[32], d: f32`;
 //! value = d·q. Codes 0x7f and 0xff stand for NaN in files, which the reader refuses. Here they are ±480.
 //!
 //! Sections in `Rows16`: 8 vectors per 32 columns; 16 × f32 d per 32 columns.

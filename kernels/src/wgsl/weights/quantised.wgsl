@@ -12,7 +12,8 @@
 // the number of blocks of 32 in a row, and `group` is the start of the group. Indices into `weights` count
 // vectors of 16 bytes.
 
-// Bytes of four rows, signed if quants are integers: the four columns of a quad, and those of the quad 16 columns further on.
+// Bytes of four rows, signed if quants are integers: the four columns of a quad, and those of the quad 16
+// columns further on.
 struct Pair {
     low: vec4<u32>,
     high: vec4<u32>,
