@@ -310,7 +310,7 @@ impl Compute {
         let out = self.make([sizes, &[weights.rows()]].concat())?;
         if out.memory.is_some() {
             let (tensor_type, n) = (weights.tensor_type(), word(weights.rows()));
-            let is_fast = class == NumericsClass::Fast && tensor_type.block_values() > 1;
+            let is_fast = class == NumericsClass::Fast && tensor_type.has_integer_quants();
             let counts = self.counts(rows)?;
             let (activations, x) = if is_fast {
                 let bytes = rows * Activations::Int8.row_bytes(k);

@@ -326,13 +326,16 @@ impl Compute {
     }
 }
 
-/// Returns the type of a tensor that holds blocks of `tensor_type`. Fails if `tensor_type` has no blocks.
+/// Returns the type of a tensor that holds blocks of `tensor_type`. Fails if `tensor_type` has no blocks, or
+/// if no file stores them.
 fn blocks_of(operation: &'static str, tensor_type: TensorType) -> Result<Type> {
+    let wanted = "a type that files store as blocks";
     let element = match tensor_type {
         TensorType::F32 => ElementType::F32,
         TensorType::F16 => ElementType::F16,
         TensorType::BF16 => ElementType::BF16,
-        _ => return Ok(Type::Blocks(tensor_type)),
+        _ if TensorType::in_gguf().any(|t| t == tensor_type) => return Ok(Type::Blocks(tensor_type)),
+        _ => return Err(Error::Type { operation, wanted, got: Type::Blocks(tensor_type) }),
     };
-    Err(Error::Type { operation, wanted: "a type with blocks", got: Type::Elements(element) })
+    Err(Error::Type { operation, wanted, got: Type::Elements(element) })
 }

@@ -212,7 +212,7 @@ fn rope_rotates_heads_by_their_positions() {
 fn quantises_and_dequantises_on_the_device() {
     everywhere(|device| {
         let x = random(5, 3 * 512);
-        for tensor_type in TensorType::ALL.into_iter().filter(|t| t.block_values() > 1) {
+        for tensor_type in TensorType::in_gguf().filter(|t| t.block_values() > 1) {
             let made = device.quantise(([3, 512], &x), tensor_type).unwrap();
             let values = device.read(&made).unwrap().wait().unwrap();
             let distance = |other: &[f32]| {
@@ -227,6 +227,14 @@ fn quantises_and_dequantises_on_the_device() {
             let wanted: Vec<f64> = decoded.iter().map(|x| f64::from(*x)).collect();
             near(device, &device.read(&uploaded).unwrap().wait().unwrap(), &wanted, EXACT);
         }
+    });
+}
+
+#[test]
+fn types_that_no_file_stores_have_no_blocks_on_the_device() {
+    everywhere(|device| {
+        let error = device.quantise(([1, 32], &[1.0; 32]), TensorType::F8_E4M3).err().unwrap();
+        assert!(matches!(error, Error::Type { got: Type::Blocks(TensorType::F8_E4M3), .. }), "{error}");
     });
 }
 

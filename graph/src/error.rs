@@ -30,6 +30,16 @@ pub enum SourceError {
         /// Current size in bytes.
         has: u64,
     },
+    /// The file contains a value that a tensor cannot have.
+    #[error("{name}: tensor {tensor}: {cause}")]
+    Content {
+        /// Name of the source.
+        name: String,
+        /// Name of the tensor in the file.
+        tensor: String,
+        /// Description of the problem.
+        cause: String,
+    },
     /// The operating system reported an error.
     #[error("cannot read {name}: {cause}")]
     Unreadable {
@@ -118,7 +128,9 @@ pub enum FormatError {
         found: String,
     },
     /// A tensor in a safetensors file has an unsupported type.
-    #[error("{file}: tensor {tensor} has type {found}, which is not supported; supported are F32, F16, BF16")]
+    #[error(
+        "{file}: tensor {tensor} has type {found}, which is not supported; supported are F32, F16, BF16, F8_E4M3, U8"
+    )]
     UnsupportedDtype {
         /// The file.
         file: String,
@@ -252,7 +264,7 @@ pub enum TokenizerError {
 }
 
 fn supported_types() -> String {
-    TensorType::ALL.map(TensorType::name).join(", ")
+    TensorType::in_gguf().map(TensorType::name).collect::<Vec<_>>().join(", ")
 }
 
 /// Text from a file. Messages show it escaped and truncated to 80 characters.

@@ -10,6 +10,7 @@ mod builder;
 mod chat_templates;
 pub mod checkpoint;
 mod compile;
+mod converted;
 mod cost;
 pub mod error;
 pub mod gguf;

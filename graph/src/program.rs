@@ -208,7 +208,7 @@ pub(crate) fn vector_values(tensor: &TensorInfo, weights: &Weights) -> Result<Ve
     let bytes = weights.bytes(tensor)?;
     let mut values =
         vec![0.0; bytes.len() / tensor.tensor_type.block_bytes() * tensor.tensor_type.block_values()];
-    dequantise(tensor.tensor_type, bytes, &mut values)?;
+    dequantise(tensor.tensor_type, &bytes, &mut values)?;
     Ok(values)
 }
 

@@ -7,7 +7,6 @@
 use crate::error::{FormatError, Quoted};
 use crate::json;
 use crate::source::Source;
-use crate::weights::TensorInfo;
 use ragtag_kernels::TensorType;
 use serde::Deserialize;
 use serde::de::{Error, MapAccess, Visitor};
@@ -23,6 +22,40 @@ const MOST_DIMENSIONS: usize = 8;
 /// Key of the metadata. All other keys are names of tensors.
 const METADATA: &str = "__metadata__";
 
+/// Type of the values of a tensor in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dtype {
+    /// Values of a type without blocks.
+    Values(TensorType),
+    /// 8-bit floats, whose scales are another tensor.
+    F8E4M3,
+    /// Bytes whose meaning depends on the checkpoint.
+    U8,
+}
+
+impl Dtype {
+    fn bytes(self, values: u64) -> Option<u64> {
+        match self {
+            Dtype::Values(tensor_type) => tensor_type.bytes(values),
+            Dtype::F8E4M3 | Dtype::U8 => Some(values),
+        }
+    }
+}
+
+/// Description of a tensor in a file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Stored {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    /// Sizes of the dimensions, contiguous dimension first.
+    pub(crate) shape: Vec<u64>,
+    /// Index of the file.
+    pub(crate) shard: usize,
+    /// Offset of the first byte in the file.
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
 /// Header entry of a tensor. Unknown fields are ignored, as in the reference implementation.
 #[derive(Deserialize)]
 struct Entry {
@@ -35,7 +68,7 @@ struct Entry {
 
 /// Reads and checks the header of file number `shard` of a model. Returns the tensors in the order of their
 /// data.
-pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<TensorInfo>, FormatError> {
+pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<Stored>, FormatError> {
     let data = data_start(source)?;
     let header = source.range(LENGTH_BYTES..data)?;
     // Whitespace may follow the object but not precede it.
@@ -93,12 +126,14 @@ fn tensor(
     expected_begin: u64,
     name: &str,
     entry: &Entry,
-) -> Result<TensorInfo, FormatError> {
+) -> Result<Stored, FormatError> {
     let wrong = |cause: String| invalid(source, LENGTH_BYTES, &format!("tensor {}", Quoted(name)), cause);
-    let tensor_type = match entry.dtype.as_str() {
-        "F32" => TensorType::F32,
-        "F16" => TensorType::F16,
-        "BF16" => TensorType::BF16,
+    let dtype = match entry.dtype.as_str() {
+        "F32" => Dtype::Values(TensorType::F32),
+        "F16" => Dtype::Values(TensorType::F16),
+        "BF16" => Dtype::Values(TensorType::BF16),
+        "F8_E4M3" => Dtype::F8E4M3,
+        "U8" => Dtype::U8,
         other => {
             return Err(FormatError::UnsupportedDtype {
                 file: source.name().to_owned(),
@@ -114,7 +149,7 @@ fn tensor(
         return Err(wrong(format!("an extent of the shape {:?} is zero", entry.shape)));
     }
     let values = entry.shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent));
-    let bytes = values.and_then(|values| tensor_type.bytes(values));
+    let bytes = values.and_then(|values| dtype.bytes(values));
     let bytes = bytes.ok_or_else(|| wrong(format!("the shape {:?} is larger than any file", entry.shape)))?;
     let (begin, end) = entry.data_offsets;
     if begin.checked_add(bytes) != Some(end) {
@@ -136,7 +171,7 @@ fn tensor(
         });
     }
     let shape = entry.shape.iter().rev().copied().collect();
-    Ok(TensorInfo { name: name.to_owned(), tensor_type, shape, shard, offset, bytes })
+    Ok(Stored { name: name.to_owned(), dtype, shape, shard, offset, bytes })
 }
 
 fn invalid(source: &dyn Source, at: u64, what: &str, cause: String) -> FormatError {

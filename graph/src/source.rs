@@ -21,6 +21,14 @@ pub trait Source: Send + Sync {
     /// Fails if the range is outside the source, or if the source has shrunk since it was opened.
     fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError>;
 
+    /// Returns the bytes of `range`, copied if the source stores them in another form.
+    ///
+    /// # Errors
+    /// Fails like [`Source::range`], or if the bytes cannot be converted.
+    fn whole(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, SourceError> {
+        self.range(range).map(Cow::Borrowed)
+    }
+
     /// Copies bytes to `out`. The first one is the byte `start`. This function is faster than
     /// [`Source::range`] if each byte is read only once.
     ///

@@ -4,6 +4,7 @@ use crate::error::{FormatError, Quoted, SourceError};
 use crate::model::ModelError;
 use crate::source::Source;
 use ragtag_kernels::TensorType;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -105,13 +106,13 @@ impl Weights {
         tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= bytes)
     }
 
-    /// Returns the stored bytes of a tensor without copying.
+    /// Returns the blocks of a tensor. Copies them only if the file stores them in another form.
     ///
     /// # Errors
     /// Fails if the file has shrunk, or if the tensor is not one of [`Weights::tensors`].
-    pub fn bytes(&self, tensor: &TensorInfo) -> Result<&[u8], FormatError> {
+    pub fn bytes(&self, tensor: &TensorInfo) -> Result<Cow<'_, [u8]>, FormatError> {
         let end = tensor.offset.saturating_add(tensor.bytes);
-        Ok(self.source(tensor)?.range(tensor.offset..end)?)
+        Ok(self.source(tensor)?.whole(tensor.offset..end)?)
     }
 
     /// Copies stored bytes of a tensor to `out`. The first one is the byte `start` of the tensor.

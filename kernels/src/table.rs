@@ -243,7 +243,7 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
     match wanted {
         Activations::F32 => Activations::F32,
         _ if f16 => Activations::F16,
-        _ if quantised => Activations::Int8,
+        _ if tensor_type.has_integer_quants() => Activations::Int8,
         _ => Activations::F32,
     }
 }
@@ -753,7 +753,8 @@ mod tests {
                 for caps in [&caps(&[]), &opencl, &cuda] {
                     assert_eq!(form(Activations::F32, caps, rows), Activations::F32);
                     // None of these devices has matrix units.
-                    let fast = if quantised { Activations::Int8 } else { Activations::F32 };
+                    let fast =
+                        if tensor_type.has_integer_quants() { Activations::Int8 } else { Activations::F32 };
                     assert_eq!(form(Activations::Int8, caps, rows), fast);
                     assert!(!has_f16_products(caps));
                 }
@@ -784,7 +785,9 @@ mod tests {
                 let form = |wanted, rows| activations_for(tensor_type, wanted, &caps, rows);
                 let (few, wide) = match tensor_type {
                     TensorType::F32 => (Activations::F32, Activations::F32),
-                    TensorType::F16 | TensorType::BF16 => (Activations::F32, Activations::F16),
+                    TensorType::F16 | TensorType::BF16 | TensorType::F8_E4M3 => {
+                        (Activations::F32, Activations::F16)
+                    }
                     _ => (Activations::Int8, Activations::F16),
                 };
                 for rows in [1, 2, 8] {

@@ -337,7 +337,7 @@ pub fn checkpoint() -> PathBuf {
 }
 
 /// Model directories with golden logits. `tests/support/golden/tiny.py` wrote all but the first.
-pub const CHECKPOINTS: [&str; 17] = [
+pub const CHECKPOINTS: [&str; 19] = [
     "tiny-hf",
     "tiny-qwen2",
     "tiny-qwen3",
@@ -355,6 +355,8 @@ pub const CHECKPOINTS: [&str; 17] = [
     "tiny-glm4",
     "tiny-command-r",
     "tiny-starcoder2",
+    "tiny-fp8",
+    "tiny-bitnet",
 ];
 
 /// A model directory with golden logits.
@@ -413,7 +415,7 @@ pub fn split(model: &Model, folder: &Path, count: usize) -> Vec<String> {
         part.iter().for_each(|t| writer.tensor(&t.name, t.tensor_type, &t.shape, t.bytes));
         let mut file = writer.header();
         for tensor in part {
-            file.extend_from_slice(model.graph().weights().bytes(tensor).unwrap());
+            file.extend_from_slice(&model.graph().weights().bytes(tensor).unwrap());
             file.resize(file.len() + writer.padding(tensor.bytes) as usize, 0);
         }
         std::fs::write(folder.join(name), file).unwrap();

@@ -65,9 +65,10 @@ pub struct Architecture {
 }
 
 /// All supported architectures.
-pub static ARCHITECTURES: [&Architecture; 14] = [
+pub static ARCHITECTURES: [&Architecture; 15] = [
     &llama::LLAMA,
     &bitnet::BITNET,
+    &bitnet::BITNET_B158,
     &qwen2::QWEN2,
     &qwen3::QWEN3,
     &mistral::MISTRAL,

@@ -4,6 +4,7 @@
 //! the values that the `transformers` library uses. All other fields that determine the shapes of weights are
 //! required.
 
+use super::quantization::Quantization;
 use super::{CONFIG, MOST_CONFIG_BYTES};
 use crate::arch::{
     Architecture, Extras, Hyperparameters, Keys, Llama3Scaling, Rope, RopeFactors, Yarn, in_range, positive,
@@ -101,7 +102,12 @@ impl Fields {
         numbers.map(Some).ok_or_else(|| self.wrong_type(key, "a list of numbers", value))
     }
 
-    fn object(&self, key: &str) -> Result<Option<Fields>, FormatError> {
+    /// Returns the values of all keys, which must be objects.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = Result<Fields, FormatError>> {
+        self.map.keys().filter_map(|key| self.object(key).transpose())
+    }
+
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Fields>, FormatError> {
         match self.find(key) {
             None => Ok(None),
             Some(Value::Object(map)) => {
@@ -179,7 +185,7 @@ pub(super) fn read(
     let architecture = Architecture::of_class(class(&config)?)?;
     let (activation, functions) = architecture.activation;
     config.refuse(activation, &functions.iter().map(|&name| name.into()).collect::<Vec<_>>())?;
-    config.refuse("quantization_config", &[])?;
+    Quantization::read(&config)?;
     let (width, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let head_dimensions = match config.find_count("head_dim")? {
         Some(values) => values,
@@ -216,6 +222,11 @@ pub(super) fn read(
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
 }
 
+/// Returns the settings of quantized weights, if there are any.
+pub(super) fn quantization(directory: &Directory) -> Result<Option<Quantization>, ModelError> {
+    directory.file(CONFIG).map_or(Ok(None), |source| Quantization::read(&Fields::read(source.as_ref())?))
+}
+
 /// Returns the weight type that `config.json` specifies under `torch_dtype`, or under `dtype` in newer files.
 pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelError> {
     let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
@@ -223,6 +234,12 @@ pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelErro
         file: CONFIG.to_owned(),
     })?;
     let config = Fields::read(source.as_ref())?;
+    if Quantization::read(&config)?.is_some() {
+        let what = format!(
+            "quantization_config in {CONFIG} without weights: choose a type for all matrices with --assume-type TYPE"
+        );
+        return Err(ModelError::Unsupported { what });
+    }
     let (key, name) = match (config.text("torch_dtype")?, config.text("dtype")?) {
         (Some(name), _) => ("torch_dtype", name),
         (None, Some(name)) => ("dtype", name),

@@ -4,11 +4,12 @@
 use super::tests::{Made, put, safetensors, with_header};
 use super::*;
 use crate::model::Model;
+use crate::safetensors::Stored;
 use crate::source::MemorySource;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-fn parse(bytes: &[u8]) -> Result<Vec<TensorInfo>, FormatError> {
+fn parse(bytes: &[u8]) -> Result<Vec<Stored>, FormatError> {
     crate::safetensors::parse(&MemorySource::new("m.safetensors", bytes.to_vec()), 0)
 }
 
@@ -139,12 +140,12 @@ fn rejects_false_data_ranges() {
         assert!(refused(&tensors(&[("a", entry(&zero, 0, 0))]), 0).contains("is zero"));
     }
     assert!(refused(&tensors(&[("a", entry(&json!(vec![1; 9]), 0, 4))]), 4).contains("9 dimensions"));
-    for dtype in ["I8", "F64", "F8_E4M3", "f32", "", "\u{1b}"] {
+    for dtype in ["I8", "F64", "F8_E5M2", "f32", "", "\u{1b}"] {
         let mut entry = entry(&four, 0, 16);
         entry["dtype"] = dtype.into();
         assert!(
             refused(&tensors(&[("a", entry)]), 16)
-                .contains("which is not supported; supported are F32, F16, BF16")
+                .contains("which is not supported; supported are F32, F16, BF16, F8_E4M3, U8")
         );
     }
 }

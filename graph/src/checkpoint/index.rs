@@ -3,8 +3,8 @@
 use super::{CONFIG, INDEX, MODEL};
 use crate::error::{FormatError, Quoted};
 use crate::json;
+use crate::safetensors::Stored;
 use crate::source::{Directory, Source};
-use crate::weights::TensorInfo;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -64,11 +64,7 @@ fn is_plain(name: &str) -> bool {
 }
 
 /// Checks that the index, if there is one, lists exactly the tensors that the shards contain.
-pub(super) fn check(
-    directory: &Directory,
-    names: &[String],
-    tensors: &[TensorInfo],
-) -> Result<(), FormatError> {
+pub(super) fn check(directory: &Directory, names: &[String], tensors: &[Stored]) -> Result<(), FormatError> {
     let Some(index) = index_file(directory) else { return Ok(()) };
     let wrong = |cause: String| Err(FormatError::Index { file: index.name().to_owned(), cause });
     let mut promised = read(index.as_ref())?.weight_map;

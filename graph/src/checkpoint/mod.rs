@@ -7,6 +7,7 @@
 mod config;
 mod described;
 mod index;
+mod quantization;
 
 #[cfg(test)]
 mod hostile;
@@ -24,6 +25,7 @@ use crate::model::ModelError;
 use crate::safetensors;
 use crate::source::{Directory, Source};
 use crate::weights::{TensorInfo, Weights};
+use quantization::Tensors;
 use std::sync::Arc;
 
 /// Files that the caller opens if they exist, in addition to the shards that [`shard_names`] returns.
@@ -72,9 +74,9 @@ pub(crate) fn open(
 ) -> Result<(&'static Architecture, Hyperparameters, Weights), ModelError> {
     let (architecture, hyperparameters, tied) = config::read(directory)?;
     let names = shard_names(directory)?;
-    let shards = shards(directory, &names)?;
-    let tensors = tensors(architecture, directory, &names, &shards)?;
-    let weights = Weights::new(shards, tensors)?;
+    let mut sources = shards(directory, &names)?;
+    let tensors = tensors(architecture, directory, &names, &mut sources)?;
+    let weights = Weights::new(sources, tensors)?;
     // If the head has no tensor of its own, `config.json` must tie it to the embedding.
     let head = || architecture.name_in_checkpoint(HEAD);
     match (tied, weights.tensor(HEAD).is_some()) {
@@ -94,30 +96,33 @@ fn shards(directory: &Directory, names: &[String]) -> Result<Vec<Arc<dyn Source>
     names.iter().map(|name| directory.file(name).cloned().ok_or_else(|| missing(name))).collect()
 }
 
-/// Returns the tensors of all shards, renamed to their names in the graph.
+/// Returns the tensors of all shards, renamed to their names in the graph. Adds the sources of converted
+/// tensors to the shards in `sources`.
 fn tensors(
     architecture: &Architecture,
     directory: &Directory,
     names: &[String],
-    shards: &[Arc<dyn Source>],
+    sources: &mut Vec<Arc<dyn Source>>,
 ) -> Result<Vec<TensorInfo>, ModelError> {
     let mut found = Vec::new();
-    for (shard, source) in shards.iter().enumerate() {
+    for (shard, source) in sources.iter().enumerate() {
         found.extend(safetensors::parse(source.as_ref(), shard)?);
     }
     index::check(directory, names, &found)?;
-    let mut tensors = Vec::new();
-    for tensor in found {
+    let (shards, quantization) = (sources.clone(), config::quantization(directory)?);
+    let mut quantized = Tensors::new(quantization.as_ref(), &shards, &found);
+    let (mut tensors, mut others) = (Vec::new(), Vec::new());
+    for tensor in &found {
         match architecture.name_in_graph(&tensor.name) {
-            Some(name) => tensors.push(TensorInfo { name, ..tensor }),
+            Some(name) => tensors.push(quantized.add(tensor, name, sources)?),
             None if is_derived(&tensor.name) => {}
-            None => {
-                let name = Quoted(&tensor.name).to_string();
-                return Err(ModelError::UnknownTensor { name });
-            }
+            None => others.push(tensor),
         }
     }
-    Ok(tensors)
+    match others.into_iter().find(|tensor| !quantized.is_used(&tensor.name)) {
+        Some(tensor) => Err(ModelError::UnknownTensor { name: Quoted(&tensor.name).to_string() }),
+        None => Ok(tensors),
+    }
 }
 
 /// Returns `error` with the tensor names from the user's files instead of the graph's names.

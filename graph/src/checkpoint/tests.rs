@@ -3,6 +3,7 @@
 use super::*;
 use crate::arch::RopePairing;
 use crate::model::Model;
+use crate::safetensors::Dtype;
 use crate::source::MemorySource;
 use ragtag_kernels::TensorType;
 use serde_json::{Value, json};
@@ -121,7 +122,7 @@ fn accepts_every_tensor_type_in_any_order() {
         let found = crate::safetensors::parse(&MemorySource::new("m", file), 3).unwrap();
         assert_eq!(found[0].name, "a");
         assert_eq!((found[0].shape.as_slice(), found[0].bytes), (&[][..], 4));
-        assert_eq!((found[1].tensor_type, found[1].shape.as_slice()), (expected, &[3, 2][..]));
+        assert_eq!((found[1].dtype, found[1].shape.as_slice()), (Dtype::Values(expected), &[3, 2][..]));
         assert!(found.iter().all(|tensor| tensor.shard == 3));
     }
     put(&mut directory, MODEL, bytes);
@@ -260,4 +261,179 @@ fn rotary_scaling_of_llama_3() {
     );
     assert!(fails("factor", Value::Null).contains("d/config.json has no metadata rope_scaling.factor"));
     assert!(fails("original_max_position_embeddings", (-1).into()).contains("-1 is not in 1 …"));
+}
+
+/// Creates a checkpoint whose query projection is F8_E4M3. Its values are those of `codes`, again and again.
+/// The scales are called `name` after the tensor, and have the shape `shape`.
+fn with_float8(made: &Made, name: &str, shape: &[u64], scales: &[f32], codes: &[u8]) -> Directory {
+    const TENSOR: &str = "model.layers.0.self_attn.q_proj.weight";
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    let mut put_tensor = |name: &str, dtype: &str, shape: &[u64], bytes: Vec<u8>| {
+        let begin = data.len();
+        data.extend(bytes);
+        header.insert(
+            name.into(),
+            json!({ "dtype": dtype, "shape": shape, "data_offsets": [begin, data.len()] }),
+        );
+    };
+    for (name, shape) in &made.tensors {
+        let count = shape.iter().product::<u64>() as usize;
+        if name == TENSOR {
+            put_tensor(name, "F8_E4M3", shape, codes.iter().copied().cycle().take(count).collect());
+        } else {
+            put_tensor(name, "F32", shape, vec![0; count * 4]);
+        }
+    }
+    let bytes = scales.iter().flat_map(|scale| ((scale.to_bits() >> 16) as u16).to_le_bytes()).collect();
+    put_tensor(&format!("{TENSOR}{name}"), "BF16", shape, bytes);
+    put_tensor("model.layers.0.self_attn.q_proj.input_scale", "F32", &[1], vec![0; 4]);
+    let mut directory = made.directory();
+    put(&mut directory, MODEL, with_header(&Value::Object(header).to_string(), data));
+    directory
+}
+
+fn fp8(tile: Value) -> Value {
+    json!({ "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": tile })
+}
+
+#[test]
+fn float8_tensors_become_blocks_with_their_scales() {
+    let blocks = |config: Value, name: &str, shape: &[u64], scales: &[f32]| {
+        let directory =
+            with_float8(&Made::new().with("quantization_config", config), name, shape, scales, &[0x38, 0xb9]);
+        let model = Model::from_directory(directory).unwrap();
+        let tensor = model.weights().tensor("blk.0.attn_q.weight").unwrap().clone();
+        assert_eq!((tensor.tensor_type, tensor.bytes), (TensorType::F8_E4M3, 32 * 36));
+        let bytes = model.weights().bytes(&tensor).unwrap().into_owned();
+        // Reads that begin and end within a block give the same bytes.
+        let mut part = vec![0; 50];
+        model.weights().read(&tensor, 30, &mut part).unwrap();
+        assert_eq!(part, bytes[30..80]);
+        let mut values = vec![0.0; 32 * 32];
+        ragtag_kernels::blocks::dequantise(tensor.tensor_type, &bytes, &mut values).unwrap();
+        assert!(values.chunks(2).all(|pair| pair[1] == -1.125 * pair[0]));
+        values.chunks(32).map(|row| row[0]).collect::<Vec<f32>>()
+    };
+    let scales: Vec<f32> = (1..=32).map(|i| i as f32 * 0.25).collect();
+    let none = Value::Null;
+    for shape in [&[][..], &[1], &[1, 1]] {
+        assert_eq!(blocks(none.clone(), "_scale", shape, &[0.5]), [0.5; 32]);
+    }
+    assert_eq!(blocks(none.clone(), "_scale", &[32], &scales), scales);
+    assert_eq!(blocks(none, "_scale", &[32, 1], &scales), scales);
+    let tiles = blocks(fp8(json!([10, 64])), "_scale_inv", &[4, 1], &[1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(tiles, (0..32).map(|row| (row / 10 + 1) as f32).collect::<Vec<_>>());
+    let group = json!({ "weights": { "type": "float", "num_bits": 8, "block_structure": [16, 32] } });
+    let config = json!({
+        "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": { "group_0": group },
+    });
+    let tiles = blocks(config, "_scale", &[2, 1], &[1.0, 2.0]);
+    assert_eq!((tiles[15], tiles[16]), (1.0, 2.0));
+}
+
+#[test]
+fn invalid_float8_tensors_are_errors() {
+    let open = |config: &Value, name: &str, shape: &[u64], codes: &[u8]| {
+        let scales = vec![
+            f32::from(u8::from(codes[0] != 1)) / f32::from(codes[0]);
+            shape.iter().product::<u64>() as usize
+        ];
+        Model::from_directory(with_float8(
+            &Made::new().with("quantization_config", config.clone()),
+            name,
+            shape,
+            &scales,
+            codes,
+        ))
+    };
+    let error =
+        |config: &Value, name: &str, shape: &[u64]| open(config, name, shape, &[2]).unwrap_err().to_string();
+    let tensor = "model.layers.0.self_attn.q_proj.weight";
+    let missing = error(&Value::Null, "_zero", &[1]);
+    assert!(
+        missing.contains(&format!("{tensor}: is F8_E4M3 and needs one of {tensor}_scale_inv")),
+        "{missing}"
+    );
+    let tiles = fp8(json!([16, 32]));
+    for (config, shape, wanted) in [
+        (&tiles, &[1u64][..], "scale per tile of 16 × 32"),
+        (&tiles, &[1, 2], "scale per tile"),
+        (&tiles, &[3, 1], "scale per tile"),
+        (&Value::Null, &[16], "one scale, or one per row"),
+        (&Value::Null, &[1, 32], "one scale, or one per row"),
+    ] {
+        let found = error(config, "_scale_inv", shape);
+        assert!(found.contains(tensor) && found.contains("has shape") && found.contains(wanted), "{found}");
+    }
+    for (config, wanted) in [
+        (fp8(json!([16, 24])), "weight_block_size in config.json: 16 × 24 is not"),
+        (fp8(json!([0, 32])), "0 × 32 is not"),
+        (fp8(json!([16])), "weight_block_size should be a list of two whole numbers"),
+        (
+            json!({ "quant_method": "fp8", "fmt": "e5m2" }),
+            "quantization_config.fmt in config.json = \"e5m2\"",
+        ),
+        (json!({ "quant_method": "awq" }), "quantization_config.quant_method in config.json = \"awq\""),
+        (
+            json!({ "quant_method": "compressed-tensors", "format": "pack-quantized" }),
+            "format in config.json",
+        ),
+        (
+            json!({ "quant_method": "compressed-tensors", "config_groups": { "g": { "weights": { "type": "int" } } } }),
+            "quantization_config.config_groups.g.weights.type in config.json = \"int\"",
+        ),
+    ] {
+        let found = error(&config, "_scale", &[1]);
+        assert!(found.contains(wanted), "{found}");
+    }
+    // The content is checked when it is read.
+    for (codes, wanted) in
+        [(&[2, 2, 0x7f][..], "a value of row 0 is NaN"), (&[0xff], "NaN"), (&[0], "not finite")]
+    {
+        let model = open(&Value::Null, "_scale", &[1], codes).unwrap();
+        let found = model.weights().bytes(model.weights().tensor("blk.0.attn_q.weight").unwrap());
+        let found = found.unwrap_err().to_string();
+        assert!(
+            found.contains(&format!("d/model.safetensors: tensor {tensor}: ")) && found.contains(wanted),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn settings_of_bitnet_checkpoints_are_checked() {
+    let bitnet = |key: &str, value: Value| {
+        let mut config = json!({ "quant_method": "bitnet", "linear_class": "autobitlinear" });
+        config[key] = value;
+        Made::new().with("quantization_config", config)
+    };
+    // The weights may have any type that is not packed.
+    assert!(bitnet("modules_to_not_convert", json!(["lm_head"])).open().is_ok());
+    for (key, value, wanted) in [
+        ("use_rms_norm", json!(true), "quantization_config.use_rms_norm in config.json = true"),
+        ("linear_class", json!("linear"), "linear_class in config.json = \"linear\""),
+        ("quantization_mode", json!("half"), "quantization_mode in config.json = \"half\""),
+        ("modules_to_not_convert", json!(["x"]), "modules_to_not_convert in config.json other than lm_head"),
+    ] {
+        let error = bitnet(key, value).error();
+        assert!(error.contains(wanted), "{error}");
+    }
+    let online = bitnet("quantization_mode", json!("online")).open().unwrap();
+    let tensor_type = |name: &str| online.weights().tensor(name).unwrap().tensor_type;
+    assert_eq!(tensor_type("blk.0.attn_q.weight"), TensorType::F8_E4M3);
+    assert_eq!([tensor_type("output.weight"), tensor_type("token_embd.weight")], [TensorType::F32; 2]);
+    // U8 tensors are the packed weights of such checkpoints only.
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    let packed = |config: Value| {
+        let made = Made::new().with("quantization_config", config);
+        let mut directory = made.directory();
+        let mut header = serde_json::Map::new();
+        header.insert(name.into(), json!({ "dtype": "U8", "shape": [8, 32], "data_offsets": [0, 256] }));
+        put(&mut directory, MODEL, with_header(&Value::Object(header).to_string(), vec![0; 256]));
+        Model::from_directory(directory).unwrap_err().to_string()
+    };
+    let error = packed(Value::Null);
+    assert!(error.contains(name) && error.contains("is U8, which only BitNet checkpoints"), "{error}");
+    let error = packed(json!({ "quant_method": "bitnet" }));
+    assert!(error.contains(&format!("is ternary and needs {name}_scale")), "{error}");
 }

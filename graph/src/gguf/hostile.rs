@@ -342,6 +342,38 @@ fn errors_name_unsupported_tensor_types() {
     }
 }
 
+#[test]
+fn ternary_weights_of_bitnet_have_one_scale() {
+    const I2_S: u32 = 36;
+    let raw = |shape: &[u64], size: usize| Raw::file(1, 0).tensor("t", shape, I2_S, 0).data(size);
+    // Codes 0, 1 and 2 in each byte, then the scale.
+    let mut file = raw(&[128, 2], 64 + 32);
+    let data = file.0.len() - 96;
+    file.0[data..data + 64].fill(0b0001_1001);
+    file.0[data + 64..data + 68].copy_from_slice(&0.3f32.to_le_bytes());
+    let model = file.open().unwrap();
+    let tensor = model.weights.tensor("t").unwrap();
+    let mut values = vec![0.0; 256];
+    let bytes = model.weights.bytes(tensor).unwrap();
+    ragtag_kernels::blocks::dequantise(tensor.tensor_type, &bytes, &mut values).unwrap();
+    let expected = [-0.3, 0.0, 0.3, 0.0];
+    assert!(values.iter().enumerate().all(|(at, value)| *value == expected[at / 32 % 4]), "{values:?}");
+    // A header without data describes the tensor all the same.
+    let source = Arc::new(MemorySource::new("m.gguf", file.0[..data].to_vec()));
+    let header = ModelFile::open_headers(vec![source]).unwrap();
+    assert_eq!(header.weights.without_data().map(|tensor| tensor.name.as_str()), Some("t"));
+
+    assert!(raw(&[128, 2], 96).error().contains("its scale 0 is not finite and positive"));
+    assert!(raw(&[128], 96).error().contains("is not that of a matrix"));
+    assert!(raw(&[96, 4], 128).error().contains("not whole blocks of 128 (I2_S)"));
+    assert!(raw(&[128, 1 << 62], 128).error().contains("is larger than any file"));
+    // Blocks of 32 weights with an f16 scale each.
+    let error = raw(&[128, 8], 128 / 32 * 10 * 8).error();
+    assert!(error.contains("has 320 bytes, but I2_S needs 288") && error.contains("i2_s"), "{error}");
+    let error = Raw::file(1, 0).tensor("t", &[128, 2], 38, 0).data(96).error();
+    assert!(error.contains("has type TL1 (its order of weights depends on"), "{error}");
+}
+
 /// Opens a file, and reads all its metadata and weights.
 fn read_all(bytes: &[u8]) -> Result<(), FormatError> {
     let model = open(bytes)?;

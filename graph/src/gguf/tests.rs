@@ -141,7 +141,7 @@ fn split_files_form_one_model() {
     assert_eq!(model.metadata.get::<&str>("general.architecture").unwrap(), "llama");
     for (number, tensor) in model.weights.tensors().iter().enumerate() {
         assert_eq!(tensor.shard, number);
-        assert_eq!(model.weights.bytes(tensor).unwrap(), [number as u8; 4]);
+        assert_eq!(*model.weights.bytes(tensor).unwrap(), [number as u8; 4]);
     }
     let single = ModelFile::open(vec![shard(0, 1, 1, "a")]).unwrap();
     assert_eq!(single.weights.tensors().len(), 1);

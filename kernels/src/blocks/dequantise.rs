@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     /// Test vectors for each type: random blocks, and the values that an independent implementation (the
-    /// `gguf` package) decodes from them.
+    /// `gguf` package, and PyTorch for F8_E4M3) decodes from them.
     macro_rules! vectors {
         ($($name:ident $folder:literal,)*) => {
             [$((
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn values_match_another_implementation() {
         let vectors = vectors! {
-            F16 "float16", BF16 "bfloat16", Q8_0 "q8_0", Q4_0 "q4_0", Q4_1 "q4_1", Q5_0 "q5_0", Q5_1 "q5_1",
+            F16 "float16", BF16 "bfloat16", F8_E4M3 "f8_e4m3", Q8_0 "q8_0", Q4_0 "q4_0", Q4_1 "q4_1", Q5_0 "q5_0", Q5_1 "q5_1",
             Q3_K "q3_k", Q4_K "q4_k", Q5_K "q5_k", Q6_K "q6_k", IQ4_NL "iq4_nl",
             IQ4_XS "iq4_xs", MXFP4 "mxfp4", TQ1_0 "tq1_0", TQ2_0 "tq2_0",
         };

@@ -213,7 +213,7 @@ mod tests {
                 TensorType::F16 => 3e-4,
                 TensorType::BF16 => 3e-3,
                 TensorType::Q8_0 => 5e-3,
-                TensorType::Q6_K => 2.5e-2,
+                TensorType::Q6_K | TensorType::F8_E4M3 => 3e-2,
                 TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5_K => 4e-2,
                 TensorType::Q4_0
                 | TensorType::Q4_1

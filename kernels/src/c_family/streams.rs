@@ -109,7 +109,8 @@ pub(super) fn products() -> Vec<Function> {
             ),
         ]
     };
-    TensorType::ALL.into_iter().flat_map(of_type).collect()
+    let has_streams = |t: &TensorType| is_plain(*t) || t.has_integer_quants();
+    TensorType::ALL.into_iter().filter(has_streams).flat_map(of_type).collect()
 }
 
 fn is_plain(tensor_type: TensorType) -> bool {

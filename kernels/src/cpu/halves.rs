@@ -4,7 +4,7 @@
 //! On CPUs, f16 activations are no faster than the alternatives. These kernels run only if the user requests
 //! f16, or if a test compares them with another device.
 
-use super::formats::{Format, Of, Quantised};
+use super::formats::{Format, Of};
 use super::isa::Isa;
 use super::launch::count;
 use super::rows::{block, gate_and_up, gated, norm_scale};
@@ -179,7 +179,7 @@ fn dot<S: Isa, W: Format>(s: S, weights: &[u8], x: &[u8]) -> f32 {
 /// Dequantizes weights to rows of f16.
 pub(crate) struct Widen<W>(Of<W>);
 
-impl<W: Quantised> HostKernel for Widen<W> {
+impl<W: Format> HostKernel for Widen<W> {
     const KERNEL: Kernel = Kernel::Widen(W::TYPE);
     const MIN_ROWS: u32 = NEVER;
 

@@ -124,11 +124,16 @@ pub(crate) fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, matmul::Exact<W>>());
 }
 
+/// Adds the kernels that every tensor type with blocks has, instantiated for the reader `W`.
+pub(crate) fn blocks<S: Isa, W: Format>(out: &mut Vec<Variant>) {
+    plain::<S, W>(out);
+    out.push(variant::<S, halves::Widen<W>>());
+}
+
 /// Adds all kernels of a tensor type with integer quants, instantiated for the reader `W`.
 pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
-    plain::<S, W>(out);
+    blocks::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());
-    out.push(variant::<S, halves::Widen<W>>());
 }
 
 fn variant<S: Isa, K: HostKernel>() -> Variant {

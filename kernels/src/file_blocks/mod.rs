@@ -32,9 +32,9 @@ use crate::layout::Layout;
 use crate::wgsl;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Returns all types whose blocks have several values.
+/// Returns all types that files store as blocks of several values.
 pub fn types() -> impl Iterator<Item = TensorType> {
-    TensorType::ALL.into_iter().filter(|tensor_type| tensor_type.block_values() > 1)
+    TensorType::in_gguf().filter(|tensor_type| tensor_type.block_values() > 1)
 }
 
 /// Returns the type with number `id` in GGUF files, if its blocks have several values.

@@ -10,6 +10,7 @@ use half::{bf16, f16};
 fn sizes_follow_from_the_sections() {
     let bytes = |t, columns| Resident::new(t, Layout::Rows16, 17, columns).unwrap().bytes();
     assert_eq!(bytes(TensorType::F16, 64), 2 * 64 * 32);
+    assert_eq!(bytes(TensorType::F8_E4M3, 96), 2 * 3 * 576);
     assert_eq!(bytes(TensorType::Q8_0, 32), 2 * 576); // 544 and padding
     assert_eq!(bytes(TensorType::Q4_0, 256), 2 * 8 * 288);
     assert_eq!(bytes(TensorType::Q4_1, 96), 2 * 3 * 320);
@@ -80,6 +81,14 @@ fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
         TensorType::F32 => f32::from_le_bytes(parts[0].as_chunks().0[column * 16 + row]),
         TensorType::F16 => half(0, column),
         TensorType::BF16 => bf16::from_le_bytes(half_bytes(0, column)).to_f32(),
+        TensorType::F8_E4M3 => {
+            let (quant, at) = (i32::from(byte(0, block * 8 + quad)), (block * 16 + row) * 4);
+            let scale = f32::from_le_bytes(parts[1][at..at + 4].try_into().unwrap());
+            let (exponent, mantissa) = (quant / 8 % 16, quant % 8);
+            let leading = if exponent > 0 { 8 } else { 0 };
+            let sign = if quant < 128 { scale } else { -scale };
+            sign * (leading + mantissa) as f32 * 2f32.powi(exponent.max(1) - 10)
+        }
         TensorType::Q8_0 => half(1, block) * (f32::from(byte(0, block * 8 + quad)) - 128.0),
         TensorType::Q4_0 => half(1, block) * (f32::from(nibble()) - 8.0),
         TensorType::Q4_1 => half(1, block * 2) * f32::from(nibble()) + half(1, block * 2 + 1),

@@ -6,10 +6,10 @@
 // Multiplies a quad of each of four rows by four values of x.
 fn dots(words: vec4<u32>, factors: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(
-        dot(vec4<f32>(unpack4xI8(words.x)), factors),
-        dot(vec4<f32>(unpack4xI8(words.y)), factors),
-        dot(vec4<f32>(unpack4xI8(words.z)), factors),
-        dot(vec4<f32>(unpack4xI8(words.w)), factors)
+        dot(values_of_quants(words.x), factors),
+        dot(values_of_quants(words.y), factors),
+        dot(values_of_quants(words.z), factors),
+        dot(values_of_quants(words.w), factors)
     );
 }
 

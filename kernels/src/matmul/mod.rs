@@ -48,7 +48,7 @@ pub const TASK_ROWS: u32 = 32;
 pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
     match activations {
         Activations::F32 => true,
-        Activations::Int8 => tensor_type.block_values() > 1,
+        Activations::Int8 => tensor_type.has_integer_quants(),
         Activations::F16 => tensor_type.block_bytes() == 2,
     }
 }

@@ -21,6 +21,7 @@ macro_rules! pairs {
 }
 
 mod bfloat16;
+mod f8_e4m3;
 mod float16;
 mod float32;
 mod iq4_nl;
@@ -47,9 +48,10 @@ use std::fmt;
 pub(crate) struct Row {
     /// Name in GGUF and in messages.
     pub name: &'static str,
-    /// Number in GGUF files.
+    /// Number in GGUF files, or [`NOT_IN_GGUF`].
     pub gguf_id: u32,
-    /// Value of `general.file_type` (llama.cpp's `llama_ftype`) for a file that mainly contains this type.
+    /// Value of `general.file_type` (llama.cpp's `llama_ftype`) for a file that mainly contains this type, or
+    /// [`NOT_IN_GGUF`].
     pub file_type: u32,
     pub block_values: usize,
     pub block_bytes: usize,
@@ -70,7 +72,7 @@ pub(crate) struct Row {
     /// `wgsl/weights/quantised.wgsl` or `row_major.wgsl` lists.
     pub wgsl: &'static str,
     /// Source that reads two rows of weights for matrix units in CUDA C++. This field and all fields below it
-    /// are empty for types without blocks.
+    /// are empty for types without blocks, and for types whose quants are no integers.
     pub pairs: &'static str,
     /// Source that decodes and encodes file blocks in the C family. It defines the functions that
     /// `file_blocks/decode.cl` and `encode.cl` list.
@@ -82,6 +84,9 @@ pub(crate) struct Row {
     /// lists.
     pub encode_wgsl: &'static str,
 }
+
+/// Number of a type that GGUF files cannot contain.
+const NOT_IN_GGUF: u32 = u32::MAX;
 
 /// A scale of a block. If all scales of a block have their typical values with the same random sign, and all
 /// other bytes are random, a block decodes to values with mean 0 and a standard deviation of about 1.
@@ -154,6 +159,8 @@ table! { $;
     F16 float16;
     /// bfloat16.
     BF16 bfloat16;
+    /// 32 values: f32 scale, 8-bit floats with four exponent bits.
+    F8_E4M3 f8_e4m3;
     /// 32 values: f16 scale, int8 quants.
     Q8_0 q8_0;
     /// 32 values: f16 scale, 4-bit quants minus 8.
@@ -190,14 +197,26 @@ impl TensorType {
         self.row().name
     }
 
-    /// Returns the number of the type in GGUF files.
+    /// Returns the types that GGUF files can contain.
+    pub fn in_gguf() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|t| t.gguf_id() != NOT_IN_GGUF)
+    }
+
+    /// Returns whether the values of blocks are integers with scales, so that products can take int8
+    /// activations.
+    pub fn has_integer_quants(self) -> bool {
+        !self.row().pairs.is_empty()
+    }
+
+    /// Returns the number of the type in GGUF files. Types that are not [in GGUF](Self::in_gguf) have a
+    /// number that no file can contain.
     pub fn gguf_id(self) -> u32 {
         self.row().gguf_id
     }
 
     /// Returns the type with number `id` in GGUF files, if it is supported.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|t| t.gguf_id() == id)
+        Self::in_gguf().find(|t| t.gguf_id() == id)
     }
 
     /// Returns the value of `general.file_type` for a file that mainly contains this type.

@@ -249,19 +249,21 @@ const fn block_items(m: u32) -> u32 {
 }
 
 const QUANTISED: &str = include_str!("weights/quantised.wgsl");
+const INTEGERS: &str = include_str!("weights/integers.wgsl");
 const ROW_MAJOR: &str = include_str!("weights/row_major.wgsl");
 const VALUES: &str = include_str!("weights/values.wgsl");
 
 /// Returns the source that reads weights of `tensor_type`: the shared part for its layout, then the type's
 /// own part.
-fn reader(tensor_type: TensorType) -> [&'static str; 2] {
-    [if is_quantised(tensor_type) { QUANTISED } else { ROW_MAJOR }, tensor_type.row().wgsl]
+fn reader(tensor_type: TensorType) -> [&'static str; 3] {
+    let integers = if tensor_type.has_integer_quants() { INTEGERS } else { "" };
+    [if is_quantised(tensor_type) { QUANTISED } else { ROW_MAJOR }, integers, tensor_type.row().wgsl]
 }
 
 /// Returns the source that reads the values of a quad (four consecutive columns).
-fn values(tensor_type: TensorType) -> [&'static str; 3] {
-    let [shared, own] = reader(tensor_type);
-    [shared, own, if is_quantised(tensor_type) { VALUES } else { "" }]
+fn values(tensor_type: TensorType) -> [&'static str; 4] {
+    let [shared, integers, own] = reader(tensor_type);
+    [shared, integers, own, if is_quantised(tensor_type) { VALUES } else { "" }]
 }
 
 /// Code that all products share.

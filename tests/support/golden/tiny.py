@@ -4,12 +4,13 @@
 
 Needs the packages torch, transformers and gguf. The folder tiny-NAME has random weights in bfloat16 (vectors of the GGUF
 file in float32), a byte-level tokenizer, token ids in ids.json, and in logits.npy the logits of `transformers` in
-float64. Prints how far the logits move without each optional part: a part that moves nothing would go untested.
+float64. Where Ragtag reads other weights than bfloat16, ROUNDED rounds the weights of linear layers to these, and
+logits.npy has the logits of the rounded weights. Prints how far the logits move without each optional part: a part that moves nothing would go untested.
 """
 
 import copy, json, pathlib, shutil, sys
 
-import gguf, numpy, torch, transformers
+import gguf, numpy, safetensors.torch, torch, transformers
 
 # Quick to run and small to store: one key-value head for two query heads, and rows of 32 values.
 SHAPE = dict(
@@ -158,6 +159,16 @@ MODELS = {
             "v_proj.bias": 0.0, "post_self_attn_layernorm.weight": 1.0, "post_mlp_layernorm.weight": 1.0,
         }, 25,
     ),
+    "fp8": (
+        "Qwen3", None,
+        dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, tie_word_embeddings=True),
+        {"q_norm.weight": 1.0, "k_norm.weight": 1.0}, 25,
+    ),
+    "bitnet": (
+        "BitNet", None,
+        dict(HEADS, hidden_size=64, intermediate_size=256, tie_word_embeddings=True, hidden_act="relu2", bos_token_id=1),
+        {"attn_sub_norm.weight": 1.0, "ffn_sub_norm.weight": 1.0, "squared ReLU": dict(hidden_act="silu")}, 25,
+    ),
     "command-r": (
         "Cohere", gguf.MODEL_ARCH.COMMAND_R,
         dict(HEADS, tie_word_embeddings=True, logit_scale=0.25, layer_norm_eps=1e-5, pad_token_id=0, bos_token_id=1),
@@ -197,6 +208,46 @@ def build(kind, shape):
                 random = 0.5 + 1.5 * torch.rand(value.shape) - (1.0 if kind.startswith("Gemma") else 0.0)
             value.copy_(random.bfloat16())
     return model.eval()
+
+
+TILE = (48, 64)  # rows and columns that share a scale
+
+
+def to_fp8(model):
+    """Rounds linear layers to F8_E4M3 with a scale per tile. Returns the tensors and the configuration of the checkpoint."""
+    stored = {}
+    for name, value in linear(model):
+        scales = torch.zeros([-(-size // tile) for size, tile in zip(value.shape, TILE)])
+        codes = torch.zeros(value.shape, dtype=torch.float8_e4m3fn)
+        for i, j in numpy.ndindex(*scales.shape):
+            part = (slice(i * TILE[0], (i + 1) * TILE[0]), slice(j * TILE[1], (j + 1) * TILE[1]))
+            scales[i, j] = value[part].abs().max() / 448
+            codes[part] = (value[part] / scales[i, j]).to(torch.float8_e4m3fn)
+            value[part] = codes[part].double() * scales[i, j].double()
+        stored |= {name: codes, f"{name}_scale_inv": scales}
+    return stored, {
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": TILE,
+        "modules_to_not_convert": ["lm_head"],
+    }
+
+
+def to_ternary(model):
+    """Like `to_fp8`, with the weights -1, 0 and 1 and a scale per layer. Activations keep their precision."""
+    stored = {}
+    for name, value in linear(model):
+        scale = value.abs().mean().bfloat16()
+        codes = (value / scale.double()).round().clamp(-1, 1)
+        value.copy_(codes * scale.double())
+        quarters = (codes + 1).to(torch.uint8).reshape(4, -1, value.shape[1])
+        stored |= {name: sum(part << 2 * i for i, part in enumerate(quarters)), f"{name}_scale": scale.reshape(1)}
+    return stored, {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
+
+
+ROUNDED = {"fp8": to_fp8, "bitnet": to_ternary}
+
+
+def linear(model):
+    return [(name, value.data) for name, value in model.named_parameters() if name.endswith("_proj.weight")]
 
 
 def logits(model, ids):
@@ -349,8 +400,16 @@ def main(name):
     kind, arch, shape, parts, count = MODELS[name]
     folder = pathlib.Path(__file__).parent / f"tiny-{name}"
     shutil.rmtree(folder, ignore_errors=True)
+    rounded = ROUNDED.get(name)
     model = build(kind, shape)
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    if rounded:
+        model = model.double()
+        stored, quantization = rounded(model)
+        file = folder / "model.safetensors"
+        safetensors.torch.save_file({**safetensors.torch.load_file(file), **stored}, file, {"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}, indent=2) + "\n")
     tokens = letters() + ["".join(pair) for pair in MERGES] + SPECIAL
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(tokens), ensure_ascii=False))
     if arch is not None:
@@ -361,6 +420,8 @@ def main(name):
     numpy.save(folder / "logits.npy", golden.float().numpy())
     for part, neutral in parts.items():
         without = build(kind, {**shape, **neutral}) if isinstance(neutral, dict) else copy.deepcopy(model)
+        if rounded and isinstance(neutral, dict):
+            rounded(without.double())
         with torch.no_grad():
             for key, value in without.named_parameters():
                 if not isinstance(neutral, dict) and key.endswith(part):

@@ -70,10 +70,10 @@ pub struct Args {
 /// # Errors
 /// Returns an error with a list of all known names if the name is unknown.
 pub fn tensor_type(name: &str) -> Result<TensorType, String> {
-    TensorType::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
+    TensorType::in_gguf().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         format!(
             "unknown tensor type {name}; use one of {}",
-            TensorType::ALL.map(TensorType::name).join(", ").to_lowercase()
+            TensorType::in_gguf().map(TensorType::name).collect::<Vec<_>>().join(", ").to_lowercase()
         )
     })
 }

@@ -1,4 +1,4 @@
-// Interface of types with integer quants: value = scale · (quant − OFFSET) − minimum.
+// Interface of types with blocks: value = scale · (quant − OFFSET) − minimum.
 //
 // A type defines
 //   OFFSET     subtracted from each quant
@@ -7,11 +7,13 @@
 //   group_vectors(columns)
 //   pair_words(group, blocks, block, pair, part)    the quants of quads `pair` and `pair` + 4, of four rows
 //   block_scales(group, blocks, block, part)        for each of four rows
+//   values_of_quants(word)     the values of four quants (`integers.wgsl` defines it for integer quants)
 // A `part` is four of a group's 16 rows. A `quad` is four consecutive columns of a block of 32. `blocks` is
 // the number of blocks of 32 in a row, and `group` is the start of the group. Indices into `weights` count
 // vectors of 16 bytes.
 
-// Signed bytes of four rows: the four columns of a quad, and those of the quad 16 columns further on.
+// Bytes of four rows, signed if quants are integers: the four columns of a quad, and those of the quad 16
+// columns further on.
 struct Pair {
     low: vec4<u32>,
     high: vec4<u32>,

@@ -1,14 +1,14 @@
-// Dequantizes the weights of types with integer quants.
+// Dequantizes the weights of types with blocks.
 
 // Dequantizes the words of a quad. For each column, returns a vector of four rows.
 fn scaled_values(words: vec4<u32>, scales: Scales, quad: u32) -> mat4x4<f32> {
     let scale = select(scales.last, scales.first, quad < 4u);
     let bias = select(scale * f32(-OFFSET), -scales.minimum, MINIMA);
     return transpose(mat4x4<f32>(
-        fma(vec4<f32>(unpack4xI8(words.x)), vec4<f32>(scale.x), vec4<f32>(bias.x)),
-        fma(vec4<f32>(unpack4xI8(words.y)), vec4<f32>(scale.y), vec4<f32>(bias.y)),
-        fma(vec4<f32>(unpack4xI8(words.z)), vec4<f32>(scale.z), vec4<f32>(bias.z)),
-        fma(vec4<f32>(unpack4xI8(words.w)), vec4<f32>(scale.w), vec4<f32>(bias.w))
+        fma(values_of_quants(words.x), vec4<f32>(scale.x), vec4<f32>(bias.x)),
+        fma(values_of_quants(words.y), vec4<f32>(scale.y), vec4<f32>(bias.y)),
+        fma(values_of_quants(words.z), vec4<f32>(scale.z), vec4<f32>(bias.z)),
+        fma(values_of_quants(words.w), vec4<f32>(scale.w), vec4<f32>(bias.w))
     ));
 }
 

@@ -1,0 +1,73 @@
+//! Tensors of F8_E4M3 values, whose scales are in another tensor.
+//!
+//! Sources: the fine-grained FP8 format in the documentation of Hugging Face's `transformers`, and the format
+//! `float-quantized` of `compressed-tensors`. In both, value = quant · scale.
+
+use super::{Conversion, Place};
+use crate::error::SourceError;
+use ragtag_kernels::TensorType;
+use ragtag_kernels::blocks::dequantise;
+
+/// Values of a block.
+const BLOCK: usize = 32;
+
+/// Scales of a matrix, row by row.
+pub(crate) struct Scales {
+    pub(crate) values: Place,
+    /// F32, F16 or BF16.
+    pub(crate) tensor_type: TensorType,
+    /// Rows and columns of weights that share a scale. The columns are whole blocks.
+    pub(crate) tile: [u64; 2],
+}
+
+/// Values with scales.
+pub(crate) struct Float8 {
+    /// Name of the tensor, for messages.
+    pub(crate) tensor: String,
+    pub(crate) columns: u64,
+    pub(crate) values: Place,
+    pub(crate) scales: Scales,
+}
+
+impl Float8 {
+    /// Returns the scale of the block at column `column` of row `row`.
+    fn scale(&self, scales: &[u8], row: u64, column: u64) -> Result<f32, SourceError> {
+        let [rows, columns] = self.scales.tile;
+        let at = (row / rows * self.columns.div_ceil(columns) + column / columns) as usize;
+        let bytes = self.scales.tensor_type.block_bytes();
+        let mut scale = [f32::NAN];
+        // The sizes of the tensors were checked. A missing scale stays NaN.
+        let _ = scales
+            .get(at * bytes..(at + 1) * bytes)
+            .map(|b| dequantise(self.scales.tensor_type, b, &mut scale));
+        if !scale[0].is_finite() {
+            return Err(self.values.invalid(&self.tensor, format!("a scale of row {row} is not finite")));
+        }
+        Ok(scale[0])
+    }
+}
+
+impl Conversion for Float8 {
+    fn tensor_type(&self) -> TensorType {
+        TensorType::F8_E4M3
+    }
+
+    fn values(&self) -> &Place {
+        &self.values
+    }
+
+    fn convert(&self, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let (scales, blocks) = (self.scales.values.all()?, self.columns / BLOCK as u64);
+        let out = out.as_chunks_mut::<{ BLOCK + 4 }>().0;
+        let values = self.values.read(first * BLOCK as u64, out.len() * BLOCK)?;
+        for (at, (block, values)) in (first..).zip(out.iter_mut().zip(values.as_chunks::<BLOCK>().0)) {
+            let (row, column) = (at / blocks, at % blocks * BLOCK as u64);
+            if values.iter().any(|value| value & 0x7f == 0x7f) {
+                return Err(self.values.invalid(&self.tensor, format!("a value of row {row} is NaN")));
+            }
+            block[..BLOCK].copy_from_slice(values);
+            block[BLOCK..].copy_from_slice(&self.scale(scales, row, column)?.to_le_bytes());
+        }
+        Ok(())
+    }
+}

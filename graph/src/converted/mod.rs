@@ -1,0 +1,131 @@
+//! Tensors whose bytes in a file are not the blocks of a tensor type, for example because scales are apart. A
+//! [`Converted`] source makes the blocks whenever they are read, so the rest of the program sees a tensor of
+//! an ordinary type.
+
+mod float8;
+mod ternary;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use float8::{Float8, Scales};
+pub(crate) use ternary::{Packing, Ternary};
+
+use crate::error::SourceError;
+use crate::source::Source;
+use crate::weights::TensorInfo;
+use ragtag_kernels::TensorType;
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of a tensor in a file.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Place {
+    /// Returns all bytes without copying.
+    pub(crate) fn all(&self) -> Result<&[u8], SourceError> {
+        self.source.range(self.offset..self.offset.saturating_add(self.bytes))
+    }
+
+    /// Returns `bytes` bytes without copying. The first one is the byte `start` of the tensor.
+    fn part(&self, start: u64, bytes: usize) -> Result<&[u8], SourceError> {
+        let start = self.offset.saturating_add(start);
+        self.source.range(start..start.saturating_add(bytes as u64))
+    }
+
+    /// Copies `bytes` bytes. The first one is the byte `start` of the tensor.
+    fn read(&self, start: u64, bytes: usize) -> Result<Vec<u8>, SourceError> {
+        let mut out = vec![0; bytes];
+        self.source.read(self.offset.saturating_add(start), &mut out)?;
+        Ok(out)
+    }
+
+    /// Returns the error for invalid content of `tensor`.
+    fn invalid(&self, tensor: &str, cause: String) -> SourceError {
+        SourceError::Content { name: self.source.name().to_owned(), tensor: tensor.to_owned(), cause }
+    }
+}
+
+/// Makes the blocks of a tensor.
+pub(crate) trait Conversion: Send + Sync + 'static {
+    /// Type of the blocks.
+    fn tensor_type(&self) -> TensorType;
+
+    /// Returns the bytes in the file.
+    fn values(&self) -> &Place;
+
+    /// Writes blocks to `out`, whose length is a multiple of the size of a block. `first` is the index of the
+    /// first block in the tensor.
+    ///
+    /// # Errors
+    /// Fails if the file can no longer be read, or if it contains invalid values.
+    fn convert(&self, first: u64, out: &mut [u8]) -> Result<(), SourceError>;
+}
+
+/// Source of the blocks that a conversion makes.
+struct Converted<C> {
+    conversion: C,
+    bytes: u64,
+}
+
+/// Adds a source for the tensor `name` to `sources`, and returns the tensor's description. `shape` starts
+/// with the number of columns. Returns `None` if rows are not whole blocks.
+pub(crate) fn add(
+    sources: &mut Vec<Arc<dyn Source>>,
+    name: String,
+    shape: Vec<u64>,
+    conversion: impl Conversion,
+) -> Option<TensorInfo> {
+    let tensor_type = conversion.tensor_type();
+    let values = shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent))?;
+    let is_whole = shape.first()?.is_multiple_of(tensor_type.block_values() as u64);
+    let bytes = tensor_type.bytes(values).filter(|_| is_whole)?;
+    let shard = sources.len();
+    sources.push(Arc::new(Converted { conversion, bytes }));
+    Some(TensorInfo { name, tensor_type, shape, shard, offset: 0, bytes })
+}
+
+impl<C: Conversion> Source for Converted<C> {
+    fn name(&self) -> &str {
+        self.conversion.values().source.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError> {
+        // Nothing reads these sources without copying.
+        let (name, Range { start, end }) = (self.name().to_owned(), range);
+        Err(SourceError::OutOfRange { name, start, end, bytes: 0 })
+    }
+
+    fn whole(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, SourceError> {
+        let bytes = range.end.min(self.bytes).saturating_sub(range.start);
+        let mut out = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        self.read(range.start, &mut out)?;
+        Ok(out.into())
+    }
+
+    fn read(&self, start: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let block = self.conversion.tensor_type().block_bytes() as u64;
+        let end = start.saturating_add(out.len() as u64);
+        if end > self.bytes {
+            let name = self.name().to_owned();
+            return Err(SourceError::OutOfRange { name, start, end, bytes: self.bytes });
+        }
+        let (first, skipped) = (start / block, (start % block) as usize);
+        if skipped == 0 && (out.len() as u64).is_multiple_of(block) {
+            return self.conversion.convert(first, out);
+        }
+        let mut blocks = vec![0; ((end.div_ceil(block) - first) * block) as usize];
+        self.conversion.convert(first, &mut blocks)?;
+        out.copy_from_slice(&blocks[skipped..skipped + out.len()]);
+        Ok(())
+    }
+}
