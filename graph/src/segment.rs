@@ -78,6 +78,13 @@ pub struct SegmentTensor {
     pub layout_varies: bool,
 }
 
+impl SegmentTensor {
+    /// Creates weights whose layout is the same on all devices.
+    pub fn new(name: impl Into<String>, resident_bytes: u64) -> Self {
+        Self { name: name.into(), resident_bytes, layout_varies: false }
+    }
+}
+
 /// Returns the segments of a model, in order. Computes the costs only once for segments with the same
 /// signature.
 pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {

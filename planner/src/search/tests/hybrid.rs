@@ -12,13 +12,8 @@ use ragtag_hal::pool::class_bytes;
 fn world(gpu_mib: u64) -> World {
     let mut segments = model(12, 10 * MIB, 4 * MIB);
     for (at, segment) in segments.iter_mut().enumerate().filter(|(_, s)| s.kind == SegmentKind::Block) {
-        segment.tensors.push(SegmentTensor {
-            name: format!("norm {at}"),
-            resident_bytes: MIB / 2,
-            layout_varies: false,
-        });
-        let name = "rotary frequencies: a".into();
-        segment.tensors.push(SegmentTensor { name, resident_bytes: 256, layout_varies: false });
+        segment.tensors.push(SegmentTensor::new(format!("norm {at}"), MIB / 2));
+        segment.tensors.push(SegmentTensor::new("rotary frequencies: a", 256));
     }
     let mut processor = DeviceFacts { in_host_memory: true, ..device("cpu:0", 1 << 40, 0.5) };
     processor.memory_source = FigureSource::Reported;
@@ -455,11 +450,7 @@ fn random(seed: u64) -> World {
         segment.kv_bytes_per_position *= rng.random_range(1..3);
         segment.value_bytes_per_position = segment.kv_bytes_per_position / 2;
         if rng.random_bool(0.1) {
-            segment.tensors.push(SegmentTensor {
-                name: "shared".into(),
-                resident_bytes: MIB,
-                layout_varies: false,
-            });
+            segment.tensors.push(SegmentTensor::new("shared", MIB));
         }
     }
     if rng.random_bool(0.3) {

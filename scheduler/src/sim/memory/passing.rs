@@ -73,8 +73,7 @@ impl Memory {
         }
     }
 
-    /// Returns the checksum of a micro-batch's keys and values in the cache of a stage. Wrong bytes change
-    /// it.
+    /// Returns the checksum of a micro-batch's keys and values in a stage's cache. Wrong bytes change it.
     pub(super) fn checksum_passed(&self, stage: usize, passing: &Passing) -> Result<u64, String> {
         let (memory, id) = (&self.stages[stage], passing.micro_batch.id);
         let receives = self.prefill.as_ref().is_none_or(|(prefill, _)| *prefill != stage);
