@@ -1,5 +1,6 @@
 //! Compares the first block of each stage on its device with the same block on the CPU. A device, a driver or
-//! a kernel that computes wrong values is found before the first token.
+//! a kernel that computes wrong values is found before the first token. Of a prefill stage, compares a block
+//! of each stage to which keys and values pass, together with the decode step that uses them.
 
 use crate::devices::Devices;
 use crate::engine::{FileWeights, lowering};
@@ -8,8 +9,8 @@ use crate::model::Model;
 use ragtag_graph::{Lowering, WireType};
 use ragtag_hal::{Adapter, AdapterKind, Checked};
 use ragtag_kernels::{Activations, KvType, NumericsClass};
-use ragtag_planner::plan::Plan;
-use ragtag_scheduler::{SoloBatch, SoloDevice};
+use ragtag_planner::plan::{Plan, PlanStage, PrefillStage};
+use ragtag_scheduler::{SoloBatch, SoloDevice, SoloStage};
 
 /// Numbers of rows of the compared micro-batches: a decode step and a prefill chunk.
 const ROWS: [u32; 2] = [1, 8];
@@ -23,14 +24,18 @@ pub struct CheckedBlock {
     pub device: String,
     /// Segment that was compared.
     pub segment: usize,
+    /// Prefill stage only: label of the device to which the keys and values of the segment pass.
+    pub keys_to: Option<String>,
     /// Relative error ‖device − CPU‖ / ‖CPU‖.
     pub error: f64,
     /// Maximum relative error of the numerics class.
     pub bound: f64,
 }
 
-/// Computes the first block of each stage on its device and on the CPU, from the same random rows. Loads a
-/// copy of these blocks, so that it does not disturb a running engine.
+/// Computes the first block of each stage on its device and on the CPU, from the same random rows. Of a
+/// prefill stage, computes the first block of each stage to which keys and values pass, and that stage's
+/// device computes the next decode step of the block with them. Loads a copy of these blocks, so that it does
+/// not disturb a running engine.
 ///
 /// # Errors
 /// Returns [`Error::Canary`] if the results of a stage differ by more than the numerics class allows. Returns
@@ -38,25 +43,63 @@ pub struct CheckedBlock {
 pub fn check_first_blocks(model: &Model, devices: &Devices, plan: &Plan) -> Result<Vec<CheckedBlock>> {
     let processor = devices.report().adapters().find(|adapter| adapter.kind == AdapterKind::Cpu);
     let processor = processor.ok_or_else(|| Error::Usage("--canary needs the CPU backend".into()))?;
+    let open = |label: &String| Ok::<_, Error>(devices.open(std::slice::from_ref(label))?.swap_remove(0));
+    let reference = || {
+        let opened = devices.open_adapter(processor);
+        let opened = opened.map_err(|cause| Error::Device { device: processor.label(), cause })?;
+        Ok::<_, Error>((processor.clone(), opened))
+    };
     let mut blocks = Vec::new();
     for (at, stage) in plan.stages.iter().enumerate() {
         let segments = stage.segments.range();
         // The first stage starts with the embedding, which computes nothing.
         let segment = if segments.start == 0 && segments.len() > 1 { 1 } else { segments.start };
         let block = Block { model, plan, segment };
-        let mut opened = devices.open(std::slice::from_ref(&stage.device))?;
-        let own = block.outputs(opened.swap_remove(0))?;
-        let reference = devices.open_adapter(processor);
-        let reference = reference.map_err(|cause| Error::Device { device: processor.label(), cause })?;
-        let error = relative_error(&own, &block.outputs((processor.clone(), reference))?);
-        let bound = numerics(plan).tolerance();
-        let device = stage.device.clone();
-        if !matches!(error.partial_cmp(&bound), Some(std::cmp::Ordering::Less | std::cmp::Ordering::Equal)) {
-            return Err(Error::Canary { stage: at, device, route: arrival(plan, at), error, bound });
-        }
-        blocks.push(CheckedBlock { stage: at, device, segment, error, bound });
+        let (own, expected) = (block.outputs(open(&stage.device)?)?, block.outputs(reference()?)?);
+        let (stage, device, error) = (at, stage.device.clone(), relative_error(&own, &expected));
+        let checked = CheckedBlock { stage, device, segment, keys_to: None, error, bound: bound(plan) };
+        blocks.push(checked.or_wrong(|| arrival(plan, at))?);
+    }
+    let Some(PrefillStage { stage: prefill, .. }) = &plan.prefill_stage else { return Ok(blocks) };
+    for (stage, segment) in receivers(model, plan, &prefill.device)? {
+        let block = Block { model, plan, segment };
+        let (rows, keys) = block.prefill(open(&prefill.device)?)?;
+        let (expected_rows, expected_keys) = block.prefill(reference()?)?;
+        let step = block.step_with(&keys, open(&stage.device)?)?;
+        let expected_step = block.step_with(&expected_keys, reference()?)?;
+        let [rows, step] = [relative_error(&rows, &expected_rows), relative_error(&step, &expected_step)];
+        let (device, keys_to) = (prefill.device.clone(), Some(stage.device.clone()));
+        let (at, bound) = (plan.stages.len(), bound(plan));
+        let error = if rows <= bound { step } else { rows };
+        let checked = CheckedBlock { stage: at, device, segment, keys_to, error, bound };
+        let route = || format!("prefill; keys and values pass to {} through host memory", stage.device);
+        blocks.push(checked.or_wrong(route)?);
     }
     Ok(blocks)
+}
+
+/// Returns the stages to which the keys and values of a prefill stage on `device` pass, each with its first
+/// segment that has keys and values.
+fn receivers<'a>(model: &Model, plan: &'a Plan, device: &str) -> Result<Vec<(&'a PlanStage, usize)>> {
+    let graph = model.graph().with_granularity(plan.model.granularity);
+    let segments = graph
+        .segments(&lowering(plan, false))
+        .map_err(|cause| Error::Model { name: model.name().into(), cause })?;
+    let has_keys = |segment: &usize| segments.get(*segment).is_some_and(|of| of.kv_bytes_per_position > 0);
+    let others = plan.stages.iter().filter(|stage| stage.device != device);
+    Ok(others.filter_map(|stage| Some((stage, stage.segments.range().find(has_keys)?))).collect())
+}
+
+impl CheckedBlock {
+    /// Returns the block, or an error with its route if it differs too much.
+    fn or_wrong(self, route: impl FnOnce() -> String) -> Result<Self> {
+        let Self { stage, error, bound, .. } = self;
+        // NaN is wrong, too.
+        if error <= bound {
+            return Ok(self);
+        }
+        Err(Error::Canary { stage, device: self.device, route: route(), error, bound })
+    }
 }
 
 /// Describes how the rows of a stage arrive.
@@ -71,11 +114,13 @@ fn arrival(plan: &Plan, stage: usize) -> String {
     }
 }
 
-fn numerics(plan: &Plan) -> NumericsClass {
-    match (plan.activations, plan.kv) {
+/// Returns the maximum relative error of a plan's numerics class.
+fn bound(plan: &Plan) -> f64 {
+    let class = match (plan.activations, plan.kv) {
         (Activations::F32, KvType::F32) => NumericsClass::Exact,
         _ => NumericsClass::Fast,
-    }
+    };
+    class.tolerance()
 }
 
 /// A segment of a plan's model.
@@ -87,11 +132,61 @@ struct Block<'a> {
 
 impl Block<'_> {
     /// Returns the outputs of all micro-batches on a device.
-    fn outputs(&self, (adapter, device): (Adapter, Checked)) -> Result<Vec<f32>> {
+    fn outputs(&self, opened: (Adapter, Checked)) -> Result<Vec<f32>> {
+        let is_head = self.segment + 1
+            == self.model.graph().with_granularity(self.plan.model.granularity).segment_count();
+        let most = self.most_rows();
+        self.on(opened, most, |loaded| {
+            let mut outputs = Vec::new();
+            for rows in ROWS.map(|rows| rows.min(most)) {
+                let batch = SoloBatch { sequences: 1, rows_each: rows, first_position: 0, logits: is_head };
+                outputs.extend(loaded.output(&batch, &self.rows(rows))?);
+            }
+            Ok(outputs)
+        })
+    }
+
+    /// Returns the output of a prefill chunk on a device, and the keys and values that it has computed.
+    fn prefill(&self, opened: (Adapter, Checked)) -> Result<(Vec<f32>, Vec<u8>)> {
+        let rows = self.most_rows();
+        self.on(opened, rows + 1, |loaded| {
+            let chunk = SoloBatch { sequences: 1, rows_each: rows, first_position: 0, logits: false };
+            Ok((loaded.output(&chunk, &self.rows(rows))?, loaded.keys_and_values()?))
+        })
+    }
+
+    /// Returns the output of the decode step that follows the chunk with these keys and values.
+    fn step_with(&self, keys: &[u8], opened: (Adapter, Checked)) -> Result<Vec<f32>> {
+        let rows = self.most_rows();
+        self.on(opened, rows + 1, |loaded| {
+            loaded.set_keys_and_values(keys)?;
+            let step = SoloBatch { sequences: 1, rows_each: 1, first_position: rows, logits: false };
+            loaded.output(&step, &self.rows(1))
+        })
+    }
+
+    /// Returns the number of rows of the longest micro-batch.
+    fn most_rows(&self) -> u32 {
+        ROWS.into_iter().fold(1, u32::max).min(self.plan.context.max(1))
+    }
+
+    /// Returns random input rows.
+    fn rows(&self, rows: u32) -> Vec<f32> {
+        let width = if self.segment == 0 { 0 } else { self.model.hyperparameters().width };
+        random(rows as usize * width as usize)
+    }
+
+    /// Loads the segment with a context of `context` positions on a device, and calls `run` with it.
+    fn on<T>(
+        &self,
+        (adapter, device): (Adapter, Checked),
+        context: u32,
+        run: impl FnOnce(&mut SoloStage<'_>) -> ragtag_scheduler::Result<T>,
+    ) -> Result<T> {
         let Self { model, plan, segment } = *self;
-        let most = ROWS.into_iter().fold(1, u32::max).min(plan.context.max(1));
+        let most = self.most_rows();
         let lowering = Lowering {
-            context: most,
+            context,
             sequences: 1,
             chunk: most,
             logit_rows: 1,
@@ -99,19 +194,12 @@ impl Block<'_> {
             ..lowering(plan, false)
         };
         let graph = model.graph().with_granularity(plan.model.granularity);
-        let is_head = segment + 1 == graph.segment_count();
         let compiled = ragtag_graph::compile(&graph, segment..segment + 1, &lowering, &adapter.caps);
         let compiled = compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
         let weights = FileWeights::new(model, &compiled);
-        let width = if segment == 0 { 0 } else { model.hyperparameters().width };
         let mut solo = SoloDevice::new(Box::new(device));
         let mut loaded = solo.load(compiled, &weights)?;
-        let mut outputs = Vec::new();
-        for rows in ROWS.map(|rows| rows.min(most)) {
-            let batch = SoloBatch { sequences: 1, rows_each: rows, first_position: 0, logits: is_head };
-            outputs.extend(loaded.output(&batch, &random(rows as usize * width as usize))?);
-        }
-        Ok(outputs)
+        Ok(run(&mut loaded)?)
     }
 }
 

@@ -38,8 +38,9 @@ pub struct EngineOptions {
     /// Callback for loading progress.
     pub progress: Option<Progress>,
     /// Whether each stage verifies the activations that it receives, with checksums. Activations with wrong
-    /// bytes are sent again, over the next route of the edge if it has one. Plans count the memory for the
-    /// checksums if [`Planner::verify_transfers`](crate::Planner::verify_transfers) is set.
+    /// bytes are sent again, over the next route of the edge if it has one. Wrong keys and values of a
+    /// prefill stage end the run. Plans count the memory for the checksums if
+    /// [`Planner::verify_transfers`](crate::Planner::verify_transfers) is set.
     pub verify_transfers: bool,
     /// Time after which a copy that does not complete ends the run. `None` selects 60 seconds.
     /// Zero disables the limit. Time in which a copy waits for a computation does not count.

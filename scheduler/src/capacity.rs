@@ -43,12 +43,12 @@ impl Lanes {
     }
 
     /// Returns the additional capacity of a device's mailbox for `passages` passages of keys and values. The
-    /// waking queue holds one message per place. If the device has the prefill `stage`, it also holds one
-    /// hand-off per micro-batch at this stage.
+    /// waking queue holds one message and one checksum per place. If the device has the prefill `stage`, it
+    /// also holds one hand-off per micro-batch at this stage.
     #[must_use]
     pub fn with_passages(self, passages: usize, has_prefill_stage: bool) -> Self {
         let hand_offs = if has_prefill_stage { PREFILLS } else { 0 };
-        Self { waking: self.waking + passages * PREFILLS + hand_offs, ..self }
+        Self { waking: self.waking + 2 * passages * PREFILLS + hand_offs, ..self }
     }
 
     /// Returns the capacities of the coordinator's mailbox. The waking queue holds one pending progress

@@ -140,6 +140,19 @@ pub enum Error {
         /// Error that the device reported.
         cause: ragtag_hal::Error,
     },
+    /// Keys and values from the prefill stage arrived with wrong bytes at a stage that decodes.
+    #[error(
+        "keys and values of the prefill stage on {from} arrive with wrong bytes at stage {stage} on {to}; \
+         check the links with `ragtag devices --links --reprobe`, or leave a device out with --device"
+    )]
+    WrongKeysAndValues {
+        /// Label of the device of the prefill stage.
+        from: String,
+        /// Index of the stage that decodes.
+        stage: u32,
+        /// Label of its device.
+        to: String,
+    },
     /// A copy of activations did not complete within the limit.
     #[error(
         "no activations from {from} to {to} over the {} route for {seconds} s; \

@@ -251,7 +251,8 @@ pub(crate) struct RequestArgs {
 #[command(next_help_heading = "Transfers")]
 pub(crate) struct TransferArgs {
     /// Verify the activations that a stage receives with checksums, before it computes. Wrong activations are
-    /// sent again, over another route if the plan has one. The end of the run shows the cost.
+    /// sent again, over another route if the plan has one. Wrong keys and values of a prefill stage end the
+    /// run. The end of the run shows the cost.
     #[arg(long)]
     pub(crate) verify_transfers: bool,
     /// End the run if a copy takes longer than this, without the time in which it waits for a computation. 0

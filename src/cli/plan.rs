@@ -244,9 +244,10 @@ impl Placed {
 /// Compares the first block of each stage with the CPU, and prints the errors to standard error.
 pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> Result<()> {
     for block in crate::check_first_blocks(model, &placed.devices, engine.plan())? {
-        let CheckedBlock { stage, device, segment, error, bound } = block;
+        let CheckedBlock { stage, device, segment, keys_to, error, bound } = block;
+        let keys = keys_to.map_or_else(String::new, |to| format!(" with keys and values for {to}"));
         inform(&format!(
-            "canary: stage {stage} on {device}: segment {segment} differs from the CPU's by {error:.1e} \
+            "canary: stage {stage} on {device}: segment {segment}{keys} differs from the CPU's by {error:.1e} \
              (at most {bound:.0e})"
         ));
     }

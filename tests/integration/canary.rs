@@ -2,7 +2,7 @@
 
 use crate::support::{self, Setup, last_vulkan, model_path, ragtag, run_with_vulkan, within};
 use ragtag::{Activations, Devices, Error, KvType, Model, Planner, check_first_blocks};
-use ragtag_hal::{Checked, Faults, ShortCopies};
+use ragtag_hal::{Checked, CopyFault, CopyFaultKind, Faults, FaultyCopies, ShortCopies};
 
 const SPLIT: &str = "0-6=cpu:0,7-13=cpu:1";
 
@@ -12,6 +12,18 @@ fn two(short: Option<ShortCopies>) -> Devices {
     devices.checked_by(move |adapter, device| {
         let short_copies = short.filter(|_| adapter.label() == "cpu:1");
         Checked::with_faults(device, Faults { short_copies, ..Faults::default() })
+    })
+}
+
+/// Returns two CPU devices. `cpu:0` copies wrong values to the host after two right copies: the outputs of
+/// its first block, or the rows and the keys of a prefill chunk.
+fn wrong_keys() -> Devices {
+    let devices = support::devices(&Setup { cpu_devices: 2, ..Setup::default() });
+    devices.checked_by(|adapter, device| {
+        let (kind, copies) = (CopyFaultKind::Stale, FaultyCopies::Downloads);
+        let fault = CopyFault { kind, copies, least_bytes: 1, after: 2, most: None };
+        let copy_fault = (adapter.label() == "cpu:0").then_some(fault);
+        Checked::with_faults(device, Faults { copy_fault, ..Faults::default() })
     })
 }
 
@@ -41,6 +53,28 @@ fn a_stage_that_differs_from_the_cpu_is_named() {
         let (said, route) = (error.to_string(), "rows arrive from cpu:0 by the peer or staged route");
         assert!(matches!(error, Error::Canary { stage: 1, .. }), "{said}");
         assert!(said.starts_with(&format!("stage 1 on cpu:1 ({route}): its first block differs")), "{said}");
+    });
+}
+
+#[test]
+fn keys_and_values_of_a_prefill_stage_are_compared() {
+    within(300, || {
+        let model = Model::open(model_path("tales-q8_0")).unwrap();
+        let planner = Planner::new(&model).devices(&two(None)).context(64).split(SPLIT.parse().unwrap());
+        let plan = planner.activations(Activations::F32).kv(KvType::F32).plan().unwrap();
+        let plan = support::with_prefill(plan, "cpu:0", 1);
+        let blocks = check_first_blocks(&model, &two(None), &plan).unwrap();
+        let checked: Vec<_> =
+            blocks.iter().map(|b| (b.stage, b.device.as_str(), b.segment, b.keys_to.as_deref())).collect();
+        let expected = [(0, "cpu:0", 1, None), (1, "cpu:1", 7, None), (2, "cpu:0", 7, Some("cpu:1"))];
+        assert_eq!(checked, expected);
+        assert!(blocks.iter().all(|block| block.error <= block.bound), "{blocks:?}");
+
+        let error = check_first_blocks(&model, &wrong_keys(), &plan).unwrap_err();
+        let said = error.to_string();
+        assert!(matches!(error, Error::Canary { stage: 2, .. }), "{said}");
+        let route = "prefill; keys and values pass to cpu:1 through host memory";
+        assert!(said.starts_with(&format!("stage 2 on cpu:0 ({route}): its first block differs")), "{said}");
     });
 }
 

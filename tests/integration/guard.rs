@@ -3,9 +3,9 @@
 
 use crate::support::{
     Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, ragtag, read_json, text,
-    within,
+    with_prefill, within,
 };
-use ragtag::{DeviceOptions, Devices, Engine, Error, Model, Prompt};
+use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Error, KvType, Model, Planner, Prompt};
 use ragtag_hal::{Checked, CopyFault, CopyFaultKind, Error as DeviceError, Faults, FaultyCopies};
 use ragtag_scheduler::{Error as RunError, SpanKind};
 use ragtag_transfer::{Route, Routes};
@@ -135,6 +135,70 @@ fn without_another_route_wrong_bytes_end_the_run_with_their_edge() {
             let said = "activations from cpu:0 to cpu:1 arrive with wrong bytes over the staged route";
             assert!(error.to_string().starts_with(said), "{error}");
             assert_eq!(error.exit_code(), 1);
+        }
+    });
+}
+
+/// Starts an engine in which `cpu:0` computes the prompts and `cpu:1` decodes half of the segments.
+fn with_prefill_stage(devices: &Devices, verify_transfers: bool) -> Engine {
+    let model = model();
+    let planner = Planner::new(&model).devices(devices).context(128).chunk(8).kv(KvType::F32);
+    let planner = planner.activations(setup().activations).split(TWO.parse().unwrap());
+    let plan = with_prefill(planner.plan().unwrap(), "cpu:0", 1);
+    let mut options = EngineOptions::default();
+    (options.verify_transfers, options.trace) = (verify_transfers, true);
+    Engine::start_exact(&model, devices, &plan, options).unwrap()
+}
+
+#[test]
+fn keys_and_values_of_a_prefill_stage_are_verified() {
+    within(120, || {
+        let setup = setup();
+        let engine = with_prefill_stage(&devices(&setup), true);
+        for _ in 0..2 {
+            assert_eq!(tokens(&engine).unwrap(), expected());
+        }
+        let verified = engine.verified_transfers().unwrap();
+        assert!(verified.transfers > 2 * u64::from(NEW_TOKENS) && verified.wrong == 0, "{verified:?}");
+        let trace = engine.shutdown();
+        let mut sums = trace.spans().iter().filter(|span| span.kind == SpanKind::Checksum);
+        assert!(sums.any(|span| span.stage == 2), "the prefill stage computes checksums");
+        for kind in [CopyFaultKind::Flipped, CopyFaultKind::Stale] {
+            // The first copies that `cpu:0` makes to the host are those of keys and values.
+            let fault = CopyFault {
+                kind,
+                copies: FaultyCopies::Downloads,
+                least_bytes: LEAST_BYTES,
+                after: 0,
+                most: None,
+            };
+            let faulty = devices(&setup).checked_by(move |adapter, device| {
+                let copy_fault = (adapter.label() == "cpu:0").then_some(fault);
+                Checked::with_faults(device, Faults { copy_fault, ..Faults::default() })
+            });
+            let engine = with_prefill_stage(&faulty, true);
+            let error = tokens(&engine).unwrap_err();
+            engine.shutdown();
+            let (from, stage, to) = ("cpu:0".into(), 1, "cpu:1".into());
+            let Error::Run(cause) = &error else { panic!("{error:?}") };
+            assert_eq!(*cause, RunError::WrongKeysAndValues { from, stage, to }, "{kind:?}");
+            let said =
+                "keys and values of the prefill stage on cpu:0 arrive with wrong bytes at stage 1 on cpu:1";
+            assert!(error.to_string().starts_with(said), "{error}");
+            assert_eq!(error.exit_code(), 1);
+        }
+    });
+}
+
+#[test]
+fn a_failing_copy_of_keys_and_values_names_the_prefill_stage() {
+    within(120, || {
+        for verify_transfers in [false, true] {
+            let faulty = faulty(&setup(), FaultyCopies::Downloads, CopyFaultKind::Failing, None);
+            let engine = with_prefill_stage(&faulty, verify_transfers);
+            let error = tokens(&engine).unwrap_err();
+            engine.shutdown();
+            assert!(error.to_string().starts_with("keys and values of stage 2 on cpu:0: copy"), "{error}");
         }
     });
 }

@@ -2,8 +2,10 @@
 //! same bits as without rings, concurrent and cancelled sequences, prefill stages, and memory.
 
 use crate::gpus::distinct_and_quick;
-use crate::streaming::{start, tokens, with_prefill};
-use crate::support::{Checkpoint, Setup, block_on, devices, engine, greedy, listen, relative_error};
+use crate::streaming::{start, tokens};
+use crate::support::{
+    Checkpoint, Setup, block_on, devices, engine, greedy, listen, relative_error, with_prefill,
+};
 use ragtag::{Granularity, Model, Planner, Prompt, SpanKind};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_kernels::{Activations, KvType, NumericsClass};

@@ -2,14 +2,12 @@
 //! pipelines, and plans for less memory than the model needs.
 
 use crate::gpus::distinct_and_quick;
-use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, share};
+use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, share, with_prefill};
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind,
 };
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_planner::plan::{PlanStage, PrefillStage};
-use ragtag_planner::split::Span;
 use ragtag_planner::streaming::{Arenas, MOST_ARENAS};
 
 const MODEL: &str = "tales-q8_0";
@@ -114,19 +112,6 @@ fn streamed_stages_of_pipelines_change_no_bit() {
             check(&model, &found, plan, &[3, 4, 5, 6]);
         }
     }
-}
-
-/// Returns the plan with a prefill stage on `device`, which streams the layers of the other devices.
-pub(crate) fn with_prefill(mut plan: Plan, device: &str, from_tokens: u32) -> Plan {
-    let own = plan.stages.iter().find(|stage| stage.device == device).unwrap().clone();
-    let last = plan.model.segments - 1;
-    let others = plan.stages.iter().filter(|stage| stage.device != device);
-    let streamed = others.flat_map(|stage| stage.segments.range()).map(|segment| segment as u32);
-    let streamed = streamed.filter(|segment| ![0, last].contains(segment)).collect();
-    let stage = PlanStage { segments: Span::new(0, last).unwrap(), streamed, ..own };
-    plan.prefill_stage = Some(PrefillStage { stage, from_tokens });
-    plan.credits += 2;
-    plan
 }
 
 #[test]

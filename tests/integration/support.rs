@@ -6,6 +6,8 @@ use ragtag::{
 };
 use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::Split;
+use ragtag_planner::plan::{Plan, PlanStage, PrefillStage};
+use ragtag_planner::split::Span;
 use ragtag_transfer::{Route, Routes};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -434,4 +436,17 @@ pub fn put_metadata(writer: &mut ragtag_graph::gguf::Writer, model: &Model) {
             other => panic!("{key}: {other}"),
         }
     }
+}
+
+/// Returns the plan with a prefill stage on `device`, which streams the layers of the other devices.
+pub fn with_prefill(mut plan: Plan, device: &str, from_tokens: u32) -> Plan {
+    let own = plan.stages.iter().find(|stage| stage.device == device).unwrap().clone();
+    let last = plan.model.segments - 1;
+    let others = plan.stages.iter().filter(|stage| stage.device != device);
+    let streamed = others.flat_map(|stage| stage.segments.range()).map(|segment| segment as u32);
+    let streamed = streamed.filter(|segment| ![0, last].contains(segment)).collect();
+    let stage = PlanStage { segments: Span::new(0, last).unwrap(), streamed, ..own };
+    plan.prefill_stage = Some(PrefillStage { stage, from_tokens });
+    plan.credits += 2;
+    plan
 }

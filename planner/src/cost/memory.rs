@@ -176,6 +176,17 @@ pub struct Held {
     total: u64,
 }
 
+impl Held {
+    /// Returns `memory`, which the latest stage needs, with `bytes` bytes for the checksums of keys and
+    /// values.
+    #[must_use]
+    pub fn with_sums(&mut self, memory: StageMemory, bytes: u64) -> StageMemory {
+        self.total = self.total.saturating_add(bytes);
+        let (slots, total) = (memory.slots.saturating_add(bytes), memory.total.saturating_add(bytes));
+        StageMemory { slots, total, ..memory }
+    }
+}
+
 /// Memory needs of every contiguous run of segments, computed once for many queries.
 #[derive(Clone, Debug)]
 pub struct RunSizes {

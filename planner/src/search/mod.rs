@@ -745,6 +745,10 @@ fn host_memory(problem: &Problem<'_>, chosen: &Choice, memories: &[StageMemory])
     let staging = sum(&mut memories.iter().map(|memory| memory.staging));
     let slots = u64::from(shape.slots).saturating_mul(memories.len() as u64);
     let checksums = shape.checksum_bytes().saturating_mul(memories.len() as u64);
+    let receivers =
+        chosen.runs.iter().filter(|run| chosen.prefill_run().is_some_and(|of| of.device != run.device));
+    let passing_sums = sum(&mut receivers.map(|run| problem.passing_sum_bytes(run).saturating_mul(2)));
+    let checksums = checksums.saturating_add(passing_sums);
     let parameters = shape.params_bytes().saturating_mul(slots).saturating_add(checksums);
     let in_host = chosen.all_runs().zip(memories).filter(|(run, _)| input.devices[run.device].in_host_memory);
     let devices = sum(&mut in_host.map(|(_, memory)| memory.total));

@@ -13,6 +13,8 @@ use crate::plan::StageMemory;
 use crate::split::Span;
 use crate::streaming::{Arenas, PREFILLS, parts, passing_blocks};
 use ragtag_graph::Segment;
+use ragtag_hal::pool::class_bytes;
+use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -318,18 +320,27 @@ impl<'a> Problem<'a> {
     /// stage comes last.
     pub fn memories_with(&self, runs: &[Run], prefill: Option<&Run>) -> Vec<StageMemory> {
         let mut held = HashMap::<usize, Held>::new();
+        let receives = |run: &Run| prefill.is_some_and(|prefill| prefill.device != run.device);
+        let sums = |run: &Run| class_bytes(self.passing_sum_bytes(run));
         let memory = |(before, run): (Option<&Run>, &Run)| {
             let staging =
                 before.map_or(0, |before| self.link(before.device, run.device).routes.staging_bytes());
             let (held, device) = (held.entry(run.device).or_default(), &self.input.devices[run.device]);
-            self.lowered.sizes.stage_beside(
+            let is_prefill = prefill.is_some_and(|prefill| std::ptr::eq(prefill, run));
+            let sum_bytes = match is_prefill {
+                true => runs.iter().filter(|run| receives(run)).map(sums).fold(0, u64::saturating_add),
+                false if receives(run) => sums(run),
+                false => 0,
+            };
+            let memory = self.lowered.sizes.stage_beside(
                 held,
                 run.segments.clone(),
                 run.streamed(),
                 &self.shape,
                 staging,
                 device,
-            )
+            );
+            held.with_sums(memory, sum_bytes)
         };
         let before = std::iter::once(None).chain(runs.iter().map(Some));
         before.zip(runs).chain(prefill.map(|run| (None, run))).map(memory).collect()
@@ -360,6 +371,17 @@ impl<'a> Problem<'a> {
         let shortages = runs.iter().chain(prefill).zip(memories);
         let shortages: Vec<_> = shortages.filter_map(|(run, memory)| self.shortage_of(run, memory)).collect();
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
+    }
+
+    /// Returns the memory for the checksums of keys and values that pass to a stage, in bytes. Each block has
+    /// a place of its own. Zero if transfers are not verified.
+    pub fn passing_sum_bytes(&self, run: &Run) -> u64 {
+        let bytes = self.lowered.segments[run.segments.clone()].iter().map(|of| of.kv_bytes_per_position);
+        let bytes: Vec<u64> = bytes.filter(|bytes| *bytes > 0 && self.shape.verified).collect();
+        let largest = bytes.iter().copied().max().unwrap_or(0).div_ceil(2);
+        let places = 2 * PREFILLS as u64 * passing_blocks(self.shape.rows, self.shape.sequences);
+        let place_bytes = place_bytes(largest.saturating_mul(BLOCK_TOKENS as u64));
+        place_bytes.saturating_mul(places).saturating_mul(bytes.len() as u64)
     }
 
     /// Returns the host memory through which keys and values pass from the prefill stage to the devices that

@@ -1,5 +1,5 @@
-//! Checksums of activations on a stage's device, for the verification of transfers: the kernel, its results,
-//! and the host memory into which they are copied.
+//! Checksums of activations, and of keys and values, on a stage's device, for the verification of transfers:
+//! the kernel, its results, and the host memory into which they are copied.
 
 use crate::core::End;
 use crate::error::{Error, Result};
@@ -17,7 +17,8 @@ pub(super) struct ChecksumIds {
     pub(super) region: RegionId,
 }
 
-/// Objects for the checksums of one stage. Each end of each slot has a place for the sums of its parts.
+/// Objects for the checksums of a stage's activations, or of a passage of keys and values. Each place holds
+/// the sums of the parts of a range.
 pub(super) struct Checksums {
     module: ModuleId,
     variant: &'static Variant,
@@ -25,11 +26,15 @@ pub(super) struct Checksums {
     region: RegionId,
     host: Arc<HostRegion>,
     place_bytes: u64,
-    slots: u32,
+}
+
+/// Returns the place of the activations at one end of a slot.
+pub(super) fn place_of(end: End, slot: u32) -> u32 {
+    2 * slot + u32::from(end == End::Outgoing)
 }
 
 impl Checksums {
-    /// Compiles the kernel and creates the memory for `slots` slots with transfers of at most `most_bytes`
+    /// Compiles the kernel and creates the memory for `places` places of ranges with at most `most_bytes`
     /// bytes.
     ///
     /// # Errors
@@ -38,7 +43,7 @@ impl Checksums {
         device: &mut dyn Device,
         ids: ChecksumIds,
         most_bytes: u64,
-        slots: u32,
+        places: u64,
     ) -> ragtag_hal::Result<Self> {
         let caps = &device.adapter().caps;
         let none = || ragtag_hal::Error::Unsupported { what: "checksums of activations".into() };
@@ -49,24 +54,24 @@ impl Checksums {
         let ChecksumIds { module, sums, region } = ids;
         let named = Module { name: "checksum".into(), entries: vec![variant.abi], source };
         device.create_module(module, &named)?;
-        let bytes = place_bytes * 2 * u64::from(slots);
+        let bytes = place_bytes * places;
         device.create_buffer(sums, bytes)?;
         let host = Arc::new(HostRegion::new(bytes as usize)?);
         device.register_region(region, Arc::clone(&host))?;
-        Ok(Self { module, variant, sums, region, host, place_bytes, slots })
+        Ok(Self { module, variant, sums, region, host, place_bytes })
     }
 
-    /// Returns the commands that compute the checksum of `rows` and copy its parts to the host.
+    /// Returns the commands that compute the checksum of a range and copy its parts to the host. The range
+    /// `rows` has the `places` places from `place` on.
     pub(super) fn commands(
         &self,
         device: &dyn Device,
-        end: End,
-        slot: u32,
+        (place, places): (u32, u64),
         rows: BufferRange,
     ) -> [Command; 2] {
         let (caps, constants) = (&device.adapter().caps, vec![words(rows.bytes), PART_WORDS]);
-        let offset = self.place(end, slot);
-        let all = BufferRange { buffer: self.sums, offset, bytes: self.place_bytes };
+        let offset = u64::from(place) * self.place_bytes;
+        let all = BufferRange { buffer: self.sums, offset, bytes: self.place_bytes * places };
         let bytes = sums_bytes(constants[0]).next_multiple_of(caps.copy_alignment_bytes.max(1));
         let sums = BufferRange { bytes, ..all };
         let binding = |range, access| Binding { range, access };
@@ -81,25 +86,19 @@ impl Checksums {
         [Command::Dispatch(dispatch), download]
     }
 
-    /// Returns the checksum of `bytes` bytes, which was copied to the host.
+    /// Returns the checksum at `place` of `bytes` bytes, which was copied to the host.
     ///
     /// # Errors
     /// [`Error::Protocol`] if a device still writes it.
-    pub(super) fn read(&self, end: End, slot: u32, bytes: u64) -> Result<u64> {
-        let start = self.place(end, slot) as usize;
+    pub(super) fn read(&self, place: u32, bytes: u64) -> Result<u64> {
+        let start = (u64::from(place) * self.place_bytes) as usize;
         let sums = self.host.read(start..start + sums_bytes(words(bytes)) as usize);
         let sums = sums.map_err(|e| Error::protocol(format!("a checksum is not available yet: {e}")))?;
         Ok(total(&sums))
     }
-
-    /// Returns the first byte of the sums of a slot.
-    fn place(&self, end: End, slot: u32) -> u64 {
-        let index = if end == End::Incoming { slot } else { self.slots + slot };
-        u64::from(index) * self.place_bytes
-    }
 }
 
-/// Returns the number of words in `bytes` bytes of activations. Rows have a whole number of words.
+/// Returns the number of words in `bytes` bytes. Rows and blocks have a whole number of words.
 fn words(bytes: u64) -> u32 {
     u32::try_from(bytes / 4).unwrap_or(u32::MAX)
 }

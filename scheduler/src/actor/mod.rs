@@ -25,12 +25,12 @@ use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
-use checksum::{ChecksumIds, Checksums};
+use checksum::{ChecksumIds, Checksums, place_of};
 pub(crate) use edge::{Edge, Sharing};
 use edge::{copy_command, to_next, to_previous};
 use memory::{LOGITS, SharedBuffers, StageBuffers};
 use owned::OwnedDevice;
-use passing::{LoadedPassage, Passage};
+use passing::{LoadedPassage, Passage, SummedRanges};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
     Anticipation, Command, Device, DeviceId, HostRegion, Outcome, Point, PoolStats, QueueKind, Submission,
@@ -145,10 +145,15 @@ struct PendingSum {
     value: u64,
     /// Index of the stage among the device's stages.
     stage: usize,
-    end: End,
-    transfer: TransferId,
-    slot: u32,
-    bytes: u64,
+    of: Summed,
+}
+
+/// Bytes whose checksum a device computes.
+enum Summed {
+    /// Activations at one end of a slot.
+    Activations { end: End, transfer: TransferId, slot: u32, bytes: u64 },
+    /// Keys and values that pass through a place of a passage.
+    KeysAndValues { to: usize, place: u32, ranges: SummedRanges },
 }
 
 /// Loads the stages of one device.
@@ -182,7 +187,11 @@ impl StageLoader<'_> {
             edge.lend(device, &memory).map_err(failed)?;
         }
         let passages = passages.into_iter().map(|passage| {
-            let passage = LoadedPassage::new(passage, shared.new_passage(), &memory);
+            let index = shared.new_passage();
+            let mut passage = LoadedPassage::new(passage, index, &memory);
+            if self.verified {
+                passage.verify(device, index, shared.new_id())?;
+            }
             let (id, region) = passage.region();
             device.register_region(id, Arc::clone(region)).map(|()| passage)
         });
@@ -192,7 +201,7 @@ impl StageLoader<'_> {
                 let (module, region) = (memory.checksum_module(), memory.checksum_region());
                 let ids = ChecksumIds { module, sums: shared.new_id(), region };
                 let most_bytes = u64::from(memory.compiled().max_rows()) * row_bytes;
-                Some(Checksums::new(device, ids, most_bytes, self.slots).map_err(failed)?)
+                Some(Checksums::new(device, ids, most_bytes, 2 * u64::from(self.slots)).map_err(failed)?)
             }
             false => None,
         };
@@ -460,10 +469,19 @@ impl Actor {
 
     /// Passes a checksum that is on the host to the core.
     fn summed(&mut self, sum: &PendingSum) -> Result<()> {
-        let PendingSum { stage, end, transfer, slot, bytes, .. } = *sum;
-        let Some(checksums) = &self.stages[stage].checksums else { return Ok(()) };
-        let sum = checksums.read(end, slot, bytes)?;
-        self.step(DeviceEvent::Stage { stage, event: StageEvent::Summed { end, transfer, sum } })
+        let PendingSum { stage, of, .. } = sum;
+        let event = match *of {
+            Summed::Activations { end, transfer, slot, bytes } => {
+                let Some(checksums) = &self.stages[*stage].checksums else { return Ok(()) };
+                let sum = checksums.read(place_of(end, slot), bytes)?;
+                StageEvent::Summed { end, transfer, sum }
+            }
+            Summed::KeysAndValues { to, place, ref ranges } => {
+                let sum = self.stages[*stage].passage(to)?.sum(ranges)?;
+                StageEvent::SummedPassed { to, place, sum }
+            }
+        };
+        self.step(DeviceEvent::Stage { stage: *stage, event })
     }
 
     fn step(&mut self, event: DeviceEvent) -> Result<()> {
@@ -552,23 +570,26 @@ impl Actor {
                 let Some(checksums) = &stage.checksums else {
                     return Err(Error::protocol("a checksum without verification"));
                 };
-                let [sum, download] = checksums.commands(&self.device, end, slot, rows).map(|c| vec![c]);
+                let place = (place_of(end, slot), 1);
+                let commands = checksums.commands(&self.device, place, rows).map(|c| vec![c]);
                 let label = Label::copy(SpanKind::Checksum, micro_batch, bytes, false);
-                let (queue, work) = (QueueKind::Compute, Work::Commands(sum));
-                self.submit(at, Submission { queue, work, waits, signal: computed }, label)?;
-                let (queue, work, waits) = (QueueKind::Download, Work::Commands(download), vec![computed]);
-                let submission = Submission { queue, work, waits, signal };
-                self.watch(&submission, Some(Copied::Checksum(self.stages[at].stage)));
-                self.submit(at, submission, label)?;
-                self.sums.push_back(PendingSum {
-                    value: signal.value,
-                    stage: at,
-                    end,
-                    transfer,
-                    slot,
-                    bytes,
-                });
-                Ok(())
+                let of = Summed::Activations { end, transfer, slot, bytes };
+                self.sum(at, (commands, label, of), waits, [computed, signal])
+            }
+            StageAction::SumPassed { to, place, micro_batch, waits, computed, signal } => {
+                let passage = stage.passage(to)?;
+                let (sums, downloads, ranges) = passage.sum_commands(&self.device, &micro_batch, place)?;
+                let bytes = ranges.iter().map(|(_, bytes)| bytes).sum();
+                let label = Label::copy(SpanKind::Checksum, micro_batch.id, bytes, false);
+                let of = Summed::KeysAndValues { to, place, ranges };
+                self.sum(at, ([sums, downloads], label, of), waits, [computed, signal])
+            }
+            StageAction::SendSum { to, place, sum } => {
+                stage.passage(to)?.send(StageEvent::PassedSum { place, sum })
+            }
+            StageAction::WrongKeysAndValues => {
+                let from = stage.passage(0)?.label().into();
+                Err(Error::WrongKeysAndValues { from, stage: stage.stage, to: self.label.clone() })
             }
             StageAction::Resent { wrong, over } => {
                 self.resent(at, wrong, over);
@@ -583,6 +604,24 @@ impl Actor {
             }
             StageAction::Return(returned) => self.run.send_quietly(RunMessage::Return(returned)),
         }
+    }
+
+    /// Submits the computation of a checksum and its copy to the host, which signal `computed` and `signal`.
+    fn sum(
+        &mut self,
+        at: usize,
+        ([sum, download], label, of): ([Vec<Command>; 2], Label, Summed),
+        waits: Vec<Point>,
+        [computed, signal]: [Point; 2],
+    ) -> Result<()> {
+        let (queue, work) = (QueueKind::Compute, Work::Commands(sum));
+        self.submit(at, Submission { queue, work, waits, signal: computed }, label)?;
+        let (queue, work, waits) = (QueueKind::Download, Work::Commands(download), vec![computed]);
+        let submission = Submission { queue, work, waits, signal };
+        self.watch(&submission, Some(Copied::Checksum(self.stages[at].stage)));
+        self.submit(at, submission, label)?;
+        self.sums.push_back(PendingSum { value: signal.value, stage: at, of });
+        Ok(())
     }
 
     /// Warns that wrong bytes have arrived at the next stage, or that its device has refused a copy. If

@@ -1,15 +1,16 @@
 //! Keys and values that pass from a prefill stage to a stage that decodes: their layout in host memory, and
 //! the commands of their copies.
 //!
-//! A place of the region holds the blocks that a micro-batch writes, buffer after buffer. Both ends number the
-//! blocks in the order of the micro-batch's items.
+//! A place of the region holds the blocks that a micro-batch writes, buffer after buffer. Both ends number
+//! the blocks in the order of the micro-batch's items.
 
+use super::checksum::{ChecksumIds, Checksums};
 use super::memory::StageBuffers;
 use crate::core::{MicroBatch, StageEvent};
 use crate::error::{Error, Result};
 use crate::message::{DeviceAddress, DeviceMessage};
 use ragtag_graph::{CompiledStage, Place};
-use ragtag_hal::{BufferId, BufferRange, Command, HostRegion, RegionId, Timeline};
+use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, ModuleId, RegionId, Timeline};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::streaming::PREFILLS;
 use std::ops::Range;
@@ -17,6 +18,12 @@ use std::sync::Arc;
 
 /// First region id of passages. The regions of streamed weights have smaller ids.
 const PASSAGE_REGIONS: u32 = 1 << 20;
+
+/// First region id of the checksums of passages. The regions of passages have smaller ids.
+const CHECKSUM_REGIONS: u32 = 1 << 21;
+
+/// First module id of the checksum kernels of passages. Those of stages have smaller ids.
+const CHECKSUM_MODULES: u32 = 1 << 17;
 
 /// A passage, as one of its two stages sees it.
 pub(crate) struct Passage {
@@ -26,7 +33,9 @@ pub(crate) struct Passage {
     pub(crate) region: Arc<HostRegion>,
     /// Maximum number of blocks in a place.
     pub(crate) blocks: u64,
-    /// Address of the mailbox of the other stage's device.
+    /// Label of the other stage's device.
+    pub(crate) label: String,
+    /// Address of the mailbox of this device.
     pub(crate) address: DeviceAddress,
     /// Index of the other stage among the stages of its device.
     pub(crate) stage: usize,
@@ -34,7 +43,8 @@ pub(crate) struct Passage {
     pub(crate) timeline: Arc<Timeline>,
 }
 
-/// Returns the size in bytes of the region of a passage to `receiver`, whose places hold up to `blocks` blocks.
+/// Returns the size in bytes of the region of a passage to `receiver`, whose places hold up to `blocks`
+/// blocks.
 pub(crate) fn region_bytes(receiver: &CompiledStage, blocks: u64) -> u64 {
     let block_bytes: u64 = (0..receiver.kv_bytes.len()).map(|buffer| receiver.kv_block_bytes(buffer)).sum();
     block_bytes.saturating_mul(blocks).saturating_mul(PREFILLS as u64)
@@ -77,7 +87,12 @@ pub(crate) struct LoadedPassage {
     passage: Passage,
     region: RegionId,
     buffers: Vec<Passed>,
+    /// Present if keys and values are verified.
+    checksums: Option<Checksums>,
 }
+
+/// Place and bytes of each summed range of a micro-batch's keys and values.
+pub(crate) type SummedRanges = Vec<(u32, u64)>;
 
 impl LoadedPassage {
     /// Finds the buffers of a passage. `index` is its index among the passages of the device.
@@ -92,11 +107,80 @@ impl LoadedPassage {
         };
         let buffers =
             buffers.map(passed).filter(|passed| passage.segments.contains(&passed.segment)).collect();
-        Self { passage, region: RegionId(PASSAGE_REGIONS + index), buffers }
+        Self { passage, region: RegionId(PASSAGE_REGIONS + index), buffers, checksums: None }
+    }
+
+    /// Creates the objects for the checksums. `index` is the index of the passage among those of the device,
+    /// and `sums` an unused id.
+    ///
+    /// # Errors
+    /// Fails if the device runs out of memory or has no variant of the kernel.
+    pub(crate) fn verify(
+        &mut self,
+        device: &mut dyn Device,
+        index: u32,
+        sums: BufferId,
+    ) -> ragtag_hal::Result<()> {
+        let (module, region) = (ModuleId(CHECKSUM_MODULES + index), RegionId(CHECKSUM_REGIONS + index));
+        let most_bytes = self.buffers.iter().map(|passed| passed.block_bytes).max().unwrap_or(0);
+        let places = self.buffers.len() as u64 * self.passage.blocks * PREFILLS as u64;
+        let ids = ChecksumIds { module, sums, region };
+        self.checksums = Some(Checksums::new(device, ids, most_bytes, places)?);
+        Ok(())
+    }
+
+    /// Returns the commands that compute the checksum of a micro-batch's blocks in the cache, those that copy
+    /// it to the host, and its ranges.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] without verification.
+    pub(crate) fn sum_commands(
+        &self,
+        device: &dyn Device,
+        batch: &MicroBatch,
+        place: u32,
+    ) -> Result<(Vec<Command>, Vec<Command>, SummedRanges)> {
+        let checksums = self.checksums()?;
+        let runs = [false, true].map(|in_ring| block_runs(batch, in_ring));
+        let (mut sums, mut downloads, mut ranges) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, passed) in (0..).zip(&self.buffers) {
+            let Passed { buffer, block_bytes, in_ring, .. } = *passed;
+            for run in &runs[usize::from(in_ring)] {
+                let in_place = u64::from(place) * self.buffers.len() as u64 + at;
+                let first = (in_place * self.passage.blocks + run.at) as u32;
+                let bytes = run.count * block_bytes;
+                let range = BufferRange { buffer, offset: run.first * block_bytes, bytes };
+                let [sum, download] = checksums.commands(device, (first, run.count), range);
+                sums.push(sum);
+                downloads.push(download);
+                ranges.push((first, bytes));
+            }
+        }
+        Ok((sums, downloads, ranges))
+    }
+
+    /// Returns the checksum of ranges whose sums are on the host.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] without verification, or if a device still writes the sums.
+    pub(crate) fn sum(&self, ranges: &SummedRanges) -> Result<u64> {
+        let checksums = self.checksums()?;
+        ranges.iter().try_fold(0u64, |all, &(place, bytes)| {
+            Ok(all.rotate_left(1).wrapping_add(checksums.read(place, bytes)?))
+        })
+    }
+
+    fn checksums(&self) -> Result<&Checksums> {
+        self.checksums.as_ref().ok_or_else(|| Error::protocol("a checksum without verification"))
     }
 
     pub(crate) fn region(&self) -> (RegionId, &Arc<HostRegion>) {
         (self.region, &self.passage.region)
+    }
+
+    /// Returns the label of the other stage's device.
+    pub(crate) fn label(&self) -> &str {
+        &self.passage.label
     }
 
     pub(crate) fn timeline(&self) -> &Arc<Timeline> {
@@ -113,8 +197,8 @@ impl LoadedPassage {
         self.passage.address.send(DeviceMessage::Event { stage: self.passage.stage, event })
     }
 
-    /// Returns the commands that copy the blocks of a micro-batch between the cache and a place: `to_host` from
-    /// the cache, otherwise to it. Copies the buffers of `segments` only.
+    /// Returns the commands that copy the blocks of a micro-batch between the cache and a place: `to_host`
+    /// from the cache, otherwise to it. Copies the buffers of `segments` only.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the micro-batch has too many blocks.

@@ -1,15 +1,21 @@
 //! Keys and values that a prefill stage passes to the stages that decode.
 //!
-//! Each receiver has a region of host memory with a few places, one for each micro-batch at the prefill stage.
-//! The prefill stage copies keys and values to a place as soon as it has computed a part of the stage. The
-//! receiver copies them to its own cache and returns the place. Its later computations wait for this copy.
+//! Each receiver has a region of host memory with a few places, one for each micro-batch at the prefill
+//! stage. The prefill stage copies keys and values to a place as soon as it has computed a part of the stage.
+//! The receiver copies them to its own cache and returns the place. Its later computations wait for this
+//! copy.
+//!
+//! With verification, both stages compute a checksum of the blocks in their caches. The prefill stage
+//! overwrites blocks only after they were copied, so that both checksums are of the same bytes. The receiver
+//! returns the place, and computes later micro-batches, only after it has compared the checksums. Wrong bytes
+//! end the run.
 
 use crate::core::{MicroBatch, QueuePoints, StageAction};
 use crate::error::{Error, Result};
 use ragtag_hal::Point;
 use ragtag_planner::streaming::PREFILLS;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Message to a receiver: the keys and values of a micro-batch pass through host memory.
@@ -32,6 +38,19 @@ pub struct PlaceRead {
     pub after: Point,
 }
 
+/// Keys and values in a receiver's cache whose checksums have not been compared.
+#[derive(Debug)]
+struct Unverified {
+    /// The answer to the prefill stage.
+    read: PlaceRead,
+    /// Point after which the receiver has computed its checksum.
+    computed: Point,
+    /// Checksum of the receiver's cache.
+    own: Option<u64>,
+    /// Checksum of the cache of the prefill stage.
+    source: Option<u64>,
+}
+
 /// A place that receivers read or have read.
 #[derive(Clone, Debug)]
 struct Place {
@@ -50,14 +69,26 @@ pub(super) struct Passing {
     /// Places that all receivers have read, in the order in which they become free.
     free: VecDeque<Place>,
     used: Vec<Place>,
+    /// Whether keys and values are verified.
+    verified: bool,
+    /// On a verified prefill stage: the point after which the latest copy of each part's keys and values has
+    /// ended.
+    copied: BTreeMap<usize, Point>,
+    /// On a verified receiver: number of micro-batches whose keys and values it has received.
+    received: u64,
+    /// Those that it has not verified, oldest first.
+    unverified: VecDeque<Unverified>,
+    /// Number of requested checksums that have not been computed.
+    summing: usize,
 }
 
 impl Passing {
     /// Creates free places. `parts` is empty on a stage that passes nothing.
-    pub(super) fn new(parts: &[Vec<usize>]) -> Self {
+    pub(super) fn new(parts: &[Vec<usize>], verified: bool) -> Self {
         let places = 0..PREFILLS as u32;
         let free = places.map(|place| Place { place, unread: 0, after: Vec::new() }).collect();
-        Self { parts: parts.to_vec(), free, used: Vec::new() }
+        let (used, copied, received, unverified, summing) = Default::default();
+        Self { parts: parts.to_vec(), free, used, verified, copied, received, unverified, summing }
     }
 
     /// Returns whether the stage is a prefill stage.
@@ -65,14 +96,27 @@ impl Passing {
         !self.parts.is_empty()
     }
 
-    /// Returns whether the stage can compute a micro-batch, because it needs no place or one is free.
-    pub(super) fn is_ready(&self) -> bool {
-        !self.passes() || !self.free.is_empty()
+    /// Returns the number of micro-batches whose keys and values must be verified before the stage computes a
+    /// micro-batch that arrives now.
+    pub(super) fn received(&self) -> u64 {
+        self.received
     }
 
-    /// Returns whether all places are free.
+    /// Returns whether the stage can compute a micro-batch: the first `received` keys and values are
+    /// verified, and the stage needs no place or one is free.
+    pub(super) fn is_ready(&self, received: u64) -> bool {
+        let verified = self.received - self.unverified.len() as u64;
+        verified >= received && (!self.passes() || !self.free.is_empty())
+    }
+
+    /// Returns whether all places are free and everything is verified.
     pub(super) fn is_idle(&self) -> bool {
-        self.used.is_empty()
+        self.used.is_empty() && self.unverified.is_empty() && self.summing == 0
+    }
+
+    /// Returns whether a checksum was requested and not computed.
+    pub(super) fn wants_sum(&self) -> bool {
+        self.summing > 0
     }
 
     /// Takes a place for a micro-batch.
@@ -88,8 +132,14 @@ impl Passing {
         Ok(())
     }
 
-    /// Submits the copies of the keys and values that `part` has computed for the micro-batch of the place that
-    /// was taken last.
+    /// Returns the point after which `part` may overwrite the keys and values of earlier micro-batches.
+    /// `None` if it need not wait.
+    pub(super) fn before(&self, part: usize) -> Option<Point> {
+        self.copied.get(&part).copied()
+    }
+
+    /// Submits the copies of the keys and values that `part` has computed for the micro-batch of the place
+    /// that was taken last.
     pub(super) fn after(
         &mut self,
         part: usize,
@@ -105,19 +155,95 @@ impl Passing {
             let signal = points.download.allot();
             let waits = std::iter::once(computed).chain(after.drain(..)).collect();
             let (place, micro_batch) = (*place, micro_batch.clone());
-            actions.push(StageAction::Pass {
-                to,
-                place,
-                part,
-                micro_batch: micro_batch.clone(),
-                waits,
-                signal,
-            });
+            let passed = Passed { micro_batch: micro_batch.clone(), place, ready: signal };
+            actions.push(StageAction::Pass { to, place, part, micro_batch, waits, signal });
+            if self.verified {
+                self.copied.insert(part, signal);
+            }
             if parts.last() == Some(&part) {
-                let passed = Passed { micro_batch, place, ready: signal };
-                actions.push(StageAction::Passed { to, passed });
+                actions.push(StageAction::Passed { to, passed: passed.clone() });
+                if self.verified {
+                    sum(to, passed, computed, points, actions);
+                    self.summing += 1;
+                }
             }
         }
+    }
+
+    /// On a receiver: submits the copy of keys and values from a place to the cache. Returns the point after
+    /// which they are in the cache.
+    pub(super) fn keep(
+        &mut self,
+        passed: Passed,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Point {
+        let signal = points.upload.allot();
+        // The copy must not overwrite blocks before their checksum is computed.
+        let summed = self.unverified.back().map(|earlier| earlier.computed);
+        let (waits, place) = (std::iter::once(passed.ready).chain(summed).collect(), passed.place);
+        let micro_batch = passed.micro_batch.clone();
+        actions.push(StageAction::Keep { micro_batch, place, waits, signal });
+        let read = PlaceRead { place, after: signal };
+        if self.verified {
+            let computed = sum(0, passed, signal, points, actions);
+            self.unverified.push_back(Unverified { read, computed, own: None, source: None });
+            self.received += 1;
+            self.summing += 1;
+        } else {
+            actions.push(StageAction::ToPrefill(read));
+        }
+        signal
+    }
+
+    /// Handles a checksum that this stage has computed. The prefill stage sends it to the receiver.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if these keys and values were not received.
+    pub(super) fn summed(
+        &mut self,
+        to: usize,
+        place: u32,
+        sum: u64,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        self.summing = self.summing.saturating_sub(1);
+        if self.passes() {
+            actions.push(StageAction::SendSum { to, place, sum });
+            return Ok(());
+        }
+        self.unverified(place)?.own = Some(sum);
+        Ok(())
+    }
+
+    /// On a receiver: handles the checksum that the prefill stage has computed.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if these keys and values were not received.
+    pub(super) fn source(&mut self, place: u32, sum: u64) -> Result<()> {
+        self.unverified(place)?.source = Some(sum);
+        Ok(())
+    }
+
+    fn unverified(&mut self, place: u32) -> Result<&mut Unverified> {
+        let found = self.unverified.iter_mut().find(|other| other.read.place == place);
+        found.ok_or_else(|| Error::protocol("a checksum of keys and values that were not received"))
+    }
+
+    /// Compares checksums, and returns the places of right bytes to the prefill stage. Returns their number.
+    pub(super) fn compare(&mut self, actions: &mut Vec<StageAction>) -> u64 {
+        let mut right = 0;
+        while let Some(Unverified { read, own: Some(own), source: Some(source), .. }) =
+            self.unverified.front()
+        {
+            actions.push(match own == source {
+                true => StageAction::ToPrefill(*read),
+                false => StageAction::WrongKeysAndValues,
+            });
+            right += u64::from(own == source);
+            self.unverified.pop_front();
+        }
+        right
     }
 
     /// Handles the answer of a receiver.
@@ -135,4 +261,19 @@ impl Passing {
         }
         Ok(())
     }
+}
+
+/// Requests the checksum of keys and values in the cache, where they are after `after`. Returns the point
+/// after which it is computed.
+fn sum(
+    to: usize,
+    passed: Passed,
+    after: Point,
+    points: &mut QueuePoints,
+    actions: &mut Vec<StageAction>,
+) -> Point {
+    let Passed { micro_batch, place, .. } = passed;
+    let (waits, computed, signal) = (vec![after], points.compute.allot(), points.download.allot());
+    actions.push(StageAction::SumPassed { to, place, micro_batch, waits, computed, signal });
+    computed
 }

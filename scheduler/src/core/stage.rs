@@ -94,6 +94,22 @@ pub enum StageEvent {
     Passed(Passed),
     /// A receiver of keys and values has submitted their copy from host memory.
     PlaceRead(PlaceRead),
+    /// The checksum that [`StageAction::SumPassed`] requested.
+    SummedPassed {
+        /// Receiver, as in the action.
+        to: usize,
+        /// The place.
+        place: u32,
+        /// The checksum.
+        sum: u64,
+    },
+    /// The checksum of keys and values on the prefill stage.
+    PassedSum {
+        /// The place.
+        place: u32,
+        /// The checksum.
+        sum: u64,
+    },
     /// The device has refused a copy over the peer route, and the transfers are not verified. A submission
     /// without work signals the point of the copy. The caller has not sent [`ToReceiver::Written`].
     Refused {
@@ -172,6 +188,35 @@ pub enum StageAction {
     },
     /// Send a message about keys and values to the prefill stage.
     ToPrefill(PlaceRead),
+    /// Submit the computation of the checksum of a micro-batch's keys and values in the cache, and a copy of
+    /// the checksum to the host. Once the copy has completed, the stage needs the event
+    /// [`StageEvent::SummedPassed`].
+    SumPassed {
+        /// Prefill stage: receiver of the keys and values, as an index into [`StageShape::passes`]. 0 on
+        /// other stages.
+        to: usize,
+        /// Place through which they pass.
+        place: u32,
+        /// The micro-batch.
+        micro_batch: Arc<MicroBatch>,
+        /// Points that the computation waits for.
+        waits: Vec<Point>,
+        /// Point that the computation signals, on the compute queue.
+        computed: Point,
+        /// Point that the copy signals, on the download queue.
+        signal: Point,
+    },
+    /// Prefill stage only: send the checksum of keys and values.
+    SendSum {
+        /// Receiver of the keys and values, as an index into [`StageShape::passes`].
+        to: usize,
+        /// The place.
+        place: u32,
+        /// The checksum.
+        sum: u64,
+    },
+    /// End the run: keys and values from the prefill stage arrived at this stage with wrong bytes.
+    WrongKeysAndValues,
     /// Last stage of a path only: submit a copy of the slot's logits to the host memory that belongs to the
     /// micro-batch's credit. If the micro-batch has no logit rows, the submission only waits for `waits` and
     /// signals `signal`.
@@ -254,6 +299,8 @@ struct Ready {
     slot: u32,
     /// Point after which the activations are in the slot. `None` on the first stage.
     received: Option<Point>,
+    /// Number of micro-batches whose keys and values must be verified before the computation.
+    passed: u64,
 }
 
 /// The state machine of one stage.
@@ -267,7 +314,8 @@ pub(super) struct StageCore {
     ahead: bool,
     /// Micro-batches that were handed over but are not ready to compute, each with the time of its hand-off.
     entering: VecDeque<(Arc<MicroBatch>, Nanoseconds)>,
-    /// Micro-batches that wait for [`StageCore::compute_oldest`]. Empty on a stage that computes ahead.
+    /// Micro-batches that wait for [`StageCore::compute_oldest`]. On a stage that computes ahead, they wait
+    /// for the verification of keys and values.
     ready: VecDeque<Ready>,
     /// Pairs of a timeline value and a slot, in ascending order. The slot becomes free when the download
     /// timeline reaches the value.
@@ -370,7 +418,7 @@ impl StageCore {
             check: None,
             summing: 0,
             streams: Streams::new(&shape.parts),
-            passing: Passing::new(&shape.passes),
+            passing: Passing::new(&shape.passes, shape.verified),
             kept: None,
         })
     }
@@ -398,7 +446,7 @@ impl StageCore {
     /// Returns whether a checksum was requested and not computed. The caller then needs progress of the
     /// download queue.
     pub(super) fn wants_sum(&self) -> bool {
-        self.summing > 0
+        self.summing > 0 || self.passing.wants_sum()
     }
 
     /// Returns whether a message from the next stage lets activations leave. Such a message is urgent only
@@ -468,14 +516,19 @@ impl StageCore {
                     }
                 }
             }
-            StageEvent::Passed(Passed { micro_batch, place, ready }) => {
-                let signal = points.upload.allot();
-                self.kept = Some(signal);
-                actions.push(StageAction::Keep { micro_batch, place, waits: vec![ready], signal });
-                actions.push(StageAction::ToPrefill(PlaceRead { place, after: signal }));
+            StageEvent::Passed(passed) => {
+                self.kept = Some(self.passing.keep(passed, points, actions));
                 Ok(())
             }
             StageEvent::PlaceRead(read) => self.passing.read(read),
+            StageEvent::SummedPassed { to, place, sum } => {
+                self.passing.summed(to, place, sum, actions)?;
+                self.compare_passed(points, actions)
+            }
+            StageEvent::PassedSum { place, sum } => {
+                self.passing.source(place, sum)?;
+                self.compare_passed(points, actions)
+            }
         }
     }
 
@@ -494,6 +547,16 @@ impl StageCore {
         self.progress = progress;
         self.check(now, points, actions);
         self.release(now, points, actions)
+    }
+
+    /// Compares the checksums of keys and values. On a stage that computes ahead, computes the micro-batches
+    /// that have waited only for them.
+    fn compare_passed(&mut self, points: &mut QueuePoints, actions: &mut Vec<StageAction>) -> Result<()> {
+        self.stats.verification.transfers += self.passing.compare(actions);
+        while self.ahead && self.oldest().is_some() {
+            self.compute_oldest(points, actions)?;
+        }
+        Ok(())
     }
 
     /// Requests the checksum of the activations that must be verified, once they are in their slot.
@@ -558,7 +621,7 @@ impl StageCore {
             && let Some((micro_batch, since)) = self.entering.pop_front()
         {
             self.stats.waited_for_slot_ns += now.saturating_sub(since);
-            self.proceed(Ready { micro_batch, slot, received: None }, points, actions)?;
+            self.proceed((micro_batch, slot, None), points, actions)?;
         }
         Ok(())
     }
@@ -591,7 +654,7 @@ impl StageCore {
                     let Some((micro_batch, _)) = self.entering.pop_front() else {
                         return Err(Error::protocol(format!("{transfer} without a micro-batch")));
                     };
-                    done.push(Ready { micro_batch, slot, received: Some(at) });
+                    done.push((micro_batch, slot, Some(at)));
                 }
             }
         }
@@ -616,11 +679,12 @@ impl StageCore {
     /// Computes a micro-batch now, or queues it if the stage does not compute ahead.
     fn proceed(
         &mut self,
-        ready: Ready,
+        (micro_batch, slot, received): (Arc<MicroBatch>, u32, Option<Point>),
         points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
-        if self.ahead {
+        let ready = Ready { micro_batch, slot, received, passed: self.passing.received() };
+        if self.ahead && self.passing.is_ready(ready.passed) {
             return self.compute(ready, points, actions);
         }
         self.ready.push_back(ready);
@@ -630,10 +694,8 @@ impl StageCore {
     /// Returns the oldest micro-batch that is ready to compute, and the point after which its activations are
     /// in its slot.
     pub(super) fn oldest(&self) -> Option<(MicroBatchId, Option<Point>)> {
-        self.ready
-            .front()
-            .filter(|_| self.passing.is_ready())
-            .map(|ready| (ready.micro_batch.id, ready.received))
+        let oldest = self.ready.front().filter(|ready| self.passing.is_ready(ready.passed));
+        oldest.map(|ready| (ready.micro_batch.id, ready.received))
     }
 
     /// Submits the computation of the oldest micro-batch that is ready.
@@ -657,7 +719,7 @@ impl StageCore {
         points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
-        let Ready { micro_batch: batch, slot, received } = ready;
+        let Ready { micro_batch: batch, slot, received, .. } = ready;
         let rows = u64::from(batch.rows());
         self.stats.micro_batches += 1;
         self.stats.rows += rows;
@@ -704,7 +766,8 @@ impl StageCore {
         self.streams.fill(points, actions);
         for part in 0..self.streams.parts() {
             let loaded = self.streams.before(part);
-            let waits = arrived.take().into_iter().chain(loaded).chain(self.kept.take()).collect();
+            let waits = arrived.take().into_iter().chain(loaded).chain(self.kept.take());
+            let waits = waits.chain(self.passing.before(part)).collect();
             computed = points.compute.allot();
             let (micro_batch, ends) = (batch.clone(), part + 1 == self.streams.parts());
             actions.push(StageAction::Compute { slot, micro_batch, part, ends, waits, signal: computed });

@@ -305,7 +305,8 @@ fn connect(
     let prefill_return = Transfers::default();
     let mut ends = vec![path_ends(0, last, &crossings[last])];
     ends.extend(prefill.iter().map(|_| path_ends(last + 1, last + 1, &prefill_return)));
-    let reach = Reach { addresses: &addresses, timelines: &timelines };
+    let labels: Vec<_> = devices.iter().map(|device| device.adapter().label()).collect();
+    let reach = Reach { labels: &labels, addresses: &addresses, timelines: &timelines };
     let (mut at_senders, mut at_receivers): (Vec<_>, Vec<_>) = options
         .routes
         .iter()
@@ -333,8 +334,8 @@ fn connect(
     });
     let watched: Vec<_> = watched.collect();
     let copies: Vec<_> = watched.iter().map(|device| device.copies.clone()).collect();
-    let labels = named.iter().map(|(_, label)| label.clone()).collect();
-    let watch = Watch::new(watched, timelines.iter().flatten().cloned(), labels, options.stall_timeout);
+    let names = named.iter().map(|(_, label)| label.clone()).collect();
+    let watch = Watch::new(watched, timelines.iter().flatten().cloned(), names, options.stall_timeout);
     let actors = devices.into_iter().zip(mailboxes).zip(copies);
     let actors = actors.map(|((device, (address, mailbox)), copies)| ActorSpec {
         label: device.adapter().label(),

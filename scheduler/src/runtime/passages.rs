@@ -36,8 +36,9 @@ pub(super) struct Passages {
     blocks: u64,
 }
 
-/// The mailboxes and timelines of all devices.
+/// The labels, mailboxes and timelines of all devices.
 pub(super) struct Reach<'a> {
+    pub(super) labels: &'a [String],
     pub(super) addresses: &'a [DeviceAddress],
     pub(super) timelines: &'a [[Arc<Timeline>; 3]],
 }
@@ -108,6 +109,7 @@ impl Passages {
             segments: receiver.segments.clone(),
             region: Arc::clone(&receiver.region),
             blocks: self.blocks,
+            label: reach.labels[device].clone(),
             address: reach.addresses[device].clone(),
             stage,
             timeline: Arc::clone(&reach.timelines[device][queue.index()]),

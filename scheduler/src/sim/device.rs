@@ -35,9 +35,16 @@ pub(super) enum Job {
         micro_batch: Arc<MicroBatch>,
     },
     /// Copy of the keys and values of a part from the cache to a place.
-    Pass(Passing),
+    Pass {
+        part: usize,
+        passing: Passing,
+    },
     /// Copy of keys and values from a place to the cache.
     Keep(Passing),
+    /// Computation of the checksum of keys and values in the cache.
+    ChecksumPassed(Passing),
+    /// Copy of this checksum to the host. The number is the receiver, as in `StageAction::SumPassed`.
+    SumPassed(usize, Passing),
     /// Computation of the checksum of a slot's activations.
     Checksum(Summed),
     /// Copy of the checksum to the host.
@@ -71,7 +78,10 @@ impl Job {
             Job::Refused(micro_batch) => Some(*micro_batch),
             Job::Stream { .. } => None,
             Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => Some(micro_batch.id),
-            Job::Pass(passing) | Job::Keep(passing) => Some(passing.micro_batch.id),
+            Job::Pass { passing, .. }
+            | Job::Keep(passing)
+            | Job::ChecksumPassed(passing)
+            | Job::SumPassed(_, passing) => Some(passing.micro_batch.id),
             Job::Checksum(summed) | Job::Sum(summed) => Some(MicroBatchId(summed.transfer.0)),
         }
     }
@@ -82,8 +92,10 @@ impl Job {
             Job::Copy { end: End::Outgoing, .. } | Job::Refused(_) => SimSpanKind::Download,
             Job::Stream { .. } => SimSpanKind::Weights,
             Job::Logits { .. } => SimSpanKind::Logits,
-            Job::Pass(_) | Job::Keep(_) => SimSpanKind::KeysAndValues,
-            Job::Checksum(_) | Job::Sum(_) => SimSpanKind::Checksum,
+            Job::Pass { .. } | Job::Keep(_) => SimSpanKind::KeysAndValues,
+            Job::Checksum(_) | Job::Sum(_) | Job::ChecksumPassed(_) | Job::SumPassed(..) => {
+                SimSpanKind::Checksum
+            }
             Job::Compute { micro_batch, .. } if micro_batch.decodes_only() => SimSpanKind::Decode,
             Job::Compute { .. } => SimSpanKind::Prefill,
         }
@@ -217,10 +229,12 @@ impl SimDevice {
             Job::Logits { micro_batch, .. } => {
                 spec.logits.of(true, u64::from(micro_batch.logit_rows()) * self.logit_row_bytes)
             }
-            Job::Pass(passing) | Job::Keep(passing) => passing.duration_ns,
             // A checksum reads the bytes once, like a copy.
+            Job::Pass { passing, .. } | Job::Keep(passing) | Job::ChecksumPassed(passing) => {
+                passing.duration_ns
+            }
             Job::Checksum(summed) => spec.upload.of(true, summed.bytes),
-            Job::Sum(_) => spec.download.of(true, 8),
+            Job::Sum(_) | Job::SumPassed(..) => spec.download.of(true, 8),
         }
     }
 

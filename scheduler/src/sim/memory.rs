@@ -2,13 +2,16 @@
 //!
 //! A copy or a computation checks its inputs when it starts, and writes its outputs when it ends.
 
+mod passing;
+
 use crate::core::{End, Item, MicroBatch, MicroBatchId, SequenceId};
-use crate::sim::device::{Job, Passing, Submitted, Summed};
+use crate::sim::device::{Job, Submitted, Summed};
 use crate::sim::spec::{Fault, SimSpec, SimStage, token_at};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::streaming::PREFILLS;
 use ragtag_transfer::{Copy, OtherEnd, ToSender, TransferId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Bytes of a micro-batch in a ring.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +72,18 @@ struct StageMemory {
     parts: Vec<Option<usize>>,
     arenas: Vec<Arena>,
     cache: Cache,
+    /// Keys and values in the cache whose checksum is not computed.
+    unsummed: Option<MicroBatchId>,
+    /// Keys and values in the cache whose copies have written wrong bytes.
+    wrong: Vec<Arc<MicroBatch>>,
+}
+
+/// Keys and values in a place.
+#[derive(Clone, Copy, Debug)]
+struct Passed {
+    micro_batch: MicroBatchId,
+    /// Whether a copy has written wrong bytes.
+    wrong: bool,
 }
 
 /// The KV cache of a layer that keeps all positions, and that of a layer with a window: the sequence and the
@@ -119,7 +134,7 @@ pub(super) struct Memory {
     vocabulary: u32,
     checks_cache: bool,
     verified: bool,
-    /// Number of copies over each edge so far.
+    /// Number of copies over each edge, and last of those of keys and values, so far.
     copies: Vec<u64>,
     /// Number of copies from each stage over the peer route so far.
     peer_copies: Vec<u64>,
@@ -127,8 +142,13 @@ pub(super) struct Memory {
     faults: Vec<Fault>,
     /// Index of the prefill stage, and the stages whose caches it uses.
     prefill: Option<(usize, Vec<usize>)>,
-    /// For each place of each passage, the micro-batch whose keys and values are there.
-    places: Vec<[Option<MicroBatchId>; PREFILLS]>,
+    /// For each part of the prefill stage, the last micro-batch that it has begun to compute.
+    prefilled: BTreeMap<usize, MicroBatchId>,
+    /// For each place of each passage, the keys and values that are there.
+    places: Vec<[Option<Passed>; PREFILLS]>,
+    /// Checksums of keys and values that a device has computed and not copied to the host, by stage, passage
+    /// and place.
+    passed_sums: BTreeMap<(usize, usize, u32), u64>,
     /// Checksums that a device has computed and not copied to the host, by stage, end and slot.
     sums: BTreeMap<(usize, bool, u32), u64>,
 }
@@ -148,6 +168,8 @@ impl Memory {
                 ring: empty(ring_blocks),
                 window: ring.map(|ring| ring.window),
             },
+            unsummed: None,
+            wrong: Vec::new(),
         };
         Self {
             prefill: spec.prefill.as_ref().map(|prefill| {
@@ -155,6 +177,8 @@ impl Memory {
                 let shared = spec.stages.iter().enumerate().filter(shares).map(|(index, _)| index);
                 (spec.stages.len(), shared.collect())
             }),
+            prefilled: BTreeMap::new(),
+            passed_sums: BTreeMap::new(),
             places: vec![[None; PREFILLS]; spec.prefill.as_ref().map_or(0, |prefill| prefill.passes.len())],
             stages: spec.all().map(stage).collect(),
             rings: vec![BTreeMap::new(); spec.stages.len()],
@@ -162,14 +186,15 @@ impl Memory {
             vocabulary: spec.run.vocabulary,
             checks_cache: spec.checked,
             verified: spec.verified,
-            copies: vec![0; spec.stages.len()],
+            copies: vec![0; spec.stages.len() + 1],
             peer_copies: vec![0; spec.stages.len()],
             faults: spec.faults.clone(),
             sums: BTreeMap::new(),
         }
     }
 
-    /// Counts a copy over the edge that leaves stage `edge`. Returns whether it writes wrong bytes.
+    /// Counts a copy over the edge that leaves stage `edge`, or of keys and values from the prefill stage
+    /// with this index. Returns whether it writes wrong bytes.
     fn is_wrong(&mut self, edge: usize) -> bool {
         let at = self.copies[edge];
         self.copies[edge] += 1;
@@ -254,10 +279,11 @@ impl Memory {
                 self.compute(stage, *slot, micro_batch, *part)
             }
             Job::Logits { slot, .. } => self.stages[stage].slot(*slot)?.check_leaving(who, *slot, 0),
-            Job::Pass(passing) => self.pass(passing),
-            Job::Keep(passing) => self.place(passing).map(drop),
+            Job::Pass { part, passing } => self.pass(*part, passing),
+            Job::Keep(passing) => self.keep(stage, passing),
             Job::Checksum(summed) => self.checksum(stage, summed).map(drop),
-            Job::Sum(_) => Ok(()),
+            Job::ChecksumPassed(passing) => self.checksum_passed(stage, passing).map(drop),
+            Job::Sum(_) | Job::SumPassed(..) => Ok(()),
         }
     }
 
@@ -306,13 +332,14 @@ impl Memory {
                 let sum = self.checksum(stage, summed)?;
                 self.sums.insert((stage, summed.end == End::Incoming, summed.slot), sum);
             }
-            Job::Sum(_) | Job::Stream { .. } | Job::Refused(_) | Job::Pass(_) => {}
-            Job::Keep(passing) => {
-                *self.place(passing)? = None;
-                if self.checks_cache {
-                    self.stages[stage].cache.append(&passing.micro_batch, self.vocabulary)?;
-                }
+            Job::ChecksumPassed(passing) => {
+                let sum = self.checksum_passed(stage, passing)?;
+                self.passed_sums.insert((stage, passing.passage, passing.place), sum);
+                self.stages[stage].unsummed = None;
             }
+            Job::Sum(_) | Job::Stream { .. } | Job::Refused(_) | Job::SumPassed(..) => {}
+            Job::Pass { part, passing } => self.passed(*part, passing)?,
+            Job::Keep(passing) => self.kept(stage, passing)?,
             Job::Compute { slot, part, ends, .. } => {
                 self.stages[stage].use_arena(*part, false)?;
                 let slot = self.stages[stage].slot(*slot)?;
@@ -371,28 +398,6 @@ impl Memory {
         }
     }
 
-    /// Checks that the prefill stage may write to a place.
-    fn pass(&mut self, passing: &Passing) -> Result<(), String> {
-        let Passing { passage, place, ref micro_batch, .. } = *passing;
-        let held = &mut self.places[passage][place as usize];
-        match held.replace(micro_batch.id) {
-            Some(unread) if unread != micro_batch.id => {
-                Err(format!("{} overwrites the keys and values of {unread}", micro_batch.id))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns the place from which a stage reads keys and values.
-    fn place(&mut self, passing: &Passing) -> Result<&mut Option<MicroBatchId>, String> {
-        let Passing { passage, place, ref micro_batch, .. } = *passing;
-        let held = &mut self.places[passage][place as usize];
-        match *held {
-            Some(id) if id == micro_batch.id => Ok(held),
-            other => Err(format!("the keys and values of {} are read where {other:?} is", micro_batch.id)),
-        }
-    }
-
     fn stream(&mut self, submitted: &Submitted, ends: bool) -> Result<(), String> {
         let Job::Stream { part } = submitted.job else { return Err("work of no micro-batch".into()) };
         self.stages[submitted.stage].stream(part, ends)
@@ -422,6 +427,10 @@ impl Memory {
             return Err(format!("{who} computes in slot {slot}, which holds {memory:?}"));
         }
         memory.total = total;
+        self.check_verified(stage, micro_batch)?;
+        if prefills.is_some() {
+            self.prefilled.insert(part, who);
+        }
         if part == 0 && self.checks_cache {
             let shared = self.prefill.as_ref().filter(|(prefill, _)| *prefill == stage);
             let caches = shared.iter().flat_map(|(_, shared)| shared.iter().copied()).chain([stage]);

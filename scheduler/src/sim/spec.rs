@@ -163,11 +163,13 @@ pub enum Fault {
         /// Number of the message, counted from 0.
         nth: u64,
     },
-    /// Copies of activations to the next stage write wrong bytes. Without verification, the run continues.
+    /// Copies of activations to the next stage, or of keys and values from the prefill stage, write wrong
+    /// bytes. Without verification, the run continues.
     WrongBytes {
-        /// Index of the stage that the activations leave.
+        /// Index of the stage that the activations or the keys and values leave.
         stage: u32,
-        /// First wrong copy over the edge, counted from 0. Copies of both ends count.
+        /// First wrong copy, counted from 0. Copies of activations of both ends count. Of keys and values,
+        /// only those to host memory count.
         first: u64,
         /// Number of wrong copies.
         copies: u64,
@@ -223,7 +225,7 @@ pub struct SimSpec {
     pub checked: bool,
     /// Maximum number of spans to keep.
     pub max_spans: usize,
-    /// Whether each stage verifies the activations that it receives.
+    /// Whether each stage verifies the activations, and the keys and values, that it receives.
     pub verified: bool,
 }
 
@@ -243,8 +245,9 @@ impl SimSpec {
     /// time, and one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen
     /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
     /// Many have a prefill stage, and many have a KV ring. Half of the pipelines verify their transfers, and
-    /// in half of them some copies write wrong bytes. In half of the others, devices refuse some copies over
-    /// the peer route.
+    /// in half of them some copies of activations write wrong bytes. With a prefill stage, in a quarter of
+    /// them a copy of keys and values writes wrong bytes. In half of the others, devices refuse some copies
+    /// over the peer route.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -281,6 +284,7 @@ impl SimSpec {
         }
         faults.extend(random_faults(seed, stages.len() as u32));
         faults.extend(wrong_bytes(seed, stages.len() as u32));
+        faults.extend(prefill.as_ref().and_then(|_| wrong_keys_and_values(seed, stages.len() as u32)));
         faults.extend(refused_copies(seed, stages.len() as u32));
         Self {
             seed,
@@ -312,6 +316,13 @@ fn wrong_bytes(seed: u64, stages: u32) -> Option<Fault> {
         first: rng.random_range(0..60),
         copies: rng.random_range(1..=4),
     })
+}
+
+/// For a quarter of the seeds, makes a copy of keys and values write wrong bytes.
+fn wrong_keys_and_values(seed: u64, prefill_stage: u32) -> Option<Fault> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x6b65_7973);
+    let (first, copies) = (rng.random_range(0..8), 1);
+    rng.random_ratio(1, 4).then_some(Fault::WrongBytes { stage: prefill_stage, first, copies })
 }
 
 /// For about half of the seeds, makes the devices refuse some copies over the peer route.

@@ -26,7 +26,7 @@ fn random_pipelines_keep_their_invariants() {
     let seeds = seeds();
     let (mut lost, mut cancelled, mut refused, mut tokens) = (0, 0, 0, 0);
     let (mut no_memory, mut no_submission, mut late, mut stopped) = (0, 0, 0, 0);
-    let (mut corrupted, mut repaired, mut replaced, mut unreplaced) = (0, 0, 0, 0);
+    let (mut corrupted, mut repaired, mut replaced, mut unreplaced, mut wrong_keys) = (0, 0, 0, 0, 0);
     for &seed in &seeds {
         let spec = SimSpec::random(seed);
         let report =
@@ -45,6 +45,7 @@ fn random_pipelines_keep_their_invariants() {
                 Outcome::Failed { error: Error::Stopped } => stopped += 1,
                 Outcome::Failed { error: Error::Corrupted { .. } } => corrupted += 1,
                 Outcome::Failed { error: Error::Transfer { .. } } => unreplaced += 1,
+                Outcome::Failed { error: Error::WrongKeysAndValues { .. } } => wrong_keys += 1,
                 Outcome::Failed { .. } => refused += 1,
                 Outcome::Finished { reason: FinishReason::Cancelled, .. } => cancelled += 1,
                 Outcome::Finished { tokens: new, .. } => tokens += new.len(),
@@ -55,7 +56,7 @@ fn random_pipelines_keep_their_invariants() {
     if seeds.len() >= 1000 {
         assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
         assert!(no_memory > 100 && no_submission > 50 && late > 300 && stopped > 100);
-        assert!(corrupted > 20 && repaired > 50, "{corrupted} {repaired}");
+        assert!(corrupted > 20 && repaired > 50 && wrong_keys > 20, "{corrupted} {repaired} {wrong_keys}");
         assert!(replaced > 5 && unreplaced > 20, "{replaced} {unreplaced}");
     }
 }
@@ -377,4 +378,31 @@ fn faults_of_a_prefill_stage_are_noticed() {
     // The second device decodes before it has received the keys and values.
     let early = SimSpec { faults: vec![Fault::WaitsIgnored { stage: 1 }], ..spec };
     assert!(matches!(simulate(&early), Err(SimFailure::Violation { .. })));
+}
+
+#[test]
+fn wrong_keys_and_values_end_a_verified_run_with_their_devices() {
+    let plain = with_prefill(1);
+    let expected = simulate(&plain).unwrap();
+    let verified = SimSpec { verified: true, ..plain.clone() };
+    let report = simulate(&verified).unwrap();
+    assert_eq!(report.outcomes, expected.outcomes);
+    let sums: Vec<_> = report.spans.iter().filter(|span| span.kind == SimSpanKind::Checksum).collect();
+    // The sums of four prompts on both devices, and those of activations.
+    let at_prefill = |queue| sums.iter().filter(|span| (span.stage, span.queue) == (2, queue)).count();
+    assert_eq!([QueueKind::Compute, QueueKind::Download].map(at_prefill), [4, 4]);
+    for first in 0..4 {
+        let fault = Fault::WrongBytes { stage: 2, first, copies: 1 };
+        let report = simulate(&SimSpec { faults: vec![fault], ..verified.clone() }).unwrap();
+        let mut failed = 0;
+        for outcome in report.outcomes.values() {
+            let Outcome::Failed { error } = outcome else { continue };
+            let (from, to) = ("made-up:0".into(), "made-up:1".into());
+            assert_eq!(*error, Error::WrongKeysAndValues { from, stage: 1, to });
+            failed += 1;
+        }
+        assert!(failed > 0, "{fault:?}");
+        let unnoticed = simulate(&SimSpec { faults: vec![fault], ..plain.clone() }).unwrap();
+        assert_eq!(unnoticed.outcomes, expected.outcomes);
+    }
 }

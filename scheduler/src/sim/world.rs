@@ -1,5 +1,7 @@
 //! The simulator's event loop: the virtual clock, the mailboxes and the cores.
 
+mod passing;
+
 use crate::capacity::Lanes;
 use crate::core::{
     DeviceAction, DeviceCore, DeviceEvent, End, FinishReason, LogitRows, MicroBatch, MicroBatchId,
@@ -8,13 +10,12 @@ use crate::core::{
 };
 use crate::error::Error;
 use crate::runtime::routes_of;
-use crate::sim::device::{Job, Passing, SimDevice, Submitted, Summed, timeline};
+use crate::sim::device::{Job, SimDevice, Submitted, Summed, timeline};
 use crate::sim::expected::{expected, most_between_entries};
 use crate::sim::invariants::Invariants;
 use crate::sim::memory::Memory;
 use crate::sim::observe::Observations;
-use crate::sim::spec::{Fault, SimPass, SimRequest, SimSpec, SimStage, token_at};
-use crate::sim::time::nanoseconds;
+use crate::sim::spec::{Fault, SimRequest, SimSpec, SimStage, token_at};
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
 use ragtag_transfer::{Copy, OtherEnd, Route, ToReceiver, ToSender};
@@ -22,7 +23,6 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
-use std::sync::Arc;
 
 /// A message in a mailbox. A progress message carries no value, because its handler reads the timeline.
 #[derive(Clone, Debug)]
@@ -58,7 +58,10 @@ impl Message {
                 Some(MailboxQueue::Quiet)
             }
             // The actor creates these events itself.
-            Message::Stage(_, StageEvent::Summed { .. } | StageEvent::Refused { .. }) => None,
+            Message::Stage(
+                _,
+                StageEvent::Summed { .. } | StageEvent::SummedPassed { .. } | StageEvent::Refused { .. },
+            ) => None,
             Message::Stage(..) | Message::Progress => Some(MailboxQueue::Waking),
             Message::Run(_) => None,
         }
@@ -344,8 +347,12 @@ impl<'a> World<'a> {
     /// Ends the run because a stage has no route to the next stage.
     fn end_edge(&mut self, stage: usize, error: impl FnOnce(String, String) -> Error) {
         let [from, to] = [stage, stage + 1].map(|stage| self.labels[stage].clone());
+        self.end_run(stage, error(from, to));
+    }
+
+    /// Ends the run with an error of a stage.
+    fn end_run(&mut self, stage: usize, error: Error) {
         self.devices[self.hosts[stage]].failure = Some(ragtag_hal::Error::invalid("no route"));
-        let error = error(from, to);
         let (to, at) = (self.cores.len(), self.now + self.delay());
         self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
@@ -482,24 +489,6 @@ impl<'a> World<'a> {
                     let job = Job::Logits { slot, micro_batch };
                     self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
                 }
-                StageAction::Pass { to, place, micro_batch, waits, signal, .. } => {
-                    let parts = self.passes().get(to).map_or(1, |pass| pass.parts.len());
-                    let job = Job::Pass(self.passing((to, parts), place, micro_batch)?);
-                    self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
-                }
-                StageAction::Passed { to, passed } => {
-                    let to = self.passes().get(to).ok_or("no such passage")?.stage;
-                    self.send_to_stage(device, to, StageEvent::Passed(passed))?;
-                }
-                StageAction::Keep { micro_batch, place, waits, signal } => {
-                    let passage = self.passes().iter().position(|pass| pass.stage == stage);
-                    let passage = (passage.ok_or("no passage")?, 1);
-                    let job = Job::Keep(self.passing(passage, place, micro_batch)?);
-                    self.submit(Submitted { stage, queue: QueueKind::Upload, job, waits, signal });
-                }
-                StageAction::ToPrefill(read) => {
-                    self.send_to_stage(device, self.spec.stages.len(), StageEvent::PlaceRead(read))?;
-                }
                 StageAction::HandOff { micro_batch } => {
                     self.send_to_stage(device, stage + 1, StageEvent::HandOff { micro_batch })?;
                 }
@@ -516,6 +505,13 @@ impl<'a> World<'a> {
                         self.submit(Submitted { stage, queue, job, waits, signal });
                     }
                 }
+                passing @ (StageAction::Pass { .. }
+                | StageAction::Passed { .. }
+                | StageAction::Keep { .. }
+                | StageAction::ToPrefill(_)
+                | StageAction::SumPassed { .. }
+                | StageAction::SendSum { .. }
+                | StageAction::WrongKeysAndValues) => self.pass(device, stage, passing)?,
                 StageAction::Resent { .. } => self.report.resent += 1,
                 StageAction::Corrupted { route } => {
                     self.end_edge(stage, |from, to| Error::Corrupted { from, to, route });
@@ -539,22 +535,6 @@ impl<'a> World<'a> {
             self.device_event(device, DeviceEvent::Stage { stage, event: StageEvent::Refused { copy } })?;
         }
         self.start_around(device)
-    }
-
-    fn passes(&self) -> &'a [SimPass] {
-        self.spec.prefill.as_ref().map_or(&[], |prefill| &prefill.passes)
-    }
-
-    /// Returns one of `copies` copies of a micro-batch's keys and values, which take equally long.
-    fn passing(
-        &self,
-        (passage, copies): (usize, usize),
-        place: u32,
-        micro_batch: Arc<MicroBatch>,
-    ) -> Result<Passing, &'static str> {
-        let pass = self.passes().get(passage).ok_or("no such passage")?;
-        let duration_ns = nanoseconds(pass.row_ns * f64::from(micro_batch.rows()) / copies as f64 / 1e3);
-        Ok(Passing { passage, place, micro_batch, duration_ns })
     }
 
     fn send_to_stage(&mut self, from: usize, stage: usize, event: StageEvent) -> Result<(), String> {
@@ -690,6 +670,12 @@ impl<'a> World<'a> {
         if let Job::Sum(summed) = &submitted.job {
             let sum = self.memory.take_sum(stage, summed)?;
             let event = StageEvent::Summed { end: summed.end, transfer: summed.transfer, sum };
+            let at = self.now + self.delay();
+            self.at(at, Event::Arrive { to: device, message: Message::Stage(stage, event) });
+        }
+        if let Job::SumPassed(to, passing) = &submitted.job {
+            let sum = self.memory.take_passed_sum(stage, passing)?;
+            let event = StageEvent::SummedPassed { to: *to, place: passing.place, sum };
             let at = self.now + self.delay();
             self.at(at, Event::Arrive { to: device, message: Message::Stage(stage, event) });
         }
@@ -829,6 +815,17 @@ impl<'a> World<'a> {
                 let failed = host.is_some_and(|&host| self.devices[host].failure.as_ref() == Some(cause));
                 let named = self.labels.get(*stage as usize) == Some(device);
                 if failed && named { Ok(()) } else { Err("failed though that device did not, or not so") }
+            }
+            (Outcome::Failed { error: Error::WrongKeysAndValues { from, stage, to } }, _) => {
+                let prefill = self.spec.stages.len();
+                let is_wrong = |fault: &Fault| match fault {
+                    Fault::WrongBytes { stage, .. } => *stage as usize == prefill,
+                    _ => false,
+                };
+                let wrong = self.spec.verified && self.spec.faults.iter().any(is_wrong);
+                let named =
+                    [Some(from), Some(to)] == [prefill, *stage as usize].map(|at| self.labels.get(at));
+                if wrong && named { Ok(()) } else { Err("failed without wrong keys and values, or not so") }
             }
             (Outcome::Failed { error: Error::Corrupted { .. } }, _) => {
                 let wrong = |fault: &Fault| matches!(fault, Fault::WrongBytes { copies: 2.., .. });

@@ -308,8 +308,9 @@ fn a_prefill_stage_changes_no_token() {
         }
         setup.options.prefill_from = 2;
         setup.devices.iter_mut().for_each(|device| device.random_delay_us = 100);
-        for (slots, credits) in [(1, 6), (4, 1), (2, 3)] {
+        for (slots, credits, verified) in [(1, 6, false), (4, 1, true), (2, 3, true)] {
             (setup.options.slots, setup.options.credits) = (slots, credits);
+            setup.options.verify_transfers = verified;
             check(&setup);
         }
     }

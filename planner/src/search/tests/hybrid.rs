@@ -111,6 +111,32 @@ fn the_memory_of_the_prefill_stage_by_hand() {
 }
 
 #[test]
+fn verified_keys_and_values_need_memory_for_checksums() {
+    let plan = |verified| {
+        let mut world = world(160).split("0-5=gpu:0,6-13=cpu:0");
+        world.limits.verified = verified;
+        let plan = world.plan().expect("fits");
+        check_plan(&world, &plan);
+        plan
+    };
+    let (plain, verified) = (plan(false), plan(true));
+    assert_eq!(prefill_stage(&plain).stage.arenas, prefill_stage(&verified).stage.arenas);
+    // Each buffer of seven blocks has a place of 512 bytes for each cache block in transit.
+    let places = PREFILLS as u64 * passing_blocks(verified.chunk, 4) * 2 * 7;
+    let sums = class_bytes(512 * places);
+    let slots = |plan: &Plan| plan.all_stages().map(|stage| stage.memory_bytes.slots).collect::<Vec<_>>();
+    let own = |at: usize| slots(&verified)[at] - slots(&plain)[at];
+    assert_eq!([own(1) - own(0), own(2) - own(0)], [sums; 2]);
+    for stage in verified.all_stages() {
+        let memory = stage.memory_bytes;
+        let parts = memory.weights + memory.arenas + memory.kv + memory.scratch;
+        assert_eq!(memory.total, parts + memory.slots + memory.staging);
+    }
+    let host = verified.host_memory_bytes.parameters - plain.host_memory_bytes.parameters;
+    assert!(host >= 2 * 512 * places, "{host}");
+}
+
+#[test]
 fn a_prefill_stage_beats_the_other_ways() {
     let mut world = world(100);
     world.limits.decode_groups = Some(1);

@@ -312,10 +312,10 @@ impl<'a> SoloLink<'a> {
             created.and_then(|created| created.inspect_err(why).ok())
         });
         let Some(checksums) = checksums else { return Ok(None) };
-        let [sum, download] = checksums.commands(&end.device, End::Incoming, 0, slot);
+        let [sum, download] = checksums.commands(&end.device, (0, 1), slot);
         end.run(QueueKind::Compute, sum)?;
         end.run(QueueKind::Download, download)?;
-        checksums.read(End::Incoming, 0, slot.bytes).map(Some)
+        checksums.read(0, slot.bytes).map(Some)
     }
 
     /// Leases the host memory for contents. No device uses it at the time of the call.

@@ -1,7 +1,7 @@
-//! Outputs of a solo stage for given input rows.
+//! Outputs of a solo stage for given input rows, and its keys and values.
 
 use super::{SoloBatch, SoloStage};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, RegionId, Work};
 use std::sync::Arc;
 
@@ -38,6 +38,61 @@ impl SoloStage<'_> {
         drop(lease);
         self.on.device.unregister_region(ROWS).map_err(|cause| self.on.failed(cause))?;
         Ok(values)
+    }
+
+    /// Returns the keys and values in the stage's cache, buffer after buffer.
+    ///
+    /// # Errors
+    /// Fails if the device fails.
+    pub fn keys_and_values(&mut self) -> Result<Vec<u8>> {
+        self.with_cache(|stage, region, ranges| {
+            for (offset, from) in ranges {
+                let download = Command::Download { from, region: ROWS, offset };
+                stage.copy(QueueKind::Download, download)?;
+            }
+            let lease = region.read(0..region.bytes()).map_err(|cause| stage.on.failed(cause))?;
+            Ok(lease.to_vec())
+        })
+    }
+
+    /// Replaces the keys and values in the stage's cache by those of an equal stage on another device.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if the caches have different sizes. Also fails if the device fails.
+    pub fn set_keys_and_values(&mut self, bytes: &[u8]) -> Result<()> {
+        self.with_cache(|stage, region, ranges| {
+            if region.bytes() != bytes.len() {
+                return Err(Error::protocol("keys and values of another layout"));
+            }
+            let mut lease = region.write(0..bytes.len()).map_err(|cause| stage.on.failed(cause))?;
+            lease.copy_from_slice(bytes);
+            drop(lease);
+            ranges.into_iter().try_for_each(|(offset, to)| {
+                stage.copy(QueueKind::Upload, Command::Upload { region: ROWS, offset, to })
+            })
+        })
+    }
+
+    /// Calls `run` with host memory for the whole cache, and with the offset of each buffer in this memory.
+    fn with_cache<T>(
+        &mut self,
+        run: impl FnOnce(&mut Self, &HostRegion, Vec<(u64, BufferRange)>) -> Result<T>,
+    ) -> Result<T> {
+        let buffers = self.memory.kv().iter().zip(&self.memory.compiled().kv_bytes);
+        let mut all = 0;
+        let range = |(&buffer, &bytes)| {
+            let offset = all;
+            all += bytes;
+            (offset, BufferRange { buffer, offset: 0, bytes })
+        };
+        let ranges: Vec<(u64, BufferRange)> = buffers.map(range).collect();
+        let region = HostRegion::new(all as usize).map_err(|cause| self.on.failed(cause))?;
+        let region = Arc::new(region);
+        let registered = self.on.device.register_region(ROWS, Arc::clone(&region));
+        registered.map_err(|cause| self.on.failed(cause))?;
+        let done = run(self, &region, ranges);
+        self.on.device.unregister_region(ROWS).map_err(|cause| self.on.failed(cause))?;
+        done
     }
 
     fn write(&self, region: &HostRegion, values: &[f32]) -> Result<()> {
