@@ -12,7 +12,7 @@
 
 #![allow(clippy::print_stdout)] // examples print
 
-use ragtag::{BufferLimits, DeviceFacts, Figure, FigureSource, Model, Objective, Planner};
+use ragtag::{BufferLimits, DeviceFacts, Figure, FigureSource, Model, Objective, Planner, WeightSharing};
 
 /// Describes an assumed device. The memory sizes suit the small bundled model. For a large model, use GiB in
 /// place of MiB.
@@ -33,6 +33,7 @@ fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -
         f16_products: false,
         buffers: BufferLimits::default(),
         in_host_memory: false,
+        weight_sharing: WeightSharing::None,
         profile: None,
     }
 }

@@ -8,11 +8,12 @@ use ragtag_devices::{
     Backends, Check, Choice, Config, MemoryCapError, MemoryCaps, ProbeChild, Report, Requested, ThrottleSpec,
 };
 use ragtag_hal::{
-    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Label, Limits,
-    MemorySource, Throttle,
+    Adapter, AdapterKind, Caps, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Label, Limits,
+    MemoryHandle, MemorySource, Throttle,
 };
+use ragtag_kernels::{Layout, TensorType, layout_for};
 use ragtag_planner::plan::PlanDeviceOptions;
-use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, fleet};
+use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, WeightSharing, fleet};
 use ragtag_transfer::{Route, Routes};
 use std::ffi::OsString;
 
@@ -494,6 +495,22 @@ fn spare_threads(selected: &mut [Adapter], throttles: &[ThrottleSpec]) {
     }
 }
 
+/// Returns the weights that a device can stream from the memory of a CPU device. CPU devices store all types
+/// in the layout `Rows16`.
+fn weight_sharing(caps: &Caps) -> WeightSharing {
+    let sharing = &caps.sharing;
+    if sharing.exports.contains(&MemoryHandle::HostPages) {
+        return WeightSharing::Owner;
+    }
+    if !sharing.imports.contains(&MemoryHandle::HostPages) {
+        return WeightSharing::None;
+    }
+    match layout_for(TensorType::F16, caps) {
+        Layout::Rows16 => WeightSharing::All,
+        Layout::RowMajor => WeightSharing::Blocks,
+    }
+}
+
 fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let (bytes, source) = match adapter.memory.first() {
         Some(memory) => {
@@ -517,6 +534,7 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
             binding_bytes: caps.max_binding_bytes,
         },
         in_host_memory: adapter.memory.first().is_some_and(|memory| memory.heap == HeapKind::Host),
+        weight_sharing: weight_sharing(caps),
         ..facts
     };
     let is_gpu = matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);

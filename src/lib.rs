@@ -85,7 +85,8 @@ pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
 pub use ragtag_planner::{
     Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Family, Figure, FigureSource, Fleet,
-    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, Workload, fleet,
+    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, WeightSharing, Workload,
+    fleet,
 };
 /// Types for simulations: loads of requests, specifications and results.
 pub use ragtag_scheduler::sim as simulation;

@@ -71,6 +71,16 @@ pub struct SegmentTensor {
     /// Bytes in the resident layout. If the layout depends on the device, this is the size of the largest
     /// layout.
     pub resident_bytes: u64,
+    /// Whether the layout depends on the device.
+    #[serde(skip)]
+    pub layout_varies: bool,
+}
+
+impl SegmentTensor {
+    /// Creates weights whose layout is the same on all devices.
+    pub fn new(name: impl Into<String>, resident_bytes: u64) -> Self {
+        Self { name: name.into(), resident_bytes, layout_varies: false }
+    }
 }
 
 /// Returns the segments of a model, in order. Computes the costs only once for segments with the same
@@ -153,6 +163,7 @@ impl<'a> Measure<'a> {
         let larger = |(a, b): (&WeightBuffer, &WeightBuffer)| SegmentTensor {
             name: a.name.clone(),
             resident_bytes: a.bytes().max(b.bytes()),
+            layout_varies: !a.is_same(b),
         };
         Ok(rows16.iter().zip(&row_major).map(larger).collect())
     }

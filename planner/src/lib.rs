@@ -17,7 +17,9 @@ pub mod split;
 pub mod streaming;
 pub mod wording;
 
-pub use cost::{BufferLimits, DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink};
+pub use cost::{
+    BufferLimits, DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink, WeightSharing,
+};
 pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{

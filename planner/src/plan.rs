@@ -439,7 +439,7 @@ pub struct HostMemory {
     pub parameters: u64,
     /// Memory of stages on devices that use host memory.
     pub devices: u64,
-    /// Pinned copies of the weights of all streamed segments. If absent, zero.
+    /// Pinned copies of the streamed weights that no CPU device stores in this layout. If absent, zero.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub weights: u64,
     /// Memory through which keys and values pass from the prefill stage to other devices. If absent, zero.

@@ -10,12 +10,12 @@ use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
 use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::{Activations, KvType};
-use ragtag_planner::cost::arena_buffers;
+use ragtag_planner::cost::{RunSizes, arena_buffers};
 use ragtag_planner::plan::PlanStage;
 use ragtag_planner::streaming::Arenas;
 use ragtag_planner::{
     BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
-    PlanLimits, PlannerInput, Split, Workload,
+    PlanLimits, PlannerInput, Split, WeightSharing, Workload,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -208,6 +208,46 @@ fn the_proof_is_what_compiled_stages_take() {
                     check_total(&compiled, stage, &what);
                 }
             }
+        }
+    }
+}
+
+/// Checks that the plan counts the weights once that two compiled stages store in the same layout.
+#[test]
+fn shared_weights_are_those_with_the_same_layout() {
+    let checkpoint =
+        std::fs::read(test_support::golden("tiny-gemma3").join("model.gguf")).expect("the model");
+    let plain = ModelFile::open(vec![Arc::new(MemorySource::new("tiny-gemma3", checkpoint))]);
+    let plain = Model::new(plain.expect("a model file")).expect("a model");
+    let (kv, activations, wire_type) = (KvType::F16, Activations::Int8, WireType::F32);
+    let (context, sequences, chunk, logit_rows) = (64, 1, 8, 1);
+    let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows, wire_type };
+    for model in [model("tales-q8_0"), plain] {
+        let segments = model.segments(&lowering).expect("segments");
+        let sizes = RunSizes::new(&segments);
+        let streamed = sizes.streamable(0..segments.len());
+        let device = |weight_sharing| {
+            let kind = ragtag_hal::AdapterKind::Discrete;
+            let facts = DeviceFacts::assumed("gpu:0", kind, 1, 1 << 40, FigureSource::User);
+            DeviceFacts { weight_sharing, ..facts }
+        };
+        let owner = device(WeightSharing::Owner);
+        for (caps, sharing) in [(gpu_caps(), WeightSharing::All), (cuda_caps(), WeightSharing::Blocks)] {
+            let compiled = |caps: &Caps| {
+                let compile = |&at: &usize| ragtag_graph::compile(&model, at..at + 1, &lowering, caps);
+                let stages = streamed.iter().map(compile).map(|stage| stage.expect("compiles"));
+                stages.flat_map(|stage| stage.weights).collect::<Vec<_>>()
+            };
+            let own = compiled(&self::caps());
+            let is_file = |weight: &&WeightBuffer| !matches!(weight.content, WeightContent::Generated(_));
+            let weights = compiled(&caps);
+            let differs = |weight: &&WeightBuffer| !own.iter().any(|other| other.is_same(weight));
+            let others = weights.iter().filter(is_file).filter(differs);
+            let copied = sizes.streamed_bytes(&streamed);
+            let copied = copied - sizes.shared_bytes(&streamed, &device(sharing), &owner);
+            let held: u64 = others.map(|weight| weight.bytes()).sum();
+            // The plan assumes the larger one of two layouts.
+            assert!(copied >= held && (copied > 0) == (held > 0), "{sharing:?}: {held} of {copied}");
         }
     }
 }

@@ -247,8 +247,8 @@ pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> R
         let CheckedBlock { stage, device, segment, keys_to, error, bound } = block;
         let keys = keys_to.map_or_else(String::new, |to| format!(" with keys and values for {to}"));
         inform(&format!(
-            "canary: stage {stage} on {device}: segment {segment}{keys} differs from the CPU's by {error:.1e} \
-             (at most {bound:.0e})"
+            "canary: stage {stage} on {device}: segment {segment}{keys} differs from the CPU's by \
+             {error:.1e} (at most {bound:.0e})"
         ));
     }
     Ok(())

@@ -44,9 +44,28 @@ pub struct DeviceFacts {
     /// Whether device memory is host memory, as on a CPU or an integrated GPU.
     #[serde(default)]
     pub in_host_memory: bool,
+    /// Weights that the device can stream from the memory of another one.
+    #[serde(default)]
+    pub weight_sharing: WeightSharing,
     /// Times measured with a model's own segments. They take precedence over the rates.
     #[serde(skip)]
     pub profile: Option<Arc<Profile>>,
+}
+
+/// Use of pages of host memory that several devices of a process share. A device that can copy from the
+/// memory of another one streams those weights from there that both store in the same layout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WeightSharing {
+    /// The device cannot use such pages.
+    #[default]
+    None,
+    /// The memory of the device consists of such pages, as on a CPU.
+    Owner,
+    /// The device can copy from such pages, but types without blocks have another layout on the owner.
+    Blocks,
+    /// The device can copy from such pages, and all types have the same layout on the owner.
+    All,
 }
 
 /// Maximum sizes of a device's buffers.
@@ -105,6 +124,7 @@ impl DeviceFacts {
             f16_products: false,
             buffers: BufferLimits::default(),
             in_host_memory: kind != AdapterKind::Discrete,
+            weight_sharing: WeightSharing::None,
             profile: None,
         }
     }

@@ -3,9 +3,9 @@
 //!
 //! This module knows nothing about times.
 
-use super::{BufferLimits, DeviceFacts};
+use super::{BufferLimits, DeviceFacts, WeightSharing};
 use crate::plan::StageMemory;
-use ragtag_graph::{KvRing, Segment, WireType};
+use ragtag_graph::{KvRing, Segment, SegmentTensor, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
@@ -196,6 +196,8 @@ pub struct RunSizes {
     /// Sizes of the weights that are copied if a segment is streamed, in order. Empty if the segment must not
     /// be streamed.
     streamed_of: Vec<Vec<u64>>,
+    /// For each of these weights, whether its layout depends on the device.
+    varies_of: Vec<Vec<bool>>,
     /// Bytes of the distinct tensors of the run `first ..= last`, at `first * segments + last`.
     weights: Vec<u64>,
     /// Scratch bytes, indexed like `weights`.
@@ -230,7 +232,8 @@ impl RunSizes {
             tensors: none(),
             kv_before: Vec::new(),
             tensors_of: Vec::new(),
-            streamed_of: streamed_weights(segments),
+            streamed_of: streamed_weights(segments, |tensor| tensor.resident_bytes),
+            varies_of: streamed_weights(segments, |tensor| tensor.layout_varies),
         };
         for first in 0..n {
             let mut kept = vec![false; ids.len()];
@@ -284,9 +287,27 @@ impl RunSizes {
         &self.streamed_of[segment]
     }
 
-    /// Returns the bytes of the weights of these streamed segments. The host holds a copy of them.
+    /// Returns the bytes of the weights of these streamed segments. The host holds a copy of them, unless
+    /// [`Self::shared_bytes`] counts them.
     pub fn streamed_bytes(&self, streamed: &[usize]) -> u64 {
         sum(streamed.iter().flat_map(|&segment| self.streamed_of[segment].iter().copied()))
+    }
+
+    /// Returns the bytes of those weights of these segments that `device` streams from the memory of `owner`,
+    /// which holds the segments too. No device may have to split them.
+    pub fn shared_bytes(&self, streamed: &[usize], device: &DeviceFacts, owner: &DeviceFacts) -> u64 {
+        let all_types = match device.weight_sharing {
+            WeightSharing::All | WeightSharing::Owner => true,
+            WeightSharing::Blocks => false,
+            WeightSharing::None => return 0,
+        };
+        if owner.weight_sharing != WeightSharing::Owner {
+            return 0;
+        }
+        let most = whole_bytes(device).min(whole_bytes(owner));
+        let weights = streamed.iter().flat_map(|&at| self.streamed_of[at].iter().zip(&self.varies_of[at]));
+        let is_shared = |(bytes, varies): &(&u64, &bool)| **bytes <= most && (all_types || !**varies);
+        sum(weights.filter(is_shared).map(|(bytes, _)| *bytes))
     }
 
     /// Returns the device memory that a segment would take if it were resident, without generated buffers.
@@ -389,8 +410,15 @@ impl RunSizes {
     }
 }
 
+/// Returns the largest size in bytes of a weight that a device surely stores as one buffer. With f16
+/// products, the dequantized copy of the weight must fit the limits, too. It is at most 16 times as large.
+fn whole_bytes(device: &DeviceFacts) -> u64 {
+    let BufferLimits { allocation_bytes, binding_bytes } = device.buffers;
+    allocation_bytes.min(binding_bytes) / if device.f16_products { 16 } else { 1 }
+}
+
 /// Returns the sizes of the weights that are copied if a segment is streamed, for every segment.
-fn streamed_weights(segments: &[Segment]) -> Vec<Vec<u64>> {
+fn streamed_weights<T>(segments: &[Segment], of: impl Fn(&SegmentTensor) -> T) -> Vec<Vec<T>> {
     let mut users = HashMap::<&str, usize>::new();
     for tensor in segments.iter().flat_map(|segment| &segment.tensors) {
         *users.entry(&tensor.name).or_default() += 1;
@@ -399,7 +427,7 @@ fn streamed_weights(segments: &[Segment]) -> Vec<Vec<u64>> {
         let own = segment.tensors.iter().filter(|tensor| !tensor.name.starts_with(GENERATED));
         let is_shared = own.clone().any(|tensor| users[tensor.name.as_str()] > 1);
         let is_end = at == 0 || at + 1 == segments.len();
-        if is_end || is_shared { Vec::new() } else { own.map(|tensor| tensor.resident_bytes).collect() }
+        if is_end || is_shared { Vec::new() } else { own.map(&of).collect() }
     };
     segments.iter().enumerate().map(of_segment).collect()
 }

@@ -12,7 +12,7 @@ fn segment(kind: SegmentKind, tensors: &[(&str, u64)]) -> Segment {
         name: "segment".into(),
         tensors: tensors
             .iter()
-            .map(|&(name, resident_bytes)| SegmentTensor { name: name.into(), resident_bytes })
+            .map(|&(name, resident_bytes)| SegmentTensor::new(name, resident_bytes))
             .collect(),
         flops_per_row: 2_000_000,
         flops_per_row_position: 1_000,
@@ -42,6 +42,7 @@ fn device() -> DeviceFacts {
         f16_products: false,
         buffers: BufferLimits::default(),
         in_host_memory: false,
+        weight_sharing: WeightSharing::None,
         profile: None,
     }
 }

@@ -7,7 +7,7 @@ use super::figure::{Bounds, GB_PER_S, MEMORY_BYTES, MEMORY_GIB, MICROSECONDS, T_
 use super::{
     Card, FLEET_VERSION, Fleet, FleetDevice, FleetFigure, InvalidFleet, MOST_DEVICES, Reached, card, reached,
 };
-use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink};
+use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink, WeightSharing};
 use crate::json::quoted;
 use ragtag_hal::AdapterKind;
 use ragtag_transfer::Route;
@@ -359,6 +359,12 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
             .host_bandwidth
             .map_or(assumed.host_bandwidth_bytes_per_s, |rate| rate.reached(BUS_SHARE, 1e9)),
         f16_products: matrix.is_some(),
+        weight_sharing: match known.through.as_deref() {
+            Some("cpu") => WeightSharing::Owner,
+            Some("cuda" | "hip") => WeightSharing::Blocks,
+            // Not all drivers of other APIs can pin the memory of a CPU device.
+            _ => WeightSharing::None,
+        },
         ..assumed
     })
 }

@@ -1,7 +1,7 @@
 //! Tests of the fleet format, the card library, and the path of every error.
 
 use super::*;
-use crate::cost::{Figure, FigureSource, LinkFacts};
+use crate::cost::{Figure, FigureSource, LinkFacts, WeightSharing};
 use std::collections::HashSet;
 
 fn fails(text: &str) -> String {
@@ -29,6 +29,16 @@ fn user_values_are_used_unchanged() {
     assert_eq!((device.exact_flops_per_s, device.fast_flops_per_s), (user(10e12), user(40e12)));
     assert!(!device.f16_products);
     assert_eq!(device.nonsense(), None);
+}
+
+#[test]
+fn weights_are_shared_through_apis_that_pin_host_memory() {
+    let of = |through: &str| {
+        let device = SMALL.replacen('{', &format!(r#"{{"through": "{through}", "#), 1);
+        facts(&fleet(&device, "")).0[0].weight_sharing
+    };
+    let expected = [WeightSharing::Owner, WeightSharing::Blocks, WeightSharing::Blocks, WeightSharing::None];
+    assert_eq!(["cpu", "cuda", "hip", "vulkan"].map(of), expected);
 }
 
 #[test]

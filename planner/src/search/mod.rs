@@ -752,7 +752,9 @@ fn host_memory(problem: &Problem<'_>, chosen: &Choice, memories: &[StageMemory])
     let parameters = shape.params_bytes().saturating_mul(slots).saturating_add(checksums);
     let in_host = chosen.all_runs().zip(memories).filter(|(run, _)| input.devices[run.device].in_host_memory);
     let devices = sum(&mut in_host.map(|(_, memory)| memory.total));
-    let weights = sum(&mut chosen.all_runs().map(|run| problem.lowered.sizes.streamed_bytes(&run.streamed)));
+    let streamed = sum(&mut chosen.all_runs().map(|run| problem.lowered.sizes.streamed_bytes(&run.streamed)));
+    let shared = chosen.prefill_run().map_or(0, |prefill| problem.shared_bytes(&chosen.runs, prefill));
+    let weights = streamed.saturating_sub(shared);
     let kv = chosen.prefill_run().map_or(0, |prefill| problem.passing_bytes(&chosen.runs, prefill));
     let total = sum(&mut [logits, staging, parameters, devices, weights, kv].into_iter());
     let available = input.host_memory_bytes;

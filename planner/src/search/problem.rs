@@ -384,6 +384,20 @@ impl<'a> Problem<'a> {
         place_bytes.saturating_mul(places).saturating_mul(bytes.len() as u64)
     }
 
+    /// Returns the bytes of the weights that the prefill stage streams from the memory of the devices that
+    /// decode their segments.
+    pub fn shared_bytes(&self, runs: &[Run], prefill: &Run) -> u64 {
+        let devices = &self.input.devices;
+        let of_run = |run: &Run| {
+            let is_held =
+                |segment: &&usize| run.segments.contains(segment) && !run.streamed.contains(segment);
+            let held: Vec<usize> = prefill.streamed.iter().filter(is_held).copied().collect();
+            self.lowered.sizes.shared_bytes(&held, &devices[prefill.device], &devices[run.device])
+        };
+        let receivers = runs.iter().filter(|run| run.device != prefill.device);
+        receivers.map(of_run).fold(0, u64::saturating_add)
+    }
+
     /// Returns the host memory through which keys and values pass from the prefill stage to the devices that
     /// decode, in bytes.
     pub fn passing_bytes(&self, runs: &[Run], prefill: &Run) -> u64 {

@@ -14,7 +14,9 @@ mod tried;
 mod worlds;
 
 use super::*;
-use crate::cost::{BatchShape, BufferLimits, Figure, FigureSource, LinkFacts, SharedLink, segment_time_us};
+use crate::cost::{
+    BatchShape, BufferLimits, Figure, FigureSource, LinkFacts, SharedLink, WeightSharing, segment_time_us,
+};
 use crate::objective::{Mix, Objective, Workload};
 use crate::plan::{Alternative, LeftOut};
 use ragtag_graph::segment::SegmentTensor;

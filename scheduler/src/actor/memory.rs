@@ -7,10 +7,11 @@ use crate::error::{Error, Result};
 use ragtag_graph::{CompiledStage, Place, Program, Slice, WeightBuffer};
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{
-    Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
+    Binding, BufferId, BufferRange, Command, Device, Dispatch, HostPages, HostRegion, ModuleId, ProgramId,
+    RegionId, SharedMemory,
 };
 use ragtag_planner::streaming::Arenas;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -75,7 +76,7 @@ impl SharedBuffers {
     pub(crate) fn needed_bytes(stages: &[(&CompiledStage, &[usize], Arenas)], slots: u32) -> u64 {
         let (mut bytes, mut weights, mut held) = (0, Vec::<&WeightBuffer>::new(), Vec::new());
         for (stage, streamed, arenas) in stages {
-            let layout = Streaming::new(stage, streamed, *arenas);
+            let layout = Streaming::new(stage, streamed, *arenas, |_| false);
             bytes += layout.arenas().map(class_bytes).sum::<u64>();
             for (_, weight) in stage.weights.iter().enumerate().filter(|(at, _)| !layout.streams(*at)) {
                 if !weights.iter().any(|other| other.is_same(weight)) {
@@ -109,6 +110,33 @@ impl SharedBuffers {
     pub(crate) fn new_passage(&mut self) -> u32 {
         self.passages += 1;
         self.passages - 1
+    }
+
+    /// Imports host memory for weights, and returns the buffer of each weight. If `streams` is true, ignores
+    /// memory that the device cannot import.
+    ///
+    /// # Errors
+    /// Fails if the device cannot import memory and `streams` is false.
+    pub(crate) fn import_weights(
+        &mut self,
+        device: &mut dyn Device,
+        weights: &[(usize, Arc<HostPages>)],
+        streams: bool,
+    ) -> ragtag_hal::Result<HashMap<usize, BufferId>> {
+        let mut imported = HashMap::new();
+        for (weight, pages) in weights {
+            let (id, handle) = (self.new_id(), Arc::clone(pages));
+            match device.import_buffer(id, &SharedMemory { bytes: pages.bytes(), handle }) {
+                Ok(()) => drop(imported.insert(*weight, id)),
+                Err(error) if streams => {
+                    let device = device.adapter().label();
+                    tracing::warn!(device, %error, "cannot stream from another device; copying the weights");
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(imported)
     }
 
     /// Creates a buffer for activations. If `is_lent` is true, a neighbour may import it, unless the device
@@ -181,7 +209,9 @@ pub(crate) struct StageBuffers {
     /// Indices of the resident weights that no earlier stage of the device has loaded.
     unloaded: Vec<usize>,
     streaming: Streaming,
-    /// Host memory of the streamed weights of each part. `None` for parts with resident weights.
+    /// Buffers of other devices, each with the streamed weight that it holds.
+    imported: HashMap<usize, BufferId>,
+    /// Host memory of the streamed weights of each part that no other device holds. `None` if there are none.
     streamed: Vec<Option<(RegionId, Arc<HostRegion>)>>,
     kv: Vec<BufferId>,
     scratch: Option<BufferId>,
@@ -197,8 +227,9 @@ pub(crate) struct StageBuffers {
 
 impl StageBuffers {
     /// Allocates all buffers of a stage except the rings, and loads its module. Weights and KV cache are
-    /// uninitialised. The weights of the segments `streamed` get host memory and share the arenas. If
-    /// `is_lent` is true, neighbours may import the slots.
+    /// uninitialised. The weights of the segments `streamed` get host memory and share the arenas. Weights in
+    /// `imported` are in memory that other devices use too. If `is_lent` is true, neighbours may import the
+    /// slots.
     ///
     /// # Errors
     /// Fails if the device runs out of memory or refuses the module.
@@ -209,9 +240,10 @@ impl StageBuffers {
         (streamed, own): (&[usize], Arenas),
         slots: u32,
         is_lent: bool,
+        imported: HashMap<usize, BufferId>,
     ) -> ragtag_hal::Result<Self> {
         let (index, first_program) = (shared.stages, shared.programs);
-        let streaming = Streaming::new(&compiled, streamed, own);
+        let streaming = Streaming::new(&compiled, streamed, own, |weight| imported.contains_key(&weight));
         shared.stages += 1;
         shared.programs += (compiled.programs.len() * streaming.parts.len()) as u32 * slots;
         device.create_module(ModuleId(index), &compiled.module)?;
@@ -229,7 +261,10 @@ impl StageBuffers {
             let buffer = match loaded {
                 Some((_, buffer)) => *buffer,
                 None => {
-                    let buffer = shared.buffer(device, weight.bytes())?;
+                    let buffer = match imported.get(&at) {
+                        Some(buffer) => *buffer,
+                        None => shared.buffer(device, weight.bytes())?,
+                    };
                     shared.weights.push((weight.clone(), buffer));
                     unloaded.push(at);
                     buffer
@@ -256,7 +291,7 @@ impl StageBuffers {
         let scratch = shared.scratch;
         let (recorded, words) = (HashSet::new(), vec![0; params_bytes as usize / 4]);
         let region = |part: &StreamedPart| -> ragtag_hal::Result<_> {
-            if part.weights.is_empty() {
+            if part.bytes == 0 {
                 return Ok(None);
             }
             let id = RegionId(STREAMED_REGIONS + shared.streamed);
@@ -270,6 +305,7 @@ impl StageBuffers {
             weights,
             unloaded,
             streaming,
+            imported,
             streamed,
             kv,
             scratch,
@@ -324,11 +360,12 @@ impl StageBuffers {
         self.streaming.parts[part].segments.clone()
     }
 
-    /// Returns the streamed weights: the index of each weight, and its host memory from a byte offset on.
+    /// Returns the streamed weights that no other device holds: the index of each weight, and its host memory
+    /// from a byte offset on.
     pub(crate) fn streamed(&self) -> impl Iterator<Item = (usize, &Arc<HostRegion>, u64)> {
         let parts = self.streaming.parts.iter().zip(&self.streamed);
         parts.filter_map(|(part, region)| Some((part, &region.as_ref()?.1))).flat_map(|(part, region)| {
-            part.weights.iter().map(move |&(weight, offset)| (weight, region, offset))
+            part.weights.iter().filter_map(move |&(weight, offset)| Some((weight, region, offset?)))
         })
     }
 
@@ -340,12 +377,17 @@ impl StageBuffers {
 
     /// Returns the commands that copy the weights of a part from host memory to their arena.
     pub(crate) fn stream(&self, part: usize) -> Vec<Command> {
-        let Some((region, _)) = self.streamed.get(part).and_then(Option::as_ref) else { return Vec::new() };
-        let upload = |&(weight, offset): &(usize, u64)| {
-            let (buffer, bytes) = (self.weights[weight], self.compiled.weights[weight].bytes());
-            Command::Upload { region: *region, offset, to: BufferRange { buffer, offset: 0, bytes } }
+        let region = self.streamed[part].as_ref().map(|(region, _)| *region);
+        let copy = |&(weight, offset): &(usize, Option<u64>)| {
+            let bytes = self.compiled.weights[weight].bytes();
+            let whole = |buffer| BufferRange { buffer, offset: 0, bytes };
+            let to = whole(self.weights[weight]);
+            match (offset, region) {
+                (Some(offset), Some(region)) => Command::Upload { region, offset, to },
+                _ => Command::Copy { from: whole(self.imported[&weight]), to },
+            }
         };
-        self.streaming.parts[part].weights.iter().map(upload).collect()
+        self.streaming.parts[part].weights.iter().map(copy).collect()
     }
 
     pub(crate) fn compiled(&self) -> &CompiledStage {

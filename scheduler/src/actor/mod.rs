@@ -10,7 +10,7 @@ pub(crate) mod memory;
 mod owned;
 pub(crate) mod passing;
 mod solo;
-mod streaming;
+pub(crate) mod streaming;
 mod weights;
 
 pub use solo::{Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage};
@@ -33,8 +33,8 @@ use owned::OwnedDevice;
 use passing::{LoadedPassage, Passage, SummedRanges};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
-    Anticipation, Command, Device, DeviceId, HostRegion, Outcome, Point, PoolStats, QueueKind, Submission,
-    Timeline, Timing, Turn, Work,
+    Anticipation, Command, Device, DeviceId, HostPages, HostRegion, Outcome, Point, PoolStats, QueueKind,
+    Submission, Timeline, Timing, Turn, Work,
 };
 use ragtag_planner::streaming::Arenas;
 use ragtag_transfer::{Copy, OtherEnd, Route, ToReceiver, TransferId};
@@ -76,6 +76,8 @@ pub(crate) struct ActorStage {
     /// Arenas that the streamed segments share.
     pub(crate) arenas: Arenas,
     pub(crate) weights: Box<dyn WeightSource>,
+    /// Host memory of weights that the prefill stage streams from the memory of another device, at both.
+    pub(crate) shared_weights: Vec<(usize, Arc<HostPages>)>,
     pub(crate) previous: Option<Edge>,
     pub(crate) next: Option<Edge>,
     /// Last stage only: host memory for logits, and the size in bytes of the part for each credit.
@@ -176,12 +178,14 @@ impl StageLoader<'_> {
         points: &mut QueuePoints,
     ) -> Result<Stage> {
         let ActorStage { stage, compiled, weights, mut previous, mut next, logits, ends, .. } = spec;
-        let ActorStage { streamed, arenas, passages, is_prefill, report, .. } = spec;
+        let ActorStage { streamed, arenas, shared_weights, passages, is_prefill, report, .. } = spec;
         let failed = |cause| stage_error(stage, self.label, cause);
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
         let row_bytes = compiled.edge_row_bytes();
         let is_lent = [&previous, &next].into_iter().flatten().any(Edge::lends);
-        let memory = StageBuffers::new(device, shared, compiled, (&streamed, arenas), self.slots, is_lent);
+        let imported = shared.import_weights(device, &shared_weights, is_prefill).map_err(failed)?;
+        let streamed = (&streamed[..], arenas);
+        let memory = StageBuffers::new(device, shared, compiled, streamed, self.slots, is_lent, imported);
         let memory = memory.map_err(failed)?;
         for edge in [&mut previous, &mut next].into_iter().flatten() {
             edge.lend(device, &memory).map_err(failed)?;

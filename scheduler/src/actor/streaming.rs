@@ -16,8 +16,9 @@ pub(crate) struct StreamedPart {
     pub(crate) segments: Range<usize>,
     /// Arena of the weights. `None` if the weights are resident.
     pub(crate) arena: Option<usize>,
-    /// Index of each streamed weight, and its offset in the part's host memory.
-    pub(crate) weights: Vec<(usize, u64)>,
+    /// Index of each streamed weight, and its offset in the part's host memory. `None` if the weight is in
+    /// the memory of another device.
+    pub(crate) weights: Vec<(usize, Option<u64>)>,
     /// Size of the part's host memory, in bytes.
     pub(crate) bytes: u64,
 }
@@ -33,8 +34,14 @@ pub(crate) struct Streaming {
 
 impl Streaming {
     /// Lays out the weights of the segments `streamed`, which share `arenas`. Generated weights stay
-    /// resident, and so do weights that several segments read.
-    pub(crate) fn new(compiled: &CompiledStage, streamed: &[usize], arenas: Arenas) -> Self {
+    /// resident, and so do weights that several segments read. The weights for which `is_shared` returns true
+    /// are in the memory of another device.
+    pub(crate) fn new(
+        compiled: &CompiledStage,
+        streamed: &[usize],
+        arenas: Arenas,
+        is_shared: impl Fn(usize) -> bool,
+    ) -> Self {
         let owned = owned_weights(compiled);
         let (mut sizes, mut laid_out) = (Vec::new(), Vec::new());
         for part in parts(compiled.segments.clone(), streamed, arenas) {
@@ -42,8 +49,9 @@ impl Streaming {
             let own = owned.iter().filter(|(_, segment)| part.segments.contains(segment));
             let size = |weight: usize| compiled.weights[weight].bytes();
             for &(weight, _) in own.filter(|_| part.arena.is_some()) {
-                weights.push((weight, bytes));
-                bytes += size(weight).next_multiple_of(ALIGNMENT);
+                let offset = (!is_shared(weight)).then_some(bytes);
+                weights.push((weight, offset));
+                bytes += offset.map_or(0, |_| size(weight).next_multiple_of(ALIGNMENT));
             }
             sizes.push(weights.iter().map(|&(weight, _)| size(weight)).collect::<Vec<_>>());
             laid_out.push(StreamedPart { segments: part.segments, arena: part.arena, weights, bytes });

@@ -7,6 +7,7 @@
 mod coordinator;
 mod passages;
 mod request;
+mod shared_weights;
 mod spec;
 
 pub(crate) use request::Client;
@@ -30,6 +31,7 @@ use passages::{Passages, Reach};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline};
 use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
+use shared_weights::SharedWeights;
 use spec::Layout;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -260,6 +262,7 @@ fn connect(
     sink: &TraceSink,
 ) -> Result<Connected> {
     let passages = Passages::new(&pipeline, layout)?;
+    let mut shared_weights = SharedWeights::new(&pipeline);
     let PipelineSpec { devices, stages, prefill } = pipeline;
     let rings = options.routes.iter().enumerate().map(|(edge, routes)| {
         let cores = options.ring_cores.get(edge).map_or(&[][..], Vec::as_slice);
@@ -358,6 +361,7 @@ fn connect(
             compiled: spec.compiled,
             streamed: spec.streamed,
             weights: spec.weights,
+            shared_weights: std::mem::take(&mut shared_weights.of_stages[index]),
             previous: (index > 0).then(|| edge(index - 1, index - 1, &FROM_PREVIOUS, &mut at_receivers)),
             next: (index < last).then(|| edge(index, index + 1, &FROM_NEXT, &mut at_senders)),
             logits: (index == last).then(logits),
@@ -378,6 +382,7 @@ fn connect(
             compiled: spec.compiled,
             streamed: spec.streamed,
             weights: spec.weights,
+            shared_weights: shared_weights.of_prefill,
             previous: None,
             next: None,
             logits: Some(logits()),

@@ -4,6 +4,7 @@ use crate::actor::WeightSource;
 use crate::actor::passing::same_kv_blocks;
 use crate::core::RunShape;
 use crate::error::{Error, Result};
+use crate::runtime::shared_weights::shared_weights;
 use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -240,7 +241,7 @@ impl Layout {
 }
 
 /// Returns the size of all weights that the stages load. The prefill stage loads those that no other stage of
-/// its device has.
+/// its device has, and that it does not stream from another device.
 fn weight_bytes(pipeline: &PipelineSpec) -> u64 {
     let weights = |stage: &StageSpec| stage.compiled.weights.iter().map(|w| w.bytes()).sum::<u64>();
     let of_stages: u64 = pipeline.stages.iter().map(weights).sum();
@@ -249,7 +250,10 @@ fn weight_bytes(pipeline: &PipelineSpec) -> u64 {
         let held: Vec<_> = beside.flat_map(|stage| &stage.compiled.weights).collect();
         prefill.compiled.weights.iter().filter(move |weight| held.iter().all(|other| !other.is_same(weight)))
     });
-    of_stages + of_prefill.map(|weight| weight.bytes()).sum::<u64>()
+    let shared = shared_weights(pipeline);
+    let shared =
+        shared.iter().map(|shared| pipeline.stages[shared.stage].compiled.weights[shared.weight].bytes());
+    of_stages + of_prefill.map(|weight| weight.bytes()).sum::<u64>() - shared.sum::<u64>()
 }
 
 /// Checks the prefill stage.

@@ -461,7 +461,7 @@ fn streamed_weights_take_their_copies_or_the_computation_whichever_is_longer() {
     const WEIGHT_BYTES: u64 = 50_000_000;
     let mut planned = Planned::new(&[12]);
     for (at, segment) in planned.segments.iter_mut().enumerate().filter(|(at, _)| (1..=12).contains(at)) {
-        segment.tensors.push(SegmentTensor { name: format!("weight {at}"), resident_bytes: WEIGHT_BYTES });
+        segment.tensors.push(SegmentTensor::new(format!("weight {at}"), WEIGHT_BYTES));
     }
     let streamed = [2, 4, 6, 8, 10, 12];
     planned.plan.stages[0].streamed = streamed.to_vec();
@@ -482,7 +482,7 @@ fn streaming(blocks: u32, streamed: std::ops::RangeInclusive<u32>, copied: f64) 
     let mut planned = Planned::new(&[blocks]);
     for (at, segment) in planned.segments.iter_mut().enumerate() {
         let weights = (1..=blocks as usize).contains(&at).then_some(WEIGHT_BYTES);
-        let tensor = |resident_bytes| SegmentTensor { name: format!("weight {at}"), resident_bytes };
+        let tensor = |resident_bytes| SegmentTensor::new(format!("weight {at}"), resident_bytes);
         segment.tensors.extend(weights.map(tensor));
     }
     planned.plan.stages[0].streamed = streamed.collect();

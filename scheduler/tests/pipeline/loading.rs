@@ -91,6 +91,33 @@ fn large_weights_load_completely_with_progress() {
     assert_eq!(tokens(&all(&submit(&pipeline, &prompt, generate(2)).1)), setup.model.reference(&prompt, 2));
 }
 
+/// The prefill stage streams the weights of the other device from its memory, unless it cannot import them.
+#[test]
+fn weights_of_a_prefill_stage_are_loaded_once() {
+    for (failing_import, loads) in [(None, 12), (Some(3), 16)] {
+        let mut setup = Setup::new(2);
+        (setup.model.layers, setup.prefill, setup.options.prefill_from) = (12, Some(0), 2);
+        setup.devices[0].failing_import = failing_import;
+        let (send, reports) = channel();
+        let pipeline =
+            Pipeline::start(setup.specs(), &setup.options, move |p| send.send(p).unwrap()).unwrap();
+        let reports: Vec<_> = reports.try_iter().collect();
+        assert!(reports.iter().all(|p| p.total_bytes == 12 * setup.model.weight_bytes));
+        let loaded = reports.iter().map(|p| p.done_bytes).max();
+        assert_eq!(loaded, Some(loads * setup.model.weight_bytes), "{failing_import:?}");
+        let prompt = prompt(9, 1);
+        assert_eq!(
+            tokens(&all(&submit(&pipeline, &prompt, generate(5)).1)),
+            setup.model.reference(&prompt, 5)
+        );
+    }
+    let mut setup = Setup::new(2);
+    (setup.model.layers, setup.prefill) = (12, Some(0));
+    setup.devices[1].failing_import = Some(1);
+    let error = setup.start().unwrap_err();
+    assert!(matches!(&error, Error::Stage { stage: 1, .. }), "{error:?}");
+}
+
 /// Each weight has more chunks than the staging buffer has places, so all places are in use at the same time.
 #[test]
 fn weights_of_many_chunks_load_completely() {

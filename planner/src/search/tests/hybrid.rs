@@ -12,9 +12,8 @@ use ragtag_hal::pool::class_bytes;
 fn world(gpu_mib: u64) -> World {
     let mut segments = model(12, 10 * MIB, 4 * MIB);
     for (at, segment) in segments.iter_mut().enumerate().filter(|(_, s)| s.kind == SegmentKind::Block) {
-        segment.tensors.push(SegmentTensor { name: format!("norm {at}"), resident_bytes: MIB / 2 });
-        let name = "rotary frequencies: a".into();
-        segment.tensors.push(SegmentTensor { name, resident_bytes: 256 });
+        segment.tensors.push(SegmentTensor::new(format!("norm {at}"), MIB / 2));
+        segment.tensors.push(SegmentTensor::new("rotary frequencies: a", 256));
     }
     let mut processor = DeviceFacts { in_host_memory: true, ..device("cpu:0", 1 << 40, 0.5) };
     processor.memory_source = FigureSource::Reported;
@@ -108,6 +107,35 @@ fn the_memory_of_the_prefill_stage_by_hand() {
     let parts = [host.logits, host.staging, host.parameters, host.devices, host.weights, host.kv];
     assert_eq!(host.total, parts.iter().sum::<u64>());
     check_plan(&world, &plan);
+}
+
+#[test]
+fn weights_in_the_layout_of_both_devices_are_counted_once() {
+    let weights = |sharing, change: fn(&mut World)| {
+        let mut world = world(160).split("0-5=gpu:0,6-13=cpu:0");
+        (world.devices[0].weight_sharing, world.devices[1].weight_sharing) = sharing;
+        // The layout of all matrices but that of block 7 depends on the device.
+        for (at, segment) in world.segments.iter_mut().enumerate() {
+            segment.tensors[0].layout_varies = at != 7;
+        }
+        change(&mut world);
+        let plan = world.plan().expect("fits");
+        check_plan(&world, &plan);
+        let host = plan.host_memory_bytes;
+        let parts = [host.logits, host.staging, host.parameters, host.devices, host.weights, host.kv];
+        assert_eq!(host.total, parts.iter().sum::<u64>());
+        host.weights
+    };
+    use WeightSharing::{All, Blocks, None, Owner};
+    let all = 7 * (10 * MIB + MIB / 2);
+    assert_eq!(weights((None, None), |_| {}), all);
+    assert_eq!(weights((All, None), |_| {}), all, "the processor does not lend its memory");
+    assert_eq!(weights((None, Owner), |_| {}), all, "the GPU cannot copy from it");
+    assert_eq!(weights((All, Owner), |_| {}), 0);
+    // The norms and the matrix of block 7 have the same layout everywhere.
+    assert_eq!(weights((Blocks, Owner), |_| {}), 6 * 10 * MIB);
+    let limited = |world: &mut World| world.devices[0].buffers.binding_bytes = 10 * MIB - 1;
+    assert_eq!(weights((All, Owner), limited), 7 * 10 * MIB, "the GPU splits the matrices");
 }
 
 #[test]
@@ -421,7 +449,7 @@ fn random(seed: u64) -> World {
         (segment.tensors[0].resident_bytes, segment.read_bytes) = (bytes, bytes);
         segment.kv_bytes_per_position *= rng.random_range(1..3);
         if rng.random_bool(0.1) {
-            segment.tensors.push(SegmentTensor { name: "shared".into(), resident_bytes: MIB });
+            segment.tensors.push(SegmentTensor::new("shared", MIB));
         }
     }
     if rng.random_bool(0.3) {

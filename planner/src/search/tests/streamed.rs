@@ -8,9 +8,8 @@ use crate::streaming::{Arenas, FEWEST};
 fn world(blocks: usize, devices: Vec<DeviceFacts>) -> World {
     let mut segments = model(blocks, 10 * MIB, 4 * MIB);
     for (at, segment) in segments.iter_mut().enumerate().filter(|(_, s)| s.kind == SegmentKind::Block) {
-        segment.tensors.push(SegmentTensor { name: format!("norm {at}"), resident_bytes: MIB / 2 });
-        let name = "rotary frequencies: a".into();
-        segment.tensors.push(SegmentTensor { name, resident_bytes: 256 });
+        segment.tensors.push(SegmentTensor::new(format!("norm {at}"), MIB / 2));
+        segment.tensors.push(SegmentTensor::new("rotary frequencies: a", 256));
     }
     World { streaming: true, ..World::new(segments, devices) }
 }
@@ -30,7 +29,7 @@ fn random(seed: u64, share: f64) -> World {
         let bytes = rng.random_range(6..12) * MIB;
         (segment.tensors[0].resident_bytes, segment.read_bytes) = (bytes, bytes);
         if rng.random_bool(0.1) {
-            segment.tensors.push(SegmentTensor { name: "shared".into(), resident_bytes: MIB });
+            segment.tensors.push(SegmentTensor::new("shared", MIB));
         }
     }
     world.workload.prompt_tokens = rng.random_range(0..600);
@@ -206,7 +205,7 @@ fn splits_with_several_stages_on_a_device_are_streamed() {
 fn a_shared_tensor_is_never_streamed_and_generated_ones_stay() {
     let mut world = world(4, vec![gpu("gpu:0", 1 << 10)]);
     for at in [2, 3] {
-        let tensor = SegmentTensor { name: "shared".into(), resident_bytes: MIB };
+        let tensor = SegmentTensor::new("shared", MIB);
         world.segments[at].tensors.push(tensor);
     }
     let sizes = RunSizes::new(&world.segments);

@@ -12,7 +12,7 @@ pub fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
     Segment {
         kind,
         name: name.into(),
-        tensors: vec![SegmentTensor { name: format!("{name}.weight"), resident_bytes: weights }],
+        tensors: vec![SegmentTensor::new(format!("{name}.weight"), weights)],
         flops_per_row: weights.saturating_mul(4),
         flops_per_row_position: 512,
         read_bytes: weights,
@@ -57,6 +57,7 @@ pub fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
         f16_products: false,
         buffers: BufferLimits::default(),
         in_host_memory: false,
+        weight_sharing: WeightSharing::None,
         profile: None,
     }
 }
@@ -147,7 +148,7 @@ pub fn random_world(seed: u64) -> World {
         let weights = rng.random_range(1..20) * MIB;
         segment.tensors[0].resident_bytes = weights;
         if rng.random_bool(0.2) {
-            segment.tensors.push(SegmentTensor { name: "shared".into(), resident_bytes: 5 * MIB });
+            segment.tensors.push(SegmentTensor::new("shared", 5 * MIB));
         }
         segment.read_bytes = weights;
         segment.flops_per_row = rng.random_range(1..4) * weights;

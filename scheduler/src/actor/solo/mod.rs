@@ -22,6 +22,7 @@ use ragtag_hal::{
     Adapter, BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission,
     Timeline, Timing, Work,
 };
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -91,8 +92,16 @@ impl SoloDevice {
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let start = Instant::now();
         let mut shared = SharedBuffers::new(device, &[&compiled]).map_err(failed)?;
-        let memory = StageBuffers::new(device, &mut shared, compiled, Default::default(), BURST, false)
-            .map_err(failed)?;
+        let memory = StageBuffers::new(
+            device,
+            &mut shared,
+            compiled,
+            Default::default(),
+            BURST,
+            false,
+            HashMap::new(),
+        )
+        .map_err(failed)?;
         let made_in = start.elapsed();
         if logits_bytes > 0 {
             let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
