@@ -196,7 +196,7 @@ impl Scene {
                 let part = block * kv_heads + head;
                 let (k, v) = &mut self.kv[sequence][head];
                 for (cache, new, seen, expected) in [
-                    (&mut self.keys, &*new_keys, &mut k[position], &mut keys),
+                    (&mut self.keys, new_keys, &mut k[position], &mut keys),
                     (&mut self.values, &*new_values, &mut v[position], &mut values),
                 ] {
                     let new = &new[head * head_dim..][..head_dim];
