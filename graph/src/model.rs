@@ -16,6 +16,7 @@ use crate::tokenizer::Tokenizer;
 use crate::weights::{TensorInfo, Weights};
 use crate::wire_type::WireType;
 use ragtag_kernels::kv::QUANTISED_DIMENSIONS;
+use ragtag_kernels::matmul;
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::sync::Arc;
 
@@ -309,7 +310,7 @@ impl Model {
             of_type(stack).map_or(Activations::F32, |tensor_type| form(tensor_type, rows))
         });
         passes::widen_weights(&mut graph, |stack| {
-            of_type(stack).filter(|t| is_quantised(*t))?;
+            of_type(stack).filter(|t| !matmul::takes(*t, Activations::F16))?;
             let matrix = *StackedMatrix::new(&self.weights, stack, |_| Layout::Rows16).ok()?.resident();
             Some((matrix.rows() as u32, matrix.columns() as u32))
         });
@@ -356,7 +357,7 @@ impl Model {
 
 /// Returns whether products with weights of type `tensor_type` can take int8 activations.
 pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
-    ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
+    matmul::takes(tensor_type, Activations::Int8)
 }
 
 /// Returns the activation type of a product on a device without matrix units. `wanted` is the type that the

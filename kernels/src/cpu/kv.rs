@@ -68,8 +68,9 @@ macro_rules! plain {
             type Lanes<'a> = &'a [[u8; 16 * $bytes]];
 
             #[inline(always)]
-            fn lanes(part: &[u8], _: usize) -> Self::Lanes<'_> {
-                part.as_chunks().0
+            fn lanes(part: &[u8], head_dim: usize) -> Self::Lanes<'_> {
+                // The length spares a check for each key.
+                &part.as_chunks().0[..head_dim]
             }
             #[inline(always)]
             fn keys<S: Isa>(s: S, lanes: Self::Lanes<'_>, dim: usize) -> S::F {
