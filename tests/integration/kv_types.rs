@@ -5,7 +5,7 @@ use crate::gpus::distinct_and_quick;
 use crate::streaming::{start, tokens};
 use crate::support::{
     Checkpoint, MODELS, Setup, block_on, devices, engine, engine_on, golden, model_path, ragtag,
-    relative_error, with_prefill,
+    relative_error, share, with_prefill,
 };
 use ragtag::{DeviceFacts, Granularity, Model, Plan, Planner};
 use ragtag_kernels::{Activations, KvType};
@@ -62,7 +62,7 @@ fn devices_agree() {
     let kv = KvType::Q8_0Q4_0;
     let setup = Setup { kv: Some(kv), chunk: 48, ..Setup::default() };
     let expected = logits(&model, &setup, &ids);
-    for adapter in distinct_and_quick() {
+    for adapter in share(distinct_and_quick(), 2, 0) {
         let label = adapter.label();
         let error = relative_error(&logits(&model, &Setup { devices: &label, ..setup }, &ids), &expected);
         println!("{label}, {kv}: relative error {error:.2e}");
