@@ -20,6 +20,7 @@ use crate::blocks::TensorType;
 use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
+use crate::rows::part_grid;
 use crate::table::Variant;
 use crate::{add, head_norm, layer_norm, matmul};
 use ragtag_hal::{Feature, KernelLanguage};
@@ -65,7 +66,7 @@ fn variant(function: Function, requires: &'static [Feature]) -> Variant {
     Variant { requires, ..function.variant(KernelLanguage::OpenClC) }
 }
 
-fn row_functions() -> [Function; 6] {
+fn row_functions() -> [Function; 8] {
     let row = |kernel, function| Function {
         kernel,
         names: names!("-sub-groups"),
@@ -79,6 +80,9 @@ fn row_functions() -> [Function; 6] {
         local_bytes: 4 << 10,
     };
     let head = row(Kernel::HeadNorm, "head_norm");
+    // The norms call these functions, whose kernels are thus in the same program.
+    let quantize =
+        |activations, function| Function { grid: part_grid, ..row(Kernel::Quantize(activations), function) };
     [
         row(Kernel::RmsNorm(Activations::F32), "rms_norm_f32"),
         row(Kernel::RmsNorm(Activations::Int8), "rms_norm_int8"),
@@ -86,6 +90,8 @@ fn row_functions() -> [Function; 6] {
         Function { grid: layer_norm::grid, ..row(Kernel::LayerNorm, "layer_norm") },
         row(Kernel::Softmax, "softmax"),
         Function { grid: head_norm::grid, source: head_source, items: HEAD_ITEMS, ..head },
+        quantize(Activations::Int8, "quantize"),
+        quantize(Activations::F16, "quantize_f16"),
     ]
 }
 

@@ -482,7 +482,8 @@ fn shortages_name_bytes_and_device() {
   cpu:0 lacks 65.8 MiB for segments 0-13: it has 100.0 MiB of the 165.8 MiB
     needed (weights 140.0 MiB, keys and values 24.0 MiB, scratch 1.0 MiB, slots
     772.5 KiB); a device with 165.8 MiB would hold them
-  What may help: fewer sequences at once need less; another device adds memory"
+  What may help: --kv q8_0 nearly halves keys and values; fewer sequences at
+    once need less; another device adds memory"
     );
     // The model fits if the device has the memory that the error names.
     let mut enough = world.clone();
