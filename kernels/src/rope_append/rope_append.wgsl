@@ -1,25 +1,6 @@
 // Rotates queries in place, and appends rotated keys and values to the cache. A group processes one kv head
 // of a row and the query heads that share it.
 
-struct Constants {
-    first_group: vec3<u32>,
-    rows: u32,
-    sequences: u32,
-    table_blocks: u32,
-    logit_rows: u32,
-    heads: u32,
-    kv_heads: u32,
-    head_dim: u32,
-    cache_blocks: u32,
-    rope_dims: u32,
-    pairing: u32,
-    magnitude: f32,
-}
-var<immediate> constants: Constants;
-
-@group(0) @binding(1) var<storage, read_write> qkv: array<f32>;
-@group(0) @binding(2) var<storage, read> frequencies: array<f32>;
-
 @compute @workgroup_size(ITEMS)
 fn rope_append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
     let group = workgroup + constants.first_group;

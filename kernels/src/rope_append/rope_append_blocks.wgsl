@@ -2,24 +2,6 @@
 // kv head of a row and the query heads that share it. KEY_BYTES and VALUE_BYTES are the bytes of 32 quants:
 // 32 if quants have eight bits, or 16 if they have four.
 
-struct Constants {
-    first_group: vec3<u32>,
-    rows: u32,
-    sequences: u32,
-    table_blocks: u32,
-    logit_rows: u32,
-    heads: u32,
-    kv_heads: u32,
-    head_dim: u32,
-    cache_blocks: u32,
-    rope_dims: u32,
-    pairing: u32,
-    magnitude: f32,
-}
-var<immediate> constants: Constants;
-
-@group(0) @binding(1) var<storage, read_write> qkv: array<f32>;
-@group(0) @binding(2) var<storage, read> frequencies: array<f32>;
 // Several groups write to the same word. Each of them changes its own bits atomically.
 @group(0) @binding(3) var<storage, read_write> keys: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> values: array<atomic<u32>>;

@@ -21,6 +21,7 @@ const MATRICES_POSITIONS: u32 = 32;
 
 const TABLES: &str = include_str!("tables.wgsl");
 const TURN: &str = include_str!("turn.wgsl");
+const APPEND_CONSTANTS: &str = include_str!("../rope_append/constants.wgsl");
 const APPEND: &str = include_str!("../rope_append/rope_append.wgsl");
 const APPEND_F32: &str = include_str!("../rope_append/append_f32.wgsl");
 const APPEND_F16: &str = include_str!("../rope_append/append_f16.wgsl");
@@ -51,17 +52,24 @@ pub(super) fn variants() -> Vec<Variant> {
 fn append_functions() -> Vec<Function> {
     let append = |kv_type| function(Kernel::RopeAppend(kv_type), append_grid, "rope_append", ITEMS);
     vec![
-        Function { compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_F32, APPEND]), ..append(KvType::F32) },
+        Function {
+            compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_F32, APPEND_CONSTANTS, APPEND]),
+            ..append(KvType::F32)
+        },
         Function {
             name: "wgsl-f16",
             requires: &[Feature::Fp16],
             compose: |_| {
-                program_with("enable f16;\n", ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_F16, APPEND])
+                program_with(
+                    "enable f16;\n",
+                    ITEMS,
+                    &[TABLES, TURN, HALF_RANGE, APPEND_F16, APPEND_CONSTANTS, APPEND],
+                )
             },
             ..append(KvType::F16)
         },
         Function {
-            compose: |_| program(ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_WORDS, APPEND]),
+            compose: |_| program(ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_WORDS, APPEND_CONSTANTS, APPEND]),
             ..append(KvType::F16)
         },
         Function { compose: |_| append_blocks(Q8_0), ..append(KvType::Q8_0) },
@@ -81,7 +89,7 @@ fn quants([keys, values]: [u32; 2]) -> String {
 }
 
 fn append_blocks(bytes: [u32; 2]) -> Arc<str> {
-    program(ITEMS, &[TABLES, TURN, HALF_RANGE, &quants(bytes), APPEND_BLOCKS])
+    program(ITEMS, &[TABLES, TURN, HALF_RANGE, &quants(bytes), APPEND_CONSTANTS, APPEND_BLOCKS])
 }
 
 fn partial_blocks(bytes: [u32; 2]) -> Arc<str> {

@@ -171,7 +171,7 @@ impl Passing {
     }
 
     /// On a receiver: submits the copy of keys and values from a place to the cache. Returns the point after
-    /// which they are in the cache.
+    /// which the cache holds these keys and values.
     pub(super) fn keep(
         &mut self,
         passed: Passed,
