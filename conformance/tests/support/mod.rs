@@ -12,8 +12,8 @@ pub const SOME: usize = 3;
 /// tests of kernels in the driver's own language count. More skips than this maximum mean that the driver has
 /// lost a feature.
 const SKIPS: [(&str, &str, usize); 9] = [
-    // The skipped tests are the products for matrix units, which have their own tests, and on two of the drivers
-    // the 50 kernels with sub-groups.
+    // The skipped tests are the products for matrix units, which have their own tests. Two of the drivers also
+    // skip the 50 kernels with sub-groups.
     ("opencl", "Portable Computing Language", 54),
     ("opencl", "Intel(R) OpenCL", 4),
     ("opencl", "NVIDIA CUDA", 54),
@@ -64,7 +64,8 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// devices share the variants. The devices of one driver are similar, and so are all devices that run shaders
 /// on the CPU, regardless of their API. Vulkan devices test one half of the variants, and wgpu devices the
 /// other half. Intel's OpenCL runtime tests one half, because the test driver of Level Zero runs the same
-/// kernels on this runtime. Shaders also run slowly on the CPU, so these devices test only some of the listed shapes.
+/// kernels on this runtime. Shaders also run slowly on the CPU, so these devices test only some of the listed
+/// shapes.
 /// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
