@@ -262,6 +262,7 @@ mod tests {
         let part = |micro_batches: u64, deviation: f64| ComparedPart {
             place: Place::Stage,
             index: 0,
+            is_prefill_stage: false,
             device: "cpu:0".into(),
             to: None,
             phase: Phase::Decode,

@@ -69,7 +69,7 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
     let mut table = table(&["part", "micro-batches", ">count", ">predicted", ">measured", ">deviation"]);
     for part in &comparison.parts {
         let what = match part.place {
-            Place::Stage => format!("stage {} on {}", part.index, part.device),
+            Place::Stage => part.stage_name(),
             Place::TokenReturn => "token return".into(),
             _ => format!("{} -> {}", part.device, part.to.as_deref().unwrap_or("")),
         };

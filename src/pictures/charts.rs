@@ -270,6 +270,7 @@ pub(super) fn compared(comparison: &Comparison) -> [Chart; 2] {
 
 fn part_name(part: &ComparedPart) -> String {
     match part.place {
+        Place::Stage if part.is_prefill_stage => format!("prefill · {}", part.device),
         Place::Stage => format!("{} · {}", part.index, part.device),
         Place::TokenReturn => "token return".into(),
         Place::Edge | Place::SharedLink => edge_name(&part.device, part.to.as_deref().unwrap_or("")),

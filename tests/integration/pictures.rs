@@ -173,6 +173,7 @@ fn measured(stages: usize) -> Comparison {
     let part = |place, index: usize, phase, predicted_us: f64, measured_us: f64| ComparedPart {
         place,
         index,
+        is_prefill_stage: false,
         device: format!("cuda:{index}"),
         to: (place == Place::Edge).then(|| format!("cuda:{}", index + 1)),
         phase,

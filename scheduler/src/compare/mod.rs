@@ -95,8 +95,12 @@ impl fmt::Display for Phase {
 pub struct ComparedPart {
     /// Kind of this part.
     pub place: Place,
-    /// Index of the stage or edge, from 0. Edge `n` leaves stage `n`.
+    /// Index of the stage or edge, from 0. Edge `n` leaves stage `n`. The prefill stage comes after all
+    /// other stages.
     pub index: usize,
+    /// Whether this part is the plan's prefill stage.
+    #[serde(default)]
+    pub is_prefill_stage: bool,
     /// Label of the stage's device. For an edge, the label of the source device.
     pub device: String,
     /// Label of the destination device. `None` for a stage.
@@ -163,13 +167,23 @@ pub struct Comparison {
 /// the run.
 const UNKNOWN_SPREAD: f64 = 0.25;
 
+impl ComparedPart {
+    /// Returns the name of a stage, with its device.
+    pub fn stage_name(&self) -> String {
+        match self.is_prefill_stage {
+            true => format!("prefill stage on {}", self.device),
+            false => format!("stage {} on {}", self.index, self.device),
+        }
+    }
+}
+
 impl Comparison {
     /// Compares the measured times in `stats` with the times that the cost model predicts.
     pub fn new(of: &Comparand<'_>, stats: &PipelineStats) -> Self {
         let mut parts = Vec::new();
         let Some(model) = Model::new(of) else { return Self::default() };
         let (mut decode_warm_up_us, mut prefill_warm_up_us) = (0.0, 0.0);
-        for (index, report) in stats.stages.iter().enumerate().take(of.plan.stages.len()) {
+        for (index, report) in stats.stages.iter().enumerate().take(model.stages()) {
             for phase in [Phase::Decode, Phase::Prefill] {
                 parts.extend(stage(&model, index, report, phase));
             }
@@ -274,6 +288,7 @@ fn stage(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) ->
     let part = ComparedPart {
         place: Place::Stage,
         index,
+        is_prefill_stage: index == model.last() + 1,
         device: model.device(index).label.clone(),
         to: None,
         phase,
@@ -326,6 +341,7 @@ fn edge(
     let part = ComparedPart {
         place,
         index,
+        is_prefill_stage: false,
         device: device.into(),
         to: Some(to.into()),
         phase,

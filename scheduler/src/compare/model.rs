@@ -90,7 +90,7 @@ impl Burst {
 /// Cost model of the plan in a comparison.
 pub(super) struct Model<'a> {
     of: Comparand<'a>,
-    /// Device facts and segments of each stage.
+    /// Device facts and segments of each stage. The prefill stage comes last.
     stages: Vec<(&'a DeviceFacts, &'a [Segment])>,
     /// Memory needs of the segments, if a stage streams weights.
     sizes: Option<RunSizes>,
@@ -105,20 +105,30 @@ impl<'a> Model<'a> {
             Some((device, of.segments.get(stage.segments.range())?))
         };
         let stages: Vec<(&DeviceFacts, &[Segment])> =
-            of.plan.stages.iter().map(stage).collect::<Option<_>>()?;
-        let streams = of.plan.stages.iter().any(|stage| !stage.streamed.is_empty());
+            of.plan.all_stages().map(stage).collect::<Option<_>>()?;
+        let streams = of.plan.all_stages().any(|stage| !stage.streamed.is_empty());
         let sizes = streams.then(|| RunSizes::new(of.segments));
-        (!stages.is_empty()).then_some(Self { of: *of, stages, sizes })
+        (!of.plan.stages.is_empty()).then_some(Self { of: *of, stages, sizes })
     }
 
     /// Returns the time of a step of a stage that computes for `computing_us` and copies its streamed weights
     /// meanwhile, in microseconds.
     fn step_us(&self, stage: usize, computing_us: f64) -> f64 {
-        let planned = &self.of.plan.stages[stage];
-        match self.sizes.as_ref().filter(|_| !planned.streamed.is_empty()) {
-            Some(sizes) => step_us(&planned.queue_parts(sizes, self.device(stage), computing_us)),
+        let planned = self.of.plan.all_stages().nth(stage).filter(|planned| !planned.streamed.is_empty());
+        match self.sizes.as_ref().zip(planned) {
+            Some((sizes, planned)) => step_us(&planned.queue_parts(sizes, self.device(stage), computing_us)),
             None => computing_us,
         }
+    }
+
+    /// Returns the number of stages, including the prefill stage.
+    pub(super) fn stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// Returns the index of the last stage of the decode path.
+    pub(super) fn last(&self) -> usize {
+        self.of.plan.stages.len() - 1
     }
 
     pub(super) fn device(&self, stage: usize) -> &'a DeviceFacts {
@@ -134,7 +144,7 @@ impl<'a> Model<'a> {
     }
 
     pub(super) fn return_ends(&self) -> (&'a str, &'a str) {
-        (&self.device(self.stages.len() - 1).label, &self.device(0).label)
+        (&self.device(self.last()).label, &self.device(0).label)
     }
 
     pub(super) fn link(&self, edge: usize) -> &'a LinkFacts {
@@ -192,7 +202,7 @@ impl<'a> Model<'a> {
 
     /// Returns the predicted time of the token return for `bytes` bytes of logits.
     pub(super) fn token_return(&self, bytes: f64) -> TimeParts {
-        let (last, row_bytes) = (self.device(self.stages.len() - 1), self.of.logit_row_bytes);
+        let (last, row_bytes) = (self.device(self.last()), self.of.logit_row_bytes);
         let [overhead_us, row_us] = [0, 1].map(|rows| last.token_return(rows, row_bytes).value);
         let moving_us = bytes / row_bytes.max(1) as f64 * (row_us - overhead_us);
         TimeParts { overhead_us, moving_us, computing_us: 0.0 }
@@ -212,8 +222,16 @@ impl<'a> Model<'a> {
                     sequences: rows.div_ceil(tokens.max(1)),
                     positions: f64::from(tokens) / 2.0,
                 };
-                let whole = self.pass(&of_rows(chunk.min(tokens.saturating_mul(sequences).max(1))));
-                let short = self.pass(&of_rows(rest));
+                let whole = of_rows(chunk.min(tokens.saturating_mul(sequences).max(1)));
+                let is_long = |from_tokens| tokens >= from_tokens;
+                if self.of.plan.prefill_stage.as_ref().is_some_and(|stage| is_long(stage.from_tokens)) {
+                    let pass_us = |batch: &BatchShape| self.prefill_pass_us(batch);
+                    let last = BatchShape { rows: 1, logit_rows: 1, sequences: 1, ..whole };
+                    let last_us = f64::from(sequences) * self.pass(&last).sum_us();
+                    return all as f64 / (full as f64 * pass_us(&whole) + pass_us(&of_rows(rest)) + last_us)
+                        * 1e6;
+                }
+                let (whole, short) = (self.pass(&whole), self.pass(&of_rows(rest)));
                 let busy_us = if full == 0 { short.sum_us() } else { whole.repeated_us(full as f64, &short) };
                 let end = BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
                 all as f64 / (busy_us + self.heads_us(&end)) * 1e6
@@ -238,26 +256,38 @@ impl<'a> Model<'a> {
             return Pass::default();
         }
         let stage = |stage: usize| {
-            let parts = self.whole_stage(stage, &[(1.0, *batch)], |_| true);
-            let wire_type = self.wire_type(stage, batch.rows.into());
-            let computing_us = parts.sum_us() + wire_type.sum_us() + self.device(stage).stage_us.value;
-            (Some(self.device(stage).label.as_str()), self.step_us(stage, computing_us))
+            let wire_type_us = self.wire_type(stage, batch.rows.into()).sum_us();
+            (Some(self.device(stage).label.as_str()), self.stage_us(stage, batch, wire_type_us))
         };
         let row_bytes = self.of.plan.wire_type.row_bytes(self.of.row_bytes);
         let bytes = f64::from(batch.rows) * row_bytes as f64;
         let edge = |next: usize| (None, self.edge(next - 1, bytes).sum_us());
-        let parts = (0..self.stages.len())
+        let parts = (0..=self.last())
             .flat_map(|at| (at > 0).then(|| edge(at)).into_iter().chain([stage(at)]))
             .collect();
         // A wake-up delays the micro-batch but keeps no resource busy.
-        let late_us = self.stages.iter().map(|(device, _)| device.hand_over_us.value).sum();
+        let late_us = self.stages[..=self.last()].iter().map(|(device, _)| device.hand_over_us.value).sum();
         Pass { late_us, parts }
+    }
+
+    /// Returns the time of a micro-batch on a stage, with `more_us` of other work, in microseconds.
+    fn stage_us(&self, stage: usize, batch: &BatchShape, more_us: f64) -> f64 {
+        let parts = self.whole_stage(stage, &[(1.0, *batch)], |_| true);
+        self.step_us(stage, parts.sum_us() + more_us + self.device(stage).stage_us.value)
+    }
+
+    /// Returns the time of a micro-batch on the prefill stage, in microseconds. The copies of keys and values
+    /// to other devices run behind the computation.
+    fn prefill_pass_us(&self, batch: &BatchShape) -> f64 {
+        match batch.rows {
+            0 => 0.0,
+            _ => self.stage_us(self.last() + 1, batch, 0.0),
+        }
     }
 
     /// Returns the additional time that the head takes at the ends of prompts, in microseconds.
     fn heads_us(&self, batch: &BatchShape) -> f64 {
-        let last = self.stages.len() - 1;
-        self.whole_stage(last, &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
+        self.whole_stage(self.last(), &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
     }
 }
 

@@ -5,6 +5,8 @@ use crate::trace::SizeReport;
 use ragtag_graph::SegmentKind;
 use ragtag_hal::AdapterKind;
 use ragtag_planner::cost::{Figure, FigureSource, LinkFacts};
+use ragtag_planner::plan::{PlanStage, PrefillStage};
+use ragtag_planner::split::Span;
 
 fn segment(kind: SegmentKind) -> Segment {
     Segment {
@@ -251,6 +253,42 @@ fn absurd_clocks_leave_possible_facts() {
     // A plan with unknown devices is not compared.
     let unknown = Run { devices: Vec::new(), ..Run::new() };
     assert_eq!(unknown.compare(&stats(vec![report(&[])])), Comparison::default());
+}
+
+#[test]
+fn a_prefill_stage_is_compared_and_predicts_long_prompts() {
+    let mut run = Run::new();
+    let stage = PlanStage {
+        device: "cpu:1".into(),
+        segments: Span::new(0, 3).unwrap(),
+        ..run.plan.stages[1].clone()
+    };
+    run.plan.prefill_stage = Some(PrefillStage { stage, from_tokens: 8 });
+    // The head has nothing to do for rows without logits.
+    let both = || vec![report(&[size(true, 4, 1, 0, 2020)]), report(&[size(true, 4, 1, 1, 2020)])];
+    let stages = [both(), vec![report(&[size(false, 4, 8, 0, 24_070)])]].concat();
+    let mut comparison = run.compare(&stats(stages));
+    let part = comparison.part(Place::Stage, 2, Phase::Prefill).expect("the prefill stage");
+    assert_eq!((part.stage_name().as_str(), part.micro_batches), ("prefill stage on cpu:1", 4));
+    let expected_us = 5.0 + 3.0 * (10.0 + 8.0 * 500.0);
+    assert!((part.predicted_us - expected_us).abs() < 1.0, "{part:?}");
+    assert!(part.finding.as_deref().unwrap().starts_with("prefill stage on cpu:1, prefill"), "{part:?}");
+    assert!(!comparison.part(Place::Stage, 0, Phase::Decode).unwrap().is_prefill_stage);
+
+    // Two chunks of 8 rows on the prefill stage, and the last row on the other stages.
+    let rate = |comparison: &mut Comparison, tokens| {
+        comparison.add_rate(&run.comparand(), &Burst::Prompts { tokens, sequences: 1 }, 100.0);
+        comparison.rates.last().unwrap().predicted_tokens_per_s
+    };
+    let last_us = 2.0 * 5.0 + 4.0 * 1010.0 + LinkFacts::assumed().time_us(100);
+    let long = rate(&mut comparison, 16);
+    assert!((long - 16.0 / (2.0 * expected_us + last_us) * 1e6).abs() < 1e-6 * long, "{long}");
+    // A short prompt passes through the other stages.
+    let short = rate(&mut comparison, 4);
+    run.plan.prefill_stage = None;
+    let mut without = run.compare(&stats(both()));
+    without.add_rate(&run.comparand(), &Burst::Prompts { tokens: 4, sequences: 1 }, 100.0);
+    assert_eq!(short, without.rates[0].predicted_tokens_per_s);
 }
 
 #[test]

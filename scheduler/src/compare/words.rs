@@ -29,7 +29,7 @@ fn subject(part: &ComparedPart) -> String {
     let phase = part.phase;
     let percent = wording::deviation(Quantity::Time, part.deviation);
     match part.place {
-        Place::Stage => format!("stage {} on {}, {phase} {percent}", part.index, part.device),
+        Place::Stage => format!("{}, {phase} {percent}", part.stage_name()),
         Place::TokenReturn => format!("the token return, {phase} {percent}"),
         _ => format!("the link {} -> {}, {phase} {percent}", part.device, part.to.as_deref().unwrap_or("")),
     }
