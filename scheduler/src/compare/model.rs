@@ -9,6 +9,7 @@ use ragtag_planner::cost::{
     BatchShape, BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SegmentWork, segment_time_us,
     step_us,
 };
+use ragtag_planner::plan::PrefillStage;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::AddAssign;
@@ -210,31 +211,9 @@ impl<'a> Model<'a> {
 
     /// Returns the predicted rate of a burst, in tokens per second.
     pub(super) fn tokens_per_s(&self, burst: &Burst) -> f64 {
-        let chunks = self.of.plan.chunks();
         match *burst {
             Burst::Prompts { tokens, sequences } => {
-                let all = u64::from(tokens) * u64::from(sequences);
-                let chunk = chunks.rows(all, false).max(1);
-                let (full, rest) = (all / u64::from(chunk), (all % u64::from(chunk)) as u32);
-                let of_rows = |rows| BatchShape {
-                    rows,
-                    logit_rows: 0,
-                    sequences: rows.div_ceil(tokens.max(1)),
-                    positions: f64::from(tokens) / 2.0,
-                };
-                let whole = of_rows(chunk.min(tokens.saturating_mul(sequences).max(1)));
-                let is_long = |from_tokens| tokens >= from_tokens;
-                if self.of.plan.prefill_stage.as_ref().is_some_and(|stage| is_long(stage.from_tokens)) {
-                    let pass_us = |batch: &BatchShape| self.prefill_pass_us(batch);
-                    let last = BatchShape { rows: 1, logit_rows: 1, sequences: 1, ..whole };
-                    let last_us = f64::from(sequences) * self.pass(&last).sum_us();
-                    return all as f64 / (full as f64 * pass_us(&whole) + pass_us(&of_rows(rest)) + last_us)
-                        * 1e6;
-                }
-                let (whole, short) = (self.pass(&whole), self.pass(&of_rows(rest)));
-                let busy_us = if full == 0 { short.sum_us() } else { whole.repeated_us(full as f64, &short) };
-                let end = BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
-                all as f64 / (busy_us + self.heads_us(&end)) * 1e6
+                f64::from(tokens) * f64::from(sequences) / self.prompts_us(tokens, sequences) * 1e6
             }
             Burst::Generations { prompt, tokens, sequences } => {
                 let rows =
@@ -248,6 +227,32 @@ impl<'a> Model<'a> {
                 f64::from(sequences) / round_us * 1e6
             }
         }
+    }
+
+    /// Returns the time of `sequences` prompts of `tokens` tokens each, in microseconds.
+    fn prompts_us(&self, tokens: u32, sequences: u32) -> f64 {
+        let plan = self.of.plan;
+        let is_long = |stage: &PrefillStage| tokens >= stage.from_tokens;
+        let by_prefill_stage = plan.prefill_stage.as_ref().is_some_and(is_long);
+        let all = u64::from(tokens) * u64::from(sequences);
+        // Micro-batches for the prefill stage have as many rows as possible.
+        let chunk = if by_prefill_stage { plan.chunk } else { plan.chunks().rows(all, false) };
+        let chunk = u64::from(chunk.max(1));
+        let of_rows = |rows: u64| BatchShape {
+            rows: rows as u32,
+            logit_rows: 0,
+            sequences: (rows as u32).div_ceil(tokens.max(1)),
+            positions: f64::from(tokens) / 2.0,
+        };
+        let (full, whole, rest) = ((all / chunk) as f64, of_rows(chunk), of_rows(all % chunk));
+        if by_prefill_stage {
+            let last = BatchShape { rows: 1, logit_rows: 1, sequences: 1, ..whole };
+            let last_us = f64::from(sequences) * self.pass(&last).sum_us();
+            return full * self.prefill_pass_us(&whole) + self.prefill_pass_us(&rest) + last_us;
+        }
+        let short = self.pass(&rest);
+        let busy_us = if full > 0.0 { self.pass(&whole).repeated_us(full, &short) } else { short.sum_us() };
+        busy_us + self.heads_us(&BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 })
     }
 
     /// Returns the times that a micro-batch spends in all stages and edges.
