@@ -326,7 +326,8 @@ fn kv_rings_are_proved() {
 }
 
 /// Checks the KV cache of a model with the shape of Gemma 3 4B at a context of 131 072 positions: every sixth of
-/// 34 layers keeps all positions, and the others keep their window.
+/// 34 layers keeps all positions, and the others keep their window. Such a model has no weights to compile, so
+/// the bytes are those that compiled stages of smaller models allocate.
 #[test]
 fn windows_of_a_large_model_are_proved() {
     let config = r#"{
@@ -346,14 +347,13 @@ fn windows_of_a_large_model_are_proved() {
         let (activations, wire_type) = (Activations::F32, WireType::F32);
         let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows: 1, wire_type };
         let plan = plan(&model, &lowering, "0-20=cpu:0,21-35=cpu:1", &caps());
-        let check = |stage| check_caches(&model, &lowering, stage, "gemma");
-        let compiled: Vec<CompiledStage> = plan.stages.iter().map(check).collect();
-        let found: Vec<u64> = compiled.iter().flat_map(|stage| stage.kv_bytes.clone()).collect();
         // 1024 positions and the 511 that follow in a micro-batch span up to 97 blocks.
-        let blocks = (0..34).map(|layer| if (layer + 1) % 6 == 0 { context / 16 } else { 97 });
-        let bytes = blocks.map(|blocks| u64::from(blocks * sequences) * block_bytes);
-        assert_eq!(found, bytes.flat_map(|bytes| [bytes; 2]).collect::<Vec<_>>(), "{kv:?}");
-        let kept: u64 = plan.stages.iter().map(|stage| stage.memory_bytes.kv).sum();
+        let blocks = |layer: u32| if (layer + 1).is_multiple_of(6) { context / 16 } else { 97 };
+        let bytes = |layer| 2 * class_bytes(u64::from(blocks(layer) * sequences) * block_bytes);
+        let found: Vec<u64> = plan.stages.iter().map(|stage| stage.memory_bytes.kv).collect();
+        let expected = [0..20, 20..34].map(|layers| layers.map(bytes).sum::<u64>());
+        assert_eq!(found, expected, "{kv:?}");
+        let kept: u64 = found.iter().sum();
         let all_full = 34 * 2 * u64::from(context / 16 * sequences) * block_bytes;
         assert!(kept < all_full / 5, "{kept} of {all_full}");
     }
