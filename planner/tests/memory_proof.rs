@@ -325,9 +325,9 @@ fn kv_rings_are_proved() {
     }
 }
 
-/// Checks the KV cache of a model with the shape of Gemma 3 4B at a context of 131 072 positions: every sixth of
-/// 34 layers keeps all positions, and the others keep their window. Such a model has no weights to compile, so
-/// the bytes are those that compiled stages of smaller models allocate.
+/// Checks the KV cache of a model with the shape of Gemma 3 4B at a context of 131 072 positions: every sixth
+/// of 34 layers keeps all positions, and the others keep their window. Such a model has no weights to
+/// compile, so the bytes are those that compiled stages of smaller models allocate.
 #[test]
 fn windows_of_a_large_model_are_proved() {
     let config = r#"{
