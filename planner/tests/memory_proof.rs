@@ -3,8 +3,8 @@
 //! The size of each buffer is rounded up to its size class.
 
 use ragtag_graph::{
-    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, WeightBuffer, WeightContent,
-    WireType,
+    CompiledStage, Directory, Granularity, Lowering, MemorySource, Model, ModelFile, WeightBuffer,
+    WeightContent, WireType,
 };
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
@@ -322,6 +322,40 @@ fn kv_rings_are_proved() {
             let windowed = ring.map_or(full, |blocks| block_bytes * blocks);
             assert_eq!(kv_bytes, [windowed, windowed, full, full, windowed, windowed], "{what}");
         }
+    }
+}
+
+/// Checks the KV cache of a model with the shape of Gemma 3 4B at a context of 131 072 positions: every sixth
+/// of 34 layers keeps all positions, and the others keep their window. Such a model has no weights to
+/// compile, so the bytes are those that compiled stages of smaller models allocate.
+#[test]
+fn windows_of_a_large_model_are_proved() {
+    let config = r#"{
+        "architectures": ["Gemma3ForCausalLM"], "hidden_size": 2560, "intermediate_size": 10240,
+        "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "vocab_size": 262208, "max_position_embeddings": 131072, "rms_norm_eps": 1e-06,
+        "sliding_window": 1024, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
+        "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+        "rope_scaling": { "factor": 8.0, "rope_type": "linear" }
+    }"#;
+    let mut directory = Directory::new("gemma");
+    let source = MemorySource::new("gemma/config.json", config.as_bytes().to_vec());
+    directory.insert("config.json", Arc::new(source));
+    let model = Model::described(directory, None).expect("a model");
+    for (kv, block_bytes) in [(KvType::F16, 4 * 256 * 16 * 2), (KvType::Q8_0, 4 * 256 * 16 / 32 * 34)] {
+        let (context, sequences, chunk) = (131_072, 2, 512);
+        let (activations, wire_type) = (Activations::F32, WireType::F32);
+        let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows: 1, wire_type };
+        let plan = plan(&model, &lowering, "0-20=cpu:0,21-35=cpu:1", &caps());
+        // 1024 positions and the 511 that follow in a micro-batch span up to 97 blocks.
+        let blocks = |layer: u32| if (layer + 1).is_multiple_of(6) { context / 16 } else { 97 };
+        let bytes = |layer| 2 * class_bytes(u64::from(blocks(layer) * sequences) * block_bytes);
+        let found: Vec<u64> = plan.stages.iter().map(|stage| stage.memory_bytes.kv).collect();
+        let expected = [0..20, 20..34].map(|layers| layers.map(bytes).sum::<u64>());
+        assert_eq!(found, expected, "{kv:?}");
+        let kept: u64 = found.iter().sum();
+        let all_full = 34 * 2 * u64::from(context / 16 * sequences) * block_bytes;
+        assert!(kept < all_full / 5, "{kept} of {all_full}");
     }
 }
 

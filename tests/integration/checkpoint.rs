@@ -217,13 +217,9 @@ fn refuses_directories_that_are_no_model() {
         "MambaForCausalLM",
         &["\"MambaForCausalLM\" is not supported; supported are LlamaForCausalLM"],
     );
-    config("\"attention_bias\": false", "\"attention_bias\": true", &["not supported: attention_bias"]);
-    config("\"mlp_bias\": false", "\"mlp_bias\": true", &["not supported: mlp_bias"]);
-    config(
-        "\"rope_type\": \"default\"",
-        "\"rope_type\": \"dynamic\"",
-        &["rotary scaling of type \"dynamic\""],
-    );
+    config("\"attention_bias\": false", "\"attention_bias\": true", &["self_attn.q_proj.bias is missing"]);
+    config("\"mlp_bias\": false", "\"mlp_bias\": true", &["mlp.gate_proj.bias is missing"]);
+    config("\"rope_type\": \"default\"", "\"rope_type\": \"spiral\"", &["rotary scaling of type \"spiral\""]);
     config(
         "\"num_attention_heads\": 4",
         "\"num_attention_heads\": 0",

@@ -3,7 +3,7 @@
 
 use super::names::{COMMON, GATED, NORMS};
 use super::transformer::{Attention, FeedForward, Layer};
-use super::{Architecture, Hyperparameters, USUAL};
+use super::{ATTENTION_BIAS, Architecture, Hyperparameters, Setting, USUAL, kv_heads, rope_base};
 use ragtag_kernels::silu_mul::Gate as Function;
 
 pub(super) static BITNET: Architecture =
@@ -13,6 +13,8 @@ pub(super) static BITNET: Architecture =
 pub(super) static BITNET_B158: Architecture = Architecture {
     name: "bitnet-b1.58",
     classes: &["BitNetForCausalLM"],
+    defaults: &[("rms_norm_eps", Setting::Number(1e-5)), kv_heads(5), rope_base(5e5)],
+    biases: ATTENTION_BIAS,
     activation: ("hidden_act", &["relu2"]),
     layer: |h, index| layer(h, index, Function::SquaredRelu),
     tensors: &[

@@ -4,11 +4,18 @@
 
 use super::names::{COMMON, GATED};
 use super::transformer::{Layer, NormKind};
-use super::{Architecture, RopePairing, USUAL};
+use super::{ATTENTION_BIAS, Architecture, RopePairing, Setting, TIED, USUAL, rope_base};
 
 pub(super) static COMMAND_R: Architecture = Architecture {
     name: "command-r",
     classes: &["CohereForCausalLM"],
+    defaults: &[
+        ("layer_norm_eps", Setting::Number(1e-5)),
+        TIED,
+        rope_base(5e5),
+        ("logit_scale", Setting::Number(0.0625)),
+    ],
+    biases: ATTENTION_BIAS,
     epsilon: "layer_norm_eps",
     gguf_pairing: RopePairing::Interleaved,
     checkpoint_pairing: RopePairing::Interleaved,

@@ -84,6 +84,12 @@ pub struct Extras {
     /// Whether queries, keys and values have biases, if the file says so.
     #[serde(skip)]
     pub qkv_bias: bool,
+    /// Whether the output projection of attention has a bias.
+    #[serde(skip)]
+    pub output_bias: bool,
+    /// Whether the projections of the feed-forward network have biases.
+    #[serde(skip)]
+    pub feed_forward_bias: bool,
     /// Factors of RoPE from the configuration: for contexts of up to the original length, and for longer
     /// contexts.
     #[serde(skip)]
@@ -119,6 +125,8 @@ impl Default for Extras {
             logit_scale: 1.0,
             norm_offset: 0.0,
             qkv_bias: false,
+            output_bias: false,
+            feed_forward_bias: false,
             rope_factors: None,
             replaced_factors: RopeFactors::None,
         }
@@ -168,32 +176,44 @@ const GGUF_KEYS: [&str; 22] = [
 
 /// Fields of `config.json` that change results unless they have one of these values, and that only some
 /// architectures read.
-const CONFIG_KEYS: [(&str, &[Neutral]); 19] = [
-    ("attention_bias", &[Neutral::Flag(false)]),
-    ("mlp_bias", &[Neutral::Flag(false)]),
-    ("sliding_window", &[Neutral::Flag(false)]),
-    ("use_sliding_window", &[Neutral::Flag(false)]),
+const CONFIG_KEYS: [(&str, &[Setting]); 19] = [
+    ("attention_bias", &[Setting::Flag(false)]),
+    ("mlp_bias", &[Setting::Flag(false)]),
+    ("sliding_window", &[Setting::Flag(false)]),
+    ("use_sliding_window", &[Setting::Flag(false)]),
     ("sliding_window_pattern", &[]),
     ("rope_local_base_freq", &[]),
     ("attn_logit_softcapping", &[]),
     ("final_logit_softcapping", &[]),
     ("query_pre_attn_scalar", &[]),
-    ("embedding_multiplier", &[Neutral::Number(1.0)]),
-    ("residual_multiplier", &[Neutral::Number(1.0)]),
+    ("embedding_multiplier", &[Setting::Number(1.0), Setting::Count(1)]),
+    ("residual_multiplier", &[Setting::Number(1.0), Setting::Count(1)]),
     ("attention_multiplier", &[]),
-    ("logits_scaling", &[Neutral::Number(1.0)]),
-    ("logit_scale", &[Neutral::Number(1.0)]),
+    ("logits_scaling", &[Setting::Number(1.0), Setting::Count(1)]),
+    ("logit_scale", &[Setting::Number(1.0), Setting::Count(1)]),
     ("no_rope_layers", &[]),
     ("no_rope_layer_interval", &[]),
-    ("use_qk_norm", &[Neutral::Flag(false)]),
-    ("use_bias", &[Neutral::Flag(false)]),
-    ("use_bidirectional_attention", &[Neutral::Flag(false)]),
+    ("use_qk_norm", &[Setting::Flag(false)]),
+    ("use_bias", &[Setting::Flag(false)]),
+    ("use_bidirectional_attention", &[Setting::Flag(false)]),
 ];
 
-/// Value of a field with which it has no effect.
-enum Neutral {
+/// Value of a field of `config.json`.
+#[derive(Clone, Copy)]
+pub(crate) enum Setting {
     Flag(bool),
+    Count(u32),
     Number(f64),
+}
+
+impl From<Setting> for serde_json::Value {
+    fn from(setting: Setting) -> Self {
+        match setting {
+            Setting::Flag(flag) => flag.into(),
+            Setting::Count(count) => count.into(),
+            Setting::Number(number) => number.into(),
+        }
+    }
 }
 
 impl<'a> Keys<'a> {
@@ -267,6 +287,19 @@ impl<'a> Keys<'a> {
         let Source::Config(fields) = self.source else { return Ok(None) };
         self.mark(config);
         Ok(fields.flag(config)?)
+    }
+
+    /// Reads which projections have biases, if the architecture has the fields `biases`. In GGUF files, the
+    /// tensors tell.
+    pub(crate) fn biases(&self, h: &mut Hyperparameters, biases: &[&str]) -> Result<(), ModelError> {
+        for field in biases {
+            let has_bias = self.flag(field)?.unwrap_or(false);
+            match *field {
+                "mlp_bias" => h.extras.feed_forward_bias = has_bias,
+                _ => (h.extras.qkv_bias, h.extras.output_bias) = (has_bias, has_bias),
+            }
+        }
+        Ok(())
     }
 
     /// Reads the size of the window, and the layers that attend to it. `period` gives these layers if the
@@ -350,11 +383,8 @@ impl<'a> Keys<'a> {
                 let is_off = fields.flag("use_sliding_window")? == Some(false);
                 let unread = |key: &str| !(read.contains(key) || is_off && key == "sliding_window");
                 for (key, neutral) in CONFIG_KEYS.iter().filter(|(key, _)| unread(key)) {
-                    let neutral = neutral.iter().map(|value| match value {
-                        Neutral::Flag(flag) => [(*flag).into(), (*flag).into()],
-                        Neutral::Number(number) => [(*number).into(), (*number as i64).into()],
-                    });
-                    fields.refuse(key, &neutral.flatten().collect::<Vec<_>>())?;
+                    let neutral: Vec<_> = neutral.iter().map(|value| (*value).into()).collect();
+                    fields.refuse(key, &neutral)?;
                 }
                 Ok(())
             }

@@ -4,12 +4,25 @@
 use super::extras::Keys;
 use super::names::{COMMON, GATED, Names};
 use super::transformer::{FeedForward, Function, Layer, Norms};
-use super::{Architecture, Hyperparameters, USUAL};
+use super::{
+    ATTENTION_BIAS, Architecture, EPSILON, Hyperparameters, Setting, TIED, USUAL, kv_heads, sliding_window,
+};
 use crate::model::ModelError;
 
 pub(super) static GEMMA2: Architecture = Architecture {
     name: "gemma2",
     classes: &["Gemma2ForCausalLM"],
+    defaults: &[
+        EPSILON,
+        TIED,
+        kv_heads(4),
+        HEAD,
+        SCALAR,
+        sliding_window(4096),
+        ("attn_logit_softcapping", Setting::Number(50.0)),
+        ("final_logit_softcapping", Setting::Number(30.0)),
+    ],
+    biases: ATTENTION_BIAS,
     activation: GELU,
     read: |keys, h| {
         read(keys, h, 46)?;
@@ -24,6 +37,11 @@ pub(super) static GEMMA2: Architecture = Architecture {
 
 /// Names of the tanh approximation of GELU in `config.json`.
 pub(super) const GELU: (&str, &[&str]) = ("hidden_activation", &["gelu_pytorch_tanh"]);
+
+/// Default of the head size.
+pub(super) const HEAD: (&str, Setting) = ("head_dim", Setting::Count(256));
+/// Default of the number from whose root the factor of attention scores follows.
+pub(super) const SCALAR: (&str, Setting) = ("query_pre_attn_scalar", Setting::Count(256));
 
 /// Names of the norms of a Gemma layer.
 pub(super) const NORMS: &[Names] = &[

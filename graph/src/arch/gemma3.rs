@@ -1,21 +1,27 @@
 //! Gemma 3 (text): Gemma 2 with norms of query and key heads instead of caps, a window in five of six layers,
 //! and another RoPE base in these layers.
 
-use super::gemma2::{GELU, NORMS, layer, read};
+use super::gemma2::{GELU, HEAD, NORMS, SCALAR, layer, read};
 use super::names::{COMMON, GATED, HEAD_NORMS};
 use super::transformer::{Attention, Layer, QkNorm};
-use super::{Architecture, Rope, USUAL};
+use super::{
+    ATTENTION_BIAS, Architecture, EPSILON, Rope, Setting, TIED, USUAL, kv_heads, rope_base, sliding_window,
+};
 
-/// RoPE base of windowed layers in GGUF files without one.
+/// RoPE base of windowed layers in files without one.
 const WINDOWED_BASE: f32 = 10_000.0;
+const LOCAL_BASE: (&str, Setting) = ("rope_local_base_freq", Setting::Number(10_000.0));
 
 pub(super) static GEMMA3: Architecture = Architecture {
     name: "gemma3",
     classes: &["Gemma3ForCausalLM"],
+    defaults: &[EPSILON, TIED, kv_heads(4), HEAD, SCALAR, sliding_window(4096), rope_base(1e6), LOCAL_BASE],
+    biases: ATTENTION_BIAS,
     activation: GELU,
     read: |keys, h| {
         read(keys, h, 62)?;
-        h.extras.score_cap = keys.float("attn_logit_softcapping", "attn_logit_softcapping")?;
+        // `transformers` has this field in the class, but the model does not use it.
+        keys.mark("attn_logit_softcapping");
         h.extras.logit_cap = keys.float("final_logit_softcapping", "final_logit_softcapping")?;
         keys.window(h, keys.count("", "sliding_window_pattern")?.unwrap_or(6))?;
         let base = keys.float("rope.freq_base_swa", "rope_local_base_freq")?;

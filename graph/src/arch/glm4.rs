@@ -1,26 +1,28 @@
 //! GLM-4 (0414): norms before and after each half of a layer, biases for queries, keys and values, half of
 //! each head rotating in neighbouring pairs, and gate and up projections in one tensor.
 
-use super::names::{COMMON, FUSED_GATED, QKV_BIASES};
+use super::names::{COMMON, FUSED_GATED};
 use super::transformer::{Attention, FeedForward, Layer, Norms};
-use super::{Architecture, RopePairing, USUAL};
+use super::{ATTENTION_BIAS, Architecture, RopePairing, Setting, USUAL, kv_heads};
 
 pub(super) static GLM4: Architecture = Architecture {
     name: "glm4",
     classes: &["Glm4ForCausalLM"],
+    defaults: &[
+        ("rms_norm_eps", Setting::Number(1.5625e-7)),
+        kv_heads(2),
+        ("head_dim", Setting::Count(128)),
+        ("attention_bias", Setting::Flag(true)),
+        ("partial_rotary_factor", Setting::Number(0.5)),
+    ],
+    biases: ATTENTION_BIAS,
     has_partial_rotation: true,
     gguf_pairing: RopePairing::Interleaved,
     checkpoint_pairing: RopePairing::Interleaved,
-    read: |keys, h| {
-        if keys.config().is_some() {
-            h.extras.qkv_bias = keys.flag("attention_bias")?.unwrap_or(false);
-        }
-        Ok(())
-    },
     layer: |h, index| {
         let plain = Layer::plain(h, index);
         Layer {
-            attention: Attention { qkv_bias: h.extras.qkv_bias, ..plain.attention },
+            attention: Attention { output_bias: false, ..plain.attention },
             feed_forward: FeedForward { is_fused: true, ..plain.feed_forward },
             norms: Norms::Both,
             ..plain
@@ -29,7 +31,6 @@ pub(super) static GLM4: Architecture = Architecture {
     tensors: &[
         COMMON,
         FUSED_GATED,
-        QKV_BIASES,
         &[
             ("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight"),
             ("blk.N.post_attention_norm.weight", "model.layers.N.post_self_attn_layernorm.weight"),

@@ -1,10 +1,12 @@
 //! Granite: Llama with factors of the embedding, of what each layer adds, of attention scores and of logits.
 
-use super::{Architecture, RopePairing, USUAL};
+use super::{Architecture, BIASES, EPSILON, RopePairing, Setting, USUAL};
 
 pub(super) static GRANITE: Architecture = Architecture {
     name: "granite",
     classes: &["GraniteForCausalLM"],
+    defaults: &[EPSILON, ("attention_multiplier", Setting::Number(1.0))],
+    biases: BIASES,
     gguf_pairing: RopePairing::Interleaved,
     read: |keys, h| {
         h.extras.embedding_scale = keys.float("embedding_scale", "embedding_multiplier")?.unwrap_or(1.0);

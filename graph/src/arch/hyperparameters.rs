@@ -81,6 +81,7 @@ impl Hyperparameters {
             base: float("rope.freq_base", 10000.0)?,
             ..Rope::plain()
         };
+        let has = |part: &str| weights.tensor(&format!("blk.0.{part}")).is_some();
         let mut found = Self {
             name: metadata.find::<&str>("general.name")?.map(str::to_string),
             layers: count("block_count")?,
@@ -94,7 +95,12 @@ impl Hyperparameters {
             heads,
             kv_heads,
             head_dimensions,
-            extras: Extras { qkv_bias: weights.tensor("blk.0.attn_q.bias").is_some(), ..Extras::default() },
+            extras: Extras {
+                qkv_bias: has("attn_q.bias"),
+                output_bias: has("attn_output.bias"),
+                feed_forward_bias: has("ffn_down.bias"),
+                ..Extras::default()
+            },
         };
         let keys = Keys::of_gguf(metadata, &architecture);
         (kind.read)(&keys, &mut found)?;

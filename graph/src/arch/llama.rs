@@ -4,11 +4,12 @@
 //! keep the trained order, in which RoPE pairs the two halves of a head. GGUF files of Mistral models name
 //! this architecture, and may have a window.
 
-use super::{Architecture, RopePairing, USUAL};
+use super::{Architecture, BIASES, RopePairing, USUAL};
 
 pub(super) static LLAMA: Architecture = Architecture {
     name: "llama",
     classes: &["LlamaForCausalLM"],
+    biases: BIASES,
     gguf_pairing: RopePairing::Interleaved,
     read: |keys, h| if keys.config().is_none() { keys.window(h, 0) } else { Ok(()) },
     ..USUAL

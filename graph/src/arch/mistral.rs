@@ -1,11 +1,12 @@
 //! Mistral: Llama whose layers all attend to a window of positions. GGUF files of these models name the
 //! architecture `llama`.
 
-use super::{Architecture, RopePairing, USUAL};
+use super::{Architecture, EPSILON, RopePairing, USUAL, kv_heads, sliding_window};
 
 pub(super) static MISTRAL: Architecture = Architecture {
     name: "mistral",
     classes: &["MistralForCausalLM"],
+    defaults: &[EPSILON, kv_heads(8), sliding_window(4096)],
     gguf_pairing: RopePairing::Interleaved,
     read: |keys, h| keys.window(h, 0),
     ..USUAL

@@ -23,10 +23,10 @@ mod transformer;
 
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
-pub use rope::{Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
+pub use rope::{DynamicScaling, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 pub use rope_scaling::{RopeScaling, RopeScalingError};
 
-pub(crate) use extras::Keys;
+pub(crate) use extras::{Keys, Setting};
 pub(crate) use hyperparameters::{in_range, positive};
 pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_derived};
 
@@ -51,6 +51,11 @@ pub struct Architecture {
     pub checkpoint_pairing: RopePairing,
     /// Whether `partial_rotary_factor` in `config.json` says which part of a head rotates.
     pub(crate) has_partial_rotation: bool,
+    /// Fields of `config.json` whose defaults change results, and the values that `transformers` uses for
+    /// this class if a field is missing.
+    pub(crate) defaults: &'static [(&'static str, Setting)],
+    /// Fields of `config.json` that give projections biases: `attention_bias`, `mlp_bias`, or none.
+    pub(crate) biases: &'static [&'static str],
     /// Field of `config.json` with the constant that norms add.
     pub(crate) epsilon: &'static str,
     /// Field of `config.json` with the function of the feed-forward network, and the names that this function
@@ -83,6 +88,32 @@ pub static ARCHITECTURES: [&Architecture; 15] = [
     &starcoder2::STARCODER2,
 ];
 
+/// Fields for the biases of attention and of the feed-forward network.
+const BIASES: &[&str] = &["attention_bias", "mlp_bias"];
+/// Field for the biases of attention.
+const ATTENTION_BIAS: &[&str] = &["attention_bias"];
+
+/// Default of `tie_word_embeddings` in some classes. In others, it is false.
+const TIED: (&str, Setting) = ("tie_word_embeddings", Setting::Flag(true));
+
+/// Default of `rms_norm_eps` in most classes.
+const EPSILON: (&str, Setting) = ("rms_norm_eps", Setting::Number(1e-6));
+
+/// Returns the default of `num_key_value_heads`. In some classes, it is the number of heads.
+const fn kv_heads(count: u32) -> (&'static str, Setting) {
+    ("num_key_value_heads", Setting::Count(count))
+}
+
+/// Returns the default of `sliding_window`.
+const fn sliding_window(positions: u32) -> (&'static str, Setting) {
+    ("sliding_window", Setting::Count(positions))
+}
+
+/// Returns the default of `rope_theta`. In most classes, it is 10 000.
+const fn rope_base(base: f64) -> (&'static str, Setting) {
+    ("rope_theta", Setting::Number(base))
+}
+
 /// Names of SiLU in `config.json`.
 const SILU: (&str, &[&str]) = ("hidden_act", &["silu", "swish"]);
 
@@ -93,6 +124,8 @@ const USUAL: Architecture = Architecture {
     gguf_pairing: RopePairing::Halves,
     checkpoint_pairing: RopePairing::Halves,
     has_partial_rotation: false,
+    defaults: &[EPSILON],
+    biases: &[],
     epsilon: "rms_norm_eps",
     activation: SILU,
     read: |_, _| Ok(()),

@@ -24,6 +24,10 @@ pub(super) const COMMON: &[Names] = &[
     ("blk.N.attn_k.weight", "model.layers.N.self_attn.k_proj.weight"),
     ("blk.N.attn_v.weight", "model.layers.N.self_attn.v_proj.weight"),
     ("blk.N.attn_output.weight", "model.layers.N.self_attn.o_proj.weight"),
+    ("blk.N.attn_q.bias", "model.layers.N.self_attn.q_proj.bias"),
+    ("blk.N.attn_k.bias", "model.layers.N.self_attn.k_proj.bias"),
+    ("blk.N.attn_v.bias", "model.layers.N.self_attn.v_proj.bias"),
+    ("blk.N.attn_output.bias", "model.layers.N.self_attn.o_proj.bias"),
 ];
 
 /// Names of the norms before attention and before the feed-forward network.
@@ -38,18 +42,14 @@ pub(super) const HEAD_NORMS: &[Names] = &[
     ("blk.N.attn_k_norm.weight", "model.layers.N.self_attn.k_norm.weight"),
 ];
 
-/// Names of the biases of queries, keys and values.
-pub(super) const QKV_BIASES: &[Names] = &[
-    ("blk.N.attn_q.bias", "model.layers.N.self_attn.q_proj.bias"),
-    ("blk.N.attn_k.bias", "model.layers.N.self_attn.k_proj.bias"),
-    ("blk.N.attn_v.bias", "model.layers.N.self_attn.v_proj.bias"),
-];
-
 /// Names of the projections of a gated feed-forward network.
 pub(super) const GATED: &[Names] = &[
     ("blk.N.ffn_gate.weight", "model.layers.N.mlp.gate_proj.weight"),
     ("blk.N.ffn_up.weight", "model.layers.N.mlp.up_proj.weight"),
     ("blk.N.ffn_down.weight", "model.layers.N.mlp.down_proj.weight"),
+    ("blk.N.ffn_gate.bias", "model.layers.N.mlp.gate_proj.bias"),
+    ("blk.N.ffn_up.bias", "model.layers.N.mlp.up_proj.bias"),
+    ("blk.N.ffn_down.bias", "model.layers.N.mlp.down_proj.bias"),
 ];
 
 /// Names of the projections of a gated feed-forward network whose gate and up projections are one tensor.
@@ -58,13 +58,12 @@ pub(super) const FUSED_GATED: &[Names] = &[
     ("blk.N.ffn_down.weight", "model.layers.N.mlp.down_proj.weight"),
 ];
 
-/// Name of a layer's RoPE frequencies. Old checkpoints contain them, although they follow from the
-/// hyperparameters.
-const DERIVED: &str = "model.layers.N.self_attn.rotary_emb.inv_freq";
+/// Names of RoPE frequencies. Some checkpoints contain them, although they follow from the hyperparameters.
+const DERIVED: [&str; 2] = ["model.layers.N.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"];
 
 /// Returns whether the hyperparameters determine the tensor that checkpoints call `name`.
 pub(crate) fn is_derived(name: &str) -> bool {
-    renamed(name, DERIVED, DERIVED).is_some()
+    DERIVED.iter().any(|derived| renamed(name, derived, derived).is_some())
 }
 
 /// If `name` matches the pattern `from`, returns `to` with the same layer number. Accepts only canonical
@@ -107,7 +106,7 @@ mod tests {
             "token_embd.weight",
             "model.layers.0.self_attn.rotary_emb.inv_freq",
             "model.layers.N.self_attn.q_proj.weight",
-            "model.layers.0.self_attn.q_proj.bias",
+            "model.layers.0.mlp.gate_proj.bias",
             "model.layers.00.self_attn.q_proj.weight",
             "model.layers.+1.self_attn.q_proj.weight",
             "model.layers.99999999999.self_attn.q_proj.weight",
@@ -117,6 +116,7 @@ mod tests {
         }
         assert_eq!(in_checkpoint(&[COMMON], "rope_freqs.weight"), "rope_freqs.weight");
         assert!(is_derived("model.layers.0.self_attn.rotary_emb.inv_freq"));
+        assert!(is_derived("model.rotary_emb.inv_freq"));
         assert!(!is_derived("model.layers.x.self_attn.rotary_emb.inv_freq"));
     }
 }

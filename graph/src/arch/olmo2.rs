@@ -3,11 +3,13 @@
 
 use super::names::{COMMON, GATED, HEAD_NORMS};
 use super::transformer::{Attention, Layer, Norms, QkNorm};
-use super::{Architecture, USUAL};
+use super::{ATTENTION_BIAS, Architecture, Setting, USUAL};
 
 pub(super) static OLMO2: Architecture = Architecture {
     name: "olmo2",
     classes: &["Olmo2ForCausalLM"],
+    defaults: &[("rms_norm_eps", Setting::Number(1e-5))],
+    biases: ATTENTION_BIAS,
     layer: |h, index| {
         let plain = Layer::plain(h, index);
         Layer {

@@ -3,11 +3,15 @@
 
 use super::names::{COMMON, FUSED_GATED, NORMS};
 use super::transformer::{Attention, FeedForward, Layer};
-use super::{Architecture, USUAL};
+use super::{Architecture, Setting, USUAL};
 
 pub(super) static PHI3: Architecture = Architecture {
     name: "phi3",
     classes: &["Phi3ForCausalLM"],
+    defaults: &[
+        ("rms_norm_eps", Setting::Number(1e-5)),
+        ("original_max_position_embeddings", Setting::Count(4096)),
+    ],
     has_partial_rotation: true,
     read: |keys, h| keys.window(h, 0),
     layer: |h, index| {

@@ -2,20 +2,19 @@
 //! files and in checkpoints. The last layers may attend to a window of positions.
 
 use super::extras::{Keys, LayerSet};
-use super::names::{COMMON, GATED, NORMS, QKV_BIASES};
 use super::transformer::{Attention, Layer};
-use super::{Architecture, Hyperparameters, USUAL};
+use super::{Architecture, EPSILON, Hyperparameters, USUAL, kv_heads, sliding_window};
 use crate::model::ModelError;
 
 pub(super) static QWEN2: Architecture = Architecture {
     name: "qwen2",
     classes: &["Qwen2ForCausalLM"],
+    defaults: &[EPSILON, kv_heads(32), sliding_window(4096)],
     read: window,
     layer: |h, index| {
         let plain = Layer::plain(h, index);
         Layer { attention: Attention { qkv_bias: true, ..plain.attention }, ..plain }
     },
-    tensors: &[COMMON, NORMS, GATED, QKV_BIASES],
     ..USUAL
 };
 

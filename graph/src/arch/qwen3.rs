@@ -3,11 +3,13 @@
 
 use super::names::{COMMON, GATED, HEAD_NORMS, NORMS};
 use super::transformer::{Attention, Layer, QkNorm};
-use super::{Architecture, USUAL, qwen2};
+use super::{ATTENTION_BIAS, Architecture, EPSILON, Setting, USUAL, kv_heads, qwen2, sliding_window};
 
 pub(super) static QWEN3: Architecture = Architecture {
     name: "qwen3",
     classes: &["Qwen3ForCausalLM"],
+    defaults: &[EPSILON, kv_heads(32), sliding_window(4096), ("head_dim", Setting::Count(128))],
+    biases: ATTENTION_BIAS,
     read: qwen2::window,
     layer: |h, index| {
         let plain = Layer::plain(h, index);

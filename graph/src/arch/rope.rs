@@ -31,6 +31,9 @@ pub struct Rope {
     /// Parameters of YaRN, if the model uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub yarn: Option<Yarn>,
+    /// Parameters of dynamic scaling, if the model uses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dynamic: Option<DynamicScaling>,
     /// Factors that divide the frequencies.
     pub factors: RopeFactors,
     /// Number by which sines and cosines are multiplied.
@@ -124,7 +127,34 @@ impl Llama3Scaling {
     }
 }
 
+/// RoPE scaling of type `dynamic`. Contexts longer than the original context get a larger base.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct DynamicScaling {
+    /// Factor from which the base follows.
+    pub factor: f32,
+    /// Maximum sequence length before scaling, in tokens.
+    pub original_context: u32,
+}
+
+impl DynamicScaling {
+    /// Returns the base for sequences of up to `context` tokens.
+    fn base(&self, rope: &Rope, context: u32) -> f32 {
+        if context <= self.original_context || rope.dimensions <= 2 {
+            return rope.base;
+        }
+        let (factor, dimensions) = (f64::from(self.factor), f64::from(rope.dimensions));
+        let growth = factor * f64::from(context) / f64::from(self.original_context) - (factor - 1.0);
+        (f64::from(rope.base) * growth.powf(dimensions / (dimensions - 2.0))) as f32
+    }
+}
+
 impl Rope {
+    /// Returns the parameters for sequences of up to `context` tokens, without dynamic scaling.
+    pub(crate) fn for_context(&self, context: u32) -> Self {
+        let base = self.dynamic.map_or(self.base, |dynamic| dynamic.base(self, context));
+        Rope { base, dynamic: None, ..*self }
+    }
+
     /// Returns parameters without scaling and with the most common base, for no dimensions.
     pub(crate) fn plain() -> Self {
         Self {
@@ -134,6 +164,7 @@ impl Rope {
             scale: 1.0,
             llama3: None,
             yarn: None,
+            dynamic: None,
             factors: RopeFactors::None,
             magnitude: 1.0,
         }
@@ -171,6 +202,9 @@ impl fmt::Display for Rope {
                 ", YaRN by {factor} from context {original_context}, {beta_slow} to {beta_fast} turns"
             )?;
             f.write_str(if truncate { "" } else { ", not rounded" })?;
+        }
+        if let Some(DynamicScaling { factor, original_context }) = self.dynamic {
+            write!(f, ", dynamic scaling by {factor} from context {original_context}")?;
         }
         match self.factors {
             RopeFactors::None => Ok(()),

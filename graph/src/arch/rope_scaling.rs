@@ -61,7 +61,8 @@ impl RopeScaling {
         let original = of_scaling.unwrap_or((h.context as f32 / rope.scale.max(1.0)) as u32).max(1);
         let (RopeScaling::Yarn(factor) | RopeScaling::Linear(factor)) = self;
         h.extras.replaced_factors = std::mem::replace(&mut rope.factors, RopeFactors::None);
-        (rope.scale, rope.magnitude, rope.llama3, rope.yarn) = (1.0, 1.0, None, None);
+        (rope.scale, rope.magnitude) = (1.0, 1.0);
+        (rope.llama3, rope.yarn, rope.dynamic) = (None, None, None);
         match self {
             RopeScaling::Linear(factor) => rope.scale = factor,
             RopeScaling::Yarn(factor) => {

@@ -1,7 +1,7 @@
 //! SmolLM3: Llama in which every fourth layer has no RoPE.
 
 use super::extras::LayerSet;
-use super::{Architecture, RopePairing, USUAL};
+use super::{Architecture, BIASES, EPSILON, RopePairing, TIED, USUAL, kv_heads, rope_base};
 use crate::model::ModelError;
 
 /// Distance between layers without RoPE, unless the file gives one.
@@ -10,6 +10,8 @@ const PERIOD: u32 = 4;
 pub(super) static SMOLLM3: Architecture = Architecture {
     name: "smollm3",
     classes: &["SmolLM3ForCausalLM"],
+    defaults: &[EPSILON, TIED, kv_heads(4), rope_base(2e6)],
+    biases: BIASES,
     gguf_pairing: RopePairing::Interleaved,
     read: |keys, h| {
         let period = keys.count("", "no_rope_layer_interval")?.unwrap_or(PERIOD);

@@ -80,7 +80,7 @@ pub(super) struct FeedForward {
     pub(super) has_gate: bool,
     /// Whether one tensor holds the gate and the up projection.
     pub(super) is_fused: bool,
-    /// Whether the projections have biases. Only networks without a gate can have them.
+    /// Whether the projections have biases. The gate and the up projection must then be two tensors.
     pub(super) bias: bool,
     /// Whether a norm precedes the down projection.
     pub(super) sub_norm: bool,
@@ -107,8 +107,8 @@ impl Layer {
                 rope,
                 scores,
                 is_fused: false,
-                qkv_bias: false,
-                output_bias: false,
+                qkv_bias: h.extras.qkv_bias,
+                output_bias: h.extras.output_bias,
                 qk_norm: QkNorm::None,
                 sub_norm: false,
             },
@@ -117,7 +117,7 @@ impl Layer {
                 function: Function::Silu,
                 has_gate: true,
                 is_fused: false,
-                bias: false,
+                bias: h.extras.feed_forward_bias,
                 sub_norm: false,
             },
             norms: Norms::Before,
@@ -277,7 +277,8 @@ impl Halves<'_, '_, '_> {
             self.b.gate(gate_up, function)
         } else {
             let weights = [(&*name("ffn_gate"), hidden), (&*name("ffn_up"), hidden)];
-            let gate_up = self.b.joint_matmul(normed, &weights, &[])?;
+            let both = [biases("ffn_gate"), biases("ffn_up")].concat();
+            let gate_up = self.b.joint_matmul(normed, &weights, &both)?;
             self.b.gate(gate_up, function)
         };
         if sub_norm {

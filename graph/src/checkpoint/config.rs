@@ -7,7 +7,8 @@
 use super::quantization::Quantization;
 use super::{CONFIG, MOST_CONFIG_BYTES};
 use crate::arch::{
-    Architecture, Extras, Hyperparameters, Keys, Llama3Scaling, Rope, RopeFactors, Yarn, in_range, positive,
+    Architecture, DynamicScaling, Extras, Hyperparameters, Keys, Llama3Scaling, Rope, RopeFactors, Setting,
+    Yarn, in_range, positive,
 };
 use crate::error::{FormatError, Quoted};
 use crate::json;
@@ -30,6 +31,13 @@ impl Fields {
     pub(crate) fn read(source: &dyn Source) -> Result<Self, FormatError> {
         let map = json::parse(source, MOST_CONFIG_BYTES)?;
         Ok(Fields { file: source.name().to_owned(), path: String::new(), map })
+    }
+
+    /// Adds the fields in `defaults` that are missing. A `null` field is not missing here.
+    fn add_missing(&mut self, defaults: &[(&str, Setting)]) {
+        for (key, value) in defaults {
+            self.map.entry(*key).or_insert((*value).into());
+        }
     }
 
     pub(crate) fn find(&self, key: &str) -> Option<&Value> {
@@ -181,8 +189,9 @@ pub(super) fn read(
         directory: directory.name().to_owned(),
         file: CONFIG.to_owned(),
     })?;
-    let config = Fields::read(source.as_ref())?;
+    let mut config = Fields::read(source.as_ref())?;
     let architecture = Architecture::of_class(class(&config)?)?;
+    config.add_missing(architecture.defaults);
     let (activation, functions) = architecture.activation;
     config.refuse(activation, &functions.iter().map(|&name| name.into()).collect::<Vec<_>>())?;
     Quantization::read(&config)?;
@@ -215,6 +224,7 @@ pub(super) fn read(
         extras,
     };
     let keys = Keys::of_config(&config);
+    keys.biases(&mut hyperparameters, architecture.biases)?;
     (architecture.read)(&keys, &mut hyperparameters)?;
     keys.check_all_read()?;
     hyperparameters
@@ -270,6 +280,7 @@ fn class(config: &Fields) -> Result<&str, ModelError> {
 /// may hold one object per type of layer. Older files have a base of the windowed layers instead.
 fn ropes(config: &Fields, plain: Rope, is_partial: bool, extras: &mut Extras) -> Result<Rope, ModelError> {
     const PART: &str = "partial_rotary_factor";
+    const WINDOWED_BASE: &str = "rope_local_base_freq";
     let whole = [Value::from(1), Value::from(1.0)];
     for object in ["rope_parameters", "rope_scaling"].into_iter().filter(|_| !is_partial) {
         config.refuse(PART, &whole)?;
@@ -278,48 +289,56 @@ fn ropes(config: &Fields, plain: Rope, is_partial: bool, extras: &mut Extras) ->
     let parameters = config.object("rope_parameters")?;
     let of_kind = |kind| parameters.as_ref().map_or(Ok(None), |all| all.object(kind));
     if let Some(windowed) = of_kind("sliding_attention")? {
-        extras.windowed_rope = Some(rope(config, Some(&windowed), plain, extras)?);
-    } else if let Some(base) = config.find_float("rope_local_base_freq")? {
+        extras.windowed_rope = Some(rope(config, Some(&windowed), WINDOWED_BASE, plain, extras)?);
+    } else if let Some(base) = config.find_float(WINDOWED_BASE)? {
         extras.windowed_rope = Some(Rope { base, ..plain });
     }
     let full = match of_kind("full_attention")? {
         Some(full) => Some(full),
         None => parameters,
     };
-    let scaling = match config.object("rope_scaling")? {
-        Some(scaling) if full.is_none() => Some(scaling),
-        _ => full,
-    };
-    rope(config, scaling.as_ref(), plain, extras)
+    // Files with both objects exist. `transformers` reads the older one.
+    let scaling = config.object("rope_scaling")?.or(full);
+    rope(config, scaling.as_ref(), "rope_theta", plain, extras)
 }
 
-/// Reads RoPE settings from an object of `config.json`. The base, the part that rotates and the original
-/// context may also be outside of the object.
+/// Reads RoPE settings from an object of `config.json`. The part that rotates and the original context may
+/// also be outside of the object, and so may the base, under the key `outer_base`.
 fn rope(
     config: &Fields,
     scaling: Option<&Fields>,
+    outer_base: &str,
     plain: Rope,
     extras: &mut Extras,
 ) -> Result<Rope, ModelError> {
-    let float = |key: &str| match scaling.map(|s| s.find_float(key)).transpose()?.flatten() {
+    let float = |key: &str, outer: &str| match scaling.map(|s| s.find_float(key)).transpose()?.flatten() {
         Some(found) => Ok::<_, ModelError>(Some(found)),
-        None => config.find_float(key),
+        None => config.find_float(outer),
     };
-    let part = float("partial_rotary_factor")?.unwrap_or(1.0).min(1.0);
+    let part = float("partial_rotary_factor", "partial_rotary_factor")?.unwrap_or(1.0).min(1.0);
     let plain = Rope {
-        base: float("rope_theta")?.unwrap_or(plain.base),
+        base: float("rope_theta", outer_base)?.unwrap_or(plain.base),
         dimensions: (f64::from(plain.dimensions) * f64::from(part)) as u32,
         ..plain
     };
     let Some(scaling) = scaling else { return Ok(plain) };
     let kind = match scaling.text("rope_type")? {
         Some(kind) => kind,
-        None => scaling.text("type")?.ok_or_else(|| scaling.missing("rope_type"))?,
+        None => match scaling.text("type")? {
+            Some(kind) => kind,
+            None if scaling.find("factor").is_none() => "default",
+            None => return Err(scaling.missing("rope_type").into()),
+        },
     };
     match kind {
         "default" => Ok(plain),
+        "dynamic" => {
+            let original_context = config.count("max_position_embeddings")?;
+            let dynamic = DynamicScaling { factor: scaling.float("factor")?, original_context };
+            Ok(Rope { dynamic: Some(dynamic), ..plain })
+        }
         "linear" => Ok(Rope { scale: scaling.float("factor")?, ..plain }),
-        "llama3" => Ok(Rope { llama3: Some(llama3(scaling)?), ..plain }),
+        "llama3" => Ok(Rope { llama3: Some(llama3(config, scaling)?), ..plain }),
         "yarn" => yarn(config, scaling, plain),
         "longrope" | "su" => {
             let (rope, factors) = longrope(config, scaling, plain)?;
@@ -337,9 +356,10 @@ fn rope(
 fn contexts(config: &Fields, scaling: &Fields) -> Result<(u32, f32), ModelError> {
     const KEY: &str = "original_max_position_embeddings";
     let context = config.count("max_position_embeddings")?;
-    let original = match scaling.find_count(KEY)? {
+    // Phi-3 has the field outside of the object, where it takes precedence.
+    let original = match config.find_count(KEY)? {
         Some(found) => found,
-        None => config.find_count(KEY)?.unwrap_or(context),
+        None => scaling.find_count(KEY)?.unwrap_or(context),
     };
     let factor = scaling.find_float("factor")?.unwrap_or(context as f32 / original as f32);
     Ok((original, factor))
@@ -388,12 +408,12 @@ fn longrope(config: &Fields, scaling: &Fields, plain: Rope) -> Result<(Rope, [Ve
     Ok((rope, [factors("short_factor")?, factors("long_factor")?]))
 }
 
-fn llama3(scaling: &Fields) -> Result<Llama3Scaling, ModelError> {
+fn llama3(config: &Fields, scaling: &Fields) -> Result<Llama3Scaling, ModelError> {
     let found = Llama3Scaling {
         factor: scaling.float("factor")?,
         low_frequency_factor: scaling.float("low_freq_factor")?,
         high_frequency_factor: scaling.float("high_freq_factor")?,
-        original_context: scaling.count("original_max_position_embeddings")?,
+        original_context: contexts(config, scaling)?.0,
     };
     if found.low_frequency_factor >= found.high_frequency_factor {
         let why = format!(

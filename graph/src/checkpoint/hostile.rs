@@ -263,9 +263,6 @@ fn rejects_invalid_and_contradictory_numbers() {
 #[test]
 fn rejects_features_that_would_be_ignored() {
     for (key, value) in [
-        ("attention_bias", json!(true)),
-        ("attention_bias", json!("no")),
-        ("mlp_bias", json!(true)),
         ("hidden_act", json!("gelu")),
         ("quantization_config", json!({ "bits": 4 })),
         ("sliding_window", json!(4096)),
@@ -275,6 +272,16 @@ fn rejects_features_that_would_be_ignored() {
         let error = Made::new().with(key, value.clone()).error();
         let shown = if value.is_object() { "an object".to_owned() } else { value.to_string() };
         assert_eq!(error, format!("not supported: {key} in config.json = {shown}"));
+    }
+    for (key, tensor) in [("attention_bias", "self_attn.q_proj"), ("mlp_bias", "mlp.gate_proj")] {
+        let error = Made::new().with(key, json!(true)).error();
+        assert_eq!(error, format!("tensor model.layers.0.{tensor}.bias is missing"));
+        let error = Made::new().with(key, json!("no")).error();
+        assert!(error.contains(&format!("{key} should be true or false")), "{error}");
+        // This class has no biases of this kind.
+        let mistral = Made::new().with("architectures", json!(["MistralForCausalLM"]));
+        let error = mistral.with(key, json!(true)).error();
+        assert_eq!(error, format!("not supported: {key} in config.json = true"));
     }
     for (key, value) in
         [("attention_bias", json!(false)), ("hidden_act", json!("silu")), ("partial_rotary_factor", json!(1))]

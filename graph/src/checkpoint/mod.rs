@@ -77,15 +77,12 @@ pub(crate) fn open(
     let mut sources = shards(directory, &names)?;
     let tensors = tensors(architecture, directory, &names, &mut sources)?;
     let weights = Weights::new(sources, tensors)?;
-    // If the head has no tensor of its own, `config.json` must tie it to the embedding.
-    let head = || architecture.name_in_checkpoint(HEAD);
-    match (tied, weights.tensor(HEAD).is_some()) {
-        (true, true) => Err(ModelError::Unsupported {
-            what: format!("{} beside tie_word_embeddings in {CONFIG}", head()),
-        }),
-        (false, false) => Err(ModelError::MissingTensor { name: head() }),
-        _ => Ok((architecture, hyperparameters, weights)),
+    // If the head has no tensor of its own, `config.json` must tie it to the embedding. A tensor of its own
+    // counts even if it does, as in `transformers`.
+    if tied || weights.tensor(HEAD).is_some() {
+        return Ok((architecture, hyperparameters, weights));
     }
+    Err(ModelError::MissingTensor { name: architecture.name_in_checkpoint(HEAD) })
 }
 
 fn shards(directory: &Directory, names: &[String]) -> Result<Vec<Arc<dyn Source>>, FormatError> {

@@ -173,7 +173,8 @@ fn finds_shards_by_the_index() {
 #[test]
 fn head_is_tied_or_has_its_own_tensor() {
     let mut tied = Made::new().with("tie_word_embeddings", true.into());
-    assert_eq!(tied.error(), "not supported: lm_head.weight beside tie_word_embeddings in config.json");
+    // The model uses the tensor, even if the configuration ties the head.
+    assert!(tied.open().unwrap().weights().tensor("output.weight").is_some());
     tied.tensors.pop();
     assert!(tied.open().is_ok());
     let untied = tied.with("tie_word_embeddings", false.into());
@@ -251,8 +252,8 @@ fn rotary_scaling_of_llama_3() {
         Made::new().with("rope_scaling", scaling).error()
     };
     assert_eq!(
-        fails("rope_type", "dynamic".into()),
-        "not supported: rotary scaling of type \"dynamic\" (config.json)"
+        fails("rope_type", "spiral".into()),
+        "not supported: rotary scaling of type \"spiral\" (config.json)"
     );
     assert!(fails("high_freq_factor", 1.0.into()).contains("is not above low_freq_factor"));
     assert!(
@@ -261,6 +262,46 @@ fn rotary_scaling_of_llama_3() {
     );
     assert!(fails("factor", Value::Null).contains("d/config.json has no metadata rope_scaling.factor"));
     assert!(fails("original_max_position_embeddings", (-1).into()).contains("-1 is not in 1 …"));
+}
+
+/// Compares the bases for several contexts with the formula of the `transformers` library.
+#[test]
+fn dynamic_scaling_depends_on_the_context() {
+    let scaling = json!({ "rope_type": "dynamic", "factor": 4.0 });
+    let made = Made::new().with("rope_scaling", scaling).with("max_position_embeddings", 64.into());
+    let rope = made.open().unwrap().hyperparameters().rope;
+    assert_eq!(rope.for_context(64), Made::new().open().unwrap().hyperparameters().rope);
+    let longer = rope.for_context(96).base;
+    let expected = 10_000.0 * (4.0 * 96.0 / 64.0 - 3.0f64).powf(16.0 / 14.0);
+    assert!((f64::from(longer) / expected - 1.0).abs() < 1e-6, "{longer} for {expected}");
+    assert!(made.with("rope_scaling", json!({ "type": "dynamic" })).error().contains("rope_scaling.factor"));
+}
+
+/// Checks that a missing field has the value that `transformers` uses for the class, and that `null` is not
+/// a missing field.
+#[test]
+fn missing_fields_have_the_defaults_of_their_class() {
+    let read = |class: &str, config: Value| {
+        let mut made = Made::new().with("architectures", json!([class]));
+        for (key, value) in config.as_object().unwrap() {
+            made = made.with(key, value.clone());
+        }
+        super::config::read(&made.directory()).map(|(_, h, _)| h)
+    };
+    let h = read("Gemma2ForCausalLM", json!({ "sliding_window": null, "head_dim": 16 })).unwrap();
+    assert_eq!((h.extras.score_cap, h.extras.logit_cap), (Some(50.0), Some(30.0)));
+    assert_eq!((h.extras.score_scale, h.extras.window), (Some(1.0 / 16.0), None));
+    let h = read("Gemma3ForCausalLM", json!({})).unwrap();
+    assert_eq!((h.head_dimensions, h.extras.window, h.rope.base), (256, Some(4096), 1e6));
+    assert_eq!(h.extras.windowed_rope.unwrap().base, 1e4);
+    let h = read("CohereForCausalLM", json!({ "layer_norm_eps": 1e-5 })).unwrap();
+    assert_eq!((h.extras.logit_scale, h.rope.base), (0.0625, 5e5));
+    let h = read("GraniteForCausalLM", json!({ "rope_parameters": {} })).unwrap();
+    assert_eq!((h.extras.score_scale, h.rope.base), (Some(1.0), 1e4));
+    let h = read("Glm4ForCausalLM", json!({ "head_dim": 16 })).unwrap();
+    assert_eq!((h.rope.dimensions, h.extras.qkv_bias), (8, true));
+    let h = read("MistralForCausalLM", json!({ "head_dim": 16 })).unwrap();
+    assert_eq!(h.extras.window, Some(4096));
 }
 
 /// Creates a checkpoint whose query projection is F8_E4M3. Its values are those of `codes`, again and again.

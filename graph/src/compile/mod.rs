@@ -266,7 +266,10 @@ pub(crate) fn weight_buffers(
             | Operator::Bias { .. }
             | Operator::HeadNorm { .. } => {
                 let tensors = operator.tensors().to_vec();
-                let columns = tensors.iter().map(|name| Ok(model.tensor(name)?.columns()));
+                let columns = tensors.iter().map(|name| {
+                    let tensor = model.tensor(name)?;
+                    Ok(tensor.columns() * tensor.rows())
+                });
                 let mut values = columns.sum::<Result<_, ModelError>>()?;
                 let mut pitch = None;
                 let affine = match operator {
@@ -324,6 +327,7 @@ pub(crate) fn frequencies_name(rope: &Rope) -> String {
 
 /// Returns the RoPE frequencies. `context` is the maximum length of a sequence, which may select the factors.
 fn rope_frequencies(model: &Model, rope: &Rope, context: u32) -> Result<WeightContent, ModelError> {
+    let rope = &rope.for_context(context);
     let name = match rope.factors {
         RopeFactors::None => None,
         RopeFactors::File => Some(ROPE_FACTORS),

@@ -111,6 +111,10 @@ MODELS = {
         {
             "window": dict(sliding_window=None),
             "factors": rope("default", partial_rotary_factor=0.5),
+            "partial rotation": rope(
+                "longrope", partial_rotary_factor=1.0, original_max_position_embeddings=32,
+                short_factor=[1.0, 1.1, 1.2, 1.5] * 2, long_factor=[1.0, 2.0, 5.0, 9.0] * 2,
+            ),
             "long factors": rope(
                 "longrope", partial_rotary_factor=0.5, original_max_position_embeddings=32,
                 short_factor=[1.0, 1.1, 1.2, 1.5], long_factor=[1.0, 1.1, 1.2, 1.5],
@@ -418,6 +422,10 @@ def main(name):
     (folder / "ids.json").write_text(json.dumps({"ids": ids}) + "\n")
     golden = logits(model, ids)
     numpy.save(folder / "logits.npy", golden.float().numpy())
+    # Every norm and every bias counts, too, under the last two parts of its name.
+    vectors = {".".join(key.split(".")[-2:]) for key, value in model.named_parameters() if value.dim() == 1}
+    of_norms = 0.0 if kind.startswith("Gemma") else 1.0
+    parts = {part: 0.0 if part.endswith("bias") else of_norms for part in sorted(vectors)} | parts
     for part, neutral in parts.items():
         without = build(kind, {**shape, **neutral}) if isinstance(neutral, dict) else copy.deepcopy(model)
         if rounded and isinstance(neutral, dict):

@@ -261,7 +261,8 @@ fn pieces<M: Model>(
         }
         pieces[place] = Some(match token.special {
             true => Piece::Silent,
-            false => Piece::Text(token.content.as_str().into()),
+            // Decoders apply to these tokens, too: those of Gemma for several spaces are written with `▁`.
+            false => decoding.piece(&token.content),
         });
     }
     Ok(pieces.into_iter().map(|piece| piece.unwrap_or(Piece::Text("\u{fffd}".into()))).collect())
