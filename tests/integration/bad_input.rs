@@ -236,7 +236,8 @@ fn refuses_unknown_architectures_types_and_tensors() {
     );
 
     let query = tensor_info(&corrupt.sound, "blk.0.attn_q.weight");
-    for (id, name) in [(2u32, None), (10, Some("Q2_K")), (16, Some("IQ2_XXS")), (9999, Some("number 9999"))] {
+    for (id, name) in [(2u32, None), (21, Some("IQ3_S")), (16, Some("IQ2_XXS")), (9999, Some("number 9999"))]
+    {
         let path = corrupt.patched("type.gguf", query + 20, &id.to_le_bytes());
         match name {
             Some(name) => {

@@ -3,12 +3,16 @@
 //! an ordinary type.
 
 mod float8;
+mod lookup;
 mod ternary;
 #[cfg(test)]
 mod tests;
+mod two_bits;
 
 pub(crate) use float8::{Float8, Scales};
+pub(crate) use lookup::{Lookup, Table, bytes as lookup_bytes};
 pub(crate) use ternary::{Packing, Ternary};
+pub(crate) use two_bits::TwoBits;
 
 use crate::error::SourceError;
 use crate::source::Source;

@@ -3,9 +3,9 @@
 //! changes.
 //!
 //! Sources: `integrations/bitnet.py` in Hugging Face's `transformers` for packed rows and for weights that
-//! are rounded while the model runs; the converter in Microsoft's repository `BitNet` for I2_S.
+//! are rounded while the model runs; the converter in Microsoft's repository `BitNet` for I2_S, TL1 and TL2.
 
-use super::{Conversion, Place};
+use super::{Conversion, Lookup, Place};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::{dequantise, quantise};
@@ -21,6 +21,8 @@ pub(crate) enum Packing {
     /// GGUF's I2_S: 32 bytes hold 128 weights of a row. Byte i holds the weights i, i + 32, i + 64 and i +
     /// 96, from the highest bits on.
     I2S,
+    /// GGUF's TL1 or TL2.
+    Lookup(Lookup),
     /// Weights of this type. The scale is the mean of their magnitudes, and each weight divided by the scale
     /// is rounded to −1, 0 or 1.
     Rounded(TensorType),
@@ -130,6 +132,10 @@ impl Ternary {
                     let shift = 6 - run % 4 * 2;
                     codes.iter_mut().zip(bytes).for_each(|(code, byte)| *code = (byte >> shift) & 3);
                 }
+            }
+            Packing::Lookup(lookup) => {
+                let (row, column) = (first / self.columns, first % self.columns);
+                lookup.codes(self.values.all()?, row, column, codes);
             }
             Packing::Rounded(tensor_type) => {
                 let values = self.plain(tensor_type, first, codes.len())?;

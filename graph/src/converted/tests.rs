@@ -1,5 +1,6 @@
-//! Tests with ternary weights. `checkpoint/tests.rs` tests 8-bit floats.
+//! Tests with ternary weights and weights of two bits. `checkpoint/tests.rs` tests 8-bit floats.
 
+use super::lookup::Tiles;
 use super::*;
 use crate::source::MemorySource;
 use ragtag_kernels::blocks::{dequantise, quantise};
@@ -123,4 +124,140 @@ fn invalid_ternary_weights_are_errors() {
 fn tensors_of_partial_blocks_are_refused() {
     let ternary = Ternary::new("t", [48, 4], place(by_rows(4, 48)), Packing::Rows, Some(1.0)).unwrap();
     assert!(add(&mut Vec::new(), "t".into(), vec![48, 4], ternary).is_none());
+}
+
+/// Returns the elements of an array in the order of the axes `axes`. The last one varies fastest.
+fn transposed(data: &[u8], shape: &[usize], axes: &[usize]) -> Vec<u8> {
+    assert_eq!(data.len(), shape.iter().product::<usize>());
+    let stride = |axis: usize| shape[axis + 1..].iter().product::<usize>();
+    let mut at = vec![0];
+    for axis in axes {
+        at = at.iter().flat_map(|at| (0..shape[*axis]).map(move |i| at + i * stride(*axis))).collect();
+    }
+    at.into_iter().map(|at| data[at]).collect()
+}
+
+/// Cuts `[rows][units]` into tiles and runs, and returns `[tiles][runs][units of a run][rows of a run]`.
+fn tiled(units: &[u8], rows: usize, tiles: (usize, usize), run: (usize, usize)) -> Vec<u8> {
+    let across = units.len() / rows;
+    let shape = [rows / tiles.0, tiles.0 / run.0, run.0, across / tiles.1, tiles.1 / run.1, run.1];
+    transposed(units, &shape, &[0, 3, 1, 4, 5, 2])
+}
+
+/// Joins two units of 32 rows as nibbles, and exchanges the second and the third eight of the rows.
+fn nibbles(units: &[u8]) -> Vec<u8> {
+    let joined: Vec<u8> =
+        units.chunks_exact(64).flat_map(|two| (0..32).map(|row| two[row] << 4 | two[32 + row])).collect();
+    let eights = joined.as_chunks::<8>().0.as_chunks::<4>().0;
+    eights.iter().flat_map(|[a, b, c, d]| [*a, *c, *b, *d]).flatten().collect()
+}
+
+/// Returns the weights of each `N` columns as a number in base 3.
+fn groups<const N: usize>(rows: usize, columns: Range<usize>) -> Vec<i32> {
+    let starts = (0..rows).flat_map(|row| columns.clone().step_by(N).map(move |column| (row, column)));
+    starts.map(|(row, column)| (0..N).fold(0, |sum, i| sum * 3 + weight(row, column + i))).collect()
+}
+
+/// Packs the weights of a matrix in TL1.
+fn tl1(rows: usize, columns: usize, tiles: &Tiles) -> Vec<u8> {
+    let pairs: Vec<u8> = groups::<2>(rows, 0..columns).into_iter().map(|pair| (pair + 4) as u8).collect();
+    let [tile_rows, tile_columns, run] = [tiles.rows, tiles.columns, tiles.run].map(|n| n as usize);
+    let tiled = tiled(&pairs, rows, (tile_rows, tile_columns / 2), (run, 128 / run));
+    // Two pairs of 16 rows fill 16 bytes.
+    let shape = [tiled.len() / 128, 256 / run / 4, 2, run / 16, 16];
+    let ordered = transposed(&tiled, &shape, &[0, 3, 1, 4, 2]);
+    ordered.as_chunks().0.iter().map(|[high, low]| high << 4 | low).collect()
+}
+
+/// Packs the weights of a matrix in TL2.
+fn tl2(rows: usize, columns: usize, tiles: &Tiles) -> Vec<u8> {
+    let [tile_rows, tile_columns] = [tiles.rows, tiles.columns].map(|n| n as usize);
+    let split = columns - columns % tile_columns;
+    let triples = groups::<3>(rows, 0..split);
+    let of = |value: fn(&i32) -> u8| triples.iter().map(value).collect::<Vec<_>>();
+    let tile = (tile_rows, tile_columns / 3);
+    let mut out = nibbles(&tiled(&of(|triple| triple.unsigned_abs() as u8), rows, tile, (32, 2)));
+    let signs = tiled(&of(|triple| u8::from(*triple < 0)), rows, tile, (32, 8));
+    for run in signs.chunks_exact(256) {
+        let word = |item: usize| (0..16).fold(0, |word, i| word | u16::from(run[i * 16 + item]) << (15 - i));
+        out.extend((0..16).flat_map(|item| word(item).to_le_bytes()));
+    }
+    let pairs: Vec<u8> = groups::<2>(rows, split..columns).into_iter().map(|pair| (pair + 4) as u8).collect();
+    out.extend(nibbles(&tiled(&pairs, rows, (tile_rows, 16), (32, 2))));
+    out.resize((columns - 256) * rows / 3 * 5 / 8 + rows * 64, 0);
+    out
+}
+
+#[test]
+fn weights_in_lookup_tables_keep_their_values() {
+    // Digests of what the steps of Microsoft's converter make of the same weights.
+    for (table, rows, columns, tiles, digest) in [
+        (Table::Pairs, 128, 256, [64, 128, 32], 0xe626_4776_68ab_7cac),
+        (Table::Pairs, 128, 256, [64, 64, 64], 0x8e1d_0295_7fb9_023c),
+        (Table::Triples, 64, 448, [64, 96, 32], 0x326d_0b82_3cda_b576),
+        (Table::Triples, 64, 384, [32, 192, 32], 0x8b00_00bf_c1f8_18a0),
+    ] {
+        let tiles = Tiles { rows: tiles[0], columns: tiles[1], run: tiles[2] };
+        let pack = if table == Table::Pairs { tl1 } else { tl2 };
+        let bytes = pack(rows, columns, &tiles);
+        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        assert_eq!(bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix), digest, "{table:?} {tiles:?}");
+        let shape = [columns as u64, rows as u64];
+        assert_eq!(lookup_bytes(table, shape), Some((bytes.len() as u64).next_multiple_of(32)));
+
+        let open = |bytes: Vec<u8>| {
+            let packing = Packing::Lookup(Lookup::new(table, shape, tiles));
+            read(Ternary::new("t", shape, place(bytes), packing, Some(0.375)).unwrap(), shape)
+        };
+        let (_, values) = open(bytes.clone()).unwrap();
+        for (at, value) in values.into_iter().enumerate() {
+            assert_eq!(value, weight(at / columns, at % columns) as f32 * 0.375, "{table:?} at {at}");
+        }
+        // An index beyond the table.
+        let wrong = [&[0xff], &bytes[1..]].concat();
+        let error = open(wrong).unwrap_err().to_string();
+        assert_eq!(error, "file: tensor t: a weight of row 0 is not ternary");
+    }
+}
+
+#[test]
+fn the_order_of_weights_in_lookup_tables_is_known_for_some_matrices() {
+    assert!(Lookup::find(Table::Pairs, [4096, 1536]).is_some());
+    assert!(Lookup::find(Table::Pairs, [4096, 14336]).is_none(), "the repository has two orders");
+    assert!(Lookup::find(Table::Triples, [4096, 14336]).is_some());
+    assert!(Lookup::find(Table::Triples, [2560, 6912]).is_none());
+    assert_eq!(lookup_bytes(Table::Triples, [128, 64]), None);
+    assert_eq!(lookup_bytes(Table::Pairs, [u64::MAX, 64]), None);
+}
+
+#[test]
+fn weights_of_two_bits_keep_their_values() {
+    // Each byte holds four weights from the lowest bits on.
+    let codes: Vec<u8> = (0..64).map(|i: u32| (i * 37 % 251) as u8).collect();
+    let value = |at: usize| [-2.0, -1.0, 1.0, 2.0][usize::from((codes[at / 4] >> (at % 4 * 2)) & 3)];
+    // f16 of 1, 2, 4 and so on.
+    let scale = |block: usize| (1 << block) as f32;
+    let bits = |block: usize| (0x3c00 + 0x400 * block as u16).to_le_bytes();
+    let with_scales = |put: &dyn Fn(usize) -> [u8; 2]| {
+        let blocks = codes.chunks_exact(8).enumerate();
+        blocks.flat_map(|(i, codes)| [codes, &put(i)[..]].concat()).collect::<Vec<u8>>()
+    };
+    let read = |bytes: Vec<u8>, has_scales| {
+        let (mut sources, mut values) = (Vec::new(), vec![f32::NAN; 256]);
+        let two_bits = TwoBits { tensor: "t".into(), values: place(bytes), has_scales };
+        let info = add(&mut sources, "t".into(), vec![64, 4], two_bits).unwrap();
+        let bytes = sources[info.shard].whole(0..info.bytes)?;
+        dequantise(info.tensor_type, &bytes, &mut values).unwrap();
+        Ok::<_, SourceError>(values)
+    };
+    for (at, found) in read(codes.clone(), false).unwrap().into_iter().enumerate() {
+        assert_eq!(found, value(at), "{at}");
+    }
+    for (at, found) in read(with_scales(&bits), true).unwrap().into_iter().enumerate() {
+        assert_eq!(found, value(at) * scale(at / 32), "{at}");
+    }
+    for bits in [0x7c00u16, 0x7e00, 0, 0xb800] {
+        let error = read(with_scales(&|_| bits.to_le_bytes()), true).unwrap_err().to_string();
+        assert!(error.contains("of a block is not finite and positive"), "{error}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Reads the version, the metadata and the tensor infos of one GGUF file.
 
+use super::bitnet::{self, Packed};
 use super::metadata::{Entry, Metadata};
 use super::reader::Reader;
 use super::types::{ValueType, tensor_type_name};
@@ -7,24 +8,13 @@ use crate::error::{FormatError, Quoted};
 use crate::source::Source;
 use crate::weights::TensorInfo;
 use ragtag_kernels::TensorType;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Default alignment of tensor data, in bytes.
 pub(super) const DEFAULT_ALIGNMENT: u32 = 32;
 /// Maximum number of dimensions of a tensor.
 const MOST_DIMENSIONS: u32 = 4;
-/// Number of the type I2_S in files of BitNet models. ggml once gave this number to another type, which no
-/// file contains any more.
-const I2_S: u32 = 36;
-/// Number of the type TL1 in files of BitNet models. The file does not say in which order it stores weights.
-const TL1: u32 = 38;
-const TL1_HELP: &str =
-    "TL1 (its order of weights depends on the machine for which it was made; convert the model to i2_s)";
-/// Number of weights in a block of I2_S.
-const I2_S_BLOCK: u64 = 128;
-/// Size of the last part of a tensor in I2_S, which contains the scale.
-pub(super) const I2_S_TAIL_BYTES: u64 = 32;
 /// Maximum length of a tensor name in bytes, from the specification.
 const MOST_NAME_BYTES: usize = 64;
 
@@ -32,8 +22,9 @@ const MOST_NAME_BYTES: usize = 64;
 pub(super) struct Header {
     pub(super) metadata: Metadata,
     pub(super) tensors: Vec<TensorInfo>,
-    /// Names of the tensors in I2_S. Their descriptions have the size in the file, and no meaningful type.
-    pub(super) i2_s: HashSet<String>,
+    /// Packings of tensors of BitNet models, by their names. The descriptions of these tensors have the size in
+    /// the file, and no meaningful type.
+    pub(super) packed: HashMap<String, Packed>,
 }
 
 /// Reads and checks the header of file number `shard` of a model. If `whole` is set, the file must also
@@ -47,18 +38,16 @@ pub(super) fn parse(source: &Arc<dyn Source>, shard: usize, whole: bool) -> Resu
     let alignment = alignment(&metadata)?;
 
     let mut tensors: Vec<TensorInfo> = Vec::new();
-    let mut i2_s = HashSet::new();
+    let mut numbers = Vec::new();
     // Each iteration of either loop reads more than twenty bytes, so the size of the file bounds the loops.
     for number in 0..tensor_count {
-        let (tensor, is_i2_s) = tensor_info(&mut reader, number, tensor_count, alignment, shard)?;
-        i2_s.extend(is_i2_s.then(|| tensor.name.clone()));
+        let (tensor, type_id) = tensor_info(&mut reader, number, tensor_count, alignment, shard)?;
         tensors.push(tensor);
+        numbers.push(type_id);
     }
+    let packed = bitnet::find(&mut tensors, &numbers, &reader, alignment, whole.then(|| source.bytes()))?;
     place(&mut tensors, &reader, alignment, if whole { source.bytes() } else { u64::MAX })?;
-    if whole {
-        check_i2_s(&tensors, &i2_s, &reader, alignment, source.bytes())?;
-    }
-    Ok(Header { metadata, tensors, i2_s })
+    Ok(Header { metadata, tensors, packed })
 }
 
 fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
@@ -127,15 +116,15 @@ fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
     Ok(alignment.into())
 }
 
-/// Reads one tensor info, and returns whether the tensor is in I2_S. The offset in the result is relative to
-/// the start of the tensor data.
+/// Reads one tensor info, and the number of its type. The offset in the result is relative to the start of the
+/// tensor data.
 fn tensor_info(
     reader: &mut Reader<'_>,
     number: u64,
     count: u64,
     alignment: u64,
     shard: usize,
-) -> Result<(TensorInfo, bool), FormatError> {
+) -> Result<(TensorInfo, u32), FormatError> {
     let at = reader.at();
     let name = reader.string(format_args!("the name of tensor {number} of {count}"))?;
     if name.is_empty() || name.len() > MOST_NAME_BYTES {
@@ -146,18 +135,14 @@ fn tensor_info(
     let shape = shape(reader, &shown)?;
 
     let type_id = reader.u32(format_args!("the type of tensor {shown}"))?;
-    let is_i2_s = type_id == I2_S;
-    let tensor_type = TensorType::from_gguf_id(if is_i2_s { TensorType::TQ2_0.gguf_id() } else { type_id })
+    let is_packed = bitnet::is_packed(type_id);
+    let tensor_type = TensorType::from_gguf_id(if is_packed { TensorType::TQ2_0.gguf_id() } else { type_id })
         .ok_or_else(|| FormatError::UnsupportedTensorType {
-        file: reader.file().to_owned(),
-        tensor: shown.to_string(),
-        found: match (type_id, tensor_type_name(type_id)) {
-            (TL1, _) => TL1_HELP.to_owned(),
-            (_, Some(name)) => name.to_owned(),
-            (_, None) => format!("number {type_id}"),
-        },
-    })?;
-    let bytes = if is_i2_s { i2_s_bytes(&shape) } else { stored_bytes(tensor_type, &shape) };
+            file: reader.file().to_owned(),
+            tensor: shown.to_string(),
+            found: tensor_type_name(type_id).map_or_else(|| format!("number {type_id}"), str::to_owned),
+        })?;
+    let bytes = if is_packed { Ok(0) } else { stored_bytes(tensor_type, &shape) };
     let bytes = bytes
         .map_err(|cause| reader.invalid(at, format_args!("the shape {shape:?} of tensor {shown}"), cause))?;
 
@@ -167,7 +152,7 @@ fn tensor_info(
         let cause = format!("{offset} is not a multiple of the alignment, {alignment}");
         return Err(reader.invalid(at, format_args!("the offset of tensor {shown}"), cause));
     }
-    Ok((TensorInfo { name: name.to_owned(), tensor_type, shape, shard, offset, bytes }, is_i2_s))
+    Ok((TensorInfo { name: name.to_owned(), tensor_type, shape, shard, offset, bytes }, type_id))
 }
 
 fn shape(reader: &mut Reader<'_>, tensor: &Quoted<'_>) -> Result<Vec<u64>, FormatError> {
@@ -191,46 +176,6 @@ fn shape(reader: &mut Reader<'_>, tensor: &Quoted<'_>) -> Result<Vec<u64>, Forma
         shape.push(extent);
     }
     Ok(shape)
-}
-
-/// Returns the size of a tensor in I2_S, or the reason why the tensor is invalid. The tensor has two bits per
-/// weight, then 32 bytes that start with the scale.
-fn i2_s_bytes(shape: &[u64]) -> Result<u64, String> {
-    let &[columns, rows] = shape else { return Err("is not that of a matrix (I2_S)".to_owned()) };
-    if !columns.is_multiple_of(I2_S_BLOCK) {
-        return Err(format!("rows of {columns} values are not whole blocks of {I2_S_BLOCK} (I2_S)"));
-    }
-    let bytes = columns.checked_mul(rows).and_then(|values| (values / 4).checked_add(I2_S_TAIL_BYTES));
-    bytes.ok_or_else(|| "is larger than any file".to_owned())
-}
-
-/// Checks that tensors in I2_S take as many bytes as this type needs. Other packings have the same number.
-fn check_i2_s(
-    tensors: &[TensorInfo],
-    i2_s: &HashSet<String>,
-    reader: &Reader<'_>,
-    alignment: u64,
-    end: u64,
-) -> Result<(), FormatError> {
-    let mut starts: Vec<u64> = tensors.iter().map(|tensor| tensor.offset).chain([end]).collect();
-    starts.sort_unstable();
-    for tensor in tensors.iter().filter(|tensor| i2_s.contains(&tensor.name)) {
-        let next = starts.iter().find(|start| **start > tensor.offset).copied().unwrap_or(end);
-        let found = next - tensor.offset;
-        if found < tensor.bytes || found - tensor.bytes >= alignment {
-            let cause = format!(
-                "has {found} bytes, but I2_S needs {}: blocks with their own scales and QK256 have the same type \
-                 number and are not supported (convert the model to i2_s with Microsoft's converter)",
-                tensor.bytes
-            );
-            return Err(reader.invalid(
-                tensor.offset,
-                format_args!("tensor {}", Quoted(&tensor.name)),
-                cause,
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Returns the size of a tensor in bytes, or the reason why the tensor is invalid. Each row must consist of

@@ -4,6 +4,7 @@
 use super::*;
 use crate::source::MemorySource;
 use proptest::prelude::*;
+use ragtag_kernels::TensorType;
 
 /// Numbers that overflow an addition or a multiplication, or exceed the size of any allocation.
 const LIES: [u64; 10] = [
@@ -333,9 +334,9 @@ fn dimensions() {
 
 #[test]
 fn errors_name_unsupported_tensor_types() {
-    let supported = "which is not supported; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, \
-                     Q6_K, IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0";
-    for (id, name) in [(10, "Q2_K"), (16, "IQ2_XXS"), (31, "Q4_0_4_4"), (40, "NVFP4"), (4711, "number 4711")]
+    let supported = "which is not supported; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, \
+                     Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0";
+    for (id, name) in [(16, "IQ2_XXS"), (21, "IQ3_S"), (31, "Q4_0_4_4"), (40, "NVFP4"), (4711, "number 4711")]
     {
         let error = Raw::file(1, 0).tensor("blk.0.attn_q.weight", &[256], id, 0).data(256).error();
         assert_eq!(error, format!("m.gguf: tensor blk.0.attn_q.weight has type {name}, {supported}"));
@@ -364,14 +365,78 @@ fn ternary_weights_of_bitnet_have_one_scale() {
     assert_eq!(header.weights.without_data().map(|tensor| tensor.name.as_str()), Some("t"));
 
     assert!(raw(&[128, 2], 96).error().contains("its scale 0 is not finite and positive"));
-    assert!(raw(&[128], 96).error().contains("is not that of a matrix"));
-    assert!(raw(&[96, 4], 128).error().contains("not whole blocks of 128 (I2_S)"));
+    assert!(raw(&[128], 96).error().contains("is not a matrix (I2_S)"));
+    assert!(raw(&[48, 4], 96).error().contains("not whole blocks of 32, 128 or 256 (I2_S)"));
     assert!(raw(&[128, 1 << 62], 128).error().contains("is larger than any file"));
-    // Blocks of 32 weights with an f16 scale each.
-    let error = raw(&[128, 8], 128 / 32 * 10 * 8).error();
-    assert!(error.contains("has 320 bytes, but I2_S needs 288") && error.contains("i2_s"), "{error}");
-    let error = Raw::file(1, 0).tensor("t", &[128, 2], 38, 0).data(96).error();
-    assert!(error.contains("has type TL1 (its order of weights depends on"), "{error}");
+    let error = raw(&[128, 8], 480).error();
+    assert!(error.contains("has 480 bytes, but I2_S needs 288, QK256 256, and blocks of 32"), "{error}");
+    assert!(raw(&[128, 8], 200).error().contains("truncated"));
+}
+
+#[test]
+fn sizes_tell_packings_of_bitnet_apart() {
+    let open = |number: u32, shape: &[u64], size: usize| {
+        let mut file = Raw::file(1, 0).tensor("t", shape, number, 0).data(size);
+        let data = file.0.len() - size;
+        // f16 of 1.06 at every other byte, and codes 3, 0, 0, 0, and 1, 3, 3, 0.
+        file.0[data..].iter_mut().enumerate().for_each(|(at, byte)| *byte = [0x3d, 0x3c][at % 2]);
+        let model = file.open().unwrap();
+        let tensor = model.weights.tensor("t").unwrap();
+        let mut values = vec![0.0; shape.iter().product::<u64>() as usize];
+        let bytes = model.weights.bytes(tensor).unwrap();
+        ragtag_kernels::blocks::dequantise(tensor.tensor_type, &bytes, &mut values).unwrap();
+        (tensor.tensor_type, values)
+    };
+    let codes = |values: &[f32]| values[..4].to_vec();
+    let (found, values) = open(36, &[256, 4], 256);
+    assert_eq!((found, codes(&values)), (TensorType::Q4_0, vec![-1.0, 2.0, 2.0, -2.0]));
+    let (found, values) = open(36, &[32, 4], 40);
+    let scale = 1.0 + 0x3d as f32 / 1024.0;
+    assert_eq!(
+        (found, codes(&values)),
+        (TensorType::Q4_0, vec![-scale, 2.0 * scale, 2.0 * scale, -2.0 * scale])
+    );
+    // MXFP4 has the number of TL2.
+    assert_eq!(open(39, &[32, 4], 68).0, TensorType::MXFP4);
+}
+
+#[test]
+fn lookup_tables_of_unknown_order_are_refused() {
+    let raw =
+        |shape: &[u64], number: u32, size: usize| Raw::file(1, 0).tensor("t", shape, number, 0).data(size);
+    let error = raw(&[128, 2], 38, 96).error();
+    assert!(error.contains("has type TL1 and 2 rows of 128 weights (the order of its weights"), "{error}");
+    let error = raw(&[288, 96], 39, 6816).error();
+    assert!(error.contains("has type TL2 and 96 rows of 288 weights (the order of its weights"), "{error}");
+    assert!(raw(&[128], 38, 96).error().contains("is not a matrix (TL1)"));
+}
+
+#[test]
+fn the_scale_of_a_lookup_table_follows_it() {
+    let (columns, rows) = (1536, 1536);
+    let packed = columns * rows / 4;
+    // Two pairs of zeros in each byte. The scale is in the tensor, or in a tensor of its own.
+    for apart in [false, true] {
+        let shape = [columns as u64, rows as u64];
+        let mut file = Raw::file(if apart { 2 } else { 1 }, 0).tensor("t", &shape, 38, 0);
+        if apart {
+            file = file.tensor("t_scale", &[1], 0, packed as u64);
+        }
+        file = file.data(packed + 32);
+        let data = file.0.len() - packed - 32;
+        file.0[data..data + packed].fill(0x44);
+        file.0[data + packed..][..4].copy_from_slice(&0.5f32.to_le_bytes());
+        file.0[data] = 0x48;
+        let model = file.open().unwrap();
+        assert_eq!(model.weights.tensors().len(), 1);
+        let tensor = model.weights.tensor("t").unwrap();
+        let bytes = model.weights.bytes(tensor).unwrap();
+        let mut values = vec![0.0; columns * rows];
+        ragtag_kernels::blocks::dequantise(tensor.tensor_type, &bytes, &mut values).unwrap();
+        // The low nibble of the first byte holds columns 2 and 3 of the first row.
+        let nonzero: Vec<_> = values.iter().enumerate().filter(|(_, value)| **value != 0.0).collect();
+        assert_eq!(nonzero, [(2, &0.5), (3, &0.5)]);
+    }
 }
 
 /// Opens a file, and reads all its metadata and weights.

@@ -4,6 +4,7 @@
 //! The reader checks every length, count, offset and type before use. It never sizes an allocation by a
 //! number from the file. The layout follows the GGUF specification in ggml's repository.
 
+mod bitnet;
 mod header;
 mod metadata;
 mod reader;
@@ -23,12 +24,9 @@ pub use types::{ValueType, tensor_type_name};
 pub use value::{Array, FromValue, List, Value};
 pub use writer::{ToValue, Writer};
 
-use crate::converted::{self, Packing, Place, Ternary};
-use crate::error::{FormatError, Quoted};
+use crate::error::FormatError;
 use crate::source::Source;
-use crate::weights::{TensorInfo, Weights};
-use header::I2_S_TAIL_BYTES;
-use ragtag_kernels::TensorType;
+use crate::weights::Weights;
 use std::sync::Arc;
 
 /// Metadata and weights of a model in GGUF files.
@@ -70,8 +68,10 @@ impl ModelFile {
         for header in headers {
             metadata.get_or_insert(header.metadata);
             for tensor in header.tensors {
-                let is_i2_s = header.i2_s.contains(&tensor.name);
-                tensors.push(if is_i2_s { i2_s(&mut sources, &tensor)? } else { tensor });
+                tensors.push(match header.packed.get(&tensor.name) {
+                    Some(packed) => packed.add(&mut sources, &tensor)?,
+                    None => tensor,
+                });
             }
         }
         match metadata {
@@ -79,34 +79,4 @@ impl ModelFile {
             None => Err(FormatError::Shards { file: "model".into(), cause: "no file given".into() }),
         }
     }
-}
-
-/// Adds a source that makes the blocks of a tensor in I2_S, and returns the tensor's description. If the file
-/// lacks tensor data, there is no scale, and the description has the more compact type.
-fn i2_s(sources: &mut Vec<Arc<dyn Source>>, tensor: &TensorInfo) -> Result<TensorInfo, FormatError> {
-    let TensorInfo { ref name, ref shape, shard, offset, bytes, .. } = *tensor;
-    let invalid = |cause: &str| FormatError::Invalid {
-        file: sources.get(shard).map_or_else(String::new, |source| source.name().to_owned()),
-        at: offset,
-        what: format!("tensor {}", Quoted(name)),
-        cause: cause.to_owned(),
-    };
-    let (Some(source), &[columns, rows]) = (sources.get(shard).cloned(), shape.as_slice()) else {
-        return Err(invalid("is not a matrix"));
-    };
-    let tail = offset.saturating_add(bytes).saturating_sub(I2_S_TAIL_BYTES);
-    let scale = source.range(tail..tail + 4).ok().and_then(|bytes| bytes.first_chunk().copied());
-    let scale = scale.map_or(1.0, f32::from_le_bytes);
-    let has_data = offset.saturating_add(bytes) <= source.bytes();
-    let values = Place { source, offset, bytes };
-    let too_large = invalid("has too many values");
-    if !has_data {
-        let is_whole = columns.is_multiple_of(TensorType::TQ2_0.block_values() as u64);
-        let tensor_type = if is_whole { TensorType::TQ2_0 } else { TensorType::F8_E4M3 };
-        let described = TensorInfo::described(name, tensor_type, shape.clone());
-        // With this offset, `Weights::without_data` finds that no file has the data.
-        return described.map(|info| TensorInfo { offset: u64::MAX, ..info }).map_err(|_| too_large);
-    }
-    let conversion = Ternary::new(name, [columns, rows], values, Packing::I2S, Some(scale))?;
-    converted::add(sources, name.clone(), shape.clone(), conversion).ok_or(too_large)
 }

@@ -145,8 +145,10 @@ KERNEL(ITEMS) attention_partial(
                 size_t base = slots ? ((size_t)table[block / 16] * kv_heads + kv_head) * head_dim * 16 : 0;
                 Values value = VALUES_AT(values, base, head_dim, 0, turn, lane);
                 const LOCAL float *weight = weights + part * 16 * HEADS;
+                // What lies before the window may be no number.
+                uint hidden = visible > block ? min(16u, visible - block) : 0;
                 #pragma unroll 4
-                for (uint slot = FIRST_SLOT(visible, block); slot < slots; slot++) {
+                for (uint slot = hidden; slot < slots; slot++) {
                     float4 a = LOAD_LOCALF4(weight + slot * HEADS), b = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
                     if (many) b = LOAD_LOCALF4(weight + slot * HEADS + 4);
                     #pragma unroll

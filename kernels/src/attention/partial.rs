@@ -118,11 +118,8 @@ impl Spec for AttentionPartial {
             let mut scene = scene(random, self.0, (8, heads, kv_heads, head_dim), &starts);
             scene.limit(window, cap);
             out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
-            // Kernels for f32 and f16 give values before the window a weight of zero.
-            if self.0.is_quantised() {
-                scene.poison_before_windows();
-                out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
-            }
+            scene.poison_before_windows();
+            out.push(case(Kernel::AttentionPartial(self.0), &scene, splits));
         }
         out
     }

@@ -131,7 +131,8 @@ FN void take_block(
         uint at = (i * 32 + lane) * VECTOR / D;
         float4 w = weights[at];
         float v[VECTOR];
-        vector_values(at < steps ? values[i] : UINT4(0, 0, 0, 0), v); // what lies beyond may be no number
+        // What lies before and beyond may be no number.
+        vector_values(at >= hidden && at < steps ? values[i] : UINT4(0, 0, 0, 0), v);
         #pragma unroll
         for (uint j = 0; j < VECTOR; j++) {
             state->acc[j][0] = fma(v[j], w.x, state->acc[j][0]);

@@ -238,11 +238,11 @@ template <uint D> FN void attend(const Work *work, Space *space) {
                 }
             }
             sum += weight[0] + weight[1];
-            if (steps < 16) { // what lies beyond may be no number
+            if (hidden || steps < 16) { // what lies before and beyond may be no number
                 #pragma unroll
                 for (uint i = 0; i < D / 16; i++) {
                     uint position = ITEM % 4 * 2 + i % 2 + i % 4 / 2 * 8;
-                    if (position >= steps) values[i] = UINT4(0, 0, 0, 0);
+                    if (position < hidden || position >= steps) values[i] = UINT4(0, 0, 0, 0);
                 }
             }
             add_values<D>(values, weight, acc);

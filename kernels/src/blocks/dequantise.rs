@@ -80,7 +80,7 @@ mod tests {
     fn values_match_another_implementation() {
         let vectors = vectors! {
             F16 "float16", BF16 "bfloat16", F8_E4M3 "f8_e4m3", Q8_0 "q8_0", Q4_0 "q4_0", Q4_1 "q4_1", Q5_0 "q5_0", Q5_1 "q5_1",
-            Q3_K "q3_k", Q4_K "q4_k", Q5_K "q5_k", Q6_K "q6_k", IQ4_NL "iq4_nl",
+            Q2_K "q2_k", Q3_K "q3_k", Q4_K "q4_k", Q5_K "q5_k", Q6_K "q6_k", IQ4_NL "iq4_nl",
             IQ4_XS "iq4_xs", MXFP4 "mxfp4", TQ1_0 "tq1_0", TQ2_0 "tq2_0",
         };
         assert_eq!(vectors.len() + 1, TensorType::ALL.len(), "each type but F32 has vectors");

@@ -108,31 +108,33 @@ fn search(values: &[f32], minimum: f32, [least, most]: [f32; 2], inverses: impl 
     best.1
 }
 
-/// Scales and minima of eight sub-blocks of 32 values, 6 bits each.
-pub(crate) struct WithMinima {
+/// Scales and minima of `N` sub-blocks in 256 values.
+pub(crate) struct WithMinima<const N: usize> {
     /// f16 bits of d, the common factor of the scales in a block.
     d: u16,
     /// f16 bits of dmin, the common factor of the minima in a block.
     m: u16,
-    scales: [u8; 8],
-    minima: [u8; 8],
+    pub scales: [u8; N],
+    pub minima: [u8; N],
     /// For each sub-block, the inverse of the quant step, and the value that quant zero represents.
-    steps: [(f32, f32); 8],
+    steps: [(f32, f32); N],
 }
 
-impl WithMinima {
-    /// Fits scales and minima to `values`, for quants from 0 to `most`.
-    pub fn new(values: &[f32], most: f32) -> Self {
-        let (mut scales, mut minima) = ([0.0; 8], [0.0; 8]);
-        for (values, (scale, minimum)) in values.chunks_exact(32).zip(scales.iter_mut().zip(&mut minima)) {
+impl<const N: usize> WithMinima<N> {
+    /// Fits scales and minima to `values`, for quants from 0 to `most`. Stored scales and minima lie between 0
+    /// and `codes`.
+    pub fn new(values: &[f32], most: f32, codes: f32) -> Self {
+        let (mut scales, mut minima) = ([0.0; N], [0.0; N]);
+        for (values, (scale, minimum)) in values.chunks_exact(256 / N).zip(scales.iter_mut().zip(&mut minima))
+        {
             let least = values.iter().fold(0.0, |least: f32, x| least.min(*x));
             let range = values.iter().fold(least, |most: f32, x| most.max(*x)) - least;
             let inverses = (0..=20).map(|step| (most - 1.0 + 0.1 * step as f32) * inverse_of(range));
             (*scale, *minimum) = (search(values, least, [0.0, most], inverses), -least);
         }
         let [scale, minimum] = [scales, minima].map(|of| of.into_iter().fold(0.0, f32::max));
-        let [d, m] = [scale / 63.0, minimum / 63.0].map(f16::from_f32);
-        let code = |x: f32, largest: f32| (x * (63.0 * inverse_of(largest)) + 0.5).floor().min(63.0);
+        let [d, m] = [scale / codes, minimum / codes].map(f16::from_f32);
+        let code = |x: f32, largest: f32| (x * (codes * inverse_of(largest)) + 0.5).floor().min(codes);
         let (scales, minima) = (scales.map(|x| code(x, scale)), minima.map(|x| code(x, minimum)));
         let step = |j: usize| (inverse_of(d.to_f32() * scales[j]), -m.to_f32() * minima[j]);
         Self {
@@ -146,16 +148,23 @@ impl WithMinima {
 
     /// Returns the quant of value `i` of a block, before clamping.
     pub fn quant(&self, i: usize, value: f32) -> f32 {
-        let (inverse, minimum) = self.steps[i / 32];
+        let (inverse, minimum) = self.steps[i / (256 / N)];
         ((value - minimum) * inverse + 0.5).floor()
     }
 
+    /// Writes d and dmin.
+    pub fn write_factors(&self, out: &mut [u8]) {
+        out[..2].copy_from_slice(&self.d.to_le_bytes());
+        out[2..4].copy_from_slice(&self.m.to_le_bytes());
+    }
+}
+
+impl WithMinima<8> {
     /// Writes d and dmin, and then the packed scales and minima in the format that
     /// [`k_scale`](super::k_scale) reads.
     pub fn write(&self, out: &mut [u8]) {
         let (scales, minima) = (&self.scales, &self.minima);
-        out[..2].copy_from_slice(&self.d.to_le_bytes());
-        out[2..4].copy_from_slice(&self.m.to_le_bytes());
+        self.write_factors(out);
         for i in 0..4 {
             out[4 + i] = scales[i] | scales[i + 4] >> 4 << 6;
             out[8 + i] = minima[i] | minima[i + 4] >> 4 << 6;
@@ -221,6 +230,7 @@ mod tests {
                 | TensorType::IQ4_NL
                 | TensorType::IQ4_XS => 8e-2,
                 TensorType::Q3_K | TensorType::MXFP4 => 0.2,
+                TensorType::Q2_K => 0.35,
                 _ => 0.55,
             };
             let values = random.floats(2048, 3.0);

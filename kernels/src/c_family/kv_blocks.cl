@@ -66,5 +66,3 @@ FN float load_value(Values at, uint slot, uint dim) {
 #define VALUES_AT(values, base, head_dim, slot, dim, lane) \
     values_at(values, base, head_dim, slot, (dim) + (lane))
 #define LOAD_VALUE(value, head_dim, slot, dim) load_value(value, slot, dim)
-// Attention skips the positions before the window, so that NaN there has no effect.
-#define FIRST_SLOT(visible, block) ((visible) > (block) ? min(16u, (visible) - (block)) : 0)

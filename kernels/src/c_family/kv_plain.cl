@@ -10,5 +10,3 @@ typedef const GLOBAL KV *Values;
 #define VALUES_AT(values, base, head_dim, slot, dim, lane) \
     ((values) + (base) + (slot) * (head_dim) + (dim) + (lane))
 #define LOAD_VALUE(value, head_dim, slot, dim) LOAD_KV(value, (slot) * (head_dim) + (dim))
-// First slot of a block that attention reads, if it sees positions from `visible` on.
-#define FIRST_SLOT(visible, block) 0

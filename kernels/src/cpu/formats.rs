@@ -40,7 +40,8 @@ pub(crate) trait Quantised: Format {
     const OFFSET: i32;
     /// Whether the two halves of a block of 32 columns have separate scales.
     const HALVES: bool;
-    /// Whether readers subtract a minimum from each value.
+    /// Whether readers subtract a minimum from each value. With `HALVES`, the two halves of a block have
+    /// separate minima.
     const MINIMA: bool;
 
     /// Reads 32 columns of quants, starting at column 32·`block`.
@@ -54,8 +55,8 @@ pub(crate) struct Quants<S: Isa> {
     pub quads: [S::B; 8],
     /// Scales of the first 16 and of the last 16 columns.
     pub scales: [S::F; 2],
-    /// Minimum of the block, or zero if the type has no minima.
-    pub minimum: S::F,
+    /// Minima of the first 16 and of the last 16 columns, or zero if the type has no minima.
+    pub minima: [S::F; 2],
 }
 
 /// Quants with scales and biases: value = scale · quant + bias.
@@ -179,7 +180,7 @@ pub(crate) fn biased<S: Isa, W: Quantised>(s: S, group: W::Group<'_>, block: usi
     let quants = W::quants(s, group, block);
     let bias = |half: usize| {
         if W::MINIMA {
-            s.sub(s.zero(), quants.minimum)
+            s.sub(s.zero(), quants.minima[half])
         } else {
             s.mul(quants.scales[half], s.splat(-W::OFFSET as f32))
         }
@@ -278,18 +279,18 @@ pub(crate) fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
 }
 
 /// Reads the scale and offset of a type that adds an offset to each value. Returns the negated offset as the
-/// minimum, because readers subtract the minimum.
+/// minima, because readers subtract the minimum.
 #[inline(always)]
-pub(crate) fn scale_and_minimum<S: Isa>(s: S, scales: &[u8; 64]) -> ([S::F; 2], S::F) {
+pub(crate) fn scale_and_minimum<S: Isa>(s: S, scales: &[u8; 64]) -> [[S::F; 2]; 2] {
     let [d, m] = halves(scales);
-    ([s.load_f16(d); 2], s.sub(s.zero(), s.load_f16(m)))
+    [[s.load_f16(d); 2], [s.sub(s.zero(), s.load_f16(m)); 2]]
 }
 
 /// Reads the scale and minimum of one sub-block of Q4_K or Q5_K.
 #[inline(always)]
-pub(crate) fn k_scale_and_minimum<S: Isa>(s: S, tops: &[u8; 64], subs: &[u8; 32]) -> ([S::F; 2], S::F) {
+pub(crate) fn k_scale_and_minimum<S: Isa>(s: S, tops: &[u8; 64], subs: &[u8; 32]) -> [[S::F; 2]; 2] {
     let ([d, dmin], [scale, minimum]) = (halves(tops), halves(subs));
-    ([s.mul(s.load_f16(d), s.load_u8(scale)); 2], s.mul(s.load_f16(dmin), s.load_u8(minimum)))
+    [[s.mul(s.load_f16(d), s.load_u8(scale)); 2], [s.mul(s.load_f16(dmin), s.load_u8(minimum)); 2]]
 }
 
 /// Returns the two halves of an array of sub-scales as references.

@@ -359,6 +359,9 @@ fn fast_block<S: Isa, W: Quantised>(
                 };
             }
             total = s.fma(s.to_f32(dot), s.mul(quants.scales[half], scale_x), total);
+            if W::MINIMA {
+                total = s.fma(quants.minima[half], s.splat(-scale * sums[half] as f32), total);
+            }
         }
     } else {
         let sum = sums[0] + sums[1];
@@ -372,7 +375,7 @@ fn fast_block<S: Isa, W: Quantised>(
         }
         total = s.fma(s.to_f32(dot), s.mul(quants.scales[0], scale_x), total);
         if W::MINIMA {
-            total = s.fma(quants.minimum, s.splat(-scale * sum as f32), total);
+            total = s.fma(quants.minima[0], s.splat(-scale * sum as f32), total);
         }
     }
     total

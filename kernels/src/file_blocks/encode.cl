@@ -82,27 +82,27 @@ FN void scale_with_minimum(PRIVATE Block *b, float most) {
     b->least[0] = minimum;
 }
 
-// Eight sub-blocks with 6-bit scales and minima, for quants from 0 to `most`.
-FN void scale_with_minima(PRIVATE Block *b, float most) {
+// Sub-blocks of `size` values, with scales and minima up to `codes`, for quants from 0 to `most`.
+FN void scale_with_minima(PRIVATE Block *b, float most, uint size, float codes) {
     float scale = 0.0f, minimum = 0.0f;
-    for (uint j = 0; j < 8; j++) {
-        const GLOBAL float *values = b->values + j * 32;
+    for (uint j = 0; j < 256 / size; j++) {
+        const GLOBAL float *values = b->values + j * size;
         float least = 0.0f, largest = 0.0f;
-        for (uint i = 0; i < 32; i++) {
+        for (uint i = 0; i < size; i++) {
             least = fmin(least, values[i]);
             largest = i == 0 ? values[i] : fmax(largest, values[i]);
         }
         float inverse = inverse_of(fmax(largest, least) - least);
-        b->inverses[j] = search(values, 32, least, 0.0f, most, (most - 1.0f) * inverse, 0.1f * inverse, 21);
+        b->inverses[j] = search(values, size, least, 0.0f, most, (most - 1.0f) * inverse, 0.1f * inverse, 21);
         b->least[j] = -least;
         scale = fmax(scale, b->inverses[j]);
         minimum = fmax(minimum, -least);
     }
-    b->d = half_bits(scale / 63.0f);
-    b->m = half_bits(minimum / 63.0f);
-    for (uint j = 0; j < 8; j++) {
-        float s = fmin(whole(b->inverses[j] * (63.0f * inverse_of(scale)) + 0.5f), 63.0f);
-        float m = fmin(whole(b->least[j] * (63.0f * inverse_of(minimum)) + 0.5f), 63.0f);
+    b->d = half_bits(scale / codes);
+    b->m = half_bits(minimum / codes);
+    for (uint j = 0; j < 256 / size; j++) {
+        float s = fmin(whole(b->inverses[j] * (codes * inverse_of(scale)) + 0.5f), codes);
+        float m = fmin(whole(b->least[j] * (codes * inverse_of(minimum)) + 0.5f), codes);
         b->scales[j] = (uint)s;
         b->minima[j] = (uint)m;
         b->inverses[j] = inverse_of(half_value(b->d) * s);

@@ -95,29 +95,29 @@ fn scale_with_minimum(most: f32) {
     lowest[0] = minimum;
 }
 
-// Computes eight sub-blocks with 6-bit scales and minima, for quants from 0 to `most`.
-fn scale_with_minima(most: f32) {
+// Computes sub-blocks of `size` values, with scales and minima up to `codes`, for quants from 0 to `most`.
+fn scale_with_minima(most: f32, size: u32, codes: f32) {
     var scale = 0.0;
     var minimum = 0.0;
-    for (var j = 0u; j < 8u; j++) {
-        let first = start + j * 32u;
+    for (var j = 0u; j < 256u / size; j++) {
+        let first = start + j * size;
         var least = 0.0;
         var largest = x[first];
-        for (var i = first; i < first + 32u; i++) {
+        for (var i = first; i < first + size; i++) {
             least = min(least, x[i]);
             largest = max(largest, x[i]);
         }
         let inverse = inverse_of(max(largest, least) - least);
-        inverses[j] = search(first, 32u, least, vec2(0.0, most), (most - 1.0) * inverse, 0.1 * inverse, 21u);
+        inverses[j] = search(first, size, least, vec2(0.0, most), (most - 1.0) * inverse, 0.1 * inverse, 21u);
         lowest[j] = -least;
         scale = max(scale, inverses[j]);
         minimum = max(minimum, -least);
     }
-    d = half_bits(scale / 63.0);
-    m = half_bits(minimum / 63.0);
-    for (var j = 0u; j < 8u; j++) {
-        let s = min(floor(inverses[j] * (63.0 * inverse_of(scale)) + 0.5), 63.0);
-        let offset = min(floor(lowest[j] * (63.0 * inverse_of(minimum)) + 0.5), 63.0);
+    d = half_bits(scale / codes);
+    m = half_bits(minimum / codes);
+    for (var j = 0u; j < 256u / size; j++) {
+        let s = min(floor(inverses[j] * (codes * inverse_of(scale)) + 0.5), codes);
+        let offset = min(floor(lowest[j] * (codes * inverse_of(minimum)) + 0.5), codes);
         scales[j] = u32(s);
         minima[j] = u32(offset);
         inverses[j] = inverse_of(half_value(d) * s);

@@ -31,7 +31,7 @@ mod tests;
 
 use crate::blocks::TensorType;
 pub(crate) use pack::{
-    SECTIONS, Unit, move_fifth_bits, move_k_nibbles, move_k_scales, pack_with, put, put_bytes,
+    SECTIONS, Unit, move_fifth_bits, move_k_nibbles, move_k_scales, move_pairs, pack_with, put, put_bytes,
 };
 use ragtag_hal::{Caps, Feature, KernelLanguage};
 use serde::{Deserialize, Serialize};

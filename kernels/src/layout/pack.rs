@@ -139,6 +139,24 @@ pub(crate) fn put_bytes(out: &mut [u8], array: usize, byte: impl Fn(usize) -> u8
     }
 }
 
+/// Packs 2-bit quants, which begin at byte `offset` of the unit. In each half of 128 values, four sub-blocks
+/// of 32 share 32 bytes. Each byte of vector j of 32 columns receives one value from each of the quads
+/// 4j … 4j + 3, starting at the lowest bits.
+#[inline(always)]
+pub(crate) fn move_pairs(unit: &Unit<'_>, offset: usize, quants: &mut [u8]) {
+    for half in 0..2 {
+        let words = unit.words::<8>(offset + half * 32);
+        for quarter in 0..4 {
+            let pairs = |j: usize, lane: usize| (words[j][lane] >> (quarter * 2)) & 0x0303_0303;
+            for j in 0..2 {
+                put(quants, (half * 4 + quarter) * 2 + j, |lane| {
+                    (0..4).fold(0, |word, field| word | pairs(j * 4 + field, lane) << (field * 2))
+                });
+            }
+        }
+    }
+}
+
 /// Packs the fifth bits of blocks of 32 values. They begin at byte `offset` of the unit. Bit 4j + i of the
 /// file goes to bit j of byte i.
 #[inline(always)]

@@ -16,6 +16,7 @@ fn sizes_follow_from_the_sections() {
     assert_eq!(bytes(TensorType::Q4_1, 96), 2 * 3 * 320);
     assert_eq!(bytes(TensorType::Q5_0, 32), 2 * 384); // 352 and padding
     assert_eq!(bytes(TensorType::Q5_1, 64), 2 * 2 * 384);
+    assert_eq!(bytes(TensorType::Q2_K, 512), 2 * 2 * (8 * 160 + 64));
     assert_eq!(bytes(TensorType::Q3_K, 512), 2 * 2 * (8 * 224 + 32));
     assert_eq!(bytes(TensorType::Q4_K, 256), 2 * (8 * 288 + 64));
     assert_eq!(bytes(TensorType::Q5_K, 256), 2 * (8 * 352 + 64));
@@ -94,6 +95,12 @@ fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
         TensorType::Q4_1 => half(1, block * 2) * f32::from(nibble()) + half(1, block * 2 + 1),
         TensorType::Q5_0 => half(2, block) * (five_bits() - 16.0),
         TensorType::Q5_1 => half(2, block * 2) * five_bits() + half(2, block * 2 + 1),
+        TensorType::Q2_K => {
+            let quant = (byte(0, block * 2 + quad / 4) >> (quad % 4 * 2)) & 3;
+            let both = sub(1, quad / 4);
+            half(2, top * 2) * f32::from(both & 15) * f32::from(quant)
+                - half(2, top * 2 + 1) * f32::from(both >> 4)
+        }
         TensorType::Q3_K => {
             let byte = |vector: usize| byte(0, block * 3 + vector);
             let quant = match quad {

@@ -42,7 +42,10 @@ fn add_block(dots: Dots, sums_of_x: vec2<i32>, scale: f32, scales: Scales, sums:
     if UNEQUAL {
         let first = vec4<f32>(dots.first - vec4<i32>(OFFSET * sums_of_x.x));
         let last = vec4<f32>(dots.last - vec4<i32>(OFFSET * sums_of_x.y));
-        return fma(scales.last * scale, last, fma(scales.first * scale, first, sums));
+        let both = fma(scales.last * scale, last, fma(scales.first * scale, first, sums));
+        if !MINIMA { return both; }
+        let less = fma(-scales.minimum * scale, vec4<f32>(f32(sums_of_x.x)), both);
+        return fma(-scales.last_minimum * scale, vec4<f32>(f32(sums_of_x.y)), less);
     }
     let sum_of_x = sums_of_x.x + sums_of_x.y;
     let both = vec4<f32>(dots.first + dots.last - vec4<i32>(OFFSET * sum_of_x));

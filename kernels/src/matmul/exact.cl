@@ -29,7 +29,10 @@ FN void accumulate_rows(const GLOBAL uchar *group, const GLOBAL float *x, uint k
                 float first = dot_quad(words[1][r], b, dot_quad(words[0][r], a, (float)-OFFSET * first_sum));
                 float last = dot_quad(words[3][r], d, dot_quad(words[2][r], c, (float)-OFFSET * last_sum));
                 acc[m][r] = fma(scales.last[r], last, fma(scales.first[r], first, acc[m][r]));
-                if (MINIMA) acc[m][r] = fma(-scales.minimum[r], first_sum + last_sum, acc[m][r]);
+                if (MINIMA) {
+                    acc[m][r] = fma(-scales.minimum[r], UNEQUAL ? first_sum : first_sum + last_sum, acc[m][r]);
+                    if (UNEQUAL) acc[m][r] = fma(-scales.last_minimum[r], last_sum, acc[m][r]);
+                }
             }
         }
     }

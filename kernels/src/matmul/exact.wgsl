@@ -26,7 +26,12 @@ fn add_block(block: Block, m: u32, row: u32, column: u32, sums: vec4<f32>) -> ve
     first += dots(block.pairs[$p].low, low$p);
     last += dots(block.pairs[$p].high, high$p);
     var out = fma(block.scales.last, last, fma(block.scales.first, first, sums));
-    if MINIMA { out = fma(-block.scales.minimum, vec4<f32>(sum_of(first_x + last_x)), out); }
+    if MINIMA && UNEQUAL {
+        out = fma(-block.scales.minimum, vec4<f32>(sum_of(first_x)), out);
+        out = fma(-block.scales.last_minimum, vec4<f32>(sum_of(last_x)), out);
+    } else if MINIMA {
+        out = fma(-block.scales.minimum, vec4<f32>(sum_of(first_x + last_x)), out);
+    }
     return out;
 }
 

@@ -30,7 +30,8 @@ FN void accumulate_rows(const GLOBAL uchar *group, const GLOBAL uchar *x, uint k
                     acc[m][r] = add_block(
                         dot4(words[b][0][r], low.x, dot4(words[b][1][r], low.y, 0)),
                         dot4(words[b][2][r], high.x, dot4(words[b][3][r], high.y, 0)), (int)sums.x, (int)sums.y,
-                        scale, scales[b].first[r], scales[b].last[r], scales[b].minimum[r], acc[m][r]
+                        scale, scales[b].first[r], scales[b].last[r], scales[b].minimum[r],
+                        UNEQUAL && MINIMA ? scales[b].last_minimum[r] : 0.0f, acc[m][r]
                     );
                 }
             }

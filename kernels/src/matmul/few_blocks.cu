@@ -70,6 +70,10 @@ FN void accumulate_block(const uchar *stage, const Column *x, float acc[4]) {
         for (uint i = 0; i < 4; i++) {
             acc[i] = fma(pair.first[i / 2] * x->scale[i % 2], (float)first[i], acc[i]);
             acc[i] = fma(pair.last[i / 2] * x->scale[i % 2], (float)last[i], acc[i]);
+            if (MINIMA) {
+                acc[i] = fma(-pair.minimum[i / 2] * x->scale[i % 2], (float)x->first[i % 2], acc[i]);
+                acc[i] = fma(-pair.last_minimum[i / 2] * x->scale[i % 2], (float)x->last[i % 2], acc[i]);
+            }
         }
     } else {
         int sum[4];

@@ -52,7 +52,7 @@ FN void accumulate_chunk(const uchar *stage, const Columns *x, float acc[4]) {
         for (uint r = 0; r < 4; r++) {
             acc[r] = add_block(
                 first[r], last[r], (int)x->sums[p].x, (int)x->sums[p].y, x->scale[p], scales.first[r], scales.last[r],
-                scales.minimum[r], acc[r]
+                scales.minimum[r], UNEQUAL && MINIMA ? scales.last_minimum[r] : 0.0f, acc[r]
             );
         }
     }

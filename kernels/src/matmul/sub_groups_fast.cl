@@ -8,7 +8,7 @@ KERNEL(ITEMS) matmul_tiled(
 ) {
     BEGIN();
     SHARED uint w_tile[16 * 64] ALIGNED;
-    SHARED float w_scales[2 * 64 * (1 + UNEQUAL + MINIMA)];
+    SHARED float w_scales[2 * 64 * (1 + UNEQUAL) * (1 + MINIMA)];
     uint used = count(params, word, rows);
     if (GROUP(0) * 64 >= used) return;
     uint line = GROUP(0) * 64 + SUB_GROUP / 4 * WIDTH, lane = SUB_GROUP % 4 * WIDTH + LANE;
@@ -36,7 +36,8 @@ KERNEL(ITEMS) matmul_tiled(
                 for (uint r = 0; r < 4; r++) {
                     to_scales[r] = scales.first[r];
                     if (UNEQUAL) to_scales[128 + r] = scales.last[r];
-                    if (MINIMA) to_scales[128 + r] = scales.minimum[r];
+                    if (MINIMA) to_scales[128 * (1 + UNEQUAL) + r] = scales.minimum[r];
+                    if (UNEQUAL && MINIMA) to_scales[384 + r] = scales.last_minimum[r];
                 }
             }
         }
@@ -60,15 +61,17 @@ KERNEL(ITEMS) matmul_tiled(
                     else first_dots[r] = dot4(w, f, first_dots[r]);
                 }
             }
-            float scale = w_scales[b * 64 + lane];
-            float other = UNEQUAL || MINIMA ? w_scales[b * 64 + 128 + lane] : 0.0f;
+            const LOCAL float *scales = w_scales + b * 64 + lane;
+            float scale = scales[0], last = UNEQUAL ? scales[128] : 0.0f;
+            float minimum = MINIMA ? scales[128 * (1 + UNEQUAL)] : 0.0f;
+            float last_minimum = UNEQUAL && MINIMA ? scales[384] : 0.0f;
             #pragma unroll
             for (uint r = 0; r < WIDTH; r++) {
                 int first_sum = (int)sub_group_broadcast(x_sums.x, r);
                 int last_sum = (int)sub_group_broadcast(x_sums.y, r);
                 float from = sub_group_broadcast(x_scale, r);
                 acc[r] = add_block(
-                    first_dots[r], last_dots[r], first_sum, last_sum, from, scale, other, other, acc[r]
+                    first_dots[r], last_dots[r], first_sum, last_sum, from, scale, last, minimum, last_minimum, acc[r]
                 );
             }
         }

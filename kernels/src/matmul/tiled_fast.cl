@@ -11,7 +11,7 @@ KERNEL(ITEMS) matmul_tiled(
     BEGIN();
     SHARED uint w_tile[16 * QUAD] ALIGNED;
     SHARED uint x_tile[16 * QUAD] ALIGNED;
-    SHARED float w_scales[2 * 64 * (1 + UNEQUAL + MINIMA)];
+    SHARED float w_scales[2 * 64 * (1 + UNEQUAL) * (1 + MINIMA)];
     SHARED float x_scales[2 * 64];
     SHARED int x_sums[2 * 2 * 64];
     uint used = count(params, word, rows), first_row = GROUP(0) * 64;
@@ -44,7 +44,8 @@ KERNEL(ITEMS) matmul_tiled(
                 for (uint r = 0; r < 4; r++) {
                     to[r] = scales.first[r];
                     if (UNEQUAL) to[128 + r] = scales.last[r];
-                    if (MINIMA) to[128 + r] = scales.minimum[r];
+                    if (MINIMA) to[128 * (1 + UNEQUAL) + r] = scales.minimum[r];
+                    if (UNEQUAL && MINIMA) to[384 + r] = scales.last_minimum[r];
                 }
             }
         }
@@ -101,7 +102,8 @@ KERNEL(ITEMS) matmul_tiled(
                         const LOCAL float *scales = w_scales + b * 64 + lane + j / 4 * 32 + j % 4;
                         acc[i][j] = add_block(
                             first_dots[i][j], last_dots[i][j], first_sum, last_sum, scale, scales[0],
-                            UNEQUAL ? scales[128] : 0.0f, MINIMA ? scales[128] : 0.0f, acc[i][j]
+                            UNEQUAL ? scales[128] : 0.0f, MINIMA ? scales[128 * (1 + UNEQUAL)] : 0.0f,
+                            UNEQUAL && MINIMA ? scales[384] : 0.0f, acc[i][j]
                         );
                     }
                 }

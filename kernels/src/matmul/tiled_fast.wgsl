@@ -6,10 +6,11 @@
 var<workgroup> w_tile: array<vec4<u32>, 256>;
 var<workgroup> x_tile: array<vec4<u32>, 256>;
 // Per block, in vectors of four rows: the scales of the first 16 columns, those of the last 16, and the
-// minima. The last two are unused if the type does not have them.
+// minima, also of both. All but the first are unused if the type does not have them.
 var<workgroup> w_first: array<vec4<f32>, 32>;
 var<workgroup> w_last: array<vec4<f32>, 32>;
 var<workgroup> w_minimum: array<vec4<f32>, 32>;
+var<workgroup> w_last_minimum: array<vec4<f32>, 32>;
 // Per block: the scales of the rows of x, and the sums of their first 16 and last 16 columns.
 var<workgroup> x_scales: array<f32, 128>;
 var<workgroup> sums_of_x: array<vec2<i32>, 128>;
@@ -24,6 +25,7 @@ fn scales_at(at: u32) -> Scales {
     var scales = whole(w_first[at]);
     if UNEQUAL { scales.last = w_last[at]; }
     if MINIMA { scales.minimum = w_minimum[at]; }
+    if UNEQUAL && MINIMA { scales.last_minimum = w_last_minimum[at]; }
     return scales;
 }
 
@@ -59,6 +61,7 @@ fn matmul_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
                 w_first[at] = scales.first;
                 if UNEQUAL { w_last[at] = scales.last; }
                 if MINIMA { w_minimum[at] = scales.minimum; }
+                if UNEQUAL && MINIMA { w_last_minimum[at] = scales.last_minimum; }
             }
         }
         // Loads x. Each of the first 64 items loads four quads of four rows. The other items load scales and

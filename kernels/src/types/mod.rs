@@ -27,6 +27,7 @@ mod float32;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+mod q2_k;
 mod q3_k;
 mod q4_0;
 mod q4_1;
@@ -171,6 +172,8 @@ table! { $;
     Q5_0 q5_0;
     /// 32 values: f16 scale and minimum, 5-bit quants.
     Q5_1 q5_1;
+    /// 256 values in 16 sub-blocks: f16 scale and minimum, 4-bit sub-scales and sub-minima, 2-bit quants.
+    Q2_K q2_k;
     /// 256 values in 16 sub-blocks: f16 scale, 6-bit sub-scales minus 32, 3-bit quants minus 4.
     Q3_K q3_k;
     /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 4-bit quants.

@@ -4,12 +4,12 @@
 use super::jobs::{self, Share};
 use super::programs::{Program, in_language};
 use super::write;
-use flate2::{Compression, GzBuilder};
+use flate2::read::GzDecoder;
 use ragtag_hal::KernelLanguage;
 use ragtag_kernels::artefacts::{Artefact, Form};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Index of files. Maps the architecture and the program name to the digest of the program's source.
@@ -99,8 +99,7 @@ impl Committed {
         let jobs: Vec<_> =
             wanted.iter().copied().filter(|(program, _)| program.name.contains(only)).collect();
         let results = jobs::each(self.name, &jobs, |(program, architecture)| {
-            let code = compile(program, architecture)?;
-            write(&self.file(root, architecture, &program.name), &compressed(&code)?)
+            store(&self.file(root, architecture, &program.name), &compile(program, architecture)?)
         });
         jobs::verdict(self.name, jobs.len(), &failures(&jobs, results))?;
         let (built, before) = (self.index(&jobs), self.committed());
@@ -196,20 +195,29 @@ impl Committed {
     pub fn read<'a>(&self, root: &Path, programs: &[&'a Program]) -> Result<Vec<Code<'a>>, String> {
         let one = |(program, architecture): Job<'a>| {
             let path = self.file(root, architecture, &program.name);
-            let read = fs::File::open(&path).and_then(|file| {
-                let mut code = Vec::new();
-                std::io::copy(&mut flate2::read::GzDecoder::new(file), &mut code).map(|_| code)
-            });
-            read.map(|code| (architecture, program, code)).map_err(|e| format!("{}: {e}", path.display()))
+            let code = stored(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+            Ok((architecture, program, code))
         };
         self.wanted(programs).into_iter().map(one).collect()
     }
 }
 
-/// Compresses `code` at the highest level. The output has no time stamp and is therefore reproducible.
-fn compressed(code: &[u8]) -> Result<Vec<u8>, String> {
-    let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
-    encoder.write_all(code).and_then(|()| encoder.finish()).map_err(|e| e.to_string())
+/// Reads the code in a compressed file.
+fn stored(path: &Path) -> io::Result<Vec<u8>> {
+    let mut code = Vec::new();
+    io::copy(&mut GzDecoder::new(fs::File::open(path)?), &mut code).map(|_| code)
+}
+
+/// Compresses `code` and writes it to a file, unless the file contains this code. Compression takes longer
+/// than most compilations. The output has no time stamp and is therefore reproducible.
+fn store(path: &Path, code: &[u8]) -> Result<(), String> {
+    if stored(path).is_ok_and(|before| before == code) {
+        return Ok(());
+    }
+    let mut compressed = Vec::new();
+    zopfli::compress(zopfli::Options::default(), zopfli::Format::Gzip, code, &mut compressed)
+        .map_err(|e| e.to_string())?;
+    write(path, &compressed)
 }
 
 fn failures<T>(jobs: &[Job<'_>], results: Vec<Result<T, String>>) -> Vec<(String, String)> {
@@ -220,4 +228,31 @@ fn failures<T>(jobs: &[Job<'_>], results: Vec<Result<T, String>>) -> Vec<(String
 fn list(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).and_then(|entries| entries.map(|e| Ok(e?.path())).collect());
     entries.map_err(|e| format!("{}: {e}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stored_program_is_small_and_is_written_only_when_it_changes() {
+        let folder = std::env::temp_dir().join(format!("ragtag-committed-{}", std::process::id()));
+        let path = folder.join("program.ptx.gz");
+        let code = b"mov.b32 %r1, %r2;\n".repeat(200);
+        store(&path, &code).unwrap();
+        assert_eq!(stored(&path).unwrap(), code);
+        assert!(fs::metadata(&path).unwrap().len() < 100);
+
+        // A file by another writer stays as it is.
+        let mut plain = flate2::GzBuilder::new().write(Vec::new(), flate2::Compression::none());
+        io::copy(&mut &code[..], &mut plain).unwrap();
+        let plain = plain.finish().unwrap();
+        fs::write(&path, &plain).unwrap();
+        store(&path, &code).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), plain);
+        store(&path, &code[1..]).unwrap();
+        assert_eq!(stored(&path).unwrap(), &code[1..]);
+        assert_ne!(fs::read(&path).unwrap(), plain);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 /// Tensor types whose PTX is built only for the oldest sufficient architecture, so that the repository stays
 /// small. Newer devices run the same PTX, but launches of these kernels do not overlap.
-const BUILT_ONCE: [TensorType; 3] = [TensorType::IQ4_XS, TensorType::MXFP4, TensorType::F8_E4M3];
+const BUILT_ONCE: [TensorType; 4] =
+    [TensorType::Q2_K, TensorType::IQ4_XS, TensorType::MXFP4, TensorType::F8_E4M3];
 
 /// Kernel source with its language and requirements.
 pub(super) struct Program {

@@ -2,9 +2,9 @@
 
 #define PLACE (ITEM % 4 * 64 + ITEM % 32 / 4 * 8)
 
-// Scales of the first and the last 16 columns of a block, and minima, of two rows.
+// Scales of the first and the last 16 columns of a block, and minima, of two rows: see `Scales`.
 typedef struct {
-    float first[2], last[2], minimum[2];
+    float first[2], last[2], minimum[2], last_minimum[2];
 } Pair;
 
 FN void pair_halves(const uchar *section, float out[2]) {

@@ -3,7 +3,7 @@
 // A type says
 //   OFFSET     what is taken from each quantum
 //   UNEQUAL    1 if the two halves of a block have scales of their own
-//   MINIMA     1 if a minimum is taken from each value
+//   MINIMA     1 if a minimum is taken from each value; if UNEQUAL is 1, the two halves have minima of their own
 //   group_bytes(columns)
 //   quad_words(group, blocks, block, quad, part, out)    the quanta, signed bytes: four columns of each of four rows
 //   block_scales(group, blocks, block, part, scales)     for each of four rows
@@ -13,11 +13,13 @@
 // Rows in 16 bytes.
 #define LANES 4
 
-// Scales of the first and the last 16 columns of a block, and minima.
+// Scales of the first and the last 16 columns of a block, and minima. `last_minimum` is that of the last 16 columns, set
+// only if UNEQUAL and MINIMA are 1; otherwise `minimum` is that of the block.
 typedef struct {
     float first[4];
     float last[4];
     float minimum[4];
+    float last_minimum[4];
 } Scales;
 
 // Four bytes of each of four rows.

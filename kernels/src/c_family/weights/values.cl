@@ -4,7 +4,8 @@
 FN void scaled_values(const uint words[4], const PRIVATE Scales *scales, uint quad, float out[4][4]) {
     for (uint r = 0; r < 4; r++) {
         float scale = quad < 4 ? scales->first[r] : scales->last[r];
-        float bias = MINIMA ? -scales->minimum[r] : scale * (float)-OFFSET;
+        float minimum = UNEQUAL && MINIMA && quad >= 4 ? scales->last_minimum[r] : scales->minimum[r];
+        float bias = MINIMA ? -minimum : scale * (float)-OFFSET;
         for (uint i = 0; i < 4; i++) out[r][i] = fma((float)BYTE(words[r], i), scale, bias);
     }
 }

@@ -102,6 +102,6 @@ impl Quantised for IQ4_XS {
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let quads = nibbles(s, &group.quants[block]).map(|quad| s.look_up(quad, &UNSIGNED));
         let scale = s.mul(s.load_f16(&group.tops[block / 8]), s.load_i8(&group.subs[block]));
-        Quants { quads, scales: [scale; 2], minimum: s.zero() }
+        Quants { quads, scales: [scale; 2], minima: [s.zero(); 2] }
     }
 }

@@ -102,6 +102,6 @@ impl Quantised for MXFP4 {
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let quads = nibbles(s, &group.quants[block]).map(|quad| s.look_up(quad, &UNSIGNED));
         let scale = s.load(&group.scales[block].map(half_scale));
-        Quants { quads, scales: [scale; 2], minimum: s.zero() }
+        Quants { quads, scales: [scale; 2], minima: [s.zero(); 2] }
     }
 }

@@ -18,5 +18,6 @@ fn block_scales(group: u32, blocks: u32, block: u32, part: u32) -> Scales {
     let d = four_halves(group + blocks * 14u + block / 8u * 2u, part);
     let subs = group + blocks * 12u + block * 2u;
     let first = d * vec4<f32>(unpack4xI8(weights[subs][part]));
-    return Scales(first, d * vec4<f32>(unpack4xI8(weights[subs + 1u][part])), vec4<f32>());
+    let last = d * vec4<f32>(unpack4xI8(weights[subs + 1u][part]));
+    return Scales(first, last, vec4<f32>(), vec4<f32>());
 }

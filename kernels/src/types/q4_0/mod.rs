@@ -58,6 +58,6 @@ impl Quantised for Q4_0 {
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let quads = nibbles(s, &group.quants[block]);
-        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
+        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minima: [s.zero(); 2] }
     }
 }

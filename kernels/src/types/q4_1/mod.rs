@@ -59,7 +59,7 @@ impl Quantised for Q4_1 {
 
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
-        Quants { quads: nibbles(s, &group.quants[block]), scales, minimum }
+        let [scales, minima] = scale_and_minimum(s, &group.scales[block]);
+        Quants { quads: nibbles(s, &group.quants[block]), scales, minima }
     }
 }

@@ -1,6 +1,6 @@
 // Q4_K, as files store it.
 
-fn scale_q4_k() { scale_with_minima(15.0); }
+fn scale_q4_k() { scale_with_minima(15.0, 32u, 63.0); }
 fn quant_of_q4_k(i: u32) -> u32 { return clamped(floor(steps_of(i, i / 32u) + 0.5), 15.0); }
 
 fn byte_of_q4_k(at: u32) -> u32 {

@@ -59,6 +59,6 @@ impl Quantised for Q5_0 {
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let quads = fifths(s, &group.lows[block], &group.highs[block]);
-        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
+        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minima: [s.zero(); 2] }
     }
 }

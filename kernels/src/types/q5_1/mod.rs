@@ -60,7 +60,7 @@ impl Quantised for Q5_1 {
 
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
-        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
+        let [scales, minima] = scale_and_minimum(s, &group.scales[block]);
+        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minima }
     }
 }

@@ -6,7 +6,7 @@ FN float value_of_q5_k(const GLOBAL uint *words, size_t start, uint i) {
     return value_with_minimum(words, start, i / 32, quant);
 }
 
-FN void scale_q5_k(PRIVATE Block *b) { scale_with_minima(b, 31.0f); }
+FN void scale_q5_k(PRIVATE Block *b) { scale_with_minima(b, 31.0f, 32, 63.0f); }
 FN uint quant_of_q5_k(const PRIVATE Block *b, uint i) { return clamped(whole(steps_of(b, i, i / 32) + 0.5f), 31.0f); }
 
 FN uint byte_of_q5_k(const PRIVATE Block *b, uint at) {

@@ -43,7 +43,7 @@ fn dequantise(block: &[u8], out: &mut [f32]) {
 }
 
 fn quantise(values: &[f32], out: &mut [u8]) {
-    let scales = WithMinima::new(values, 31.0);
+    let scales = WithMinima::new(values, 31.0, 63.0);
     let quants = quants::<256>(values, 31.0, |i, x| scales.quant(i, x));
     scales.write(&mut out[..16]);
     for (i, byte) in out[16..48].iter_mut().enumerate() {
@@ -86,7 +86,7 @@ impl Quantised for Q5_K {
 
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
-        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
+        let [scales, minima] = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
+        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minima }
     }
 }

@@ -122,6 +122,10 @@ impl Quantised for Q6_K {
         ];
         let d = s.load_f16(&group.tops[block / 8]);
         let [first, last] = halves(&group.subs[block]);
-        Quants { quads, scales: [s.mul(d, s.load_i8(first)), s.mul(d, s.load_i8(last))], minimum: s.zero() }
+        Quants {
+            quads,
+            scales: [s.mul(d, s.load_i8(first)), s.mul(d, s.load_i8(last))],
+            minima: [s.zero(); 2],
+        }
     }
 }

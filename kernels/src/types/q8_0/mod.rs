@@ -67,6 +67,6 @@ impl Quantised for Q8_0 {
             s.load_bytes(&v[6]),
             s.load_bytes(&v[7]),
         ];
-        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
+        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minima: [s.zero(); 2] }
     }
 }

@@ -88,6 +88,6 @@ impl Quantised for TQ1_0 {
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let quads = pairs(s, &group.quants[block]);
-        Quants { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minimum: s.zero() }
+        Quants { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minima: [s.zero(); 2] }
     }
 }

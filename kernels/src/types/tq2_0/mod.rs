@@ -8,7 +8,7 @@ use super::{Row, TensorType, half};
 use crate::blocks::{half_at, inverse_of, largest, pack_bits, put_half, quants, rounded};
 use crate::cpu::formats::{Quantised, Quants, Scaled, pairs, quantised};
 use crate::cpu::isa::Isa;
-use crate::layout::{SECTIONS, Unit, pack_with, put, section};
+use crate::layout::{SECTIONS, Unit, move_pairs, pack_with, section};
 
 pub(super) const ROW: Row = Row {
     name: "TQ2_0",
@@ -50,17 +50,7 @@ fn quantise(values: &[f32], out: &mut [u8]) {
 
 fn pack(unit: Unit<'_>, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
     unit.interleave::<2, 1>(64, tops);
-    for half in 0..2 {
-        let words = unit.words::<8>(half * 32);
-        for quarter in 0..4 {
-            let pairs = |j: usize, lane: usize| (words[j][lane] >> (quarter * 2)) & 0x0303_0303;
-            for j in 0..2 {
-                put(quants, (half * 4 + quarter) * 2 + j, |lane| {
-                    (0..4).fold(0, |word, field| word | pairs(j * 4 + field, lane) << (field * 2))
-                });
-            }
-        }
-    }
+    move_pairs(&unit, 0, quants);
 }
 
 quantised!(TQ2_0, Scaled<'a, 128, 32>, quants, Scaled::new);
@@ -74,6 +64,6 @@ impl Quantised for TQ2_0 {
     #[inline(always)]
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let quads = pairs(s, &group.quants[block]);
-        Quants { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minimum: s.zero() }
+        Quants { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minima: [s.zero(); 2] }
     }
 }

@@ -3,7 +3,7 @@
 // A type defines
 //   OFFSET     subtracted from each quant
 //   UNEQUAL    whether the two halves of a block have separate scales
-//   MINIMA     whether a minimum is subtracted from each value
+//   MINIMA     whether a minimum is subtracted from each value; if UNEQUAL, the halves have separate minima
 //   group_vectors(columns)
 //   pair_words(group, blocks, block, pair, part)    the quants of quads `pair` and `pair` + 4, of four rows
 //   block_scales(group, blocks, block, part)        for each of four rows
@@ -19,11 +19,13 @@ struct Pair {
     high: vec4<u32>,
 }
 
-// For four rows: the scales of the first 16 columns of a block, those of the last 16, and the minima.
+// For four rows: the scales of the first 16 columns of a block, those of the last 16, and the minima. If
+// UNEQUAL, `minimum` applies to the first 16 columns, otherwise to the block.
 struct Scales {
     first: vec4<f32>,
     last: vec4<f32>,
     minimum: vec4<f32>,
+    last_minimum: vec4<f32>,
 }
 
 // Shifts the four words at `at` right by `shift` bits and masks them.
@@ -56,14 +58,15 @@ fn four_halves(at: u32, part: u32) -> vec4<f32> {
 
 // Returns the scales of a type with one scale for the whole block.
 fn whole(scale: vec4<f32>) -> Scales {
-    return Scales(scale, scale, vec4<f32>());
+    return Scales(scale, scale, vec4<f32>(), vec4<f32>());
 }
 
 // Returns the scales and minima of a type that stores an f16 scale and an f16 offset per block. The minimum
 // is the negated offset.
 fn scale_and_minimum(section: u32, block: u32, part: u32) -> Scales {
     let scale = four_halves(section + block * 4u, part);
-    return Scales(scale, scale, -four_halves(section + block * 4u + 2u, part));
+    let minimum = -four_halves(section + block * 4u + 2u, part);
+    return Scales(scale, scale, minimum, minimum);
 }
 
 // Returns the scales and minima of a type with f16 d and dmin per 256 columns, and a scale byte and a minimum
@@ -72,5 +75,6 @@ fn two_level(subs: u32, tops: u32, block: u32, part: u32) -> Scales {
     let d = four_halves(tops + block / 8u * 4u, part);
     let dmin = four_halves(tops + block / 8u * 4u + 2u, part);
     let scale = d * vec4<f32>(unpack4xU8(weights[subs + block * 2u][part]));
-    return Scales(scale, scale, dmin * vec4<f32>(unpack4xU8(weights[subs + block * 2u + 1u][part])));
+    let minimum = dmin * vec4<f32>(unpack4xU8(weights[subs + block * 2u + 1u][part]));
+    return Scales(scale, scale, minimum, minimum);
 }

@@ -3,7 +3,8 @@
 // Dequantizes the words of a quad. For each column, returns a vector of four rows.
 fn scaled_values(words: vec4<u32>, scales: Scales, quad: u32) -> mat4x4<f32> {
     let scale = select(scales.last, scales.first, quad < 4u);
-    let bias = select(scale * f32(-OFFSET), -scales.minimum, MINIMA);
+    let minimum = select(scales.last_minimum, scales.minimum, quad < 4u);
+    let bias = select(scale * f32(-OFFSET), -minimum, MINIMA);
     return transpose(mat4x4<f32>(
         fma(values_of_quants(words.x), vec4<f32>(scale.x), vec4<f32>(bias.x)),
         fma(values_of_quants(words.y), vec4<f32>(scale.y), vec4<f32>(bias.y)),
