@@ -56,7 +56,7 @@ impl Data {
         all.filter(|token| seen.insert(token.clone())).collect()
     }
 
-    fn from_directory(&self, case: &Case) -> Tokenizer {
+    fn in_directory(&self, case: &Case) -> Tokenizer {
         let mut document = case.document.clone();
         document["model"] = if document["model"]["vocabulary"] == "tiny-hf" {
             let path = test_support::golden("tiny-hf").join("tokenizer.json");
@@ -73,7 +73,7 @@ impl Data {
     }
 
     /// Builds the tokenizer from GGUF metadata, which has no normalizer, and adds no token to a text.
-    fn from_gguf(&self, case: &Case, pre: &str) -> Tokenizer {
+    fn in_gguf(&self, case: &Case, pre: &str) -> Tokenizer {
         const NORMAL: i32 = 1;
         const CONTROL: i32 = 3;
         const USER_DEFINED: i32 = 4;
@@ -129,7 +129,7 @@ fn directories_match_transformers() {
     assert!(data.texts.len() > 180 && data.cases.len() >= 17);
     let mut wrong = Vec::new();
     for case in &data.cases {
-        let tokenizer = data.from_directory(case);
+        let tokenizer = data.in_directory(case);
         let all = differing(&data, &case.all, &tokenizer, |text| {
             tokenizer.encode_with_control(text, true).unwrap()
         });
@@ -153,7 +153,7 @@ fn gguf_files_match_transformers() {
                 || tokenizers::NormalizedString::from(text).nfc().get() == text
         };
         for pre in &case.pre {
-            let tokenizer = data.from_gguf(case, pre);
+            let tokenizer = data.in_gguf(case, pre);
             let plain =
                 differing(&data, &case.plain, &tokenizer, |text| tokenizer.encode(text, false).unwrap());
             let plain = plain.into_iter().filter(|(text, _)| is_composed(text));
