@@ -82,17 +82,20 @@ struct Tasks<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    /// Splits the bytes of the row groups of task `task` into the sections of their type. If the last task has
-    /// only one row group, it computes this group twice, because code for a single group would take long to
-    /// compile.
+    /// Splits the bytes of row group `group` into the sections of its type.
+    #[inline(always)]
+    fn group<W: Format>(&self, group: usize) -> W::Group<'a> {
+        let bytes = group_bytes(W::TYPE, self.k);
+        W::open(&self.weights[group * bytes..][..bytes], self.k)
+    }
+
+    /// Returns the row groups of task `task`. If the last task has only one row group, it computes this group
+    /// twice, because code for a single group would take long to compile.
     #[inline(always)]
     fn open<W: Format>(&self, task: usize) -> [W::Group<'a>; TASK_GROUPS] {
-        let bytes = group_bytes(W::TYPE, self.k);
-        let last = self.n.div_ceil(GROUP_ROWS) - 1;
-        [0, 1].map(|r| {
-            let group = (task * TASK_GROUPS + r).min(last);
-            W::open(&self.weights[group * bytes..][..bytes], self.k)
-        })
+        let first = task * TASK_GROUPS;
+        let has_second = (first + 1) * GROUP_ROWS < self.n;
+        [self.group::<W>(first), self.group::<W>(first + usize::from(has_second))]
     }
 }
 
