@@ -80,9 +80,9 @@ fn distinct() -> Vec<Adapter> {
 }
 
 /// Returns the adapters from [`distinct`] that have a shader cache. For one in five values of `turn` plus the
-/// seed, adds one without, because such an adapter compiles shaders for twenty seconds per engine. Tests divide
-/// the result into two or three shares by seed. Five has no factor in common with these, so that all shares get
-/// that adapter.
+/// seed, adds one without, because such an adapter compiles shaders for twenty seconds per engine. Tests
+/// divide the result into two or three shares by seed. Five has no factor in common with these, so that all
+/// shares get that adapter.
 pub(crate) fn distinct_and_quick(turn: u32) -> Vec<Adapter> {
     let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
     all.extend(support::share(slowest.into_iter().take(1), 5, turn));
@@ -275,9 +275,9 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
 
 /// Returns the cuts to test between two devices. By default, these are every third cut; the first cut depends
 /// on the pair and the seed. A pair with a device in `slow` gets at most one cut: none if both devices have
-/// the same API, and otherwise one cut in only one of the two orders, for one of as many pairs as `slow` says.
-/// `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. If the variable is a list of APIs, it selects
-/// all cuts for the pairs whose first stage is on one of these APIs, and no cuts for other pairs.
+/// the same API, and otherwise one cut in only one of the two orders, for one of as many pairs as `slow`
+/// says. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. If the variable is a list of APIs, it
+/// selects all cuts for the pairs whose first stage is on one of these APIs, and no cuts for other pairs.
 fn cuts(first: &str, second: &str, pair: u32, slow: &[(String, usize)]) -> Vec<u32> {
     if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
         let is_wanted =

@@ -63,9 +63,9 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
 /// devices share the variants. The devices of one driver are similar, and so are all devices that run shaders
 /// on the CPU, regardless of their API. Vulkan devices test one half of the variants, and wgpu devices the
-/// other half. Intel's OpenCL runtime tests one third. The two devices of the test driver of Level Zero run the
-/// same kernels on this runtime, and test the other two thirds. Shaders also run slowly on the CPU, so these
-/// devices test only some of the listed shapes.
+/// other half. Intel's OpenCL runtime tests one third. The two devices of the test driver of Level Zero run
+/// the same kernels on this runtime, and test the other two thirds. Shaders also run slowly on the CPU, so
+/// these devices test only some of the listed shapes.
 /// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {

@@ -240,8 +240,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Adds the positions of one step to the results of 1, 2 or 4 queries. Only the loops over keys and values
-    /// have code for each number of queries, because this code takes long to compile.
+    /// Adds the positions of one step to the results of 1, 2 or 4 queries. Only the loops over keys and
+    /// values have code for each number of queries, because this code takes long to compile.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
