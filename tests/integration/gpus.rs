@@ -12,6 +12,7 @@ use crate::support::{
 use ragtag::{DeviceOptions, Devices, Generation, Granularity, Model, Prompt, WireType};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
+use std::collections::BTreeSet;
 use std::time::Instant;
 use test_support::Child;
 
@@ -78,23 +79,45 @@ fn distinct() -> Vec<Adapter> {
     all
 }
 
-/// Returns the adapters from [`distinct`], but at most one adapter without a shader cache.
-pub(crate) fn distinct_and_quick() -> Vec<Adapter> {
+/// Returns the adapters from [`distinct`] that have a shader cache. For one in five values of `turn` plus the
+/// seed, adds one without, because such an adapter compiles shaders for twenty seconds per engine. Tests
+/// divide the result into two or three shares by seed. Five has no factor in common with these, so that all
+/// shares get that adapter.
+pub(crate) fn distinct_and_quick(turn: u32) -> Vec<Adapter> {
     let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
-    all.extend(slowest.into_iter().next());
+    all.extend(support::share(slowest.into_iter().take(1), 5, turn));
     all
 }
 
+/// Returns the GPUs among `adapters`, and one of `of` shares of the devices that emulate a GPU on the CPU.
+pub(crate) fn gpus_and_share(adapters: Vec<Adapter>, of: usize, turn: u32) -> Vec<Adapter> {
+    let (software, mut gpus): (Vec<_>, Vec<_>) =
+        adapters.into_iter().partition(|adapter| adapter.kind == AdapterKind::Software);
+    gpus.extend(support::share(software, of, turn));
+    gpus
+}
+
+/// Returns the first adapter of each API, with a shader cache if possible. Of the software devices, returns a
+/// third. The next `turn` returns the next third.
+pub(crate) fn first_of_each_api(turn: u32) -> Vec<Adapter> {
+    let mut seen = BTreeSet::new();
+    let firsts = distinct().into_iter().filter(|adapter| seen.insert(adapter.backend.clone())).collect();
+    gpus_and_share(firsts, 3, turn)
+}
+
 /// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU
-/// gets half of the models, or one of the four without a shader cache. It gets the next share in the other
+/// gets half of the models, or at most one without a shader cache. It gets the next share in the other
 /// numerics class. The same device through the other API (Vulkan or wgpu) and the next identical adapter also
-/// get the next share.
+/// get the next share. Without a shader cache, only one of the two APIs gets a model.
 fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
     if adapter.kind != AdapterKind::Software {
         return MODELS.to_vec();
     }
     let others = u32::from(adapter.backend == "wgpu") + u32::from(class == NumericsClass::Exact);
-    support::share(MODELS, if compiles_anew(adapter) { 4 } else { 2 }, others + adapter.index)
+    if compiles_anew(adapter) {
+        return support::share(MODELS, 2 * MODELS.len(), others * MODELS.len() as u32 + adapter.index);
+    }
+    support::share(MODELS, 2, others + adapter.index)
 }
 
 /// Returns the API name in a device label such as `vulkan:0`.
@@ -107,10 +130,14 @@ fn runs_shaders(label: &str) -> bool {
     ["vulkan", "wgpu"].contains(&api(label))
 }
 
+/// Returns those `adapters` that run shaders on the CPU.
+fn slow_adapters(adapters: &[Adapter]) -> impl Iterator<Item = &Adapter> {
+    adapters.iter().filter(|a| a.kind == AdapterKind::Software && runs_shaders(&a.label()))
+}
+
 /// Returns the labels of those `adapters` that run shaders on the CPU.
 fn slow(adapters: &[Adapter]) -> Vec<String> {
-    let slow = adapters.iter().filter(|a| a.kind == AdapterKind::Software && runs_shaders(&a.label()));
-    slow.map(Adapter::label).collect()
+    slow_adapters(adapters).map(Adapter::label).collect()
 }
 
 /// Checks the logits of the first `most` tokens of a golden prompt on each adapter, in chunks of `chunk`
@@ -191,7 +218,7 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
 /// architecture.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
-    let all = distinct_and_quick();
+    let all = distinct_and_quick(0);
     let slow = slow(&all);
     let (slow, fast): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| slow.contains(&one.label()));
     within(600, move || {
@@ -211,7 +238,7 @@ fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
 /// class, and each adapter gets one model per architecture.
 #[test]
 fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
-    let adapters = distinct_and_quick().into_iter().filter(|adapter| runs_shaders(&adapter.label()));
+    let adapters = distinct_and_quick(1).into_iter().filter(|adapter| runs_shaders(&adapter.label()));
     let adapters: Vec<_> = adapters.collect();
     for (devices, chunk, activations, class) in [
         (usize::MAX, 1, Activations::F32, NumericsClass::Exact),
@@ -248,25 +275,26 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
 
 /// Returns the cuts to test between two devices. By default, these are every third cut; the first cut depends
 /// on the pair and the seed. A pair with a device in `slow` gets at most one cut: none if both devices have
-/// the same API, and otherwise one cut in only one of the two orders, for every second pair.
-/// `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. If the variable is a list of APIs, it selects
-/// all cuts for the pairs whose first stage is on one of these APIs, and no cuts for other pairs.
-fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
+/// the same API, and otherwise one cut in only one of the two orders, for one of as many pairs as `slow`
+/// says. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. If the variable is a list of APIs, it
+/// selects all cuts for the pairs whose first stage is on one of these APIs, and no cuts for other pairs.
+fn cuts(first: &str, second: &str, pair: u32, slow: &[(String, usize)]) -> Vec<u32> {
     if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
         let is_wanted =
             wanted == "1" || wanted.to_str().is_some_and(|all| all.split(',').any(|w| w == api(first)));
         return if is_wanted { (1..SEGMENTS).collect() } else { vec![] };
     }
-    if !slow.iter().any(|label| label == first || label == second) {
+    let turns = slow.iter().filter(|(label, _)| label == first || label == second).map(|(_, of)| *of).max();
+    let Some(of) = turns else {
         return (1 + (pair + (test_support::seed() % 3) as u32) % 3..SEGMENTS).step_by(3).collect();
-    }
+    };
     if api(first) == api(second) {
         return vec![];
     }
     // Selects the same order of a pair for both orders of the arguments.
     let ascending = first.bytes().chain(second.bytes()).fold(0u8, u8::wrapping_add) % 2 == 0;
     let cut = ((first < second) == ascending).then_some(1 + pair % (SEGMENTS - 1));
-    support::share([cut, None], 2, pair).into_iter().flatten().collect()
+    support::share([cut], of, pair).into_iter().flatten().collect()
 }
 
 #[test]
@@ -276,7 +304,10 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
     within(limit_s, || {
         let model = Model::open(model_path(BITNET)).unwrap();
         let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
-        let slow = slow(&adapters());
+        // Pairs take turns: one in two, or one in eight if a device has no shader cache.
+        let all = adapters();
+        let turns = |adapter| if compiles_anew(adapter) { 8 } else { 2 };
+        let slow: Vec<_> = slow_adapters(&all).map(|adapter| (adapter.label(), turns(adapter))).collect();
         // If a driver has several devices, the two stages use different devices.
         let pairs =
             devices.iter().flat_map(|a| devices.iter().map(|b| (&a[0], &b[1]))).filter(|(a, b)| a != b);
@@ -288,7 +319,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
             }
             // Shaders that run on the CPU are slow, so the test compares fewer tokens on such devices.
             let most =
-                if slow.iter().any(|label| label == first || label == second) { 19 } else { usize::MAX };
+                if slow.iter().any(|(label, _)| label == first || label == second) { 19 } else { usize::MAX };
             for &cut in &cuts {
                 let split = format!("0-{}={first},{cut}-{}={second}", cut - 1, SEGMENTS - 1);
                 let devices = format!("{first},{second}");

@@ -1,7 +1,7 @@
 //! Tests models whose layers have a window, with KV rings that sequences fill several times: golden logits, the
 //! same bits as without rings, concurrent and cancelled sequences, prefill stages, and memory.
 
-use crate::gpus::distinct_and_quick;
+use crate::gpus::{distinct_and_quick, first_of_each_api};
 use crate::streaming::{start, tokens};
 use crate::support::{
     Checkpoint, Setup, block_on, devices, engine, greedy, listen, relative_error, with_prefill,
@@ -62,7 +62,7 @@ fn rings_give_the_same_logits_on_every_device() {
     let (model, ids) = (&checkpoint.models[0], long_ids(&checkpoint)[..100].to_vec());
     let logits = |setup: &Setup<'_>| block_on(engine(model, setup).session().logits(&ids)).unwrap();
     let expected = logits(&setup(WITHOUT));
-    for adapter in distinct_and_quick() {
+    for adapter in distinct_and_quick(3) {
         let label = adapter.label();
         for chunk in [3, 17] {
             let error = relative_error(&logits(&Setup { devices: &label, ..setup(chunk) }), &expected);
@@ -107,8 +107,7 @@ fn prefill_stages_pass_the_blocks_of_rings() {
         let engine = engine(model, &Setup { all_logits: false, ..setup(WITHOUT) });
         tokens(&engine.session(), &ids, 60)
     };
-    let mut firsts = distinct_and_quick();
-    firsts.dedup_by_key(|adapter| adapter.backend.clone());
+    let firsts = first_of_each_api(0);
     let pairs = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
     for (selected, other, cpu_devices) in pairs.chain([("cpu".into(), "cpu:1".into(), 2)]) {
         let found = devices(&Setup { devices: &selected, cpu_devices, ..Setup::default() });

@@ -62,7 +62,7 @@ fn devices_agree() {
     let kv = KvType::Q8_0Q4_0;
     let setup = Setup { kv: Some(kv), chunk: 48, ..Setup::default() };
     let expected = logits(&model, &setup, &ids);
-    for adapter in share(distinct_and_quick(), 2, 0) {
+    for adapter in share(distinct_and_quick(4), 2, 0) {
         let label = adapter.label();
         let error = relative_error(&logits(&model, &Setup { devices: &label, ..setup }, &ids), &expected);
         println!("{label}, {kv}: relative error {error:.2e}");

@@ -1,12 +1,12 @@
 //! Tests models whose weights are streamed: the same bits as with resident weights, on every device and in
 //! pipelines, and plans for less memory than the model needs.
 
-use crate::gpus::distinct_and_quick;
-use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, share, with_prefill};
+use crate::gpus::{distinct_and_quick, first_of_each_api, gpus_and_share};
+use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, with_prefill};
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind,
 };
-use ragtag_hal::{Adapter, AdapterKind};
+use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::streaming::{Arenas, MOST_ARENAS};
 
@@ -74,21 +74,11 @@ fn check(model: &Model, found: &Devices, mut plan: Plan, segments: &[u32]) {
     }
 }
 
-/// Returns the first adapter of each API. Of the software devices, returns one half, and the other half for the
-/// next `turn`.
-fn first_of_each_api(turn: u32) -> Vec<Adapter> {
-    let mut firsts = distinct_and_quick();
-    firsts.dedup_by_key(|adapter| adapter.backend.clone());
-    let (software, mut gpus): (Vec<_>, Vec<_>) =
-        firsts.into_iter().partition(|adapter| adapter.kind == AdapterKind::Software);
-    gpus.extend(share(software, 2, turn));
-    gpus
-}
-
 #[test]
 fn streamed_weights_change_no_bit_on_any_device() {
-    let labels = distinct_and_quick().into_iter().map(|adapter| adapter.label()).chain(["cpu:0".into()]);
-    for label in labels {
+    // Software devices take turns, because each of them starts three engines.
+    let adapters = gpus_and_share(distinct_and_quick(2), 3, 0);
+    for label in adapters.iter().map(Adapter::label).chain(["cpu:0".into()]) {
         let (model, found) = (
             Model::open(model_path(MODEL)).unwrap(),
             devices(&Setup { devices: &label, threads: 2, ..Setup::default() }),

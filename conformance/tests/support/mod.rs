@@ -63,9 +63,9 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
 /// devices share the variants. The devices of one driver are similar, and so are all devices that run shaders
 /// on the CPU, regardless of their API. Vulkan devices test one half of the variants, and wgpu devices the
-/// other half. Intel's OpenCL runtime tests one half, because the test driver of Level Zero runs the same
-/// kernels on this runtime. Shaders also run slowly on the CPU, so these devices test only some of the listed
-/// shapes.
+/// other half. Intel's OpenCL runtime tests one third. The two devices of the test driver of Level Zero run
+/// the same kernels on this runtime, and test the other two thirds. Shaders also run slowly on the CPU, so
+/// these devices test only some of the listed shapes.
 /// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
@@ -117,9 +117,16 @@ fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     let alike: Vec<_> = all.iter().filter(|other| shades || other.driver == one.driver).collect();
     let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
     if !shades {
-        // The test driver of Level Zero runs the same kernels on Intel's OpenCL runtime.
-        let turns = if one.driver.name.starts_with("Intel(R) OpenCL") { 2 } else { 1 };
-        return Suite::new().by_turns(Part { of: turns * alike.len(), index: place }, 1, seed);
+        // All devices that run kernels on Intel's OpenCL runtime: those of Level Zero's test driver, and the
+        // runtime's own.
+        let part = match &*one.backend {
+            "level-zero" => Part { of: alike.len() + 1, index: place },
+            "opencl" if one.driver.name.starts_with("Intel(R) OpenCL") => {
+                Part { of: 2 + alike.len(), index: 2 + place }
+            }
+            _ => Part { of: alike.len(), index: place },
+        };
+        return Suite::new().by_turns(part, 1, seed);
     }
     let half = usize::from(one.backend == "wgpu");
     Suite::new().by_turns(Part { of: 2 * alike.len(), index: 2 * place + half }, SOME, seed)

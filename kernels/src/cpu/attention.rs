@@ -26,6 +26,9 @@ const TILE_HEADS: usize = 8;
 /// them.
 const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
 
+/// Maximum number of queries that share a load of a key or value.
+const MOST_SHARED: usize = 4;
+
 /// Causal attention.
 pub(crate) struct Attention<K, V>(PhantomData<(K, V)>);
 
@@ -136,6 +139,13 @@ struct State<S: Isa> {
     sum: S::F,
 }
 
+/// Scores and softmax weights of the queries that share loads in a step. Outside of the positions to which a
+/// query attends, they are arbitrary.
+struct Shared<S: Isa> {
+    scores: [[S::F; STEP_BLOCKS]; MOST_SHARED],
+    weights: [[[f32; BLOCK_TOKENS]; STEP_BLOCKS]; MOST_SHARED],
+}
+
 impl<'a> Head<'a> {
     /// Returns the block table of a row, or `None` if the row is invalid. A row is invalid if its sequence
     /// does not exist, or if it attends to a position without a valid block.
@@ -201,6 +211,10 @@ impl<'a> Head<'a> {
     #[inline(always)]
     unsafe fn run<S: Isa, K: Stored, V: Stored>(&self, s: S, table: &[u32], queries: &[Query]) {
         let mut states = [State::<S> { largest: f32::NEG_INFINITY, sum: s.zero() }; TILE_QUERIES];
+        let mut shared = Shared::<S> {
+            scores: [[s.zero(); STEP_BLOCKS]; MOST_SHARED],
+            weights: [[[0.0; BLOCK_TOKENS]; STEP_BLOCKS]; MOST_SHARED],
+        };
         for query in queries {
             // SAFETY: guaranteed by the caller.
             unsafe { self.out(query) }.fill(0.0);
@@ -211,19 +225,12 @@ impl<'a> Head<'a> {
             let blocks =
                 &table[step * STEP_BLOCKS..=(last / BLOCK_TOKENS).min(step * STEP_BLOCKS + STEP_BLOCKS - 1)];
             let mut at = 0;
-            // SAFETY: guaranteed by the caller.
-            unsafe {
-                while at + 4 <= queries.len() {
-                    self.step::<S, K, V, 4>(s, step, blocks, &queries[at..], &mut states[at..]);
-                    at += 4;
-                }
-                while at + 2 <= queries.len() {
-                    self.step::<S, K, V, 2>(s, step, blocks, &queries[at..], &mut states[at..]);
-                    at += 2;
-                }
-                if at < queries.len() {
-                    self.step::<S, K, V, 1>(s, step, blocks, &queries[at..], &mut states[at..]);
-                }
+            while at < queries.len() {
+                let count = [4, 2, 1].into_iter().find(|count| at + count <= queries.len()).unwrap_or(1);
+                let (queries, states) = (&queries[at..at + count], &mut states[at..at + count]);
+                // SAFETY: guaranteed by the caller.
+                unsafe { self.step::<S, K, V>(s, step, blocks, queries, states, &mut shared) };
+                at += count;
             }
         }
         for (query, state) in queries.iter().zip(&states) {
@@ -233,23 +240,27 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Adds the positions of one step to the results of `N` queries.
+    /// Adds the positions of one step to the results of 1, 2 or 4 queries. Only the loops over keys and
+    /// values have code for each number of queries, because this code takes long to compile.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
     #[inline(always)]
-    unsafe fn step<S: Isa, K: Stored, V: Stored, const N: usize>(
+    unsafe fn step<S: Isa, K: Stored, V: Stored>(
         &self,
         s: S,
         step: usize,
         blocks: &[u32],
         queries: &[Query],
         states: &mut [State<S>],
+        Shared { scores, weights }: &mut Shared<S>,
     ) {
-        let queries: &[Query; N] = &queries.as_chunks().0[0];
         let start = step * STEP_TOKENS;
-        let mut weights = [[[0.0; BLOCK_TOKENS]; STEP_BLOCKS]; N];
-        let scores = self.scores::<S, K, N>(s, blocks, queries);
+        match queries.len() {
+            4 => self.scores::<S, K, 4>(s, blocks, queries, scores),
+            2 => self.scores::<S, K, 2>(s, blocks, queries, scores),
+            _ => self.scores::<S, K, 1>(s, blocks, queries, scores),
+        }
         for (i, query) in queries.iter().enumerate() {
             let visible = query.visible(start, self.window);
             if !visible.is_empty() {
@@ -261,19 +272,33 @@ impl<'a> Head<'a> {
         }
         // Processes the positions that all queries attend to together, between the other positions of each
         // query. The order of a query's positions thus does not depend on the other queries.
-        let visible = queries.map(|q| q.visible(start, self.window));
-        let from = visible.iter().map(|v| v.start).max().unwrap_or(0);
-        let to = visible.iter().map(|v| v.end).min().unwrap_or(0).max(from);
-        let alone = |part: &dyn Fn(&Range<usize>) -> Range<usize>| {
-            for (i, visible) in visible.iter().enumerate() {
+        let visible = |query: &Query| query.visible(start, self.window);
+        let from = queries.iter().map(|q| visible(q).start).max().unwrap_or(0);
+        let to = queries.iter().map(|q| visible(q).end).min().unwrap_or(0).max(from);
+        let is_shared = queries.len() > 1;
+        for is_after in [false, true] {
+            for (i, query) in queries.iter().enumerate() {
+                let visible = visible(query);
+                let positions = match (is_shared, is_after) {
+                    (false, false) => visible,
+                    (false, true) => continue,
+                    (true, false) => visible.start..visible.end.min(from),
+                    (true, true) => visible.start.max(to)..visible.end,
+                };
                 // SAFETY: guaranteed by the caller.
-                unsafe { self.weigh::<S, V, 1>(s, blocks, &[queries[i]], &[weights[i]], part(visible)) };
+                unsafe { self.weigh::<S, V, 1>(s, blocks, &queries[i..], &weights[i..], positions) };
             }
-        };
-        alone(&|visible| visible.start..visible.end.min(from));
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.weigh::<S, V, N>(s, blocks, queries, &weights, from..to) };
-        alone(&|visible| visible.start.max(to)..visible.end);
+            if !is_after && is_shared {
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    if queries.len() == 4 {
+                        self.weigh::<S, V, 4>(s, blocks, queries, weights, from..to);
+                    } else {
+                        self.weigh::<S, V, 2>(s, blocks, queries, weights, from..to);
+                    }
+                }
+            }
+        }
     }
 
     /// Returns the part of a block of keys or values that belongs to this kv head.
@@ -283,14 +308,16 @@ impl<'a> Head<'a> {
         &cache[(block as usize * self.kv_heads + self.kv_head) * bytes..][..bytes]
     }
 
-    /// Returns q·k for `N` queries and the positions of `blocks`. Scores beyond the last block are arbitrary.
+    /// Computes q·k for the first `N` queries and the positions of `blocks`. Scores beyond the last block are
+    /// arbitrary.
     #[inline(always)]
     fn scores<S: Isa, E: Stored, const N: usize>(
         &self,
         s: S,
         blocks: &[u32],
-        queries: &[Query; N],
-    ) -> [[S::F; STEP_BLOCKS]; N] {
+        queries: &[Query],
+        scores: &mut [[S::F; STEP_BLOCKS]],
+    ) {
         let mut q = [&self.q[..0]; N];
         for (q, query) in q.iter_mut().zip(queries) {
             *q = &self.q[query.row * self.stride + query.head * self.head_dim..][..self.head_dim];
@@ -313,10 +340,10 @@ impl<'a> Head<'a> {
                 }
             }
         }
-        sums
+        scores[..N].copy_from_slice(&sums);
     }
 
-    /// Adds weight · value to the outputs of `N` queries, for each of `positions` in the step.
+    /// Adds weight · value to the outputs of the first `N` queries, for each of `positions` in the step.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
@@ -325,10 +352,11 @@ impl<'a> Head<'a> {
         &self,
         s: S,
         blocks: &[u32],
-        queries: &[Query; N],
-        weights: &[[[f32; BLOCK_TOKENS]; STEP_BLOCKS]; N],
+        queries: &[Query],
+        weights: &[[[f32; BLOCK_TOKENS]; STEP_BLOCKS]],
         positions: Range<usize>,
     ) {
+        let (queries, weights): (&[_; N], &[_; N]) = (&queries.as_chunks().0[0], &weights.as_chunks().0[0]);
         let mut dim = 0;
         // SAFETY: guaranteed by the caller.
         unsafe {

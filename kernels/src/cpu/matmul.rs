@@ -33,14 +33,17 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Writes the sums of `R` row groups for row `row` of x.
+    /// Writes the sums of the row groups for row `row` of x.
     ///
     /// # Safety
     /// The requirements of [`HostCall::write`] apply: the task must own these columns.
     #[inline(always)]
-    unsafe fn put<S: Isa, const R: usize>(&self, s: S, row: usize, sums: &[S::F; R]) {
+    unsafe fn put<S: Isa>(&self, s: S, row: usize, sums: &[S::F; TASK_GROUPS]) {
         for (r, sum) in sums.iter().enumerate() {
             let column = self.column + r * GROUP_ROWS;
+            if column >= self.n {
+                return;
+            }
             let at = row * self.stride + column;
             // SAFETY: guaranteed by the caller.
             let y = unsafe { self.call.write::<f32>(3, at..at + GROUP_ROWS.min(self.n - column)) };
@@ -81,15 +84,18 @@ struct Tasks<'a> {
 impl<'a> Tasks<'a> {
     /// Splits the bytes of row group `group` into the sections of its type.
     #[inline(always)]
-    fn open<W: Format>(&self, group: usize) -> W::Group<'a> {
+    fn group<W: Format>(&self, group: usize) -> W::Group<'a> {
         let bytes = group_bytes(W::TYPE, self.k);
         W::open(&self.weights[group * bytes..][..bytes], self.k)
     }
 
-    /// Returns whether both row groups of task `task` exist.
+    /// Returns the row groups of task `task`. If the last task has only one row group, it computes this group
+    /// twice, because code for a single group would take long to compile.
     #[inline(always)]
-    fn is_whole(&self, task: usize) -> bool {
-        (task * TASK_GROUPS + 1) * GROUP_ROWS < self.n
+    fn open<W: Format>(&self, task: usize) -> [W::Group<'a>; TASK_GROUPS] {
+        let first = task * TASK_GROUPS;
+        let has_second = (first + 1) * GROUP_ROWS < self.n;
+        [self.group::<W>(first), self.group::<W>(first + usize::from(has_second))]
     }
 }
 
@@ -113,43 +119,36 @@ impl<W: Format> HostKernel for Exact<W> {
         for task in groups.start as usize..groups.end as usize {
             let column = task * TASK_GROUPS * GROUP_ROWS;
             let out = Output { call, n, stride, accumulate: accumulate != 0, column };
-            let first = task * TASK_GROUPS;
             // SAFETY: each group writes its own columns.
-            unsafe {
-                if tasks.is_whole(task) {
-                    exact::<S, W, 2>(s, [tasks.open::<W>(first), tasks.open::<W>(first + 1)], x, k, &out);
-                } else {
-                    exact::<S, W, 1>(s, [tasks.open::<W>(first)], x, k, &out);
-                }
-            }
+            unsafe { exact::<S, W>(s, tasks.open::<W>(task), x, k, &out) };
         }
     }
 }
 
-/// Multiplies `R` row groups by all rows of x.
+/// Multiplies the row groups of a task by all rows of x.
 ///
 /// # Safety
 /// The requirements of [`Output::put`] apply.
 #[inline(always)]
-unsafe fn exact<S: Isa, W: Format, const R: usize>(
+unsafe fn exact<S: Isa, W: Format>(
     s: S,
-    groups: [W::Group<'_>; R],
+    groups: [W::Group<'_>; TASK_GROUPS],
     x: &[f32],
     k: usize,
     out: &Output<'_>,
 ) {
     if x.len() == k {
-        let sums = exact_one::<S, W, R>(s, groups, x);
+        let sums = exact_one::<S, W>(s, groups, x);
         // SAFETY: guaranteed by the caller.
         unsafe { out.put(s, 0, &sums) };
         return;
     }
     for (tile, x) in x.chunks(TILE * k).enumerate() {
-        let mut totals = [[s.zero(); R]; TILE];
-        let mut columns = [[s.zero(); R]; COLUMN_BLOCK];
+        let mut totals = [[s.zero(); TASK_GROUPS]; TILE];
+        let mut columns = [[s.zero(); TASK_GROUPS]; COLUMN_BLOCK];
         let rows = x.len() / k;
         for b in 0..k / COLUMN_BLOCK {
-            for r in 0..R {
+            for r in 0..TASK_GROUPS {
                 prefetch::<S, W>(s, groups[r], b);
                 let block = W::block(s, groups[r], b);
                 for quad in 0..COLUMN_BLOCK / 4 {
@@ -162,21 +161,21 @@ unsafe fn exact<S: Isa, W: Format, const R: usize>(
             let mut row = 0;
             if S::LARGE_TILES {
                 while row + 8 <= rows {
-                    exact_tile::<S, R, 8>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
+                    exact_tile::<S, 8>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
                     row += 8;
                 }
                 while row + 4 <= rows {
-                    exact_tile::<S, R, 4>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
+                    exact_tile::<S, 4>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
                     row += 4;
                 }
             } else {
                 while row + 2 <= rows {
-                    exact_tile::<S, R, 2>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
+                    exact_tile::<S, 2>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
                     row += 2;
                 }
             }
             while row < rows {
-                exact_tile::<S, R, 1>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
+                exact_tile::<S, 1>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
                 row += 1;
             }
         }
@@ -189,10 +188,10 @@ unsafe fn exact<S: Isa, W: Format, const R: usize>(
 
 /// Multiplies row groups by one row of x. Loads each weight into registers only once.
 #[inline(always)]
-fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R], x: &[f32]) -> [S::F; R] {
-    let mut totals = [s.zero(); R];
+fn exact_one<S: Isa, W: Format>(s: S, groups: [W::Group<'_>; TASK_GROUPS], x: &[f32]) -> [S::F; TASK_GROUPS] {
+    let mut totals = [s.zero(); TASK_GROUPS];
     for (b, x) in x.as_chunks::<COLUMN_BLOCK>().0.iter().enumerate() {
-        for r in 0..R {
+        for r in 0..TASK_GROUPS {
             prefetch::<S, W>(s, groups[r], b);
             let block = W::block(s, groups[r], b);
             let mut sum = s.zero();
@@ -208,31 +207,31 @@ fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R],
     totals
 }
 
-/// Multiplies one block of columns of `R` row groups by `T` rows of x.
+/// Multiplies one block of columns of the row groups by `T` rows of x.
 #[inline(always)]
-fn exact_tile<S: Isa, const R: usize, const T: usize>(
+fn exact_tile<S: Isa, const T: usize>(
     s: S,
-    columns: &[[S::F; R]; COLUMN_BLOCK],
+    columns: &[[S::F; TASK_GROUPS]; COLUMN_BLOCK],
     x: &[f32],
     k: usize,
     block: usize,
-    totals: &mut [[S::F; R]],
+    totals: &mut [[S::F; TASK_GROUPS]],
 ) {
     let mut rows = [&[0.0; COLUMN_BLOCK]; T];
     for t in 0..T {
         rows[t] = &x[t * k..][..k].as_chunks::<COLUMN_BLOCK>().0[block];
     }
-    let mut sums = [[s.zero(); R]; T];
+    let mut sums = [[s.zero(); TASK_GROUPS]; T];
     for (i, weights) in columns.iter().enumerate() {
         for t in 0..T {
             let x = s.splat(rows[t][i]);
-            for r in 0..R {
+            for r in 0..TASK_GROUPS {
                 sums[t][r] = s.fma(weights[r], x, sums[t][r]);
             }
         }
     }
     for (total, sum) in totals[..T].iter_mut().zip(sums) {
-        for r in 0..R {
+        for r in 0..TASK_GROUPS {
             total[r] = s.add(total[r], sum[r]);
         }
     }
@@ -258,15 +257,8 @@ impl<W: Quantised> HostKernel for Fast<W> {
         for task in groups.start as usize..groups.end as usize {
             let column = task * TASK_GROUPS * GROUP_ROWS;
             let out = Output { call, n, stride, accumulate: accumulate != 0, column };
-            let first = task * TASK_GROUPS;
             // SAFETY: each group writes its own columns.
-            unsafe {
-                if tasks.is_whole(task) {
-                    fast::<S, W, 2>(s, [tasks.open::<W>(first), tasks.open::<W>(first + 1)], x, k, &out);
-                } else {
-                    fast::<S, W, 1>(s, [tasks.open::<W>(first)], x, k, &out);
-                }
-            }
+            unsafe { fast::<S, W>(s, tasks.open::<W>(task), x, k, &out) };
         }
     }
 }
@@ -292,37 +284,37 @@ impl<'a> Int8Row<'a> {
     }
 }
 
-/// Multiplies `R` row groups by all rows of x.
+/// Multiplies the row groups of a task by all rows of x.
 ///
 /// # Safety
 /// The requirements of [`Output::put`] apply.
 #[inline(always)]
-unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
+unsafe fn fast<S: Isa, W: Quantised>(
     s: S,
-    groups: [W::Group<'_>; R],
+    groups: [W::Group<'_>; TASK_GROUPS],
     x: &[i32],
     k: usize,
     out: &Output<'_>,
 ) {
     let stride = row_bytes(k) / 4;
     for (tile, x) in x.chunks(TILE * stride).enumerate() {
-        let mut totals = [[s.zero(); R]; TILE];
+        let mut totals = [[s.zero(); TASK_GROUPS]; TILE];
         let mut rows = [Int8Row { quads: &[], scales: &[], sums: &[] }; TILE];
         let count = x.len() / stride;
         for (row, x) in rows.iter_mut().zip(x.chunks_exact(stride)) {
             *row = Int8Row::new(x, k);
         }
         for b in 0..k / COLUMN_BLOCK {
-            let mut quants = [W::quants(s, groups[0], b); R];
+            let mut quants = [W::quants(s, groups[0], b); TASK_GROUPS];
             for group in groups {
                 prefetch::<S, W>(s, group, b);
             }
-            for r in 1..R {
+            for r in 1..TASK_GROUPS {
                 quants[r] = W::quants(s, groups[r], b);
             }
             for (row, totals) in rows[..count].iter().zip(&mut totals) {
                 let scale = f32::from_bits(row.scales[b] as u32);
-                for r in 0..R {
+                for r in 0..TASK_GROUPS {
                     totals[r] =
                         fast_block::<S, W>(s, &quants[r], &row.quads[b], scale, row.sums[b], totals[r]);
                 }

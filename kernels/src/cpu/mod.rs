@@ -5,7 +5,7 @@
 //! launch.
 //!
 //! The unit tests of the crate only inspect the table of variants. To limit their compile time, they are
-//! built with only the portable kernels. `tests/cpu.rs` tests the kernels for all instruction sets.
+//! built without the code of the kernels. `tests/cpu.rs` tests the kernels for all instruction sets.
 
 #![allow(clippy::needless_range_loop)] // Loops over lanes and tiles index several arrays.
 

@@ -34,7 +34,7 @@ impl Isa for Portable {
     type B = [u8; 64];
 
     fn function<K: HostKernel>() -> HostFn {
-        enter::<K>
+        if cfg!(test) { |_, _| unreachable!("unit tests run no kernels") } else { enter::<K> }
     }
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
