@@ -1,16 +1,20 @@
 //! Tests probes of links: routes that keep data intact are timed and cached, calibration uses the fastest of
 //! them, and routes that corrupt data are never used.
 
-use crate::support::{self, Setup, last_vulkan, model_path, ragtag, run_with_vulkan, within};
+use crate::support::{
+    self, Setup, block_on, golden, greedy, last_vulkan, listen, model_path, ragtag, run_with_vulkan, within,
+};
 use ragtag::{
     Calibration, CalibrationOptions, DeviceOptions, Devices, LinkOptions, LinkReport, Model, Planner,
-    ProbedLink,
+    ProbedLink, Prompt,
 };
 use ragtag_hal::{Checked, CopyFault, CopyFaultKind, Faults, FaultyCopies, MemoryHandle, ShortCopies};
+use ragtag_kernels::Activations;
 use ragtag_transfer::{Route, Routes};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
+use test_drivers::{hip_on_opencl, library_path, with_level_zero_on_opencl};
 
 const MODEL: &str = "tales-bitnet-tq2_0";
 /// Arguments that select two CPU devices with one thread each.
@@ -212,6 +216,58 @@ fn a_kernel_checks_transfers_to_a_device_with_kernels() {
         let short_copies = Some(ShortCopies::All);
         let staged = probed(Faults { short_copies, ..Faults::default() });
         assert!(staged.corrupt && staged.why.unwrap().contains(" bytes are wrong after a transfer"));
+    });
+}
+
+/// Checks that devices of two APIs use a dma-buf after its probe, and only then. The stand-in for HIP imports
+/// the memory of Level Zero's test driver. A file stands for the dma-buf.
+#[test]
+fn dma_bufs_between_apis_are_used_after_their_probe() {
+    let test = "links::dma_bufs_between_apis_are_used_after_their_probe";
+    let libraries = library_path(hip_on_opencl()).into_string().unwrap();
+    let variables = [("LD_LIBRARY_PATH", libraries.as_str()), ("HIP_VISIBLE_DEVICES", "0")];
+    let variables = [&variables[..], &[("RAGTAG_FAKE_DMA_BUFS", "1")]].concat();
+    with_level_zero_on_opencl(test, &variables, || {
+        within(900, || {
+            let model = Model::open(model_path(MODEL)).unwrap();
+            let split = "0-6=level-zero:0,7-13=hip:0";
+            let setup = Setup {
+                devices: "level-zero:0,hip:0",
+                split: Some(split),
+                activations: Activations::F32,
+                ..Setup::default()
+            };
+            let devices = support::devices(&setup);
+            let routes = |planner: Planner| {
+                planner.split(split.parse().unwrap()).plan().unwrap().routes().first().cloned()
+            };
+            let planner = Planner::new(&model).devices(&devices).context(128).chunk(32);
+            let unprobed = routes(planner.clone()).unwrap();
+            assert!(unprobed.iter().all(|route| !route.shares_memory()), "{unprobed:?}");
+
+            let folder = tempfile::tempdir().unwrap();
+            let report = probe(&devices, folder.path());
+            let there = report.links.iter().find(|link| link.from == "level-zero:0").unwrap();
+            let back = report.links.iter().find(|link| link.from == "hip:0").unwrap();
+            // The device of HIP copies in both directions.
+            for (link, route) in [(there, Route::Import), (back, Route::Peer)] {
+                let tried = link.tried.iter().find(|tried| tried.route == route).unwrap();
+                assert_eq!(tried.why, None, "{link:?}");
+            }
+            let calibration = calibrate(&model, &devices, folder.path());
+            assert_eq!(routes(planner.calibrated(&calibration)), there.routes());
+
+            let tokens = |setup: &Setup<'_>| {
+                let engine = support::engine(&model, setup);
+                let prompt = &golden(MODEL).cases[0].prompt_ids;
+                let stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(16)).unwrap();
+                (block_on(listen(stream)).unwrap().ids, engine.routes())
+            };
+            let alone = Setup { devices: "cpu:0", split: None, ..setup };
+            let (ids, used) = tokens(&Setup { route: Some(Route::Import), ..setup });
+            assert_eq!(ids, tokens(&alone).0);
+            assert_eq!(used, [Routes::or_staged(Route::Import)]);
+        });
     });
 }
 

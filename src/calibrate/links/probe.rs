@@ -37,15 +37,15 @@ const MOST_RING_BYTES: u64 = 16 << 20;
 /// Minimum gain of a ring over the usual one, as a fraction of the time. Smaller differences are noise.
 const RING_GAIN: f64 = 0.05;
 /// Maximum time of the repetitions of one measurement.
-const MOST_EACH: Duration = Duration::from_millis(60);
+const MOST_EACH: Duration = Duration::from_millis(40);
 /// Number of steps of a pair: the verification and the timing of each route in each direction, and both
 /// directions together.
 pub(super) const STEPS: usize = 2 * 2 * ROUTES + 1;
 /// Number of measurements of a pair: for each route in each direction, and for both directions together, the
-/// hand-over, the latency, and each size on idle and on busy devices. For each ring in each direction, each
-/// of its sizes.
+/// hand-over, the latency, and each size on idle and on busy devices, with one and with more transfers. For
+/// each ring in each direction, each of its sizes.
 const MEASUREMENTS: usize =
-    (2 * ROUTES + 1) * (2 * SIZES.len() + 2) + 2 * RING_SIZES.len() * (RING_CHUNKS.len() + RING_DEPTHS.len());
+    (2 * ROUTES + 1) * (4 * SIZES.len() + 2) + 2 * RING_SIZES.len() * (RING_CHUNKS.len() + RING_DEPTHS.len());
 
 /// Returns the routes that are tried, in order.
 fn routes(staged: Route) -> [Route; ROUTES] {
