@@ -37,7 +37,7 @@ const FAR_ROWS: u32 = 512;
 /// be predicted from shorter chunks.
 const LONGEST_US: f64 = 400e3;
 /// Target total size in bytes, and maximum number, of the blocks that are timed together. The size exceeds
-/// the caches of large servers several times, so that weights do not stay in a cache. With 436 MB, a CPU with
+/// the caches of large servers several times, so that few weights stay in a cache. With 436 MB, a CPU with
 /// 32 threads seemed to read 303 GB/s; a run reads 162 GB/s.
 const WINDOW: (u64, usize) = (1 << 30, 8);
 /// Target size in bytes of the blocks that a quick calibration times on a GPU, whose caches are smaller.
