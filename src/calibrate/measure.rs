@@ -9,6 +9,7 @@ use super::is_processor;
 use super::kept::Kept;
 use super::stats::{Stats, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
+use super::sweep::Sweep;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_planner::LinkFacts;
@@ -18,7 +19,6 @@ use ragtag_planner::cost::{
 };
 use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloLink, SoloStage};
 use ragtag_transfer::Route;
-use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -57,28 +57,6 @@ const RUNS: f64 = 4.0;
 /// and GPUs have a higher one.
 const FLOPS_PER_BYTE: f64 = 50.0;
 
-/// Buffer that a sweep touches to evict everything else from the CPU caches. In a run, all blocks execute
-/// before the head, so the head never finds its weights in a cache.
-struct Sweep(Vec<u64>);
-
-impl Sweep {
-    fn new(bytes: usize) -> Self {
-        let mut words = Vec::new();
-        // If the allocation fails, the caches are not evicted.
-        if words.try_reserve_exact(bytes / 8).is_ok() {
-            words.resize(bytes / 8, 0);
-        }
-        Self(words)
-    }
-
-    fn go(&mut self) {
-        /// Number of words per cache line.
-        const WORDS: usize = 8;
-        self.0.par_chunks_mut(1 << 16).for_each(|part| part.iter_mut().step_by(WORDS).for_each(|w| *w += 1));
-        std::hint::black_box(&mut self.0);
-    }
-}
-
 /// Timer for the segments of the model on one device.
 pub(super) struct Timer<'a> {
     pub(super) steps: &'a Steps,
@@ -93,6 +71,16 @@ struct Timed {
     batch: SoloBatch,
     stats: Stats,
     segments: Range<usize>,
+}
+
+/// Batches to time on a stage.
+struct Wanted<'a> {
+    /// Batches in order of importance.
+    batches: &'a [SoloBatch],
+    segments: Range<usize>,
+    /// Fraction of the budget after which no more batches are timed.
+    until: f64,
+    sweep: Option<Sweep>,
 }
 
 /// Timings of the blocks that are timed together, with warnings for the user.
@@ -117,7 +105,7 @@ impl Timer<'_> {
     ) -> Result<(Profile, Vec<String>)> {
         let steps = self.steps;
         let stage_us = self.stage_us(device)?;
-        let (mut kinds, warnings) = self.blocks(device, stage_us)?;
+        let (mut kinds, warnings) = self.blocks(device, stage_us, identity.together)?;
         let (head, token_return) = self.head(device, stage_us, identity.together)?;
         kinds.extend(head);
         kinds.extend(self.embedding(device, stage_us)?);
@@ -229,8 +217,7 @@ impl Timer<'_> {
             return Ok((None, None));
         }
         let head = self.steps.head();
-        let sweep_bytes = self.steps.sweep_bytes() / together.max(1) as usize;
-        let mut sweep = is_processor(device.adapter()).then(|| Sweep::new(sweep_bytes));
+        let sweep = self.sweep(device, &(head..head + 1), together);
         let mut stage = self.load_segments(device, head..head + 1)?;
         let until = self.budget.share_after(HEAD_PART);
         let mut samples = Vec::new();
@@ -240,14 +227,7 @@ impl Timer<'_> {
                 break;
             }
             let batch = SoloBatch::decode(rows, 1);
-            let once = || match &mut sweep {
-                None => Ok(stage.burst_us(&batch)?),
-                Some(sweep) => {
-                    sweep.go();
-                    Ok(stage.single_us(&batch)?)
-                }
-            };
-            let stats = self.taken(until, once)?;
+            let stats = self.taken(until, || run_us(&mut stage, &batch, sweep.as_ref()))?;
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
             samples.push(stats.sample(at, |us| us - stage_us));
         }
@@ -284,12 +264,17 @@ impl Timer<'_> {
     /// Times all kinds of segments between embedding and head. Times the blocks of the window together, and
     /// divides the total among them. The shares are proportional to the blocks' separately measured times, or
     /// to their estimated work in a quick calibration.
-    fn blocks(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<KindProfile>, Vec<String>)> {
+    fn blocks(
+        &self,
+        device: &mut SoloDevice,
+        stage_us: f64,
+        together: u32,
+    ) -> Result<(Vec<KindProfile>, Vec<String>)> {
         let steps = self.steps;
         if steps.window.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let Outcome { timed: whole, unsteady, mut warnings } = self.window(device, stage_us)?;
+        let Outcome { timed: whole, unsteady, mut warnings } = self.window(device, stage_us, together)?;
         if unsteady > 0 {
             let (label, all) = (device.adapter().label(), whole.len() + unsteady);
             warnings.push(format!(
@@ -299,7 +284,7 @@ impl Timer<'_> {
         if !whole.iter().any(|timed| timed.batch == steps.decode[0]) {
             return Err(Error::Usage("timings vary too much (is the machine busy?)".into()));
         }
-        let alone = self.alone(device, &whole)?;
+        let alone = self.alone(device, &whole, together)?;
         let of_key = |key: SegmentKey| alone.iter().find(|(segment, _)| steps.keys[*segment] == key);
         let net_us = |stats: &Stats| (stats.median_us - stage_us).max(0.0);
         let kind = |&segment: &usize| {
@@ -327,7 +312,12 @@ impl Timer<'_> {
     /// For each kind of segment, times each batch on the first segment of this kind alone. Skips a kind if
     /// all blocks of the window have this kind, because the timing of the window then suffices. Times nothing
     /// in a quick calibration.
-    fn alone(&self, device: &mut SoloDevice, whole: &[Timed]) -> Result<Vec<(usize, Vec<Stats>)>> {
+    fn alone(
+        &self,
+        device: &mut SoloDevice,
+        whole: &[Timed],
+        together: u32,
+    ) -> Result<Vec<(usize, Vec<Stats>)>> {
         let steps = self.steps;
         let mut alone = Vec::new();
         if self.is_quick() {
@@ -337,10 +327,11 @@ impl Timer<'_> {
         for &segment in steps.kinds.iter().filter(|&&segment| !uniform || segment != steps.window.start) {
             let mut times = vec![None; whole.len()];
             for decode in [true, false] {
+                let sweep = self.sweep(device, &(segment..segment + 1), together).filter(|_| decode);
                 let mut stage = self.load_window(device, segment..segment + 1, decode)?;
                 for (timed, time) in whole.iter().zip(&mut times) {
                     if steps.decode.contains(&timed.batch) == decode {
-                        *time = Some(self.taken(1.0, || Ok(stage.burst_us(&timed.batch)?))?);
+                        *time = Some(self.taken(1.0, || run_us(&mut stage, &timed.batch, sweep.as_ref()))?);
                     }
                 }
             }
@@ -365,17 +356,20 @@ impl Timer<'_> {
     }
 
     /// Times each decode step and each chunk on the window of blocks. Skips chunks that would take too long.
-    fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Outcome> {
+    /// A CPU's caches are swept before each decode step if the model is larger than the window.
+    fn window(&self, device: &mut SoloDevice, stage_us: f64, together: u32) -> Result<Outcome> {
         let (steps, label) = (self.steps, device.adapter().label());
         let window = self.decode_window(device)?;
+        let sweep = self.sweep(device, &window, together);
         let mut stage = self.load_window(device, window.clone(), true)?;
         self.warm_up(&mut stage, &steps.decode[0])?;
         let until = self.budget.share_after(DECODE_PART);
+        let wanted = Wanted { batches: &steps.decode, segments: window, until, sweep };
         let mut outcome = Outcome::default();
         self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
-            self.batches(stage, stage_us, &steps.decode, until, &window, tick)
+            self.batches(stage, stage_us, &wanted, tick)
         })?;
-        drop(stage);
+        drop((stage, wanted));
         let chunks = steps.chunk_window(device.adapter());
         let batches = steps.chunks(device.adapter());
         if batches.is_empty() {
@@ -383,10 +377,18 @@ impl Timer<'_> {
         }
         let mut stage = self.load_window(device, chunks.clone(), false)?;
         let until = self.budget.share_after(CHUNKS_PART);
+        let wanted = Wanted { batches, segments: chunks, until, sweep: None };
         self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
-            self.batches(stage, stage_us, batches, until, &chunks, tick)
+            self.batches(stage, stage_us, &wanted, tick)
         })?;
         Ok(outcome)
+    }
+
+    /// Returns a sweep of the weights that a CPU reads between two executions of `segments`, or `None` on a
+    /// GPU.
+    fn sweep(&self, device: &SoloDevice, segments: &Range<usize>, together: u32) -> Option<Sweep> {
+        let others = || Sweep::new(self.steps.bytes_beside(segments), together);
+        is_processor(device.adapter()).then(others).flatten()
     }
 
     /// Returns the blocks on which decode is timed. A quick calibration loads the first block to estimate the
@@ -441,20 +443,18 @@ impl Timer<'_> {
         Ok(())
     }
 
-    /// Times batches on a stage until the fraction `until` of the budget is used up. Always times the first
-    /// batch.
+    /// Times batches on a stage. Always times the first batch.
     fn batches(
         &self,
         stage: &mut SoloStage<'_>,
         stage_us: f64,
-        batches: &[SoloBatch],
-        until: f64,
-        segments: &Range<usize>,
+        wanted: &Wanted<'_>,
         tick: &dyn Fn(),
     ) -> Result<Vec<Timed>> {
+        let until = wanted.until;
         let mut chunk_times = ChunkTimes::default();
         let mut timed = Vec::new();
-        for batch in batches {
+        for batch in wanted.batches {
             let expected_us = chunk_times.expected_us(batch);
             let is_long = self.is_quick() && expected_us > LONG_US;
             let runs = if is_long { 1.0 } else { RUNS };
@@ -465,7 +465,7 @@ impl Timer<'_> {
             }
             let mut once = || match is_long {
                 true => Ok(stage.single_us(batch)?),
-                false => Ok(stage.burst_us(batch)?),
+                false => run_us(stage, batch, wanted.sweep.as_ref()),
             };
             let mut take = || Stats::steady(self.share(), || self.budget.left(until), &mut once);
             let mut stats = take()?;
@@ -476,7 +476,7 @@ impl Timer<'_> {
             }
             tick();
             chunk_times.record(batch, stats.median_us - stage_us);
-            timed.push(Timed { batch: *batch, stats, segments: segments.clone() });
+            timed.push(Timed { batch: *batch, stats, segments: wanted.segments.clone() });
         }
         Ok(timed)
     }
@@ -489,6 +489,14 @@ impl Timer<'_> {
         let drifted = (last.median_us / first.median_us - 1.0).abs() > DRIFT;
         Ok(drifted.then_some((segments.len(), [first.median_us, last.median_us])))
     }
+}
+
+/// Returns the time of a batch in microseconds. With a sweep, its weights come from memory. Otherwise, it
+/// runs in a burst.
+fn run_us(stage: &mut SoloStage<'_>, batch: &SoloBatch, sweep: Option<&Sweep>) -> Result<f64> {
+    let Some(sweep) = sweep else { return Ok(stage.burst_us(batch)?) };
+    sweep.go();
+    Ok(stage.single_us(batch)?)
 }
 
 /// Estimates the time of a batch on a segment. Only the ratios between the estimates of different segments

@@ -17,6 +17,7 @@ mod measure;
 mod pipeline;
 mod stats;
 mod steps;
+mod sweep;
 
 use crate::devices::Devices;
 use crate::error::{Error, Result};

@@ -37,18 +37,15 @@ const FAR_ROWS: u32 = 512;
 /// be predicted from shorter chunks.
 const LONGEST_US: f64 = 400e3;
 /// Target total size in bytes, and maximum number, of the blocks that are timed together. The size exceeds
-/// the caches of large servers several times, so that few weights stay in a cache. With 436 MB, a CPU with
-/// 32 threads seemed to read 303 GB/s; a run reads 162 GB/s.
-const WINDOW: (u64, usize) = (1 << 30, 8);
-/// Target size in bytes of the blocks that a quick calibration times on a GPU, whose caches are smaller.
-const QUICK_GPU_BYTES: u64 = 512 << 20;
+/// the caches of GPUs. A CPU's caches are swept.
+const WINDOW: (u64, usize) = (512 << 20, 8);
+/// Target size in bytes of the blocks whose decode steps a quick calibration times on a CPU.
+const QUICK_WINDOW_BYTES: u64 = 256 << 20;
 /// Maximum size in bytes of a timed embedding table. A larger table is not timed, because lookups take almost
 /// no time.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
 /// Maximum size in bytes of a head that a quick calibration times.
 const MAX_QUICK_HEAD_BYTES: u64 = 1 << 30;
-/// Maximum number of bytes that a quick calibration sweeps to evict the CPU caches.
-const QUICK_SWEEP_BYTES: u64 = 128 << 20;
 
 /// List of measurements for one model.
 #[derive(Debug)]
@@ -79,7 +76,8 @@ pub(super) struct Steps {
     timed_for: TimedFor,
     row_bytes: u64,
     window_bytes: u64,
-    head_bytes: u64,
+    /// Size in bytes of each segment's weights.
+    segment_bytes: Vec<u64>,
     /// Whether the calibration has a time limit.
     is_quick: bool,
     shape: String,
@@ -131,7 +129,7 @@ impl Steps {
             timed_for,
             row_bytes: u64::from(model.hyperparameters().width) * 4,
             window_bytes: segments[window.clone()].iter().map(bytes).sum(),
-            head_bytes: segments.last().map_or(0, bytes),
+            segment_bytes: segments.iter().map(bytes).collect(),
             is_quick: options.limit.is_some(),
             window,
             shape: shape(model),
@@ -165,22 +163,22 @@ impl Steps {
         compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })
     }
 
-    /// Returns the blocks on which decode steps are timed. On a GPU, a quick calibration uses fewer blocks.
+    /// Returns the blocks on which decode steps are timed. On a CPU, a quick calibration uses fewer blocks,
+    /// because the CPU's compute threads must also copy the weights.
     pub(super) fn decode_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
-        if !self.is_quick || is_processor(adapter) {
+        if !self.is_quick || !is_processor(adapter) {
             return start..end;
         }
         let each = (self.window_bytes / (end - start).max(1) as u64).max(1);
-        start..end.min(start + QUICK_GPU_BYTES.div_ceil(each).max(1) as usize)
+        start..end.min(start + QUICK_WINDOW_BYTES.div_ceil(each).max(1) as usize)
     }
 
     /// Returns the blocks on which chunks are timed. On a CPU, a quick calibration uses only one block,
     /// because even small chunks are compute-bound there.
     pub(super) fn chunk_window(&self, adapter: &Adapter) -> Range<usize> {
-        let window = self.decode_window(adapter);
-        let start = window.start;
-        if self.is_quick && is_processor(adapter) { start..window.end.min(start + 1) } else { window }
+        let Range { start, end } = self.window.clone();
+        if self.is_quick && is_processor(adapter) { start..end.min(start + 1) } else { start..end }
     }
 
     /// Returns the chunks to time on a device, and a decode step in the far context, in order of importance.
@@ -191,7 +189,7 @@ impl Steps {
     /// Returns whether calibration times the head. A quick calibration skips a head larger than
     /// [`MAX_QUICK_HEAD_BYTES`].
     pub(super) fn times_head(&self) -> bool {
-        !self.is_quick || self.head_bytes <= MAX_QUICK_HEAD_BYTES
+        !self.is_quick || self.segment_bytes[self.head()] <= MAX_QUICK_HEAD_BYTES
     }
 
     /// Returns the largest chunk and the number of sequences that the profile must cover.
@@ -214,11 +212,11 @@ impl Steps {
         self.window.clone().all(|segment| self.keys[segment] == self.keys[self.window.start])
     }
 
-    /// Returns the number of bytes that a sweep must touch to evict the CPU caches: the size of the window,
-    /// up to a limit.
-    pub(super) fn sweep_bytes(&self) -> usize {
-        let most = if self.is_quick { QUICK_SWEEP_BYTES } else { WINDOW.0 };
-        self.window_bytes.min(most) as usize
+    /// Returns the size in bytes of the weights that a run reads between two executions of `segments`: all
+    /// others but the embedding table, of which it reads a few rows.
+    pub(super) fn bytes_beside(&self, segments: &Range<usize>) -> u64 {
+        let timed: u64 = self.segment_bytes[segments.clone()].iter().sum();
+        self.segment_bytes.iter().skip(1).sum::<u64>().saturating_sub(timed)
     }
 
     /// Returns the size of a row of logits, in bytes.
