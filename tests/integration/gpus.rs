@@ -519,7 +519,8 @@ fn repeated_loads_leak_nothing() {
     }
     within(900, || {
         let model = Model::open(model_path(BITNET)).unwrap();
-        // Intel's CPU runtime leaks some MB for each set of programs that is loaded and released.
+        // Intel's CPU runtime leaks 6 to 12 MB, depending on the processor, for each set of programs that is
+        // loaded and released.
         let leaky: Vec<String> = adapters()
             .iter()
             .filter(|a| a.driver.name.starts_with("Intel(R) OpenCL"))
@@ -566,7 +567,7 @@ fn repeated_loads_leak_nothing() {
                 assert!(after + SLACK_BYTES >= before, "{label}: {before} → {after} bytes free");
             }
             let (Some(before), Some(after)) = (before.1, after.1) else { continue };
-            let slack = if leaky.contains(&label) { loads as u64 * (10 << 20) } else { SLACK_BYTES };
+            let slack = if leaky.contains(&label) { loads as u64 * (20 << 20) } else { SLACK_BYTES };
             assert!(after <= before + slack, "{label}: {before} → {after} bytes resident");
         }
     });
