@@ -275,6 +275,7 @@ impl Copier {
             work: Work::Commands(commands),
             waits: Vec::new(),
             signal: timeline.id().at(self.signalled),
+            is_timed: true,
         };
         self.device.submit(submission).map_err(&failed)?;
         timeline.wait(self.signalled, None).map_err(&failed).map(|_| ())

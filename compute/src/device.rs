@@ -218,7 +218,7 @@ impl Core {
         let device = self.device()?;
         let timeline = device.timeline(QueueKind::Compute);
         let (signal, work) = (timeline.id().at(value), Work::Commands(commands));
-        let submission = Submission { queue: QueueKind::Compute, work, waits: Vec::new(), signal };
+        let submission = Submission::timed(QueueKind::Compute, work, Vec::new(), signal);
         let outcome = device.submit(submission);
         // If the device rejects a submission, the timeline fails, and `value` counts as used. The next
         // submission reports the failure.

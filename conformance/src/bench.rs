@@ -193,7 +193,7 @@ impl Bench {
         let value = &mut self.signalled[queue.index()];
         *value += 1;
         let signal = self.device.timeline(queue).id().at(*value);
-        let submission = Submission { queue, work, waits: waits.to_vec(), signal };
+        let submission = Submission::timed(queue, work, waits.to_vec(), signal);
         self.device.submit(submission).context("a submission")?;
         Ok(signal)
     }

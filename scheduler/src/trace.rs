@@ -1,6 +1,6 @@
 //! Records the activity of devices, for traces and for comparison with predictions.
 
-use crate::core::{MicroBatch, MicroBatchId, Nanoseconds};
+use crate::core::{End, MicroBatch, MicroBatchId, Nanoseconds};
 use crate::transfers::Transfers;
 use ragtag_hal::{Point, QueueKind, Timing};
 use ragtag_transfer::{Route, Routes};
@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Maximum number of submissions per queue whose timings are outstanding. If there are more, the oldest are
 /// dropped, because some devices report no timings.
 const LABELS: usize = 1024;
+
+/// Without a trace, the copies of one in this many micro-batches are timed on routes without a ring.
+const TIMED: u64 = 4;
 
 /// Kind of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -304,6 +307,23 @@ impl Recorder {
         }
     }
 
+    /// Returns whether the copies of a micro-batch over a route without a ring are timed: all of them in a
+    /// trace, otherwise one in [`TIMED`]. Timed copies between two GPUs are several microseconds slower.
+    pub(crate) fn times(&self, micro_batch: MicroBatchId) -> bool {
+        self.sink.capacity > 0 || micro_batch.0.is_multiple_of(TIMED)
+    }
+
+    /// Leaves out the record of a transfer whose copies are not timed at one end of the stage.
+    pub(crate) fn skips(&self, end: End, micro_batch: MicroBatchId) {
+        let edge = match end {
+            End::Incoming => &self.ends.incoming,
+            End::Outgoing => &self.ends.outgoing,
+        };
+        if let Some(edge) = edge {
+            edge.skip(micro_batch);
+        }
+    }
+
     /// Records the routes that the outgoing edge uses from now on.
     pub(crate) fn uses(&self, routes: Routes) {
         if let Some(edge) = &self.ends.outgoing {
@@ -492,5 +512,29 @@ mod tests {
         }
         let crossed = Crossed { crossings: 1, bytes: 64, busy_ns: 150 };
         assert_eq!(edge.report().decode, crossed, "a micro-batch of no rows has decode steps alone");
+    }
+
+    #[test]
+    fn untimed_transfers_leave_no_record() {
+        let edge = Transfers::default();
+        let (outgoing, incoming) = (Some(edge.clone()), Some(edge.clone()));
+        let recorder = |capacity| {
+            Recorder::new(
+                1,
+                1..2,
+                TraceSink::new(capacity),
+                Ends { incoming: incoming.clone(), outgoing: outgoing.clone() },
+            )
+        };
+        let timed = |recorder: Recorder| (0..8).filter(|id| recorder.times(MicroBatchId(*id))).count();
+        assert_eq!((timed(recorder(0)), timed(recorder(1))), (2, 8), "a trace shows every transfer");
+        for end in [End::Incoming, End::Outgoing] {
+            let recorder = recorder(0);
+            recorder.leaves(&MicroBatch { id: MicroBatchId(5), credit: 0, items: vec![] }, 64);
+            recorder.skips(end, MicroBatchId(5));
+            edge.left(MicroBatchId(5), 64, 10, 20);
+            edge.arrived(MicroBatchId(5), 64, 30);
+            assert_eq!(edge.report().decode, Crossed::default(), "{end:?}");
+        }
     }
 }

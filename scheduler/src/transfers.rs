@@ -107,6 +107,11 @@ impl Transfers {
         state.open.push_back(OpenTransfer { micro_batch, decode, bytes, left, arrived, admitted_ns: 0 });
     }
 
+    /// Drops the record of a transfer whose copies are not timed.
+    pub(crate) fn skip(&self, id: MicroBatchId) {
+        self.lock().open.retain(|transfer| transfer.micro_batch != id);
+    }
+
     /// Records that a chunk was copied from the sending device.
     pub(crate) fn left(&self, id: MicroBatchId, bytes: u64, start_ns: Nanoseconds, end_ns: Nanoseconds) {
         self.lock().update(id, |transfer| transfer.left.add(bytes, start_ns, end_ns));

@@ -156,7 +156,7 @@ impl Bench {
     /// Returns an error if a call to the device fails.
     pub fn try_submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point, Error> {
         let signal = self.point(queue);
-        self.device.submit(Submission { queue, work, waits: waits.to_vec(), signal }).map(|()| signal)
+        self.device.submit(Submission::timed(queue, work, waits.to_vec(), signal)).map(|()| signal)
     }
 
     /// Submits work. Fails the test if the device rejects it.

@@ -58,7 +58,7 @@ impl Bench {
             let signal = TimelineId { device: DeviceId(0), queue: QueueKind::Compute }.at(self.next);
             let start = Instant::now();
             let work = Work::Program(ProgramId(0));
-            self.device.submit(Submission { queue: QueueKind::Compute, work, waits: vec![], signal })?;
+            self.device.submit(Submission::timed(QueueKind::Compute, work, vec![], signal))?;
             timeline.wait(self.next, None)?;
             samples.push(start.elapsed().as_secs_f64() * 1e6);
         }

@@ -199,6 +199,7 @@ fn a_refused_copy_poisons_no_queue() {
         work: Work::Commands(commands),
         waits: vec![first],
         signal: first.timeline.at(first.value + 1),
+        is_timed: true,
     };
     let refused = b.device.submit(submission(vec![command]));
     assert!(matches!(&refused, Err(Error::Refused { .. })), "{refused:?}");

@@ -231,8 +231,8 @@ impl Driver for CudaDriver {
         stream.finish()
     }
 
-    fn event(&self) -> Result<Event> {
-        Event::new(&self.context)
+    fn event(&self, is_timed: bool) -> Result<Event> {
+        Event::new(&self.context, is_timed)
     }
 
     fn record(&self, event: &Event, stream: &Stream) -> Result<()> {

@@ -117,6 +117,16 @@ pub struct Submission {
     /// Point that passes when the work is done. It lies on the timeline of `queue`, and its value is larger
     /// than the values of all earlier submissions.
     pub signal: Point,
+    /// Whether the device must report when the work starts and ends. On some devices, timed copies take
+    /// several microseconds longer.
+    pub is_timed: bool,
+}
+
+impl Submission {
+    /// Creates a submission whose times the device reports.
+    pub fn timed(queue: QueueKind, work: Work, waits: Vec<Point>, signal: Point) -> Self {
+        Self { queue, work, waits, signal, is_timed: true }
+    }
 }
 
 /// Binary interface of a kernel entry. `Checked` validates every dispatch against it.

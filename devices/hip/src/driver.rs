@@ -26,6 +26,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const NON_BLOCKING: u32 = 1;
 /// `hipEventBlockingSync`: threads that wait for the event sleep.
 const BLOCKING_SYNC: u32 = 1;
+/// `hipEventDisableTiming`: the event records no time.
+const DISABLE_TIMING: u32 = 2;
 /// `hipHostRegisterPortable`: the memory is pinned for all devices.
 const PORTABLE: u32 = 1;
 /// `hipHostRegisterMapped`: the memory has device addresses.
@@ -319,10 +321,11 @@ impl Driver for HipDriver {
         unsafe { on_device!(self, call, hipStreamSynchronize(stream.handle)) }
     }
 
-    fn event(&self) -> Result<Object> {
+    fn event(&self, is_timed: bool) -> Result<Object> {
+        let flags = if is_timed { BLOCKING_SYNC } else { DISABLE_TIMING };
         let mut handle = ptr::null_mut();
         // SAFETY: the call writes a handle.
-        unsafe { on_device!(self, call, hipEventCreateWithFlags(&raw mut handle, BLOCKING_SYNC)) }?;
+        unsafe { on_device!(self, call, hipEventCreateWithFlags(&raw mut handle, flags)) }?;
         Ok(self.object(handle, self.api.functions.hipEventDestroy))
     }
 

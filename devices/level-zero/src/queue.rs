@@ -154,7 +154,7 @@ impl DriverQueue for Queue {
     const USES_AFTER_END: bool = true;
 
     fn enqueue(&self, script: &Arc<Script>, fences: &Fences<'_, Self>) -> Result<Ends<Event>> {
-        let Fences { after, waits, raises } = fences;
+        let Fences { after, waits, raises, .. } = fences;
         let own = after.iter().map(|event| Ok(Arc::clone(&event.signal)));
         let awaited = own.chain(waits.iter().map(|(semaphore, value)| semaphore.event(*value)));
         let (first, last) = self.lock().enqueue(script, awaited.collect::<Result<_>>()?, &self.events)?;

@@ -217,11 +217,13 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the first error in the work on the stream.
     fn finish(&self, stream: &Self::Stream) -> Result<()>;
 
-    /// Creates an event that has not been recorded yet.
+    /// Creates an event that has not been recorded yet. A timed event records the time at which it passes. An
+    /// event that is not timed is for short copies between devices: threads that wait for it may spin, because
+    /// waking them would delay the next copy.
     ///
     /// # Errors
     /// Returns the driver's error.
-    fn event(&self) -> Result<Self::Event>;
+    fn event(&self, is_timed: bool) -> Result<Self::Event>;
 
     /// Records an event on a stream. The event passes when all work that was enqueued before it has ended.
     ///
@@ -240,7 +242,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// returns the error.
     fn has_passed(&self, event: &Self::Event) -> bool;
 
-    /// Sleeps until a recorded event has passed.
+    /// Waits until a recorded event has passed. The thread sleeps if the event is timed.
     ///
     /// # Errors
     /// Returns the error of work that precedes the event.

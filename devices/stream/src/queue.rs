@@ -33,8 +33,8 @@ impl<D: Driver> Queue<D> {
         Ok(Self { driver: Arc::clone(driver), stream, clock: Arc::clone(clock) })
     }
 
-    fn mark(&self) -> Result<D::Event> {
-        let event = self.driver.event()?;
+    fn mark(&self, is_timed: bool) -> Result<D::Event> {
+        let event = self.driver.event(is_timed)?;
         self.driver.record(&event, &self.stream)?;
         Ok(event)
     }
@@ -45,12 +45,12 @@ impl<D: Driver> DriverQueue for Queue<D> {
     type Event = D::Event;
 
     fn enqueue(&self, script: &Arc<Script<D>>, fences: &Fences<'_, Self>) -> Result<Ends<D::Event>> {
-        let Fences { after, waits, raises } = fences;
+        let Fences { after, waits, raises, are_timed } = fences;
         after.iter().try_for_each(|event| self.driver.wait(&self.stream, event))?;
         for (events, value) in *waits {
             events.wait(self.driver.as_ref(), &self.stream, *value)?;
         }
-        let first = self.mark()?;
+        let first = are_timed.then(|| self.mark(true)).transpose()?;
         match script.recording() {
             // SAFETY: the guarantees for each single step apply to the graph.
             Some(graph) => unsafe { self.driver.play(&self.stream, graph) }?,
@@ -62,9 +62,9 @@ impl<D: Driver> DriverQueue for Queue<D> {
                 })
             })?,
         }
-        let last = Arc::new(self.mark()?);
+        let last = Arc::new(self.mark(*are_timed)?);
         raises.iter().for_each(|(events, value)| events.add(*value, &last));
-        Ok(Ends { first: Some(first), last })
+        Ok(Ends { first, last })
     }
 
     fn passed(&self, event: &D::Event) -> Option<bool> {

@@ -11,7 +11,7 @@ use ragtag_hal::{
     DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind, HostPages,
     KernelLanguage, Limits, LinkedEntry, Memory, MemorySource, Module, ModuleId, ModuleSource,
     PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, SharedMemory, SharedSemaphore,
-    TextEntry, Throttle, Timeline, TimelineId, Work,
+    Submission, TextEntry, Throttle, Timeline, TimelineId, Work,
 };
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -697,6 +697,25 @@ fn timings_are_in_order() {
         assert!(timing.start_ns <= timing.end_ns && timing.end_ns <= now_ns, "{timing:?}");
     }
     assert!(timings.is_sorted_by_key(|timing| timing.end_ns), "{timings:?}");
+    bench.close();
+}
+
+#[test]
+fn submissions_that_are_not_timed_need_one_event_and_report_no_times() {
+    let mut bench = Bench::new();
+    for (is_timed, events) in [(true, 2), (false, 1)] {
+        let before = bench.fake.calls("event");
+        let signal = bench.point(QueueKind::Compute);
+        let work = Work::Commands(vec![fill(0, 1), scale(0, 1, 3)]);
+        let submission =
+            Submission { is_timed, ..Submission::timed(QueueKind::Compute, work, vec![], signal) };
+        bench.device.submit(submission).unwrap();
+        bench.wait(signal);
+        assert_eq!(bench.fake.calls("event") - before, events);
+    }
+    let mut timings = Vec::new();
+    bench.device.take_timings(&mut timings);
+    assert_eq!(timings.len(), 1, "{timings:?}");
     bench.close();
 }
 

@@ -514,7 +514,7 @@ impl Actor {
             StageAction::Copy { end, copy } => self.copy(at, end, copy),
             StageAction::Stream { part, waits, signal } => {
                 let work = Work::Commands(stage.memory.stream(part));
-                let submission = Submission { queue: QueueKind::Upload, work, waits, signal };
+                let submission = Submission::timed(QueueKind::Upload, work, waits, signal);
                 let number = stage.stage;
                 self.watch(&submission, Some(Copied::Weights(number)));
                 self.submit(at, submission, Label::WEIGHTS)
@@ -524,7 +524,7 @@ impl Actor {
                 let failed = |cause| stage_error(number, label, cause);
                 let program = stage.memory.prepare(&mut self.device, (slot, part), &micro_batch, failed)?;
                 let work = Work::Program(program);
-                let submission = Submission { queue: QueueKind::Compute, work, waits, signal };
+                let submission = Submission::timed(QueueKind::Compute, work, waits, signal);
                 tracing::trace!(
                     stage = number,
                     micro_batch = micro_batch.id.0,
@@ -542,7 +542,7 @@ impl Actor {
                 let bytes = from.map_or(0, |from| from.bytes);
                 let commands = from.map(|from| Command::Download { from, region: LOGITS, offset });
                 let work = Work::Commands(commands.into_iter().collect());
-                let submission = Submission { queue: QueueKind::Download, work, waits, signal };
+                let submission = Submission::timed(QueueKind::Download, work, waits, signal);
                 stage.recorder.leaves(&micro_batch, bytes);
                 let number = stage.stage;
                 self.watch(&submission, Some(Copied::Logits(number)));
@@ -619,9 +619,9 @@ impl Actor {
         [computed, signal]: [Point; 2],
     ) -> Result<()> {
         let (queue, work) = (QueueKind::Compute, Work::Commands(sum));
-        self.submit(at, Submission { queue, work, waits, signal: computed }, label)?;
+        self.submit(at, Submission::timed(queue, work, waits, computed), label)?;
         let (queue, work, waits) = (QueueKind::Download, Work::Commands(download), vec![computed]);
-        let submission = Submission { queue, work, waits, signal };
+        let submission = Submission::timed(queue, work, waits, signal);
         self.watch(&submission, Some(Copied::Checksum(self.stages[at].stage)));
         self.submit(at, submission, label)?;
         self.sums.push_back(PendingSum { value: signal.value, stage: at, of });
@@ -664,8 +664,13 @@ impl Actor {
         let route = edge.as_ref().and_then(|edge| edge.routes.of_copy(&copy, end == End::Outgoing));
         let number = if end == End::Outgoing { stage.stage } else { stage.stage.saturating_sub(1) };
         let work = Work::Commands(command.into_iter().collect());
-        let submission =
-            Submission { queue: end.queue(), work, waits: copy.waits.clone(), signal: copy.signal };
+        let shares_memory = route.is_some_and(|route| route.shares_memory());
+        let is_timed = !shares_memory || stage.recorder.times(micro_batch);
+        if !is_timed {
+            stage.recorder.skips(end, micro_batch);
+        }
+        let (waits, signal) = (copy.waits.clone(), copy.signal);
+        let submission = Submission { queue: end.queue(), work, waits, signal, is_timed };
         self.watch(&submission, route.map(|route| Copied::Activations(number, route)));
         let label = Label { route, ..Label::copy(kind, micro_batch, bytes, reads) };
         self.stages[at].recorder.submitted(submission.signal, label);
@@ -704,7 +709,7 @@ impl Actor {
             return Err(error);
         }
         let (work, waits) = (Work::Commands(Vec::new()), copy.waits.clone());
-        let empty = Submission { queue: end.queue(), work, waits, signal: copy.signal };
+        let empty = Submission::timed(end.queue(), work, waits, copy.signal);
         self.device.submit(empty).map_err(|cause| self.failed(at, cause))?;
         if !self.verified {
             self.refused.push_back((at, copy, error));
@@ -725,7 +730,7 @@ impl Actor {
         micro_batch: &MicroBatch,
         (queue, waits, signal): (QueueKind, Vec<Point>, Point),
     ) -> Result<()> {
-        let submission = Submission { queue, work: Work::Commands(commands), waits, signal };
+        let submission = Submission::timed(queue, Work::Commands(commands), waits, signal);
         self.watch(&submission, Some(Copied::KeysAndValues(self.stages[at].stage)));
         self.submit(at, submission, Label::of(SpanKind::KeysAndValues, micro_batch, 0))
     }

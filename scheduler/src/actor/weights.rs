@@ -124,7 +124,7 @@ impl Loading<'_> {
                 let work = Work::Commands(commands);
                 recorder.submitted(signal, Label::WEIGHTS);
                 device
-                    .submit(Submission { queue: QueueKind::Upload, work, waits: Vec::new(), signal })
+                    .submit(Submission::timed(QueueKind::Upload, work, Vec::new(), signal))
                     .map_err(failed)?;
                 (self.progress)(bytes);
             }

@@ -23,7 +23,7 @@ pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
             QueueKind::Upload | QueueKind::Download => vec![],
         };
         let signal = TimelineId { device: id, queue }.at(value);
-        Submission { queue, work: Work::Commands(commands), waits, signal }
+        Submission::timed(queue, Work::Commands(commands), waits, signal)
     };
     device.submit(fill(QueueKind::Compute, 1, vec![])).unwrap();
     assert_eq!(device.timeline(QueueKind::Compute).wait(1, Some(TIMEOUT)), Ok(true), "{label}");

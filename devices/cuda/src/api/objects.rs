@@ -163,10 +163,13 @@ object! {
 }
 
 impl Event {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>, is_timed: bool) -> Result<Self> {
+        let blocking = CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint;
+        let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
+        let flags = if is_timed { blocking } else { untimed };
         let mut raw = null_mut();
         // SAFETY: the call writes one handle.
-        unsafe { enter!(context, cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint)) }?;
+        unsafe { enter!(context, cuEventCreate(&mut raw, flags)) }?;
         Ok(Self { context: Arc::clone(context), raw })
     }
 }

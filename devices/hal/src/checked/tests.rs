@@ -175,7 +175,7 @@ impl Bench {
     fn submit(&mut self, queue: QueueKind, work: Work, waits: Vec<Point>) -> Result<()> {
         let own = &self.device.own[queue.index()];
         let signal = own.timeline.id().at(own.signalled + 1);
-        self.device.submit(Submission { queue, work, waits, signal })
+        self.device.submit(Submission::timed(queue, work, waits, signal))
     }
 
     fn run(&mut self, queue: QueueKind, command: Command) -> Result<()> {
@@ -452,7 +452,7 @@ fn copies_keep_to_the_alignment_of_the_device() {
     let mut run = |at, command| {
         let signal = device.timeline(QueueKind::Compute).id().at(at);
         let work = Work::Commands(vec![command]);
-        device.submit(Submission { queue: QueueKind::Compute, work, waits: vec![], signal })
+        device.submit(Submission::timed(QueueKind::Compute, work, vec![], signal))
     };
     run(1, upload(3, range(0, 4, 8))).unwrap();
     run(2, upload(3, range(0, 4, 26))).expect("to the end of the buffer");
@@ -644,6 +644,7 @@ fn signals_increase_on_the_timeline_of_their_queue() {
         work: Work::Commands(vec![]),
         waits: vec![],
         signal: TimelineId { device, queue }.at(value),
+        is_timed: true,
     };
     let result = b.device.submit(signal(DEVICE, QueueKind::Upload, 1));
     b.refused(result, &["not its timeline"]);

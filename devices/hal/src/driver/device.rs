@@ -204,14 +204,15 @@ impl<D: Driver> DriverDevice<D> {
     }
 
     fn enqueue(&mut self, submission: Submission) -> Result<()> {
-        let Submission { queue, work, waits, signal } = submission;
+        let Submission { queue, work, waits, signal, is_timed } = submission;
         self.check()?;
         let script = match work {
             Work::Commands(commands) => self.script(commands, false)?,
             Work::Program(id) => self.programs.get(&id).cloned().ok_or_else(|| unknown(id))?,
         };
         let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
-        self.submitter.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
+        let waits = waits.collect::<Result<_>>()?;
+        self.submitter.submit(queue, Task { script, waits, signal, is_timed })
     }
 
     /// Waits until outstanding work has ended. If it has not ended by the deadline, leaks the driver and the

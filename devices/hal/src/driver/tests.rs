@@ -179,7 +179,7 @@ impl Bench {
     fn fill(&mut self, buffer: u32, value: u64) -> Point {
         let signal = TimelineId { device: DeviceId(0), queue: QueueKind::Compute }.at(value);
         let work = Work::Commands(vec![fill(buffer)]);
-        self.device.submit(Submission { queue: QueueKind::Compute, work, waits: vec![], signal }).unwrap();
+        self.device.submit(Submission::timed(QueueKind::Compute, work, vec![], signal)).unwrap();
         signal
     }
 }
@@ -321,7 +321,7 @@ fn memory_is_imported_once() {
     let (queue, work) = (QueueKind::Compute, Work::Program(ProgramId(0)));
     let signal = TimelineId { device: DeviceId(0), queue }.at(1);
     bench.release.send(()).unwrap();
-    bench.device.submit(Submission { queue, work, waits: vec![], signal }).unwrap();
+    bench.device.submit(Submission::timed(queue, work, vec![], signal)).unwrap();
     assert_eq!(bench.device.timeline(queue).wait(1, Some(LIMIT)), Ok(true));
     [0, 2].into_iter().for_each(|id| bench.device.destroy_buffer(BufferId(id)).unwrap());
     let end = Instant::now() + LIMIT;

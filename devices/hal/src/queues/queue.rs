@@ -54,7 +54,7 @@ pub(super) fn closed(point: Point) -> Error {
 /// Events at the start and the end of an enqueued script.
 #[derive(Debug)]
 pub struct Ends<E> {
-    /// Start event, or `None` if the end event also reports the start.
+    /// Start event, or `None` if the end event also reports the start, or if the times are not needed.
     pub first: Option<E>,
     /// End event.
     pub last: Arc<E>,
@@ -71,6 +71,8 @@ pub struct Fences<'a, Q: DriverQueue + ?Sized> {
     pub waits: &'a [(&'a Semaphore<Q>, u64)],
     /// Semaphores that the end of the script raises to these values.
     pub raises: &'a [(&'a Semaphore<Q>, u64)],
+    /// Whether the events must record the times at which the script starts and ends.
+    pub are_timed: bool,
 }
 
 /// An in-order queue of a driver.
@@ -325,7 +327,7 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         order: &mut Order<Q>,
         script: Arc<Script<Q::Driver>>,
         after: Vec<After<Q>>,
-        signal: Point,
+        (signal, is_timed): (Point, bool),
     ) -> Result<()> {
         if let Some(error) = order.failed.clone() {
             self.fail_in_turn(order, error);
@@ -336,7 +338,7 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
             return self.run(&script, signal);
         }
         let reserved = if now { Some(script.reserve()?) } else { None };
-        let ends = self.enqueue(order, &script, &after, signal)?;
+        let ends = self.enqueue(order, &script, &after, (signal, is_timed))?;
         let mut events = self.events();
         while events.front().is_some_and(|(value, _)| *value <= self.timeline.value()) {
             events.pop_front();
@@ -409,13 +411,14 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         order: &mut Order<Q>,
         script: &Arc<Script<Q::Driver>>,
         after: &[After<Q>],
-        signal: Point,
+        (signal, are_timed): (Point, bool),
     ) -> Result<Ends<Q::Event>> {
         let events: Vec<&Q::Event> = after.iter().filter_map(|after| after.event.as_deref()).collect();
         let waits: Vec<_> = after.iter().filter_map(After::wait).collect();
         let raises: Vec<_> =
             order.raised.iter().map(|semaphore| (semaphore.as_ref(), signal.value)).collect();
-        let enqueued = self.queue.enqueue(script, &Fences { after: &events, waits: &waits, raises: &raises });
+        let fences = Fences { after: &events, waits: &waits, raises: &raises, are_timed };
+        let enqueued = self.queue.enqueue(script, &fences);
         enqueued.inspect_err(|error| {
             if !matches!(error, Error::Refused { .. }) {
                 send(order, Flight::Abandoned(Arc::clone(script)));

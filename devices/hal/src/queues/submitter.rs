@@ -51,6 +51,8 @@ pub struct Task<D: Driver> {
     pub waits: Vec<Wait<D>>,
     /// Point that passes when the work is done.
     pub signal: Point,
+    /// Whether to report the times of the work.
+    pub is_timed: bool,
 }
 
 /// Whether a task can be enqueued.
@@ -212,7 +214,7 @@ fn submit_one<Q: DriverQueue>(
     readiness: Readiness<Q>,
 ) -> Result<()> {
     match readiness {
-        Readiness::Ready(after) => tracked.start(order, task.script, after, task.signal),
+        Readiness::Ready(after) => tracked.start(order, task.script, after, (task.signal, task.is_timed)),
         Readiness::Failed(error) => {
             tracked.fail_in_turn(order, error);
             Ok(())

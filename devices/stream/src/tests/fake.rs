@@ -234,6 +234,7 @@ impl Drop for Stream {
 pub struct Event {
     shared: Arc<Shared>,
     passed: Arc<Mutex<Option<Instant>>>,
+    is_timed: bool,
 }
 
 impl Event {
@@ -362,15 +363,15 @@ impl Driver for Fake {
     }
 
     fn finish(&self, stream: &Stream) -> Result<()> {
-        let event = self.event()?;
+        let event = self.event(false)?;
         stream.send(Op::Record(event.clone()));
         event.wait(&self.shared);
         self.call("finish")
     }
 
-    fn event(&self) -> Result<Event> {
+    fn event(&self, is_timed: bool) -> Result<Event> {
         self.call("event")?;
-        Ok(Event { shared: Arc::clone(&self.shared), passed: Arc::default() })
+        Ok(Event { shared: Arc::clone(&self.shared), passed: Arc::default(), is_timed })
     }
 
     fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
@@ -395,6 +396,7 @@ impl Driver for Fake {
     }
 
     fn elapsed_ms(&self, from: &Event, to: &Event) -> Result<f32> {
+        assert!(from.is_timed && to.is_timed, "an untimed event records no time");
         let at = |event: &Event| event.passed.lock().unwrap().ok_or_else(|| Error::invalid("not passed"));
         let (from, to) = (at(from)?, at(to)?);
         let ms = |elapsed: Duration| elapsed.as_secs_f32() * 1e3;

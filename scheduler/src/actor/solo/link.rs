@@ -404,7 +404,7 @@ impl Framed {
 impl SoloDevice {
     /// Submits nothing to the compute queue after `waits`.
     fn empty(&mut self, waits: &[Point]) -> Result<Point> {
-        self.submit(QueueKind::Compute, Work::Commands(Vec::new()), waits)
+        self.enqueue(QueueKind::Compute, Work::Commands(Vec::new()), waits, false)
     }
 
     /// Creates two buffers and returns copies between them that take about [`BUSY_US`].
@@ -575,7 +575,8 @@ impl Direction {
         let own = BufferRange { buffer: SLOTS[self.from], offset: start + copy.offset, bytes: copy.bytes };
         let command = copy_command(end, &copy, own, RINGS[self.from], &[OTHERS[self.from]])?;
         let work = Work::Commands(command.into_iter().collect());
-        let submission = Submission { queue: end.queue(), work, waits: copy.waits, signal: copy.signal };
+        let Copy { waits, signal, .. } = copy;
+        let submission = Submission { queue: end.queue(), work, waits, signal, is_timed: false };
         device.device.submit(submission).map_err(|cause| device.failed(cause))
     }
 

@@ -130,8 +130,13 @@ impl SoloDevice {
 
     /// Submits work and returns the point that it signals.
     fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point> {
+        self.enqueue(queue, work, waits, true)
+    }
+
+    /// Submits work, whose times the device reports if `is_timed` is set. Returns the point that it signals.
+    fn enqueue(&mut self, queue: QueueKind, work: Work, waits: &[Point], is_timed: bool) -> Result<Point> {
         let signal = self.allot(queue);
-        let submission = Submission { queue, work, waits: waits.to_vec(), signal };
+        let submission = Submission { queue, work, waits: waits.to_vec(), signal, is_timed };
         self.device.submit(submission).map_err(|cause| self.failed(cause))?;
         Ok(signal)
     }
