@@ -7,6 +7,7 @@ use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows, Scores};
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::head_norm::Form;
 use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
 use ragtag_kernels::{Activations, TensorType};
@@ -71,7 +72,9 @@ impl<'a> Builder<'a> {
                 Ok(info.tensor_type)
             }
             Tensors::Described { matrices, vectors, found } => {
-                let tensor_type = if rows > 0 { *matrices } else { *vectors };
+                // A norm with weights for each head is not a matrix either.
+                let is_matrix = rows > 0 && !name.ends_with("_norm.weight");
+                let tensor_type = if is_matrix { *matrices } else { *vectors };
                 if is_new {
                     found.push(TensorInfo::described(name, tensor_type, expected)?);
                 }
@@ -189,9 +192,8 @@ impl<'a> Builder<'a> {
         Ok(inputs[inputs.len() - 1])
     }
 
-    /// Adds a node that normalises each query head and each key head of `qkv`, or all queries and all keys of
-    /// a row if `is_whole` is set. `weights` names the norm weights of the queries and of the keys, to which
-    /// `offset` is added.
+    /// Adds a node that normalises the query heads and the key heads of `qkv`. `weights` names the norm weights
+    /// of the queries and of the keys, to which `offset` is added.
     pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
@@ -199,13 +201,18 @@ impl<'a> Builder<'a> {
         weights: [String; 2],
         epsilon: f32,
         offset: f32,
-        is_whole: bool,
+        form: Form,
     ) -> Result<NodeIndex, ModelError> {
-        let whole = [heads.query_width(), heads.kv_width()];
-        for (weight, width) in weights.iter().zip(if is_whole { whole } else { [heads.dimensions; 2] }) {
-            self.tensor(weight, width, 0)?;
+        let dimensions = heads.dimensions;
+        let shapes = match form {
+            Form::Heads => [[dimensions, 0]; 2],
+            Form::Whole => [[heads.query_width(), 0], [heads.kv_width(), 0]],
+            Form::Centred => [[dimensions, heads.queries], [dimensions, heads.kv]],
+        };
+        for (weight, [columns, rows]) in weights.iter().zip(shapes) {
+            self.tensor(weight, columns, rows)?;
         }
-        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon, offset, is_whole }, &[qkv]))
+        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon, offset, form }, &[qkv]))
     }
 
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
@@ -300,7 +307,7 @@ mod tests {
             let qkv =
                 builder.joint_matmul(x, &[("q", 64), ("k", 32), ("v", 32)], &biases.map(String::from))?;
             let heads = Heads { queries: 2, kv: 1, dimensions: 32 };
-            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6, 0.0, false)?;
+            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6, 0.0, Form::Heads)?;
             let graph = builder.finish()?;
             let name = |&n: &NodeIndex| {
                 let node = graph.node(n);

@@ -90,6 +90,9 @@ pub struct Extras {
     /// Whether the projections of the feed-forward network have biases.
     #[serde(skip)]
     pub feed_forward_bias: bool,
+    /// Whether queries and keys are normalised, if only some models of the architecture do so.
+    #[serde(skip)]
+    pub qk_norm: bool,
     /// Factors of RoPE from the configuration: for contexts of up to the original length, and for longer
     /// contexts.
     #[serde(skip)]
@@ -127,6 +130,7 @@ impl Default for Extras {
             qkv_bias: false,
             output_bias: false,
             feed_forward_bias: false,
+            qk_norm: false,
             rope_factors: None,
             replaced_factors: RopeFactors::None,
         }

@@ -34,7 +34,7 @@ pub(super) static GEMMA3: Architecture = Architecture {
     },
     layer: |h, index| {
         let gemma = layer(h, index);
-        Layer { attention: Attention { qk_norm: QkNorm::Heads, ..gemma.attention }, ..gemma }
+        Layer { attention: Attention { qk_norm: Some(QkNorm::Heads), ..gemma.attention }, ..gemma }
     },
     tensors: &[COMMON, GATED, NORMS, HEAD_NORMS],
     ..USUAL

@@ -99,6 +99,7 @@ impl Hyperparameters {
                 qkv_bias: has("attn_q.bias"),
                 output_bias: has("attn_output.bias"),
                 feed_forward_bias: has("ffn_down.bias"),
+                qk_norm: has("attn_q_norm.weight"),
                 ..Extras::default()
             },
         };

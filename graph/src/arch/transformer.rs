@@ -11,6 +11,7 @@ use crate::model::ModelError;
 use crate::op::{Affine, Heads, Scores};
 use petgraph::stable_graph::NodeIndex;
 
+pub(super) use ragtag_kernels::head_norm::Form as QkNorm;
 pub(super) use ragtag_kernels::silu_mul::Gate as Function;
 
 /// Structure of a transformer block, including the options in which architectures differ.
@@ -45,16 +46,6 @@ pub(super) enum NormKind {
     Unbiased,
 }
 
-/// Norms of queries and keys before RoPE.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum QkNorm {
-    None,
-    /// Each query head and each key head is normalised, with one weight per dimension.
-    Heads,
-    /// All queries of a row are normalised, and all keys of a row.
-    Whole,
-}
-
 /// Causal attention with RoPE.
 pub(super) struct Attention {
     pub(super) heads: Heads,
@@ -66,7 +57,8 @@ pub(super) struct Attention {
     pub(super) qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub(super) output_bias: bool,
-    pub(super) qk_norm: QkNorm,
+    /// Norm of queries and keys before RoPE.
+    pub(super) qk_norm: Option<QkNorm>,
     /// Whether a norm precedes the output projection.
     pub(super) sub_norm: bool,
 }
@@ -109,7 +101,7 @@ impl Layer {
                 is_fused: false,
                 qkv_bias: h.extras.qkv_bias,
                 output_bias: h.extras.output_bias,
-                qk_norm: QkNorm::None,
+                qk_norm: None,
                 sub_norm: false,
             },
             feed_forward: FeedForward {
@@ -241,10 +233,10 @@ impl Halves<'_, '_, '_> {
             let biases = ["attn_q", "attn_k", "attn_v"].map(bias);
             self.b.joint_matmul(normed, &weights, if qkv_bias { &biases } else { &[] })?
         };
-        if qk_norm != QkNorm::None {
+        if let Some(form) = qk_norm {
             let weights = ["attn_q_norm", "attn_k_norm"].map(name);
-            let (epsilon, is_whole) = (self.h.epsilon, qk_norm == QkNorm::Whole);
-            qkv = self.b.head_norm(qkv, heads, weights, epsilon, self.h.extras.norm_offset, is_whole)?;
+            let (epsilon, offset) = (self.h.epsilon, self.h.extras.norm_offset);
+            qkv = self.b.head_norm(qkv, heads, weights, epsilon, offset, form)?;
         }
         let mut attended = self.b.attention(qkv, index, heads, rope, scores);
         if sub_norm {

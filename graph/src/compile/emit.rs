@@ -186,11 +186,10 @@ impl Emitter<'_> {
                 // Rows beyond the micro-batch are never read.
                 (Kernel::Copy, arguments, row_copy([ElementType::F32; 2], [rows, node.width], 0))
             }
-            Operator::HeadNorm { heads, weights, epsilon, is_whole, .. } => {
+            Operator::HeadNorm { heads, weights, epsilon, form, .. } => {
                 let arguments = vec![self.output(index), self.weight(&weights.join(" + "))];
                 let heads = [heads.queries, heads.kv, heads.dimensions];
-                let constants =
-                    [&[rows, count], &heads[..], &[epsilon.to_bits(), u32::from(*is_whole)]].concat();
+                let constants = [&[rows, count], &heads[..], &[epsilon.to_bits(), *form as u32]].concat();
                 (Kernel::HeadNorm, arguments, constants)
             }
             Operator::RopeAppend { layer, heads, rope } => {
