@@ -242,3 +242,31 @@ fn a_requested_rope_scaling_gives_the_logits_of_that_scaling() {
         }
     }
 }
+
+/// Checks a GGUF file in which one tensor holds the projections to queries, keys and values, and one their
+/// biases.
+#[test]
+fn logits_of_a_fused_projection_are_within_1e_4() {
+    let Checkpoint { models, ids, logits } = Checkpoint::open("tiny-qwen2");
+    let weights = models[1].graph().weights();
+    let (mut writer, mut data) = (ragtag_graph::gguf::Writer::new(), Vec::new());
+    support::put_metadata(&mut writer, &models[1]);
+    let is_other = |name: &str| name.contains(".attn_k.") || name.contains(".attn_v.");
+    for tensor in weights.tensors().iter().filter(|tensor| !is_other(&tensor.name)) {
+        let name = tensor.name.replace(".attn_q.", ".attn_qkv.");
+        let (mut shape, mut bytes) = (tensor.shape.clone(), weights.bytes(tensor).unwrap().to_vec());
+        for part in [".attn_k.", ".attn_v."].into_iter().filter(|_| name != tensor.name) {
+            let other = weights.tensor(&tensor.name.replace(".attn_q.", part)).unwrap();
+            *shape.last_mut().unwrap() += other.shape.last().unwrap();
+            bytes.extend_from_slice(&weights.bytes(other).unwrap());
+        }
+        writer.tensor(&name, tensor.tensor_type, &shape, bytes.len() as u64);
+        bytes.resize(bytes.len() + writer.padding(bytes.len() as u64) as usize, 0);
+        data.extend(bytes);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    std::fs::write(&file, [writer.header(), data].concat()).unwrap();
+    let fused = Checkpoint { models: vec![Model::open(file).unwrap()], ids, logits };
+    fused.check_logits("fused", &Setup::default());
+}

@@ -22,7 +22,7 @@ pub(super) static COMMAND_R: Architecture = Architecture {
     read: |keys, h| {
         h.extras.logit_scale = keys.float("logit_scale", "logit_scale")?.unwrap_or(1.0);
         if keys.config().is_some() {
-            h.extras.qk_norm = keys.flag("use_qk_norm")?.unwrap_or(false);
+            h.extras.qk_norm = keys.flag("", "use_qk_norm")?.unwrap_or(false);
         }
         Ok(())
     },

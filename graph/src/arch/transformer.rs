@@ -98,7 +98,7 @@ impl Layer {
                 heads,
                 rope,
                 scores,
-                is_fused: false,
+                is_fused: h.extras.fused_qkv,
                 qkv_bias: h.extras.qkv_bias,
                 output_bias: h.extras.output_bias,
                 qk_norm: None,
@@ -226,13 +226,15 @@ impl Halves<'_, '_, '_> {
         let name = |part: &str| format!("blk.{index}.{part}.weight");
         let bias = |part: &str| format!("blk.{index}.{part}.bias");
         let (q, kv) = (heads.query_width(), heads.kv_width());
-        let mut qkv = if is_fused {
-            self.b.matmul(normed, &name("attn_qkv"), q + 2 * kv)?
+        let parts = if is_fused {
+            vec![("attn_qkv", q + 2 * kv)]
         } else {
-            let weights = [(&*name("attn_q"), q), (&*name("attn_k"), kv), (&*name("attn_v"), kv)];
-            let biases = ["attn_q", "attn_k", "attn_v"].map(bias);
-            self.b.joint_matmul(normed, &weights, if qkv_bias { &biases } else { &[] })?
+            vec![("attn_q", q), ("attn_k", kv), ("attn_v", kv)]
         };
+        let weights: Vec<_> = parts.iter().map(|(part, width)| (name(part), *width)).collect();
+        let weights: Vec<_> = weights.iter().map(|(name, width)| (&**name, *width)).collect();
+        let biases: Vec<_> = parts.iter().map(|(part, _)| bias(part)).filter(|_| qkv_bias).collect();
+        let mut qkv = self.b.joint_matmul(normed, &weights, &biases)?;
         if let Some(form) = qk_norm {
             let weights = ["attn_q_norm", "attn_k_norm"].map(name);
             let (epsilon, offset) = (self.h.epsilon, self.h.extras.norm_offset);
