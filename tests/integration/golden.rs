@@ -270,3 +270,36 @@ fn logits_of_a_fused_projection_are_within_1e_4() {
     let fused = Checkpoint { models: vec![Model::open(file).unwrap()], ids, logits };
     fused.check_logits("fused", &Setup::default());
 }
+
+/// Checks that the text part of a multimodal checkpoint is the same model, with the names of either version of
+/// `transformers`, and that Ragtag does not read the other parts.
+#[test]
+fn logits_of_the_text_part_are_within_1e_4() {
+    let source = test_support::golden("tiny-gemma3");
+    let config = support::read_json(&source.join("config.json"));
+    let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).unwrap();
+    for prefix in ["language_model.model.", "model.language_model."] {
+        let renamed =
+            header.iter().map(|(name, tensor)| (name.replacen("model.", prefix, 1), tensor.clone()));
+        let mut renamed: serde_json::Map<_, _> = renamed.collect();
+        let tower = serde_json::json!({
+            "dtype": "F32", "shape": [1, 1, 1], "data_offsets": [data.len(), data.len() + 4]
+        });
+        renamed.insert("vision_tower.patch.weight".into(), tower);
+        let renamed = serde_json::to_vec(&renamed).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let length = (renamed.len() as u64).to_le_bytes();
+        let file = [&length[..], &renamed, data, &[0; 4]].concat();
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        let whole = serde_json::json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "text_config": config
+        });
+        std::fs::write(folder.path().join("config.json"), whole.to_string()).unwrap();
+        let Checkpoint { ids, logits, .. } = Checkpoint::open("tiny-gemma3");
+        let text = Checkpoint { models: vec![Model::open(folder.path()).unwrap()], ids, logits };
+        text.check_logits(prefix, &Setup::default());
+    }
+}
