@@ -137,7 +137,20 @@ impl<'a> Builder<'a> {
 
     /// Adds a node that multiplies all values by `factor`, unless it is 1.
     pub(crate) fn scale(&mut self, x: NodeIndex, factor: f32) -> NodeIndex {
-        if factor == 1.0 { x } else { self.like(Operator::Scale { factor }, &[x]) }
+        let width = self.graph.node(x).width;
+        self.scale_runs(x, vec![(factor, width)])
+    }
+
+    /// Adds a node that multiplies runs of columns by factors, unless all factors are 1.
+    fn scale_runs(&mut self, x: NodeIndex, factors: Vec<(f32, u32)>) -> NodeIndex {
+        let is_plain = factors.iter().all(|(factor, _)| *factor == 1.0);
+        if is_plain { x } else { self.like(Operator::Scale { factors }, &[x]) }
+    }
+
+    /// Returns the factor by which products with a tensor are multiplied.
+    pub(crate) fn factor(&self, name: &str) -> f32 {
+        let Tensors::Weights(weights) = self.tensors else { return 1.0 };
+        weights.factor(name)
     }
 
     /// Adds a node that applies a function to all values.
@@ -180,6 +193,12 @@ impl<'a> Builder<'a> {
             }
             inputs.push(self.add(Operator::Bias { weights: biases.to_vec() }, rows, width, &[]));
         }
+        let factors: Vec<_> = weights.iter().map(|(name, part)| (self.factor(name), *part)).collect();
+        if !biases.is_empty() && factors.iter().any(|(factor, _)| *factor != 1.0) {
+            // The factors do not apply to the biases.
+            let product = self.joint_matmul(x, weights, &[])?;
+            return Ok(self.like(Operator::Add, &[inputs[1], product]));
+        }
         let accumulate = !biases.is_empty();
         for (_, column, mut weights) in products.into_iter().rev() {
             weights.zero_rows = column % JOINT_COLUMNS;
@@ -189,7 +208,7 @@ impl<'a> Builder<'a> {
             let operator = Operator::MatMul { weights, activations, column, accumulate, norm, gated };
             inputs = vec![x, self.add(operator, rows, width, &inputs)];
         }
-        Ok(inputs[inputs.len() - 1])
+        Ok(self.scale_runs(inputs[inputs.len() - 1], factors))
     }
 
     /// Adds a node that normalises the query heads and the key heads of `qkv`. `weights` names the norm weights

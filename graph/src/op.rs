@@ -108,10 +108,10 @@ pub enum Operator {
         /// Change of the weights. The biases remain as they are.
         affine: Affine,
     },
-    /// Product of all values and a number.
+    /// Product of all values and a number, or a number for each run of columns.
     Scale {
-        /// The number.
-        factor: f32,
+        /// The number and the length of each run, which together are all columns.
+        factors: Vec<(f32, u32)>,
     },
     /// A function of each value.
     Unary {
@@ -264,11 +264,12 @@ impl Operator {
             Operator::RopeAppend { layer, .. }
             | Operator::Attention { layer, .. }
             | Operator::AttentionPartial { layer, .. } => *layer = 0,
+            // A buffer holds the factors.
+            Operator::Scale { factors } => factors.iter_mut().for_each(|(factor, _)| *factor = 1.0),
             Operator::Gather
             | Operator::Quantize { .. }
             | Operator::AttentionMerge { .. }
             | Operator::SiluMul { .. }
-            | Operator::Scale { .. }
             | Operator::Unary { .. }
             | Operator::Add => {}
         }

@@ -132,7 +132,7 @@ pub(super) fn build(
     // The weights of norms after each half can contain the factor of what the half adds.
     let unit = if first.norms == Norms::Both { extras.embedding_scale } else { extras.residual_scale };
     let mut x = b.embed(EMBEDDING, h.width, h.vocabulary)?;
-    x = b.scale(x, extras.embedding_scale / unit);
+    x = b.scale(x, extras.embedding_scale / unit * b.factor(EMBEDDING));
     for factors in [h.rope.factors, extras.replaced_factors] {
         match factors {
             RopeFactors::File => drop(b.tensor(ROPE_FACTORS, h.rope.dimensions / 2, 0)?),
