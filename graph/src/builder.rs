@@ -7,6 +7,7 @@ use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows, Scores};
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::head_norm::Form;
 use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
 use ragtag_kernels::{Activations, TensorType};
@@ -71,7 +72,9 @@ impl<'a> Builder<'a> {
                 Ok(info.tensor_type)
             }
             Tensors::Described { matrices, vectors, found } => {
-                let tensor_type = if rows > 0 { *matrices } else { *vectors };
+                // A norm with weights for each head is not a matrix either.
+                let is_matrix = rows > 0 && !name.ends_with("_norm.weight");
+                let tensor_type = if is_matrix { *matrices } else { *vectors };
                 if is_new {
                     found.push(TensorInfo::described(name, tensor_type, expected)?);
                 }
@@ -134,7 +137,20 @@ impl<'a> Builder<'a> {
 
     /// Adds a node that multiplies all values by `factor`, unless it is 1.
     pub(crate) fn scale(&mut self, x: NodeIndex, factor: f32) -> NodeIndex {
-        if factor == 1.0 { x } else { self.like(Operator::Scale { factor }, &[x]) }
+        let width = self.graph.node(x).width;
+        self.scale_runs(x, vec![(factor, width)])
+    }
+
+    /// Adds a node that multiplies runs of columns by factors, unless all factors are 1.
+    fn scale_runs(&mut self, x: NodeIndex, factors: Vec<(f32, u32)>) -> NodeIndex {
+        let is_plain = factors.iter().all(|(factor, _)| *factor == 1.0);
+        if is_plain { x } else { self.like(Operator::Scale { factors }, &[x]) }
+    }
+
+    /// Returns the factor by which products with a tensor are multiplied.
+    pub(crate) fn factor(&self, name: &str) -> f32 {
+        let Tensors::Weights(weights) = self.tensors else { return 1.0 };
+        weights.factor(name)
     }
 
     /// Adds a node that applies a function to all values.
@@ -177,6 +193,12 @@ impl<'a> Builder<'a> {
             }
             inputs.push(self.add(Operator::Bias { weights: biases.to_vec() }, rows, width, &[]));
         }
+        let factors: Vec<_> = weights.iter().map(|(name, part)| (self.factor(name), *part)).collect();
+        if !biases.is_empty() && factors.iter().any(|(factor, _)| *factor != 1.0) {
+            // The factors do not apply to the biases.
+            let product = self.joint_matmul(x, weights, &[])?;
+            return Ok(self.like(Operator::Add, &[inputs[1], product]));
+        }
         let accumulate = !biases.is_empty();
         for (_, column, mut weights) in products.into_iter().rev() {
             weights.zero_rows = column % JOINT_COLUMNS;
@@ -186,12 +208,11 @@ impl<'a> Builder<'a> {
             let operator = Operator::MatMul { weights, activations, column, accumulate, norm, gated };
             inputs = vec![x, self.add(operator, rows, width, &inputs)];
         }
-        Ok(inputs[inputs.len() - 1])
+        Ok(self.scale_runs(inputs[inputs.len() - 1], factors))
     }
 
-    /// Adds a node that normalises each query head and each key head of `qkv`, or all queries and all keys of
-    /// a row if `is_whole` is set. `weights` names the norm weights of the queries and of the keys, to which
-    /// `offset` is added.
+    /// Adds a node that normalises the query heads and the key heads of `qkv`. `weights` names the norm weights
+    /// of the queries and of the keys, to which `offset` is added.
     pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
@@ -199,13 +220,18 @@ impl<'a> Builder<'a> {
         weights: [String; 2],
         epsilon: f32,
         offset: f32,
-        is_whole: bool,
+        form: Form,
     ) -> Result<NodeIndex, ModelError> {
-        let whole = [heads.query_width(), heads.kv_width()];
-        for (weight, width) in weights.iter().zip(if is_whole { whole } else { [heads.dimensions; 2] }) {
-            self.tensor(weight, width, 0)?;
+        let dimensions = heads.dimensions;
+        let shapes = match form {
+            Form::Heads => [[dimensions, 0]; 2],
+            Form::Whole => [[heads.query_width(), 0], [heads.kv_width(), 0]],
+            Form::Centred => [[dimensions, heads.queries], [dimensions, heads.kv]],
+        };
+        for (weight, [columns, rows]) in weights.iter().zip(shapes) {
+            self.tensor(weight, columns, rows)?;
         }
-        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon, offset, is_whole }, &[qkv]))
+        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon, offset, form }, &[qkv]))
     }
 
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
@@ -300,7 +326,7 @@ mod tests {
             let qkv =
                 builder.joint_matmul(x, &[("q", 64), ("k", 32), ("v", 32)], &biases.map(String::from))?;
             let heads = Heads { queries: 2, kv: 1, dimensions: 32 };
-            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6, 0.0, false)?;
+            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6, 0.0, Form::Heads)?;
             let graph = builder.finish()?;
             let name = |&n: &NodeIndex| {
                 let node = graph.node(n);

@@ -3,6 +3,7 @@
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator};
 use crate::stack::StackedMatrix;
+use ragtag_kernels::head_norm::Form;
 use ragtag_kernels::{CacheType, Layout};
 
 /// Costs of one node, in the units of [`crate::Segment`].
@@ -42,9 +43,10 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
             cost.read_bytes = 4 * width;
         }
         Operator::Bias { .. } => cost.read_bytes = 4 * width,
-        Operator::HeadNorm { heads, .. } => {
-            cost.flops_per_row = 4 * u64::from(heads.query_width() + heads.kv_width());
-            cost.read_bytes = 8 * u64::from(heads.dimensions);
+        Operator::HeadNorm { heads, form, .. } => {
+            let all = u64::from(heads.query_width() + heads.kv_width());
+            cost.flops_per_row = if *form == Form::Centred { 7 } else { 4 } * all;
+            cost.read_bytes = if *form == Form::Heads { 8 * u64::from(heads.dimensions) } else { 4 * all };
         }
         Operator::Attention { heads, scores, .. } | Operator::AttentionPartial { heads, scores, .. } => {
             cost.window = scores.window;

@@ -9,6 +9,7 @@ use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::EdgeRef;
 use ragtag_kernels::Activations;
+use ragtag_kernels::head_norm::Form;
 use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
 use serde::Serialize;
@@ -107,10 +108,10 @@ pub enum Operator {
         /// Change of the weights. The biases remain as they are.
         affine: Affine,
     },
-    /// Product of all values and a number.
+    /// Product of all values and a number, or a number for each run of columns.
     Scale {
-        /// The number.
-        factor: f32,
+        /// The number and the length of each run, which together are all columns.
+        factors: Vec<(f32, u32)>,
     },
     /// A function of each value.
     Unary {
@@ -157,20 +158,19 @@ pub enum Operator {
         /// Names of the bias tensors, in the order of their columns.
         weights: Vec<String>,
     },
-    /// RMS norm of each query head and each key head, multiplied by one weight per dimension. Overwrites the
-    /// input, which holds queries, keys and values side by side.
+    /// Norm of each query head and each key head, multiplied by weights. Overwrites the input, which holds
+    /// queries, keys and values side by side.
     HeadNorm {
         /// Heads of the input.
         heads: Heads,
         /// Names of the weight tensors for queries and for keys, in this order.
         weights: [String; 2],
-        /// Constant that is added to the mean square.
+        /// Constant that is added to the mean square, or to the variance.
         epsilon: f32,
         /// Number that is added to the weights.
         offset: f32,
-        /// Whether all queries of a row are one head, and all keys. Each of their values then has its own
-        /// weight.
-        is_whole: bool,
+        /// Form of the norm.
+        form: Form,
     },
     /// Rotates the input's queries in place, and appends the rotated keys and the values to the KV cache of a
     /// layer. The input holds queries, keys and values side by side.
@@ -264,11 +264,12 @@ impl Operator {
             Operator::RopeAppend { layer, .. }
             | Operator::Attention { layer, .. }
             | Operator::AttentionPartial { layer, .. } => *layer = 0,
+            // A buffer holds the factors.
+            Operator::Scale { factors } => factors.iter_mut().for_each(|(factor, _)| *factor = 1.0),
             Operator::Gather
             | Operator::Quantize { .. }
             | Operator::AttentionMerge { .. }
             | Operator::SiluMul { .. }
-            | Operator::Scale { .. }
             | Operator::Unary { .. }
             | Operator::Add => {}
         }

@@ -29,6 +29,12 @@ pub trait Source: Send + Sync {
         self.range(range).map(Cow::Borrowed)
     }
 
+    /// Returns the factor by which products with the weights in this source are multiplied. It is 1 for all
+    /// sources except conversions whose blocks cannot hold the scale of their tensor.
+    fn factor(&self) -> f32 {
+        1.0
+    }
+
     /// Copies bytes to `out`. The first one is the byte `start`. This function is faster than
     /// [`Source::range`] if each byte is read only once.
     ///

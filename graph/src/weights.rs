@@ -123,6 +123,12 @@ impl Weights {
         Ok(self.source(tensor)?.read(tensor.offset.saturating_add(start), out)?)
     }
 
+    /// Returns the factor by which products with the tensor `name` are multiplied.
+    pub(crate) fn factor(&self, name: &str) -> f32 {
+        let source = self.tensor(name).and_then(|tensor| self.source(tensor).ok());
+        source.map_or(1.0, Source::factor)
+    }
+
     fn source(&self, tensor: &TensorInfo) -> Result<&dyn Source, SourceError> {
         let missing = || SourceError::OutOfRange {
             name: format!("shard {}", tensor.shard),

@@ -288,7 +288,7 @@ kernels! {
     "arg-max" ArgMax => arg_max::ArgMax;
     /// The largest values of each row, in descending order.
     "top-k" TopK => top_k::TopK;
-    /// RMS norm of each query and key head.
+    /// Norm of each query and key head.
     "head-norm" HeadNorm => head_norm::HeadNorm;
     /// Product of weights of the given type and activations.
     "matmul" MatMul(weights: TensorType, x: Activations) => matmul::MatMul(weights, x);

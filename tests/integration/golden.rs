@@ -242,3 +242,64 @@ fn a_requested_rope_scaling_gives_the_logits_of_that_scaling() {
         }
     }
 }
+
+/// Checks a GGUF file in which one tensor holds the projections to queries, keys and values, and one their
+/// biases.
+#[test]
+fn logits_of_a_fused_projection_are_within_1e_4() {
+    let Checkpoint { models, ids, logits } = Checkpoint::open("tiny-qwen2");
+    let weights = models[1].graph().weights();
+    let (mut writer, mut data) = (ragtag_graph::gguf::Writer::new(), Vec::new());
+    support::put_metadata(&mut writer, &models[1]);
+    let is_other = |name: &str| name.contains(".attn_k.") || name.contains(".attn_v.");
+    for tensor in weights.tensors().iter().filter(|tensor| !is_other(&tensor.name)) {
+        let name = tensor.name.replace(".attn_q.", ".attn_qkv.");
+        let (mut shape, mut bytes) = (tensor.shape.clone(), weights.bytes(tensor).unwrap().to_vec());
+        for part in [".attn_k.", ".attn_v."].into_iter().filter(|_| name != tensor.name) {
+            let other = weights.tensor(&tensor.name.replace(".attn_q.", part)).unwrap();
+            *shape.last_mut().unwrap() += other.shape.last().unwrap();
+            bytes.extend_from_slice(&weights.bytes(other).unwrap());
+        }
+        writer.tensor(&name, tensor.tensor_type, &shape, bytes.len() as u64);
+        bytes.resize(bytes.len() + writer.padding(bytes.len() as u64) as usize, 0);
+        data.extend(bytes);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    std::fs::write(&file, [writer.header(), data].concat()).unwrap();
+    let fused = Checkpoint { models: vec![Model::open(file).unwrap()], ids, logits };
+    fused.check_logits("fused", &Setup::default());
+}
+
+/// Checks that the text part of a multimodal checkpoint is the same model, with the names of either version of
+/// `transformers`, and that Ragtag does not read the other parts.
+#[test]
+fn logits_of_the_text_part_are_within_1e_4() {
+    let source = test_support::golden("tiny-gemma3");
+    let config = support::read_json(&source.join("config.json"));
+    let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).unwrap();
+    for prefix in ["language_model.model.", "model.language_model."] {
+        let renamed =
+            header.iter().map(|(name, tensor)| (name.replacen("model.", prefix, 1), tensor.clone()));
+        let mut renamed: serde_json::Map<_, _> = renamed.collect();
+        let tower = serde_json::json!({
+            "dtype": "F32", "shape": [1, 1, 1], "data_offsets": [data.len(), data.len() + 4]
+        });
+        renamed.insert("vision_tower.patch.weight".into(), tower);
+        let renamed = serde_json::to_vec(&renamed).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let length = (renamed.len() as u64).to_le_bytes();
+        let file = [&length[..], &renamed, data, &[0; 4]].concat();
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        let whole = serde_json::json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "text_config": config
+        });
+        std::fs::write(folder.path().join("config.json"), whole.to_string()).unwrap();
+        let Checkpoint { ids, logits, .. } = Checkpoint::open("tiny-gemma3");
+        let text = Checkpoint { models: vec![Model::open(folder.path()).unwrap()], ids, logits };
+        text.check_logits(prefix, &Setup::default());
+    }
+}

@@ -49,8 +49,9 @@ fn models_page_is_up_to_date() {
     for architecture in ARCHITECTURES {
         let [directory, gguf] = verified.get(architecture.name).cloned().unwrap_or_default();
         let cell = |texts: Vec<String>| if texts.is_empty() { "–".to_owned() } else { texts.join(", ") };
-        let classes = architecture.classes.iter().map(|class| format!("`{class}`")).collect();
-        let cells = [cell(classes), cell(directory), cell(gguf)].join(" | ");
+        let classes = architecture.classes.iter().map(|class| format!("`{class}`"));
+        let texts = architecture.multimodal_classes.iter().map(|class| format!("`{class}` (its text part)"));
+        let cells = [cell(classes.chain(texts).collect()), cell(directory), cell(gguf)].join(" | ");
         writeln!(page, "| `{}` | {cells} |", architecture.name).unwrap();
         assert!(verified.contains_key(architecture.name), "no test runs {}", architecture.name);
     }

@@ -337,7 +337,7 @@ pub fn checkpoint() -> PathBuf {
 }
 
 /// Model directories with golden logits. `tests/support/golden/tiny.py` wrote all but the first.
-pub const CHECKPOINTS: [&str; 19] = [
+pub const CHECKPOINTS: [&str; 20] = [
     "tiny-hf",
     "tiny-qwen2",
     "tiny-qwen3",
@@ -354,6 +354,7 @@ pub const CHECKPOINTS: [&str; 19] = [
     "tiny-smollm3",
     "tiny-glm4",
     "tiny-command-r",
+    "tiny-command-r-plus",
     "tiny-starcoder2",
     "tiny-fp8",
     "tiny-bitnet",

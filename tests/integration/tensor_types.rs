@@ -70,3 +70,68 @@ fn quantised_models_give_the_logits_of_their_dequantised_weights() {
         }
     }
 }
+
+/// Number of I2_S in GGUF files.
+const I2_S: u32 = 36;
+
+/// Returns ternary weights in I2_S: 128 weights in 32 bytes, and their scale at the end.
+fn i2_s(values: &[f32], scale: f32) -> Vec<u8> {
+    let mut bytes = vec![0u8; values.len() / 4];
+    for (at, value) in values.iter().enumerate() {
+        let code = if *value == 0.0 { 1 } else { u8::from(*value > 0.0) * 2 };
+        bytes[at / 128 * 32 + at % 32] |= code << (6 - at % 128 / 32 * 2);
+    }
+    bytes.extend_from_slice(&scale.to_le_bytes());
+    bytes.resize(bytes.len() + 28, 0);
+    bytes
+}
+
+/// Checks that ternary weights keep their values if f16 cannot hold their scales, and take no more memory.
+#[test]
+fn ternary_weights_can_have_any_scale() {
+    let like = Model::open(support::model_path("tales-bitnet-tq2_0")).unwrap();
+    let weights = like.graph().weights();
+    let mut files = [(); 2].map(|()| (Writer::new(), Vec::new()));
+    files.iter_mut().for_each(|(header, _)| support::put_metadata(header, &like));
+    let mut packed = Vec::new();
+    for (number, tensor) in weights.tensors().iter().enumerate() {
+        let bytes = weights.bytes(tensor).unwrap();
+        let mut plain = vec![0_f32; tensor.shape.iter().product::<u64>() as usize];
+        dequantise(tensor.tensor_type, &bytes, &mut plain).unwrap();
+        let mut contents = [bytes.to_vec(), bytes.to_vec()];
+        let mut types = [tensor.tensor_type; 2];
+        if tensor.tensor_type == TensorType::TQ2_0 {
+            let scale =
+                plain.iter().fold(0_f32, |most, v| most.max(v.abs())) * (1.0003 + number as f32 * 1e-5);
+            plain.iter_mut().for_each(|v| *v = if *v == 0.0 { 0.0 } else { v.signum() * scale });
+            contents = [i2_s(&plain, scale), plain.iter().flat_map(|v| v.to_le_bytes()).collect()];
+            types[1] = TensorType::F32;
+            packed.push(&tensor.name);
+        }
+        for (((header, data), tensor_type), bytes) in files.iter_mut().zip(types).zip(contents) {
+            header.tensor(&tensor.name, tensor_type, &tensor.shape, bytes.len() as u64);
+            data.extend_from_slice(&bytes);
+            data.resize(data.len() + header.padding(bytes.len() as u64) as usize, 0);
+        }
+    }
+    let [(ternary, data), plain] = files;
+    let mut header = ternary.header();
+    for name in packed {
+        // The number of dimensions and two dimensions are between the name and the type.
+        let at = header.windows(name.len()).rposition(|bytes| bytes == name.as_bytes()).unwrap();
+        header[at + name.len() + 20..][..4].copy_from_slice(&I2_S.to_le_bytes());
+    }
+    let open = |header: Vec<u8>, data| Model::from_bytes("scaled", [header, data].concat()).unwrap();
+    let (ternary, plain) = (open(header, data), open(plain.0.header(), plain.1));
+    let of_type = |model: &Model| {
+        let tensors = model.graph().weights().tensors().iter();
+        tensors.filter(|tensor| tensor.tensor_type == TensorType::TQ2_0).count()
+    };
+    assert_eq!(of_type(&ternary), of_type(&like));
+    let expected = logits(&plain, Activations::F32);
+    for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 2e-2)] {
+        let error = relative_error(&logits(&ternary, activations), &expected);
+        println!("ternary {activations:?}: relative error {error:.2e}");
+        assert!(error <= bound, "{activations:?}: {error}");
+    }
+}

@@ -1,9 +1,9 @@
 //! Command R: attention and the feed-forward network read the same norm, and their results are added
 //! together. The norms are layer norms without biases, logits have a factor, and RoPE pairs neighbouring
-//! dimensions.
+//! dimensions. Command R+ also normalises each query head and each key head.
 
-use super::names::{COMMON, GATED};
-use super::transformer::{Layer, NormKind};
+use super::names::{COMMON, GATED, HEAD_NORMS};
+use super::transformer::{Attention, Layer, NormKind, QkNorm};
 use super::{ATTENTION_BIAS, Architecture, RopePairing, Setting, TIED, USUAL, rope_base};
 
 pub(super) static COMMAND_R: Architecture = Architecture {
@@ -21,9 +21,22 @@ pub(super) static COMMAND_R: Architecture = Architecture {
     checkpoint_pairing: RopePairing::Interleaved,
     read: |keys, h| {
         h.extras.logit_scale = keys.float("logit_scale", "logit_scale")?.unwrap_or(1.0);
+        if keys.config().is_some() {
+            h.extras.qk_norm = keys.flag("", "use_qk_norm")?.unwrap_or(false);
+        }
         Ok(())
     },
-    layer: |h, index| Layer { is_parallel: true, norm_kind: NormKind::Unbiased, ..Layer::plain(h, index) },
-    tensors: &[COMMON, GATED, &[("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight")]],
+    layer: |h, index| {
+        let plain = Layer::plain(h, index);
+        let qk_norm = h.extras.qk_norm.then_some(QkNorm::Centred);
+        let attention = Attention { qk_norm, ..plain.attention };
+        Layer { attention, is_parallel: true, norm_kind: NormKind::Unbiased, ..plain }
+    },
+    tensors: &[
+        COMMON,
+        GATED,
+        HEAD_NORMS,
+        &[("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight")],
+    ],
     ..USUAL
 };

@@ -3,7 +3,7 @@
 use super::hyperparameters::{Hyperparameters, in_range, positive};
 use super::{Rope, RopeFactors};
 use crate::checkpoint::Fields;
-use crate::gguf::Metadata;
+use crate::gguf::{Array, Metadata};
 use crate::model::ModelError;
 use serde::Serialize;
 use std::cell::RefCell;
@@ -84,12 +84,18 @@ pub struct Extras {
     /// Whether queries, keys and values have biases, if the file says so.
     #[serde(skip)]
     pub qkv_bias: bool,
+    /// Whether one tensor of the GGUF file holds the projections to queries, keys and values.
+    #[serde(skip)]
+    pub fused_qkv: bool,
     /// Whether the output projection of attention has a bias.
     #[serde(skip)]
     pub output_bias: bool,
     /// Whether the projections of the feed-forward network have biases.
     #[serde(skip)]
     pub feed_forward_bias: bool,
+    /// Whether queries and keys are normalised, if only some models of the architecture do so.
+    #[serde(skip)]
+    pub qk_norm: bool,
     /// Factors of RoPE from the configuration: for contexts of up to the original length, and for longer
     /// contexts.
     #[serde(skip)]
@@ -125,8 +131,10 @@ impl Default for Extras {
             logit_scale: 1.0,
             norm_offset: 0.0,
             qkv_bias: false,
+            fused_qkv: false,
             output_bias: false,
             feed_forward_bias: false,
+            qk_norm: false,
             rope_factors: None,
             replaced_factors: RopeFactors::None,
         }
@@ -148,7 +156,7 @@ enum Source<'a> {
 
 /// Keys of GGUF files that every architecture reads, or that do not affect results. `.` at the end stands for
 /// all keys that start like this.
-const GGUF_KEYS: [&str; 22] = [
+const GGUF_KEYS: [&str; 30] = [
     "block_count",
     "context_length",
     "embedding_length",
@@ -166,8 +174,16 @@ const GGUF_KEYS: [&str; 22] = [
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scale_linear",
-    "rope.scaling.",
-    // Keys of multimodal projectors and training, and the value that decoders have anyway.
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
+    // Keys of multimodal projectors and training.
     "rope.dimension_sections",
     "mm.",
     "pooling_type",
@@ -282,18 +298,36 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Returns a truth value of `config.json`, or `None` if it is missing or the model is a GGUF file.
-    pub(super) fn flag(&self, config: &str) -> Result<Option<bool>, ModelError> {
-        let Source::Config(fields) = self.source else { return Ok(None) };
-        self.mark(config);
-        Ok(fields.flag(config)?)
+    /// Returns a truth value, as [`Keys::float`] does.
+    pub(super) fn flag(&self, gguf: &str, config: &str) -> Result<Option<bool>, ModelError> {
+        match self.source {
+            Source::Gguf(_, _) if gguf.is_empty() => Ok(None),
+            Source::Gguf(metadata, architecture) => {
+                let key = format!("{architecture}.{gguf}");
+                self.mark(&key);
+                Ok(metadata.find(&key)?)
+            }
+            Source::Config(_) if config.is_empty() => Ok(None),
+            Source::Config(fields) => {
+                self.mark(config);
+                Ok(fields.flag(config)?)
+            }
+        }
+    }
+
+    /// Returns the whole numbers in a list of a GGUF file. The result is empty if there is no such list.
+    pub(super) fn wholes(&self, gguf: &str) -> Result<Vec<u32>, ModelError> {
+        let Source::Gguf(metadata, architecture) = self.source else { return Ok(Vec::new()) };
+        let key = format!("{architecture}.{gguf}");
+        let Some(list) = metadata.find::<Array<'_>>(&key)? else { return Ok(Vec::new()) };
+        Ok(list.list().collect::<Result<_, _>>()?)
     }
 
     /// Reads which projections have biases, if the architecture has the fields `biases`. In GGUF files, the
     /// tensors tell.
     pub(crate) fn biases(&self, h: &mut Hyperparameters, biases: &[&str]) -> Result<(), ModelError> {
         for field in biases {
-            let has_bias = self.flag(field)?.unwrap_or(false);
+            let has_bias = self.flag("", field)?.unwrap_or(false);
             match *field {
                 "mlp_bias" => h.extras.feed_forward_bias = has_bias,
                 _ => (h.extras.qkv_bias, h.extras.output_bias) = (has_bias, has_bias),

@@ -15,7 +15,20 @@ const LOCAL_BASE: (&str, Setting) = ("rope_local_base_freq", Setting::Number(10_
 pub(super) static GEMMA3: Architecture = Architecture {
     name: "gemma3",
     classes: &["Gemma3ForCausalLM"],
-    defaults: &[EPSILON, TIED, kv_heads(4), HEAD, SCALAR, sliding_window(4096), rope_base(1e6), LOCAL_BASE],
+    multimodal_classes: &["Gemma3ForConditionalGeneration"],
+    defaults: &[
+        EPSILON,
+        TIED,
+        ("num_attention_heads", Setting::Count(8)),
+        kv_heads(4),
+        HEAD,
+        SCALAR,
+        sliding_window(4096),
+        rope_base(1e6),
+        LOCAL_BASE,
+        ("max_position_embeddings", Setting::Count(131_072)),
+        ("vocab_size", Setting::Count(262_208)),
+    ],
     biases: ATTENTION_BIAS,
     activation: GELU,
     read: |keys, h| {
@@ -34,7 +47,7 @@ pub(super) static GEMMA3: Architecture = Architecture {
     },
     layer: |h, index| {
         let gemma = layer(h, index);
-        Layer { attention: Attention { qk_norm: QkNorm::Heads, ..gemma.attention }, ..gemma }
+        Layer { attention: Attention { qk_norm: Some(QkNorm::Heads), ..gemma.attention }, ..gemma }
     },
     tensors: &[COMMON, GATED, NORMS, HEAD_NORMS],
     ..USUAL

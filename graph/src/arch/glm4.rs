@@ -19,6 +19,14 @@ pub(super) static GLM4: Architecture = Architecture {
     has_partial_rotation: true,
     gguf_pairing: RopePairing::Interleaved,
     checkpoint_pairing: RopePairing::Interleaved,
+    read: |keys, h| {
+        // Converters reorder the queries and keys of multimodal models, whose pairs belong to sections.
+        let sections = keys.wholes("rope.dimension_sections")?;
+        if sections.iter().take_while(|pairs| **pairs > 0).count() > 1 {
+            h.rope.pairing = RopePairing::Halves;
+        }
+        Ok(())
+    },
     layer: |h, index| {
         let plain = Layer::plain(h, index);
         Layer {

@@ -1,5 +1,7 @@
 //! Granite: Llama with factors of the embedding, of what each layer adds, of attention scores and of logits.
+//! GGUF files may switch RoPE off.
 
+use super::extras::LayerSet;
 use super::{Architecture, BIASES, EPSILON, RopePairing, Setting, USUAL};
 
 pub(super) static GRANITE: Architecture = Architecture {
@@ -13,6 +15,9 @@ pub(super) static GRANITE: Architecture = Architecture {
         h.extras.residual_scale = keys.float("residual_scale", "residual_multiplier")?.unwrap_or(1.0);
         h.extras.score_scale = keys.float("attention.scale", "attention_multiplier")?;
         h.extras.logit_scale = 1.0 / keys.float("logit_scale", "logits_scaling")?.unwrap_or(1.0);
+        if keys.flag("rope.scaling.finetuned", "")? == Some(false) {
+            h.extras.unrotated_layers = LayerSet::All;
+        }
         Ok(())
     },
     ..USUAL

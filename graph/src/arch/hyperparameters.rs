@@ -96,9 +96,11 @@ impl Hyperparameters {
             kv_heads,
             head_dimensions,
             extras: Extras {
-                qkv_bias: has("attn_q.bias"),
+                qkv_bias: has("attn_q.bias") || has("attn_qkv.bias"),
+                fused_qkv: has("attn_qkv.weight"),
                 output_bias: has("attn_output.bias"),
                 feed_forward_bias: has("ffn_down.bias"),
+                qk_norm: has("attn_q_norm.weight"),
                 ..Extras::default()
             },
         };
@@ -137,6 +139,12 @@ impl Hyperparameters {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
             return Err(ModelError::Unsupported { what: format!("{value_key} other than the key length") });
+        }
+        let causal_key = format!("{}.attention.causal", self.architecture);
+        if metadata.find::<bool>(&causal_key)? == Some(false) {
+            return Err(ModelError::Unsupported {
+                what: format!("attention to later tokens ({causal_key})"),
+            });
         }
         let expert_key = format!("{}.expert_count", self.architecture);
         if metadata.find::<u32>(&expert_key)?.is_some_and(|experts| experts > 0) {
@@ -202,7 +210,14 @@ fn scaled(
                 beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
                 truncate: true,
             };
-            let magnitude = float("rope.scaling.yarn_attn_factor", rope.magnitude)? * Yarn::magnitude(factor);
+            // Converters write `attention_factor` of `config.json`, which replaces the usual magnitude.
+            let usual = rope.magnitude * Yarn::magnitude(factor);
+            let magnitude = float("rope.scaling.yarn_attn_factor", usual)?;
+            let extrapolation = float("rope.scaling.yarn_ext_factor", 1.0)?;
+            if extrapolation != 1.0 {
+                let what = format!("{architecture}.rope.scaling.yarn_ext_factor = {extrapolation}");
+                return Err(ModelError::Unsupported { what });
+            }
             Ok(Rope { yarn: Some(yarn), magnitude, ..rope })
         }
         other => Err(ModelError::Unsupported { what: format!("rotary scaling of type {other:?} ({key})") }),

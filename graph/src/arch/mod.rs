@@ -37,6 +37,7 @@ use crate::op::OperatorGraph;
 use crate::weights::{TensorInfo, Weights};
 use names::Names;
 use ragtag_kernels::TensorType;
+use std::borrow::Cow;
 use transformer::Layer;
 
 /// A family of models with a common graph structure.
@@ -45,6 +46,9 @@ pub struct Architecture {
     pub name: &'static str,
     /// Names of the model classes that `config.json` lists under `architectures`.
     pub classes: &'static [&'static str],
+    /// Names of the classes of multimodal models whose text part has this architecture. Ragtag reads only this
+    /// part, which `text_config` in `config.json` describes.
+    pub multimodal_classes: &'static [&'static str],
     /// RoPE pairing that matches the order of the query and key projections in GGUF files.
     pub gguf_pairing: RopePairing,
     /// RoPE pairing that matches their order in checkpoints.
@@ -121,6 +125,7 @@ const SILU: (&str, &[&str]) = ("hidden_act", &["silu", "swish"]);
 const USUAL: Architecture = Architecture {
     name: "",
     classes: &[],
+    multimodal_classes: &[],
     gguf_pairing: RopePairing::Halves,
     checkpoint_pairing: RopePairing::Halves,
     has_partial_rotation: false,
@@ -150,8 +155,9 @@ impl Architecture {
     /// # Errors
     /// Returns [`ModelError::Architecture`] with the known classes if `class` is unknown.
     pub fn of_class(class: &str) -> Result<&'static Architecture, ModelError> {
-        let known: Vec<&str> = ARCHITECTURES.iter().flat_map(|a| a.classes).copied().collect();
-        let found = ARCHITECTURES.into_iter().find(|a| a.classes.contains(&class));
+        let classes = |a: &'static Architecture| a.classes.iter().chain(a.multimodal_classes).copied();
+        let known: Vec<&str> = ARCHITECTURES.into_iter().flat_map(classes).collect();
+        let found = ARCHITECTURES.into_iter().find(|a| classes(a).any(|known| known == class));
         found.ok_or_else(|| ModelError::Architecture {
             name: Quoted(class).to_string(),
             known: known.join(", "),
@@ -186,6 +192,12 @@ impl Architecture {
         let mut builder = Builder::describing(matrices, vectors);
         transformer::build(self, hyperparameters, !is_tied, &mut builder)?;
         Ok(builder.described())
+    }
+
+    /// Returns the name that a checkpoint of the text part alone has for the tensor that a checkpoint calls
+    /// `name`. Returns `None` if the tensor belongs to another part of a multimodal model.
+    pub(crate) fn name_in_text_part<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
+        if self.multimodal_classes.is_empty() { Some(name.into()) } else { names::in_text_part(name) }
     }
 
     /// Returns the graph's name for the tensor that checkpoints call `name`, if the architecture has this

@@ -1,6 +1,8 @@
 //! Names of tensors in the graph and in checkpoints. The graph uses the GGUF names. `N` stands for the layer
 //! number.
 
+use std::borrow::Cow;
+
 /// Name of a tensor in the graph, and its name in checkpoints.
 pub(crate) type Names = (&'static str, &'static str);
 
@@ -61,6 +63,23 @@ pub(super) const FUSED_GATED: &[Names] = &[
 /// Names of RoPE frequencies. Some checkpoints contain them, although they follow from the hyperparameters.
 const DERIVED: [&str; 2] = ["model.layers.N.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"];
 
+/// Prefixes of tensors that are not in the text part of a multimodal model.
+const OTHER_PARTS: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
+/// Prefix of tensors in the text part of a multimodal model.
+const TEXT_PART: &str = "language_model.";
+
+/// Returns the name that a checkpoint of the text part alone has for a tensor of a multimodal checkpoint.
+/// Returns `None` if the tensor belongs to another part. Version 5 of `transformers` writes `model.` before the
+/// name of the part, and older versions write it after the name.
+pub(super) fn in_text_part(name: &str) -> Option<Cow<'_, str>> {
+    let inner = name.strip_prefix("model.").unwrap_or(name);
+    if OTHER_PARTS.iter().any(|part| inner.starts_with(part)) {
+        return None;
+    }
+    let Some(rest) = inner.strip_prefix(TEXT_PART) else { return Some(name.into()) };
+    Some(if inner == name { rest.into() } else { format!("model.{rest}").into() })
+}
+
 /// Returns whether the hyperparameters determine the tensor that checkpoints call `name`.
 pub(crate) fn is_derived(name: &str) -> bool {
     DERIVED.iter().any(|derived| renamed(name, derived, derived).is_some())
@@ -115,6 +134,16 @@ mod tests {
             assert_eq!(in_graph(&[COMMON], other), None, "{other}");
         }
         assert_eq!(in_checkpoint(&[COMMON], "rope_freqs.weight"), "rope_freqs.weight");
+        for (name, text) in [
+            ("model.norm.weight", Some("model.norm.weight")),
+            ("language_model.model.norm.weight", Some("model.norm.weight")),
+            ("language_model.lm_head.weight", Some("lm_head.weight")),
+            ("model.language_model.norm.weight", Some("model.norm.weight")),
+            ("vision_tower.norm.weight", None),
+            ("model.multi_modal_projector.norm.weight", None),
+        ] {
+            assert_eq!(in_text_part(name).as_deref(), text, "{name}");
+        }
         assert!(is_derived("model.layers.0.self_attn.rotary_emb.inv_freq"));
         assert!(is_derived("model.rotary_emb.inv_freq"));
         assert!(!is_derived("model.layers.x.self_attn.rotary_emb.inv_freq"));

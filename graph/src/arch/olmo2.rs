@@ -13,7 +13,7 @@ pub(super) static OLMO2: Architecture = Architecture {
     layer: |h, index| {
         let plain = Layer::plain(h, index);
         Layer {
-            attention: Attention { qk_norm: QkNorm::Whole, ..plain.attention },
+            attention: Attention { qk_norm: Some(QkNorm::Whole), ..plain.attention },
             norms: Norms::After,
             ..plain
         }

@@ -23,7 +23,7 @@ pub(super) static QWEN2: Architecture = Architecture {
 pub(super) fn window(keys: &Keys<'_>, h: &mut Hyperparameters) -> Result<(), ModelError> {
     keys.window(h, 0)?;
     let Some(config) = keys.config() else { return Ok(()) };
-    if !keys.flag("use_sliding_window")?.unwrap_or(false) {
+    if !keys.flag("", "use_sliding_window")?.unwrap_or(false) {
         (h.extras.window, h.extras.windowed_layers) = (None, LayerSet::None);
     } else if config.find("layer_types").is_none() {
         let full = config.find_whole("max_window_layers")?.unwrap_or(28);

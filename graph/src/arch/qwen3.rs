@@ -13,7 +13,7 @@ pub(super) static QWEN3: Architecture = Architecture {
     read: qwen2::window,
     layer: |h, index| {
         let plain = Layer::plain(h, index);
-        Layer { attention: Attention { qk_norm: QkNorm::Heads, ..plain.attention }, ..plain }
+        Layer { attention: Attention { qk_norm: Some(QkNorm::Heads), ..plain.attention }, ..plain }
     },
     tensors: &[COMMON, NORMS, GATED, HEAD_NORMS],
     ..USUAL

@@ -13,7 +13,7 @@ pub(super) static STARCODER2: Architecture = Architecture {
     activation: ("hidden_act", &["gelu_pytorch_tanh"]),
     read: |keys, h| {
         if keys.config().is_some() {
-            let has_bias = keys.flag("use_bias")?.unwrap_or(true);
+            let has_bias = keys.flag("", "use_bias")?.unwrap_or(true);
             h.extras.feed_forward_bias = has_bias;
             (h.extras.qkv_bias, h.extras.output_bias) = (has_bias, has_bias);
         }

@@ -11,6 +11,7 @@ use crate::model::ModelError;
 use crate::op::{Affine, Heads, Scores};
 use petgraph::stable_graph::NodeIndex;
 
+pub(super) use ragtag_kernels::head_norm::Form as QkNorm;
 pub(super) use ragtag_kernels::silu_mul::Gate as Function;
 
 /// Structure of a transformer block, including the options in which architectures differ.
@@ -45,16 +46,6 @@ pub(super) enum NormKind {
     Unbiased,
 }
 
-/// Norms of queries and keys before RoPE.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum QkNorm {
-    None,
-    /// Each query head and each key head is normalised, with one weight per dimension.
-    Heads,
-    /// All queries of a row are normalised, and all keys of a row.
-    Whole,
-}
-
 /// Causal attention with RoPE.
 pub(super) struct Attention {
     pub(super) heads: Heads,
@@ -66,7 +57,8 @@ pub(super) struct Attention {
     pub(super) qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub(super) output_bias: bool,
-    pub(super) qk_norm: QkNorm,
+    /// Norm of queries and keys before RoPE.
+    pub(super) qk_norm: Option<QkNorm>,
     /// Whether a norm precedes the output projection.
     pub(super) sub_norm: bool,
 }
@@ -106,10 +98,10 @@ impl Layer {
                 heads,
                 rope,
                 scores,
-                is_fused: false,
+                is_fused: h.extras.fused_qkv,
                 qkv_bias: h.extras.qkv_bias,
                 output_bias: h.extras.output_bias,
-                qk_norm: QkNorm::None,
+                qk_norm: None,
                 sub_norm: false,
             },
             feed_forward: FeedForward {
@@ -140,7 +132,7 @@ pub(super) fn build(
     // The weights of norms after each half can contain the factor of what the half adds.
     let unit = if first.norms == Norms::Both { extras.embedding_scale } else { extras.residual_scale };
     let mut x = b.embed(EMBEDDING, h.width, h.vocabulary)?;
-    x = b.scale(x, extras.embedding_scale / unit);
+    x = b.scale(x, extras.embedding_scale / unit * b.factor(EMBEDDING));
     for factors in [h.rope.factors, extras.replaced_factors] {
         match factors {
             RopeFactors::File => drop(b.tensor(ROPE_FACTORS, h.rope.dimensions / 2, 0)?),
@@ -234,17 +226,19 @@ impl Halves<'_, '_, '_> {
         let name = |part: &str| format!("blk.{index}.{part}.weight");
         let bias = |part: &str| format!("blk.{index}.{part}.bias");
         let (q, kv) = (heads.query_width(), heads.kv_width());
-        let mut qkv = if is_fused {
-            self.b.matmul(normed, &name("attn_qkv"), q + 2 * kv)?
+        let parts = if is_fused {
+            vec![("attn_qkv", q + 2 * kv)]
         } else {
-            let weights = [(&*name("attn_q"), q), (&*name("attn_k"), kv), (&*name("attn_v"), kv)];
-            let biases = ["attn_q", "attn_k", "attn_v"].map(bias);
-            self.b.joint_matmul(normed, &weights, if qkv_bias { &biases } else { &[] })?
+            vec![("attn_q", q), ("attn_k", kv), ("attn_v", kv)]
         };
-        if qk_norm != QkNorm::None {
+        let weights: Vec<_> = parts.iter().map(|(part, width)| (name(part), *width)).collect();
+        let weights: Vec<_> = weights.iter().map(|(name, width)| (&**name, *width)).collect();
+        let biases: Vec<_> = parts.iter().map(|(part, _)| bias(part)).filter(|_| qkv_bias).collect();
+        let mut qkv = self.b.joint_matmul(normed, &weights, &biases)?;
+        if let Some(form) = qk_norm {
             let weights = ["attn_q_norm", "attn_k_norm"].map(name);
-            let (epsilon, is_whole) = (self.h.epsilon, qk_norm == QkNorm::Whole);
-            qkv = self.b.head_norm(qkv, heads, weights, epsilon, self.h.extras.norm_offset, is_whole)?;
+            let (epsilon, offset) = (self.h.epsilon, self.h.extras.norm_offset);
+            qkv = self.b.head_norm(qkv, heads, weights, epsilon, offset, form)?;
         }
         let mut attended = self.b.attention(qkv, index, heads, rope, scores);
         if sub_norm {

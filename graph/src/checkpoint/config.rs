@@ -190,11 +190,15 @@ pub(super) fn read(
         file: CONFIG.to_owned(),
     })?;
     let mut config = Fields::read(source.as_ref())?;
-    let architecture = Architecture::of_class(class(&config)?)?;
+    let class = class(&config)?.to_owned();
+    let architecture = Architecture::of_class(&class)?;
+    Quantization::read(&config)?;
+    if architecture.multimodal_classes.contains(&&*class) {
+        config = config.object("text_config")?.ok_or_else(|| config.missing("text_config"))?;
+    }
     config.add_missing(architecture.defaults);
     let (activation, functions) = architecture.activation;
     config.refuse(activation, &functions.iter().map(|&name| name.into()).collect::<Vec<_>>())?;
-    Quantization::read(&config)?;
     let (width, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let head_dimensions = match config.find_count("head_dim")? {
         Some(values) => values,

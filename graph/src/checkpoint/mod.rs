@@ -110,9 +110,10 @@ fn tensors(
     let mut quantized = Tensors::new(quantization.as_ref(), &shards, &found);
     let (mut tensors, mut others) = (Vec::new(), Vec::new());
     for tensor in &found {
-        match architecture.name_in_graph(&tensor.name) {
+        let Some(name) = architecture.name_in_text_part(&tensor.name) else { continue };
+        match architecture.name_in_graph(&name) {
             Some(name) => tensors.push(quantized.add(tensor, name, sources)?),
-            None if is_derived(&tensor.name) => {}
+            None if is_derived(&name) => {}
             None => others.push(tensor),
         }
     }

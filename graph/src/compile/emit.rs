@@ -2,7 +2,7 @@
 
 use super::crossing::row_copy;
 use super::{
-    Caches, CompileError, capacity, factor_name, frequencies_name, kv_layers, output_bytes, storage::Storage,
+    Caches, CompileError, capacity, factors_name, frequencies_name, kv_layers, output_bytes, storage::Storage,
 };
 use crate::arch::{Rope, RopePairing};
 use crate::model::{Lowering, Model, ModelError};
@@ -172,9 +172,13 @@ impl Emitter<'_> {
                 let kind = ragtag_kernels::elements::number(ElementType::F32);
                 (Kernel::LayerNorm, arguments, vec![kind, rows, node.width, epsilon.to_bits()])
             }
-            Operator::Scale { factor } => {
-                let arguments = vec![inputs[0], self.weight(&factor_name(*factor)), self.output(index)];
-                (Kernel::Binary, arguments, product_with_number(rows * node.width))
+            Operator::Scale { factors } => {
+                let arguments = vec![inputs[0], self.weight(&factors_name(factors)), self.output(index)];
+                let constants = match factors[..] {
+                    [_] => product([1, rows * node.width], [0, 0]),
+                    _ => product([rows, node.width], [0, 1]),
+                };
+                (Kernel::Binary, arguments, constants)
             }
             Operator::Unary { function } => {
                 let kind = ragtag_kernels::elements::number(ElementType::F32);
@@ -186,11 +190,10 @@ impl Emitter<'_> {
                 // Rows beyond the micro-batch are never read.
                 (Kernel::Copy, arguments, row_copy([ElementType::F32; 2], [rows, node.width], 0))
             }
-            Operator::HeadNorm { heads, weights, epsilon, is_whole, .. } => {
+            Operator::HeadNorm { heads, weights, epsilon, form, .. } => {
                 let arguments = vec![self.output(index), self.weight(&weights.join(" + "))];
                 let heads = [heads.queries, heads.kv, heads.dimensions];
-                let constants =
-                    [&[rows, count], &heads[..], &[epsilon.to_bits(), u32::from(*is_whole)]].concat();
+                let constants = [&[rows, count], &heads[..], &[epsilon.to_bits(), *form as u32]].concat();
                 (Kernel::HeadNorm, arguments, constants)
             }
             Operator::RopeAppend { layer, heads, rope } => {
@@ -357,13 +360,14 @@ fn rope_constants(rope: &Rope) -> [u32; 3] {
     [rope.dimensions, u32::from(rope.pairing == RopePairing::Halves), rope.magnitude.to_bits()]
 }
 
-/// Returns the constants of the product of `count` values and one number.
-fn product_with_number(count: u32) -> Vec<u32> {
-    let walk = |outer: u32, last: u32| {
+/// Returns the constants of the product of rows of values, and factors with the given strides.
+fn product([rows, width]: [u32; 2], strides: [u32; 2]) -> Vec<u32> {
+    let walk = |outer: u32, [row, column]: [u32; 2]| {
         let mut dimensions = [outer; RANK];
-        dimensions[RANK - 1] = last;
+        dimensions[RANK - 2..].copy_from_slice(&[row, column]);
         dimensions
     };
     let kind = ragtag_kernels::elements::number(ElementType::F32);
-    [&[Operation::Mul as u32, kind][..], &walk(1, count), &walk(0, 1), &walk(0, 0)].concat()
+    let walks = [walk(1, [rows, width]), walk(0, [width, 1]), walk(0, strides)];
+    [&[Operation::Mul as u32, kind][..], &walks.concat()].concat()
 }

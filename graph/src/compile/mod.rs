@@ -286,7 +286,12 @@ pub(crate) fn weight_buffers(
                 WeightContent::Vector { tensors, values, pitch, affine }
             }
             Operator::RopeAppend { rope, .. } => rope_frequencies(model, rope, context)?,
-            Operator::Scale { factor } => WeightContent::Generated([*factor].into()),
+            Operator::Scale { factors } => {
+                let runs = factors.iter().map(|(factor, columns)| vec![*factor; *columns as usize]);
+                let values =
+                    if let [(factor, _)] = factors[..] { vec![factor] } else { runs.flatten().collect() };
+                WeightContent::Generated(values.into())
+            }
             _ => continue,
         };
         buffers.push(WeightBuffer { name, content, segment: *segment });
@@ -304,7 +309,7 @@ pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
         | Operator::Bias { .. }
         | Operator::HeadNorm { .. } => Some(operator.tensors().join(" + ")),
         Operator::RopeAppend { rope, .. } => Some(frequencies_name(rope)),
-        Operator::Scale { factor } => Some(factor_name(*factor)),
+        Operator::Scale { factors } => Some(factors_name(factors)),
         _ => None,
     }
 }
@@ -315,9 +320,14 @@ pub(crate) fn layer_norm_pitch(width: u64) -> u64 {
     width.next_multiple_of(128)
 }
 
-/// Returns the name of the generated buffer that holds a factor.
-pub(crate) fn factor_name(factor: f32) -> String {
-    format!("factor {factor}")
+/// Returns the name of the generated buffer that holds the factor of each run of columns.
+pub(crate) fn factors_name(factors: &[(f32, u32)]) -> String {
+    let runs: Vec<_> = factors.iter().map(|(factor, columns)| format!("{factor} × {columns}")).collect();
+    if let [(factor, _)] = factors {
+        format!("factor {factor}")
+    } else {
+        format!("factors {}", runs.join(", "))
+    }
 }
 
 /// Returns the name of the generated buffer that holds the RoPE frequencies.

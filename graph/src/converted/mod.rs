@@ -63,6 +63,11 @@ pub(crate) trait Conversion: Send + Sync + 'static {
     /// Returns the bytes in the file.
     fn values(&self) -> &Place;
 
+    /// Returns the factor by which the values of the blocks must be multiplied.
+    fn factor(&self) -> f32 {
+        1.0
+    }
+
     /// Writes blocks to `out`, whose length is a multiple of the size of a block. `first` is the index of the
     /// first block in the tensor.
     ///
@@ -101,6 +106,10 @@ impl<C: Conversion> Source for Converted<C> {
 
     fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    fn factor(&self) -> f32 {
+        self.conversion.factor()
     }
 
     fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError> {

@@ -1,6 +1,6 @@
-//! Ternary weights of BitNet models, with one scale per tensor. They become TQ2_0 blocks if f16 holds the
-//! scale exactly and rows are whole blocks, otherwise F8_E4M3 blocks, whose scale is f32. So no value
-//! changes.
+//! Ternary weights of BitNet models, with one scale per tensor. They become TQ2_0 blocks if rows are whole
+//! blocks, otherwise F8_E4M3 blocks, whose scale is f32. If f16 cannot hold the scale, the graph multiplies
+//! products with TQ2_0 blocks by a factor. So no value changes.
 //!
 //! Sources: `integrations/bitnet.py` in Hugging Face's `transformers` for packed rows and for weights that
 //! are rounded while the model runs; the converter in Microsoft's repository `BitNet` for I2_S, TL1 and TL2.
@@ -36,6 +36,8 @@ pub(crate) struct Ternary {
     values: Place,
     packing: Packing,
     tensor_type: TensorType,
+    /// Factor by which the values of the blocks must be multiplied.
+    factor: f32,
     /// Scale, once it is known.
     scale: OnceLock<Result<f32, SourceError>>,
 }
@@ -52,14 +54,14 @@ impl Ternary {
         packing: Packing,
         scale: Option<f32>,
     ) -> Result<Self, SourceError> {
-        let is_half = match (scale, &packing) {
-            (Some(scale), _) => rounded(TensorType::F16, scale) == scale,
+        let is_half = match packing {
             // The scale has the type of the weights, and f16 holds the usual values of bf16.
-            (None, Packing::Rounded(tensor_type)) => *tensor_type != TensorType::F32,
-            (None, _) => false,
+            Packing::Rounded(tensor_type) => tensor_type != TensorType::F32,
+            _ => true,
         };
         let is_half = is_half && columns.is_multiple_of(TensorType::TQ2_0.block_values() as u64);
         let tensor_type = if is_half { TensorType::TQ2_0 } else { TensorType::F8_E4M3 };
+        let factor = scale.filter(|_| is_half).map_or(1.0, factor);
         let ternary = Self {
             tensor: tensor.to_owned(),
             columns,
@@ -67,6 +69,7 @@ impl Ternary {
             values,
             packing,
             tensor_type,
+            factor,
             scale: OnceLock::new(),
         };
         if let Some(scale) = scale {
@@ -76,13 +79,15 @@ impl Ternary {
         Ok(ternary)
     }
 
+    /// Returns the scale, or the error for one that the blocks and the factor cannot represent.
     fn checked(&self, scale: f32) -> Result<f32, SourceError> {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(self
                 .values
                 .invalid(&self.tensor, format!("its scale {scale} is not finite and positive")));
         }
-        if self.tensor_type == TensorType::TQ2_0 && rounded(TensorType::F16, scale) != scale {
+        let is_half = |scale| rounded(TensorType::F16, scale) == scale;
+        if self.tensor_type == TensorType::TQ2_0 && self.factor == 1.0 && !is_half(scale) {
             return Err(self.values.invalid(&self.tensor, format!("f16 cannot hold its scale {scale}")));
         }
         Ok(scale)
@@ -153,6 +158,13 @@ impl Ternary {
     }
 }
 
+/// Returns the factor that belongs to a scale: the scale divided by the nearest f16, which TQ2_0 blocks hold. The
+/// blocks of a scale that is too large or too small for f16 hold 1.
+fn factor(scale: f32) -> f32 {
+    let nearest = rounded(TensorType::F16, scale);
+    if (nearest / scale - 1.0).abs() < 1e-3 { (f64::from(scale) / f64::from(nearest)) as f32 } else { scale }
+}
+
 /// Returns the value of `tensor_type` nearest to `x`.
 fn rounded(tensor_type: TensorType, x: f32) -> f32 {
     let (mut bytes, mut out) = (vec![0; tensor_type.block_bytes()], [f32::NAN]);
@@ -170,14 +182,18 @@ impl Conversion for Ternary {
         &self.values
     }
 
+    fn factor(&self) -> f32 {
+        self.factor
+    }
+
     fn convert(&self, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let (scale, count) = (self.scale()?, self.tensor_type.block_values());
+        let (scale, count) = (self.scale()? / self.factor, self.tensor_type.block_values());
         let mut codes = vec![0; count];
         for (at, block) in (first..).zip(out.chunks_exact_mut(self.tensor_type.block_bytes())) {
             self.codes(at * count as u64, &mut codes)?;
             let values: Vec<f32> = codes.iter().map(|code| scale * (f32::from(*code) - 1.0)).collect();
             if self.tensor_type == TensorType::TQ2_0 {
-                // The scale of the block is the largest magnitude, which f16 holds.
+                // The scale of the block is the largest magnitude, which rounds to the intended f16.
                 let _ = quantise(TensorType::TQ2_0, &values, block);
             } else {
                 let (quants, d) = block.split_at_mut(count);

@@ -46,17 +46,21 @@ fn read(ternary: Ternary, [columns, rows]: [u64; 2]) -> Result<(TensorType, Vec<
     let bytes = sources[info.shard].whole(0..info.bytes)?;
     let mut values = vec![f32::NAN; (columns * rows) as usize];
     dequantise(info.tensor_type, &bytes, &mut values).unwrap();
+    values.iter_mut().for_each(|value| *value *= sources[info.shard].factor());
     Ok((info.tensor_type, values))
 }
 
 #[test]
 fn packed_ternary_weights_keep_their_values() {
-    // f16 holds 0.375, but not 0.3.
+    // f16 holds 0.375, but not 0.3, and no number as large or as small as the last two.
     for (columns, scale, wanted) in [
         (256, 0.375, TensorType::TQ2_0),
         (512, 0.375, TensorType::TQ2_0),
         (128, 0.375, TensorType::F8_E4M3),
-        (256, 0.3, TensorType::F8_E4M3),
+        (128, 0.3, TensorType::F8_E4M3),
+        (256, 0.3, TensorType::TQ2_0),
+        (256, 70_000.0, TensorType::TQ2_0),
+        (256, 3e-9, TensorType::TQ2_0),
     ] {
         for (packing, bytes) in [(Packing::Rows, by_rows(8, columns)), (Packing::I2S, i2_s(8, columns))] {
             let shape = [columns as u64, 8];
@@ -64,7 +68,11 @@ fn packed_ternary_weights_keep_their_values() {
             let (tensor_type, values) = read(ternary, shape).unwrap();
             assert_eq!(tensor_type, wanted);
             for (at, value) in values.into_iter().enumerate() {
-                assert_eq!(value, weight(at / columns, at % columns) as f32 * scale, "{columns} at {at}");
+                let exact = weight(at / columns, at % columns) as f32 * scale;
+                assert!(
+                    (value - exact).abs() <= scale * f32::EPSILON,
+                    "{columns} at {at}: {value} for {exact}"
+                );
             }
         }
     }

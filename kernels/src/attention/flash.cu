@@ -26,9 +26,9 @@ typedef struct {
     window, __uint_as_float(scale) * 1.4426950408889634f, __uint_as_float(cap) * 1.4426950408889634f \
 }
 
-// Rows of one sequence, all that they see exists: from `row` to before `next`; positions up to `last`.
+// Rows of one sequence, all that they see exists: from `row` to before `next`; they see positions from `start` to `last`.
 typedef struct {
-    uint row, next, last;
+    uint row, next, start, last;
     const GLOBAL uint *table;
 } Run;
 
@@ -73,6 +73,7 @@ template <uint THREADS> FN Run run_at(const Launch &launch, uint row, uint end, 
     uint wanted = found[1];
     if (threadIdx.x == 0) found[2] = wanted;
     meet<THREADS>();
+    if (threadIdx.x == 0) found[1] = 0xffffffffu;
     for (uint i = threadIdx.x; i < wanted; i += THREADS) {
         if (run.table[i] >= launch.cache_blocks) {
             atomicMin(found + 2, i);
@@ -83,11 +84,18 @@ template <uint THREADS> FN Run run_at(const Launch &launch, uint row, uint end, 
     if (mine < run.next && position / 16 >= found[2]) atomicMin(found, mine);
     meet<THREADS>();
     run.next = min(run.next, *found);
-    if (mine < run.next) atomicMax(found + 3, position);
+    if (mine < run.next) {
+        atomicMin(found + 1, position + 1 - min(position + 1, launch.window));
+        atomicMax(found + 3, position);
+    }
     meet<THREADS>();
+    run.start = found[1];
     run.last = found[3];
     return run;
 }
+
+// The first position of the steps that a run sees.
+FN uint first_step(const Run &run) { return run.start - run.start % POSITIONS; }
 
 // Where the values of a kv head begin in its block.
 FN size_t head_at(const Launch &launch, uint block, uint kv_head) {

@@ -32,7 +32,7 @@ template <int D> FN void copy_keys(
 }
 
 // Starts the copies of D dimensions of a step's values, from `from`: `[64 positions][D]`, the pieces of a position
-// exchanged among each eight. There are zeros for what does not exist, and for positions after the last.
+// exchanged among each eight. There are zeros for what does not exist, and for positions that no query sees.
 template <int D, bool SIMPLE> FN void copy_values(
     uint to, const Launch &launch, const Run &run, const uint (&blocks)[TURNS(D)], uint kv_head, uint first, uint from
 ) {
@@ -42,7 +42,8 @@ template <int D, bool SIMPLE> FN void copy_values(
     #pragma unroll
     for (uint i = 0; i < TURNS(D); i++) {
         uint place = to + i * STRIDE(D) * D * 32;
-        bool exists = first + i * STRIDE(D) * 16 + in_step <= run.last && dim < launch.head_dim;
+        uint position = first + i * STRIDE(D) * 16 + in_step;
+        bool exists = position >= run.start && position <= run.last && dim < launch.head_dim;
         const GLOBAL ushort *value = launch.values + (exists ? head_at(launch, blocks[i], kv_head) + at : 0);
         if (SIMPLE) {
             copy16(place, value, exists ? 16 : 0);
@@ -116,15 +117,15 @@ template <int D, bool SIMPLE> FN void attend(
         uint factors[D / 16][4 * PARTS];
         meet<ITEMS>(); // all have done with what was there
         uint blocks[TURNS(D)];
-        find_blocks<D>(blocks, run, 0);
+        find_blocks<D>(blocks, run, first_step(run));
         if (SIMPLE) {
             copy_keys<D>(keys, launch, blocks, kv_head, 0);
-            copy_values<D, true>(values, launch, run, blocks, kv_head, 0, 0);
+            copy_values<D, true>(values, launch, run, blocks, kv_head, first_step(run), 0);
             end_copies();
-            find_blocks<D>(blocks, run, POSITIONS);
+            find_blocks<D>(blocks, run, first_step(run) + POSITIONS);
             load_queries<D>(factors, launch, mine, 0);
         }
-        for (uint first = 0, stage = 0; first <= run.last; first += POSITIONS, stage ^= 1) {
+        for (uint first = first_step(run), stage = 0; first <= run.last; first += POSITIONS, stage ^= 1) {
             float scores[32];
             #pragma unroll
             for (uint i = 0; i < 32; i++) scores[i] = 0.0f;

@@ -25,13 +25,13 @@ FN void next_stage(Stages &stages) {
     stages.phase ^= stages.stage == 0;
 }
 
-// Copies the steps that a run sees, D dimensions at most. There are zeros for what does not exist, and for values after the
-// last position.
+// Copies the steps that a run sees, D dimensions at most. There are zeros for what does not exist, and for values at
+// positions that no query sees.
 template <int D> FN void copy_steps(const Launch &launch, const Run &run, uint kv_head, Stages &stages) {
     // Of each block a thread copies a 16-byte piece of these dimensions' keys, and one of these positions' values.
     const uint TIMES = 2 * D / 128;
     uint thread = threadIdx.x % 128, half = thread % 2, piece = thread % (D / 8);
-    for (uint first = 0; first <= run.last; first += POSITIONS) {
+    for (uint first = first_step(run); first <= run.last; first += POSITIONS) {
         uint blocks[4];
         #pragma unroll
         for (uint b = 0; b < 4; b++) {
@@ -51,7 +51,7 @@ template <int D> FN void copy_steps(const Launch &launch, const Run &run, uint k
                 uint place = dim * 128 + ((b * 2 + half ^ (dim & 7)) << 4);
                 copy16(keys + place, launch.keys + (has_key ? head + dim * 16 + half * 8 : 0), has_key ? 16 : 0);
                 uint slot = thread / (D / 8) + i * (128 / (D / 8)), at = b * 16 + slot;
-                bool has_value = first + at <= run.last && piece * 8 < launch.head_dim;
+                bool is_seen = first + at >= run.start && first + at <= run.last, has_value = is_seen && piece * 8 < launch.head_dim;
                 place = piece / 8 * (STEP_BYTES / 2) + at * 128 + ((piece % 8 ^ (at & 7)) << 4);
                 const GLOBAL ushort *value = launch.values + (has_value ? head + slot * launch.head_dim + piece * 8 : 0);
                 copy16(values + place, value, has_value ? 16 : 0);
@@ -93,7 +93,7 @@ template <int D> FN void attend_steps(
     #pragma unroll
     for (uint i = 0; i < D / 2; i++) sums[i] = 0.0f;
     #pragma unroll 1
-    for (uint first = 0; first <= run.last; first += POSITIONS) {
+    for (uint first = first_step(run); first <= run.last; first += POSITIONS) {
         uint keys = stages.memory + stages.stage * STAGE_BYTES, values = keys + STEP_BYTES;
         await(stages.full + stages.stage * 8, stages.phase);
         show_to_matrix_units();
@@ -137,7 +137,7 @@ template <int D> FN void attend_steps(
 
 // The steps go by a warpgroup that has no queries.
 FN void pass_steps(const Run &run, Stages &stages) {
-    for (uint first = 0; first <= run.last; first += POSITIONS) {
+    for (uint first = first_step(run); first <= run.last; first += POSITIONS) {
         await(stages.full + stages.stage * 8, stages.phase);
         if (threadIdx.x % 32 == 0) arrive(stages.empty + stages.stage * 8);
         next_stage(stages);

@@ -75,11 +75,11 @@ fn put_parts(at: u32, a: vec4<f32>, b: vec4<f32>) {
 
 fn halves(four: Four) -> vec4<f16> { return vec4<f16>(widened(four)); }
 
-// Returns a vector of the values at one position of a run, or zeros if the position is beyond the last one.
+// Returns a vector of the values at one position of a run, or zeros if no query attends to the position.
 // Dimensions beyond those of the head have arbitrary values.
 fn value_vector(run: Run, first: u32, i: u32) -> vec4<u32> {
     let position = first + i / VALUE_VECTORS;
-    if position > run.last { return vec4<u32>(); }
+    if position < run.start || position > run.last { return vec4<u32>(); }
     let block = start_of(params[run.table + position / 16u], run.kv_head);
     let vector = min(i % VALUE_VECTORS, constants.head_dim / 8u - 1u);
     return values[(block + position % 16u * constants.head_dim) / 8u + vector];

@@ -17,8 +17,8 @@
 //! v. The score s is scale · q·k, or cap · tanh(scale · q·k / cap) if the cap is not zero. [`NO_WINDOW`]
 //! exceeds every number of positions. The kernel computes a streaming softmax over steps of
 //! [`STEP_TOKENS`] positions, so it never stores all scores of a row. The result of a row does not depend
-//! on other rows. If the sequence, position or block of a row is invalid, its result is zero. Cache slots
-//! beyond p never affect a result, even if they contain NaN.
+//! on other rows. If the sequence, position or block of a row is invalid, its result is zero. Cache slots to
+//! which no row of the sequence attends never affect a result, even if they contain NaN.
 //!
 //! A group computes [`TILE_ROWS`] rows of one kv head. Neighbouring rows of one sequence share each load of
 //! keys and values.
@@ -128,10 +128,8 @@ impl Spec for Attention {
             let mut scene = scene(random, self.0, (capacity, heads[0], heads[1], heads[2]), &starts);
             scene.limit(window, cap);
             out.push(case(self.0, &scene));
-            if self.0.is_quantised() {
-                scene.poison_before_windows();
-                out.push(case(self.0, &scene));
-            }
+            scene.poison_before_windows();
+            out.push(case(self.0, &scene));
         }
         out
     }

@@ -4,6 +4,7 @@ use super::HostKernel;
 use super::formats::{Format, Of};
 use super::isa::Isa;
 use super::launch::{Lists, count, row_mut};
+use crate::head_norm::Form;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
 use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
@@ -224,7 +225,7 @@ impl HostKernel for RmsNorm {
     }
 }
 
-/// RMS norm of the query and key heads, in place.
+/// Norm of the query and key heads, in place.
 pub(crate) struct HeadNorm;
 
 impl HostKernel for HeadNorm {
@@ -235,7 +236,7 @@ impl HostKernel for HeadNorm {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, heads, kv_heads, head_dim, _, is_whole] = call.constants else { return };
+        let &[rows, word, heads, kv_heads, head_dim, _, form] = call.constants else { return };
         let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|n| n as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, weights) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };
@@ -245,9 +246,17 @@ impl HostKernel for HeadNorm {
             let qkv = unsafe { row_mut(call, 1, row, (heads + 2 * kv_heads) * head_dim) };
             let (queries, rest) = qkv.split_at_mut(heads * head_dim);
             let keys = &mut rest[..kv_heads * head_dim];
-            let [q, kv] = if is_whole == 0 { [head_dim; 2] } else { [queries.len(), keys.len()] };
-            for (part, dims, weights) in [(queries, q, &weights[..q]), (keys, kv, &weights[q..])] {
-                for head in part.chunks_exact_mut(dims.max(1)) {
+            let whole = [queries.len(), keys.len()];
+            let [q, kv] = if form == Form::Whole as u32 { whole } else { [head_dim; 2] };
+            let of_keys = if form == Form::Heads as u32 { head_dim } else { queries.len() };
+            for (part, dims, weights) in [(queries, q, weights), (keys, kv, &weights[of_keys..])] {
+                for (i, head) in part.chunks_exact_mut(dims.max(1)).enumerate() {
+                    let mut weights = weights;
+                    if form == Form::Centred as u32 {
+                        weights = &weights[i * dims..];
+                        let mean = head.iter().map(|x| f64::from(*x)).sum::<f64>() / dims as f64;
+                        head.iter_mut().for_each(|x| *x = (f64::from(*x) - mean) as f32);
+                    }
                     let scale = norm_scale(s, head, call.float(5));
                     head.iter_mut().zip(weights).for_each(|(x, w)| *x = *x * scale * w);
                 }

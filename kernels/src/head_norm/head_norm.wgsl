@@ -1,4 +1,4 @@
-// RMS norm of query and key heads, in place. A group processes one head of a row, or
+// Norm of query and key heads, in place. A group processes one head of a row, or
 // all of its queries or keys as one head.
 
 struct Constants {
@@ -9,9 +9,12 @@ struct Constants {
     kv_heads: u32,
     head_dim: u32,
     epsilon: f32,
-    is_whole: u32,
+    form: u32,
 }
 var<immediate> constants: Constants;
+
+const WHOLE = 1u;
+const CENTRED = 2u;
 
 @group(0) @binding(1) var<storage, read_write> qkv: array<f32>;
 @group(0) @binding(2) var<storage, read> weights: array<f32>;
@@ -21,15 +24,24 @@ fn head_norm(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     let group = workgroup + constants.first_group;
     if group.x >= count(constants.word, constants.rows) { return; }
     let head_dim = constants.head_dim;
-    let is_whole = constants.is_whole != 0u;
+    let is_whole = constants.form == WHOLE;
     let first = select(group.y, group.y * constants.heads, is_whole);
     let dims = select(1u, select(constants.kv_heads, constants.heads, group.y == 0u), is_whole) * head_dim;
     let head = (group.x * (constants.heads + 2u * constants.kv_heads) + first) * head_dim;
-    let weight = select(select(1u, constants.heads, is_whole) * head_dim, 0u, first < constants.heads);
+    let weight = select(first, u32(first >= constants.heads), constants.form == 0u) * head_dim;
     var sum = 0.0;
-    for (var d = item.index; d < dims; d += ITEMS) { sum += qkv[head + d] * qkv[head + d]; }
+    var mean = 0.0;
+    if constants.form == CENTRED {
+        for (var d = item.index; d < dims; d += ITEMS) { sum += qkv[head + d]; }
+        mean = group_sum(item, sum) / f32(dims);
+        sum = 0.0;
+    }
+    for (var d = item.index; d < dims; d += ITEMS) {
+        let rest = qkv[head + d] - mean;
+        sum += rest * rest;
+    }
     let scale = inverseSqrt(group_sum(item, sum) / f32(dims) + constants.epsilon);
     for (var d = item.index; d < dims; d += ITEMS) {
-        qkv[head + d] = qkv[head + d] * scale * weights[weight + d];
+        qkv[head + d] = (qkv[head + d] - mean) * scale * weights[weight + d];
     }
 }

@@ -40,12 +40,19 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[1], 1, 1]
 }
 
-fn reference(row: &[f64], weight: &[f32], bias: &[f32], epsilon: f32) -> Vec<f64> {
+/// Computes the layer norm of a row.
+pub(crate) fn reference<X: Copy + Into<f64>>(
+    row: &[X],
+    weight: &[f32],
+    bias: &[f32],
+    epsilon: f32,
+) -> Vec<f64> {
+    let values = || row.iter().map(|x| (*x).into());
     let count = row.len() as f64;
-    let mean = row.iter().sum::<f64>() / count;
-    let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+    let mean = values().sum::<f64>() / count;
+    let variance = values().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
     let scale = 1.0 / (variance + f64::from(epsilon)).sqrt();
-    let columns = row.iter().zip(weight.iter().zip(bias));
+    let columns = values().zip(weight.iter().zip(bias));
     columns.map(|(x, (w, b))| (x - mean) * scale * f64::from(*w) + f64::from(*b)).collect()
 }
 

@@ -176,7 +176,15 @@ MODELS = {
     "command-r": (
         "Cohere", gguf.MODEL_ARCH.COMMAND_R,
         dict(HEADS, tie_word_embeddings=True, logit_scale=0.25, layer_norm_eps=1e-5, pad_token_id=0, bos_token_id=1),
-        {"logit scale": dict(logit_scale=1.0), "input_layernorm.weight": 1.0, "norm.weight": 1.0}, 25,
+        {"logit scale": dict(logit_scale=1.0), "input_layernorm.weight": 1.0, "norm.weight": 1.0}, 7,
+    ),
+    "command-r-plus": (
+        "Cohere", gguf.MODEL_ARCH.COMMAND_R,
+        dict(
+            num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1, intermediate_size=32, use_qk_norm=True,
+            tie_word_embeddings=True, logit_scale=0.25, layer_norm_eps=1e-5, pad_token_id=0, bos_token_id=1,
+        ),
+        {"q_norm.weight": 1.0, "k_norm.weight": 1.0, "norms of queries and keys": dict(use_qk_norm=False)}, 7,
     ),
     "starcoder2": (
         "Starcoder2", gguf.MODEL_ARCH.STARCODER2,
@@ -204,7 +212,7 @@ def build(kind, shape):
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if value.dim() == 2:
+            if value.dim() == 2 and not name.endswith("norm.weight"):
                 random = torch.randn(value.shape) * (1.0 if "embed" in name else 1.5 * value.shape[1] ** -0.5)
             elif name.endswith("bias"):
                 random = torch.randn(value.shape)
@@ -389,7 +397,7 @@ def write_gguf(path, arch, model, tokens):
         if name in PERMUTED and key.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
             value = value.reshape(heads, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
-        if value.ndim == 2:
+        if value.ndim == 2 and not key.endswith("norm.weight"):
             kind = gguf.GGMLQuantizationType.BF16
             writer.add_tensor(ours, gguf.quants.quantize(value, kind), raw_dtype=kind)
         else:

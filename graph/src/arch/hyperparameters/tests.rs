@@ -1,7 +1,7 @@
 //! Tests of the hyperparameters from small handmade files, and of the RoPE frequencies computed from them.
 
 use super::*;
-use crate::arch::{LayerSet, RopeScaling};
+use crate::arch::{LayerSet, RopePairing, RopeScaling};
 use crate::gguf::{ModelFile, ToValue, Writer};
 use crate::source::MemorySource;
 use crate::weights::TensorInfo;
@@ -11,9 +11,14 @@ use std::sync::Arc;
 /// Reads the hyperparameters of a Llama model with two heads of 16 elements, two layers and a vocabulary of 8
 /// tokens. `more` adds metadata keys.
 fn read(more: impl FnOnce(&mut Writer)) -> Result<Hyperparameters, ModelError> {
+    read_as("llama", more)
+}
+
+/// Like [`read`], for another architecture.
+fn read_as(architecture: &str, more: impl FnOnce(&mut Writer)) -> Result<Hyperparameters, ModelError> {
     let mut w = Writer::new();
-    w.put("general.architecture", "llama");
-    w.put("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+    w.put("general.architecture", architecture);
+    w.put(&format!("{architecture}.attention.layer_norm_rms_epsilon"), 1e-5f32);
     for (key, value) in [
         ("block_count", 2u32),
         ("context_length", 128),
@@ -21,7 +26,7 @@ fn read(more: impl FnOnce(&mut Writer)) -> Result<Hyperparameters, ModelError> {
         ("feed_forward_length", 64),
         ("attention.head_count", 2),
     ] {
-        w.put(&format!("llama.{key}"), value);
+        w.put(&format!("{architecture}.{key}"), value);
     }
     more(&mut w);
     let source = Arc::new(MemorySource::new("m.gguf", w.header()));
@@ -89,6 +94,38 @@ fn yarn_blends_frequencies() {
     let expected: Vec<f64> =
         (0..8).zip(kept).map(|(pair, kept)| plain(pair) * (kept + (1.0 - kept) / 4.0)).collect();
     assert_close(&rope.frequencies(None), &expected);
+}
+
+/// Checks that the magnitude in a file replaces the usual one, as `attention_factor` does in `config.json`.
+#[test]
+fn the_magnitude_of_yarn_comes_from_the_file() {
+    let yarn = |key: &str, value: f32| {
+        read(|w| {
+            w.put("llama.rope.scaling.type", "yarn");
+            w.put("llama.rope.scaling.factor", 4f32);
+            w.put(&format!("llama.rope.scaling.{key}"), value);
+        })
+    };
+    let magnitude = |key: &str, value: f32| yarn(key, value).unwrap().rope.magnitude;
+    assert_eq!(magnitude("yarn_attn_factor", 1.25), 1.25);
+    assert_eq!(magnitude("attn_factor", 1.25), 1.25 * Yarn::magnitude(4.0));
+    assert_eq!(magnitude("yarn_ext_factor", 1.0), Yarn::magnitude(4.0));
+    let message = yarn("yarn_ext_factor", 0.5).unwrap_err().to_string();
+    assert!(message.contains("llama.rope.scaling.yarn_ext_factor = 0.5"), "{message}");
+    // Files of architectures with another formula have this key.
+    let message = yarn("yarn_log_multiplier", 0.1).unwrap_err().to_string();
+    assert!(message.contains("llama.rope.scaling.yarn_log_multiplier"), "{message}");
+}
+
+#[test]
+fn some_keys_change_only_some_architectures() {
+    let granite = |rotates: bool| read_as("granite", |w| w.put("granite.rope.scaling.finetuned", rotates));
+    assert_eq!(granite(false).unwrap().extras.unrotated_layers, LayerSet::All);
+    assert_eq!(granite(true).unwrap().extras.unrotated_layers, LayerSet::None);
+    assert_eq!(with("rope.scaling.finetuned", false).unwrap().extras.unrotated_layers, LayerSet::None);
+    let glm4 = |sections: &[i32]| read_as("glm4", |w| w.put("glm4.rope.dimension_sections", sections));
+    assert_eq!(glm4(&[2, 3, 3, 0]).unwrap().rope.pairing, RopePairing::Halves);
+    assert_eq!(glm4(&[8, 0, 0, 0]).unwrap().rope.pairing, RopePairing::Interleaved);
 }
 
 /// Checks that a requested scaling has the effect of the same scaling in the file.
@@ -172,6 +209,8 @@ fn rejects_inconsistent_values() {
     assert!(fails("rope.dimension_count", 7).contains("7 of 16 dimensions cannot rotate"));
     assert!(fails("rope.dimension_count", 18).contains("18 of 16 dimensions cannot rotate"));
     assert!(fails("attention.value_length", 8).contains("attention.value_length other than the key length"));
+    let message = with("attention.causal", false).unwrap_err().to_string();
+    assert!(message.contains("attention to later tokens (llama.attention.causal)"), "{message}");
     assert!(fails("expert_count", 1).contains("a mixture of experts (llama.expert_count)"));
 }
 
@@ -180,6 +219,7 @@ fn accepts_values_at_their_limits() {
     assert_eq!(with("rope.dimension_count", 16u32).unwrap().rope.dimensions, 16);
     assert_eq!(with("attention.value_length", 16u32).unwrap().head_dimensions, 16);
     assert!(with("expert_count", 0u32).is_ok());
+    assert!(with("attention.causal", true).is_ok());
     // Two heads of `LARGEST / 2` values reach the limit of 2^24 exactly.
     assert_eq!(with("attention.key_length", LARGEST / 2).unwrap().head_dimensions, LARGEST / 2);
     let message = with("attention.key_length", LARGEST / 2 + 2).unwrap_err().to_string();
