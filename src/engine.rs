@@ -147,7 +147,8 @@ impl Engine {
             let weights = Box::new(FileWeights::new(model, &compiled));
             let streamed = stage.streamed.iter().map(|&segment| segment as usize).collect();
             let arenas = stage.arenas.map(|count| count as usize);
-            specs.push(StageSpec { device, compiled, streamed, arenas, weights });
+            let from_file = stage.from_file.iter().map(|&segment| segment as usize).collect();
+            specs.push(StageSpec { device, compiled, streamed, arenas, from_file, weights });
         }
         let prefill = prefill.and_then(|prefill| Some((prefill.from_tokens, specs.pop()?)));
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);

@@ -330,7 +330,7 @@ impl Planner {
     }
 
     /// Keeps all weights in device memory. By default, devices may stream weights from host memory if the model
-    /// does not fit the devices with memory of their own.
+    /// does not fit the devices with memory of their own, and from its file if host memory is short.
     pub fn without_streaming(mut self) -> Self {
         self.streaming = false;
         self
@@ -346,7 +346,8 @@ impl Planner {
     /// Makes the plan. Searches all subsets and orders of the devices, and all ways to divide the model into
     /// stages, for the plan with the lowest objective. Proves that this plan fits in memory. If no plan fits,
     /// GPUs with their own memory stream some of the weights from host memory. If a plan fits only with the help
-    /// of the CPU, a GPU may compute long prompts alone with streamed weights.
+    /// of the CPU, a GPU may compute long prompts alone with streamed weights. If host memory is short too, devices
+    /// stream weights from the model's file.
     ///
     /// If the plan serves many sequences, the planner also simulates the best few placements and the
     /// baselines. For each placement, it tries several chunks, numbers of decode groups and numbers of
@@ -417,6 +418,7 @@ impl Planner {
             trial: Some(ragtag_scheduler::trial),
             several_stages: true,
             streaming: self.streaming,
+            from_file: self.streaming,
             explained: self.explained,
             split: self.split.as_ref(),
         })

@@ -31,7 +31,13 @@ pub fn run(data: &[u8]) -> bool {
                 }
                 assert_eq!(next, 14);
                 // The text of a split names neither the streamed segments nor the prefill stage.
-                let part = |part: &SplitPart| SplitPart { streamed: None, arenas: None, ..part.clone() };
+                let part = |SplitPart { span, device, .. }: &SplitPart| SplitPart {
+                    span: *span,
+                    device: device.clone(),
+                    streamed: None,
+                    arenas: None,
+                    from_file: Vec::new(),
+                };
                 let plain = Split { parts: split.parts.iter().map(part).collect(), prefill: None };
                 assert_eq!(split.to_string().parse::<Split>(), Ok(plain));
                 valid = true;

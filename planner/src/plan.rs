@@ -10,10 +10,10 @@ mod prefill;
 mod tests;
 mod upgrade;
 
-use crate::cost::{DeviceFacts, FigureSource, QueuePart, RunSizes};
+use crate::cost::{DeviceFacts, FigureSource, QueuePart, RunSizes, file_read_us};
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill, check_partition};
-use crate::streaming::{Arenas, FEWEST, MOST_ARENAS, StagePart, parts, wrong_arenas};
+use crate::streaming::{Arenas, FEWEST, MOST_ARENAS, StagePart, parts, wrong_arenas, wrong_from_file};
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 pub use edges::{PlanEdge, PlanPaths};
 pub use prefill::PrefillStage;
@@ -345,14 +345,18 @@ pub struct PlanStage {
     /// First and last segment.
     #[schemars(with = "[u32; 2]")]
     pub segments: Span,
-    /// Streamed segments, in ascending order. Their weights stay in host memory, and the stage copies them to
-    /// the device before each computation. If absent, none.
+    /// Streamed segments, in ascending order. Their weights stay in host memory or in the model's file, and the
+    /// stage copies them to the device before each computation. If absent, none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streamed: Vec<u32>,
     /// Number of arenas that the streamed segments share. If absent, 2, or 3 for an odd number of segments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = MOST_ARENAS))]
     pub arenas: Option<u32>,
+    /// Streamed segments whose weights host memory does not hold, in ascending order. The stage reads them
+    /// from the model's file before each computation. If absent, none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub from_file: Vec<u32>,
     /// Device memory that the stage needs.
     pub memory_bytes: StageMemory,
     /// Times that the cost model predicts for the stage.
@@ -373,10 +377,12 @@ impl PlanStage {
         let streamed: Vec<_> = self.streamed.iter().map(|&segment| segment as usize).collect();
         let segments = self.segments.range();
         let segment_us = compute_us / segments.len() as f64;
-        let copy_us = |segment: usize| device.host_copy_us(sizes.streamed_bytes(&[segment]));
+        let bytes = |part: &StagePart| part.arena.map(|_| sizes.streamed_bytes(&[part.segments.start]));
+        let is_read = |part: &StagePart| self.from_file.contains(&(part.segments.start as u32));
         let part = |part: StagePart| QueuePart {
             arena: part.arena,
-            copy_us: part.arena.map_or(0.0, |_| copy_us(part.segments.start)),
+            read_us: bytes(&part).filter(|_| is_read(&part)).map_or(0.0, file_read_us),
+            copy_us: bytes(&part).map_or(0.0, |bytes| device.host_copy_us(bytes)),
             compute_us: part.segments.len() as f64 * segment_us,
         };
         parts(segments, &streamed, self.arenas()).into_iter().map(part).collect()
@@ -397,6 +403,9 @@ impl PlanStage {
         }
         if !streamed.is_empty() && streamed.len() < FEWEST {
             return Some(format!("a stage streams at least {FEWEST} segments or none"));
+        }
+        if let Some(what) = wrong_from_file(streamed, &self.from_file) {
+            return Some(what);
         }
         arenas.and_then(|count| wrong_arenas(streamed.len(), count as usize))
     }
@@ -439,7 +448,8 @@ pub struct HostMemory {
     pub parameters: u64,
     /// Memory of stages on devices that use host memory.
     pub devices: u64,
-    /// Pinned copies of the streamed weights that no CPU device stores in this layout. If absent, zero.
+    /// Pinned copies of the streamed weights that no CPU device stores in this layout, and the places through
+    /// which weights are read from the model's file. If absent, zero.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub weights: u64,
     /// Memory through which keys and values pass from the prefill stage to other devices. If absent, zero.
@@ -629,6 +639,7 @@ impl Plan {
             device: s.device.clone(),
             streamed: Some(s.streamed.clone()),
             arenas: s.arenas,
+            from_file: s.from_file.clone(),
         };
         let prefill = |PrefillStage { stage, from_tokens }: &PrefillStage| SplitPrefill {
             device: stage.device.clone(),

@@ -190,6 +190,9 @@ pub struct SplitPart {
     /// Number of arenas that the streamed segments share. If `None`, the fewest, unless the planner chooses
     /// the streamed segments.
     pub arenas: Option<u32>,
+    /// Streamed segments whose weights are read from the model's file, in ascending order. If the planner
+    /// chooses the streamed segments, it chooses these too.
+    pub from_file: Vec<u32>,
 }
 
 /// A placement that the user requests. Its parts are in segment order. Parsing checks only the syntax.
@@ -288,7 +291,7 @@ fn parse_part(part: &str, split: &str) -> Result<SplitPart, SplitError> {
     };
     let (first, last) = (number(first)?, number(last)?);
     let span = Span::new(first, last).ok_or_else(|| SplitError::Reversed { part: part.into() })?;
-    Ok(SplitPart { span, device: device.into(), streamed: None, arenas: None })
+    Ok(SplitPart { span, device: device.into(), streamed: None, arenas: None, from_file: Vec::new() })
 }
 
 #[cfg(test)]

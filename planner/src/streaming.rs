@@ -5,6 +5,9 @@
 //! the first one. While the device computes one segment, it can therefore copy the weights of the next ones,
 //! also from one micro-batch to the next. The more arenas a stage has, the earlier a copy can start.
 //!
+//! If host memory cannot hold a copy of a segment's weights, the stage reads them from the model's file before
+//! each computation, through a few places in pinned host memory.
+//!
 //! This module knows neither sizes nor times.
 
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -25,6 +28,11 @@ pub fn passing_blocks(chunk_rows: u32, sequences: u32) -> u64 {
 
 /// Maximum number of arenas of a stage.
 pub const MOST_ARENAS: usize = 8;
+
+/// Number of places in pinned host memory through which a stage reads streamed weights from the model's file.
+/// Each place holds the weights of one segment. While the device copies from one place, the next segment is
+/// read into the other.
+pub const READ_PLACES: usize = 2;
 
 /// Assignment of a stage's streamed segments to arenas. The segments use the arenas of a cycle in turn. If
 /// the length of the cycle does not divide the number of segments, each of the last segments has an arena of
@@ -97,6 +105,16 @@ pub fn wrong_arenas(streamed: usize, count: usize) -> Option<String> {
         "{streamed} streamed segments cannot share {count} arenas (possible: {})",
         counts.join(", ")
     ))
+}
+
+/// Returns why a stage cannot read the segments `from_file` from the model's file, or `None` if it can.
+/// `streamed` lists its streamed segments.
+pub fn wrong_from_file<T: PartialOrd + std::fmt::Display>(streamed: &[T], from_file: &[T]) -> Option<String> {
+    if let Some(at) = from_file.iter().find(|at| !streamed.contains(at)) {
+        return Some(format!("segment {at} is read from the model's file, but it is not streamed"));
+    }
+    let is_unordered = from_file.windows(2).any(|pair| pair[0] >= pair[1]);
+    is_unordered.then(|| "the segments from the model's file must be in ascending order".into())
 }
 
 /// Consecutive segments of a stage that one program computes: a streamed segment, or a run of resident ones.

@@ -12,7 +12,7 @@ use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::{RunSizes, arena_buffers};
 use ragtag_planner::plan::PlanStage;
-use ragtag_planner::streaming::Arenas;
+use ragtag_planner::streaming::{Arenas, READ_PLACES};
 use ragtag_planner::{
     BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
     PlanLimits, PlannerInput, Split, WeightSharing, Workload,
@@ -101,6 +101,7 @@ fn plan_verifying(
         trial: None,
         several_stages: false,
         streaming: false,
+        from_file: false,
         explained: true,
         split: Some(split),
     })
@@ -408,7 +409,11 @@ fn the_proof_of_streamed_stages_is_what_compiled_ones_take() {
                 (part.streamed, part.arenas) = (Some(streamed.to_vec()), Some(arenas).filter(|_| most > 0));
             }
             let plan = plan_of_split(&model, &lowering, &split, &caps()).expect("fits");
-            let mut host_bytes = 0;
+            for part in &mut split.parts {
+                part.from_file = part.streamed.clone().unwrap_or_default();
+            }
+            let reading = plan_of_split(&model, &lowering, &split, &caps()).expect("fits");
+            let (mut host_bytes, mut place_bytes) = (0, 0);
             for stage in &plan.stages {
                 let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps());
                 let (streamed, resident): (Vec<_>, Vec<_>) =
@@ -431,6 +436,12 @@ fn the_proof_of_streamed_stages_is_what_compiled_ones_take() {
                 let parts = memory.weights + memory.arenas + memory.kv + memory.scratch;
                 assert_eq!(memory.total, parts + memory.slots + memory.staging, "{what}");
                 host_bytes += streamed.iter().map(WeightBuffer::bytes).sum::<u64>();
+                place_bytes += segments.iter().map(|sizes| sizes.iter().sum::<u64>()).max().unwrap_or(0);
+            }
+            // Weights from the model's file pass through places of host memory, and take as much of the device.
+            assert_eq!(reading.host_memory_bytes.weights, READ_PLACES as u64 * place_bytes, "{name} {split}");
+            for (read, pinned) in reading.stages.iter().zip(&plan.stages) {
+                assert_eq!((&read.from_file, read.memory_bytes), (&pinned.streamed, pinned.memory_bytes));
             }
             assert_eq!(plan.host_memory_bytes.weights, host_bytes, "{name} {split}");
         }

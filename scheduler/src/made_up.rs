@@ -34,6 +34,7 @@ pub(crate) fn plan(split: &str) -> Plan {
         segments: span,
         streamed: Vec::new(),
         arenas: None,
+        from_file: Vec::new(),
         memory_bytes,
         predicted,
     };

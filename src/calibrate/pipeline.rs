@@ -60,7 +60,8 @@ impl CalibrationPipeline {
             lengthen(&mut compiled, step_us, steps.lowering.sequences);
             logit_row_bytes = compiled.logit_row_bytes;
             let weights = Box::new(Filling::new(&compiled));
-            specs.push(StageSpec { device: at, compiled, streamed: Vec::new(), arenas: None, weights });
+            let (streamed, arenas, from_file) = Default::default();
+            specs.push(StageSpec { device: at, compiled, streamed, arenas, from_file, weights });
             opened.push(Box::new(device) as Box<dyn Device>);
         }
         let lowering = &steps.lowering;

@@ -178,11 +178,18 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
     text
 }
 
-/// Formats the segments of a stage, and the numbers of streamed ones and of their arenas.
+/// Formats the segments of a stage, and the numbers of streamed ones, of their arenas and of those that are read
+/// from the model's file.
 fn segments(stage: &PlanStage) -> String {
+    let from_file = match stage.from_file.len() {
+        0 => String::new(),
+        read => format!(", {read} from the file"),
+    };
     match stage.streamed.len() {
         0 => stage.segments.to_string(),
-        streamed => format!("{}, {streamed} streamed in {} arenas", stage.segments, stage.arenas().count()),
+        streamed => {
+            format!("{}, {streamed} streamed in {} arenas{from_file}", stage.segments, stage.arenas().count())
+        }
     }
 }
 

@@ -42,6 +42,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         segments: Span::new(cut(at), cut(at + 1) - 1).unwrap(),
         streamed: Vec::new(),
         arenas: None,
+        from_file: Vec::new(),
         memory_bytes: StageMemory {
             weights: (5 + u64::from(at)) * GIB,
             arenas: 0,

@@ -1,14 +1,15 @@
-//! Tests models whose weights are streamed: the same bits as with resident weights, on every device and in
-//! pipelines, and plans for less memory than the model needs.
+//! Tests models whose weights are streamed from host memory or from their file: the same bits as with resident
+//! weights, on every device and in pipelines, and plans for less memory than the model needs.
 
 use crate::gpus::{distinct_and_quick, first_of_each_api, gpus_and_share};
 use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, with_prefill};
 use ragtag::{
-    DeviceOptions, Devices, Engine, EngineOptions, Model, Plan, Planner, Prompt, Session, SpanKind,
+    DeviceOptions, Devices, Engine, EngineOptions, Error, Model, Plan, Planner, Prompt, Session, SpanKind,
 };
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::streaming::{Arenas, MOST_ARENAS};
+use ragtag_scheduler::Error as RunError;
 
 const MODEL: &str = "tales-q8_0";
 /// Streamed segments of a stage that holds the whole model: neighbours, and segments apart.
@@ -22,7 +23,13 @@ fn planner(model: &Model, found: &Devices) -> Planner {
 
 /// Returns the devices `label`, each limited to `bytes` of memory.
 fn limited(label: &str, bytes: u64) -> Devices {
+    limited_with_host(label, bytes, 1 << 50)
+}
+
+/// Returns the devices `label`, each limited to `bytes` of memory, on a host with `host_bytes` of memory.
+fn limited_with_host(label: &str, bytes: u64, host_bytes: u64) -> Devices {
     let limits = label.split(',').map(|device| format!("{device}={bytes}")).collect::<Vec<_>>().join(",");
+    let limits = format!("{limits},host={host_bytes}");
     let mut options = DeviceOptions::selecting(label).capping_memory(limits);
     (options.cpu_threads, options.cpu_devices) = (Some(2), if label.contains("cpu:1") { 2 } else { 1 });
     Devices::probe(&options).unwrap()
@@ -51,7 +58,7 @@ fn check(model: &Model, found: &Devices, mut plan: Plan, segments: &[u32]) {
     let resident = start(model, found, &plan, true);
     let expected = logits(&resident.session(), &ids);
     resident.shutdown();
-    for most in [0, MOST_ARENAS] {
+    for (most, from_file) in [(0, false), (MOST_ARENAS, false), (0, true)] {
         let mut copied = 0;
         for stage in &mut plan.stages {
             let holds = |segment: &&u32| stage.segments.range().contains(&(**segment as usize));
@@ -59,11 +66,12 @@ fn check(model: &Model, found: &Devices, mut plan: Plan, segments: &[u32]) {
             let arenas = Arenas::at_most(stage.streamed.len(), most);
             let is_given = most > 0 && !stage.streamed.is_empty();
             stage.arenas = is_given.then_some(arenas.count() as u32);
+            stage.from_file = stage.streamed.iter().copied().filter(|_| from_file).collect();
             copied += arenas.copied();
         }
         let engine = start(model, found, &plan, true);
         let session = engine.session();
-        let what = format!("{segments:?} in at most {most} arenas on {:?}", found.labels());
+        let what = format!("{segments:?}, {most} arenas, from the file: {from_file}, {:?}", found.labels());
         assert!(logits(&session, &ids) == expected, "{what}");
         assert_eq!(tokens(&session, &case.prompt_ids, MORE), case.greedy_ids[..MORE as usize], "{what}");
         drop(session);
@@ -150,4 +158,60 @@ fn plans_for_less_memory_stream_and_change_no_token() {
         let held = engine.stage_reports().iter().map(|report| report.pool.in_use_bytes).max().unwrap();
         assert!(held <= bytes, "{label} holds {held} of {bytes} bytes");
     }
+}
+
+/// Checks that a plan for little host memory reads weights from the model's file, and changes no token.
+fn check_host_limit(model: &Model, label: &str, found: &Devices, host_bytes: u64) {
+    let plan = planner(model, found).plan().unwrap();
+    let from_file: usize = plan.stages.iter().map(|stage| stage.from_file.len()).sum();
+    assert!(from_file > 0 && plan.host_memory_bytes.total <= host_bytes, "{label}: {:?}", plan.reasons);
+    let engine = start(model, found, &plan, false);
+    let case = &golden(MODEL).cases[0];
+    let out = tokens(&engine.session(), &case.prompt_ids, MORE);
+    assert_eq!(out, case.greedy_ids[..MORE as usize], "{label}");
+}
+
+#[test]
+fn plans_for_less_host_memory_read_the_file_and_change_no_token() {
+    let model = Model::open(model_path(MODEL)).unwrap();
+    let whole = planner(&model, &limited("cpu:0", 1 << 40)).plan().unwrap().host_memory_bytes.total;
+    for (label, share) in [("cpu:0", 0.6), ("cpu:0,cpu:1", 1.05)] {
+        // The model exceeds all memory.
+        let host_bytes = (whole as f64 * share) as u64;
+        let found = limited_with_host(label, 1 << 50, host_bytes);
+        check_host_limit(&model, label, &found, host_bytes);
+    }
+    for adapter in first_of_each_api(3) {
+        let label = adapter.label();
+        let found = limited_with_host(&label, (whole as f64 * 0.75) as u64, 1 << 50);
+        let pinned = planner(&model, &found).plan().unwrap();
+        assert!(pinned.host_memory_bytes.weights > 0, "{label}: {:?}", pinned.reasons);
+        let host_bytes = pinned.host_memory_bytes.total - pinned.host_memory_bytes.weights / 4;
+        let found = limited_with_host(&label, (whole as f64 * 0.75) as u64, host_bytes);
+        check_host_limit(&model, &label, &found, host_bytes);
+    }
+}
+
+#[test]
+fn a_file_that_is_truncated_during_a_run_ends_it_with_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::copy(model_path(MODEL), &path).unwrap();
+    let (model, setup) = (Model::open(&path).unwrap(), Setup { devices: "cpu:0", ..Setup::default() });
+    let found = devices(&setup);
+    let mut plan = planner(&model, &found).plan().unwrap();
+    plan.stages[0].streamed = STREAMED.to_vec();
+    plan.stages[0].from_file = STREAMED.to_vec();
+    let engine = start(&model, &found, &plan, false);
+    let (session, case) = (engine.session(), &golden(MODEL).cases[0]);
+    assert_eq!(tokens(&session, &case.prompt_ids, MORE), case.greedy_ids[..MORE as usize]);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(std::fs::metadata(&path).unwrap().len() / 2).unwrap();
+    let stream = session.generate(Prompt::Tokens(&case.prompt_ids), &greedy(100)).unwrap();
+    let error = block_on(listen(stream)).unwrap_err();
+    let Error::Run(RunError::Weight { stage: 0, device, weight, cause }) = &error else {
+        panic!("{error:?}")
+    };
+    assert!(device == "cpu:0" && weight.starts_with("blk."), "{error}");
+    assert!(cause.contains("model.gguf") && cause.contains("shrank while in use"), "{error}");
 }

@@ -8,6 +8,15 @@ use ragtag_kernels::Activations;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
+/// Assumed rate at which weights are read from the model's file and packed, in bytes per second. A fast NVMe
+/// drive and a few cores reach more, a SATA drive reaches a quarter of it.
+pub const FILE_BYTES_PER_S: f64 = 2e9;
+
+/// Returns the time to read `bytes` bytes of weights from the model's file, in microseconds.
+pub fn file_read_us(bytes: u64) -> f64 {
+    bytes as f64 / FILE_BYTES_PER_S * 1e6
+}
+
 /// The planner's description of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceFacts {

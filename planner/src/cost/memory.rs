@@ -5,6 +5,7 @@
 
 use super::{BufferLimits, DeviceFacts, WeightSharing};
 use crate::plan::StageMemory;
+use crate::streaming::READ_PLACES;
 use ragtag_graph::{KvRing, Segment, SegmentTensor, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::checksum::place_bytes;
@@ -299,6 +300,13 @@ impl RunSizes {
     /// [`Self::shared_bytes`] counts them.
     pub fn streamed_bytes(&self, streamed: &[usize]) -> u64 {
         sum(streamed.iter().flat_map(|&segment| self.streamed_of[segment].iter().copied()))
+    }
+
+    /// Returns the pinned host memory through which the weights of these segments are read from the model's
+    /// file, in bytes.
+    pub fn reading_bytes(&self, from_file: &[usize]) -> u64 {
+        let largest = from_file.iter().map(|&segment| self.streamed_bytes(&[segment])).max();
+        largest.unwrap_or(0).saturating_mul(READ_PLACES as u64)
     }
 
     /// Returns the bytes of those weights of these segments that `device` streams from the memory of `owner`,

@@ -1,10 +1,14 @@
-//! Times of a stage with streamed weights: runs its computations and the copies of its weights on two queues.
+//! Times of a stage with streamed weights: runs its computations, the copies of its weights and the reads from
+//! the model's file on three queues.
 //!
 //! The copies run in order on one queue. The copy to an arena starts when the part that used the arena has
 //! computed. A part computes when its copy is complete and the part before it has computed. The scheduler
-//! submits copies in the same order.
+//! submits copies in the same order. Weights from the model's file are read in this order too. A read starts
+//! when the copy from its place has ended, and the copy of these weights starts when the read has ended.
 //!
 //! This module knows nothing about plans.
+
+use crate::streaming::READ_PLACES;
 
 /// Maximum number of simulated steps.
 const STEPS: usize = 64;
@@ -18,6 +22,8 @@ const SAME: f64 = 1e-9;
 pub struct QueuePart {
     /// Arena of the weights. `None` if the weights are resident.
     pub arena: Option<usize>,
+    /// Time to read the weights from the model's file, in microseconds. 0 if they are in host memory.
+    pub read_us: f64,
     /// Time to copy the weights to the arena, in microseconds.
     pub copy_us: f64,
     /// Time of the computation, in microseconds.
@@ -28,7 +34,9 @@ pub struct QueuePart {
 /// other.
 pub fn step_us(parts: &[QueuePart]) -> f64 {
     let next = next_parts(parts);
-    let mut queues = Queues { computed_us: 0.0, copied_us: 0.0, loaded_us: vec![0.0; parts.len()] };
+    let (computed_us, copied_us, read_us, freed_us) = Default::default();
+    let loaded_us = vec![0.0; parts.len()];
+    let mut queues = Queues { computed_us, copied_us, read_us, freed_us, loaded_us };
     let mut states = vec![queues.clone()];
     for _ in 0..STEPS {
         queues.step(parts, &next);
@@ -43,12 +51,14 @@ pub fn step_us(parts: &[QueuePart]) -> f64 {
     (queues.computed_us - half.computed_us) / (STEPS - STEPS / 2) as f64
 }
 
-/// Returns the time that a step takes at least, in microseconds: the sum of its copies or of its
-/// computations, whichever is longer. A part that is alone in its arena is copied only once.
+/// Returns the time that a step takes at least, in microseconds: the sum of its reads, of its copies or of
+/// its computations, whichever is longest. A part that is alone in its arena is copied only once.
 pub fn floor_us(parts: &[QueuePart]) -> f64 {
     let copied = parts.iter().zip(next_parts(parts)).filter(|(_, next)| next.is_some());
-    let copied_us: f64 = copied.map(|(part, _)| part.copy_us).sum();
-    copied_us.max(parts.iter().map(|part| part.compute_us).sum())
+    let (read_us, copied_us) = copied.fold((0.0, 0.0), |(read_us, copied_us), (part, _)| {
+        (read_us + part.read_us, copied_us + part.copy_us)
+    });
+    f64::max(read_us, copied_us).max(parts.iter().map(|part| part.compute_us).sum())
 }
 
 /// Returns, for each part, the next part with the same arena. `None` for resident parts and for a part that
@@ -67,6 +77,9 @@ fn next_parts(parts: &[QueuePart]) -> Vec<Option<usize>> {
 struct Queues {
     computed_us: f64,
     copied_us: f64,
+    read_us: f64,
+    /// Times at which the places for reads become free. The place that is used next comes first.
+    freed_us: [f64; READ_PLACES],
     loaded_us: Vec<f64>,
 }
 
@@ -75,7 +88,15 @@ impl Queues {
         for (at, part) in parts.iter().enumerate() {
             self.computed_us = self.computed_us.max(self.loaded_us[at]) + part.compute_us;
             let Some(next) = next[at] else { continue };
-            self.copied_us = self.copied_us.max(self.computed_us) + parts[next].copy_us;
+            let start_us = self.copied_us.max(self.computed_us);
+            if parts[next].read_us > 0.0 {
+                self.read_us = self.read_us.max(self.freed_us[0]) + parts[next].read_us;
+                self.copied_us = start_us.max(self.read_us) + parts[next].copy_us;
+                self.freed_us.rotate_left(1);
+                self.freed_us[READ_PLACES - 1] = self.copied_us;
+            } else {
+                self.copied_us = start_us + parts[next].copy_us;
+            }
             self.loaded_us[next] = self.copied_us;
         }
     }
@@ -84,10 +105,15 @@ impl Queues {
     fn moved_us(&self, earlier: &Self) -> Option<f64> {
         let moved_us = self.computed_us - earlier.computed_us;
         let is_same = |now: f64, then: f64| (now - then - moved_us).abs() <= SAME * self.computed_us;
-        // Weights that were never copied again delay nothing.
-        let mut loaded = self.loaded_us.iter().zip(&earlier.loaded_us).filter(|(now, _)| **now > 0.0);
-        let queue_moved = self.copied_us == 0.0 || is_same(self.copied_us, earlier.copied_us);
-        (queue_moved && loaded.all(|(&now, &then)| is_same(now, then))).then_some(moved_us)
+        let mut times = self.times_us().zip(earlier.times_us());
+        // Queues that were never used, and weights that were never copied again, delay nothing.
+        times.all(|(now, then)| now == 0.0 || is_same(now, then)).then_some(moved_us)
+    }
+
+    /// Returns all times except that of the computations.
+    fn times_us(&self) -> impl Iterator<Item = f64> {
+        let queues = [self.copied_us, self.read_us].into_iter().chain(self.freed_us);
+        queues.chain(self.loaded_us.iter().copied())
     }
 }
 
@@ -115,6 +141,7 @@ mod tests {
         let of_arenas = |arenas| {
             let part = |part: crate::streaming::StagePart| QueuePart {
                 arena: part.arena,
+                read_us: 0.0,
                 copy_us: if part.arena.is_some() { times[part.segments.start].0.into() } else { 0.0 },
                 compute_us: times[part.segments].iter().map(|(_, us)| f64::from(*us)).sum(),
             };
@@ -189,6 +216,54 @@ mod tests {
         assert!(delayed > 40, "copies delay computations in only {delayed} cases");
     }
 
+    /// Returns the average time of a step with reads. Knows the order of all events, and computes when each
+    /// may start at the earliest.
+    fn ordered_us(parts: &[QueuePart]) -> f64 {
+        const STEPS: usize = 400;
+        let next = next_parts(parts);
+        // Start and end of every read, copy and computation so far.
+        let [mut reads, mut copies, mut computed, mut copies_of_reads] = [const { Vec::<f64>::new() }; 4];
+        let mut loaded = vec![0.0f64; parts.len()];
+        for at in (0..STEPS).flat_map(|_| 0..parts.len()) {
+            let start = computed.last().copied().unwrap_or(0.0).max(loaded[at]);
+            computed.push(start + parts[at].compute_us);
+            let Some(next) = next[at] else { continue };
+            let mut ready = copies.last().copied().unwrap_or(0.0).max(computed[computed.len() - 1]);
+            if parts[next].read_us > 0.0 {
+                let free =
+                    copies_of_reads.len().checked_sub(READ_PLACES).map_or(0.0, |at| copies_of_reads[at]);
+                reads.push(reads.last().copied().unwrap_or(0.0).max(free) + parts[next].read_us);
+                ready = ready.max(reads[reads.len() - 1]);
+            }
+            copies.push(ready + parts[next].copy_us);
+            if parts[next].read_us > 0.0 {
+                copies_of_reads.push(copies[copies.len() - 1]);
+            }
+            loaded[next] = copies[copies.len() - 1];
+        }
+        let ends = |step: usize| computed[step * parts.len() - 1];
+        (ends(STEPS) - ends(STEPS / 2)) / (STEPS / 2) as f64
+    }
+
+    #[test]
+    fn reads_delay_the_copies_that_wait_for_them() {
+        let mut rng = SmallRng::seed_from_u64(3);
+        let (mut slower, mut bound) = (0, 0);
+        let all: Vec<_> = (0..60).flat_map(|_| random(&mut rng)).collect();
+        for (arenas, parts) in all {
+            let mut reading = parts.clone();
+            for part in reading.iter_mut().filter(|part| part.arena.is_some()) {
+                part.read_us = if rng.random_bool(0.7) { f64::from(rng.random_range(1..200)) } else { 0.0 };
+            }
+            let (us, ordered_us) = (step_us(&reading), ordered_us(&reading));
+            assert!((us - ordered_us).abs() <= 0.005 * us, "{arenas:?}: {us} {ordered_us} {reading:?}");
+            assert!(us >= floor_us(&reading) - 1e-6 && us >= step_us(&parts) - 1e-6, "{arenas:?}");
+            slower += usize::from(us > 1.01 * step_us(&parts));
+            bound += usize::from(us < 1.01 * floor_us(&reading));
+        }
+        assert!(slower > 40 && bound > 40, "{slower} {bound}");
+    }
+
     #[test]
     fn longer_cycles_of_arenas_never_make_a_step_slower() {
         let mut rng = SmallRng::seed_from_u64(2);
@@ -217,8 +292,9 @@ mod tests {
         // A run of resident segments, then twelve streamed ones: 36 ms, and 12 × 1.8 ms with copies of 8 ms.
         let us = |count| {
             let arenas = Arenas::new(12, Some(count)).expect("possible");
-            let mut parts = vec![QueuePart { arena: None, copy_us: 0.0, compute_us: 36e3 }];
-            let streamed = |at| QueuePart { arena: Some(arenas.of(at)), copy_us: 8e3, compute_us: 1.8e3 };
+            let part = |arena, copy_us, compute_us| QueuePart { arena, read_us: 0.0, copy_us, compute_us };
+            let mut parts = vec![part(None, 0.0, 36e3)];
+            let streamed = |at| part(Some(arenas.of(at)), 8e3, 1.8e3);
             parts.extend((0..12).map(streamed));
             step_us(&parts)
         };
@@ -230,7 +306,7 @@ mod tests {
 
     #[test]
     fn resident_parts_and_free_copies_take_their_computations() {
-        let part = |arena, copy_us| QueuePart { arena, copy_us, compute_us: 5.0 };
+        let part = |arena, copy_us| QueuePart { arena, read_us: 0.0, copy_us, compute_us: 5.0 };
         assert!((step_us(&[part(None, 0.0)]) - 5.0).abs() < 1e-9);
         assert!((step_us(&[part(None, 0.0), part(Some(0), 100.0)]) - 10.0).abs() < 1e-9, "copied once");
         let free: Vec<_> = (0..4).map(|at| part(Some(at % 2), 0.0)).collect();

@@ -32,6 +32,9 @@ impl Plan {
         if let Some(what) = stage.wrong_streamed(self.model.segments - 1) {
             return wrong(format!("streamed: {what}"));
         }
+        if let Some(at) = stage.from_file.first() {
+            return wrong(format!("from_file: the stage cannot read segment {at} from the model's file"));
+        }
         if stage.streamed.is_empty() {
             return wrong("streamed: the stage must stream segments that other devices decode".into());
         }

@@ -14,6 +14,7 @@ fn stage(device: &str, first: u32, last: u32) -> PlanStage {
         segments: Span::new(first, last).expect("in order"),
         streamed: Vec::new(),
         arenas: None,
+        from_file: Vec::new(),
         memory_bytes: StageMemory {
             weights: 1,
             arenas: 0,

@@ -12,6 +12,7 @@ mod baselines;
 mod chunks;
 mod explain;
 mod families;
+mod from_file;
 mod grid;
 mod hybrid;
 mod memory_fit;
@@ -31,7 +32,7 @@ use crate::plan::{
     PredictedRun, PredictedTimes, PrefillStage, StageMemory, logit_rows,
 };
 use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill};
-use crate::streaming::{FEWEST, wrong_arenas};
+use crate::streaming::{FEWEST, wrong_arenas, wrong_from_file};
 pub use baselines::{Baseline, EngineDecode};
 use grid::{Choice, Grid, Prefill, SearchResult};
 use problem::{Lowered, Problem, Run};
@@ -163,6 +164,8 @@ pub struct PlannerInput<'a> {
     pub several_stages: bool,
     /// Whether devices may stream weights from host memory if the model does not fit otherwise.
     pub streaming: bool,
+    /// Whether devices may also stream weights from the model's file, if host memory is short.
+    pub from_file: bool,
     /// Whether to explain the plan. Evaluating the alternatives for the explanation takes longer than the
     /// search.
     pub explained: bool,
@@ -286,10 +289,21 @@ impl Shortage {
 /// [`PlanError::HostMemory`], which gives the required and available host memory, or an error that names the
 /// invalid input.
 pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
-    let has_room = |plan: &Plan| {
-        let HostMemory { total, available, .. } = plan.host_memory_bytes;
-        available.is_none_or(|available| total <= available)
-    };
+    let in_memory = plan_in_memory(&PlannerInput { from_file: false, ..*input });
+    let is_short =
+        matches!(&in_memory, Err(PlanError::DoesNotFit(_) | PlanError::HostMemory(_))) && input.may_stream();
+    let from_file = (is_short && input.from_file).then(|| from_file::plan(input)).flatten();
+    from_file.map_or(in_memory, Ok)
+}
+
+/// Returns whether host memory has room for a plan.
+fn has_room(plan: &Plan) -> bool {
+    let HostMemory { total, available, .. } = plan.host_memory_bytes;
+    available.is_none_or(|available| total <= available)
+}
+
+/// Makes a plan that keeps all weights in the memory of the devices and of the host.
+fn plan_in_memory(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     let plan = plan_for_devices(input, true)?;
     if has_room(&plan) {
         return Ok(plan);
@@ -297,7 +311,7 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     // The pinned copies of streamed weights may be too large where a placement with resident weights fits.
     // Without a prefill stage, there may be fewer of them.
     let streamed = || plan_for_devices(input, false).ok().filter(has_room);
-    let resident = || self::plan(&PlannerInput { streaming: false, ..*input }).ok();
+    let resident = || plan_in_memory(&PlannerInput { streaming: false, ..*input }).ok();
     let (has_prefill, memory) = (plan.prefill_stage.is_some(), plan.host_memory_bytes);
     let other = match input.may_stream() {
         true if has_prefill => streamed().or_else(resident),
@@ -334,7 +348,13 @@ fn plan_for_devices(input: &PlannerInput<'_>, may_prefill: bool) -> Result<Plan,
     if let Some(best) = with_two_groups(&grid, &found.best) {
         found.best = best;
     }
-    Ok(assemble(&grid, &found, trials))
+    let plan = assemble(&grid, &found, trials);
+    let Some(best) = from_file::with_pinned_copies(&grid, &found.best, &plan.host_memory_bytes) else {
+        return Ok(plan);
+    };
+    found.best = best;
+    let pinned = assemble(&grid, &found, None);
+    Ok(if has_room(&pinned) { pinned } else { plan })
 }
 
 /// Returns the choice with two decode groups in place of one, if the only device is in host memory and the
@@ -527,6 +547,13 @@ fn check_streamed(input: &PlannerInput<'_>) -> Result<(), PlanError> {
         let streamed = part.streamed.as_ref().filter(|of| !of.is_empty())?;
         Some((&part.device, part.span.range(), streamed, part.arenas))
     });
+    let wrong_files = |part: &SplitPart| {
+        let what = wrong_from_file(part.streamed.as_deref().unwrap_or_default(), &part.from_file)?;
+        Some(format!("{}: {what}", part.device))
+    };
+    if let Some(what) = parts.iter().find_map(wrong_files) {
+        return Err(PlanError::BadConstraint { what });
+    }
     let of_prefill = prefill.iter().map(|of| (&of.device, 0..input.segments.len(), &of.streamed, of.arenas));
     let all: Vec<_> = of_parts.chain(of_prefill).collect();
     if all.is_empty() {
@@ -625,7 +652,8 @@ fn given_runs(input: &PlannerInput<'_>) -> Option<(Vec<Run>, Option<Prefill>)> {
     };
     let part = |part: &SplitPart| {
         let streamed = part.streamed.as_deref().unwrap_or_default();
-        run(&part.device, part.span.range(), streamed, part.arenas)
+        let from_file = part.from_file.iter().map(|&segment| segment as usize).collect();
+        Some(Run { from_file, ..run(&part.device, part.span.range(), streamed, part.arenas)? })
     };
     let prefill = prefill.as_ref().and_then(|SplitPrefill { device, streamed, arenas, from_tokens }| {
         let run = run(device, 0..input.segments.len(), streamed, *arenas)?;
@@ -752,7 +780,7 @@ fn host_memory(problem: &Problem<'_>, chosen: &Choice, memories: &[StageMemory])
     let parameters = shape.params_bytes().saturating_mul(slots).saturating_add(checksums);
     let in_host = chosen.all_runs().zip(memories).filter(|(run, _)| input.devices[run.device].in_host_memory);
     let devices = sum(&mut in_host.map(|(_, memory)| memory.total));
-    let streamed = sum(&mut chosen.all_runs().map(|run| problem.lowered.sizes.streamed_bytes(&run.streamed)));
+    let streamed = sum(&mut chosen.all_runs().map(|run| run.pinned_bytes(&problem.lowered.sizes)));
     let shared = chosen.prefill_run().map_or(0, |prefill| problem.shared_bytes(&chosen.runs, prefill));
     let weights = streamed.saturating_sub(shared);
     let kv = chosen.prefill_run().map_or(0, |prefill| problem.passing_bytes(&chosen.runs, prefill));
@@ -790,6 +818,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         segments: run.span(),
         streamed: run.streamed.iter().map(|&segment| segment as u32).collect(),
         arenas: run.arenas.map(|count| count as u32),
+        from_file: run.from_file.iter().map(|&segment| segment as u32).collect(),
         memory_bytes,
         predicted: predicted(times),
     };

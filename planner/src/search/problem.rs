@@ -7,7 +7,7 @@ use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{PlannerInput, Shortage};
 use crate::cost::{
     BoundaryTime, DeviceFacts, Held, LinkFacts, QueuePart, RunSizes, SegmentKey, SharedLink, StageCapacity,
-    Streamed, floor_us, segment_time_us, step_us,
+    Streamed, file_read_us, floor_us, segment_time_us, step_us,
 };
 use crate::plan::StageMemory;
 use crate::split::Span;
@@ -31,12 +31,14 @@ pub(super) struct Run {
     pub streamed: Vec<usize>,
     /// Number of arenas that the streamed segments share. `None` stands for the fewest.
     pub arenas: Option<usize>,
+    /// Streamed segments that are read from the model's file, in ascending order.
+    pub from_file: Vec<usize>,
 }
 
 impl Run {
     /// Returns a run whose weights are all resident.
     pub fn new(device: usize, segments: Range<usize>) -> Self {
-        Self { device, segments, streamed: Vec::new(), arenas: None }
+        Self { device, segments, streamed: Vec::new(), arenas: None, from_file: Vec::new() }
     }
 
     /// Returns a run with these streamed segments, which share the most arenas up to `most`.
@@ -53,6 +55,14 @@ impl Run {
     /// Returns the streamed segments that the device copies for each micro-batch.
     pub fn copied(&self) -> &[usize] {
         &self.streamed[..self.arenas().copied()]
+    }
+
+    /// Returns the host memory for the weights of the streamed segments, in bytes: pinned copies, and the
+    /// places for reads from the model's file.
+    pub fn pinned_bytes(&self, sizes: &RunSizes) -> u64 {
+        let pinned = self.streamed.iter().copied().filter(|segment| !self.from_file.contains(segment));
+        let pinned: Vec<usize> = pinned.collect();
+        sizes.streamed_bytes(&pinned).saturating_add(sizes.reading_bytes(&self.from_file))
     }
 
     fn streamed(&self) -> Streamed<'_> {
@@ -462,9 +472,11 @@ impl<'a> Problem<'a> {
         let part = |part: crate::streaming::StagePart| {
             let bytes = part.arena.map(|_| self.lowered.sizes.streamed_bytes(&[part.segments.start]));
             let copy_us = bytes.map_or(0.0, |bytes| device.host_copy_us(bytes));
+            let is_read = run.from_file.contains(&part.segments.start);
+            let read_us = bytes.filter(|_| is_read).map_or(0.0, file_read_us);
             let computing = before[part.segments.end] - before[part.segments.start];
             let computing = computing + std::mem::take(&mut once);
-            (QueuePart { arena: part.arena, copy_us, compute_us: 0.0 }, computing)
+            (QueuePart { arena: part.arena, read_us, copy_us, compute_us: 0.0 }, computing)
         };
         parts(run.segments.clone(), &run.streamed, run.arenas()).into_iter().map(part).collect()
     }

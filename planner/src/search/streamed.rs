@@ -15,7 +15,7 @@ use super::memory_fit;
 use super::problem::{Problem, Run};
 use super::solver::Costs;
 use super::workload_times::Point;
-use crate::cost::{FigureSource, RunSizes, Streamed, arena_buffers};
+use crate::cost::{FigureSource, RunSizes, Streamed, arena_buffers, file_read_us};
 use crate::streaming::{Arenas, FEWEST, MOST_ARENAS};
 use ragtag_hal::pool::class_bytes;
 use rayon::prelude::*;
@@ -131,7 +131,11 @@ pub(super) fn streamed(problem: &Problem<'_>, runs: &[Run], most: usize) -> Opti
         if count > of_stage.len() {
             return None;
         }
-        runs[at] = run.clone().streaming(spread(of_stage, count), most);
+        let mut run = run.clone().streaming(spread(of_stage, count), most);
+        if problem.input.from_file {
+            run.from_file.clone_from(&run.streamed);
+        }
+        runs[at] = run;
     }
 }
 
@@ -155,12 +159,12 @@ fn streamable(problem: &Problem<'_>, run: &Run) -> Vec<usize> {
     }
 }
 
-/// Returns whether a device may stream weights. A device in host memory saves no memory by that, so it
-/// streams only if the user limits its memory and the host has room for the copies.
+/// Returns whether a device may stream weights. A device in host memory saves no memory by copies of them, so it
+/// streams from host memory only if the user limits its memory and the host has room for the copies.
 pub(super) fn device_may_stream(input: &PlannerInput<'_>, device: usize) -> bool {
     let device = &input.devices[device];
     let is_limited = device.memory_source == FigureSource::User && input.host_memory_bytes.is_some();
-    !device.in_host_memory || is_limited
+    !device.in_host_memory || is_limited || input.from_file
 }
 
 /// Returns a lower bound on the number of streamed segments that free `missing` bytes. Each of them frees at
@@ -250,7 +254,8 @@ fn run_costs(problem: &Problem<'_>, device: usize) -> Vec<Option<Costs>> {
             let missing = memory.total.saturating_sub(memory.available);
             all[first * (segments + 1) + end] = streamable.fewest(missing).map(|count| {
                 let bytes = streamable.bytes.checked_div(streamable.count).unwrap_or(0);
-                let upload_us = count as f64 * facts.host_copy_us(bytes);
+                let read_us = if input.from_file { file_read_us(bytes) } else { 0.0 };
+                let upload_us = count as f64 * facts.host_copy_us(bytes).max(read_us);
                 problem.estimated_costs(device, run, upload_us)
             });
         }

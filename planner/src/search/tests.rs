@@ -3,6 +3,7 @@
 
 mod best;
 mod families;
+mod from_file;
 mod given;
 mod grid;
 mod hybrid;

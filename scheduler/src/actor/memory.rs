@@ -1,7 +1,7 @@
 //! Buffers, host regions and recorded programs of a stage on its device. Some exist once per slot.
 
 use crate::actor::passing::kv_segments;
-use crate::actor::streaming::{StreamedPart, Streaming};
+use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
 use ragtag_graph::{CompiledStage, Place, Program, Slice, WeightBuffer};
@@ -10,8 +10,8 @@ use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostPages, HostRegion, ModuleId, ProgramId,
     RegionId, SharedMemory,
 };
-use ragtag_planner::streaming::Arenas;
-use std::collections::{HashMap, HashSet};
+use ragtag_planner::streaming::READ_PLACES;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -72,11 +72,11 @@ impl SharedBuffers {
         Ok(shared)
     }
 
-    /// Returns the total bytes of all buffers that `stages` need, each with its streamed segments and arenas.
-    pub(crate) fn needed_bytes(stages: &[(&CompiledStage, &[usize], Arenas)], slots: u32) -> u64 {
+    /// Returns the total bytes of all buffers that `stages` need, each with its streamed segments.
+    pub(crate) fn needed_bytes(stages: &[(&CompiledStage, Streamed<'_>)], slots: u32) -> u64 {
         let (mut bytes, mut weights, mut held) = (0, Vec::<&WeightBuffer>::new(), Vec::new());
-        for (stage, streamed, arenas) in stages {
-            let layout = Streaming::new(stage, streamed, *arenas, |_| false);
+        for (stage, streamed) in stages {
+            let layout = Streaming::new(stage, *streamed, |_| false);
             bytes += layout.arenas().map(class_bytes).sum::<u64>();
             for (_, weight) in stage.weights.iter().enumerate().filter(|(at, _)| !layout.streams(*at)) {
                 if !weights.iter().any(|other| other.is_same(weight)) {
@@ -90,7 +90,7 @@ impl SharedBuffers {
             held.extend(stage.segments.clone());
             bytes += stage.slot_buffers().map(class_bytes).iter().sum::<u64>() * u64::from(slots);
         }
-        bytes + class_bytes(stages.iter().map(|(stage, ..)| stage.scratch_bytes).max().unwrap_or(0))
+        bytes + class_bytes(stages.iter().map(|(stage, _)| stage.scratch_bytes).max().unwrap_or(0))
     }
 
     /// Returns an unused buffer id.
@@ -212,6 +212,7 @@ pub(crate) struct StageBuffers {
     /// Buffers of other devices, each with the streamed weight that it holds.
     imported: HashMap<usize, BufferId>,
     /// Host memory of the streamed weights of each part that no other device holds. `None` if there are none.
+    /// The parts from the model's file share a region with [`READ_PLACES`] places.
     streamed: Vec<Option<(RegionId, Arc<HostRegion>)>>,
     kv: Vec<BufferId>,
     scratch: Option<BufferId>,
@@ -227,7 +228,7 @@ pub(crate) struct StageBuffers {
 
 impl StageBuffers {
     /// Allocates all buffers of a stage except the rings, and loads its module. Weights and KV cache are
-    /// uninitialised. The weights of the segments `streamed` get host memory and share the arenas. Weights in
+    /// uninitialised. The weights of streamed segments get host memory and share the arenas. Weights in
     /// `imported` are in memory that other devices use too. If `is_lent` is true, neighbours may import the
     /// slots.
     ///
@@ -237,13 +238,13 @@ impl StageBuffers {
         device: &mut dyn Device,
         shared: &mut SharedBuffers,
         compiled: CompiledStage,
-        (streamed, own): (&[usize], Arenas),
+        streamed: Streamed<'_>,
         slots: u32,
         is_lent: bool,
         imported: HashMap<usize, BufferId>,
     ) -> ragtag_hal::Result<Self> {
         let (index, first_program) = (shared.stages, shared.programs);
-        let streaming = Streaming::new(&compiled, streamed, own, |weight| imported.contains_key(&weight));
+        let streaming = Streaming::new(&compiled, streamed, |weight| imported.contains_key(&weight));
         shared.stages += 1;
         shared.programs += (compiled.programs.len() * streaming.parts.len()) as u32 * slots;
         device.create_module(ModuleId(index), &compiled.module)?;
@@ -290,13 +291,19 @@ impl StageBuffers {
         let params = Arc::new(HostRegion::new(params_stride as usize * slots.len())?);
         let scratch = shared.scratch;
         let (recorded, words) = (HashSet::new(), vec![0; params_bytes as usize / 4]);
-        let region = |part: &StreamedPart| -> ragtag_hal::Result<_> {
-            if part.bytes == 0 {
-                return Ok(None);
-            }
+        let mut new_region = |bytes: u64| -> ragtag_hal::Result<_> {
             let id = RegionId(STREAMED_REGIONS + shared.streamed);
             shared.streamed += 1;
-            Ok(Some((id, Arc::new(HostRegion::new(part.bytes as usize)?))))
+            Ok(Some((id, Arc::new(HostRegion::new(bytes as usize)?))))
+        };
+        let reading = match streaming.place_bytes() {
+            0 => None,
+            bytes => new_region(bytes * READ_PLACES as u64)?,
+        };
+        let region = |part: &StreamedPart| match part.bytes {
+            0 => Ok(None),
+            _ if part.is_from_file => Ok(reading.clone()),
+            bytes => new_region(bytes),
         };
         let streamed = streaming.parts.iter().map(region).collect::<ragtag_hal::Result<_>>()?;
         let stage = Self {
@@ -360,30 +367,44 @@ impl StageBuffers {
         self.streaming.parts[part].segments.clone()
     }
 
-    /// Returns the streamed weights that no other device holds: the index of each weight, and its host memory
-    /// from a byte offset on.
+    /// Returns the streamed weights that host memory holds a copy of: the index of each weight, and its host
+    /// memory from a byte offset on.
     pub(crate) fn streamed(&self) -> impl Iterator<Item = (usize, &Arc<HostRegion>, u64)> {
-        let parts = self.streaming.parts.iter().zip(&self.streamed);
+        let parts = self.streaming.parts.iter().zip(&self.streamed).filter(|(part, _)| !part.is_from_file);
         parts.filter_map(|(part, region)| Some((part, &region.as_ref()?.1))).flat_map(|(part, region)| {
             part.weights.iter().filter_map(move |&(weight, offset)| Some((weight, region, offset?)))
         })
     }
 
-    /// Registers the host memory of the streamed weights. Drivers pin memory faster after it was written.
-    pub(crate) fn register_streamed(&self, device: &mut dyn Device) -> ragtag_hal::Result<()> {
-        let mut regions = self.streamed.iter().flatten();
-        regions.try_for_each(|(id, region)| device.register_region(*id, Arc::clone(region)))
+    /// Returns the layout of the streamed weights.
+    pub(crate) fn streaming(&self) -> &Streaming {
+        &self.streaming
     }
 
-    /// Returns the commands that copy the weights of a part from host memory to their arena.
-    pub(crate) fn stream(&self, part: usize) -> Vec<Command> {
+    /// Returns the host memory with the places for weights from the model's file, if there are any.
+    pub(crate) fn reading(&self) -> Option<&Arc<HostRegion>> {
+        let (first, _) = self.streaming.file_parts().next()?;
+        self.streamed[first].as_ref().map(|(_, region)| region)
+    }
+
+    /// Registers the host memory of the streamed weights. Drivers pin memory faster after it was written.
+    pub(crate) fn register_streamed(&self, device: &mut dyn Device) -> ragtag_hal::Result<()> {
+        let regions: BTreeMap<_, _> =
+            self.streamed.iter().flatten().map(|(id, region)| (*id, region)).collect();
+        regions.into_iter().try_for_each(|(id, region)| device.register_region(id, Arc::clone(region)))
+    }
+
+    /// Returns the commands that copy the weights of a part from host memory to their arena. Weights from the
+    /// model's file are in the given place.
+    pub(crate) fn stream(&self, part: usize, place: Option<usize>) -> Vec<Command> {
         let region = self.streamed[part].as_ref().map(|(region, _)| *region);
+        let start = place.map_or(0, |place| place as u64 * self.streaming.place_bytes());
         let copy = |&(weight, offset): &(usize, Option<u64>)| {
             let bytes = self.compiled.weights[weight].bytes();
             let whole = |buffer| BufferRange { buffer, offset: 0, bytes };
             let to = whole(self.weights[weight]);
             match (offset, region) {
-                (Some(offset), Some(region)) => Command::Upload { region, offset, to },
+                (Some(offset), Some(region)) => Command::Upload { region, offset: start + offset, to },
                 _ => Command::Copy { from: whole(self.imported[&weight]), to },
             }
         };

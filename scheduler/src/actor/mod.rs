@@ -9,6 +9,7 @@ mod edge;
 pub(crate) mod memory;
 mod owned;
 pub(crate) mod passing;
+mod reading;
 mod solo;
 pub(crate) mod streaming;
 mod weights;
@@ -38,10 +39,12 @@ use ragtag_hal::{
 };
 use ragtag_planner::streaming::Arenas;
 use ragtag_transfer::{Copy, OtherEnd, Route, ToReceiver, TransferId};
+use reading::{ReadJob, Reader, Reading};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
+use streaming::Streamed;
 use weights::Loading;
 
 /// Number of messages after which the actor collects timings from the device. It also collects them before it
@@ -75,6 +78,10 @@ pub(crate) struct ActorStage {
     pub(crate) streamed: Vec<usize>,
     /// Arenas that the streamed segments share.
     pub(crate) arenas: Arenas,
+    /// Streamed segments whose weights are read from the model's file.
+    pub(crate) from_file: Vec<usize>,
+    /// Timeline of these reads, if there are any.
+    pub(crate) reads: Option<Arc<Timeline>>,
     pub(crate) weights: Box<dyn WeightSource>,
     /// Host memory of weights that the prefill stage streams from the memory of another device, at both.
     pub(crate) shared_weights: Vec<(usize, Arc<HostPages>)>,
@@ -88,6 +95,13 @@ pub(crate) struct ActorStage {
     pub(crate) passages: Vec<Passage>,
     pub(crate) is_prefill: bool,
     pub(crate) report: Arc<Mutex<StageReport>>,
+}
+
+impl ActorStage {
+    fn streamed(&self) -> Streamed<'_> {
+        let Self { streamed, arenas, from_file, .. } = self;
+        Streamed { segments: streamed, arenas: *arenas, from_file }
+    }
 }
 
 /// Inputs of an actor.
@@ -112,6 +126,8 @@ struct Stage {
     /// Index of the stage in the pipeline.
     stage: u32,
     memory: StageBuffers,
+    /// Present if weights are read from the model's file.
+    reader: Option<Reader>,
     previous: Option<Edge>,
     next: Option<Edge>,
     logits_part_bytes: u64,
@@ -163,7 +179,8 @@ struct StageLoader<'a> {
     label: &'a str,
     slots: u32,
     verified: bool,
-    uploads: &'a Timeline,
+    uploads: &'a Arc<Timeline>,
+    run: &'a RunAddress,
     sink: &'a TraceSink,
     abort: &'a AtomicBool,
     progress: &'a (dyn Fn(u32, u64) + Sync),
@@ -178,13 +195,14 @@ impl StageLoader<'_> {
         points: &mut QueuePoints,
     ) -> Result<Stage> {
         let ActorStage { stage, compiled, weights, mut previous, mut next, logits, ends, .. } = spec;
-        let ActorStage { streamed, arenas, shared_weights, passages, is_prefill, report, .. } = spec;
+        let ActorStage { streamed, arenas, from_file, reads, .. } = spec;
+        let ActorStage { shared_weights, passages, is_prefill, report, .. } = spec;
         let failed = |cause| stage_error(stage, self.label, cause);
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
         let row_bytes = compiled.edge_row_bytes();
         let is_lent = [&previous, &next].into_iter().flatten().any(Edge::lends);
         let imported = shared.import_weights(device, &shared_weights, is_prefill).map_err(failed)?;
-        let streamed = (&streamed[..], arenas);
+        let streamed = Streamed { segments: &streamed, arenas, from_file: &from_file };
         let memory = StageBuffers::new(device, shared, compiled, streamed, self.slots, is_lent, imported);
         let memory = memory.map_err(failed)?;
         for edge in [&mut previous, &mut next].into_iter().flatten() {
@@ -220,10 +238,24 @@ impl StageLoader<'_> {
         let Self { label: device_label, uploads, abort, .. } = *self;
         let loading = Loading { stage, device_label, uploads, abort, progress: &progress };
         loading.run(device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
+        let reader = match reads.zip(memory.reading()) {
+            Some((timeline, region)) => {
+                let reads = loading.reads(&memory, weights.as_ref())?;
+                device.import_timeline(Arc::clone(&timeline)).map_err(failed)?;
+                let (uploads, region) = (Arc::clone(uploads), Arc::clone(region));
+                let place_bytes = memory.streaming().place_bytes();
+                let (label, run, source) = (device_label.into(), self.run.clone(), weights);
+                let work =
+                    Reading { stage, label, timeline, uploads, source, region, place_bytes, reads, run };
+                Some(Reader::start(work)?)
+            }
+            None => None,
+        };
         let logits_part_bytes = logits.map_or(0, |(_, part_bytes)| part_bytes);
         Ok(Stage {
             stage,
             memory,
+            reader,
             previous,
             next,
             logits_part_bytes,
@@ -292,11 +324,20 @@ impl Actor {
 
         let mut points = QueuePoints::new(|queue| own[queue.index()].id());
         let compiled: Vec<_> = stages.iter().map(|stage| &stage.compiled).collect();
-        let streamed = stages.iter().map(|stage| (&stage.compiled, &stage.streamed[..], stage.arenas));
-        let streamed: Vec<_> = streamed.collect();
+        let streamed: Vec<_> = stages.iter().map(|stage| (&stage.compiled, stage.streamed())).collect();
         let needed_bytes = SharedBuffers::needed_bytes(&streamed, slots);
         let uploads = &own[QueueKind::Upload.index()];
-        let loader = StageLoader { label: &label, slots, verified, uploads, sink: &sink, abort, progress };
+        let (run_of, sink_of) = (&run, &sink);
+        let loader = StageLoader {
+            label: &label,
+            slots,
+            verified,
+            uploads,
+            run: run_of,
+            sink: sink_of,
+            abort,
+            progress,
+        };
         let loaded = SharedBuffers::new(&mut device, &compiled).map_err(failed).and_then(|mut shared| {
             let load = |stage| loader.load(stage, &mut device, &mut shared, &mut points);
             let mut stages = stages.into_iter().map(load).collect::<Result<Vec<_>>>()?;
@@ -328,6 +369,7 @@ impl Actor {
             next_slots: slots,
             verified,
             parts: stage.memory.parts(),
+            from_file: stage.reader.as_ref().map(Reader::parts),
             passes: stage.passes(),
         };
         for stage in &stages {
@@ -512,8 +554,15 @@ impl Actor {
         let stage = &mut self.stages[at];
         match action {
             StageAction::Copy { end, copy } => self.copy(at, end, copy),
-            StageAction::Stream { part, waits, signal } => {
-                let work = Work::Commands(stage.memory.stream(part));
+            StageAction::Read { part, place, after, signal } => match &stage.reader {
+                Some(reader) => {
+                    reader.read(ReadJob { part, place, after, signal });
+                    Ok(())
+                }
+                None => Err(Error::protocol("a read from the model's file without a reader")),
+            },
+            StageAction::Stream { part, place, waits, signal } => {
+                let work = Work::Commands(stage.memory.stream(part, place));
                 let submission = Submission::timed(QueueKind::Upload, work, waits, signal);
                 let number = stage.stage;
                 self.watch(&submission, Some(Copied::Weights(number)));

@@ -4,11 +4,22 @@
 
 use ragtag_graph::{CompiledStage, Place, WeightContent};
 use ragtag_planner::cost::arena_buffers;
-use ragtag_planner::streaming::{Arenas, parts};
+use ragtag_planner::streaming::{Arenas, StagePart, parts};
 use std::ops::Range;
 
 /// Alignment of the streamed weights in host memory, in bytes. Some devices copy faster from aligned memory.
 const ALIGNMENT: u64 = 256;
+
+/// The streamed segments of a stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Streamed<'a> {
+    /// The segments, in ascending order.
+    pub(crate) segments: &'a [usize],
+    /// Arenas that they share.
+    pub(crate) arenas: Arenas,
+    /// Those whose weights are read from the model's file.
+    pub(crate) from_file: &'a [usize],
+}
 
 /// A part of a stage, with its streamed weights.
 #[derive(Clone, Debug)]
@@ -21,6 +32,8 @@ pub(crate) struct StreamedPart {
     pub(crate) weights: Vec<(usize, Option<u64>)>,
     /// Size of the part's host memory, in bytes.
     pub(crate) bytes: u64,
+    /// Whether the weights are read from the model's file. The part then shares its host memory with others.
+    pub(crate) is_from_file: bool,
 }
 
 /// The parts of a stage and the buffers of its arenas.
@@ -33,18 +46,18 @@ pub(crate) struct Streaming {
 }
 
 impl Streaming {
-    /// Lays out the weights of the segments `streamed`, which share `arenas`. Generated weights stay
-    /// resident, and so do weights that several segments read. The weights for which `is_shared` returns true
-    /// are in the memory of another device.
+    /// Lays out the weights of streamed segments. Generated weights stay resident, and so do weights that
+    /// several segments read. The weights for which `is_shared` returns true are in the memory of another
+    /// device.
     pub(crate) fn new(
         compiled: &CompiledStage,
-        streamed: &[usize],
-        arenas: Arenas,
+        streamed: Streamed<'_>,
         is_shared: impl Fn(usize) -> bool,
     ) -> Self {
+        let Streamed { segments, arenas, from_file } = streamed;
         let owned = owned_weights(compiled);
         let (mut sizes, mut laid_out) = (Vec::new(), Vec::new());
-        for part in parts(compiled.segments.clone(), streamed, arenas) {
+        for part in parts(compiled.segments.clone(), segments, arenas) {
             let (mut weights, mut bytes) = (Vec::new(), 0u64);
             let own = owned.iter().filter(|(_, segment)| part.segments.contains(segment));
             let size = |weight: usize| compiled.weights[weight].bytes();
@@ -54,10 +67,22 @@ impl Streaming {
                 bytes += offset.map_or(0, |_| size(weight).next_multiple_of(ALIGNMENT));
             }
             sizes.push(weights.iter().map(|&(weight, _)| size(weight)).collect::<Vec<_>>());
-            laid_out.push(StreamedPart { segments: part.segments, arena: part.arena, weights, bytes });
+            let is_from_file = part.arena.is_some() && from_file.contains(&part.segments.start);
+            let StagePart { segments, arena } = part;
+            laid_out.push(StreamedPart { segments, arena, weights, bytes, is_from_file });
         }
         let buffers = arena_buffers(sizes.iter().map(Vec::as_slice));
         Self { parts: laid_out, buffers, arenas: arenas.count() }
+    }
+
+    /// Returns the parts whose weights are read from the model's file, each with its index.
+    pub(crate) fn file_parts(&self) -> impl Iterator<Item = (usize, &StreamedPart)> {
+        self.parts.iter().enumerate().filter(|(_, part)| part.is_from_file)
+    }
+
+    /// Returns the size of a place for weights from the model's file, in bytes. 0 if there are none.
+    pub(crate) fn place_bytes(&self) -> u64 {
+        self.file_parts().map(|(_, part)| part.bytes).max().unwrap_or(0)
     }
 
     /// Returns the sizes in bytes of the buffers of all arenas. The buffers of arena 0 come first.

@@ -3,6 +3,8 @@
 //! soon as its upload has ended.
 
 use crate::actor::memory::{STAGING, StageBuffers};
+use crate::actor::reading::WeightRead;
+use crate::actor::streaming::StreamedPart;
 use crate::error::{Error, Result};
 use crate::trace::{Label, Recorder};
 use crossbeam_channel::{Receiver, bounded};
@@ -10,7 +12,7 @@ use ragtag_graph::WeightChunk;
 use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, Submission, Timeline, Work};
 use ragtag_transfer::Points;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::iter::once;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -25,8 +27,8 @@ const PLACES: u64 = 32;
 /// Maximum host memory that a stage uses to stage weights, in bytes. It is exceeded only if the weight source
 /// needs larger chunks. The memory is freed before the stage runs.
 pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * PLACES;
-/// Interval at which loading checks whether it was aborted.
-const ABORT_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which loading, and a thread that reads weights, check whether they were aborted.
+pub(super) const ABORT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Source of a stage's weights.
 pub trait WeightSource: Send + Sync {
@@ -137,7 +139,7 @@ impl Loading<'_> {
     fn fill_streamed(&self, memory: &StageBuffers, source: &dyn WeightSource) -> Result<()> {
         let mut chunks = Vec::new();
         for (weight, region, start) in memory.streamed() {
-            let of_weight = self.plan(memory, source, std::iter::once(weight))?;
+            let of_weight = self.plan(memory, source, once(weight))?;
             chunks.extend(of_weight.into_iter().map(|(_, chunk)| (weight, chunk, region, start)));
         }
         chunks.into_par_iter().try_for_each(|(weight, chunk, region, start)| {
@@ -148,6 +150,30 @@ impl Loading<'_> {
             (self.progress)(chunk.bytes);
             Ok(())
         })
+    }
+
+    /// Returns the reads of each part whose weights stay in the model's file. A read fills a part of a place.
+    ///
+    /// # Errors
+    /// [`Error::Weight`] if the source divides a weight into invalid chunks.
+    pub(crate) fn reads(
+        &self,
+        memory: &StageBuffers,
+        source: &dyn WeightSource,
+    ) -> Result<BTreeMap<usize, Vec<WeightRead>>> {
+        let of_part = |(index, part): (usize, &StreamedPart)| -> Result<(usize, Vec<WeightRead>)> {
+            let mut reads = Vec::new();
+            for (weight, start) in part.weights.iter().filter_map(|&(weight, start)| Some((weight, start?))) {
+                let chunks = self.plan(memory, source, once(weight))?;
+                let read = |(_, chunk): (usize, WeightChunk)| {
+                    let name = memory.compiled().weights[weight].name.clone();
+                    WeightRead { weight, name, chunk, start: start + chunk.offset }
+                };
+                reads.extend(chunks.into_iter().map(read));
+            }
+            Ok((index, reads))
+        };
+        memory.streaming().file_parts().map(of_part).collect()
     }
 
     /// Returns the chunks of `weights` in the given order. Validates them, because they determine the

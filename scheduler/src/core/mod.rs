@@ -23,6 +23,7 @@ pub use run::{Path, Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
 pub use sample::{Sample, Sampled};
 pub use sequence::{FinishReason, Finished, Prompt, SequenceTimes, Want};
 pub use stage::{End, StageAction, StageEvent, StageShape, StageStats, Verification};
+pub use stream::FileParts;
 
 /// Time in nanoseconds since an epoch that the caller of the cores chooses.
 pub type Nanoseconds = u64;

@@ -14,7 +14,7 @@
 //! of it.
 
 use crate::core::passing::{Passed, Passing, PlaceRead};
-use crate::core::stream::Streams;
+use crate::core::stream::{FileParts, Streams};
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Progress, QueuePoints, Return};
 use crate::error::{Error, Result};
 use ragtag_hal::{Point, QueueKind};
@@ -44,6 +44,9 @@ pub struct StageShape {
     /// Arena of each part of the stage, in order. A part without an arena has resident weights. Empty if the
     /// stage has a single part with resident weights.
     pub parts: Vec<Option<usize>>,
+    /// Parts whose weights are read from the model's file. `None` if there are none.
+    #[serde(default)]
+    pub from_file: Option<FileParts>,
     /// On a prefill stage: for each stage to which keys and values pass, the parts that compute its segments.
     /// Empty on other stages.
     #[serde(default)]
@@ -128,10 +131,24 @@ pub enum StageAction {
         /// The copy.
         copy: Copy,
     },
+    /// Read a part's weights from the model's file into a place of pinned host memory. Reads are executed in
+    /// order, without blocking the caller.
+    Read {
+        /// The part.
+        part: usize,
+        /// The place.
+        place: usize,
+        /// Point after which the place is free, on the upload queue. `None` if it was never used.
+        after: Option<Point>,
+        /// Point that the read signals, on the timeline of the reads.
+        signal: Point,
+    },
     /// Submit the copy of a part's weights to their arena.
     Stream {
         /// The part.
         part: usize,
+        /// Place that holds the weights, if they are read from the model's file.
+        place: Option<usize>,
         /// Points that the copy waits for.
         waits: Vec<Point>,
         /// Point that the copy signals, on the upload queue.
@@ -417,7 +434,7 @@ impl StageCore {
             progress,
             check: None,
             summing: 0,
-            streams: Streams::new(&shape.parts),
+            streams: Streams::new(&shape.parts, shape.from_file.as_ref()),
             passing: Passing::new(&shape.passes, shape.verified),
             kept: None,
         })

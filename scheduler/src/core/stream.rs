@@ -3,9 +3,34 @@
 //! The first micro-batch of a stage fills all arenas. From then on, an arena gets the weights of its next
 //! part as soon as the computation of the part that used it was submitted. The copy waits for that
 //! computation, so the device copies weights while it computes the parts with other arenas.
+//!
+//! If the weights of a part are in the model's file, the host reads them into a place of pinned memory first.
+//! The read is requested together with the copy, and waits only until the place is free. The host therefore
+//! reads ahead by as many parts as there are places.
 
 use crate::core::{QueuePoints, StageAction};
-use ragtag_hal::Point;
+use ragtag_hal::{Point, TimelineId};
+use ragtag_planner::streaming::READ_PLACES;
+use ragtag_transfer::Points;
+use serde::{Deserialize, Serialize};
+
+/// The parts of a stage whose weights are read from the model's file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileParts {
+    /// Timeline of the reads. It belongs to the host, and to no device.
+    pub timeline: TimelineId,
+    /// The parts.
+    pub parts: Vec<usize>,
+}
+
+/// Reads from the model's file.
+#[derive(Debug)]
+struct Reads {
+    points: Points,
+    parts: Vec<usize>,
+    /// For each place, the point after which it is free again. The place that is used next comes first.
+    places: [(usize, Option<Point>); READ_PLACES],
+}
 
 /// The parts and arenas of a stage.
 #[derive(Debug)]
@@ -15,14 +40,21 @@ pub(super) struct Streams {
     /// For each arena, the point after which it holds the weights of the next part that uses it. `None` for
     /// an arena that was never used.
     loaded: Vec<Option<Point>>,
+    /// `None` if host memory holds all streamed weights.
+    reads: Option<Reads>,
 }
 
 impl Streams {
     /// Creates the parts of a stage. Without `parts`, the stage has a single one with resident weights.
-    pub(super) fn new(parts: &[Option<usize>]) -> Self {
+    pub(super) fn new(parts: &[Option<usize>], from_file: Option<&FileParts>) -> Self {
         let parts = if parts.is_empty() { vec![None] } else { parts.to_vec() };
         let arenas = parts.iter().flatten().max().map_or(0, |most| most + 1);
-        Self { parts, loaded: vec![None; arenas] }
+        let reads = from_file.map(|FileParts { timeline, parts }| Reads {
+            points: Points::new(*timeline),
+            parts: parts.clone(),
+            places: std::array::from_fn(|place| (place, None)),
+        });
+        Self { parts, loaded: vec![None; arenas], reads }
     }
 
     /// Returns the number of parts.
@@ -64,12 +96,21 @@ impl Streams {
         &mut self,
         part: usize,
         arena: usize,
-        waits: Vec<Point>,
+        mut waits: Vec<Point>,
         points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) {
-        let signal = points.upload.allot();
-        actions.push(StageAction::Stream { part, waits, signal });
-        self.loaded[arena] = Some(signal);
+        let copied = points.upload.allot();
+        let place = self.reads.as_mut().filter(|reads| reads.parts.contains(&part)).map(|reads| {
+            let (place, freed) = reads.places[0];
+            let signal = reads.points.allot();
+            actions.push(StageAction::Read { part, place, after: freed, signal });
+            waits.push(signal);
+            reads.places[0].1 = Some(copied);
+            reads.places.rotate_left(1);
+            place
+        });
+        actions.push(StageAction::Stream { part, place, waits, signal: copied });
+        self.loaded[arena] = Some(copied);
     }
 }

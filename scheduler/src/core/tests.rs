@@ -395,6 +395,7 @@ fn routed(slots: u32, incoming: Option<Route>, outgoing: Option<Route>) -> Stage
         next_slots: slots,
         verified: false,
         parts,
+        from_file: None,
         passes: Vec::new(),
     }
 }
@@ -712,13 +713,47 @@ type PartStep = (&'static str, usize, Vec<(QueueKind, u64)>, u64);
 fn of_parts(actions: &[StageAction]) -> Vec<PartStep> {
     let values = |waits: &[Point]| waits.iter().map(|point| (point.timeline.queue, point.value)).collect();
     let of = |action: &StageAction| match action {
-        StageAction::Stream { part, waits, signal } => Some(("stream", *part, values(waits), signal.value)),
+        StageAction::Stream { part, waits, signal, .. } => {
+            Some(("stream", *part, values(waits), signal.value))
+        }
         StageAction::Compute { part, waits, signal, .. } => {
             Some(("compute", *part, values(waits), signal.value))
         }
         _ => None,
     };
     actions.iter().filter_map(of).collect()
+}
+
+#[test]
+fn weights_from_the_file_are_read_into_places_in_turn() {
+    use QueueKind::{Compute, Upload};
+    let parts = vec![Some(0), Some(1), Some(2), None, Some(0), Some(1), Some(2)];
+    let host = TimelineId { device: DeviceId(9), queue: Upload };
+    let from_file = Some(FileParts { timeline: host, parts: vec![0, 1, 4, 5, 6] });
+    let mut core = device(&[StageShape { parts, from_file, ..stage_shape(4, false, true) }]);
+    let mut actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(0, 2) });
+    actions.extend(step(&mut core, StageEvent::HandOff { micro_batch: batch(1, 2) }));
+    let (mut reads, mut places) = (Vec::new(), [None; 2]);
+    for action in &actions {
+        match action {
+            StageAction::Read { part, place, after, signal } => {
+                assert_eq!(*signal, host.at(reads.len() as u64 + 1));
+                assert_eq!(*after, places[*place].map(|copied| timeline(1, Upload).at(copied)), "{action:?}");
+                assert_eq!(*place, reads.len() % 2);
+                reads.push(*part);
+            }
+            StageAction::Stream { part, place: Some(place), waits, signal } => {
+                assert_eq!((reads.last(), waits.last()), (Some(part), Some(&host.at(reads.len() as u64))));
+                assert!(waits.len() == 1 || waits[0].timeline == timeline(1, Compute));
+                places[*place] = Some(signal.value);
+            }
+            StageAction::Stream { part, waits, .. } => {
+                assert!(*part == 2 && waits.iter().all(|wait| wait.timeline != host), "{action:?}");
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(reads, [0, 1, 4, 5, 6, 0, 1, 4, 5, 6, 0, 1]);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::transfers::{EdgeReport, Transfers};
 use coordinator::{Coordinator, Logits, PathEnds, refuse};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use passages::{Passages, Reach};
-use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline};
+use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
 use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
 use shared_weights::SharedWeights;
@@ -338,7 +338,10 @@ fn connect(
     let watched: Vec<_> = watched.collect();
     let copies: Vec<_> = watched.iter().map(|device| device.copies.clone()).collect();
     let names = named.iter().map(|(_, label)| label.clone()).collect();
-    let watch = Watch::new(watched, timelines.iter().flatten().cloned(), names, options.stall_timeout);
+    let reads: Vec<Option<Arc<Timeline>>> =
+        stages.iter().enumerate().map(|(index, spec)| reads_timeline(index, spec)).collect();
+    let awaited = timelines.iter().flatten().chain(reads.iter().flatten()).cloned();
+    let watch = Watch::new(watched, awaited, names, options.stall_timeout);
     let actors = devices.into_iter().zip(mailboxes).zip(copies);
     let actors = actors.map(|((device, (address, mailbox)), copies)| ActorSpec {
         label: device.adapter().label(),
@@ -354,12 +357,14 @@ fn connect(
     });
     let mut actors: Vec<_> = actors.collect();
     let logits = || (Arc::clone(&logits.region), layout.logits_part_bytes);
-    for (index, spec) in stages.into_iter().enumerate() {
+    for ((index, spec), reads) in stages.into_iter().enumerate().zip(reads) {
         actors[spec.device].stages.push(ActorStage {
             stage: index as u32,
             arenas: spec.arenas(),
             compiled: spec.compiled,
             streamed: spec.streamed,
+            from_file: spec.from_file,
+            reads,
             weights: spec.weights,
             shared_weights: std::mem::take(&mut shared_weights.of_stages[index]),
             previous: (index > 0).then(|| edge(index - 1, index - 1, &FROM_PREVIOUS, &mut at_receivers)),
@@ -381,6 +386,8 @@ fn connect(
             arenas: spec.arenas(),
             compiled: spec.compiled,
             streamed: spec.streamed,
+            from_file: Vec::new(),
+            reads: None,
             weights: spec.weights,
             shared_weights: shared_weights.of_prefill,
             previous: None,
@@ -401,6 +408,14 @@ fn connect(
         crossings: crossings.clone(),
         watch,
     })
+}
+
+/// Returns the timeline on which a stage's reads from the model's file are signalled, if there are any. Its id
+/// belongs to no device.
+fn reads_timeline(index: usize, spec: &StageSpec) -> Option<Arc<Timeline>> {
+    let device = DeviceId(u16::MAX - u16::try_from(index).unwrap_or(u16::MAX));
+    let id = TimelineId { device, queue: QueueKind::Upload };
+    (!spec.from_file.is_empty()).then(|| Timeline::new(id))
 }
 
 /// For each stage of a device, returns its incoming and its outgoing routes. `routes` lists the routes of

@@ -20,7 +20,7 @@ pub(super) struct SharedWeight {
 pub(super) fn shared_weights(pipeline: &PipelineSpec) -> Vec<SharedWeight> {
     let PipelineSpec { devices, stages, prefill } = pipeline;
     let Some(prefill) = prefill else { return Vec::new() };
-    let layout = |spec: &StageSpec| Streaming::new(&spec.compiled, &spec.streamed, spec.arenas(), |_| false);
+    let layout = |spec: &StageSpec| Streaming::new(&spec.compiled, spec.streamed(), |_| false);
     let at_prefill = layout(prefill);
     let shares = |(_, spec): &(usize, &StageSpec)| {
         spec.device != prefill.device && copies_from(devices[prefill.device].as_ref(), &*devices[spec.device])

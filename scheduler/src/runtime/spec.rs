@@ -2,6 +2,7 @@
 
 use crate::actor::WeightSource;
 use crate::actor::passing::same_kv_blocks;
+use crate::actor::streaming::{Streamed, Streaming};
 use crate::core::RunShape;
 use crate::error::{Error, Result};
 use crate::runtime::shared_weights::shared_weights;
@@ -9,7 +10,7 @@ use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
-use ragtag_planner::streaming::{Arenas, FEWEST, passing_blocks, wrong_arenas};
+use ragtag_planner::streaming::{Arenas, FEWEST, passing_blocks, wrong_arenas, wrong_from_file};
 use ragtag_transfer::{Route, Routes};
 use std::time::Duration;
 
@@ -44,6 +45,9 @@ pub struct StageSpec {
     pub streamed: Vec<usize>,
     /// Number of arenas that the streamed segments share. `None` stands for the fewest.
     pub arenas: Option<usize>,
+    /// Streamed segments whose weights are read from `weights` for each micro-batch, in ascending order. Host
+    /// memory holds no copy of them. Empty on a prefill stage.
+    pub from_file: Vec<usize>,
     /// Source of the stage's weights.
     pub weights: Box<dyn WeightSource>,
 }
@@ -51,6 +55,11 @@ pub struct StageSpec {
 impl StageSpec {
     pub(crate) fn arenas(&self) -> Arenas {
         Arenas::at_most(self.streamed.len(), self.arenas.unwrap_or(0))
+    }
+
+    /// Returns the streamed segments.
+    pub(crate) fn streamed(&self) -> Streamed<'_> {
+        Streamed { segments: &self.streamed, arenas: self.arenas(), from_file: &self.from_file }
     }
 }
 
@@ -82,7 +91,7 @@ pub struct PipelineOptions {
     /// is wrong, the activations are sent again over the next route of the edge.
     pub verify_transfers: bool,
     /// Time after which a copy that does not complete ends the run. `None` disables the limit.
-    /// Time in which the copy waits for a computation does not count.
+    /// Time in which the copy waits for a computation or for a read of streamed weights does not count.
     pub stall_timeout: Option<Duration>,
 }
 
@@ -240,7 +249,7 @@ impl Layout {
     }
 }
 
-/// Returns the size of all weights that the stages load. The prefill stage loads those that no other stage of
+/// Returns the size of all weights that the stages load before they start. The prefill stage loads those that no other stage of
 /// its device has, and that it does not stream from another device.
 fn weight_bytes(pipeline: &PipelineSpec) -> u64 {
     let weights = |stage: &StageSpec| stage.compiled.weights.iter().map(|w| w.bytes()).sum::<u64>();
@@ -253,7 +262,14 @@ fn weight_bytes(pipeline: &PipelineSpec) -> u64 {
     let shared = shared_weights(pipeline);
     let shared =
         shared.iter().map(|shared| pipeline.stages[shared.stage].compiled.weights[shared.weight].bytes());
-    of_stages + of_prefill.map(|weight| weight.bytes()).sum::<u64>() - shared.sum::<u64>()
+    let of_file = pipeline.stages.iter().flat_map(|stage| {
+        let streaming = Streaming::new(&stage.compiled, stage.streamed(), |_| false);
+        let weights = streaming.file_parts().flat_map(|(_, part)| part.weights.clone()).collect::<Vec<_>>();
+        weights.into_iter().map(move |(weight, _)| stage.compiled.weights[weight].bytes())
+    });
+    of_stages + of_prefill.map(|weight| weight.bytes()).sum::<u64>()
+        - shared.sum::<u64>()
+        - of_file.sum::<u64>()
 }
 
 /// Checks the prefill stage.
@@ -272,6 +288,9 @@ fn check_prefill(prefill: &StageSpec, pipeline: &PipelineSpec) -> Result<()> {
         return wrong("was not compiled for all segments of this pipeline");
     }
     check_streamed(stages.len(), prefill)?;
+    if !prefill.from_file.is_empty() {
+        return wrong("cannot read weights from the model's file");
+    }
     if stages.iter().all(|stage| stage.device == *device) {
         return wrong("has no other device to pass keys and values to");
     }
@@ -284,13 +303,14 @@ fn check_prefill(prefill: &StageSpec, pipeline: &PipelineSpec) -> Result<()> {
 
 /// Checks the streamed segments of the stage at `index`.
 fn check_streamed(index: usize, stage: &StageSpec) -> Result<()> {
-    let StageSpec { streamed, arenas, compiled, .. } = stage;
+    let StageSpec { streamed, arenas, from_file, compiled, .. } = stage;
     let has_all = streamed.iter().all(|segment| compiled.segments.contains(segment));
     let is_sorted = streamed.windows(2).all(|pair| pair[0] < pair[1]);
     if !has_all || !is_sorted || (1..FEWEST).contains(&streamed.len()) {
         return Err(Error::Spec { what: format!("stage {index} cannot stream the segments {streamed:?}") });
     }
-    match arenas.and_then(|count| wrong_arenas(streamed.len(), count)) {
+    let wrong = arenas.and_then(|count| wrong_arenas(streamed.len(), count));
+    match wrong.or_else(|| wrong_from_file(streamed, from_file)) {
         Some(what) => Err(Error::Spec { what: format!("stage {index}: {what}") }),
         None => Ok(()),
     }

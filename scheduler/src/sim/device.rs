@@ -19,9 +19,15 @@ pub(super) enum Job {
     },
     /// No work, in place of a refused copy.
     Refused(MicroBatchId),
-    /// Copy of a part's weights to their arena.
+    /// Copy of a part's weights to their arena, from a place if they were read from the model's file.
     Stream {
         part: usize,
+        place: Option<usize>,
+    },
+    /// Read of a part's weights from the model's file into a place.
+    Read {
+        part: usize,
+        place: usize,
     },
     /// Computation of a part.
     Compute {
@@ -76,7 +82,7 @@ impl Job {
         match self {
             Job::Copy { copy, .. } => Some(MicroBatchId(copy.transfer.0)),
             Job::Refused(micro_batch) => Some(*micro_batch),
-            Job::Stream { .. } => None,
+            Job::Stream { .. } | Job::Read { .. } => None,
             Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => Some(micro_batch.id),
             Job::Pass { passing, .. }
             | Job::Keep(passing)
@@ -90,7 +96,7 @@ impl Job {
         match self {
             Job::Copy { end: End::Incoming, .. } => SimSpanKind::Upload,
             Job::Copy { end: End::Outgoing, .. } | Job::Refused(_) => SimSpanKind::Download,
-            Job::Stream { .. } => SimSpanKind::Weights,
+            Job::Stream { .. } | Job::Read { .. } => SimSpanKind::Weights,
             Job::Logits { .. } => SimSpanKind::Logits,
             Job::Pass { .. } | Job::Keep(_) => SimSpanKind::KeysAndValues,
             Job::Checksum(_) | Job::Sum(_) | Job::ChecksumPassed(_) | Job::SumPassed(..) => {
@@ -221,7 +227,8 @@ impl SimDevice {
             Job::Copy { copy, .. } if copy.other == OtherEnd::None => 0,
             Job::Refused(_) => 0,
             Job::Copy { copy, .. } => spec.download.of(copy.offset == 0, copy.bytes),
-            Job::Stream { part } => spec.parts.get(*part).map_or(0, |part| part.stream_ns),
+            Job::Stream { part, .. } => spec.parts.get(*part).map_or(0, |part| part.stream_ns),
+            Job::Read { part, .. } => spec.parts.get(*part).and_then(|part| part.read_ns).unwrap_or(0),
             Job::Compute { micro_batch, part, .. } => {
                 let share = spec.parts.get(*part).map_or(1.0, |part| part.share);
                 (spec.compute.of(micro_batch) as f64 * share).round() as Nanoseconds

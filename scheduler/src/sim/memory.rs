@@ -8,7 +8,7 @@ use crate::core::{End, Item, MicroBatch, MicroBatchId, SequenceId};
 use crate::sim::device::{Job, Submitted, Summed};
 use crate::sim::spec::{Fault, SimSpec, SimStage, token_at};
 use ragtag_kernels::params::BLOCK_TOKENS;
-use ragtag_planner::streaming::PREFILLS;
+use ragtag_planner::streaming::{PREFILLS, READ_PLACES};
 use ragtag_transfer::{Copy, OtherEnd, ToSender, TransferId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,6 +64,15 @@ struct Arena {
     in_use: bool,
 }
 
+/// Place for weights from the model's file.
+#[derive(Clone, Copy, Debug, Default)]
+struct ReadPlace {
+    /// Part whose weights the place holds. `None` while they are read.
+    part: Option<usize>,
+    /// Whether a copy reads the weights.
+    in_use: bool,
+}
+
 /// Memory of one stage.
 #[derive(Debug)]
 struct StageMemory {
@@ -71,6 +80,7 @@ struct StageMemory {
     /// Arena of each part of the stage.
     parts: Vec<Option<usize>>,
     arenas: Vec<Arena>,
+    places: [ReadPlace; READ_PLACES],
     cache: Cache,
     /// Keys and values in the cache whose checksum is not computed.
     unsummed: Option<MicroBatchId>,
@@ -108,8 +118,25 @@ impl StageMemory {
         Ok(())
     }
 
-    /// Records that the copy of a part's weights starts or ends. Between the two, the arena holds no part.
-    fn stream(&mut self, part: usize, ends: bool) -> Result<(), String> {
+    /// Records that the read of a part's weights starts or ends. Between the two, the place holds no part.
+    fn read(&mut self, part: usize, place: usize, ends: bool) -> Result<(), String> {
+        let place = &mut self.places[place];
+        if place.in_use || ends && place.part.is_some() {
+            return Err(format!("the read of part {part} overwrites {place:?}"));
+        }
+        place.part = ends.then_some(part);
+        Ok(())
+    }
+
+    /// Records that the copy of a part's weights starts or ends. Between the two, the arena holds no part. If the
+    /// weights were read from the model's file, the copy uses their place.
+    fn stream(&mut self, part: usize, place: Option<usize>, ends: bool) -> Result<(), String> {
+        if let Some(place) = place.map(|place| &mut self.places[place]) {
+            if place.part != Some(part) || place.in_use != ends {
+                return Err(format!("the weights of part {part} are copied from {place:?}"));
+            }
+            place.in_use = !ends;
+        }
         let arena = self.parts.get(part).copied().flatten();
         let arena = &mut self.arenas[arena.ok_or("resident weights are streamed")?];
         if arena.in_use || ends && arena.part.is_some() {
@@ -163,6 +190,7 @@ impl Memory {
             slots: vec![Slot::default(); stage.slots as usize],
             parts: stage.parts.iter().map(|part| part.arena).collect(),
             arenas: vec![Arena::default(); stage.parts.len()],
+            places: Default::default(),
             cache: Cache {
                 full: empty(full),
                 ring: empty(ring_blocks),
@@ -273,7 +301,7 @@ impl Memory {
         match &submitted.job {
             Job::Copy { end: End::Incoming, copy, .. } => self.arrive(stage, who, copy),
             Job::Copy { end: End::Outgoing, copy, .. } => self.leave(stage, who, copy),
-            Job::Stream { .. } | Job::Refused(_) => Ok(()),
+            Job::Stream { .. } | Job::Read { .. } | Job::Refused(_) => Ok(()),
             Job::Compute { slot, micro_batch, part, .. } => {
                 self.stages[stage].use_arena(*part, true)?;
                 self.compute(stage, *slot, micro_batch, *part)
@@ -337,7 +365,7 @@ impl Memory {
                 self.passed_sums.insert((stage, passing.passage, passing.place), sum);
                 self.stages[stage].unsummed = None;
             }
-            Job::Sum(_) | Job::Stream { .. } | Job::Refused(_) | Job::SumPassed(..) => {}
+            Job::Sum(_) | Job::Stream { .. } | Job::Read { .. } | Job::Refused(_) | Job::SumPassed(..) => {}
             Job::Pass { part, passing } => self.passed(*part, passing)?,
             Job::Keep(passing) => self.kept(stage, passing)?,
             Job::Compute { slot, part, ends, .. } => {
@@ -399,8 +427,12 @@ impl Memory {
     }
 
     fn stream(&mut self, submitted: &Submitted, ends: bool) -> Result<(), String> {
-        let Job::Stream { part } = submitted.job else { return Err("work of no micro-batch".into()) };
-        self.stages[submitted.stage].stream(part, ends)
+        let stage = &mut self.stages[submitted.stage];
+        match submitted.job {
+            Job::Stream { part, place } => stage.stream(part, place, ends),
+            Job::Read { part, place } => stage.read(part, place, ends),
+            _ => Err("work of no micro-batch".into()),
+        }
     }
 
     fn compute(

@@ -10,7 +10,8 @@
 //! - A link's bandwidth limits the copies into the ring or the next slot. Copies out of the ring take no time
 //!   per byte.
 //! - The segments of a stage with streamed weights share its time equally. The copy of a segment's weights takes
-//!   [`DeviceFacts::host_copy_us`].
+//!   [`DeviceFacts::host_copy_us`]. Weights in the model's file are read first, which takes
+//!   [`file_read_us`](ragtag_planner::cost::file_read_us). Each stage reads at this rate.
 //! - A stage that was idle starts later, by [`DeviceFacts::hand_over_us`] or by its idle time, whichever is
 //!   shorter.
 //! - Messages, actors and sampling take no additional time, because a device's `stage_us` includes their
@@ -165,6 +166,7 @@ fn sim_parts(stage: &PlanStage, sizes: &RunSizes, device: &DeviceFacts) -> Vec<S
         arena: part.arena,
         share: part.compute_us,
         stream_ns: nanoseconds(part.copy_us),
+        read_ns: (part.read_us > 0.0).then(|| nanoseconds(part.read_us)),
     };
     stage.queue_parts(sizes, device, 1.0).into_iter().map(part).collect()
 }

@@ -512,6 +512,23 @@ fn more_arenas_save_as_much_time_as_the_cost_model_predicts() {
 }
 
 #[test]
+fn reads_from_the_file_take_as_long_as_the_cost_model_predicts() {
+    let mut times_us = Vec::new();
+    for (arenas, read) in [(None, 0), (None, 2), (None, 6), (Some(4), 6), (None, 12), (Some(4), 12)] {
+        let mut planned = streaming(30, 19..=30, 0.5);
+        let stage = &mut planned.plan.stages[0];
+        stage.arenas = arenas;
+        stage.from_file = stage.streamed.iter().copied().take(read).collect();
+        let (sizes, computed_us) = (RunSizes::new(&planned.segments), planned.stages_us(1, 1, 60.0));
+        let parts = planned.plan.stages[0].queue_parts(&sizes, &planned.devices[0], computed_us);
+        let simulated_us = planned.run(&burst(1, 16, 80)).between_tokens_us.mean;
+        assert_near(simulated_us, step_us(&parts), 0.02, &format!("{arenas:?} arenas, {read} read"));
+        times_us.push(simulated_us);
+    }
+    assert!(times_us[5] > 2.0 * times_us[0], "{times_us:?}");
+}
+
+#[test]
 fn a_prefill_stage_has_its_own_use() {
     let mut planned = Planned::new(&[4, 6]);
     let (device, streamed) = (planned.plan.stages[0].device.clone(), (5..=10).collect());

@@ -48,6 +48,8 @@ pub struct SimPart {
     pub share: f64,
     /// Time to copy the weights to the arena.
     pub stream_ns: Nanoseconds,
+    /// Time to read the weights from the model's file. `None` if they are in memory.
+    pub read_ns: Option<Nanoseconds>,
 }
 
 /// A simulated prefill stage.
@@ -379,9 +381,23 @@ fn stream_weights(seed: u64, stages: &mut [SimStage]) {
             arena: part.arena,
             share: part.segments.len() as f64 / segments as f64,
             stream_ns: if part.arena.is_some() { rng.random_range(0..100_000) } else { 0 },
+            read_ns: None,
         };
         let arenas = Arenas::at_most(streamed.len(), most_arenas);
         stage.parts = parts(0..segments, &streamed, arenas).into_iter().map(part).collect();
+        read_weights(rng.random(), &mut stage.parts);
+    }
+}
+
+/// For about half of the seeds, reads the weights of some streamed parts from the model's file.
+fn read_weights(seed: u64, parts: &mut [SimPart]) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    if rng.random_ratio(1, 2) {
+        return;
+    }
+    let most_ns = rng.random_range(1..200_000);
+    for part in parts.iter_mut().filter(|part| part.arena.is_some()) {
+        part.read_ns = rng.random_ratio(2, 3).then(|| rng.random_range(0..most_ns));
     }
 }
 

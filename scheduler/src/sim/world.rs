@@ -1,6 +1,7 @@
 //! The simulator's event loop: the virtual clock, the mailboxes and the cores.
 
 mod passing;
+mod reading;
 
 use crate::capacity::Lanes;
 use crate::core::{
@@ -22,7 +23,7 @@ use ragtag_transfer::{Copy, OtherEnd, Route, ToReceiver, ToSender};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 /// A message in a mailbox. A progress message carries no value, because its handler reads the timeline.
 #[derive(Clone, Debug)]
@@ -100,7 +101,10 @@ pub(super) struct World<'a> {
     /// Unused indices in `events`.
     vacant: Vec<usize>,
     next: u64,
+    /// The devices, followed by the hosts that read weights from the model's file, one for each such stage.
     devices: Vec<SimDevice>,
+    /// Index in `devices` of the host that reads the weights of each stage.
+    readers: Vec<Option<usize>>,
     /// The core of each device.
     cores: Vec<DeviceCore>,
     /// Indices of the stages on each device.
@@ -148,6 +152,7 @@ impl<'a> World<'a> {
         let hosted: Vec<_> = (0..devices).map(of).collect();
         let routes: Vec<_> = spec.stages[..last].iter().map(|stage| stage.routes.clone()).collect();
         let slots = stages.iter().map(|stage| stage.slots).max().unwrap_or(0);
+        let readers = reading::readers(&stages, devices);
         let passes = spec.prefill.as_ref().map_or(&[][..], |prefill| &prefill.passes);
         let (mut cores, mut mailboxes) = (Vec::new(), Vec::new());
         for (device, hosted) in hosted.iter().enumerate() {
@@ -159,6 +164,7 @@ impl<'a> World<'a> {
                 next_slots: spec.stages.get(stage + 1).map_or(0, |next| next.slots),
                 verified: spec.verified,
                 parts: stages[stage].parts.iter().map(|part| part.arena).collect(),
+                from_file: readers[stage].map(|reader| reading::file_parts(reader, stages[stage])),
                 passes: passes.iter().filter(|_| stage > last).map(|pass| pass.parts.clone()).collect(),
             };
             let shapes: Vec<_> = hosted.iter().map(shape).collect();
@@ -194,8 +200,9 @@ impl<'a> World<'a> {
             vacant: Vec::new(),
             next: 0,
             memory: Memory::new(spec),
-            devices: hosted.iter().map(|stages| SimDevice::new(stages, spec)).collect(),
-            around: hosted.iter().map(|stages| around(stages, &hosts, spec.prefill.is_some())).collect(),
+            devices: reading::devices(&hosted, &readers, spec),
+            around: reading::around(&hosted, &hosts, &readers, spec.prefill.is_some()),
+            readers,
             labels: stages.iter().map(|stage| stage.device.clone()).collect(),
             cores,
             hosted,
@@ -474,8 +481,9 @@ impl<'a> World<'a> {
                     let job = Job::Copy { end, copy, last };
                     self.submit(Submitted { stage, queue: end.queue(), job, waits, signal });
                 }
-                StageAction::Stream { part, waits, signal } => {
-                    let job = Job::Stream { part };
+                read @ StageAction::Read { .. } => self.read(stage, read)?,
+                StageAction::Stream { part, place, waits, signal } => {
+                    let job = Job::Stream { part, place };
                     self.submit(Submitted { stage, queue: QueueKind::Upload, job, waits, signal });
                 }
                 StageAction::Compute { slot, micro_batch, part, ends, waits, signal } => {
@@ -591,6 +599,9 @@ impl<'a> World<'a> {
         let stage = submitted.stage;
         let (queue, start_ns) = (submitted.queue, self.now.saturating_add(late));
         let mut end_ns = start_ns.saturating_add(duration);
+        if matches!(submitted.job, Job::Read { .. }) {
+            return self.at(end_ns, Event::Done { device, hardware, start_ns });
+        }
         let observations = &mut self.report.observations;
         observations.stages[stage].queues[queue.index()].start(start_ns);
         if let Job::Copy { end, copy, .. } = &submitted.job {
@@ -663,6 +674,9 @@ impl<'a> World<'a> {
         };
         let submitted = self.devices[device].end(hardware, self.now)?;
         self.memory.end(&submitted)?;
+        if matches!(submitted.job, Job::Read { .. }) {
+            return self.start_around(device);
+        }
         self.ended(&submitted, start_ns);
         if let (Job::Logits { micro_batch, .. }, Some(invariants)) = (&submitted.job, &mut self.invariants) {
             invariants.copied(micro_batch)?;
@@ -878,17 +892,6 @@ pub(super) fn hosts(spec: &SimSpec) -> Vec<usize> {
         })
     };
     spec.all().map(&mut host).collect()
-}
-
-/// Returns the devices that run `stages` or their neighbouring stages. With a prefill stage, returns all
-/// devices.
-fn around(stages: &[usize], hosts: &[usize], has_prefill: bool) -> Vec<usize> {
-    let neighbours = |&stage: &usize| match has_prefill {
-        true => 0..hosts.len(),
-        false => stage.saturating_sub(1)..hosts.len().min(stage + 2),
-    };
-    let around: BTreeSet<_> = stages.iter().flat_map(neighbours).map(|stage| hosts[stage]).collect();
-    around.into_iter().collect()
 }
 
 fn lost() -> ragtag_hal::Error {

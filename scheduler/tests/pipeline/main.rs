@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod loading;
+mod reading;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -51,6 +52,8 @@ struct Setup {
     streamed: Vec<usize>,
     /// Maximum number of arenas of each stage. 0 stands for the fewest.
     arenas: usize,
+    /// Streamed segments whose weights are read for each micro-batch.
+    from_file: Vec<usize>,
     /// Device of the prefill stage.
     prefill: Option<usize>,
 }
@@ -69,7 +72,8 @@ impl Setup {
         // Each micro-batch has several chunks, and no chunk is a whole number of rows.
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }.into(); stages - 1];
         let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
-        Self { model, devices, hosts: hosts.into(), options, streamed: Vec::new(), arenas: 0, prefill: None }
+        let (hosts, streamed, from_file) = (hosts.into(), Vec::new(), Vec::new());
+        Self { model, devices, hosts, options, streamed, arenas: 0, from_file, prefill: None }
     }
 
     fn specs(&self) -> PipelineSpec {
@@ -77,12 +81,15 @@ impl Setup {
         let cut = |stage: usize| segments * stage / stages;
         let spec = |(stage, &device): (usize, &usize)| {
             let range = cut(stage)..cut(stage + 1);
-            let streamed: Vec<_> =
-                self.streamed.iter().copied().filter(|segment| range.contains(segment)).collect();
+            let own = |segments: &[usize]| {
+                segments.iter().copied().filter(|segment| range.contains(segment)).collect::<Vec<_>>()
+            };
+            let streamed = own(&self.streamed);
             StageSpec {
                 device,
                 compiled: self.model.compile(range.clone()),
                 arenas: self.arenas_of(&streamed),
+                from_file: own(&self.from_file),
                 streamed,
                 weights: Box::new(self.model.weights(range)),
             }
@@ -99,6 +106,7 @@ impl Setup {
                 compiled: self.model.compile(0..segments),
                 arenas: self.arenas_of(&streamed),
                 streamed,
+                from_file: Vec::new(),
                 weights: Box::new(self.model.weights(0..segments)),
             }
         });
@@ -400,6 +408,10 @@ fn invalid_streamed_segments_are_refused() {
     specs.stages[0].arenas = Some(4);
     let error = Pipeline::start(specs, &setup.options, |_| {}).unwrap_err().to_string();
     assert!(error.contains("stage 0: 4 streamed segments cannot share 4 arenas (possible: 2)"), "{error}");
+    let mut setup = Setup { from_file: vec![2, 3], streamed: vec![1, 2, 4, 5], ..Setup::new(1) };
+    setup.model.layers = 6;
+    let error = setup.start().unwrap_err().to_string();
+    assert!(error.contains("segment 3 is read from the model's file, but it is not streamed"), "{error}");
 }
 
 #[test]

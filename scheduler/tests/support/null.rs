@@ -165,6 +165,7 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
         device,
         streamed: Vec::new(),
         arenas: None,
+        from_file: Vec::new(),
         compiled: CompiledStage {
             segments: index..index + 1,
             module: Module {

@@ -95,8 +95,8 @@ fn a_host_cap_limits_pinned_memory_and_cpu_devices() {
     let free = done_by(&mut command(None)).json();
     let (total, devices) = (host(&free, "total"), host(&free, "devices"));
     assert!(devices < total / 10 * 9, "the plan fits the device's share, which is 95 % of the cap: {free}");
-    let err = refused(&mut command(Some(total - 1)), DOES_NOT_FIT);
-    assert!(err.contains("of host memory (logits ") && err.contains(" is free; "), "{err}");
+    let less = done_by(&mut command(Some(total - 1))).json();
+    assert!(host(&less, "total") < total && less.to_string().contains("from_file"), "{less}");
     let fits = done_by(&mut command(Some(total))).json();
     assert_eq!((host(&fits, "total"), host(&fits, "available")), (total, total));
 
@@ -105,6 +105,30 @@ fn a_host_cap_limits_pinned_memory_and_cpu_devices() {
     let shared = done(&[&FIXED[..], &["--memory=host=1GiB", "--json"], &TWO].concat()).json();
     assert_eq!(host(&shared, "available"), 1 << 30);
     assert_eq!(stage_bytes(&shared, 0, "available"), ((1u64 << 30) as f64 * 0.95) as u64 / 2);
+}
+
+#[test]
+fn a_model_that_exceeds_all_memory_generates_the_same_text() {
+    let total = plan(&[])["host_memory_bytes"]["total"].as_u64().unwrap();
+    let run = ["run", "-p", "The wolf", "-n", "12", "--temp", "0", "--no-echo"];
+    let ran = |more: &[&str]| done(&[&run[..], &FIXED[1..], more].concat());
+    let expected = ran(&[]).out;
+    let cap = format!("--memory=host={}", total / 20 * 17);
+    assert_eq!(ran(&[&cap]).out, expected);
+    let table = done(&[&FIXED[..], &[&cap]].concat()).out;
+    for words in [" from the model's file, ", " per step at an assumed 2.0 GB/s", "streamed weights"] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+    // A plan file runs as written, or is refused.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    std::fs::write(&path, plan(&[&cap]).to_string()).unwrap();
+    let of_file = ["run", "-p", "The wolf", "-n", "12", "--temp", "0", "--no-echo", "--plan", text(&path)];
+    assert_eq!(done(&[&of_file[..], &[&cap]].concat()).out, expected);
+    let tighter = format!("--memory=host={}", total / 4 * 3);
+    refused(ragtag().args(of_file).arg(tighter), DOES_NOT_FIT);
+    let simulate = ["simulate", "--parallel", "1", "--requests", "2", &cap];
+    assert!(done(&[&simulate[..], &FIXED[1..]].concat()).out.starts_with("2 requests in "));
 }
 
 #[test]

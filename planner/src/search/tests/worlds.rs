@@ -83,6 +83,7 @@ pub struct World {
     pub split: Option<Split>,
     pub several_stages: bool,
     pub streaming: bool,
+    pub from_file: bool,
 }
 
 impl World {
@@ -119,6 +120,7 @@ impl World {
             split: None,
             several_stages: false,
             streaming: false,
+            from_file: false,
         }
     }
 
@@ -137,6 +139,7 @@ impl World {
             trial: None,
             several_stages: self.several_stages,
             streaming: self.streaming,
+            from_file: self.from_file,
             explained: true,
             split: self.split.as_ref(),
         }

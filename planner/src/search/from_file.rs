@@ -1,0 +1,69 @@
+//! Plans that stream weights from the model's file, for models that exceed the memory of the devices and of the
+//! host.
+//!
+//! The search reads all streamed weights from the file. Then it keeps pinned copies of as many segments as host
+//! memory has room for, because every step reads the others again.
+
+use super::grid::{Choice, Grid};
+use super::problem::Run;
+use super::streamed::spread;
+use super::{HostMemory, Plan, PlannerInput, has_room, plan_for_devices};
+use crate::cost::RunSizes;
+
+/// Maximum number of plans that the search makes for less and less memory of the devices in host memory.
+const TRIES: usize = 8;
+
+/// Makes a plan whose streamed weights are read from the model's file. Returns `None` if the model still does not
+/// fit. Devices in host memory give up the memory that the host needs for the rest of the pipeline.
+pub(super) fn plan(input: &PlannerInput<'_>) -> Option<Plan> {
+    let mut devices = input.devices.to_vec();
+    for _ in 0..TRIES {
+        let input = PlannerInput { devices: &devices, from_file: true, ..*input };
+        let plan = plan_for_devices(&input, false).ok()?;
+        if has_room(&plan) {
+            return Some(plan);
+        }
+        let HostMemory { total, available, devices: used, .. } = plan.host_memory_bytes;
+        let missing = total.saturating_sub(available?);
+        if used == 0 {
+            return None;
+        }
+        for device in devices.iter_mut().filter(|device| device.in_host_memory) {
+            let stages = plan.stages.iter().filter(|stage| stage.device == device.label);
+            let own = stages.map(|stage| stage.memory_bytes.total).fold(0, u64::saturating_add);
+            let share = (u128::from(missing) * u128::from(own)).div_ceil(u128::from(used));
+            if own > 0 {
+                device.memory_bytes = own.saturating_sub(u64::try_from(share).unwrap_or(u64::MAX));
+            }
+        }
+    }
+    None
+}
+
+/// Returns the choice with pinned copies of as many streamed segments as host memory has room for. `memory` is
+/// the host memory that the choice needs. Returns `None` if there is room for none.
+pub(super) fn with_pinned_copies(grid: &Grid<'_>, chosen: &Choice, memory: &HostMemory) -> Option<Choice> {
+    if !grid.input.from_file {
+        return None;
+    }
+    let problem = grid.problem(chosen.point);
+    let mut spare = memory.available?.checked_sub(memory.total)?;
+    let mut runs = chosen.runs.clone();
+    for run in runs.iter_mut().filter(|run| !run.from_file.is_empty()) {
+        let sizes = &problem.lowered.sizes;
+        let most = run.pinned_bytes(sizes).saturating_add(spare);
+        *run = least_from_file(run, sizes, most);
+        spare = most - run.pinned_bytes(sizes);
+    }
+    (runs != chosen.runs).then(|| Choice::of(problem, runs))
+}
+
+/// Returns the run with the fewest segments from the model's file with which its host memory takes at most `most`
+/// bytes. Segments that are read only once, and then segments at equal distances, are read from the file.
+fn least_from_file(run: &Run, sizes: &RunSizes, most: u64) -> Run {
+    let (copied, once) = run.streamed.split_at(run.copied().len());
+    let with = |from_file| Run { from_file, ..run.clone() };
+    let reading = (0..=copied.len()).map(|count| with([&spread(copied, count)[..], once].concat()));
+    let mut runs = std::iter::once(with(Vec::new())).chain(reading);
+    runs.find(|run| run.pinned_bytes(sizes) <= most).unwrap_or_else(|| run.clone())
+}

@@ -1,0 +1,155 @@
+//! Reads the weights of streamed segments from the model's file into pinned host memory, on a thread of each
+//! stage. The copy of the weights to their arena waits for the timeline of these reads, so neither the actor nor
+//! the device's threads wait for the file.
+
+use crate::actor::weights::{ABORT_INTERVAL, WeightSource};
+use crate::core::FileParts;
+use crate::error::{Error, Result};
+use crate::message::{RunAddress, RunUrgent};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use ragtag_graph::WeightChunk;
+use ragtag_hal::{HostRegion, Point, Timeline};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// One chunk of a part's weights.
+pub(super) struct WeightRead {
+    /// Index of the weight at the stage.
+    pub(super) weight: usize,
+    /// Name of the weight.
+    pub(super) name: String,
+    pub(super) chunk: WeightChunk,
+    /// First byte of the chunk in a place.
+    pub(super) start: u64,
+}
+
+/// Request to read a part's weights into a place.
+pub(super) struct ReadJob {
+    pub(super) part: usize,
+    pub(super) place: usize,
+    /// Point of the upload queue after which the place is free. `None` if it was never used.
+    pub(super) after: Option<Point>,
+    /// Point that passes when the place holds the weights.
+    pub(super) signal: Point,
+}
+
+/// The inputs of a stage's reads.
+pub(super) struct Reading {
+    pub(super) stage: u32,
+    /// Label of the stage's device.
+    pub(super) label: String,
+    /// Timeline of the reads.
+    pub(super) timeline: Arc<Timeline>,
+    /// Timeline of the copies from the places.
+    pub(super) uploads: Arc<Timeline>,
+    pub(super) source: Box<dyn WeightSource>,
+    /// Memory of all places.
+    pub(super) region: Arc<HostRegion>,
+    pub(super) place_bytes: u64,
+    /// Reads of each part.
+    pub(super) reads: BTreeMap<usize, Vec<WeightRead>>,
+    pub(super) run: RunAddress,
+}
+
+/// The thread that reads a stage's weights. It ends when this value is dropped.
+pub(super) struct Reader {
+    jobs: Option<Sender<ReadJob>>,
+    parts: Vec<usize>,
+    timeline: Arc<Timeline>,
+    stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] if the system cannot start another thread.
+    pub(super) fn start(reading: Reading) -> Result<Self> {
+        // The arenas and slots of the stage bound the number of jobs.
+        let (jobs, inbox) = unbounded();
+        let (parts, timeline) = (reading.reads.keys().copied().collect(), Arc::clone(&reading.timeline));
+        let stopped = Arc::<AtomicBool>::default();
+        let (theirs, name) = (Arc::clone(&stopped), format!("{} reader", reading.label));
+        let thread = std::thread::Builder::new().name(name).spawn(move || reading.serve(&inbox, &theirs));
+        let thread = thread.map_err(|e| Error::Spec { what: format!("cannot start a thread: {e}") })?;
+        Ok(Self { jobs: Some(jobs), parts, timeline, stopped, thread: Some(thread) })
+    }
+
+    /// Returns the parts whose weights the thread reads.
+    pub(super) fn parts(&self) -> FileParts {
+        FileParts { timeline: self.timeline.id(), parts: self.parts.clone() }
+    }
+
+    /// Requests a read. Does nothing if the thread has failed, because it has reported the error.
+    pub(super) fn read(&self, job: ReadJob) {
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(job);
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.jobs = None;
+        // Release the copies that wait for reads.
+        self.timeline.fail(ragtag_hal::Error::Closed { cause: "its stage has ended".into() });
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Reading {
+    /// Runs the thread. Reports a failure to the coordinator before it fails the timeline, so that the run ends
+    /// with this error.
+    fn serve(&self, jobs: &Receiver<ReadJob>, stopped: &AtomicBool) {
+        let work = || jobs.iter().try_for_each(|job| self.read(&job, stopped));
+        let panicked = || Err(Error::protocol(format!("the reader of {} panicked", self.label)));
+        let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| panicked());
+        let Err(error) = done.or_else(|error| if error == Error::Stopped { Ok(()) } else { Err(error) })
+        else {
+            return;
+        };
+        let cause = ragtag_hal::Error::Closed { cause: error.to_string() };
+        self.run.send_urgent(RunUrgent::Failed(error));
+        self.timeline.fail(cause);
+    }
+
+    /// Reads the weights of a part on all threads of rayon's pool.
+    ///
+    /// # Errors
+    /// [`Error::Weight`] if the file cannot be read, or [`Error::Stopped`] if the stage has ended.
+    fn read(&self, job: &ReadJob, stopped: &AtomicBool) -> Result<()> {
+        while let Some(after) = job.after
+            && !self.uploads.wait(after.value, Some(ABORT_INTERVAL)).map_err(|_| Error::Stopped)?
+        {
+            if stopped.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+        }
+        let start = job.place as u64 * self.place_bytes;
+        let reads = self.reads.get(&job.part).map_or(&[][..], Vec::as_slice);
+        reads.par_iter().try_for_each(|read| match stopped.load(Ordering::Relaxed) {
+            true => Err(Error::Stopped),
+            false => self.fill(read, start),
+        })?;
+        self.timeline.advance(job.signal.value);
+        Ok(())
+    }
+
+    fn fill(&self, read: &WeightRead, start: u64) -> Result<()> {
+        let WeightRead { weight, name, chunk, .. } = read;
+        let from = (start + read.start) as usize;
+        let failed = |cause: String| {
+            let (device, weight) = (self.label.clone(), name.clone());
+            Error::Weight { stage: self.stage, device, weight, cause }
+        };
+        let place = self.region.write(from..from + chunk.bytes as usize);
+        let mut place = place.map_err(|cause| failed(cause.to_string()))?;
+        self.source.fill(*weight, chunk, &mut place).map_err(|cause| failed(cause.to_string()))
+    }
+}
