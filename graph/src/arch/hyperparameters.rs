@@ -196,6 +196,10 @@ fn scaled(
     let rope = Rope { factors, magnitude: float("rope.scaling.attn_factor", 1.0)?, ..rope };
     match metadata.find::<&str>(&key)?.unwrap_or("linear") {
         "none" => Ok(rope),
+        // Some converters write the type without the factors.
+        "longrope" if matches!(rope.factors, RopeFactors::None) => {
+            Err(ModelError::MissingTensor { name: LONG_FACTORS.into() })
+        }
         "longrope" => Ok(rope),
         "linear" => {
             let old = float("rope.scale_linear", 1.0)?;

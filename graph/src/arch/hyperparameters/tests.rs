@@ -76,6 +76,8 @@ fn linear_scaling_divides_positions() {
     }
     let message = scaled(Some("spiral")).unwrap_err().to_string();
     assert!(message.contains("rotary scaling of type \"spiral\" (llama.rope.scaling.type)"), "{message}");
+    let message = scaled(Some("longrope")).unwrap_err().to_string();
+    assert!(message.contains("rope_factors_long.weight"), "{message}");
 }
 
 /// Compares the frequencies of YaRN with those from the formulas of its paper.
