@@ -213,7 +213,7 @@ impl Steps {
     }
 
     /// Returns the size in bytes of the weights that a run reads between two executions of `segments`: all
-    /// others but the embedding table, of which it reads a few rows.
+    /// others but the embedding table. A run reads only a few rows of that table.
     pub(super) fn bytes_beside(&self, segments: &Range<usize>) -> u64 {
         let timed: u64 = self.segment_bytes[segments.clone()].iter().sum();
         self.segment_bytes.iter().skip(1).sum::<u64>().saturating_sub(timed)
