@@ -245,14 +245,15 @@ impl<'a> Model<'a> {
             positions: f64::from(tokens) / 2.0,
         };
         let (full, whole, rest) = ((all / chunk) as f64, of_rows(chunk), of_rows(all % chunk));
+        let ends = BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
         if by_prefill_stage {
-            let last = BatchShape { rows: 1, logit_rows: 1, sequences: 1, ..whole };
-            let last_us = f64::from(sequences) * self.pass(&last).sum_us();
-            return full * self.prefill_pass_us(&whole) + self.prefill_pass_us(&rest) + last_us;
+            // This stage also computes the logits, so no other stage delays the first token.
+            let heads_us = self.heads_us(self.last() + 1, &ends);
+            return full * self.prefill_pass_us(&whole) + self.prefill_pass_us(&rest) + heads_us;
         }
         let short = self.pass(&rest);
         let busy_us = if full > 0.0 { self.pass(&whole).repeated_us(full, &short) } else { short.sum_us() };
-        busy_us + self.heads_us(&BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 })
+        busy_us + self.heads_us(self.last(), &ends)
     }
 
     /// Returns the times that a micro-batch spends in all stages and edges.
@@ -290,9 +291,9 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Returns the additional time that the head takes at the ends of prompts, in microseconds.
-    fn heads_us(&self, batch: &BatchShape) -> f64 {
-        self.whole_stage(self.last(), &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
+    /// Returns the additional time that the head of a stage takes at the ends of prompts, in microseconds.
+    fn heads_us(&self, stage: usize, batch: &BatchShape) -> f64 {
+        self.whole_stage(stage, &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
     }
 }
 
