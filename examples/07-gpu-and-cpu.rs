@@ -55,7 +55,8 @@ fn main() -> ragtag::Result<()> {
     println!("{} tokens at {:.1} tokens/s", stats.new_tokens, stats.new_tokens as f64 / seconds);
     for (edge, routes) in stats.edges.iter().zip(engine.plan().routes()) {
         let route = routes.iter().map(|route| route.name()).collect::<Vec<_>>().join(", else ");
-        let (prefill, decode) = (edge.prefill.crossings, edge.decode.crossings);
+        let [prefill, decode] =
+            [edge.prefill, edge.decode].map(|crossed| crossed.crossings + crossed.untimed);
         println!("{first} → {second}: {prefill} transfers of prompts and {decode} of tokens, route {route}");
     }
     Ok(())

@@ -20,12 +20,15 @@ const OPEN: usize = 1024;
 /// Sums over transfers of micro-batches of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crossed {
-    /// Number of transfers.
+    /// Number of timed transfers.
     pub crossings: u64,
-    /// Total bytes of the transfers.
+    /// Total bytes of the timed transfers.
     pub bytes: u64,
-    /// Time in which the edge was busy.
+    /// Time in which the edge was busy with them.
     pub busy_ns: Nanoseconds,
+    /// Number of transfers whose copies were not timed.
+    #[serde(default)]
+    pub untimed: u64,
 }
 
 /// Sums over the transfers of one edge.
@@ -43,11 +46,16 @@ impl Crossed {
             crossings: self.crossings.saturating_sub(before.crossings),
             bytes: self.bytes.saturating_sub(before.bytes),
             busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+            untimed: self.untimed.saturating_sub(before.untimed),
         }
     }
 }
 
 impl EdgeReport {
+    fn of(&mut self, decode: bool) -> &mut Crossed {
+        if decode { &mut self.decode } else { &mut self.prefill }
+    }
+
     /// Returns the difference between this report and an earlier one.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self { prefill: self.prefill.since(&before.prefill), decode: self.decode.since(&before.decode) }
@@ -107,9 +115,12 @@ impl Transfers {
         state.open.push_back(OpenTransfer { micro_batch, decode, bytes, left, arrived, admitted_ns: 0 });
     }
 
-    /// Drops the record of a transfer whose copies are not timed.
+    /// Counts a transfer whose copies are not timed, and drops its record. Both ends may call this.
     pub(crate) fn skip(&self, id: MicroBatchId) {
-        self.lock().open.retain(|transfer| transfer.micro_batch != id);
+        let state = &mut *self.lock();
+        let Some(at) = state.open.iter().position(|transfer| transfer.micro_batch == id) else { return };
+        let Some(transfer) = state.open.remove(at) else { return };
+        state.report.of(transfer.decode).untimed += 1;
     }
 
     /// Records that a chunk was copied from the sending device.
@@ -175,7 +186,7 @@ impl State {
         let begun_ns = transfer.left.start_ns.max(self.arrived_ns);
         let without_slot_ns = transfer.admitted_ns.saturating_sub(transfer.left.end_ns.max(self.arrived_ns));
         self.arrived_ns = self.arrived_ns.max(transfer.arrived.end_ns);
-        let crossed = if transfer.decode { &mut self.report.decode } else { &mut self.report.prefill };
+        let crossed = self.report.of(transfer.decode);
         crossed.crossings += 1;
         crossed.bytes += transfer.bytes;
         crossed.busy_ns += transfer.arrived.end_ns.saturating_sub(begun_ns).saturating_sub(without_slot_ns);
@@ -200,7 +211,7 @@ mod tests {
         assert_eq!(edge.report(), EdgeReport::default(), "ten bytes are missing at both ends");
         edge.left(id(1), 10, 120, 130);
         edge.arrived(id(1), 10, 160);
-        let decode = Crossed { crossings: 1, bytes: 30, busy_ns: 60 };
+        let decode = Crossed { crossings: 1, bytes: 30, busy_ns: 60, untimed: 0 };
         assert_eq!(edge.report(), EdgeReport { decode, ..EdgeReport::default() });
         // Records of unknown transfers are ignored.
         edge.arrived(id(1), 10, 170);
@@ -217,13 +228,16 @@ mod tests {
             edge.arrived(id(number), 8, end_ns);
         }
         // The second micro-batch left while the first was in transit.
-        assert_eq!(edge.report().prefill, Crossed { crossings: 2, bytes: 16, busy_ns: 200 });
+        assert_eq!(edge.report().prefill, Crossed { crossings: 2, bytes: 16, busy_ns: 200, untimed: 0 });
         // The third micro-batch is ready at 310 and gets a slot at 900.
         edge.begin(id(3), false, 8);
         edge.left(id(3), 8, 300, 310);
         edge.admitted(id(3), 900);
         edge.arrived_whole(id(3), 905);
-        assert_eq!(edge.report().prefill, Crossed { crossings: 3, bytes: 24, busy_ns: 200 + 10 + 5 });
+        assert_eq!(
+            edge.report().prefill,
+            Crossed { crossings: 3, bytes: 24, busy_ns: 200 + 10 + 5, untimed: 0 }
+        );
     }
 
     #[test]

@@ -219,7 +219,12 @@ pub(super) mod tests {
                 ..Computed::default()
             };
             let crossed = |bytes: u64, us: u64| EdgeReport {
-                decode: Crossed { crossings: steps, bytes: steps * bytes, busy_ns: steps * us * 1000 },
+                decode: Crossed {
+                    crossings: steps,
+                    bytes: steps * bytes,
+                    busy_ns: steps * us * 1000,
+                    untimed: 0,
+                },
                 ..EdgeReport::default()
             };
             PipelineStats {

@@ -325,7 +325,7 @@ fn edge(
     report: &EdgeReport,
     phase: Phase,
 ) -> Option<ComparedPart> {
-    let Crossed { crossings, bytes, busy_ns } = match phase {
+    let Crossed { crossings, bytes, busy_ns, .. } = match phase {
         Phase::Decode => report.decode,
         Phase::Prefill => report.prefill,
     };

@@ -113,7 +113,7 @@ fn report(sizes: &[SizeReport]) -> StageReport {
 }
 
 fn crossed(crossings: u64, bytes: u64, us: u64) -> Crossed {
-    Crossed { crossings, bytes: crossings * bytes, busy_ns: crossings * us * 1000 }
+    Crossed { crossings, bytes: crossings * bytes, busy_ns: crossings * us * 1000, untimed: 0 }
 }
 
 fn stats(stages: Vec<StageReport>) -> PipelineStats {
