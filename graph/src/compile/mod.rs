@@ -322,12 +322,11 @@ pub(crate) fn layer_norm_pitch(width: u64) -> u64 {
 
 /// Returns the name of the generated buffer that holds the factor of each run of columns.
 pub(crate) fn factors_name(factors: &[(f32, u32)]) -> String {
-    let runs: Vec<_> = factors.iter().map(|(factor, columns)| format!("{factor} × {columns}")).collect();
     if let [(factor, _)] = factors {
-        format!("factor {factor}")
-    } else {
-        format!("factors {}", runs.join(", "))
+        return format!("factor {factor}");
     }
+    let runs: Vec<_> = factors.iter().map(|(factor, columns)| format!("{factor} × {columns}")).collect();
+    format!("factors {}", runs.join(", "))
 }
 
 /// Returns the name of the generated buffer that holds the RoPE frequencies.

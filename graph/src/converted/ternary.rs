@@ -1,6 +1,6 @@
 //! Ternary weights of BitNet models, with one scale per tensor. They become TQ2_0 blocks if rows are whole
 //! blocks, otherwise F8_E4M3 blocks, whose scale is f32. If f16 cannot hold the scale, the graph multiplies
-//! products with TQ2_0 blocks by a factor. So no value changes.
+//! products with TQ2_0 blocks by a factor. So no value changes by more than the rounding of this factor.
 //!
 //! Sources: `integrations/bitnet.py` in Hugging Face's `transformers` for packed rows and for weights that
 //! are rounded while the model runs; the converter in Microsoft's repository `BitNet` for I2_S, TL1 and TL2.
