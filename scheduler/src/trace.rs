@@ -13,7 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// dropped, because some devices report no timings.
 const LABELS: usize = 1024;
 
-/// Without a trace, the copies of one in this many micro-batches are timed on routes without a ring.
+/// Without a trace, only some copies are timed on routes without a ring: those of this many first
+/// micro-batches, so that short runs have times, and then of one in [`TIMED`].
+const TIMED_FIRST: u64 = 16;
+
+/// See [`TIMED_FIRST`].
 const TIMED: u64 = 4;
 
 /// Kind of a submission.
@@ -308,9 +312,10 @@ impl Recorder {
     }
 
     /// Returns whether the copies of a micro-batch over a route without a ring are timed: all of them in a
-    /// trace, otherwise one in [`TIMED`]. Timed copies between two GPUs are several microseconds slower.
-    pub(crate) fn times(&self, micro_batch: MicroBatchId) -> bool {
-        self.sink.capacity > 0 || micro_batch.0.is_multiple_of(TIMED)
+    /// trace, otherwise the first [`TIMED_FIRST`] and one in [`TIMED`]. Timed copies between two GPUs are
+    /// several microseconds slower.
+    pub(crate) fn times(&self, MicroBatchId(id): MicroBatchId) -> bool {
+        self.sink.capacity > 0 || id < TIMED_FIRST || id.is_multiple_of(TIMED)
     }
 
     /// Leaves out the record of a transfer whose copies are not timed at one end of the stage.
@@ -526,8 +531,8 @@ mod tests {
                 Ends { incoming: incoming.clone(), outgoing: outgoing.clone() },
             )
         };
-        let timed = |recorder: Recorder| (0..8).filter(|id| recorder.times(MicroBatchId(*id))).count();
-        assert_eq!((timed(recorder(0)), timed(recorder(1))), (2, 8), "a trace shows every transfer");
+        let timed = |recorder: Recorder| (0..24).filter(|id| recorder.times(MicroBatchId(*id))).count();
+        assert_eq!((timed(recorder(0)), timed(recorder(1))), (16 + 2, 24), "a trace shows every transfer");
         for end in [End::Incoming, End::Outgoing] {
             let recorder = recorder(0);
             recorder.leaves(&MicroBatch { id: MicroBatchId(5), credit: 0, items: vec![] }, 64);
