@@ -12,7 +12,8 @@
 #[cfg(unix)]
 use crate::api::ExternalMemory;
 use crate::api::{
-    self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check, enter,
+    self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Uploads, Workspace, check,
+    enter,
 };
 use crate::error::allocation_failure;
 use crate::nvrtc::Compiler;
@@ -69,6 +70,7 @@ pub(crate) struct CudaDriver {
     tools: Tools,
     /// cuBLASLt and its workspace. They are created with the first module that has products.
     products: Mutex<Option<(Products, Workspace)>>,
+    uploads: Uploads,
     abilities: Abilities,
 }
 
@@ -89,7 +91,14 @@ pub(crate) struct Function {
 impl CudaDriver {
     pub(crate) fn new(context: Arc<Context>, tools: Tools, abilities: Abilities) -> Result<Self> {
         let memory = abilities.pools.then(|| Ordered::new(&context)).transpose()?;
-        Ok(Self { context, memory, tools, products: Mutex::default(), abilities })
+        Ok(Self {
+            context,
+            memory,
+            tools,
+            products: Mutex::default(),
+            uploads: Uploads::default(),
+            abilities,
+        })
     }
 
     fn enter(&self) -> Result<&Functions> {
@@ -264,6 +273,11 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn upload(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+        // SAFETY: guaranteed by the caller.
+        let copies = || unsafe { self.uploads.enqueue(&self.context, stream, (from, to, bytes)) };
+        if stream.is_capturing() && copies()? {
+            return Ok(());
+        }
         // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw())) }
     }

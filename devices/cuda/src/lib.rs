@@ -14,7 +14,7 @@
 //! | `ptx.rs` | properties of the functions in a PTX source |
 //! | `nvrtc.rs` | CUDA C++, compiled and cached on disk |
 //! | `error.rs` | conversion of CUDA's codes to errors |
-//! | `api/` | the driver library, NVRTC and cuBLASLt: functions, objects, calls |
+//! | `api/` | the driver library, NVRTC and cuBLASLt: functions, objects, calls; a kernel for short copies from the host |
 //!
 //! The driver reads `CUDA_VISIBLE_DEVICES` and other environment variables. An adapter's `driver` shows the
 //! value of `CUDA_VISIBLE_DEVICES`, because this variable can hide devices.

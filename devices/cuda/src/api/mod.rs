@@ -10,6 +10,7 @@ mod functions;
 mod nvrtc;
 mod objects;
 mod partition;
+mod upload;
 
 pub(crate) use cublas_lt::{CublasLt, Products, Workspace};
 #[cfg(unix)]
@@ -17,6 +18,7 @@ pub(crate) use external::ExternalMemory;
 pub(crate) use functions::{Functions, check, enter, version};
 pub(crate) use nvrtc::Nvrtc;
 pub(crate) use objects::{Context, Event, Function, Graph, Module, Pool, Stream};
+pub(crate) use upload::Uploads;
 
 /// Returns the paths to try for a library of NVIDIA's CUDA toolkit. The toolkit is separate from the driver,
 /// and its folder is often not in the loader's search path.
