@@ -17,8 +17,8 @@ fn every_opencl_device() {
 #[test]
 fn kernels_in_spir_v() {
     // Other tests run the same variants in OpenCL C. The table repeats after three languages, so that a part of
-    // four has variants in each.
-    let part = Part { of: if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { 4 }, index: 0 };
+    // eight has variants in each.
+    let part = Part { of: if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { 8 }, index: 0 };
     let seed = test_support::seed();
     let suite = Suite::new().only("kernel/*/opencl").in_language(KernelLanguage::SpirV);
     let takes = |adapter: &Adapter| adapter.caps.languages.contains(&KernelLanguage::SpirV);

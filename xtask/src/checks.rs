@@ -105,7 +105,7 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     if is_complete || turn == 2 {
         packages::run(root, if is_complete { Depth::Run } else { Depth::Check }, &mut done)?;
     }
-    test_after(root, args, done)
+    test_after(root, &args.clone().overlapping(), done)
 }
 
 /// Lints a package with a feature set.

@@ -1,9 +1,9 @@
-//! Runs the workspace's tests with one cargo command, then reports times, skips and failures.
+//! Runs the workspace's tests, then reports times, skips and failures.
 
 use crate::checks::{Done, cargo};
 use crate::skips;
 use crate::timing::Run;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 const SKIPS: &str = "target/skips.txt";
 /// Number of tests in the report's list of the slowest tests.
 const SLOWEST: usize = 10;
+/// Package whose tests may run beside the others. They take long, and most of them use a single core.
+const BESIDE: &str = "conformance ";
 /// Minimum duration of a step with its own line in the report. Shorter steps share one line.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Options for skipped tests.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TestArgs {
     /// Fail if a skipped test is not in this list. Lines are `MISSING<TAB>PACKAGE<TAB>TEST`, sorted; `#`
     /// starts a comment.
@@ -26,6 +28,17 @@ pub(crate) struct TestArgs {
     /// Write the skips of this run to this file, in the format of such a list.
     #[arg(long, value_name = "FILE")]
     write_skips: Option<PathBuf>,
+    /// Whether the tests of [`BESIDE`] run at the same time as the others. On real devices, they would take each
+    /// other's memory.
+    #[arg(skip)]
+    overlaps: bool,
+}
+
+impl TestArgs {
+    /// Runs the tests of [`BESIDE`] at the same time as the others.
+    pub(crate) fn overlapping(self) -> Self {
+        Self { overlaps: true, ..self }
+    }
 }
 
 /// Builds and runs all tests, then prints the report.
@@ -41,9 +54,7 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(format!("{}: {e}", file.display())),
         _ => {}
     }
-    let start = Instant::now();
-    let mut run = Run::default();
-    let status = stream(root, &file, |line| run.line(line, start.elapsed(), &names))?;
+    let (run, statuses) = all(root, &file, &names, args.overlaps)?;
     times.extend(run.binaries.iter().map(|binary| (binary.end - binary.start, binary.name.clone())));
 
     let recorded = test_support::recorded(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -57,14 +68,59 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
         std::fs::write(to, skips::list(&skips)).map_err(|e| format!("{}: {e}", to.display()))?;
     }
     let allowed = args.skips.as_ref().map_or(Ok(String::new()), |list| skips::check(&skips, list));
-    verdict(&run, status, allowed)
+    verdict(&run, &statuses, allowed)
+}
+
+/// Runs all tests, in one or two cargo commands at a time. Returns the results, and the exit status of each
+/// command.
+fn all(
+    root: &Path,
+    skips: &Path,
+    names: &BTreeMap<String, String>,
+    overlaps: bool,
+) -> Result<(Run, Vec<ExitStatus>), String> {
+    let start = Instant::now();
+    let one = |arguments: &[String]| -> Result<(Run, ExitStatus), String> {
+        let mut run = Run::default();
+        let status = stream(root, skips, arguments, |line| run.line(line, start.elapsed(), names))?;
+        Ok((run, status))
+    };
+    let lanes = if overlaps { lanes(names.values()) } else { vec![vec![Vec::new()]] };
+    let in_turn = |lane: &Vec<Vec<String>>| lane.iter().map(|arguments| one(arguments)).collect::<Vec<_>>();
+    let done: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = lanes.iter().map(|lane| scope.spawn(|| in_turn(lane))).collect();
+        let ended = |lane: std::thread::ScopedJoinHandle<'_, _>| lane.join().expect("a lane does not panic");
+        running.into_iter().flat_map(ended).collect()
+    });
+    let (mut run, mut statuses) = (Run::default(), Vec::new());
+    for part in done {
+        let (part, status) = part?;
+        run.add(part);
+        statuses.push(status);
+    }
+    Ok((run, statuses))
+}
+
+/// Divides the tests into two lanes of cargo commands and returns the arguments of each command. `names` are the
+/// packages and targets of all test binaries. Targets of the same name share a lane, because cargo selects targets
+/// by their names.
+fn lanes<'a>(names: impl Iterator<Item = &'a String> + Clone) -> Vec<Vec<Vec<String>>> {
+    let target = |name: &'a String| name.split_once(" test ").map(|(_, target)| target);
+    let beside: BTreeSet<_> =
+        names.clone().filter(|name| name.starts_with(BESIDE)).filter_map(target).collect();
+    let others: BTreeSet<_> = names.filter_map(target).filter(|name| !beside.contains(name)).collect();
+    let selecting =
+        |of: &BTreeSet<&str>| of.iter().flat_map(|name| ["--test".into(), (*name).into()]).collect();
+    let mut first: Vec<String> = selecting(&others);
+    first.extend(["--lib", "--bins"].map(String::from));
+    vec![vec![first], vec![selecting(&beside), vec!["--doc".into()]]]
 }
 
 /// Prints notes on allowed skips that did not happen. If tests failed or the list does not allow a skip,
 /// returns one error that names them all.
-fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Result<(), String> {
+fn verdict(run: &Run, statuses: &[ExitStatus], allowed: Result<String, String>) -> Result<(), String> {
     let mut errors = Vec::new();
-    if !status.success() {
+    if let Some(status) = statuses.iter().find(|status| !status.success()) {
         let lines = |names: &[String]| names.iter().map(|name| format!("\n  {name}")).collect::<String>();
         let binaries = lines(&run.failed_binaries);
         errors.push(format!("tests failed ({status}):{binaries}\nthese tests:{}", lines(&run.failed)));
@@ -123,11 +179,17 @@ fn build(root: &Path, names: &mut BTreeMap<String, String>) -> Result<(), String
     Ok(())
 }
 
-/// Runs the tests of all crates, even after a failure. Prints each line of the output as it arrives, and
+/// Runs the tests that `arguments` select, even after a failure. Prints each line of the output as it arrives, and
 /// passes the line to `line`.
-fn stream(root: &Path, skips: &Path, mut line: impl FnMut(&str)) -> Result<ExitStatus, String> {
+fn stream(
+    root: &Path,
+    skips: &Path,
+    arguments: &[String],
+    mut line: impl FnMut(&str),
+) -> Result<ExitStatus, String> {
     let mut command = cargo_test(root, &["--no-fail-fast", "--color=never"]);
-    println!("== cargo test --workspace --locked --no-fail-fast");
+    command.args(arguments);
+    println!("== cargo test --workspace --locked --no-fail-fast {}", arguments.join(" "));
     // Both streams share one pipe, so that cargo's lines stay in order with libtest's.
     let (reader, writer) = std::io::pipe().map_err(|e| e.to_string())?;
     command.stdout(writer.try_clone().map_err(|e| e.to_string())?).stderr(writer);
@@ -141,4 +203,26 @@ fn stream(root: &Path, skips: &Path, mut line: impl FnMut(&str)) -> Result<ExitS
         line(&text);
     }
     child.wait().map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_target_is_in_one_lane() {
+        let names = [
+            "ragtag lib ragtag",
+            "ragtag test integration",
+            "kernels test cpu",
+            "conformance lib ragtag_conformance",
+            "conformance test cpu",
+            "conformance test hip",
+            "xtask bin xtask",
+        ];
+        let lanes = lanes(names.map(String::from).iter());
+        let said: Vec<Vec<String>> =
+            lanes.iter().map(|lane| lane.iter().map(|args| args.join(" ")).collect()).collect();
+        assert_eq!(said, [vec!["--test integration --lib --bins"], vec!["--test cpu --test hip", "--doc"]]);
+    }
 }

@@ -50,6 +50,13 @@ impl Run {
         }
     }
 
+    /// Adds the results of another run.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.binaries.extend(other.binaries);
+        self.failed.extend(other.failed);
+        self.failed_binaries.extend(other.failed_binaries);
+    }
+
     /// Returns all tests with their durations, slowest first. Each binary runs its tests on `threads`
     /// threads.
     pub(crate) fn tests(&self, threads: usize) -> Vec<(Duration, String)> {
