@@ -30,6 +30,7 @@ fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -
         hand_over_us: figure(0.0),
         host_latency_us: figure(5.0),
         host_bandwidth_bytes_per_s: figure(12e9),
+        file_bytes_per_s: figure(2e9),
         f16_products: false,
         buffers: BufferLimits::default(),
         in_host_memory: false,

@@ -348,11 +348,15 @@ impl Devices {
     /// Returns the free host memory in bytes, at most its cap. Returns `None` if it has no cap and the CPU
     /// was not probed.
     pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
+        self.free_host_bytes().into_iter().chain(self.caps.host_bytes()).min()
+    }
+
+    /// Returns the free host memory in bytes. Returns `None` if the CPU was not probed.
+    pub(crate) fn free_host_bytes(&self) -> Option<u64> {
         let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
         // Each CPU device reports its own share of the memory.
         let free = processors.filter_map(|adapter| adapter.memory.first()?.free_bytes);
-        let free = free.reduce(u64::saturating_add);
-        free.into_iter().chain(self.caps.host_bytes()).min()
+        free.reduce(u64::saturating_add)
     }
 
     /// Opens an adapter from the probe report for running single operators. The adapter need not be selected.

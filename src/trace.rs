@@ -11,6 +11,9 @@ use serde_json::json;
 /// Thread number of a device's actor in an exported trace. The device's queues have lower numbers.
 const ACTOR_TRACK: usize = QueueKind::ALL.len();
 
+/// Thread number and name of a stage's reads from the model's file.
+const FILE_TRACK: (usize, &str) = (ACTOR_TRACK + 1, "file");
+
 /// Trace of a run, with one span per submission. The times of all devices are on the same clock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
@@ -38,6 +41,7 @@ impl Trace {
             let segments = plan.all_stages().nth(span.stage as usize)?.segments.range();
             let kind = match span.kind {
                 SimSpanKind::Prefill | SimSpanKind::Decode => SpanKind::Compute,
+                SimSpanKind::Read => SpanKind::Read,
                 SimSpanKind::Weights => SpanKind::Weights,
                 SimSpanKind::Upload => SpanKind::Upload,
                 SimSpanKind::Download => SpanKind::Download,
@@ -78,7 +82,9 @@ impl Trace {
             events
                 .push(json!({ "ph": "M", "pid": stage, "name": "process_name", "args": { "name": device } }));
             let queues = QueueKind::ALL.map(|queue| (queue.index(), queue.name()));
-            for (lane, name) in queues.into_iter().chain([(ACTOR_TRACK, "actor")]) {
+            let reads = self.spans.iter().any(|s| s.stage as usize == stage && s.kind == SpanKind::Read);
+            let file = reads.then_some(FILE_TRACK);
+            for (lane, name) in queues.into_iter().chain([(ACTOR_TRACK, "actor")]).chain(file) {
                 let name = json!({ "name": name });
                 events.push(
                     json!({ "ph": "M", "pid": stage, "tid": lane, "name": "thread_name", "args": name }),
@@ -86,12 +92,13 @@ impl Trace {
             }
         }
         for span in &self.spans {
+            let (thread, category) = track(span);
             events.push(json!({
                 "ph": "X",
                 "pid": span.stage,
-                "tid": span.queue.index(),
+                "tid": thread,
                 "name": span_name(span),
-                "cat": span.queue.name(),
+                "cat": category,
                 "ts": span.start_ns as f64 / 1e3,
                 "dur": span.end_ns.saturating_sub(span.start_ns) as f64 / 1e3,
                 "args": arguments(span),
@@ -112,6 +119,15 @@ impl Trace {
     }
 }
 
+/// Returns the thread number and name of a span in an exported trace. A stage's spans on one thread do not
+/// overlap.
+pub(crate) fn track(span: &Span) -> (usize, &'static str) {
+    match span.kind {
+        SpanKind::Read => FILE_TRACK,
+        _ => (span.queue.index(), span.queue.name()),
+    }
+}
+
 /// Returns the arguments of a span in an exported trace. A copy of activations has its route.
 fn arguments(span: &Span) -> serde_json::Value {
     let mut arguments = json!({ "rows": span.rows, "micro_batch": span.micro_batch.map(|id| id.0) });
@@ -124,6 +140,7 @@ fn arguments(span: &Span) -> serde_json::Value {
 /// Returns the name of a span in an exported trace. It contains the span's segments and micro-batch.
 fn span_name(span: &Span) -> String {
     let what = match span.kind {
+        SpanKind::Read => return format!("read of segments {}", range(span)),
         SpanKind::Weights => return format!("weights of segments {}", range(span)),
         SpanKind::Compute => format!("segments {}", range(span)),
         SpanKind::Upload => "activation in".into(),
@@ -203,6 +220,7 @@ mod tests {
             span(1, SpanKind::Compute, 150, 260),
             span(0, SpanKind::Compute, 200, 250),
             Span { route: Some(Route::Peer), ..span(1, SpanKind::Upload, 0, 1000) },
+            Span { micro_batch: None, ..span(1, SpanKind::Read, 0, 90) },
         ];
         let turns = vec![Turn { stage: 1, start_ns: 300, end_ns: 400 }];
         Trace { spans, turns, devices: vec!["cpu:0".into(), "cpu:1".into()] }
@@ -219,7 +237,9 @@ mod tests {
     fn every_queue_has_a_track_and_every_span_a_name() {
         let json: serde_json::Value = serde_json::from_str(&trace().to_chrome_json()).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
-        assert_eq!(events.iter().filter(|e| e["name"] == "thread_name").count(), 8);
+        assert_eq!(events.iter().filter(|e| e["name"] == "thread_name").count(), 9, "one has reads");
+        let read = events.iter().find(|e| e["name"] == "read of segments 0-2").unwrap();
+        assert_eq!((read["pid"].as_u64(), read["tid"].as_u64()), (Some(1), Some(4)));
         let turn = events.iter().find(|e| e["cat"] == "actor").unwrap();
         assert_eq!(
             (turn["pid"].as_u64(), turn["tid"].as_u64(), turn["dur"].as_f64()),

@@ -10,7 +10,7 @@ mod prefill;
 mod tests;
 mod upgrade;
 
-use crate::cost::{DeviceFacts, FigureSource, QueuePart, RunSizes, file_read_us};
+use crate::cost::{DeviceFacts, FigureSource, QueuePart, RunSizes};
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill, check_partition};
 use crate::streaming::{Arenas, FEWEST, MOST_ARENAS, StagePart, parts, wrong_arenas, wrong_from_file};
@@ -381,7 +381,7 @@ impl PlanStage {
         let is_read = |part: &StagePart| self.from_file.contains(&(part.segments.start as u32));
         let part = |part: StagePart| QueuePart {
             arena: part.arena,
-            read_us: bytes(&part).filter(|_| is_read(&part)).map_or(0.0, file_read_us),
+            read_us: bytes(&part).filter(|_| is_read(&part)).map_or(0.0, |bytes| device.file_read_us(bytes)),
             copy_us: bytes(&part).map_or(0.0, |bytes| device.host_copy_us(bytes)),
             compute_us: part.segments.len() as f64 * segment_us,
         };

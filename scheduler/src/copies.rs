@@ -25,6 +25,8 @@ pub(crate) enum Copied {
     Activations(u32, Route),
     /// Streamed weights of this stage.
     Weights(u32),
+    /// Streamed weights of this stage, from the model's file to host memory.
+    FromFile(u32),
     /// Logits of this stage.
     Logits(u32),
     /// Keys and values that pass to or from this stage.
@@ -73,6 +75,23 @@ impl WatchedDevice {
     }
 }
 
+/// Reads of one stage from the model's file.
+#[derive(Clone)]
+pub(crate) struct FileReads {
+    /// Its id belongs to no device.
+    pub(crate) timeline: Arc<Timeline>,
+    /// Reads in flight.
+    pub(crate) copies: Copies,
+}
+
+impl FileReads {
+    /// Returns the host as a device that does nothing but these reads.
+    pub(crate) fn watched(&self) -> WatchedDevice {
+        let own = std::array::from_fn(|_| Arc::clone(&self.timeline));
+        WatchedDevice { copies: self.copies.clone(), own }
+    }
+}
+
 /// Watches the copies of all devices.
 pub(crate) struct Watch {
     devices: Vec<WatchedDevice>,
@@ -118,6 +137,7 @@ impl Watch {
                         Error::Stalled { from, to, route, seconds }
                     }
                     Copied::Weights(stage) => self.stalled_copy("streamed weights", stage, seconds),
+                    Copied::FromFile(stage) => Error::StalledRead { device: self.label(stage), seconds },
                     Copied::Logits(stage) => self.stalled_copy("logits", stage, seconds),
                     Copied::KeysAndValues(stage) => self.stalled_copy("keys and values", stage, seconds),
                     Copied::Checksum(stage) => self.stalled_copy("checksum", stage, seconds),
@@ -158,9 +178,10 @@ impl Watch {
                 Error::Transfer { from, to, route, cause }
             }
             Copied::KeysAndValues(stage) => Error::KeysAndValues { stage, device: self.label(stage), cause },
-            Copied::Weights(stage) | Copied::Logits(stage) | Copied::Checksum(stage) => {
-                Error::Stage { stage, device: self.label(stage), cause }
-            }
+            Copied::Weights(stage)
+            | Copied::FromFile(stage)
+            | Copied::Logits(stage)
+            | Copied::Checksum(stage) => Error::Stage { stage, device: self.label(stage), cause },
         })
     }
 

@@ -179,6 +179,17 @@ pub enum Error {
         /// The limit in seconds, rounded up.
         seconds: u64,
     },
+    /// A read of streamed weights from the model's file did not complete within the limit.
+    #[error(
+        "the model's file has given {device} no weights for {seconds} s; check its drive or network; \
+         --stall-timeout sets another limit"
+    )]
+    StalledRead {
+        /// Label of the device that streams the weights.
+        device: String,
+        /// The limit in seconds, rounded up.
+        seconds: u64,
+    },
     /// The stages or the options are invalid.
     #[error("{what}")]
     Spec {

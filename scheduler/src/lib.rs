@@ -23,7 +23,8 @@ mod transfers;
 mod trial;
 
 pub use actor::{
-    Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,
+    Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_CHUNK_BYTES,
+    WEIGHT_STAGING_BYTES, WeightSource,
 };
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{

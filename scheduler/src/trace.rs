@@ -24,6 +24,8 @@ const TIMED: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpanKind {
+    /// Read of streamed weights from the model's file. The host reads, and no queue of the device.
+    Read,
     /// Upload of weights.
     Weights,
     /// Upload of activations.
@@ -45,13 +47,13 @@ pub enum SpanKind {
 pub struct Span {
     /// The stage.
     pub stage: u32,
-    /// The queue.
+    /// The queue. For a read from the model's file, the queue that copies the weights.
     pub queue: QueueKind,
     /// Work of the submission.
     pub kind: SpanKind,
-    /// Range of the stage's segments in the model.
+    /// Range of segments in the model: those of the stage, or of its part that is computed or copied.
     pub segments: Range<usize>,
-    /// The micro-batch. `None` for uploads of weights.
+    /// The micro-batch. `None` for reads and uploads of weights.
     pub micro_batch: Option<MicroBatchId>,
     /// Rows of the micro-batch.
     pub rows: u32,
@@ -101,6 +103,13 @@ impl TraceSink {
 
     pub(crate) fn snapshot(&self) -> Trace {
         self.trace.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records that the weights of `segments` were read from the model's file.
+    pub(crate) fn read(&self, stage: u32, segments: Range<usize>, [start_ns, end_ns]: [Nanoseconds; 2]) {
+        let (queue, kind, micro_batch) = (QueueKind::Upload, SpanKind::Read, None);
+        let span = Span { stage, queue, kind, segments, micro_batch, rows: 0, start_ns, end_ns, route: None };
+        self.add(|trace| &mut trace.spans, span);
     }
 
     fn add<T>(&self, list: impl FnOnce(&mut Trace) -> &mut Vec<T>, item: T) {
@@ -227,6 +236,8 @@ pub(crate) struct Label {
     pub(crate) reads: bool,
     /// Route of a copy of activations.
     pub(crate) route: Option<Route>,
+    /// First segment and end of a part of a stage with streamed weights.
+    pub(crate) part: Option<[usize; 2]>,
 }
 
 impl Label {
@@ -250,7 +261,13 @@ impl Label {
         bytes: 0,
         reads: false,
         route: None,
+        part: None,
     };
+
+    /// Returns the label with the segments of a part.
+    pub(crate) fn of_part(self, segments: Range<usize>) -> Self {
+        Self { part: Some([segments.start, segments.end]), ..self }
+    }
 
     pub(crate) fn of(kind: SpanKind, batch: &MicroBatch, bytes: u64) -> Self {
         let (micro_batch, decode) = (Some(batch.id), batch.decodes_only());
@@ -385,11 +402,12 @@ impl Recorder {
             SpanKind::Upload | SpanKind::Download | SpanKind::Logits => {
                 self.crossed(&label, start_ns, end_ns);
             }
-            SpanKind::Weights | SpanKind::KeysAndValues | SpanKind::Checksum => {}
+            SpanKind::Read | SpanKind::Weights | SpanKind::KeysAndValues | SpanKind::Checksum => {}
         }
-        let Label { kind, micro_batch, work, route, .. } = label;
+        let Label { kind, micro_batch, work, route, part, .. } = label;
         let rows = u32::try_from(work.rows).unwrap_or(u32::MAX);
-        let (stage, segments) = (self.stage, self.segments.clone());
+        let segments = part.map_or_else(|| self.segments.clone(), |[start, end]| start..end);
+        let stage = self.stage;
         let span = Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns, route };
         self.sink.add(|trace| &mut trace.spans, span);
     }

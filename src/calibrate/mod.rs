@@ -7,6 +7,7 @@
 
 mod apis;
 mod budget;
+mod file;
 mod filling;
 mod found;
 mod hand_over;
@@ -32,7 +33,7 @@ pub use links::{LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedR
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::Profile;
-use ragtag_planner::{DeviceFacts, Links, Place};
+use ragtag_planner::{DeviceFacts, Figure, Links, Place};
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,6 +46,9 @@ use steps::Steps;
 const CONTRADICTING_FACTOR: f64 = 1.5;
 const CONTRADICTING_STEPS: u64 = 16;
 const CONTRADICTING_CHUNKS: u64 = 8;
+
+/// If host memory has room for this many times the weights of a model, no plan streams from the model's file.
+const ROOM: u64 = 2;
 
 /// Default wall time limit of a calibration. It is slightly shorter than the documented 3 seconds.
 const USUAL_LIMIT: Duration = Duration::from_millis(2700);
@@ -102,6 +106,9 @@ pub struct Calibration {
     pub profiles: Vec<(String, Arc<Profile>)>,
     /// Figures of the links between the devices.
     pub links: Links,
+    /// Labels of the devices, each with the rate at which the host reads weights for it from the model's file.
+    /// Empty if host memory has room for all weights.
+    pub file_rates: Vec<(String, Figure)>,
     /// Labels of the devices that this calibration has timed. All other profiles come from the cache.
     pub timed: Vec<String>,
     /// Labels of the devices that could not be opened, or that have a link without a verified route.
@@ -143,6 +150,12 @@ impl Calibration {
         loop {
             let error = match Self::of(&adapters, model, devices, options, progress) {
                 Ok(mut calibration) => {
+                    let (steps, most) = (Steps::new(model, options)?, devices.host_memory_bytes());
+                    if let Some(most) = most.filter(|bytes| bytes / ROOM < steps.bytes()) {
+                        let free = devices.free_host_bytes().unwrap_or(most);
+                        let stays = free.saturating_sub(most) >= steps.bytes();
+                        calibration.file_rates = file::rates(model, &steps, &adapters, stays);
+                    }
                     calibration.closed = closed;
                     calibration.warnings.splice(0..0, warnings);
                     return Ok(calibration);
@@ -221,11 +234,16 @@ impl Calibration {
         self.profiles.iter().find(|(own, _)| own == label).map(|(_, profile)| profile)
     }
 
-    /// Adds the measured profiles to the descriptions of their devices.
+    /// Adds the measured profiles and rates to the descriptions of their devices.
     pub fn apply(&self, facts: Vec<DeviceFacts>) -> Vec<DeviceFacts> {
-        let with = |facts: DeviceFacts| match self.profile(&facts.label) {
-            Some(profile) => facts.with_profile(Arc::clone(profile)),
-            None => facts,
+        let with = |facts: DeviceFacts| {
+            let rate = self.file_rates.iter().find(|(label, _)| *label == facts.label);
+            let file_bytes_per_s = rate.map_or(facts.file_bytes_per_s, |(_, rate)| *rate);
+            let facts = DeviceFacts { file_bytes_per_s, ..facts };
+            match self.profile(&facts.label) {
+                Some(profile) => facts.with_profile(Arc::clone(profile)),
+                None => facts,
+            }
         };
         facts.into_iter().map(with).collect()
     }

@@ -138,6 +138,16 @@ impl Steps {
         })
     }
 
+    /// Returns the segments between embedding and head.
+    pub(super) fn blocks(&self) -> Range<usize> {
+        1..self.segment_bytes.len().saturating_sub(1).max(1)
+    }
+
+    /// Returns the size of all weights, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.segment_bytes.iter().sum()
+    }
+
     /// Compiles segments for a stage of a calibration pipeline.
     pub(super) fn compile(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
         self.compile_for(&self.lowering, segments, adapter)

@@ -95,6 +95,7 @@ fn as_json(calibration: &Calibration) -> serde_json::Value {
     json!({
         "profiles": profiles,
         "links": calibration.links,
+        "file_rates": calibration.file_rates,
         "timed": calibration.timed,
         "warnings": calibration.warnings,
         "unkept": calibration.unkept,

@@ -1,6 +1,6 @@
 //! Timelines of a pipeline, as data from which other modules draw Gantt charts.
 
-use crate::trace::Trace;
+use crate::trace::{Trace, track};
 use ragtag_hal::QueueKind;
 use ragtag_planner::plan::{Plan, PredictedTimes, PrefillStage};
 use ragtag_scheduler::sim::SimSummary;
@@ -99,15 +99,14 @@ impl Gantt {
     pub fn of_trace(trace: &Trace, decode_rows: u32) -> Self {
         let mut used = BTreeMap::new();
         for span in trace.spans() {
-            used.insert((span.stage, span.queue.index()), span.queue);
+            used.insert((span.stage, track(span).0), lane_name(span));
         }
         let device = |stage: u32| trace.devices().get(stage as usize).cloned().unwrap_or_default();
-        let rows = used
-            .iter()
-            .map(|(&(stage, _), queue)| GanttRow { device: device(stage), lane: lane_name(*queue).into() });
+        let rows =
+            used.iter().map(|(&(stage, _), &lane)| GanttRow { device: device(stage), lane: lane.into() });
         let keys: Vec<_> = used.keys().copied().collect();
         let span = |span: &Span| {
-            let row = keys.binary_search(&(span.stage, span.queue.index())).ok()?;
+            let row = keys.binary_search(&(span.stage, track(span).0)).ok()?;
             Some(GanttSpan {
                 row,
                 kind: kind(span, decode_rows),
@@ -212,8 +211,9 @@ fn densest(all: &[Computed], count: usize) -> usize {
     dense.min_by_key(|at| at.abs_diff(middle)).unwrap_or(0)
 }
 
-fn lane_name(queue: QueueKind) -> &'static str {
-    match queue {
+fn lane_name(span: &Span) -> &'static str {
+    match span.queue {
+        _ if span.kind == SpanKind::Read => "file",
         QueueKind::Compute => "compute",
         QueueKind::Upload => "in",
         QueueKind::Download => "out",
@@ -228,7 +228,7 @@ fn kind(span: &Span, decode_rows: u32) -> GanttKind {
             GanttKind::Crossing
         }
         SpanKind::Logits => GanttKind::TokenReturn,
-        SpanKind::Weights => GanttKind::Weights,
+        SpanKind::Read | SpanKind::Weights => GanttKind::Weights,
     }
 }
 
@@ -351,9 +351,10 @@ mod tests {
     #[test]
     fn traces_chart_their_queues_and_excerpts_start_at_0() {
         use QueueKind::{Compute, Download, Upload};
-        let weights = Span { micro_batch: None, ..span(0, Upload, SpanKind::Weights, 0, 0, [0, 900_000]) };
+        let of_weights = |kind| Span { micro_batch: None, ..span(0, Upload, kind, 0, 0, [0, 900_000]) };
         let spans = vec![
-            weights,
+            of_weights(SpanKind::Weights),
+            of_weights(SpanKind::Read),
             span(1, Compute, SpanKind::Compute, 7, 64, [1_003_000, 1_005_000]),
             span(0, Compute, SpanKind::Compute, 7, 64, [1_000_000, 1_002_000]),
             span(0, Download, SpanKind::Download, 7, 0, [1_002_000, 1_003_000]),
@@ -363,19 +364,22 @@ mod tests {
         let trace = Trace::of(spans, vec!["cpu:0".into(), "cuda:0".into()]);
         let gantt = Gantt::of_trace(&trace, 2);
         let rows: Vec<_> = gantt.rows.iter().map(|r| format!("{} {}", r.device, r.lane)).collect();
-        assert_eq!(rows, ["cpu:0 compute", "cpu:0 in", "cpu:0 out", "cuda:0 compute", "cuda:0 out"]);
+        assert_eq!(
+            rows,
+            ["cpu:0 compute", "cpu:0 in", "cpu:0 out", "cpu:0 file", "cuda:0 compute", "cuda:0 out"]
+        );
         assert_eq!((gantt.source, gantt.end_us()), (GanttSource::Measured, 2001.5));
         let kinds: Vec<_> = gantt.spans.iter().map(|s| s.kind).collect();
         use GanttKind::{Crossing, Decode, Prefill, TokenReturn, Weights};
-        assert_eq!(kinds, [Weights, Prefill, Prefill, Crossing, Decode, TokenReturn]);
+        assert_eq!(kinds, [Weights, Weights, Prefill, Prefill, Crossing, Decode, TokenReturn]);
 
         let excerpts = gantt.excerpts();
         let shown = |at: usize| -> Vec<_> {
             excerpts[at].spans.iter().map(|s| (s.row, s.micro_batch, s.start_us, s.end_us)).collect()
         };
         assert_eq!(excerpts.len(), 2);
-        assert_eq!(shown(0), [(3, Some(0), 3.0, 5.0), (0, Some(0), 0.0, 2.0), (2, Some(0), 2.0, 3.0)]);
-        assert_eq!(shown(1), [(0, Some(0), 0.0, 0.5), (4, Some(0), 1.0, 1.5)]);
+        assert_eq!(shown(0), [(4, Some(0), 3.0, 5.0), (0, Some(0), 0.0, 2.0), (2, Some(0), 2.0, 3.0)]);
+        assert_eq!(shown(1), [(0, Some(0), 0.0, 0.5), (5, Some(0), 1.0, 1.5)]);
     }
 
     /// Returns the decode excerpt of a timeline with `steps` decode steps on two stages. Each step takes 5 µs

@@ -465,3 +465,28 @@ fn a_device_is_used_through_the_api_that_is_measured_fastest() {
 fn is_fast(report: &Report, label: &str) -> bool {
     report.adapter(label).is_some_and(|adapter| !adapter.name.contains("SwiftShader"))
 }
+
+/// Checks that calibration measures the model's file if and only if host memory may be short, and that the planner
+/// uses the rate.
+#[test]
+fn the_rate_of_the_models_file_is_measured_if_host_memory_is_short() {
+    within(120, || {
+        let (model, folder) = (model(), tempfile::tempdir().unwrap());
+        let planner = |devices: &Devices| Planner::new(&model).devices(devices).context(64).chunk(32);
+        let all = Devices::probe(&DeviceOptions::selecting("cpu:0")).unwrap();
+        let options = quick(folder.path());
+        let (calibration, _) = calibrate(&model, &all, &options);
+        assert_eq!(calibration.file_rates, []);
+
+        let total = planner(&all).plan().unwrap().host_memory_bytes.total;
+        let capped = DeviceOptions::selecting("cpu:0").capping_memory(format!("host={}", total / 5 * 4));
+        let devices = Devices::probe(&capped).unwrap();
+        let (calibration, steps) = calibrate(&model, &devices, &options);
+        assert_eq!(steps, 0, "the profile is cached");
+        let [(label, rate)] = &calibration.file_rates[..] else { panic!("{:?}", calibration.file_rates) };
+        assert_eq!((label.as_str(), rate.source), ("cpu:0", FigureSource::Measured));
+        let plan = planner(&devices).calibrated(&calibration).plan().unwrap();
+        let words = format!(" per step at {:.1} GB/s (measured)", rate.value / 1e9);
+        assert!(plan.reasons.iter().any(|reason| reason.contains(&words)), "{words}: {:?}", plan.reasons);
+    });
+}

@@ -8,13 +8,12 @@ use ragtag_kernels::Activations;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Assumed rate at which weights are read from the model's file and packed, in bytes per second. A fast NVMe
-/// drive and a few cores reach more, a SATA drive reaches a quarter of it.
-pub const FILE_BYTES_PER_S: f64 = 2e9;
+/// Assumed rate at which weights are read from the model's file and packed. A fast NVMe drive and a few cores
+/// reach more, a SATA drive reaches a quarter of it.
+pub const ASSUMED_FILE_RATE: Figure = Figure::assumed(2e9);
 
-/// Returns the time to read `bytes` bytes of weights from the model's file, in microseconds.
-pub fn file_read_us(bytes: u64) -> f64 {
-    bytes as f64 / FILE_BYTES_PER_S * 1e6
+fn assumed_file_rate() -> Figure {
+    ASSUMED_FILE_RATE
 }
 
 /// The planner's description of a device.
@@ -44,6 +43,9 @@ pub struct DeviceFacts {
     pub host_latency_us: Figure,
     /// Rate of large copies between the device and host memory.
     pub host_bandwidth_bytes_per_s: Figure,
+    /// Rate at which the host reads weights from the model's file in the layouts of the device.
+    #[serde(default = "assumed_file_rate")]
+    pub file_bytes_per_s: Figure,
     /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantized weights.
     /// Such products need more scratch memory.
     pub f16_products: bool,
@@ -130,6 +132,7 @@ impl DeviceFacts {
             hand_over_us: Figure::assumed(0.0),
             host_latency_us: Figure::assumed(host_latency_us),
             host_bandwidth_bytes_per_s: Figure::assumed(8e9),
+            file_bytes_per_s: ASSUMED_FILE_RATE,
             f16_products: false,
             buffers: BufferLimits::default(),
             in_host_memory: kind != AdapterKind::Discrete,
@@ -146,6 +149,7 @@ impl DeviceFacts {
             ("exact_flops_per_s", self.exact_flops_per_s.value),
             ("fast_flops_per_s", self.fast_flops_per_s.value),
             ("host_bandwidth_bytes_per_s", self.host_bandwidth_bytes_per_s.value),
+            ("file_bytes_per_s", self.file_bytes_per_s.value),
         ];
         let overheads = [
             ("launch_us", self.launch_us.value),
@@ -160,6 +164,11 @@ impl DeviceFacts {
     /// Returns the time to copy `bytes` bytes between the device and host memory, in microseconds.
     pub fn host_copy_us(&self, bytes: u64) -> f64 {
         self.host_latency_us.value + bytes as f64 / self.host_bandwidth_bytes_per_s.value * 1e6
+    }
+
+    /// Returns the time to read `bytes` bytes of weights from the model's file, in microseconds.
+    pub fn file_read_us(&self, bytes: u64) -> f64 {
+        bytes as f64 / self.file_bytes_per_s.value * 1e6
     }
 
     /// Adds a measured profile. Segments of a measured kind use the profile's times. Other segments use rates

@@ -20,7 +20,7 @@ mod tests;
 mod time;
 mod wire_type;
 
-pub use device::{BufferLimits, DeviceFacts, FILE_BYTES_PER_S, WeightSharing, file_read_us};
+pub use device::{ASSUMED_FILE_RATE, BufferLimits, DeviceFacts, WeightSharing};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
 pub use link::{LinkFacts, Links, SharedLink, fit_copies};

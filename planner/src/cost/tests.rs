@@ -43,6 +43,7 @@ fn device() -> DeviceFacts {
         f16_products: false,
         buffers: BufferLimits::default(),
         in_host_memory: false,
+        file_bytes_per_s: Figure::assumed(2e9),
         weight_sharing: WeightSharing::None,
         profile: None,
     }

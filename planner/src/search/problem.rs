@@ -7,7 +7,7 @@ use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{PlannerInput, Shortage};
 use crate::cost::{
     BoundaryTime, DeviceFacts, Held, LinkFacts, QueuePart, RunSizes, SegmentKey, SharedLink, StageCapacity,
-    Streamed, file_read_us, floor_us, segment_time_us, step_us,
+    Streamed, floor_us, segment_time_us, step_us,
 };
 use crate::plan::StageMemory;
 use crate::split::Span;
@@ -473,7 +473,7 @@ impl<'a> Problem<'a> {
             let bytes = part.arena.map(|_| self.lowered.sizes.streamed_bytes(&[part.segments.start]));
             let copy_us = bytes.map_or(0.0, |bytes| device.host_copy_us(bytes));
             let is_read = run.from_file.contains(&part.segments.start);
-            let read_us = bytes.filter(|_| is_read).map_or(0.0, file_read_us);
+            let read_us = bytes.filter(|_| is_read).map_or(0.0, |bytes| device.file_read_us(bytes));
             let computing = before[part.segments.end] - before[part.segments.start];
             let computing = computing + std::mem::take(&mut once);
             (QueuePart { arena: part.arena, read_us, copy_us, compute_us: 0.0 }, computing)

@@ -6,7 +6,7 @@ use super::problem::Run;
 use super::trial::Trials;
 use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage, families};
-use crate::cost::{FILE_BYTES_PER_S, RunSizes};
+use crate::cost::{DeviceFacts, RunSizes};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, Family, LeftOut, Place};
 use crate::wording::{self, count};
@@ -167,7 +167,7 @@ fn streamed(grid: &Grid<'_>, chosen: &Choice) -> Vec<String> {
             bytes(problem.lowered.sizes.streamed_bytes(run.copied())),
             rate.value / 1e9,
             rate.source,
-            from_file(run, &problem.lowered.sizes),
+            from_file(run, &problem.lowered.sizes, device),
             compared(resident.decode_us, times.decode_us),
             compared(resident.full_chunk_us, times.full_chunk_us),
         )
@@ -176,18 +176,19 @@ fn streamed(grid: &Grid<'_>, chosen: &Choice) -> Vec<String> {
 }
 
 /// Describes the streamed segments of a stage that are read from the model's file, if there are any.
-fn from_file(run: &Run, sizes: &RunSizes) -> String {
+fn from_file(run: &Run, sizes: &RunSizes, device: &DeviceFacts) -> String {
     if run.from_file.is_empty() {
         return String::new();
     }
     let read = run.copied().iter().copied().filter(|segment| run.from_file.contains(segment));
     let read: Vec<usize> = read.collect();
     format!(
-        ", {} ({}) from the model's file, {} per step at an assumed {:.1} GB/s",
+        ", {} ({}) from the model's file, {} per step at {:.1} GB/s ({})",
         count(run.from_file.len(), "segment"),
         wording::ranges(&run.from_file),
         bytes(sizes.streamed_bytes(&read)),
-        FILE_BYTES_PER_S / 1e9,
+        device.file_bytes_per_s.value / 1e9,
+        device.file_bytes_per_s.source,
     )
 }
 

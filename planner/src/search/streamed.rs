@@ -15,7 +15,7 @@ use super::memory_fit;
 use super::problem::{Problem, Run};
 use super::solver::Costs;
 use super::workload_times::Point;
-use crate::cost::{FigureSource, RunSizes, Streamed, arena_buffers, file_read_us};
+use crate::cost::{FigureSource, RunSizes, Streamed, arena_buffers};
 use crate::streaming::{Arenas, FEWEST, MOST_ARENAS};
 use ragtag_hal::pool::class_bytes;
 use rayon::prelude::*;
@@ -254,7 +254,7 @@ fn run_costs(problem: &Problem<'_>, device: usize) -> Vec<Option<Costs>> {
             let missing = memory.total.saturating_sub(memory.available);
             all[first * (segments + 1) + end] = streamable.fewest(missing).map(|count| {
                 let bytes = streamable.bytes.checked_div(streamable.count).unwrap_or(0);
-                let read_us = if input.from_file { file_read_us(bytes) } else { 0.0 };
+                let read_us = if input.from_file { facts.file_read_us(bytes) } else { 0.0 };
                 let upload_us = count as f64 * facts.host_copy_us(bytes).max(read_us);
                 problem.estimated_costs(device, run, upload_us)
             });

@@ -15,9 +15,9 @@ pub(crate) mod streaming;
 mod weights;
 
 pub use solo::{Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage};
-pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
+pub use weights::{WEIGHT_CHUNK_BYTES, WEIGHT_STAGING_BYTES, WeightSource};
 
-use crate::copies::{Copied, Copies, Pending};
+use crate::copies::{Copied, Copies, FileReads, Pending};
 use crate::core::{
     DeviceAction, DeviceCore, DeviceEvent, End, MicroBatch, MicroBatchId, Progress, QueuePoints, StageAction,
     StageEvent, StageShape, StageStats,
@@ -80,8 +80,8 @@ pub(crate) struct ActorStage {
     pub(crate) arenas: Arenas,
     /// Streamed segments whose weights are read from the model's file.
     pub(crate) from_file: Vec<usize>,
-    /// Timeline of these reads, if there are any.
-    pub(crate) reads: Option<Arc<Timeline>>,
+    /// These reads, if there are any.
+    pub(crate) reads: Option<FileReads>,
     pub(crate) weights: Box<dyn WeightSource>,
     /// Host memory of weights that the prefill stage streams from the memory of another device, at both.
     pub(crate) shared_weights: Vec<(usize, Arc<HostPages>)>,
@@ -239,14 +239,14 @@ impl StageLoader<'_> {
         let loading = Loading { stage, device_label, uploads, abort, progress: &progress };
         loading.run(device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
         let reader = match reads.zip(memory.reading()) {
-            Some((timeline, region)) => {
-                let reads = loading.reads(&memory, weights.as_ref())?;
-                device.import_timeline(Arc::clone(&timeline)).map_err(failed)?;
+            Some((to, region)) => {
+                let parts = loading.reads(&memory, weights.as_ref())?;
+                device.import_timeline(Arc::clone(&to.timeline)).map_err(failed)?;
                 let (uploads, region) = (Arc::clone(uploads), Arc::clone(region));
-                let place_bytes = memory.streaming().place_bytes();
+                let (place_bytes, sink) = (memory.streaming().place_bytes(), self.sink.clone());
                 let (label, run, source) = (device_label.into(), self.run.clone(), weights);
                 let work =
-                    Reading { stage, label, timeline, uploads, source, region, place_bytes, reads, run };
+                    Reading { stage, label, to, uploads, source, region, place_bytes, parts, sink, run };
                 Some(Reader::start(work)?)
             }
             None => None,
@@ -564,9 +564,9 @@ impl Actor {
             StageAction::Stream { part, place, waits, signal } => {
                 let work = Work::Commands(stage.memory.stream(part, place));
                 let submission = Submission::timed(QueueKind::Upload, work, waits, signal);
-                let number = stage.stage;
+                let (number, label) = (stage.stage, Label::WEIGHTS.of_part(stage.memory.part_segments(part)));
                 self.watch(&submission, Some(Copied::Weights(number)));
-                self.submit(at, submission, Label::WEIGHTS)
+                self.submit(at, submission, label)
             }
             StageAction::Compute { slot, micro_batch, part, ends, waits, signal } => {
                 let (number, label) = (stage.stage, &self.label);
@@ -581,8 +581,9 @@ impl Actor {
                     slot,
                     "compute"
                 );
-                self.watch(&submission, None);
                 let label = Label { ends, ..Label::of(SpanKind::Compute, &micro_batch, 0) };
+                let label = label.of_part(stage.memory.part_segments(part));
+                self.watch(&submission, None);
                 self.submit(at, submission, label)
             }
             StageAction::Logits { slot, micro_batch, waits, signal } => {

@@ -3,18 +3,33 @@
 //! the device's threads wait for the file.
 
 use crate::actor::weights::{ABORT_INTERVAL, WeightSource};
+use crate::copies::{Copied, Copies, FileReads, Pending};
 use crate::core::FileParts;
 use crate::error::{Error, Result};
 use crate::message::{RunAddress, RunUrgent};
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crate::trace::TraceSink;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use ragtag_graph::WeightChunk;
-use ragtag_hal::{HostRegion, Point, Timeline};
+use ragtag_hal::{HostRegion, Point, Timeline, Timing};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Longest time that a stage waits for the end of its thread. A drive or a network share that does not answer
+/// must not keep a run from ending.
+const LONGEST_END: Duration = Duration::from_secs(2);
+
+/// Reads of a part's weights. Together they fill a place.
+pub(super) struct PartReads {
+    pub(super) segments: Range<usize>,
+    pub(super) reads: Vec<WeightRead>,
+}
 
 /// One chunk of a part's weights.
 pub(super) struct WeightRead {
@@ -42,25 +57,29 @@ pub(super) struct Reading {
     pub(super) stage: u32,
     /// Label of the stage's device.
     pub(super) label: String,
-    /// Timeline of the reads.
-    pub(super) timeline: Arc<Timeline>,
+    /// Timeline and list of the reads.
+    pub(super) to: FileReads,
     /// Timeline of the copies from the places.
     pub(super) uploads: Arc<Timeline>,
     pub(super) source: Box<dyn WeightSource>,
     /// Memory of all places.
     pub(super) region: Arc<HostRegion>,
     pub(super) place_bytes: u64,
-    /// Reads of each part.
-    pub(super) reads: BTreeMap<usize, Vec<WeightRead>>,
+    pub(super) parts: BTreeMap<usize, PartReads>,
+    pub(super) sink: TraceSink,
     pub(super) run: RunAddress,
 }
 
 /// The thread that reads a stage's weights. It ends when this value is dropped.
 pub(super) struct Reader {
+    stage: u32,
     jobs: Option<Sender<ReadJob>>,
     parts: Vec<usize>,
     timeline: Arc<Timeline>,
+    copies: Copies,
     stopped: Arc<AtomicBool>,
+    /// Disconnected when the thread ends.
+    ended: Receiver<Infallible>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -72,12 +91,18 @@ impl Reader {
     pub(super) fn start(reading: Reading) -> Result<Self> {
         // The arenas and slots of the stage bound the number of jobs.
         let (jobs, inbox) = unbounded();
-        let (parts, timeline) = (reading.reads.keys().copied().collect(), Arc::clone(&reading.timeline));
+        let (stage, parts) = (reading.stage, reading.parts.keys().copied().collect());
+        let FileReads { timeline, copies } = reading.to.clone();
         let stopped = Arc::<AtomicBool>::default();
         let (theirs, name) = (Arc::clone(&stopped), format!("{} reader", reading.label));
-        let thread = std::thread::Builder::new().name(name).spawn(move || reading.serve(&inbox, &theirs));
+        let (ends, ended) = bounded(0);
+        let work = move || {
+            reading.serve(&inbox, &theirs);
+            drop((reading, ends));
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(work);
         let thread = thread.map_err(|e| Error::Spec { what: format!("cannot start a thread: {e}") })?;
-        Ok(Self { jobs: Some(jobs), parts, timeline, stopped, thread: Some(thread) })
+        Ok(Self { stage, jobs: Some(jobs), parts, timeline, copies, stopped, ended, thread: Some(thread) })
     }
 
     /// Returns the parts whose weights the thread reads.
@@ -87,6 +112,9 @@ impl Reader {
 
     /// Requests a read. Does nothing if the thread has failed, because it has reported the error.
     pub(super) fn read(&self, job: ReadJob) {
+        let (signal, waits) = (job.signal, job.after.into_iter().collect());
+        let read = Pending { signal, waits, copy: Some(Copied::FromFile(self.stage)) };
+        self.copies.add(read, self.timeline.value());
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job);
         }
@@ -99,7 +127,12 @@ impl Drop for Reader {
         self.jobs = None;
         // Release the copies that wait for reads.
         self.timeline.fail(ragtag_hal::Error::Closed { cause: "its stage has ended".into() });
-        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+        match self.ended.recv_timeout(LONGEST_END) {
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!(stage = self.stage, "leaving a read of the model's file behind");
+            }
+            _ => self.thread.take().into_iter().for_each(|thread| drop(thread.join())),
+        }
     }
 }
 
@@ -116,7 +149,7 @@ impl Reading {
         };
         let cause = ragtag_hal::Error::Closed { cause: error.to_string() };
         self.run.send_urgent(RunUrgent::Failed(error));
-        self.timeline.fail(cause);
+        self.to.timeline.fail(cause);
     }
 
     /// Reads the weights of a part on all threads of rayon's pool.
@@ -131,13 +164,16 @@ impl Reading {
                 return Err(Error::Stopped);
             }
         }
-        let start = job.place as u64 * self.place_bytes;
-        let reads = self.reads.get(&job.part).map_or(&[][..], Vec::as_slice);
+        let Some(PartReads { segments, reads }) = self.parts.get(&job.part) else {
+            return Err(Error::protocol(format!("part {} is not in the model's file", job.part)));
+        };
+        let (start, start_ns) = (job.place as u64 * self.place_bytes, Timing::now_ns());
         reads.par_iter().try_for_each(|read| match stopped.load(Ordering::Relaxed) {
             true => Err(Error::Stopped),
             false => self.fill(read, start),
         })?;
-        self.timeline.advance(job.signal.value);
+        self.sink.read(self.stage, segments.clone(), [start_ns, Timing::now_ns()]);
+        self.to.timeline.advance(job.signal.value);
         Ok(())
     }
 

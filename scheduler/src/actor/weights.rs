@@ -3,7 +3,7 @@
 //! soon as its upload has ended.
 
 use crate::actor::memory::{STAGING, StageBuffers};
-use crate::actor::reading::WeightRead;
+use crate::actor::reading::{PartReads, WeightRead};
 use crate::actor::streaming::StreamedPart;
 use crate::error::{Error, Result};
 use crate::trace::{Label, Recorder};
@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 
 /// Maximum size of a chunk that is requested from a weight source, in bytes. Chunks are small enough to
 /// occupy all threads, and large enough for copies at the bandwidth of the bus.
-const CHUNK_BYTES: u64 = 2 << 20;
+pub const WEIGHT_CHUNK_BYTES: u64 = 2 << 20;
 /// Maximum number of places in the staging buffer. Each place holds one chunk.
 const PLACES: u64 = 32;
 /// Maximum host memory that a stage uses to stage weights, in bytes. It is exceeded only if the weight source
 /// needs larger chunks. The memory is freed before the stage runs.
-pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * PLACES;
+pub const WEIGHT_STAGING_BYTES: u64 = WEIGHT_CHUNK_BYTES * PLACES;
 /// Interval at which loading, and a thread that reads weights, check whether they were aborted.
 pub(super) const ABORT_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -152,7 +152,7 @@ impl Loading<'_> {
         })
     }
 
-    /// Returns the reads of each part whose weights stay in the model's file. A read fills a part of a place.
+    /// Returns the reads of each part whose weights stay in the model's file.
     ///
     /// # Errors
     /// [`Error::Weight`] if the source divides a weight into invalid chunks.
@@ -160,8 +160,8 @@ impl Loading<'_> {
         &self,
         memory: &StageBuffers,
         source: &dyn WeightSource,
-    ) -> Result<BTreeMap<usize, Vec<WeightRead>>> {
-        let of_part = |(index, part): (usize, &StreamedPart)| -> Result<(usize, Vec<WeightRead>)> {
+    ) -> Result<BTreeMap<usize, PartReads>> {
+        let of_part = |(index, part): (usize, &StreamedPart)| -> Result<(usize, PartReads)> {
             let mut reads = Vec::new();
             for (weight, start) in part.weights.iter().filter_map(|&(weight, start)| Some((weight, start?))) {
                 let chunks = self.plan(memory, source, once(weight))?;
@@ -171,7 +171,7 @@ impl Loading<'_> {
                 };
                 reads.extend(chunks.into_iter().map(read));
             }
-            Ok((index, reads))
+            Ok((index, PartReads { segments: part.segments.clone(), reads }))
         };
         memory.streaming().file_parts().map(of_part).collect()
     }
@@ -188,7 +188,7 @@ impl Loading<'_> {
         for index in weights {
             let weight = &memory.compiled().weights[index];
             let mut covered = 0;
-            for chunk in source.chunks(index, CHUNK_BYTES) {
+            for chunk in source.chunks(index, WEIGHT_CHUNK_BYTES) {
                 let left = weight.bytes() - covered;
                 if chunk.offset != covered || chunk.bytes == 0 || chunk.bytes > left {
                     return Err(self.weight(

@@ -16,7 +16,7 @@ pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT, Stage
 
 use crate::actor::{Actor, ActorSpec, ActorStage, Edge, Sharing, StageReport};
 use crate::capacity::Lanes;
-use crate::copies::{Copies, Watch, WatchedDevice};
+use crate::copies::{Copies, FileReads, Watch, WatchedDevice};
 use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::{Error, Result};
 use crate::mailbox::{LINGER, Notice, mailbox};
@@ -335,12 +335,13 @@ fn connect(
         copies: Copies::default(),
         own: QueueKind::ALL.map(|queue| device.timeline(queue)),
     });
-    let watched: Vec<_> = watched.collect();
+    let mut watched: Vec<_> = watched.collect();
     let copies: Vec<_> = watched.iter().map(|device| device.copies.clone()).collect();
     let names = named.iter().map(|(_, label)| label.clone()).collect();
-    let reads: Vec<Option<Arc<Timeline>>> =
-        stages.iter().enumerate().map(|(index, spec)| reads_timeline(index, spec)).collect();
-    let awaited = timelines.iter().flatten().chain(reads.iter().flatten()).cloned();
+    let reads: Vec<_> = stages.iter().enumerate().map(|(index, spec)| file_reads(index, spec)).collect();
+    watched.extend(reads.iter().flatten().map(FileReads::watched));
+    let of_reads = reads.iter().flatten().map(|reads| &reads.timeline);
+    let awaited = timelines.iter().flatten().chain(of_reads).cloned();
     let watch = Watch::new(watched, awaited, names, options.stall_timeout);
     let actors = devices.into_iter().zip(mailboxes).zip(copies);
     let actors = actors.map(|((device, (address, mailbox)), copies)| ActorSpec {
@@ -410,12 +411,11 @@ fn connect(
     })
 }
 
-/// Returns the timeline on which a stage's reads from the model's file are signalled, if there are any. Its id
-/// belongs to no device.
-fn reads_timeline(index: usize, spec: &StageSpec) -> Option<Arc<Timeline>> {
+/// Returns the timeline and the list of a stage's reads from the model's file, if there are any.
+fn file_reads(index: usize, spec: &StageSpec) -> Option<FileReads> {
     let device = DeviceId(u16::MAX - u16::try_from(index).unwrap_or(u16::MAX));
-    let id = TimelineId { device, queue: QueueKind::Upload };
-    (!spec.from_file.is_empty()).then(|| Timeline::new(id))
+    let timeline = Timeline::new(TimelineId { device, queue: QueueKind::Upload });
+    (!spec.from_file.is_empty()).then(|| FileReads { timeline, copies: Copies::default() })
 }
 
 /// For each stage of a device, returns its incoming and its outgoing routes. `routes` lists the routes of

@@ -96,7 +96,8 @@ impl Job {
         match self {
             Job::Copy { end: End::Incoming, .. } => SimSpanKind::Upload,
             Job::Copy { end: End::Outgoing, .. } | Job::Refused(_) => SimSpanKind::Download,
-            Job::Stream { .. } | Job::Read { .. } => SimSpanKind::Weights,
+            Job::Read { .. } => SimSpanKind::Read,
+            Job::Stream { .. } => SimSpanKind::Weights,
             Job::Logits { .. } => SimSpanKind::Logits,
             Job::Pass { .. } | Job::Keep(_) => SimSpanKind::KeysAndValues,
             Job::Checksum(_) | Job::Sum(_) | Job::ChecksumPassed(_) | Job::SumPassed(..) => {

@@ -62,6 +62,8 @@ pub enum SimSpanKind {
     Prefill,
     /// Computation of a micro-batch that contains only decode steps.
     Decode,
+    /// Read of streamed weights from the model's file.
+    Read,
     /// Copy of streamed weights to an arena.
     Weights,
     /// Upload of activations.

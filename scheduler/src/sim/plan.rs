@@ -11,7 +11,7 @@
 //!   per byte.
 //! - The segments of a stage with streamed weights share its time equally. The copy of a segment's weights takes
 //!   [`DeviceFacts::host_copy_us`]. Weights in the model's file are read first, which takes
-//!   [`file_read_us`](ragtag_planner::cost::file_read_us). Each stage reads at this rate.
+//!   [`DeviceFacts::file_read_us`]. Each stage reads at this rate.
 //! - A stage that was idle starts later, by [`DeviceFacts::hand_over_us`] or by its idle time, whichever is
 //!   shorter.
 //! - Messages, actors and sampling take no additional time, because a device's `stage_us` includes their

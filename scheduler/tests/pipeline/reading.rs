@@ -58,7 +58,10 @@ fn reading() -> Setup {
 
 /// Starts this pipeline with a fault in a read.
 fn faulty(after: usize, fault: Fault) -> (Pipeline, Vec<LeakWatch>) {
-    let setup = reading();
+    start(&reading(), after, fault)
+}
+
+fn start(setup: &Setup, after: usize, fault: Fault) -> (Pipeline, Vec<LeakWatch>) {
     let (mut specs, watches) = setup.watched();
     let source = setup.model.weights(0..8);
     specs.stages[0].weights = Box::new(Faulty { source, after, reads: AtomicUsize::new(0), fault });
@@ -132,4 +135,42 @@ fn a_pipeline_stops_while_it_reads() {
     go_on.send(()).unwrap();
     stopping.join().unwrap();
     nothing_leaks(&watches, "stopped");
+}
+
+#[test]
+fn a_read_that_never_ends_ends_the_run_after_the_limit() {
+    let mut setup = reading();
+    setup.options.stall_timeout = Some(Duration::from_millis(200));
+    let ((waits, waiting), (go_on, ends)) = (channel(), channel());
+    let (pipeline, watches) = start(&setup, 30, Fault::Wait(Mutex::new((waits, ends))));
+    let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+    let error = failed(&all(&replies));
+    assert_eq!(error, Error::StalledRead { device: "cpu:0".into(), seconds: 1 });
+    let said = error.to_string();
+    assert!(said.contains("the model's file has given cpu:0 no weights for 1 s"), "{said}");
+    waiting.recv_timeout(TIMEOUT).unwrap();
+    // The pipeline leaves the read behind.
+    drop(pipeline);
+    go_on.send(()).unwrap();
+    nothing_leaks(&watches, "stalled");
+}
+
+#[test]
+fn a_trace_shows_reads_and_the_copies_after_them() {
+    let mut setup = reading();
+    (setup.from_file, setup.options.trace_spans) = (vec![2, 3, 6], 100_000);
+    let trace = check(&setup).trace;
+    let of = |kind, segment| {
+        let spans = trace.spans.iter().filter(move |span| span.kind == kind);
+        spans.filter(move |span| span.segments == (segment..segment + 1)).collect::<Vec<_>>()
+    };
+    for segment in 1..=6 {
+        let (reads, is_read) = (of(SpanKind::Read, segment), setup.from_file.contains(&segment));
+        assert_eq!(!reads.is_empty(), is_read, "segment {segment}");
+        assert!(reads.iter().all(|read| read.start_ns <= read.end_ns && read.micro_batch.is_none()));
+        let copies = of(SpanKind::Weights, segment);
+        assert!(copies.len() >= reads.len() && !of(SpanKind::Compute, segment).is_empty());
+    }
+    let pipelined = of(SpanKind::Read, 2).len();
+    assert!(of(SpanKind::Read, 6).len().abs_diff(pipelined) <= 1, "each step reads each part");
 }

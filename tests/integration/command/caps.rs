@@ -116,7 +116,7 @@ fn a_model_that_exceeds_all_memory_generates_the_same_text() {
     let cap = format!("--memory=host={}", total / 20 * 17);
     assert_eq!(ran(&[&cap]).out, expected);
     let table = done(&[&FIXED[..], &[&cap]].concat()).out;
-    for words in [" from the model's file, ", " per step at an assumed 2.0 GB/s", "streamed weights"] {
+    for words in [" from the model's file, ", " per step at 2.0 GB/s (assumed)", "streamed weights"] {
         assert!(table.contains(words), "{words}: {table}");
     }
     // A plan file runs as written, or is refused.

@@ -1,7 +1,7 @@
 //! Tests of plans that stream weights from the model's file.
 
 use super::*;
-use crate::cost::{FILE_BYTES_PER_S, RunSizes};
+use crate::cost::{ASSUMED_FILE_RATE, RunSizes};
 use crate::streaming::READ_PLACES;
 
 /// Bytes of the weights of a block.
@@ -43,7 +43,7 @@ fn the_file_replaces_the_copies_that_host_memory_cannot_hold() {
         assert_eq!((weights, available), (places * BLOCK, Some(needed - missing)));
         assert!(total <= needed - missing && total + BLOCK > needed - missing, "{missing}: {total}");
         let reason = plan.reasons.iter().find(|reason| reason.starts_with("streamed on gpu:0")).expect("one");
-        for part in ["from the model's file, ", " per step at an assumed 2.0 GB/s"] {
+        for part in ["from the model's file, ", " per step at 2.0 GB/s (assumed)"] {
             assert!(reason.contains(part), "{reason}");
         }
         // A plan file runs as written, or is refused.
@@ -67,7 +67,7 @@ fn the_predictions_include_the_reads() {
     let plan = world(12, vec![gpu(100)], 40).plan().expect("reads from the file");
     let stage = &plan.stages[0];
     assert_eq!(stage.arenas().copied(), stage.streamed.len(), "every step copies all streamed segments");
-    let read_us = (stage.from_file.len() as u64 * BLOCK) as f64 / FILE_BYTES_PER_S * 1e6;
+    let read_us = (stage.from_file.len() as u64 * BLOCK) as f64 / ASSUMED_FILE_RATE.value * 1e6;
     assert!((stage.predicted.decode_us - read_us).abs() < 0.01 * read_us, "{read_us} {stage:?}");
     let parts = stage.queue_parts(&RunSizes::new(&world(12, Vec::new(), 0).segments), &gpu(100), 1.0);
     assert!((crate::cost::step_us(&parts) - read_us).abs() < 0.01 * read_us);

@@ -63,6 +63,7 @@ pub fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
         f16_products: false,
         buffers: BufferLimits::default(),
         in_host_memory: false,
+        file_bytes_per_s: Figure::assumed(2e9),
         weight_sharing: WeightSharing::None,
         profile: None,
     }
