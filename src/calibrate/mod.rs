@@ -136,7 +136,7 @@ impl Calibration {
         options: &CalibrationOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Self> {
-        let mut adapters = devices.selected().to_vec();
+        let (steps, mut adapters) = (Steps::new(model, options)?, devices.selected().to_vec());
         let (mut closed, mut warnings) = (Vec::new(), Vec::new());
         let (links, mut labels) = (LinkReport::kept(devices, options.folder.clone()), devices.labels());
         while let Some((at, why)) = links.without_route(&labels) {
@@ -148,10 +148,11 @@ impl Calibration {
             closed.push(label);
         }
         loop {
-            let error = match Self::of(&adapters, model, devices, options, progress) {
+            let error = match Self::of(&adapters, &steps, devices, options, progress) {
                 Ok(mut calibration) => {
-                    let (steps, most) = (Steps::new(model, options)?, devices.host_memory_bytes());
-                    if let Some(most) = most.filter(|bytes| bytes / ROOM < steps.bytes()) {
+                    if let Some(most) =
+                        devices.host_memory_bytes().filter(|bytes| bytes / ROOM < steps.bytes())
+                    {
                         let free = devices.free_host_bytes().unwrap_or(most);
                         let stays = free.saturating_sub(most) >= steps.bytes();
                         calibration.file_rates = file::rates(model, &steps, &adapters, stays);
@@ -173,20 +174,19 @@ impl Calibration {
     /// Times the devices in `adapters` and their links, except those with cached results.
     fn of(
         adapters: &[Adapter],
-        model: &Model,
+        steps: &Steps,
         devices: &Devices,
         options: &CalibrationOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Self> {
-        let steps = Steps::new(model, options)?;
         let mut kept = Kept::new(options.folder.clone());
-        let mut found = KnownFacts::new(adapters, &steps, &kept, options.force)?;
+        let mut found = KnownFacts::new(adapters, steps, &kept, options.force)?;
         if found.is_complete(options.limit.is_some()) {
             return Ok(found.into_calibration());
         }
         let lock = kept.lock(if options.limit.is_some() { QUICK_LOCK_WAIT } else { LOCK_WAIT });
         if lock.waited && !options.force {
-            found = KnownFacts::new(adapters, &steps, &kept, false)?;
+            found = KnownFacts::new(adapters, steps, &kept, false)?;
             if found.is_complete(options.limit.is_some()) {
                 return Ok(found.into_calibration());
             }
@@ -196,7 +196,7 @@ impl Calibration {
         let done = AtomicU64::new(0);
         let tick = || progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
         let budget = Budget::new(options.limit);
-        Job { steps: &steps, kept: &kept, seconds: options.seconds, budget, tick: &tick }.run(devices, found)
+        Job { steps, kept: &kept, seconds: options.seconds, budget, tick: &tick }.run(devices, found)
     }
 
     /// Returns the cached results of the selected devices, without timing anything.

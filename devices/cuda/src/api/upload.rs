@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 /// The kernel, as PTX that ends with a zero byte.
 const CODE: &str = concat!(include_str!("upload.ptx"), "\0");
 
-/// Size of the longest copy, in bytes. Longer copies are faster with the copy engine.
+/// Size of the longest copy, in bytes. The parameters of a program take tens of KiB.
 const LONGEST_BYTES: usize = 256 << 10;
 
 /// Number of work items in a group. Each copies one word.
