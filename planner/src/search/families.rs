@@ -72,7 +72,7 @@ fn is_one_half_each(runs: &[Run]) -> bool {
 
 /// Returns interleaved variants of a placement, in which its devices take turns. Each device keeps its number
 /// of segments.
-fn interleaved(runs: &[Run]) -> Vec<Vec<Run>> {
+pub(super) fn interleaved(runs: &[Run]) -> Vec<Vec<Run>> {
     if !(2..=DEVICES).contains(&runs.len()) {
         return Vec::new();
     }

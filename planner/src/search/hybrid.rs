@@ -3,11 +3,13 @@
 //! segments that the other device decodes.
 //!
 //! The search gives the GPU as many segments as fit beside the prefill stage, at every point of the grid. If
-//! copies wait for arenas, it also tries more arenas, although fewer segments may then fit.
+//! copies wait for arenas, it also tries more arenas, although fewer segments may then fit. Finally, it lets the
+//! devices take turns: the prefill stage then copies weights while it computes the GPU's own segments.
 //!
 //! This module knows nothing about the explanation.
 
-use super::grid::{Choice, Grid, Prefill, SAME, preferred};
+use super::families;
+use super::grid::{Choice, FEWER_DEVICES, Grid, Prefill, SAME, preferred};
 use super::problem::{Problem, Run};
 use super::streamed::{device_may_stream, with_longest_chunk};
 use super::workload_times::Point;
@@ -18,6 +20,9 @@ use rayon::prelude::*;
 
 /// Shortest prompt for which the prefill stage is compared with the other stages, in tokens.
 const SHORTEST: u32 = 16;
+/// Minimum relative reduction of the prefill stage's time per row of a full chunk for which the devices take more
+/// turns. Each turn adds two transfers to every decode step.
+const TURN_GAIN: f64 = 0.1;
 
 /// A placement and its prefill stage.
 type Placed = (Vec<Run>, Run);
@@ -33,12 +38,37 @@ pub(super) fn search(grid: &Grid<'_>) -> Option<Choice> {
         devices().filter(in_host).flat_map(move |host| [true, false].map(|gpu_first| (gpu, host, gpu_first)))
     });
     let orders: Vec<_> = orders.collect();
-    best(grid, |problem| {
+    let one_each = at_all_points(grid, |problem| {
         let of_order = |&(gpu, host, gpu_first): &_| {
             fastest(problem, |most| longest(problem, gpu, host, gpu_first, most))
         };
         orders.iter().filter_map(of_order).filter(|choice| input.allows(&choice.runs)).collect()
-    })
+    });
+    let best = best(&one_each)?;
+    starting(grid, if input.several_stages { in_turns(grid, &one_each, best) } else { best })
+}
+
+/// Returns the variant of the choices in which the devices take as many turns as clearly shorten long prompts,
+/// or `best`. The planned request may become slower by the loss that a plan with fewer devices may have.
+fn in_turns(grid: &Grid<'_>, one_each: &[Choice], best: Choice) -> Choice {
+    let most_us = best.expected_us() * (1.0 + FEWER_DEVICES);
+    let variants = |choice: &Choice| {
+        let problem = grid.problem(choice.point);
+        let gpu = choice.prefill_run().map(|run| run.device);
+        let turns = families::interleaved(&choice.runs).into_iter();
+        let fitting = turns
+            .filter(|runs| grid.input.allows(runs))
+            .filter_map(|runs| fastest(problem, |most| placed_beside(problem, &runs, gpu?, most)));
+        fitting.filter(|choice| choice.expected_us() <= most_us).collect::<Vec<_>>()
+    };
+    let mut turns: Vec<Choice> = one_each.par_iter().flat_map_iter(variants).collect();
+    let row_us = |choice: &Choice| {
+        let full_us = choice.evaluation.prefill.map_or(f64::INFINITY, |times| times.full_chunk_us);
+        full_us / f64::from(choice.point.chunk)
+    };
+    turns.sort_by(|a, b| a.runs.len().cmp(&b.runs.len()).then(row_us(a).total_cmp(&row_us(b))));
+    let gains = |more: &Choice, than: &Choice| row_us(more) < row_us(than) * (1.0 - TURN_GAIN);
+    turns.into_iter().fold(best, |best, more| if gains(&more, &best) { more } else { best })
 }
 
 /// Returns the best choice that adds a prefill stage to the placement `runs`. Returns `None` if no device of
@@ -51,13 +81,17 @@ pub(super) fn beside(grid: &Grid<'_>, runs: &[Run]) -> Option<Choice> {
     devices.retain(|&device| {
         device_may_stream(grid.input, device) && runs.iter().any(|run| run.device != device && in_host(run))
     });
-    best(grid, |problem| {
-        let placed = |device, most| {
-            let placed = (runs.to_vec(), prefill_run(problem, runs, device, most)?);
-            fits(problem, &placed).then_some(placed)
-        };
-        devices.iter().filter_map(|&device| fastest(problem, |most| placed(device, most))).collect()
-    })
+    let choices = at_all_points(grid, |problem| {
+        let of_device = |&device: &usize| fastest(problem, |most| placed_beside(problem, runs, device, most));
+        devices.iter().filter_map(of_device).collect()
+    });
+    best(&choices).and_then(|choice| starting(grid, choice))
+}
+
+/// Returns the placement `runs` with the prefill stage that has the most arenas up to `most`, if it fits.
+fn placed_beside(problem: &Problem<'_>, runs: &[Run], device: usize, most: usize) -> Option<Placed> {
+    let placed = (runs.to_vec(), prefill_run(problem, runs, device, most)?);
+    fits(problem, &placed).then_some(placed)
 }
 
 /// Returns the best choice with the prefill stage that the user's split names. Returns `None` if it does not
@@ -97,16 +131,24 @@ fn fastest(problem: &Problem<'_>, placed: impl Fn(usize) -> Option<Placed>) -> O
     Some(best)
 }
 
-/// Returns the best of the choices that `choices` returns for a point, over all points. Returns `None` if
-/// there are none, or if the prefill stage is slower for the planned request.
-fn best(grid: &Grid<'_>, choices: impl Fn(&Problem<'_>) -> Vec<Choice> + Sync) -> Option<Choice> {
+/// Returns the choices that `choices` returns for each point of the grid.
+fn at_all_points(grid: &Grid<'_>, choices: impl Fn(&Problem<'_>) -> Vec<Choice> + Sync) -> Vec<Choice> {
     let at = |point: Point| choices(grid.problem(point));
     let points: Vec<Point> = grid.points().collect();
-    let choices: Vec<Choice> = points.into_par_iter().flat_map_iter(at).collect();
-    let mut best = with_longest_chunk(&choices, &preferred(choices.clone())?);
-    let from_tokens = from_tokens(grid, &best)?;
-    best.prefill.iter_mut().for_each(|prefill| prefill.from_tokens = from_tokens);
-    (f64::from(from_tokens) <= best.workload_times.prompt.ceil()).then_some(best)
+    points.into_par_iter().flat_map_iter(at).collect()
+}
+
+/// Returns the best choice. Returns `None` if there are none.
+fn best(choices: &[Choice]) -> Option<Choice> {
+    Some(with_longest_chunk(choices, &preferred(choices.to_vec())?))
+}
+
+/// Sets the length of the prompts from which the choice's prefill stage computes them. Returns `None` if the
+/// stage is slower for the planned request.
+fn starting(grid: &Grid<'_>, mut choice: Choice) -> Option<Choice> {
+    let from_tokens = from_tokens(grid, &choice)?;
+    choice.prefill.iter_mut().for_each(|prefill| prefill.from_tokens = from_tokens);
+    (f64::from(from_tokens) <= choice.workload_times.prompt.ceil()).then_some(choice)
 }
 
 /// Returns the prefill stage on `device` beside the placement `runs`. It streams all segments of other

@@ -272,7 +272,11 @@ fn family(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
         Family::FeedForwardApart => "attention and feed-forward halves are on different devices",
         Family::SeveralStages => "some device has several stages",
     };
-    Some(format!("family: {what}; no bound covers it"))
+    let copying = chosen.prefill_run().map_or(String::new(), |run| {
+        let label = &grid.input.devices[run.device].label;
+        format!(", so that weights are copied while {label} computes its own segments of a prompt")
+    });
+    Some(format!("family: {what}{copying}; no bound covers it"))
 }
 
 /// Describes the gap between the score and its lower bound, if there is a gap worth reporting.

@@ -296,6 +296,32 @@ fn the_device_order_is_chosen() {
 }
 
 #[test]
+fn devices_take_turns_if_that_shortens_long_prompts() {
+    // With one stage each, two arenas hold a fifth of the streamed weights. The copies of the others begin only
+    // when the GPU has computed its own segments.
+    let plan = |several_stages, latency_us| {
+        let mut world = World { several_stages, segments: model(24, 10 * MIB, 4 * MIB), ..world(230) };
+        world.limits.decode_groups = Some(1);
+        world.links.other.latency_us = Figure::assumed(latency_us);
+        world.devices[0].host_bandwidth_bytes_per_s.value = 1.3e9;
+        world.devices[0].fast_flops_per_s.value *= 10.0;
+        let plan = planned(&world).expect("fits");
+        check_plan(&world, &plan);
+        plan
+    };
+    let (one_each, turns) = (plan(false, 10.0), plan(true, 10.0));
+    assert_eq!((one_each.stages.len(), turns.stages.len()), (2, 6));
+    let prefill_us = |plan: &Plan| prefill_stage(plan).stage.predicted.prefill_us / f64::from(plan.chunk);
+    assert!(prefill_us(&turns) < 0.9 * prefill_us(&one_each));
+    assert!(turns.explanation.score_us <= 1.01 * one_each.explanation.score_us);
+    let reason =
+        "interleaved: the devices take turns, so that weights are copied while gpu:0 computes its own";
+    assert!(turns.reasons.iter().any(|said| said.contains(reason)), "{:?}", turns.reasons);
+    // Each decode step would wait for four more transfers.
+    assert_eq!(plan(true, 2000.0).split(), plan(false, 2000.0).split());
+}
+
+#[test]
 fn the_gpu_decodes_as_many_segments_as_fit() {
     let lengths: Vec<usize> = (60..140)
         .step_by(5)
