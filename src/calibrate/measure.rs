@@ -29,9 +29,11 @@ const REPETITIONS: usize = 25;
 const WAKES: usize = 200;
 /// Sizes of the timed copies, in bytes. Copies of one row of activations are timed as well.
 const COPY_BYTES: [u64; 4] = [4 << 10, 64 << 10, 512 << 10, 2 << 20];
-/// Size of an additional timed copy between a device and host memory, in bytes. Streamed weights are copied in
-/// pieces of about this size.
+/// Size in bytes of the copies that determine the rate to a device. Streamed weights are copied in pieces of
+/// about this size.
 const LARGE_COPY_BYTES: u64 = 16 << 20;
+/// Approximate time of a submission with such copies, in microseconds. The latency of a submission is much shorter.
+const LARGE_COPIES_US: f64 = 5000.0;
 /// Maximum relative difference between a measurement at the start and its repetition at the end. A larger
 /// difference means that the device has drifted.
 const DRIFT: f64 = 0.15;
@@ -109,8 +111,9 @@ impl Timer<'_> {
         let (head, token_return) = self.head(device, stage_us, identity.together)?;
         kinds.extend(head);
         kinds.extend(self.embedding(device, stage_us)?);
-        let copies = host_copies(device, steps.row_bytes(), self.budget.left(1.0))?;
-        let (host_latency_us, host_bandwidth_bytes_per_s) = fit_copies(&copies);
+        let left = || self.budget.left(1.0) / 2;
+        let (host_latency_us, _) = fit_copies(&host_copies(device, steps.row_bytes(), left())?);
+        let host_bandwidth_bytes_per_s = upload_rate(device, left())?;
         let profile = Profile {
             ragtag_profile: PROFILE_VERSION,
             identity: identity.clone(),
@@ -509,13 +512,21 @@ fn work(key: &SegmentKey, batch: &SoloBatch) -> f64 {
 /// Times copies between a device and host memory. Returns the size of each copy in bytes, and its time in
 /// microseconds, averaged over both directions.
 fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Result<Vec<(u64, f64)>> {
-    let sizes = [row_bytes].into_iter().chain(COPY_BYTES).chain([LARGE_COPY_BYTES]);
-    let each = left / (COPY_BYTES.len() as u32 + 2);
+    let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
+    let each = left / (COPY_BYTES.len() as u32 + 1);
     let copy = |bytes: u64| {
         let once = || Ok(device.host_copies_us(bytes)?.iter().sum::<f64>() / 2.0);
         Ok((bytes, undisturbed_us(Stats::times(REPETITIONS, each, once)?)))
     };
     sizes.map(copy).collect()
+}
+
+/// Measures the rate of large copies from host memory to a device, in bytes per second. The median counts,
+/// because a bus that other programs use is slower for streamed weights, too.
+fn upload_rate(device: &mut SoloDevice, left: Duration) -> Result<f64> {
+    let mut times = device.bulk_upload_us(LARGE_COPY_BYTES, LARGE_COPIES_US, REPETITIONS, left)?;
+    times.sort_unstable_by(f64::total_cmp);
+    Ok(LARGE_COPY_BYTES as f64 / times[times.len() / 2].max(1e-3) * 1e6)
 }
 
 /// Times the link between two devices, given by their indices in `devices`. `kept` chooses the route. Retries

@@ -416,7 +416,7 @@ fn commands_calibrate_missing_figures_and_report_it_once() {
     let (json, _) = command(&calibrate);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["profiles"].as_array().unwrap().len(), 2);
-    assert_eq!(json["profiles"][0]["ragtag_profile"], 4);
+    assert_eq!(json["profiles"][0]["ragtag_profile"], 5);
     assert_eq!(json["links"]["known"].as_array().unwrap().len(), 2);
     let (table, said) = command(&with(&["calibrate", "--force", "--seconds", "0"]));
     assert!(calibrates(&said), "{said}");

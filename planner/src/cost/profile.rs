@@ -15,7 +15,7 @@ use ragtag_kernels::{Activations, KvType};
 use serde::{Deserialize, Serialize};
 
 /// Format version that this build reads and writes.
-pub const PROFILE_VERSION: u32 = 4;
+pub const PROFILE_VERSION: u32 = 5;
 
 /// Segment times of one model shape on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub struct Profile {
     pub hand_over_us: f64,
     /// Time of the smallest copy from the device to host memory, in microseconds.
     pub host_latency_us: f64,
-    /// Rate of large copies between the device and host memory.
+    /// Rate of large copies from host memory to the device.
     pub host_bandwidth_bytes_per_s: f64,
     /// Time of the token return from the last stage to the first.
     pub token_return: TokenReturn,

@@ -171,29 +171,67 @@ impl SoloDevice {
     /// # Errors
     /// Fails if the device runs out of memory or fails.
     pub fn host_copies_us(&mut self, bytes: u64) -> Result<[f64; 2]> {
-        let copied = self.try_host_copies_us(bytes);
+        self.with_host_copies(bytes, |device, upload, download| {
+            // The first copy in each direction is a warm-up.
+            device.copies_us(QueueKind::Upload, upload, 1)?;
+            device.copies_us(QueueKind::Download, download, 1)?;
+            let up_us = device.copies_us(QueueKind::Upload, upload, 1)?;
+            Ok([up_us, device.copies_us(QueueKind::Download, download, 1)?])
+        })
+    }
+
+    /// Copies `bytes` bytes to the device repeatedly, as a stage that streams weights does. Each submission
+    /// has as many copies as take about `submission_us` microseconds. Returns the time of a copy for each
+    /// submission, in microseconds, until `left` has passed, but at most `most` times.
+    ///
+    /// # Errors
+    /// Fails if the device runs out of memory or fails.
+    pub fn bulk_upload_us(
+        &mut self,
+        bytes: u64,
+        submission_us: f64,
+        most: usize,
+        left: Duration,
+    ) -> Result<Vec<f64>> {
+        let start = Instant::now();
+        self.with_host_copies(bytes, |device, upload, _| {
+            device.copies_us(QueueKind::Upload, upload, 1)?;
+            let one_us = device.copies_us(QueueKind::Upload, upload, 1)?.max(1.0);
+            let copies = (submission_us / one_us).clamp(1.0, 64.0) as usize;
+            let mut times = Vec::new();
+            while times.is_empty() || (times.len() < most && start.elapsed() < left) {
+                times.push(device.copies_us(QueueKind::Upload, upload, copies)? / copies as f64);
+            }
+            Ok(times)
+        })
+    }
+
+    /// Calls `copying` with commands that copy `bytes` bytes to the device and from it.
+    fn with_host_copies<T>(
+        &mut self,
+        bytes: u64,
+        copying: impl FnOnce(&mut Self, &Command, &Command) -> Result<T>,
+    ) -> Result<T> {
+        let region = HostRegion::new(bytes as usize).map_err(|cause| self.failed(cause))?;
+        let made = self.device.create_buffer(BufferId(0), bytes);
+        let made = made.and_then(|()| self.device.register_region(RegionId(0), Arc::new(region)));
+        let range = BufferRange { buffer: BufferId(0), offset: 0, bytes };
+        let upload = Command::Upload { region: RegionId(0), offset: 0, to: range };
+        let download = Command::Download { from: range, region: RegionId(0), offset: 0 };
+        let copied = match made {
+            Ok(()) => copying(self, &upload, &download),
+            Err(cause) => Err(self.failed(cause)),
+        };
         self.device.clear();
         copied
     }
 
-    fn try_host_copies_us(&mut self, bytes: u64) -> Result<[f64; 2]> {
-        let region = HostRegion::new(bytes as usize).map_err(|cause| self.failed(cause))?;
-        let made = self.device.create_buffer(BufferId(0), bytes);
-        let made = made.and_then(|()| self.device.register_region(RegionId(0), Arc::new(region)));
-        made.map_err(|cause| self.failed(cause))?;
-        let range = BufferRange { buffer: BufferId(0), offset: 0, bytes };
-        let upload = Command::Upload { region: RegionId(0), offset: 0, to: range };
-        let download = Command::Download { from: range, region: RegionId(0), offset: 0 };
-        let mut copy = |queue, command: &Command| {
-            let start = Instant::now();
-            let done = self.submit(queue, Work::Commands(vec![command.clone()]), &[])?;
-            self.wait(done)?;
-            Ok::<_, Error>(start.elapsed().as_secs_f64() * 1e6)
-        };
-        // The first copy in each direction is a warm-up.
-        copy(QueueKind::Upload, &upload)?;
-        copy(QueueKind::Download, &download)?;
-        Ok([copy(QueueKind::Upload, &upload)?, copy(QueueKind::Download, &download)?])
+    /// Returns the time of a submission with `count` copies, in microseconds.
+    fn copies_us(&mut self, queue: QueueKind, command: &Command, count: usize) -> Result<f64> {
+        let start = Instant::now();
+        let done = self.submit(queue, Work::Commands(vec![command.clone(); count]), &[])?;
+        self.wait(done)?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
     fn failed(&self, cause: ragtag_hal::Error) -> Error {
