@@ -208,6 +208,23 @@ impl Devices {
         Ok(Self { backends, report, choice, caps, plan_options, throttles, limits: Limits::default(), check })
     }
 
+    /// Adds the CPU to the devices of the selection `auto` if weights of `weight_bytes` bytes exceed the memory of
+    /// the GPUs. Otherwise, and for other selections, changes nothing.
+    ///
+    /// # Errors
+    /// Fails like [`probe`](Self::probe).
+    pub fn helped_by_cpu(self, options: &DeviceOptions, weight_bytes: u64) -> Result<Self> {
+        let uses_cpu = self.selected().iter().any(|adapter| adapter.kind == AdapterKind::Cpu);
+        let memory_bytes = self.facts().iter().map(|facts| facts.memory_bytes).fold(0, u64::saturating_add);
+        if self.choice.requested != "auto" || uses_cpu || weight_bytes <= memory_bytes {
+            return Ok(self);
+        }
+        let options = DeviceOptions { requested: Some("auto,cpu".into()), ..options.clone() };
+        let mut helped = Self::resolve(&options, |_, _, _| self.report.clone())?;
+        (helped.choice.requested, helped.choice.source) = (self.choice.requested, self.choice.source);
+        Ok(Self { limits: self.limits, check: self.check, ..helped })
+    }
+
     /// Probes every backend and returns the report. Ignores the device selection in `options`.
     pub fn survey(options: &DeviceOptions) -> Report {
         backends(options).probe()

@@ -97,8 +97,8 @@ pub(crate) enum Command {
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
     /// Comma-separated list of auto, gpu, cpu, devices (cuda:0,cpu:1), APIs (cuda selects all CUDA devices)
-    /// and filters (min-memory=8GiB). Default: RAGTAG_DEVICES, or auto, which selects all GPUs, or the CPU if
-    /// there is no GPU.
+    /// and filters (min-memory=8GiB). Default: RAGTAG_DEVICES, or auto, which selects all GPUs, and the CPU if
+    /// there is no GPU or if the weights exceed the GPUs' memory.
     #[arg(long, value_name = "LIST")]
     pub(crate) device: Option<String>,
     /// Cap the memory that plans use on devices (cuda:0=12GiB), on all devices of an API (cuda=8GiB) and in

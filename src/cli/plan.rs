@@ -264,10 +264,19 @@ pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> R
 /// Probes and selects devices. If `--strict` is set, checks them and the model's weights.
 fn open_devices(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> Result<Devices> {
     let options = super::device_options(args);
-    let devices = super::opened(match wanted.is_calibrated() {
+    let gpus = match wanted.is_calibrated() {
         true => Devices::probe_for(&options, model, &super::calibrate::options(wanted)),
         false => Devices::probe(&options),
-    })?;
+    }?;
+    let sizes = model.graph().weights().tensors().iter().map(|tensor| tensor.bytes);
+    let (weight_bytes, selected) = (sizes.fold(0, u64::saturating_add), gpus.selected().len());
+    let devices = super::opened(gpus.helped_by_cpu(&options, weight_bytes))?;
+    if devices.selected().len() > selected {
+        note(&format!(
+            "note: the weights ({}) exceed the memory of the GPUs, so the CPU may help; --device gpu selects only GPUs",
+            bytes(weight_bytes)
+        ));
+    }
     if args.strict {
         super::strict::check(&devices, model)?;
     }

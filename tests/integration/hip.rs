@@ -38,7 +38,7 @@ fn logits_match_the_golden_ones_in_both_classes() {
         let classes = [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)];
         within(1800, move || {
             for (turn, (activations, class)) in (0..).zip(classes) {
-                for name in support::share(support::MODELS, 2, turn) {
+                for name in support::share(support::MODELS, 4, turn) {
                     let path = model_path(name);
                     let (model, golden) = (Model::open(path).unwrap(), golden(name));
                     let setup = Setup { devices: "hip:0", activations, ..Setup::default() };
@@ -192,6 +192,18 @@ fn the_command_compiles_in_a_separate_process() {
         let listed = command.env(variable, &folder).args(["devices", "--json", "--gemm", choice]);
         let listed = String::from_utf8_lossy(&listed.output().unwrap().stdout).into_owned();
         assert_eq!(listed.contains("rocBLAS"), named, "{choice}: {listed}");
+    }
+    // The CPU helps a GPU without room for the weights, if the user does not select devices.
+    for (arguments, requested, selected) in [
+        (&["--memory", "hip=1GiB"][..], "requested=auto", "selected=[hip:0]"),
+        (&["--memory", "hip=4MiB"], "requested=auto", "selected=[hip:0, cpu:0]"),
+        (&["--memory", "hip=4MiB", "--device", "gpu"], "requested=gpu", "selected=[hip:0]"),
+    ] {
+        let mut command = with_stand_in(cache.path());
+        let planned = command.args(["plan", "--no-calibration"]).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&planned.stderr).into_owned();
+        assert!(said.contains(requested) && said.contains(selected), "{arguments:?}: {said}");
+        assert_eq!(said.contains("the CPU may help"), selected.ends_with("cpu:0]"), "{said}");
     }
     with_stand_in(cache.path()).args(["devices", "--gemm", "best"]).assert().failure().code(2);
     // An abort in the compiler does not end the command. The error names the signal.
