@@ -5,7 +5,7 @@
 
 mod support;
 
-use ragtag_conformance::{Suite, Verdict};
+use ragtag_conformance::{Part, Suite, Verdict};
 use ragtag_devices::{Backends, Config};
 use test_drivers::with_level_zero_on_opencl;
 
@@ -21,18 +21,22 @@ fn the_test_driver() {
     });
 }
 
-/// Checks the products for Intel's matrix units. The test driver replaces the instructions with functions.
+/// Checks the products for Intel's matrix units, half of them by turns. The test driver replaces the instructions
+/// with functions.
 #[test]
 fn matrix_units() {
     with_level_zero_on_opencl("matrix_units", &[("RAGTAG_FAKE_MATRIX_UNITS", "1")], || {
         let backends = Backends::new(&Config::default());
         let adapter = support::adapters(&backends, "level-zero").unwrap().swap_remove(0);
-        let report = support::run_on(&backends, &adapter, Suite::new().only("kernel/*/opencl-xmx"));
+        let of = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { 2 };
+        let suite = Suite::new().only("kernel/*/opencl-xmx");
+        let suite = suite.by_turns(Part { of, index: 0 }, 1, test_support::seed());
+        let report = support::run_on(&backends, &adapter, suite);
         for test in &report.tests {
             println!("{}: {}: {:?}", adapter.label(), test.name, test.verdict);
             assert!(matches!(test.verdict, Verdict::Passed { .. }), "{}: {:?}", test.name, test.verdict);
         }
-        // The tests cover f16 and bf16 weights, each for few rows and for many.
-        assert_eq!(report.tests.len(), 4);
+        // The four products have f16 or bf16 weights, and few rows or many.
+        assert_eq!(report.tests.len(), 4 / of, "{}", support::repeat());
     });
 }

@@ -50,7 +50,7 @@ fn adapters() -> Vec<Adapter> {
 
 /// Returns whether the driver of an adapter lacks a shader cache, so that each device recompiles every
 /// shader.
-fn compiles_anew(adapter: &Adapter) -> bool {
+pub(crate) fn compiles_anew(adapter: &Adapter) -> bool {
     adapter.driver.name.contains("SwiftShader")
 }
 
@@ -79,13 +79,13 @@ fn distinct() -> Vec<Adapter> {
     all
 }
 
-/// Returns the adapters from [`distinct`] that have a shader cache. For one in five values of `turn` plus the
+/// Returns the adapters from [`distinct`] that have a shader cache. For one in eleven values of `turn` plus the
 /// seed, adds one without, because such an adapter compiles shaders for twenty seconds per engine. Tests
-/// divide the result into two or three shares by seed. Five has no factor in common with these, so that all
+/// divide the result into two or three shares by seed. Eleven has no factor in common with these, so that all
 /// shares get that adapter.
 pub(crate) fn distinct_and_quick(turn: u32) -> Vec<Adapter> {
     let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
-    all.extend(support::share(slowest.into_iter().take(1), 5, turn));
+    all.extend(support::share(slowest.into_iter().take(1), 11, turn));
     all
 }
 
@@ -187,9 +187,15 @@ fn check_checkpoints(activations: Activations, names: impl Fn(&Adapter) -> Vec<&
     }
 }
 
+/// Devices that emulate a GPU on the CPU take turns.
 #[test]
 fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
-    within(600, || check_checkpoints(Activations::F32, |_| support::CHECKPOINTS.to_vec()));
+    within(600, || {
+        check_checkpoints(Activations::F32, |adapter| {
+            let of = if adapter.kind == AdapterKind::Software { 3 } else { 1 };
+            support::share(support::CHECKPOINTS, of, adapter.index)
+        });
+    });
 }
 
 /// Devices that emulate a GPU on the CPU take turns.
@@ -304,9 +310,9 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
     within(limit_s, || {
         let model = Model::open(model_path(BITNET)).unwrap();
         let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
-        // Pairs take turns: one in two, or one in eight if a device has no shader cache.
+        // Pairs take turns: one in four, or one in sixteen if a device has no shader cache.
         let all = adapters();
-        let turns = |adapter| if compiles_anew(adapter) { 8 } else { 2 };
+        let turns = |adapter| if compiles_anew(adapter) { 16 } else { 4 };
         let slow: Vec<_> = slow_adapters(&all).map(|adapter| (adapter.label(), turns(adapter))).collect();
         // If a driver has several devices, the two stages use different devices.
         let pairs =
@@ -473,7 +479,7 @@ fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
         let session = engine.session();
         let alone: Vec<Vec<u32>> =
             (0..8).map(|i| block_on(listen(tokens(&session, i))).unwrap().ids).collect();
-        for round in 0..3 {
+        for round in support::share(0..3, 3, 0) {
             block_on(async {
                 let mut streams: Vec<_> = (0..8).map(|i| Some(tokens(&session, i))).collect();
                 // Drop three streams after a few tokens while the others continue.

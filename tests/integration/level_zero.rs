@@ -21,18 +21,17 @@ fn logits_match_the_golden_ones_in_both_classes() {
     with_level_zero_on_opencl("level_zero::logits_match_the_golden_ones_in_both_classes", &[], || {
         let classes = [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)];
         within(1800, move || {
+            // Intel's compiler takes seconds per model, so each class gets one model on one device.
             for (turn, (activations, class)) in (0..).zip(classes) {
-                for (device, label) in (0..).zip(DEVICES) {
-                    // Intel's compiler takes seconds per model, so each device gets one model in each class.
-                    for name in support::share(support::MODELS, 4, 2 * turn + device) {
-                        let (model, golden) = (Model::open(model_path(name)).unwrap(), golden(name));
-                        let setup = Setup { devices: label, activations, ..Setup::default() };
-                        let engine = support::engine(&model, &setup);
-                        let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
-                        let error = relative_error(&logits, &golden.logits);
-                        println!("{label}, {name} {activations:?}: relative error {error:.2e}");
-                        assert!(error <= class.tolerance(), "{label}, {name}: {error}");
-                    }
+                let all = DEVICES.into_iter().flat_map(|label| support::MODELS.map(|name| (label, name)));
+                for (label, name) in support::share(all, 8, 3 * turn) {
+                    let (model, golden) = (Model::open(model_path(name)).unwrap(), golden(name));
+                    let setup = Setup { devices: label, activations, ..Setup::default() };
+                    let engine = support::engine(&model, &setup);
+                    let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
+                    let error = relative_error(&logits, &golden.logits);
+                    println!("{label}, {name} {activations:?}: relative error {error:.2e}");
+                    assert!(error <= class.tolerance(), "{label}, {name}: {error}");
                 }
             }
         });
@@ -47,7 +46,7 @@ fn logits_of_checkpoints_match_the_golden_ones_in_both_classes() {
         || {
             within(1800, || {
                 for (turn, activations) in (0..).zip([Activations::F32, Activations::F16]) {
-                    for name in support::share(support::CHECKPOINTS, 3, turn) {
+                    for name in support::share(support::CHECKPOINTS, 6, turn) {
                         let setup = Setup { devices: "level-zero:0", activations, ..Setup::default() };
                         Checkpoint::open(name).check_logits(name, &setup);
                     }

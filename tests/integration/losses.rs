@@ -4,6 +4,7 @@
 //! Without a Vulkan device the tests record a skip. `RAGTAG_TEST_VULKAN_ADAPTERS` sets the required number of
 //! devices.
 
+use crate::gpus::compiles_anew;
 use crate::support::{self, Setup, block_on, golden, greedy, listen, model_path, relative_error, within};
 use ragtag::{DeviceOptions, Devices, Engine, Error, Event, Model, Prompt};
 use ragtag_hal::Error as DeviceError;
@@ -21,11 +22,12 @@ fn model() -> Model {
     Model::open(model_path(MODEL)).unwrap()
 }
 
-/// Returns the labels of an API's devices. Records a skip if there are none.
+/// Returns the labels of an API's devices. Those without a shader cache come last. Records a skip if there are none.
 fn labels(backend: &str) -> Vec<String> {
     let found = Devices::probe(&DeviceOptions::default()).unwrap();
     let adapters = found.report().adapters().filter(|adapter| adapter.backend == backend);
-    let labels: Vec<_> = adapters.map(|adapter| adapter.label()).collect();
+    let (slowest, quick): (Vec<_>, Vec<_>) = adapters.partition(|adapter| compiles_anew(adapter));
+    let labels: Vec<_> = quick.iter().chain(&slowest).map(|adapter| adapter.label()).collect();
     if labels.is_empty() {
         assert!(std::env::var_os("RAGTAG_TEST_VULKAN_ADAPTERS").is_none(), "no device of {backend}");
         test_support::skip!(test_support::driver(backend), "no device of {backend}");

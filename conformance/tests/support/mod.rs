@@ -62,9 +62,9 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 ///
 /// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
 /// devices share the variants. The devices of one driver are similar, and so are all devices that run shaders
-/// on the CPU, regardless of their API. Vulkan devices test one half of the variants, and wgpu devices the
-/// other half. Intel's OpenCL runtime and the two devices of the test driver of Level Zero run the same kernels on
-/// this runtime, and test a sixth each. The stand-in for HIP tests a third. Shaders also run slowly on the CPU, so
+/// on the CPU, regardless of their API. Vulkan devices test a quarter of the variants, and wgpu devices another
+/// quarter. Intel's OpenCL runtime and the two devices of the test driver of Level Zero run the same kernels on
+/// this runtime, and test a twelfth each. The stand-in for HIP tests a sixth. Shaders also run slowly on the CPU, so
 /// these devices test only some of the listed shapes.
 /// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
@@ -120,17 +120,17 @@ fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
         // All devices that run kernels on Intel's OpenCL runtime: those of Level Zero's test driver, and the
         // runtime's own.
         let part = match &*one.backend {
-            "level-zero" => Part { of: 2 * (alike.len() + 1), index: place },
+            "level-zero" => Part { of: 4 * (alike.len() + 1), index: place },
             "opencl" if one.driver.name.starts_with("Intel(R) OpenCL") => {
-                Part { of: 2 * (2 + alike.len()), index: 2 + place }
+                Part { of: 4 * (2 + alike.len()), index: 2 + place }
             }
-            "hip" => Part { of: 3 * alike.len(), index: place },
+            "hip" => Part { of: 6 * alike.len(), index: place },
             _ => Part { of: alike.len(), index: place },
         };
         return Suite::new().by_turns(part, 1, seed);
     }
-    let half = usize::from(one.backend == "wgpu");
-    Suite::new().by_turns(Part { of: 2 * alike.len(), index: 2 * place + half }, SOME, seed)
+    let quarter = usize::from(one.backend == "wgpu");
+    Suite::new().by_turns(Part { of: 4 * alike.len(), index: 2 * place + quarter }, SOME, seed)
 }
 
 /// Runs `suite` on an adapter.

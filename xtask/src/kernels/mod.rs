@@ -61,8 +61,7 @@ pub struct Args {
     /// or another name, Mesa also compiles for an absent AMD GPU.
     #[arg(long)]
     vulkan_pipelines: bool,
-    /// For GPUs that compilers support offline, compile only every N-th job. A job is one program for one
-    /// architecture.
+    /// Compile or validate only every N-th job. A job is one program for one architecture or set of features.
     #[arg(long, default_value = "1", value_name = "N")]
     one_in: NonZeroUsize,
     /// Index of the first job to compile, modulo N. Any N consecutive seeds cover all jobs.
@@ -113,10 +112,10 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
         note(ocloc::compile(root, &chosen, share, &args.devices, &args.out));
     }
     if args.spirv_val {
-        note(spirv::validate(&chosen, &args.out));
+        note(spirv::validate(&chosen, share, &args.out));
     }
     if args.vulkan_pipelines {
-        note(pipelines::compile(&args.only));
+        note(pipelines::compile(&args.only, share));
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nerror: ")) }
 }
