@@ -18,10 +18,10 @@ use ragtag_graph::Granularity;
 
 /// Maximum number of stages per device in an interleaved placement.
 const TURNS: usize = 4;
-/// Minimum predicted gain of a placement in which devices have several stages. The margin covers a delay that
+/// Minimum predicted gain of a placement in which devices have several or more stages. The margin covers a delay that
 /// the cost model omits: the time until the host learns that an input has arrived and submits its
 /// computation.
-const GAIN: f64 = 0.05;
+pub(super) const GAIN: f64 = 0.05;
 /// Maximum number of devices for which the planner tries interleaved placements, or placements with the
 /// feed-forward halves apart.
 const DEVICES: usize = 8;

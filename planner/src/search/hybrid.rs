@@ -20,9 +20,6 @@ use rayon::prelude::*;
 
 /// Shortest prompt for which the prefill stage is compared with the other stages, in tokens.
 const SHORTEST: u32 = 16;
-/// Minimum relative reduction of the prefill stage's time per row of a full chunk for which the devices take more
-/// turns. Each turn adds two transfers to every decode step.
-const TURN_GAIN: f64 = 0.1;
 
 /// A placement and its prefill stage.
 type Placed = (Vec<Run>, Run);
@@ -67,7 +64,7 @@ fn in_turns(grid: &Grid<'_>, one_each: &[Choice], best: Choice) -> Choice {
         full_us / f64::from(choice.point.chunk)
     };
     turns.sort_by(|a, b| a.runs.len().cmp(&b.runs.len()).then(row_us(a).total_cmp(&row_us(b))));
-    let gains = |more: &Choice, than: &Choice| row_us(more) < row_us(than) * (1.0 - TURN_GAIN);
+    let gains = |more: &Choice, than: &Choice| row_us(more) < row_us(than) * (1.0 - families::GAIN);
     turns.into_iter().fold(best, |best, more| if gains(&more, &best) { more } else { best })
 }
 
