@@ -106,14 +106,16 @@ impl Timer<'_> {
         device: &mut SoloDevice,
     ) -> Result<(Profile, Vec<String>)> {
         let steps = self.steps;
+        let left = || self.budget.left(1.0) / 4;
+        let mut uploads = bulk_uploads_us(device, left())?;
         let stage_us = self.stage_us(device)?;
         let (mut kinds, warnings) = self.blocks(device, stage_us, identity.together)?;
         let (head, token_return) = self.head(device, stage_us, identity.together)?;
         kinds.extend(head);
         kinds.extend(self.embedding(device, stage_us)?);
-        let left = || self.budget.left(1.0) / 2;
-        let (host_latency_us, _) = fit_copies(&host_copies(device, steps.row_bytes(), left())?);
-        let host_bandwidth_bytes_per_s = upload_rate(device, left())?;
+        let (host_latency_us, _) = fit_copies(&host_copies(device, steps.row_bytes(), left() * 2)?);
+        uploads.extend(bulk_uploads_us(device, left())?);
+        let host_bandwidth_bytes_per_s = bulk_rate(uploads);
         let profile = Profile {
             ragtag_profile: PROFILE_VERSION,
             identity: identity.clone(),
@@ -521,12 +523,17 @@ fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Resul
     sizes.map(copy).collect()
 }
 
-/// Measures the rate of large copies from host memory to a device, in bytes per second. The median counts,
-/// because a bus that other programs use is slower for streamed weights, too.
-fn upload_rate(device: &mut SoloDevice, left: Duration) -> Result<f64> {
-    let mut times = device.bulk_upload_us(LARGE_COPY_BYTES, LARGE_COPIES_US, REPETITIONS, left)?;
-    times.sort_unstable_by(f64::total_cmp);
-    Ok(LARGE_COPY_BYTES as f64 / times[times.len() / 2].max(1e-3) * 1e6)
+/// Times large copies from host memory to a device, in microseconds.
+fn bulk_uploads_us(device: &mut SoloDevice, left: Duration) -> Result<Vec<f64>> {
+    Ok(device.bulk_upload_us(LARGE_COPY_BYTES, LARGE_COPIES_US, REPETITIONS / 2, left)?)
+}
+
+/// Returns the rate of large copies with the given times in microseconds, in bytes per second. The first quartile
+/// counts: other programs may use the bus during a part of the calibration, or more slightly all the time.
+fn bulk_rate(mut times_us: Vec<f64>) -> f64 {
+    times_us.sort_unstable_by(f64::total_cmp);
+    let quartile = times_us.get(times_us.len() / 4).copied().unwrap_or(f64::INFINITY);
+    (LARGE_COPY_BYTES as f64 / quartile.max(1e-3) * 1e6).max(1.0)
 }
 
 /// Times the link between two devices, given by their indices in `devices`. `kept` chooses the route. Retries
