@@ -18,7 +18,7 @@ use ragtag_graph::Granularity;
 
 /// Maximum number of stages per device in an interleaved placement.
 const TURNS: usize = 4;
-/// Minimum predicted gain of a placement in which devices have several or more stages. The margin covers a delay that
+/// Minimum predicted gain from giving devices several stages, or more of them. The margin covers a delay that
 /// the cost model omits: the time until the host learns that an input has arrived and submits its
 /// computation.
 pub(super) const GAIN: f64 = 0.05;
