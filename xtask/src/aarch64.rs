@@ -10,6 +10,8 @@ use std::process::Command;
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const QEMU: &str = "qemu-aarch64";
+/// Number of shares of the kernel variants. QEMU runs one share per commit, and all in the complete run.
+const SHARES: &str = "4";
 /// Environment variables that set cargo's linker and runner for AArch64.
 const VARIABLES: [(&str, &str); 2] = [
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER),
@@ -43,14 +45,15 @@ pub(crate) fn test(root: &Path, done: &mut Done) -> Result<(), String> {
         done.skip("kernels on AArch64", "QEMU for AArch64", QEMU);
         return Ok(());
     }
-    let mut test = |package, test| {
+    let mut test = |package, test, shares| {
         let arguments = ["test", "-p", package, "--test", test, "--locked", "--target", TARGET];
-        done.cargo(root, &arguments, &VARIABLES)
+        done.cargo(root, &arguments, &[&VARIABLES[..], &[("RAGTAG_TEST_SHARES", shares)]].concat())
     };
-    test("ragtag-kernels", "cpu")?;
+    let is_complete = std::env::var_os("RAGTAG_TEST_ALL").is_some();
+    test("ragtag-kernels", "cpu", if is_complete { "1" } else { SHARES })?;
     // This step compiles every backend for the target, which takes longer than all tests in QEMU.
-    if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
-        test("ragtag-conformance", "cpu")?;
+    if is_complete {
+        test("ragtag-conformance", "cpu", "1")?;
     }
     Ok(())
 }
