@@ -8,6 +8,7 @@ use crate::{memory, programs, queues};
 use ragtag_devices::{BackendReport, Backends, Status};
 use ragtag_hal::{Adapter, Checked, DeviceId, Feature, KernelLanguage, Limits, Result};
 use ragtag_kernels::{NumericsClass, Variant};
+use std::collections::HashMap;
 use std::time::Instant;
 
 /// Result of a test: a verdict, or a description of the failure.
@@ -68,8 +69,8 @@ impl Listed {
     }
 }
 
-/// One of several equal parts of the kernel variants. A part contains every `of`th variant in the table of
-/// variants. Each of several similar devices tests one part.
+/// One of several equal parts of the kernel variants. The variants of each language, which are those that a device
+/// runs, are spread evenly. Each of several similar devices tests one part.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Number of parts. The value 0 counts as 1.
@@ -81,6 +82,20 @@ pub struct Part {
 impl Default for Part {
     fn default() -> Self {
         Self { of: 1, index: 0 }
+    }
+}
+
+impl Part {
+    fn variants(self) -> impl Iterator<Item = &'static Variant> {
+        let (of, mut placed) = (self.of.max(1), HashMap::new());
+        ragtag_kernels::variants().iter().filter(move |variant| {
+            let place: &mut usize = placed.entry(variant.language()).or_default();
+            // The table repeats the same few forms for each tensor type. With a plain remainder, a part could have
+            // all variants of a form, or of none.
+            let part = (*place + *place / of) % of;
+            *place += 1;
+            part == self.index
+        })
     }
 }
 
@@ -172,8 +187,7 @@ impl<'a> Suite<'a> {
 
     fn entries(&self) -> impl Iterator<Item = Entry> {
         let devices = memory::TESTS.iter().chain(queues::TESTS).chain(programs::TESTS).map(Entry::Device);
-        let Part { of, index } = self.part;
-        let kernels = ragtag_kernels::variants().iter().skip(index).step_by(of.max(1)).enumerate();
+        let kernels = self.part.variants().enumerate();
         devices.chain(kernels.map(Entry::Kernel)).filter(|entry| known::matches(self.only, &entry.name()))
     }
 }
@@ -312,6 +326,26 @@ mod tests {
                     all.dedup();
                     assert_eq!(all.len(), 3 * variants, "device {index} of {of}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_have_a_fair_share_of_each_language_and_form() {
+        for of in [2, 3, 4, 6, 12] {
+            for (language, form) in [
+                (KernelLanguage::HipC, ""),
+                (KernelLanguage::HipC, "tiled"),
+                (KernelLanguage::Wgsl, ""),
+                (KernelLanguage::Wgsl, "gemv"),
+            ] {
+                let is_counted =
+                    |variant: &&Variant| variant.language() == Some(language) && variant.name.contains(form);
+                let count = |index| Part { of, index }.variants().filter(is_counted).count();
+                let counts: Vec<_> = (0..of).map(count).collect();
+                let mean = counts.iter().sum::<usize>() / of;
+                let most = if form.is_empty() { mean + 1 } else { 2 * mean };
+                assert!(counts.iter().all(|&count| count <= most), "{language:?} {form}: {counts:?}");
             }
         }
     }

@@ -19,7 +19,7 @@ fn every_hip_device() {
 /// cover all OpenCL devices. Fails if OpenCL devices are required but there are none.
 #[test]
 fn the_stand_in_on_opencl() {
-    with_hip_on_opencl("the_stand_in_on_opencl", &[("HIP_VISIBLE_DEVICES", "0")], || {
+    with_hip_on_opencl(support::HIP_STAND_IN, &[("HIP_VISIBLE_DEVICES", "0")], || {
         let devices = support::every_device_of("hip", "OpenCL driver");
         assert!(devices == 1 || std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "no device");
     });

@@ -8,6 +8,9 @@ use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 /// Step between the listed shapes that are tested on devices that compile shaders for the CPU.
 pub const SOME: usize = 3;
 
+/// Test that runs the suite on the stand-in for HIP.
+pub const HIP_STAND_IN: &str = "the_stand_in_on_opencl";
+
 /// Maximum number of skipped tests in the whole suite, by backend and by prefix of the driver's name. Only
 /// tests of kernels in the driver's own language count. More skips than this maximum mean that the driver has
 /// lost a feature.
@@ -62,9 +65,9 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 ///
 /// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
 /// devices share the variants. The devices of one driver are similar, and so are all devices that run shaders
-/// on the CPU, regardless of their API. Vulkan devices test a quarter of the variants, and wgpu devices another
-/// quarter. Intel's OpenCL runtime and the two devices of the test driver of Level Zero run the same kernels on
-/// this runtime, and test a twelfth each. The stand-in for HIP tests a sixth. Shaders also run slowly on the CPU, so
+/// on the CPU, regardless of their API. Vulkan devices test a sixth of the variants, and wgpu devices another
+/// sixth. Intel's OpenCL runtime and the two devices of the test driver of Level Zero run the same kernels on
+/// this runtime, and test a twelfth each. The stand-in for HIP tests a quarter. Shaders also run slowly on the CPU, so
 /// these devices test only some of the listed shapes.
 /// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
@@ -79,8 +82,11 @@ pub fn every_device_of(name: &str, missing: &str) -> usize {
     };
     let (repeat, seed) = (repeat(), test_support::seed());
     println!("{repeat}");
-    let (parts, others): (Vec<_>, Vec<_>) =
-        adapters.iter().partition(|adapter| adapter.kind == AdapterKind::Software);
+    // The stand-in for HIP describes an AMD GPU, but runs on the CPU.
+    let is_software = |adapter: &&Adapter| {
+        adapter.kind == AdapterKind::Software || test_support::Child::inside(HIP_STAND_IN)
+    };
+    let (parts, others): (Vec<_>, Vec<_>) = adapters.iter().partition(is_software);
     std::thread::scope(|scope| {
         let running: Vec<_> = parts
             .iter()
@@ -124,13 +130,13 @@ fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
             "opencl" if one.driver.name.starts_with("Intel(R) OpenCL") => {
                 Part { of: 4 * (2 + alike.len()), index: 2 + place }
             }
-            "hip" => Part { of: 6 * alike.len(), index: place },
+            "hip" => Part { of: 4 * alike.len(), index: place },
             _ => Part { of: alike.len(), index: place },
         };
         return Suite::new().by_turns(part, 1, seed);
     }
-    let quarter = usize::from(one.backend == "wgpu");
-    Suite::new().by_turns(Part { of: 4 * alike.len(), index: 2 * place + quarter }, SOME, seed)
+    let is_wgpu = usize::from(one.backend == "wgpu");
+    Suite::new().by_turns(Part { of: 6 * alike.len(), index: 2 * place + is_wgpu }, SOME, seed)
 }
 
 /// Runs `suite` on an adapter.
