@@ -40,7 +40,7 @@ pub fn with_level_zero_on_opencl(test: &str, variables: &[(&str, &str)], body: i
             ("ZE_ENABLE_PARAMETER_VALIDATION".into(), "1".into()),
         ]
     };
-    in_own_process(test, variables, prepare, body);
+    in_own_process(PACKAGE, test, variables, prepare, body);
 }
 
 /// Returns the handle through which a test controls the driver of its process.

@@ -24,6 +24,7 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::UNIX_EPOCH;
 use test_support::Child;
 
 /// Package of the stand-in that runs on OpenCL devices.
@@ -43,13 +44,15 @@ pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnO
         let path = library_path(hip_on_opencl()).into_string().expect("a path in UTF-8");
         vec![("LD_LIBRARY_PATH".into(), path)]
     };
-    in_own_process(test, variables, prepare, body);
+    in_own_process(HIP_ON_OPENCL, test, variables, prepare, body);
 }
 
 /// Runs `body` if this process was started for `test`. Otherwise starts such a process. Its environment
-/// contains `variables` and the variables that `prepare` returns.
+/// contains `variables` and the variables that `prepare` returns. The processes with the same build of `package`
+/// share a cache of compiled programs, because Intel's compiler takes most of a test's time.
 #[track_caller]
 fn in_own_process(
+    package: &str,
     test: &str,
     variables: &[(&str, &str)],
     prepare: impl FnOnce() -> Vec<(String, String)>,
@@ -63,8 +66,10 @@ fn in_own_process(
         return;
     }
     let prepared = prepare();
-    let cache = tempfile::tempdir().expect("a folder for compiled programs");
-    let child = test_support::child(test).env("RAGTAG_CACHE_DIR", cache.path());
+    let built = std::fs::metadata(library(package)).and_then(|facts| facts.modified()).expect("a time");
+    let built = built.duration_since(UNIX_EPOCH).expect("a time after 1970");
+    let cache = folder(package).join(format!("programs-{}", built.as_nanos()));
+    let child = test_support::child(test).env("RAGTAG_CACHE_DIR", cache);
     child.envs(prepared).envs(variables.iter().copied()).passes();
 }
 

@@ -26,7 +26,7 @@ pub fn with_vulkan_faults(test: &str, variables: &[(&str, &str)], body: impl FnO
         let folder = described().to_str().expect("a path in UTF-8");
         vec![("VK_ADD_LAYER_PATH".into(), folder.into()), ("VK_INSTANCE_LAYERS".into(), LAYER.into())]
     };
-    in_own_process(test, variables, prepare, || body(&Faults::load(PACKAGE)));
+    in_own_process(PACKAGE, test, variables, prepare, || body(&Faults::load(PACKAGE)));
 }
 
 /// Writes the layer's manifest for Vulkan's loader, and returns the folder with the manifest.
