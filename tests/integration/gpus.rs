@@ -106,7 +106,7 @@ pub(crate) fn first_of_each_api(turn: u32) -> Vec<Adapter> {
 }
 
 /// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU
-/// gets half of the models, or at most one without a shader cache. It gets the next share in the other
+/// gets a quarter of the models, or at most one without a shader cache. It gets the next share in the other
 /// numerics class. The same device through the other API (Vulkan or wgpu) and the next identical adapter also
 /// get the next share. Without a shader cache, only one of the two APIs gets a model.
 fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
@@ -117,7 +117,7 @@ fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str>
     if compiles_anew(adapter) {
         return support::share(MODELS, 2 * MODELS.len(), others * MODELS.len() as u32 + adapter.index);
     }
-    support::share(MODELS, 2, others + adapter.index)
+    support::share(MODELS, 4, others + adapter.index)
 }
 
 /// Returns the API name in a device label such as `vulkan:0`.
@@ -192,7 +192,7 @@ fn check_checkpoints(activations: Activations, names: impl Fn(&Adapter) -> Vec<&
 fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
     within(600, || {
         check_checkpoints(Activations::F32, |adapter| {
-            let of = if adapter.kind == AdapterKind::Software { 3 } else { 1 };
+            let of = if adapter.kind == AdapterKind::Software { 6 } else { 1 };
             support::share(support::CHECKPOINTS, of, adapter.index)
         });
     });
@@ -204,7 +204,7 @@ fn fast_logits_of_checkpoints_are_within_2e_2_on_every_adapter() {
     within(600, || {
         for (turn, activations) in (0..).zip([Activations::F16, Activations::Int8]) {
             check_checkpoints(activations, |adapter| {
-                let of = if adapter.kind == AdapterKind::Software { 6 } else { 1 };
+                let of = if adapter.kind == AdapterKind::Software { 12 } else { 1 };
                 support::share(support::CHECKPOINTS, of, turn + adapter.index)
             });
         }
@@ -473,7 +473,7 @@ fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
         let cases = golden(BITNET).cases;
         let prompt = |i: usize| &cases[i % cases.len()].prompt_ids[..];
         let tokens = |session: &ragtag::Session, i: usize| {
-            session.generate(Prompt::Tokens(prompt(i)), &Generation { ..greedy(24) }).unwrap()
+            session.generate(Prompt::Tokens(prompt(i)), &Generation { ..greedy(12) }).unwrap()
         };
         // Generate the tokens of each prompt alone.
         let session = engine.session();

@@ -46,7 +46,7 @@ fn logits_of_checkpoints_match_the_golden_ones_in_both_classes() {
         || {
             within(1800, || {
                 for (turn, activations) in (0..).zip([Activations::F32, Activations::F16]) {
-                    for name in support::share(support::CHECKPOINTS, 6, turn) {
+                    for name in support::share(support::CHECKPOINTS, 12, turn) {
                         let setup = Setup { devices: "level-zero:0", activations, ..Setup::default() };
                         Checkpoint::open(name).check_logits(name, &setup);
                     }

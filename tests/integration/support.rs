@@ -12,18 +12,10 @@ use ragtag_transfer::{Route, Routes};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-pub use test_support::model as model_path;
+pub use test_support::{model as model_path, share};
 
 /// Names of the four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
-
-/// Returns one of `of` shares of the items. An increment of `turn` or of `RAGTAG_TEST_SEED` selects the next
-/// share. If `RAGTAG_TEST_ALL` is set, returns all items.
-pub fn share<T>(items: impl IntoIterator<Item = T>, of: usize, turn: u32) -> Vec<T> {
-    let of = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { of };
-    let first = (u64::from(turn) + test_support::seed() % of as u64) % of as u64;
-    items.into_iter().skip(first as usize).step_by(of).collect()
-}
 
 /// Returns the root of the repository.
 pub fn root() -> PathBuf {

@@ -1,5 +1,5 @@
 //! Tests of the planner. They compare its plans with an exhaustive search on small random instances, and
-//! check memory and messages.
+//! check memory and messages. Of the seeds of the longest tests, each commit gets a third.
 
 mod best;
 mod families;
@@ -24,6 +24,7 @@ use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Granularity, SegmentKind, WireType};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use test_support::share;
 use worlds::*;
 
 impl World {
@@ -188,7 +189,7 @@ fn scores_are_what_the_objectives_mean() {
 #[test]
 fn the_plan_is_the_best_of_all_placements() {
     let (mut planned, mut refused) = (0, 0);
-    for seed in 0..300 {
+    for seed in share(0..300, 3, 0) {
         for objective in OBJECTIVES {
             let world = World { objective, ..random_world(seed) };
             let input = world.input();
@@ -228,7 +229,7 @@ fn the_plan_is_the_best_of_all_placements() {
             }
         }
     }
-    assert!(planned > 400 && refused > 40, "{planned} planned, {refused} refused: both kinds are needed");
+    assert!(planned > 100 && refused > 10, "{planned} planned, {refused} refused: both kinds are needed");
 }
 
 #[test]
@@ -281,7 +282,7 @@ fn the_last_of_many_devices_lacks_what_is_left() {
 #[test]
 fn plans_are_valid_within_memory_and_the_same_each_time() {
     let mut planned = 0;
-    for seed in 0..300 {
+    for seed in share(0..300, 3, 0) {
         let mut world = random_world(seed);
         world.limits.context = if seed % 2 == 0 { Some(512) } else { None };
         let Ok(plan) = world.plan() else { continue };
@@ -312,13 +313,13 @@ fn plans_are_valid_within_memory_and_the_same_each_time() {
         let (after, before) = (again.explanation.score_us, plan.explanation.score_us);
         assert!(after <= before * 1.005, "seed {seed}: {after} {before}");
     }
-    assert!(planned > 100);
+    assert!(planned > 30);
 }
 
 #[test]
 fn more_of_anything_never_makes_a_plan_worse() {
     let mut compared = 0;
-    for seed in 0..400 {
+    for seed in share(0..400, 3, 0) {
         let objective = OBJECTIVES[seed as usize % 4];
         let world = World { objective, ..random_world(seed) };
         let Ok(plan) = world.plan() else { continue };
@@ -344,7 +345,7 @@ fn more_of_anything_never_makes_a_plan_worse() {
         assert!(after <= before * 1.01 + 0.1, "seed {seed}, {objective:?}: {before} became {after}");
         compared += 1;
     }
-    assert!(compared > 200, "{compared}");
+    assert!(compared > 60, "{compared}");
 }
 
 #[test]

@@ -22,3 +22,15 @@ pub use skips::{Skip, driver, record, recorded};
 pub fn seed() -> u64 {
     std::env::var("RAGTAG_TEST_SEED").map_or(0, |seed| seed.parse().expect("RAGTAG_TEST_SEED is a number"))
 }
+
+/// Returns one of `of` shares of the items. An increment of `turn` or of `RAGTAG_TEST_SEED` selects the next
+/// share. If `RAGTAG_TEST_ALL` is set, returns all items.
+///
+/// # Panics
+/// Panics if `RAGTAG_TEST_SEED` is set but is not a number.
+#[track_caller]
+pub fn share<T>(items: impl IntoIterator<Item = T>, of: usize, turn: u32) -> Vec<T> {
+    let of = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { of };
+    let first = (u64::from(turn) + seed() % of as u64) % of as u64;
+    items.into_iter().skip(first as usize).step_by(of).collect()
+}

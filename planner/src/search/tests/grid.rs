@@ -55,7 +55,7 @@ fn slow_links_get_wire_type_f16() {
 #[test]
 fn the_chosen_wire_type_is_as_good_as_the_better_one() {
     let mut narrow = 0;
-    for seed in 0..200 {
+    for seed in share(0..200, 3, 0) {
         for objective in OBJECTIVES {
             let world = World { objective, ..random_world(seed) };
             let with = |wire_type| {
@@ -76,7 +76,7 @@ fn the_chosen_wire_type_is_as_good_as_the_better_one() {
             );
         }
     }
-    assert!(narrow > 20, "{narrow} plans with f16 boundaries");
+    assert!(narrow > 6, "{narrow} plans with f16 boundaries");
 }
 
 #[test]

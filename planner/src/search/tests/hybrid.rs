@@ -504,7 +504,7 @@ fn random(seed: u64) -> World {
 #[test]
 fn random_plans_are_valid_and_fit() {
     let (mut with, mut without) = (0, 0);
-    for seed in 0..160 {
+    for seed in share(0..160, 3, 0) {
         let world = random(seed);
         let Ok(plan) = planned(&world) else { continue };
         check_plan(&world, &plan);
@@ -520,7 +520,7 @@ fn random_plans_are_valid_and_fit() {
             None => without += 1,
         }
     }
-    assert!(with > 10 && without > 40, "{with} with a prefill stage, {without} without");
+    assert!(with > 2 && without > 10, "{with} with a prefill stage, {without} without");
 }
 
 #[test]
