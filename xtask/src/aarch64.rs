@@ -11,7 +11,7 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const QEMU: &str = "qemu-aarch64";
 /// Number of shares of the kernel variants. QEMU runs one share per commit, and all in the complete run.
-const SHARES: &str = "4";
+const SHARES: &str = "12";
 /// Environment variables that set cargo's linker and runner for AArch64.
 const VARIABLES: [(&str, &str); 2] = [
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER),
