@@ -69,8 +69,8 @@ impl Listed {
     }
 }
 
-/// One of several equal parts of the kernel variants. The variants of each language, which are those that a device
-/// runs, are spread evenly. Each of several similar devices tests one part.
+/// One of several equal parts of the selected kernel variants. The variants of each language, which are those
+/// that a device runs, are spread evenly. Each of several similar devices tests one part.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Number of parts. The value 0 counts as 1.
@@ -86,9 +86,9 @@ impl Default for Part {
 }
 
 impl Part {
-    fn variants(self) -> impl Iterator<Item = &'static Variant> {
+    fn select(self, all: impl Iterator<Item = &'static Variant>) -> impl Iterator<Item = &'static Variant> {
         let (of, mut placed) = (self.of.max(1), HashMap::new());
-        ragtag_kernels::variants().iter().filter(move |variant| {
+        all.filter(move |variant| {
             let place: &mut usize = placed.entry(variant.language()).or_default();
             // The table repeats the same few forms for each tensor type. With a plain remainder, a part could have
             // all variants of a form, or of none.
@@ -187,8 +187,11 @@ impl<'a> Suite<'a> {
 
     fn entries(&self) -> impl Iterator<Item = Entry> {
         let devices = memory::TESTS.iter().chain(queues::TESTS).chain(programs::TESTS).map(Entry::Device);
-        let kernels = self.part.variants().enumerate();
-        devices.chain(kernels.map(Entry::Kernel)).filter(|entry| known::matches(self.only, &entry.name()))
+        let is_selected = |entry: &Entry| known::matches(self.only, &entry.name());
+        let kernels = ragtag_kernels::variants().iter();
+        let kernels = kernels.filter(move |variant| is_selected(&Entry::Kernel((0, variant))));
+        let kernels = self.part.select(kernels).enumerate();
+        devices.filter(is_selected).chain(kernels.map(Entry::Kernel))
     }
 }
 
@@ -341,7 +344,8 @@ mod tests {
             ] {
                 let is_counted =
                     |variant: &&Variant| variant.language() == Some(language) && variant.name.contains(form);
-                let count = |index| Part { of, index }.variants().filter(is_counted).count();
+                let variants = || ragtag_kernels::variants().iter();
+                let count = |index| Part { of, index }.select(variants()).filter(is_counted).count();
                 let counts: Vec<_> = (0..of).map(count).collect();
                 let mean = counts.iter().sum::<usize>() / of;
                 let most = if form.is_empty() { mean + 1 } else { 2 * mean };

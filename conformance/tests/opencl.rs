@@ -16,13 +16,10 @@ fn every_opencl_device() {
 /// Runs the committed SPIR-V on OpenCL devices that accept it. Level Zero gets the same programs.
 #[test]
 fn kernels_in_spir_v() {
-    // Other tests run the same variants in OpenCL C. The table repeats after three languages, so that a part of
-    // eight has variants in each.
-    let part = Part { of: if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { 8 }, index: 0 };
-    let seed = test_support::seed();
+    // Other tests run the same variants in OpenCL C.
     let suite = Suite::new().only("kernel/*/opencl").in_language(KernelLanguage::SpirV);
     let takes = |adapter: &Adapter| adapter.caps.languages.contains(&KernelLanguage::SpirV);
-    on_adapters("OpenCL driver that accepts SPIR-V", takes, suite.by_turns(part, 1, seed));
+    on_adapters("OpenCL driver that accepts SPIR-V", takes, suite, 24);
 }
 
 /// Functions in place of the matrix instructions of Intel's GPUs.
@@ -33,20 +30,22 @@ const MATRIX_UNITS: &str = include_str!("../../tests/drivers/level-zero-on-openc
 fn kernels_on_intel_matrix_units() {
     let suite = Suite::new().only("kernel/*/opencl-xmx").emulating(Feature::Xmx, MATRIX_UNITS);
     let takes = |adapter: &Adapter| adapter.driver.name.starts_with("Intel(R) OpenCL");
-    on_adapters("Intel's OpenCL driver", takes, suite);
+    on_adapters("Intel's OpenCL driver", takes, suite, 2);
 }
 
-/// Runs `suite` on the adapters for which `takes` is true. All tests must pass, except those of kernels that
-/// require another feature.
+/// Runs one of `parts` of `suite` on the adapters for which `takes` is true, divided among these adapters. All
+/// tests must pass, except those of kernels that require another feature.
 #[track_caller]
-fn on_adapters(missing: &str, takes: impl Fn(&Adapter) -> bool, suite: Suite<'_>) {
+fn on_adapters(missing: &str, takes: impl Fn(&Adapter) -> bool, suite: Suite<'_>, parts: usize) {
     let backends = Backends::new(&Config::default());
     let adapters = support::adapters(&backends, "opencl").unwrap_or_default();
     let adapters: Vec<_> = adapters.into_iter().filter(takes).collect();
     if adapters.is_empty() {
         test_support::skip!(missing, "no adapter");
     }
-    for adapter in adapters {
+    let of = parts * adapters.len();
+    for (index, adapter) in adapters.into_iter().enumerate() {
+        let suite = support::by_turns(suite, Part { of, index });
         let report = support::run_on(&backends, &adapter, suite);
         let lacks =
             |verdict: &Verdict| matches!(verdict, Verdict::Skipped { reason } if reason.contains("lacks"));

@@ -64,11 +64,10 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// drivers compiles on a single core.
 ///
 /// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
-/// devices share the variants. The devices of one driver are similar, and so are all devices that run shaders
-/// on the CPU, regardless of their API. Vulkan devices test a sixth of the variants, and wgpu devices another
-/// sixth. Intel's OpenCL runtime and the two devices of the test driver of Level Zero run the same kernels on
-/// this runtime, and test a twelfth each. The stand-in for HIP tests a quarter. Shaders also run slowly on the CPU, so
-/// these devices test only some of the listed shapes.
+/// devices share a sixth of the variants. The devices of one driver are similar, and so are all devices that run
+/// shaders on the CPU, regardless of their API. Intel's OpenCL runtime shares with the two devices of the test
+/// driver of Level Zero, which run the same kernels on this runtime. Shaders also run slowly on the CPU, so these
+/// devices test only some of the listed shapes.
 /// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
@@ -115,28 +114,32 @@ pub fn repeat() -> String {
 /// Returns the part of the suite that the CPU-emulated device `one` runs. `all` lists the CPU-emulated
 /// devices of the same backend.
 fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
-    let seed = test_support::seed();
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
-        return Suite::new().by_turns(Part::default(), 1, seed);
+        return by_turns(Suite::new(), Part::default());
     }
     let shades = ["vulkan", "wgpu"].contains(&&*one.backend);
     let alike: Vec<_> = all.iter().filter(|other| shades || other.driver == one.driver).collect();
     let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
     if !shades {
-        // All devices that run kernels on Intel's OpenCL runtime: those of Level Zero's test driver, and the
-        // runtime's own.
-        let part = match &*one.backend {
-            "level-zero" => Part { of: 4 * (alike.len() + 1), index: place },
-            "opencl" if one.driver.name.starts_with("Intel(R) OpenCL") => {
-                Part { of: 4 * (2 + alike.len()), index: 2 + place }
-            }
-            "hip" => Part { of: 4 * alike.len(), index: place },
-            _ => Part { of: alike.len(), index: place },
+        let is_intel = one.driver.name.starts_with("Intel(R) OpenCL");
+        let (before, after) = match &*one.backend {
+            "level-zero" => (0, 1),
+            "opencl" if is_intel => (2, 0),
+            _ => (0, 0),
         };
-        return Suite::new().by_turns(part, 1, seed);
+        let of = 6 * (before + alike.len() + after);
+        return by_turns(Suite::new(), Part { of, index: before + place });
     }
     let is_wgpu = usize::from(one.backend == "wgpu");
-    Suite::new().by_turns(Part { of: 6 * alike.len(), index: 2 * place + is_wgpu }, SOME, seed)
+    let part = Part { of: 6 * 2 * alike.len(), index: 2 * place + is_wgpu };
+    Suite::new().by_turns(part, SOME, test_support::seed())
+}
+
+/// Limits a suite to one part of its variants, by seed. If `RAGTAG_TEST_ALL` is set, the suite keeps all of
+/// them.
+pub fn by_turns(suite: Suite<'_>, part: Part) -> Suite<'_> {
+    let part = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { Part::default() } else { part };
+    suite.by_turns(part, 1, test_support::seed())
 }
 
 /// Runs `suite` on an adapter.
