@@ -433,7 +433,8 @@ fn a_device_is_used_through_the_api_that_is_measured_fastest() {
     let Some(device) = report.devices.iter().find(has_two) else {
         return test_support::skip!(test_support::driver("vulkan"), "no device has two APIs");
     };
-    let (model, folder) = (model(), tempfile::tempdir().unwrap());
+    let model = Model::open(test_support::golden("tiny-llama3").join("model.gguf")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
     let options = quick(folder.path());
     let one = Devices::probe_all(&DeviceOptions::selecting(device.adapters[0].as_str())).unwrap();
     assert_eq!(one.labels_of_every_api(), device.adapters);

@@ -69,13 +69,13 @@ fn drivers() -> Vec<[String; 2]> {
     twins.map(|twins| [twins[0].label(), twins[twins.len() - 1].label()]).collect()
 }
 
-/// Returns all adapters except duplicates of adapters that run shaders on the CPU, because such adapters are
+/// Returns all adapters except duplicates of adapters that emulate a GPU on the CPU, because such adapters are
 /// slow.
 fn distinct() -> Vec<Adapter> {
     let mut all = hardware_first();
     let same =
         |a: &Adapter, b: &Adapter| (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver);
-    all.dedup_by(|b, a| same(a, b) && runs_shaders(&a.label()) && a.kind == AdapterKind::Software);
+    all.dedup_by(|b, a| same(a, b) && a.kind == AdapterKind::Software);
     all
 }
 
@@ -171,42 +171,36 @@ fn check_logits<'a>(
 fn exact_logits_are_within_1e_4_on_every_adapter() {
     let class = NumericsClass::Exact;
     within(600, move || {
-        check_logits(&distinct(), |one| assigned_models(one, class), WHOLE, Activations::F32, class)
+        let adapters = gpus_and_share(distinct(), 3, 0);
+        check_logits(&adapters, |one| assigned_models(one, class), WHOLE, Activations::F32, class)
     });
 }
 
 /// Checks the checkpoints' prompts in chunks of eight rows and a last chunk of one row. Skips adapters without a
-/// shader cache, because they take seconds per model and compile the same shaders as other adapters.
-fn check_checkpoints(activations: Activations, names: impl Fn(&Adapter) -> Vec<&'static str>) {
-    for adapter in distinct().into_iter().filter(|one| !compiles_anew(one)) {
+/// shader cache, because they take seconds per model and compile the same shaders as other adapters. Of the devices
+/// that emulate a GPU on the CPU, a third gets an eighth of the checkpoints. The next `turn` selects the next third.
+fn check_checkpoints(activations: Activations, turn: u32) {
+    let adapters = distinct().into_iter().filter(|one| !compiles_anew(one)).collect();
+    for adapter in gpus_and_share(adapters, 3, turn) {
         let label = adapter.label();
         let setup = Setup { devices: &label, chunk: 8, activations, ..Setup::default() };
-        for name in names(&adapter) {
+        let of = if adapter.kind == AdapterKind::Software { 8 } else { 1 };
+        for name in support::share(support::CHECKPOINTS, of, adapter.index) {
             Checkpoint::open(name).check_logits(&format!("{label}, {name}"), &setup);
         }
     }
 }
 
-/// Devices that emulate a GPU on the CPU take turns.
 #[test]
 fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
-    within(600, || {
-        check_checkpoints(Activations::F32, |adapter| {
-            let of = if adapter.kind == AdapterKind::Software { 6 } else { 1 };
-            support::share(support::CHECKPOINTS, of, adapter.index)
-        });
-    });
+    within(600, || check_checkpoints(Activations::F32, 0));
 }
 
-/// Devices that emulate a GPU on the CPU take turns.
 #[test]
 fn fast_logits_of_checkpoints_are_within_2e_2_on_every_adapter() {
     within(600, || {
-        for (turn, activations) in (0..).zip([Activations::F16, Activations::Int8]) {
-            check_checkpoints(activations, |adapter| {
-                let of = if adapter.kind == AdapterKind::Software { 12 } else { 1 };
-                support::share(support::CHECKPOINTS, of, turn + adapter.index)
-            });
+        for (turn, activations) in (1..).zip([Activations::F16, Activations::Int8]) {
+            check_checkpoints(activations, turn);
         }
     });
 }
@@ -215,7 +209,8 @@ fn fast_logits_of_checkpoints_are_within_2e_2_on_every_adapter() {
 fn fast_logits_are_within_2e_2_on_every_adapter() {
     let class = NumericsClass::Fast;
     within(600, move || {
-        check_logits(&distinct(), |one| assigned_models(one, class), WHOLE, Activations::Int8, class)
+        let adapters = gpus_and_share(distinct(), 3, 1);
+        check_logits(&adapters, |one| assigned_models(one, class), WHOLE, Activations::Int8, class)
     });
 }
 
@@ -224,7 +219,7 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
 /// architecture.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
-    let all = distinct_and_quick(0);
+    let all = gpus_and_share(distinct_and_quick(0), 3, 2);
     let slow = slow(&all);
     let (slow, fast): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| slow.contains(&one.label()));
     within(600, move || {

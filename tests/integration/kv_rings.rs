@@ -1,7 +1,7 @@
 //! Tests models whose layers have a window, with KV rings that sequences fill several times: golden logits, the
 //! same bits as without rings, concurrent and cancelled sequences, prefill stages, and memory.
 
-use crate::gpus::{distinct_and_quick, first_of_each_api};
+use crate::gpus::{distinct_and_quick, first_of_each_api, gpus_and_share};
 use crate::streaming::{start, tokens};
 use crate::support::{
     Checkpoint, Setup, block_on, devices, engine, greedy, listen, relative_error, with_prefill,
@@ -62,7 +62,7 @@ fn rings_give_the_same_logits_on_every_device() {
     let (model, ids) = (&checkpoint.models[0], long_ids(&checkpoint)[..100].to_vec());
     let logits = |setup: &Setup<'_>| block_on(engine(model, setup).session().logits(&ids)).unwrap();
     let expected = logits(&setup(WITHOUT));
-    for adapter in distinct_and_quick(3) {
+    for adapter in gpus_and_share(distinct_and_quick(3), 3, 1) {
         let label = adapter.label();
         for chunk in [3, 17] {
             let error = relative_error(&logits(&Setup { devices: &label, ..setup(chunk) }), &expected);

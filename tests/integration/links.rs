@@ -62,42 +62,55 @@ fn verified(json: &str, devices: usize) -> Vec<Value> {
     links.clone()
 }
 
+/// Checks the commands that probe links. They share a cache, because each probe takes seconds.
 #[test]
-fn the_command_probes_links_once() {
+fn commands_probe_links_once_unless_they_are_to_measure_again() {
     let cache = tempfile::tempdir().unwrap();
-    let (code, table, said) = run(cache.path(), &["devices", "--links"]);
+    let on_one = run(cache.path(), &["run", "-n", "2", "--strict", "--split", "0-13=cpu:0"]);
+    assert_eq!(on_one.0, Some(0), "a single stage has no edge: {}", on_one.2);
+    let cut = |command: &[&str]| {
+        run(cache.path(), &[command, &["--strict", "--split", "0-6=cpu:0,7-13=cpu:1"]].concat())
+    };
+    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
+        let (code, _, said) = cut(command);
+        let why = "the edge from cpu:0 to cpu:1 may take the peer route, which is not verified: it was never \
+                   probed (run `ragtag devices --links` with the same devices)";
+        assert!(code == Some(8) && said.contains(why), "{code:?} {said}");
+    }
+    let (code, table, said) = run(cache.path(), &["bench", "--links", "-r", "1"]);
     assert_eq!(code, Some(0), "{said}");
     assert_narrow(&table);
-    let (code, json, said) = run(cache.path(), &["devices", "--links", "--json"]);
+    assert_eq!(table.lines().filter(|line| line.contains("cpu:1 → cpu:0")).count(), SIZES.len(), "{table}");
+    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
+        let (code, _, said) = cut(command);
+        assert_eq!(code, Some(0), "{said}");
+    }
+    let shown = |options: &[&str]| {
+        let (code, out, said) = run(cache.path(), &[&["devices", "--links"], options].concat());
+        assert_eq!(code, Some(0), "{said}");
+        out
+    };
+    let first = shown(&["--json"]);
+    verified(&first, 2);
+    let (code, json, said) = run(cache.path(), &["bench", "--links", "-r", "1", "--json"]);
     assert_eq!(code, Some(0), "{said}");
+    assert_ne!(json, first, "bench measures anew");
     let links = verified(&json, 2);
     assert!(links.iter().all(|link| link["class"] == "host"), "{json}");
     // CPU devices share memory.
     assert!(links.iter().all(|link| link["tried"][0]["route"] == "peer"), "{json}");
     assert!(links.iter().all(|link| link["tried"][0]["why"].is_null()), "{json}");
-    let (_, again, _) = run(cache.path(), &["devices", "--links", "--json"]);
-    assert_eq!(again, json, "the results are cached");
+    assert_eq!(shown(&["--json"]), json, "the results are cached");
+    let table = shown(&[]);
+    assert_narrow(&table);
     let svg = cache.path().join("links.svg");
-    let (code, table_again, said) = run(cache.path(), &["devices", "--links", "--svg", support::text(&svg)]);
-    assert_eq!((code, table_again), (Some(0), table), "{said}");
-    assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg "));
-    let (_, drawing, _) = run(cache.path(), &["devices", "--links", "--svg", "-"]);
-    assert_eq!(drawing, std::fs::read_to_string(&svg).unwrap(), "nothing else goes to standard output");
-    let (_, anew, _) = run(cache.path(), &["devices", "--links", "--json", "--reprobe"]);
+    assert_eq!(shown(&["--svg", support::text(&svg)]), table);
+    let drawing = std::fs::read_to_string(&svg).unwrap();
+    assert!(drawing.starts_with("<svg "));
+    assert_eq!(shown(&["--svg", "-"]), drawing, "nothing else goes to standard output");
+    let anew = shown(&["--json", "--reprobe"]);
     assert_ne!(anew, json);
     verified(&anew, 2);
-}
-
-#[test]
-fn bench_measures_links_by_size() {
-    let cache = tempfile::tempdir().unwrap();
-    let (code, table, said) = run(cache.path(), &["bench", "--links", "-r", "1"]);
-    assert_eq!(code, Some(0), "{said}");
-    assert_narrow(&table);
-    assert_eq!(table.lines().filter(|line| line.contains("cpu:1 → cpu:0")).count(), SIZES.len(), "{table}");
-    let (code, json, said) = run(cache.path(), &["bench", "--links", "-r", "1", "--json"]);
-    assert_eq!(code, Some(0), "{said}");
-    verified(&json, 2);
 }
 
 #[test]
@@ -118,25 +131,6 @@ fn drawings_of_links_need_a_place() {
     ] {
         let (code, out, said) = run(cache.path(), arguments);
         assert_eq!((code, out.as_str()), (Some(wanted), ""), "{said}");
-    }
-}
-
-#[test]
-fn strict_refuses_routes_that_no_probe_has_verified() {
-    let cache = tempfile::tempdir().unwrap();
-    let split = ["--strict", "--split", "0-6=cpu:0,7-13=cpu:1"];
-    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
-        let (code, _, said) = run(cache.path(), &[command, &split].concat());
-        let why = "the edge from cpu:0 to cpu:1 may take the peer route, which is not verified: it was never \
-                   probed (run `ragtag devices --links` with the same devices)";
-        assert!(code == Some(8) && said.contains(why), "{code:?} {said}");
-    }
-    let (code, _, said) = run(cache.path(), &["run", "-n", "2", "--strict", "--split", "0-13=cpu:0"]);
-    assert_eq!(code, Some(0), "a single stage has no edge: {said}");
-    assert_eq!(run(cache.path(), &["devices", "--links"]).0, Some(0));
-    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
-        let (code, _, said) = run(cache.path(), &[command, &split].concat());
-        assert_eq!(code, Some(0), "{said}");
     }
 }
 
