@@ -12,6 +12,9 @@ const LINKER: &str = "aarch64-linux-gnu-gcc";
 const QEMU: &str = "qemu-aarch64";
 /// Number of shares of the kernel variants. QEMU runs one share per commit, and all in the complete run.
 const SHARES: &str = "12";
+/// Setting of cargo. Several units of code compile on several cores, which saves more time than slower kernels
+/// take in QEMU.
+const SEVERAL_UNITS: &str = "profile.dev.package.ragtag-kernels.codegen-units=16";
 /// Environment variables that set cargo's linker and runner for AArch64.
 const VARIABLES: [(&str, &str); 2] = [
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER),
@@ -46,7 +49,8 @@ pub(crate) fn test(root: &Path, done: &mut Done) -> Result<(), String> {
         return Ok(());
     }
     let mut test = |package, test, shares| {
-        let arguments = ["test", "-p", package, "--test", test, "--locked", "--target", TARGET];
+        let target = ["--target", TARGET, "--config", SEVERAL_UNITS];
+        let arguments = [&["test", "-p", package, "--test", test, "--locked"], &target[..]].concat();
         done.cargo(root, &arguments, &[&VARIABLES[..], &[("RAGTAG_TEST_SHARES", shares)]].concat())
     };
     let is_complete = std::env::var_os("RAGTAG_TEST_ALL").is_some();

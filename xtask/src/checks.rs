@@ -62,34 +62,46 @@ impl Done {
 /// checks. A third of the sets runs per commit. The first third is the quickest, because its turn also has the
 /// kernels for AArch64.
 const FEATURES: [[(&str, &str); 4]; 3] = [
-    [("ragtag-devices", ""), ("ragtag-devices", "cuda"), ("ragtag-devices", "hip"), ("ragtag", "cli,hip")],
-    [("ragtag-devices", "cpu"), ("ragtag-devices", "opencl"), ("ragtag-devices", "vulkan"), ("ragtag", "")],
+    [
+        ("ragtag-devices", ""),
+        ("ragtag-devices", "cuda"),
+        ("ragtag-devices", "hip"),
+        ("ragtag-devices", "cpu"),
+    ],
+    [("ragtag-devices", "vulkan"), ("ragtag-devices", "opencl"), ("ragtag", ""), ("ragtag", "cli,hip")],
     [("ragtag-devices", "level-zero"), ("ragtag-devices", "wgpu"), ("ragtag", "cli"), ("ragtag", "cli,cpu")],
 ];
 
 /// Runs the checks that the README describes. The workspace's tests run last, so that their output ends the
 /// log.
 pub fn test(root: &Path, args: &TestArgs) -> Result<(), String> {
-    test_after(root, args, Done::default())
+    test_after(root, args, true, Done::default())
 }
 
-fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String> {
+/// Lints everything, builds the documentation if `documents` is set, and runs the tests.
+fn test_after(root: &Path, args: &TestArgs, documents: bool, mut done: Done) -> Result<(), String> {
     done.cargo(root, &["fmt", "--all", "--check"], &[])?;
     done.timed("tidy", || tidy::run(root, tidy::Args::default()))?;
     done.timed("support table", || support::run(root, true))?;
     // Clippy denies compiler warnings along with its own, in every target. The tests therefore need no
     // RUSTFLAGS, which would recompile everything.
     done.cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])?;
-    done.cargo(root, &["doc", "--workspace", "--no-deps", "--locked"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    if documents {
+        done.cargo(
+            root,
+            &["doc", "--workspace", "--no-deps", "--locked"],
+            &[("RUSTDOCFLAGS", "-D warnings")],
+        )?;
+    }
     run_tests::run(root, args, done)
 }
 
 /// Runs the checks for other feature sets, dependencies and fuzz targets, and those of AArch64 and of packages.
-/// Then runs the checks of `cargo xtask test`.
+/// Then runs the checks of `cargo xtask test`. Some of them take turns by seed.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     let mut done = Done::default();
-    // Feature sets and the last four checks take turns, by seed. The complete run does all, and also runs an
-    // example of the packages.
+    // Feature sets, the documentation and the last four checks take turns, by seed. The complete run does all, and
+    // also runs an example of the packages.
     let is_complete = std::env::var_os("RAGTAG_TEST_ALL").is_some();
     let turn = test_support::seed() % 3;
     let sets = (0..).zip(FEATURES).filter(|(third, _)| is_complete || *third == turn);
@@ -105,7 +117,7 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     if is_complete || turn == 2 {
         packages::run(root, if is_complete { Depth::Run } else { Depth::Check }, &mut done)?;
     }
-    test_after(root, &args.clone().overlapping(), done)
+    test_after(root, &args.clone().overlapping(), is_complete || turn == 0, done)
 }
 
 /// Lints a package with a feature set.
