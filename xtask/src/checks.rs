@@ -57,19 +57,16 @@ impl Done {
     }
 }
 
-/// Packages with backend features, and the feature sets with which they must compile: each backend alone, no
-/// backend, and the library without the command. HIP is the only backend feature that the command's code
-/// checks. A third of the sets runs per commit. The first third is the quickest, because its turn also has the
-/// kernels for AArch64.
-const FEATURES: [[(&str, &str); 4]; 3] = [
-    [
-        ("ragtag-devices", ""),
-        ("ragtag-devices", "cuda"),
-        ("ragtag-devices", "hip"),
-        ("ragtag-devices", "cpu"),
-    ],
-    [("ragtag-devices", "vulkan"), ("ragtag-devices", "opencl"), ("ragtag", ""), ("ragtag", "cli,hip")],
-    [("ragtag-devices", "level-zero"), ("ragtag-devices", "wgpu"), ("ragtag", "cli"), ("ragtag", "cli,cpu")],
+/// Number of turns that the longer checks take, by seed.
+const TURNS: u64 = 4;
+
+/// Packages with backend features, and the feature sets with which they must compile, for each turn: each backend
+/// alone, no backend, and the library without the command. HIP is the only backend feature that the command's code
+/// checks.
+const FEATURES: [(u64, &str, &[&str]); 3] = [
+    (1, "ragtag-devices", &["", "cpu", "cuda", "hip"]),
+    (2, "ragtag-devices", &["level-zero", "opencl", "vulkan", "wgpu"]),
+    (3, "ragtag", &["", "cli", "cli,cpu", "cli,hip"]),
 ];
 
 /// Runs the checks that the README describes. The workspace's tests run last, so that their output ends the
@@ -100,28 +97,28 @@ fn test_after(root: &Path, args: &TestArgs, documents: bool, mut done: Done) -> 
 /// Then runs the checks of `cargo xtask test`. Some of them take turns by seed.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     let mut done = Done::default();
-    // Feature sets, the documentation and the last four checks take turns, by seed. The complete run does all, and
-    // also runs an example of the packages.
+    // The complete run takes all turns, and also runs an example of the packages.
     let is_complete = std::env::var_os("RAGTAG_TEST_ALL").is_some();
-    let turn = test_support::seed() % 3;
-    let sets = (0..).zip(FEATURES).filter(|(third, _)| is_complete || *third == turn);
-    sets.flat_map(|(_, sets)| sets).try_for_each(|set| lint(root, set, &mut done))?;
+    let is_turn = |turn| is_complete || test_support::seed() % TURNS == turn;
     deny(root, &mut done)?;
-    if is_complete || turn == 0 {
+    for (_, package, sets) in FEATURES.into_iter().filter(|(turn, ..)| is_turn(*turn)) {
+        sets.iter().try_for_each(|features| lint(root, package, features, &mut done))?;
+    }
+    if is_turn(0) {
         aarch64::test(root, &mut done)?;
     }
-    if is_complete || turn == 1 {
+    if is_turn(1) {
         aarch64::check(root, &mut done)?;
         fuzz_targets(root, &mut done)?;
     }
-    if is_complete || turn == 2 {
+    if is_turn(2) {
         packages::run(root, if is_complete { Depth::Run } else { Depth::Check }, &mut done)?;
     }
-    test_after(root, &args.clone().overlapping(), is_complete || turn == 0, done)
+    test_after(root, &args.clone().overlapping(), is_turn(3), done)
 }
 
 /// Lints a package with a feature set.
-fn lint(root: &Path, (package, features): (&str, &str), done: &mut Done) -> Result<(), String> {
+fn lint(root: &Path, package: &str, features: &str, done: &mut Done) -> Result<(), String> {
     let arguments = ["clippy", "-p", package, "--no-default-features", "--features", features, "--locked"];
     done.cargo(root, &[&arguments[..], &["--", "-D", "warnings"]].concat(), &[])
 }
