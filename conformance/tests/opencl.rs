@@ -33,8 +33,8 @@ fn kernels_on_intel_matrix_units() {
     on_adapters("Intel's OpenCL driver", takes, suite, 2);
 }
 
-/// Runs one of `parts` of `suite` on the adapters for which `takes` is true, divided among these adapters. All
-/// tests must pass, except those of kernels that require another feature.
+/// Runs one of `parts` of `suite` on each adapter for which `takes` is true, by turns. All tests must pass,
+/// except those of kernels that require another feature.
 #[track_caller]
 fn on_adapters(missing: &str, takes: impl Fn(&Adapter) -> bool, suite: Suite<'_>, parts: usize) {
     let backends = Backends::new(&Config::default());
@@ -43,9 +43,8 @@ fn on_adapters(missing: &str, takes: impl Fn(&Adapter) -> bool, suite: Suite<'_>
     if adapters.is_empty() {
         test_support::skip!(missing, "no adapter");
     }
-    let of = parts * adapters.len();
     for (index, adapter) in adapters.into_iter().enumerate() {
-        let suite = support::by_turns(suite, Part { of, index });
+        let suite = support::by_turns(suite, Part { of: parts, index });
         let report = support::run_on(&backends, &adapter, suite);
         let lacks =
             |verdict: &Verdict| matches!(verdict, Verdict::Skipped { reason } if reason.contains("lacks"));

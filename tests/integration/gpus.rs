@@ -177,8 +177,9 @@ fn exact_logits_are_within_1e_4_on_every_adapter() {
 }
 
 /// Checks the checkpoints' prompts in chunks of eight rows and a last chunk of one row. Skips adapters without a
-/// shader cache, because they take seconds per model and compile the same shaders as other adapters. Of the devices
-/// that emulate a GPU on the CPU, a third gets an eighth of the checkpoints. The next `turn` selects the next third.
+/// shader cache, because they take seconds per model and compile the same shaders as other adapters. Of the
+/// devices that emulate a GPU on the CPU, a third gets an eighth of the checkpoints. The next `turn` selects the
+/// next third.
 fn check_checkpoints(activations: Activations, turn: u32) {
     let adapters = distinct().into_iter().filter(|one| !compiles_anew(one)).collect();
     for adapter in gpus_and_share(adapters, 3, turn) {
@@ -274,7 +275,7 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
     compared
 }
 
-/// Returns the cuts to test between two devices. By default, these are every third cut; the first cut depends
+/// Returns the cuts to test between two devices. By default, these are every sixth cut; the first cut depends
 /// on the pair and the seed. A pair with a device in `slow` gets at most one cut: none if both devices have
 /// the same API, and otherwise one cut in only one of the two orders, for one of as many pairs as `slow`
 /// says. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. If the variable is a list of APIs, it
@@ -287,7 +288,7 @@ fn cuts(first: &str, second: &str, pair: u32, slow: &[(String, usize)]) -> Vec<u
     }
     let turns = slow.iter().filter(|(label, _)| label == first || label == second).map(|(_, of)| *of).max();
     let Some(of) = turns else {
-        return (1 + (pair + (test_support::seed() % 3) as u32) % 3..SEGMENTS).step_by(3).collect();
+        return support::share(1..SEGMENTS, 6, pair);
     };
     if api(first) == api(second) {
         return vec![];
