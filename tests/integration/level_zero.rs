@@ -13,7 +13,6 @@ use ragtag_kernels::{Activations, NumericsClass};
 use ragtag_transfer::{Route, Routes};
 use test_drivers::with_level_zero_on_opencl;
 
-const BITNET: &str = "tales-bitnet-tq2_0";
 const DEVICES: [&str; 2] = ["level-zero:0", "level-zero:1"];
 
 #[test]
@@ -57,12 +56,11 @@ fn logits_of_checkpoints_match_the_golden_ones_in_both_classes() {
     );
 }
 
-/// Returns 24 greedy tokens of a golden prompt, and the routes between the stages.
+/// Returns 24 greedy tokens of a model with six segments, and the routes between the stages.
 fn tokens(devices: &str, split: Option<&str>) -> (Vec<u32>, Vec<Routes>) {
-    let model = Model::open(model_path(BITNET)).unwrap();
-    let ids = golden(BITNET).cases[0].prompt_ids.clone();
+    let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
     let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
-    let engine = support::engine(&model, &setup);
+    let engine = support::engine(&models[0], &setup);
     let routes = engine.plan().routes().to_vec();
     let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(24)).unwrap();
     (block_on(listen(stream)).unwrap().ids, routes)
@@ -73,8 +71,8 @@ fn two_devices_give_the_tokens_of_the_cpu() {
     with_level_zero_on_opencl("level_zero::two_devices_give_the_tokens_of_the_cpu", &[], || {
         within(600, || {
             let (alone, _) = tokens("cpu:0", None);
-            for cut in support::share([1, 6, 13], 3, 0) {
-                let split = format!("0-{}=level-zero:0,{cut}-13=level-zero:1", cut - 1);
+            for cut in support::share([1, 3, 5], 3, 0) {
+                let split = format!("0-{}=level-zero:0,{cut}-5=level-zero:1", cut - 1);
                 assert_eq!(tokens("level-zero:0,level-zero:1", Some(&split)).0, alone, "{split}");
             }
         });
@@ -87,7 +85,7 @@ fn two_peers_give_the_tokens_of_the_cpu() {
     with_level_zero_on_opencl(test, &[("RAGTAG_FAKE_PEERS", "1")], || {
         within(600, || {
             let (alone, _) = tokens("cpu:0", None);
-            let split = Some("0-6=level-zero:0,7-13=level-zero:1");
+            let split = Some("0-2=level-zero:0,3-5=level-zero:1");
             let (ids, routes) = tokens("level-zero:0,level-zero:1", split);
             let peer = Routes::or(Route::Peer, Route::HOST_STAGED);
             assert!(routes.iter().all(|routes| *routes == peer), "{routes:?}");
@@ -124,7 +122,7 @@ fn pipelines_of_three_apis_give_the_tokens_of_the_cpu() {
                     let three = ["level-zero:0", second.as_str(), third.as_str()];
                     let orders = [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1], [1, 2, 0], [2, 1, 0]];
                     for [a, b, c] in support::share(orders, orders.len(), turn) {
-                        let split = format!("0-4={},5-9={},10-13={}", three[a], three[b], three[c]);
+                        let split = format!("0-1={},2-3={},4-5={}", three[a], three[b], three[c]);
                         assert_eq!(tokens(&three.join(","), Some(&split)).0, alone, "{split}");
                     }
                     turn += 1;

@@ -2,7 +2,8 @@
 //! them, and routes that corrupt data are never used.
 
 use crate::support::{
-    self, Setup, block_on, golden, greedy, last_vulkan, listen, model_path, ragtag, run_with_vulkan, within,
+    self, Checkpoint, Setup, block_on, greedy, last_vulkan, listen, model_path, ragtag, run_with_vulkan,
+    within,
 };
 use ragtag::{
     Calibration, CalibrationOptions, DeviceOptions, Devices, LinkOptions, LinkReport, Model, Planner,
@@ -223,8 +224,9 @@ fn dma_bufs_between_apis_are_used_after_their_probe() {
     let variables = [&variables[..], &[("RAGTAG_FAKE_DMA_BUFS", "1")]].concat();
     with_level_zero_on_opencl(test, &variables, || {
         within(900, || {
-            let model = Model::open(model_path(MODEL)).unwrap();
-            let split = "0-6=level-zero:0,7-13=hip:0";
+            let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
+            let model = &models[0];
+            let split = "0-2=level-zero:0,3-5=hip:0";
             let setup = Setup {
                 devices: "level-zero:0,hip:0",
                 split: Some(split),
@@ -235,7 +237,7 @@ fn dma_bufs_between_apis_are_used_after_their_probe() {
             let routes = |planner: Planner| {
                 planner.split(split.parse().unwrap()).plan().unwrap().routes().first().cloned()
             };
-            let planner = Planner::new(&model).devices(&devices).context(128).chunk(32);
+            let planner = Planner::new(model).devices(&devices).context(128).chunk(32);
             let unprobed = routes(planner.clone()).unwrap();
             assert!(unprobed.iter().all(|route| !route.shares_memory()), "{unprobed:?}");
 
@@ -248,13 +250,12 @@ fn dma_bufs_between_apis_are_used_after_their_probe() {
                 let tried = link.tried.iter().find(|tried| tried.route == route).unwrap();
                 assert_eq!(tried.why, None, "{link:?}");
             }
-            let calibration = calibrate(&model, &devices, folder.path());
+            let calibration = calibrate(model, &devices, folder.path());
             assert_eq!(routes(planner.calibrated(&calibration)), there.routes());
 
             let tokens = |setup: &Setup<'_>| {
-                let engine = support::engine(&model, setup);
-                let prompt = &golden(MODEL).cases[0].prompt_ids;
-                let stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(16)).unwrap();
+                let engine = support::engine(model, setup);
+                let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(16)).unwrap();
                 (block_on(listen(stream)).unwrap().ids, engine.routes())
             };
             let alone = Setup { devices: "cpu:0", split: None, ..setup };
