@@ -72,7 +72,8 @@ fn commands_probe_links_once_unless_they_are_to_measure_again() {
     let cut = |command: &[&str]| {
         run(cache.path(), &[command, &["--strict", "--split", "0-6=cpu:0,7-13=cpu:1"]].concat())
     };
-    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
+    let commands = [&["plan"][..], &["simulate"], &["run", "-n", "2"]];
+    for command in commands {
         let (code, _, said) = cut(command);
         let why = "the edge from cpu:0 to cpu:1 may take the peer route, which is not verified: it was never \
                    probed (run `ragtag devices --links` with the same devices)";
@@ -82,7 +83,7 @@ fn commands_probe_links_once_unless_they_are_to_measure_again() {
     assert_eq!(code, Some(0), "{said}");
     assert_narrow(&table);
     assert_eq!(table.lines().filter(|line| line.contains("cpu:1 → cpu:0")).count(), SIZES.len(), "{table}");
-    for command in [&["plan"][..], &["simulate"], &["run", "-n", "2"]] {
+    for command in commands {
         let (code, _, said) = cut(command);
         assert_eq!(code, Some(0), "{said}");
     }
