@@ -20,8 +20,8 @@ use test_support::{Child, share};
 /// Full name of the test that runs the operators on the test driver of Level Zero.
 const TEST_DRIVER: &str = "tests::operators_run_on_the_test_driver_of_level_zero";
 
-/// Runs `test` on every adapter. If several software adapters are identical, uses only the first of them. In the
-/// process of [`TEST_DRIVER`], uses only adapters of Level Zero.
+/// Runs `test` on every adapter except software adapters that are identical to others. A third of the software
+/// adapters gets each test, by test and seed. In the process of [`TEST_DRIVER`], uses only adapters of Level Zero.
 fn everywhere(test: impl Fn(&Compute)) {
     let backends = Backends::new(&Config::default());
     let report = backends.probe();
@@ -36,6 +36,12 @@ fn everywhere(test: impl Fn(&Compute)) {
         a.kind == AdapterKind::Software
             && (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver)
     });
+    let (software, mut adapters): (Vec<_>, Vec<_>) =
+        adapters.into_iter().partition(|adapter| adapter.kind == AdapterKind::Software);
+    // The process of the test driver runs only some of the tests.
+    let of = if Child::inside(TEST_DRIVER) { 1 } else { 3 };
+    let turn = std::thread::current().name().map_or(0, |test| test.bytes().map(u32::from).sum());
+    adapters.extend(share(software, of, turn));
     for adapter in adapters {
         #[allow(clippy::print_stdout)] // a failure names its device
         {

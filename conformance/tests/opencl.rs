@@ -19,7 +19,7 @@ fn kernels_in_spir_v() {
     // Other tests run the same variants in OpenCL C.
     let suite = Suite::new().only("kernel/*/opencl").in_language(KernelLanguage::SpirV);
     let takes = |adapter: &Adapter| adapter.caps.languages.contains(&KernelLanguage::SpirV);
-    on_adapters("OpenCL driver that accepts SPIR-V", takes, suite, 24);
+    on_adapters("OpenCL driver that accepts SPIR-V", takes, suite, 36);
 }
 
 /// Functions in place of the matrix instructions of Intel's GPUs.
@@ -30,7 +30,7 @@ const MATRIX_UNITS: &str = include_str!("../../tests/drivers/level-zero-on-openc
 fn kernels_on_intel_matrix_units() {
     let suite = Suite::new().only("kernel/*/opencl-xmx").emulating(Feature::Xmx, MATRIX_UNITS);
     let takes = |adapter: &Adapter| adapter.driver.name.starts_with("Intel(R) OpenCL");
-    on_adapters("Intel's OpenCL driver", takes, suite, 2);
+    on_adapters("Intel's OpenCL driver", takes, suite, 4);
 }
 
 /// Runs one of `parts` of `suite` on each adapter for which `takes` is true, by turns. All tests must pass,

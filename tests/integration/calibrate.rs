@@ -14,10 +14,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-const MODEL: &str = "tales-bitnet-tq2_0";
-
+/// Returns a small model, which is quick to time.
 fn model() -> Model {
-    Model::open(model_path(MODEL)).unwrap()
+    Model::open(test_support::golden("tiny-llama3").join("model.gguf")).unwrap()
+}
+
+/// Returns a model with many layers.
+fn bundled() -> Model {
+    Model::open(model_path("tales-bitnet-tq2_0")).unwrap()
 }
 
 fn two() -> Devices {
@@ -310,7 +314,7 @@ fn run(model: &Model, devices: &Devices, planner: &Planner, parallel: u32) -> (E
 #[test]
 fn predicted_stage_times_have_the_unit_of_measured_ones() {
     within(240, || {
-        let (model, devices) = (model(), two());
+        let (model, devices) = (bundled(), two());
         let folder = tempfile::tempdir().unwrap();
         for parallel in [1, 4] {
             let mut options = quick(folder.path());
@@ -433,8 +437,7 @@ fn a_device_is_used_through_the_api_that_is_measured_fastest() {
     let Some(device) = report.devices.iter().find(has_two) else {
         return test_support::skip!(test_support::driver("vulkan"), "no device has two APIs");
     };
-    let model = Model::open(test_support::golden("tiny-llama3").join("model.gguf")).unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let (model, folder) = (model(), tempfile::tempdir().unwrap());
     let options = quick(folder.path());
     let one = Devices::probe_all(&DeviceOptions::selecting(device.adapters[0].as_str())).unwrap();
     assert_eq!(one.labels_of_every_api(), device.adapters);
@@ -472,7 +475,7 @@ fn is_fast(report: &Report, label: &str) -> bool {
 #[test]
 fn the_rate_of_the_models_file_is_measured_if_host_memory_is_short() {
     within(120, || {
-        let (model, folder) = (model(), tempfile::tempdir().unwrap());
+        let (model, folder) = (bundled(), tempfile::tempdir().unwrap());
         let planner = |devices: &Devices| Planner::new(&model).devices(devices).context(64).chunk(32);
         let all = Devices::probe(&DeviceOptions::selecting("cpu:0")).unwrap();
         let options = quick(folder.path());

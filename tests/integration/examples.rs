@@ -105,10 +105,14 @@ fn two_apis_generate_the_same_text() {
     let drivers = ["OCL_ICD_VENDORS", "VK_DRIVER_FILES"].map(|name| (name, std::env::var_os(name)));
     let mut command = sheltered(example("08-two-apis"));
     for (name, value) in drivers {
-        command.env_remove(name).envs(value.map(|value| (name, value)));
+        // The drivers of one package are enough.
+        let first = value.and_then(|value| std::env::split_paths(&value).next());
+        command.env_remove(name).envs(first.map(|value| (name, value)));
     }
-    // The bundled model takes a second per token where shaders run on the CPU.
-    let out = output(command, &[test_support::golden("tiny-llama3").to_str().unwrap()]);
+    // The bundled model takes a second per token where shaders run on the CPU. This example probes no links, so it
+    // may use the programs that other tests compiled.
+    let done = command.arg(test_support::golden("tiny-llama3")).assert().success();
+    let out = String::from_utf8_lossy(&done.get_output().stdout);
     assert!(!out.contains("only one API") && out.matches(" alone: the same text").count() == 2, "{out}");
 }
 

@@ -20,18 +20,17 @@ fn logits_match_the_golden_ones_in_both_classes() {
     with_level_zero_on_opencl("level_zero::logits_match_the_golden_ones_in_both_classes", &[], || {
         let classes = [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)];
         within(1800, move || {
-            // Intel's compiler takes seconds per model, so each class gets one model on one device.
-            for (turn, (activations, class)) in (0..).zip(classes) {
-                let all = DEVICES.into_iter().flat_map(|label| support::MODELS.map(|name| (label, name)));
-                for (label, name) in support::share(all, 8, 3 * turn) {
-                    let (model, golden) = (Model::open(model_path(name)).unwrap(), golden(name));
-                    let setup = Setup { devices: label, activations, ..Setup::default() };
-                    let engine = support::engine(&model, &setup);
-                    let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
-                    let error = relative_error(&logits, &golden.logits);
-                    println!("{label}, {name} {activations:?}: relative error {error:.2e}");
-                    assert!(error <= class.tolerance(), "{label}, {name}: {error}");
-                }
+            // Intel's compiler takes seconds per model, so one of the models runs in one of the classes.
+            let all = DEVICES.into_iter().flat_map(|label| support::MODELS.map(|name| (label, name)));
+            let all = all.flat_map(|(label, name)| classes.map(|class| (label, name, class)));
+            for (label, name, (activations, class)) in support::share(all, 16, 0) {
+                let (model, golden) = (Model::open(model_path(name)).unwrap(), golden(name));
+                let setup = Setup { devices: label, activations, ..Setup::default() };
+                let engine = support::engine(&model, &setup);
+                let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
+                let error = relative_error(&logits, &golden.logits);
+                println!("{label}, {name} {activations:?}: relative error {error:.2e}");
+                assert!(error <= class.tolerance(), "{label}, {name}: {error}");
             }
         });
     });
@@ -44,12 +43,12 @@ fn logits_of_checkpoints_match_the_golden_ones_in_both_classes() {
         &[],
         || {
             within(1800, || {
-                // Eleven has no factor in common with two, so that each class gets all checkpoints in turn.
-                for activations in support::share([Activations::F32, Activations::F16], 2, 0) {
-                    for name in support::share(support::CHECKPOINTS, 11, 0) {
-                        let setup = Setup { devices: "level-zero:0", activations, ..Setup::default() };
-                        Checkpoint::open(name).check_logits(name, &setup);
-                    }
+                let classes = [Activations::F32, Activations::F16];
+                let all =
+                    support::CHECKPOINTS.into_iter().flat_map(|name| classes.map(|class| (name, class)));
+                for (name, activations) in support::share(all, 40, 0) {
+                    let setup = Setup { devices: "level-zero:0", activations, ..Setup::default() };
+                    Checkpoint::open(name).check_logits(name, &setup);
                 }
             });
         },

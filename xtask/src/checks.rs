@@ -58,7 +58,7 @@ impl Done {
 }
 
 /// Number of turns that the longer checks take, by seed.
-const TURNS: u64 = 4;
+const TURNS: u64 = 5;
 
 /// Packages with backend features, and the feature sets with which they must compile, for each turn: each backend
 /// alone, no backend, and the library without the command. HIP is the only backend feature that the command's code
@@ -114,7 +114,7 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     if is_turn(2) {
         packages::run(root, if is_complete { Depth::Run } else { Depth::Check }, &mut done)?;
     }
-    test_after(root, &args.clone().overlapping(), is_turn(3), done)
+    test_after(root, &args.clone().overlapping(), is_turn(4), done)
 }
 
 /// Lints a package with a feature set.

@@ -490,11 +490,12 @@ fn slow_devices_do_not_change_tokens() {
 
 /// Checks that a sleeping thread is always woken. Submissions complete at once, so notifications often race
 /// with threads that are going to sleep.
+/// Checks thousands of tokens, in half of the pipelines per commit.
 #[test]
 fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
     // A chunk holds less than a micro-batch's rows, so places of the ring run out too.
     let ring = Route::HostStaged { chunk_bytes: 5000, depth: 1 };
-    for (hosts, sequences, slots, times, route) in [
+    let pipelines = [
         (&[0][..], 1, 4, 12, ring),
         (&[0, 1], 1, 1, 2, ring),
         (&[0, 1], 5, 2, 1, ring),
@@ -505,7 +506,8 @@ fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
         (&[0, 1, 0], 3, 1, 1, Route::Import),
         (&[0, 1, 0, 1, 2, 0], 8, 2, 1, ring),
         (&[0, 1, 0, 1, 2, 0], 8, 2, 1, Route::Peer),
-    ] {
+    ];
+    for (hosts, sequences, slots, times, route) in test_support::share(pipelines, 2, 0) {
         let specs = support::null::pipeline(hosts);
         let mut options = PipelineOptions::new(hosts.len(), 4096, 2048, 16);
         options.slots = slots;

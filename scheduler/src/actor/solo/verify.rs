@@ -52,9 +52,10 @@ impl Contents {
 
     /// Writes the contents.
     pub(super) fn write(self, out: &mut [u8]) {
-        out.chunks_mut(8).zip(self.pieces()).for_each(|(out, piece)| {
-            out.copy_from_slice(&piece[..out.len()]);
-        });
+        let mut pieces = self.pieces();
+        let (whole, rest) = out.as_chunks_mut();
+        whole.iter_mut().zip(&mut pieces).for_each(|(out, piece)| *out = piece);
+        rest.iter_mut().zip(pieces.flatten()).for_each(|(out, byte)| *out = byte);
     }
 
     /// Writes the complement of the contents, in which every byte is wrong.
