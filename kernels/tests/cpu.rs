@@ -52,12 +52,15 @@ fn has(feature: &Feature) -> bool {
     }
 }
 
-/// Returns the variants to test: those that this machine can run, or one of [`shares`] shares of them. The seed
-/// selects the share.
+/// Returns the variants to test: a share of those that this machine can run.
 fn runnable() -> impl Iterator<Item = &'static Variant> {
-    let all = variants().iter().filter(|v| matches!(v.code, Code::Host(_)) && v.requires.iter().all(has));
-    // AArch64 has every third seed.
-    all.skip(number("RAGTAG_TEST_SEED").unwrap_or(0) / 3 % shares()).step_by(shares())
+    share(variants().iter().filter(|v| matches!(v.code, Code::Host(_)) && v.requires.iter().all(has)))
+}
+
+/// Returns one of [`shares`] shares of `all`, by seed.
+fn share<T>(all: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
+    // AArch64 has every sixth seed.
+    all.skip(number("RAGTAG_TEST_SEED").unwrap_or(0) / 6 % shares()).step_by(shares())
 }
 
 /// Returns the number of shares that the variants are divided into: 1 by default, and more on emulated processors,
@@ -182,7 +185,7 @@ fn processor(features: &[Feature]) -> Caps {
 
 #[test]
 fn every_kernel_has_cases_that_can_fail() {
-    for kernel in Kernel::all() {
+    for kernel in share(Kernel::all().into_iter()) {
         let cases = cases(kernel, None, 3);
         assert!(cases.len() >= 3, "{kernel}");
         let untouched = cases.iter().filter(|case| case.check(&case.bindings).is_ok()).count();
@@ -226,7 +229,9 @@ fn rows_do_not_depend_on_other_rows() {
                 _ => break,
             };
             let together = rows_of(&case, &launch(variant, &case, 1), output);
-            for (row, expected) in together.iter().enumerate() {
+            // Emulated processors compute the first and the last row alone, because each takes as long as all rows.
+            let step = if shares() > 1 { together.len().saturating_sub(1).max(1) } else { 1 };
+            for (row, expected) in together.iter().enumerate().step_by(step) {
                 let mut alone = case.clone();
                 move_row_to_front(&mut alone, row, [input, output]);
                 let alone = rows_of(&alone, &launch(variant, &alone, 1), output);

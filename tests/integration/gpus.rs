@@ -8,7 +8,7 @@
 use crate::support::{
     self, Checkpoint, MODELS, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
-use ragtag::{DeviceOptions, Devices, Generation, Granularity, Model, Prompt, WireType};
+use ragtag::{DeviceOptions, Devices, Granularity, Model, Prompt, WireType};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
 use std::collections::BTreeSet;
@@ -119,6 +119,12 @@ fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str>
     support::share(MODELS, 4, others + adapter.index)
 }
 
+/// Returns one model per architecture. A device that emulates a GPU gets one of these by turns.
+fn architectures(adapter: &Adapter) -> Vec<&'static str> {
+    let of = if adapter.kind == AdapterKind::Software { 2 } else { 1 };
+    support::share(ARCHITECTURES, of, 0)
+}
+
 /// Returns the API name in a device label such as `vulkan:0`.
 fn api(label: &str) -> &str {
     label.split(':').next().unwrap_or_default()
@@ -215,8 +221,7 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
 }
 
 /// Checks wide micro-batches with f16 activations, the arithmetic of devices with matrix units. OpenCL
-/// devices do not support f16 activations. Adapters that run shaders on the CPU get one model per
-/// architecture.
+/// devices do not support f16 activations.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     let all = gpus_and_share(distinct_and_quick(0), 3, 2);
@@ -230,25 +235,24 @@ fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
             Activations::F16,
             NumericsClass::Fast,
         );
-        check_logits(&slow, |_| ARCHITECTURES.to_vec(), WHOLE, Activations::F16, NumericsClass::Fast);
+        check_logits(&slow, architectures, WHOLE, Activations::F16, NumericsClass::Fast);
     });
 }
 
 /// Checks chunks of one row and of three rows, which have separate shader programs. Adapters on the CPU load
 /// these programs slowly. Therefore only the first adapter runs all combinations of chunk size and numerics
-/// class, and each adapter gets one model per architecture.
+/// class.
 #[test]
 fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     let adapters = distinct_and_quick(1).into_iter().filter(|adapter| runs_shaders(&adapter.label()));
-    let adapters = gpus_and_share(adapters.collect(), 2, 0);
+    let adapters = gpus_and_share(adapters.collect(), 3, 0);
     for (devices, chunk, activations, class) in [
         (usize::MAX, 1, Activations::F32, NumericsClass::Exact),
         (1, 3, Activations::F32, NumericsClass::Exact),
         (1, 1, Activations::Int8, NumericsClass::Fast),
     ] {
         let adapters: Vec<_> = adapters.iter().take(devices).cloned().collect();
-        let models = |_: &Adapter| ARCHITECTURES.to_vec();
-        within(600, move || check_logits(&adapters, models, (FEW_ROWS, chunk), activations, class));
+        within(600, move || check_logits(&adapters, architectures, (FEW_ROWS, chunk), activations, class));
     }
 }
 
@@ -411,7 +415,7 @@ fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
         let engine = support::engine(&models[0], &setup);
         let prompt = |i: usize| &ids[i..];
         let tokens = |session: &ragtag::Session, i: usize| {
-            session.generate(Prompt::Tokens(prompt(i)), &Generation { ..greedy(12) }).unwrap()
+            session.generate(Prompt::Tokens(prompt(i)), &greedy(6)).unwrap()
         };
         // Generate the tokens of each prompt alone.
         let session = engine.session();
@@ -453,6 +457,7 @@ fn free_bytes(label: &str) -> Option<u64> {
     (memory.heap == HeapKind::Device && memory.source == MemorySource::Api).then_some(memory.free_bytes?)
 }
 
+/// Checks the CPU and one device of each driver, half of these by turns.
 #[test]
 fn repeated_loads_leak_nothing() {
     // Run in a separate process, because other tests allocate memory as well.
@@ -497,7 +502,7 @@ fn repeated_loads_leak_nothing() {
             println!("{label}: ms of each of {times} loads: {parts:.1?}");
         };
         let labels = drivers().into_iter().map(|[first, _]| first).filter(|label| !slow.contains(label));
-        for label in std::iter::once("cpu:0".to_string()).chain(labels) {
+        for label in support::share(std::iter::once("cpu:0".to_string()).chain(labels), 2, 0) {
             // Warm up contexts, compilers and allocators.
             load(&label, first);
             let before = (free_bytes(&label), resident_bytes());

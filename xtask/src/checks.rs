@@ -58,7 +58,7 @@ impl Done {
 }
 
 /// Number of turns that the longer checks take, by seed.
-const TURNS: u64 = 5;
+const TURNS: u64 = 6;
 
 /// Packages with backend features, and the feature sets with which they must compile, for each turn: each backend
 /// alone, no backend, and the library without the command. HIP is the only backend feature that the command's code
@@ -108,11 +108,13 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
         aarch64::test(root, &mut done)?;
     }
     if is_turn(1) {
-        aarch64::check(root, &mut done)?;
         fuzz_targets(root, &mut done)?;
     }
     if is_turn(2) {
         packages::run(root, if is_complete { Depth::Run } else { Depth::Check }, &mut done)?;
+    }
+    if is_turn(5) {
+        aarch64::check(root, &mut done)?;
     }
     test_after(root, &args.clone().overlapping(), is_turn(4), done)
 }
