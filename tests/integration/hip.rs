@@ -4,10 +4,8 @@
 //! Without an OpenCL device the tests record a skip. `RAGTAG_TEST_OPENCL_ADAPTERS` sets the required number
 //! of devices.
 
-use crate::support::{
-    self, Checkpoint, Setup, block_on, golden, greedy, listen, model_path, ragtag, relative_error, within,
-};
-use ragtag::{DeviceOptions, Devices, GemmChoice, Model, Prompt};
+use crate::support::{self, Setup, block_on, golden, model_path, ragtag, relative_error, tokens, within};
+use ragtag::{DeviceOptions, Devices, GemmChoice, Model};
 use ragtag_kernels::{Activations, NumericsClass};
 use ragtag_transfer::{Route, Routes};
 use test_drivers::{hip_on_opencl, library_path, rocblas_kernels, with_hip_on_opencl};
@@ -49,16 +47,6 @@ fn logits_match_the_golden_ones_in_both_classes() {
             }
         });
     });
-}
-
-/// Returns 24 greedy tokens of a model with six segments, and the routes between the stages.
-fn tokens(devices: &str, split: Option<&str>) -> (Vec<u32>, Vec<Routes>) {
-    let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
-    let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
-    let engine = support::engine(&models[0], &setup);
-    let routes = engine.plan().routes().to_vec();
-    let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(24)).unwrap();
-    (block_on(listen(stream)).unwrap().ids, routes)
 }
 
 #[test]

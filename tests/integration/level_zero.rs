@@ -4,10 +4,8 @@
 //! Without the loader or Intel's OpenCL runtime the tests record a skip. `RAGTAG_TEST_LEVEL_ZERO` makes them
 //! fail instead.
 
-use crate::support::{
-    self, Checkpoint, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
-};
-use ragtag::{DeviceOptions, Devices, Model, Prompt};
+use crate::support::{self, Checkpoint, Setup, block_on, golden, model_path, relative_error, tokens, within};
+use ragtag::{DeviceOptions, Devices, Model};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, NumericsClass};
 use ragtag_transfer::{Route, Routes};
@@ -53,16 +51,6 @@ fn logits_of_checkpoints_match_the_golden_ones_in_both_classes() {
             });
         },
     );
-}
-
-/// Returns 24 greedy tokens of a model with six segments, and the routes between the stages.
-fn tokens(devices: &str, split: Option<&str>) -> (Vec<u32>, Vec<Routes>) {
-    let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
-    let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
-    let engine = support::engine(&models[0], &setup);
-    let routes = engine.plan().routes().to_vec();
-    let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(24)).unwrap();
-    (block_on(listen(stream)).unwrap().ids, routes)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
-    Planner, Summary, TokenStream, WireType,
+    Planner, Prompt, Summary, TokenStream, WireType,
 };
 use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::Split;
@@ -388,6 +388,16 @@ impl Checkpoint {
             assert!(error <= class.tolerance(), "{what}, {} {class:?}: {error}", model.name());
         }
     }
+}
+
+/// Returns 24 greedy tokens of a model with six segments, and the routes between the stages.
+pub fn tokens(devices: &str, split: Option<&str>) -> (Vec<u32>, Vec<Routes>) {
+    let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
+    let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
+    let engine = engine(&models[0], &setup);
+    let routes = engine.plan().routes().to_vec();
+    let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(24)).unwrap();
+    (block_on(listen(stream)).unwrap().ids, routes)
 }
 
 /// Writes a model as `count` GGUF parts. The first part contains the metadata of the model. Returns the file
