@@ -25,9 +25,8 @@ fn the_stand_in_on_opencl() {
     });
 }
 
-/// Checks the matrix-unit products on a single device of the stand-in by turns. The stand-in
-/// replaces AMD's instructions with functions that follow the ISA documents, and executes everything else
-/// unchanged.
+/// Checks one of the four matrix-unit products by turns, on a single device of the stand-in. The stand-in replaces
+/// AMD's instructions with functions that follow the ISA documents, and executes everything else unchanged.
 #[track_caller]
 fn matrix_units(test: &str, architecture: &str, names: &str) {
     let variables = [("RAGTAG_FAKE_ARCH", architecture), ("HIP_VISIBLE_DEVICES", "0")];

@@ -21,7 +21,7 @@ fn the_test_driver() {
     });
 }
 
-/// Checks the products for Intel's matrix units by turns. The test driver replaces the instructions
+/// Checks one of the four products for Intel's matrix units by turns. The test driver replaces the instructions
 /// with functions.
 #[test]
 fn matrix_units() {

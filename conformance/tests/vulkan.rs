@@ -21,7 +21,7 @@ fn kernels_on_sub_groups() {
     let Ok(name) = std::env::var("RAGTAG_TEST_SUB_GROUPS") else {
         return test_support::skip!("device with known sub-groups", "RAGTAG_TEST_SUB_GROUPS selects none");
     };
-    // Compiling one for wide vectors takes seconds.
+    // Each takes seconds to compile for wide vectors.
     let part = Part { of: 4, index: 0 };
     let passed = try_kernels(|one| one.name.contains(&name), &["kernel/*sub-groups"], part);
     println!("{passed} kernels on sub-groups passed");
@@ -52,11 +52,11 @@ fn kernels_on_matrix_units() {
 fn try_kernels(chosen: impl Fn(&Adapter) -> bool, names: &[&str], part: Part) -> usize {
     let backends = Backends::new(&Config::default());
     let adapters = support::adapters(&backends, "vulkan").unwrap_or_default();
-    let part = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { Part::default() } else { part };
+    let (part, seed) = (support::or_all(part), test_support::seed());
     let mut passed = 0;
     for adapter in adapters.iter().filter(|one| chosen(one)) {
         for only in names {
-            let suite = Suite::new().only(only).by_turns(part, support::SOME, test_support::seed());
+            let suite = Suite::new().only(only).by_turns(part, support::SOME, seed);
             let report = support::run_on(&backends, adapter, suite);
             for test in &report.tests {
                 println!("{} ({}): {}: {:?}", adapter.label(), adapter.driver, test.name, test.verdict);

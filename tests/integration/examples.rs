@@ -105,7 +105,7 @@ fn two_apis_generate_the_same_text() {
     let drivers = ["OCL_ICD_VENDORS", "VK_DRIVER_FILES"].map(|name| (name, std::env::var_os(name)));
     let mut command = sheltered(example("08-two-apis"));
     for (name, value) in drivers {
-        // The drivers of one package are enough.
+        // The first driver of each API is enough.
         let first = value.and_then(|value| std::env::split_paths(&value).next());
         command.env_remove(name).envs(first.map(|value| (name, value)));
     }

@@ -6,7 +6,8 @@
 //! installs OpenCL implementations for the CPU.
 
 use crate::support::{
-    self, Checkpoint, MODELS, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
+    self, Checkpoint, MODELS, SMALL, SMALL_SEGMENTS, Setup, block_on, golden, greedy, listen, model_path,
+    relative_error, within,
 };
 use ragtag::{DeviceOptions, Devices, Granularity, Model, Prompt, WireType};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
@@ -23,10 +24,6 @@ const WHOLE: (usize, u32) = (usize::MAX, 32);
 /// Number of prompt tokens in tests of small chunks. These tests process the prompt as four chunks of one
 /// row, or as a chunk of three rows and a chunk of one row.
 const FEW_ROWS: usize = 4;
-/// Model for pipelines, which is quick on software devices.
-const SMALL: &str = "tiny-hf";
-/// Number of its segments: the embedding, four blocks and the head.
-const SMALL_SEGMENTS: u32 = 6;
 
 /// Returns all adapters except those of the CPU backend. Records a skip for each backend without adapters.
 fn adapters() -> Vec<Adapter> {
@@ -256,8 +253,7 @@ fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     }
 }
 
-/// Checks the logits of a small model in a pipeline. Devices that emulate a GPU take a quarter of a second for each
-/// token of the bundled models.
+/// Checks the logits of a small model in a pipeline.
 fn check_pipeline(setup: &Setup<'_>) {
     Checkpoint::open(SMALL).check_logits(setup.split.unwrap(), &Setup { chunk: 8, ..setup.clone() });
 }
@@ -457,7 +453,7 @@ fn free_bytes(label: &str) -> Option<u64> {
     (memory.heap == HeapKind::Device && memory.source == MemorySource::Api).then_some(memory.free_bytes?)
 }
 
-/// Checks the CPU and one device of each driver, half of these by turns.
+/// Checks the CPU and the first device of each driver, half of these by turns.
 #[test]
 fn repeated_loads_leak_nothing() {
     // Run in a separate process, because other tests allocate memory as well.
@@ -477,7 +473,7 @@ fn repeated_loads_leak_nothing() {
             .collect();
         // Compiling shaders for the CPU takes seconds each time. Other tests load such programs repeatedly.
         let slow = slow(&adapters());
-        let (first, loads) = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { (10, 90) } else { (5, 15) };
+        let (warm_up, loads) = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { (10, 90) } else { (5, 15) };
         let load = |label: &str, times: usize| {
             // Mean time of each part of a load, printed for information.
             let mut parts = [("probe", 0.0), ("start", 0.0), ("run", 0.0), ("stop", 0.0)];
@@ -504,7 +500,7 @@ fn repeated_loads_leak_nothing() {
         let labels = drivers().into_iter().map(|[first, _]| first).filter(|label| !slow.contains(label));
         for label in support::share(std::iter::once("cpu:0".to_string()).chain(labels), 2, 0) {
             // Warm up contexts, compilers and allocators.
-            load(&label, first);
+            load(&label, warm_up);
             let before = (free_bytes(&label), resident_bytes());
             load(&label, loads);
             let after = (free_bytes(&label), resident_bytes());

@@ -4,7 +4,9 @@
 //! Without the loader or Intel's OpenCL runtime the tests record a skip. `RAGTAG_TEST_LEVEL_ZERO` makes them
 //! fail instead.
 
-use crate::support::{self, Checkpoint, Setup, block_on, golden, model_path, relative_error, tokens, within};
+use crate::support::{
+    self, Checkpoint, Setup, block_on, golden, model_path, relative_error, tokens_and_routes, within,
+};
 use ragtag::{DeviceOptions, Devices, Model};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, NumericsClass};
@@ -57,10 +59,10 @@ fn logits_of_checkpoints_match_the_golden_ones_in_both_classes() {
 fn two_devices_give_the_tokens_of_the_cpu() {
     with_level_zero_on_opencl("level_zero::two_devices_give_the_tokens_of_the_cpu", &[], || {
         within(600, || {
-            let (alone, _) = tokens("cpu:0", None);
+            let (alone, _) = tokens_and_routes("cpu:0", None);
             for cut in support::share([1, 3, 5], 3, 0) {
                 let split = format!("0-{}=level-zero:0,{cut}-5=level-zero:1", cut - 1);
-                assert_eq!(tokens("level-zero:0,level-zero:1", Some(&split)).0, alone, "{split}");
+                assert_eq!(tokens_and_routes("level-zero:0,level-zero:1", Some(&split)).0, alone, "{split}");
             }
         });
     });
@@ -71,9 +73,9 @@ fn two_peers_give_the_tokens_of_the_cpu() {
     let test = "level_zero::two_peers_give_the_tokens_of_the_cpu";
     with_level_zero_on_opencl(test, &[("RAGTAG_FAKE_PEERS", "1")], || {
         within(600, || {
-            let (alone, _) = tokens("cpu:0", None);
+            let (alone, _) = tokens_and_routes("cpu:0", None);
             let split = Some("0-2=level-zero:0,3-5=level-zero:1");
-            let (ids, routes) = tokens("level-zero:0,level-zero:1", split);
+            let (ids, routes) = tokens_and_routes("level-zero:0,level-zero:1", split);
             let peer = Routes::or(Route::Peer, Route::HOST_STAGED);
             assert!(routes.iter().all(|routes| *routes == peer), "{routes:?}");
             assert_eq!(ids, alone);
@@ -102,7 +104,7 @@ fn pipelines_of_three_apis_give_the_tokens_of_the_cpu() {
             };
             let others: Vec<String> = ["opencl", "vulkan"].into_iter().filter_map(of).collect();
             let others = [vec!["cpu:0".to_string()], others].concat();
-            let (alone, _) = tokens("cpu:0", None);
+            let (alone, _) = tokens_and_routes("cpu:0", None);
             let mut turn = 0;
             for (at, second) in others.iter().enumerate() {
                 for third in &others[at + 1..] {
@@ -110,7 +112,7 @@ fn pipelines_of_three_apis_give_the_tokens_of_the_cpu() {
                     let orders = [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1], [1, 2, 0], [2, 1, 0]];
                     for [a, b, c] in support::share(orders, orders.len(), turn) {
                         let split = format!("0-1={},2-3={},4-5={}", three[a], three[b], three[c]);
-                        assert_eq!(tokens(&three.join(","), Some(&split)).0, alone, "{split}");
+                        assert_eq!(tokens_and_routes(&three.join(","), Some(&split)).0, alone, "{split}");
                     }
                     turn += 1;
                 }

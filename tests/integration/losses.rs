@@ -5,15 +5,13 @@
 //! devices.
 
 use crate::gpus::compiles_anew;
-use crate::support::{self, Checkpoint, Setup, block_on, greedy, listen, relative_error, within};
+use crate::support::{self, Checkpoint, SMALL, Setup, block_on, greedy, listen, relative_error, within};
 use ragtag::{DeviceOptions, Devices, Engine, Error, Event, Prompt};
 use ragtag_hal::Error as DeviceError;
 use ragtag_kernels::NumericsClass;
 use ragtag_scheduler::Error as RunError;
 use test_drivers::{Faults, LostAt, with_vulkan_faults};
 
-/// Model with six segments. Larger ones take seconds for each token on software devices.
-const MODEL: &str = "tiny-hf";
 /// Number of tokens to generate in a run without a loss.
 const TOKENS: u32 = 8;
 /// Number of tokens to receive before the test requests the loss of the device.
@@ -57,7 +55,7 @@ fn loses(engine: &Engine, prompt: &[u32], faults: &Faults, number: u32, at: Lost
 /// Checks a run that loses one of two devices. Each device runs a stage, with a CPU stage between the two.
 /// After the loss, the other device must still work.
 fn a_stage_is_lost(faults: &Faults, [first, last]: [&str; 2], lost: usize, at: LostAt) {
-    let checkpoint = Checkpoint::open(MODEL);
+    let checkpoint = Checkpoint::open(SMALL);
     let (model, prompt) = (&checkpoint.models[0], &checkpoint.ids);
     let (wanted, split) = (format!("{first},{last},cpu:0"), format!("0-1={first},2-3=cpu:0,4-5={last}"));
     let setup = Setup { devices: &wanted, split: Some(&split), chunk: 32, ..Setup::default() };

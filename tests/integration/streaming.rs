@@ -3,13 +3,14 @@
 
 use crate::gpus::{distinct_and_quick, first_of_each_api, gpus_and_share};
 use crate::support::{
-    Checkpoint, Setup, block_on, devices, golden, greedy, listen, model_path, share, with_prefill,
+    Checkpoint, Golden, SMALL, Setup, block_on, devices, golden, greedy, listen, model_path, relative_error,
+    share, with_prefill,
 };
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Error, Model, Plan, Planner, Prompt, Session, SpanKind,
 };
 use ragtag_hal::{Adapter, AdapterKind};
-use ragtag_kernels::{Activations, KvType};
+use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::streaming::{Arenas, MOST_ARENAS};
 use ragtag_scheduler::Error as RunError;
 
@@ -57,20 +58,25 @@ fn logits(session: &Session, ids: &[u32]) -> Vec<u32> {
     block_on(session.logits(ids)).unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// Returns tokens for two chunks.
-fn two_chunks() -> Vec<u32> {
-    let case = &golden(MODEL).cases[0];
-    [&case.prompt_ids[..], &case.greedy_ids[..]].concat()[..CHUNK as usize + 2].to_vec()
+/// Returns the bundled model with a prompt of two chunks.
+fn bundled() -> Checkpoint {
+    let Golden { mut cases, logits } = golden(MODEL);
+    let models = vec![Model::open(model_path(MODEL)).unwrap()];
+    Checkpoint { models, ids: cases.swap_remove(0).prompt_ids, logits }
 }
 
 /// Checks that streaming `segments` changes no bit. Each stage streams the segments that it holds. If a device
 /// emulates a GPU, one or two of the three ways to stream are checked, by `turn` and seed.
-fn check(model: &Model, ids: &[u32], found: &Devices, mut plan: Plan, segments: &[u32], turn: u32) {
+fn check(checkpoint: &Checkpoint, found: &Devices, mut plan: Plan, segments: &[u32], turn: u32) {
+    let (model, ids) = (&checkpoint.models[0], &checkpoint.ids);
     let resident = start(model, found, &plan, true);
     let session = resident.session();
     let (expected, expected_tokens) = (logits(&session, ids), tokens(&session, ids, FEW));
     drop(session);
     resident.shutdown();
+    let values: Vec<f32> = expected.iter().copied().map(f32::from_bits).collect();
+    let error = relative_error(&values, &checkpoint.logits);
+    assert!(error <= NumericsClass::Exact.tolerance(), "{:?}: {error}", found.labels());
     let emulates = |adapter: &Adapter| adapter.kind == AdapterKind::Software;
     let of = if found.selected().iter().any(emulates) { 2 } else { 1 };
     for (most, from_file) in share([(0, false), (MOST_ARENAS, false), (0, true)], of, turn) {
@@ -99,25 +105,22 @@ fn check(model: &Model, ids: &[u32], found: &Devices, mut plan: Plan, segments: 
 
 #[test]
 fn streamed_weights_change_no_bit_on_any_device() {
-    // Software devices take turns, because each of them starts three engines.
+    // Software devices take turns, because each of them starts several engines.
     let adapters = gpus_and_share(distinct_and_quick(2), 3, 0);
-    let (bundled, small) = (Model::open(model_path(MODEL)).unwrap(), Checkpoint::open("tiny-hf"));
+    let (bundled, small) = (bundled(), Checkpoint::open(SMALL));
     let all = adapters.iter().map(|one| (one.label(), one.kind == AdapterKind::Software));
     for (turn, (label, is_software)) in (0..).zip(all.chain([("cpu:0".into(), false)])) {
         let found = devices(&Setup { devices: &label, threads: 2, ..Setup::default() });
-        // Software devices compute each token of the bundled model for a quarter of a second.
-        let (model, ids, segments) = if is_software {
-            (&small.models[0], small.ids.clone(), &[1, 2, 3, 4][..])
-        } else {
-            (&bundled, two_chunks(), STREAMED)
-        };
-        check(model, &ids, &found, planner(model, &found).plan().unwrap(), segments, turn);
+        let (checkpoint, segments) =
+            if is_software { (&small, &[1, 2, 3, 4][..]) } else { (&bundled, STREAMED) };
+        let plan = planner(&checkpoint.models[0], &found).plan().unwrap();
+        check(checkpoint, &found, plan, segments, turn);
     }
 }
 
 #[test]
 fn streamed_stages_of_pipelines_change_no_bit() {
-    let model = Model::open(model_path(MODEL)).unwrap();
+    let bundled = bundled();
     let firsts = first_of_each_api(0);
     let splits = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
     let splits = splits.chain([("cpu".into(), "cpu:1".into(), 2)]);
@@ -126,12 +129,13 @@ fn streamed_stages_of_pipelines_change_no_bit() {
         let found = devices(&setup);
         let splits = [format!("0-6={other},7-13=cpu:0"), format!("0-2=cpu:0,3-8={other},9-13=cpu:0")];
         for (turn, split) in (0..).zip(splits) {
-            let plan = planner(&model, &found).split(split.parse().unwrap()).plan().unwrap();
-            check(&model, &two_chunks(), &found, plan, &[3, 4, 5, 6], turn);
+            let plan = planner(&bundled.models[0], &found).split(split.parse().unwrap()).plan().unwrap();
+            check(&bundled, &found, plan, &[3, 4, 5, 6], turn);
         }
     }
 }
 
+/// Checks one of two splits for each device by turns.
 #[test]
 fn prefill_stages_change_no_token() {
     let model = Model::open(model_path(MODEL)).unwrap();

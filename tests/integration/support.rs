@@ -328,6 +328,12 @@ pub fn checkpoint() -> PathBuf {
     test_support::golden("tiny-hf")
 }
 
+/// Checkpoint for tests of pipelines. Devices that run shaders on the CPU take a quarter of a second for each token
+/// of a bundled model, and little time for this one.
+pub const SMALL: &str = CHECKPOINTS[0];
+/// Number of its segments: the embedding, four blocks and the head.
+pub const SMALL_SEGMENTS: u32 = 6;
+
 /// Model directories with golden logits. `tests/support/golden/tiny.py` wrote all but the first.
 pub const CHECKPOINTS: [&str; 20] = [
     "tiny-hf",
@@ -390,9 +396,9 @@ impl Checkpoint {
     }
 }
 
-/// Returns 24 greedy tokens of a model with six segments, and the routes between the stages.
-pub fn tokens(devices: &str, split: Option<&str>) -> (Vec<u32>, Vec<Routes>) {
-    let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
+/// Returns 24 greedy tokens of the model [`SMALL`], and the routes between the stages.
+pub fn tokens_and_routes(devices: &str, split: Option<&str>) -> (Vec<u32>, Vec<Routes>) {
+    let Checkpoint { models, ids, .. } = Checkpoint::open(SMALL);
     let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
     let engine = engine(&models[0], &setup);
     let routes = engine.plan().routes().to_vec();

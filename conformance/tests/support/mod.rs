@@ -138,8 +138,12 @@ fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
 /// Limits a suite to one part of its variants, by seed. If `RAGTAG_TEST_ALL` is set, the suite keeps all of
 /// them.
 pub fn by_turns(suite: Suite<'_>, part: Part) -> Suite<'_> {
-    let part = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { Part::default() } else { part };
-    suite.by_turns(part, 1, test_support::seed())
+    suite.by_turns(or_all(part), 1, test_support::seed())
+}
+
+/// Returns `part`, or all variants if `RAGTAG_TEST_ALL` is set.
+pub fn or_all(part: Part) -> Part {
+    if std::env::var_os("RAGTAG_TEST_ALL").is_some() { Part::default() } else { part }
 }
 
 /// Runs `suite` on an adapter.
