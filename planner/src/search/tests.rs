@@ -1,5 +1,5 @@
 //! Tests of the planner. They compare its plans with an exhaustive search on small random instances, and
-//! check memory and messages. Of the seeds of the longest tests, each commit gets a third.
+//! check memory and messages. Of the seeds of the longest tests, each commit gets a fifth or a third.
 
 mod best;
 mod families;
@@ -189,7 +189,7 @@ fn scores_are_what_the_objectives_mean() {
 #[test]
 fn the_plan_is_the_best_of_all_placements() {
     let (mut planned, mut refused) = (0, 0);
-    for seed in share(0..300, 3, 0) {
+    for seed in share(0..300, 5, 0) {
         for objective in OBJECTIVES {
             let world = World { objective, ..random_world(seed) };
             let input = world.input();
@@ -229,7 +229,7 @@ fn the_plan_is_the_best_of_all_placements() {
             }
         }
     }
-    assert!(planned > 100 && refused > 10, "{planned} planned, {refused} refused: both kinds are needed");
+    assert!(planned > 50 && refused > 5, "{planned} planned, {refused} refused: both kinds are needed");
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn the_last_of_many_devices_lacks_what_is_left() {
 #[test]
 fn plans_are_valid_within_memory_and_the_same_each_time() {
     let mut planned = 0;
-    for seed in share(0..300, 3, 0) {
+    for seed in share(0..300, 5, 0) {
         let mut world = random_world(seed);
         world.limits.context = if seed % 2 == 0 { Some(512) } else { None };
         let Ok(plan) = world.plan() else { continue };
@@ -313,13 +313,13 @@ fn plans_are_valid_within_memory_and_the_same_each_time() {
         let (after, before) = (again.explanation.score_us, plan.explanation.score_us);
         assert!(after <= before * 1.005, "seed {seed}: {after} {before}");
     }
-    assert!(planned > 30);
+    assert!(planned > 15);
 }
 
 #[test]
 fn more_of_anything_never_makes_a_plan_worse() {
     let mut compared = 0;
-    for seed in share(0..400, 3, 0) {
+    for seed in share(0..400, 5, 0) {
         let objective = OBJECTIVES[seed as usize % 4];
         let world = World { objective, ..random_world(seed) };
         let Ok(plan) = world.plan() else { continue };
@@ -345,7 +345,7 @@ fn more_of_anything_never_makes_a_plan_worse() {
         assert!(after <= before * 1.01 + 0.1, "seed {seed}, {objective:?}: {before} became {after}");
         compared += 1;
     }
-    assert!(compared > 60, "{compared}");
+    assert!(compared > 30, "{compared}");
 }
 
 #[test]

@@ -506,7 +506,7 @@ fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
         (&[0, 1, 0, 1, 2, 0], 8, 2, 1, ring),
         (&[0, 1, 0, 1, 2, 0], 8, 2, 1, Route::Peer),
     ];
-    for (hosts, sequences, slots, times, route) in test_support::share(pipelines, 2, 0) {
+    for (hosts, sequences, slots, times, route) in test_support::share(pipelines, 3, 0) {
         let specs = support::null::pipeline(hosts);
         let mut options = PipelineOptions::new(hosts.len(), 4096, 2048, 16);
         options.slots = slots;

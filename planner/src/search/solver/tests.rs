@@ -254,7 +254,7 @@ fn equals_the_enumeration() {
 #[test]
 fn placements_that_beat_a_known_score_are_found() {
     let (mut beaten, mut kept) = (0, 0);
-    for seed in test_support::share(0..600, 3, 0) {
+    for seed in test_support::share(0..600, 5, 0) {
         let (devices, segments) = sizes(seed);
         let instance = random_instance(seed, devices, segments);
         let all = enumerate(&instance);
@@ -277,14 +277,14 @@ fn placements_that_beat_a_known_score_are_found() {
         }
         assert!(bound(&instance) <= least * (1.0 + 1e-9), "seed {seed}: {} bounds {least}", bound(&instance));
     }
-    assert!(beaten > 150 && kept > 150, "{beaten} beaten, {kept} kept");
+    assert!(beaten > 70 && kept > 70, "{beaten} beaten, {kept} kept");
 }
 
 /// Checks the search without enumeration: its placements are allowed and never better than the optimum, and
 /// its bound never exceeds the optimum.
 #[test]
 fn bounds_hold() {
-    for seed in test_support::share(0..300, 3, 0) {
+    for seed in test_support::share(0..300, 5, 0) {
         let instance = random_instance(seed, 6, 12);
         let (exact, bounded) = (solve(&instance), bounded::solve(&instance));
         let what = format!("seed {seed}");
@@ -299,7 +299,7 @@ fn bounds_hold() {
 /// Checks that more memory, or another optional device, never makes the best score worse.
 #[test]
 fn more_is_never_worse() {
-    for seed in test_support::share(0..500, 3, 0) {
+    for seed in test_support::share(0..500, 5, 0) {
         let instance = random_instance(seed, 5, 10);
         let before = solve(&instance).best();
         let mut roomier = instance.clone();

@@ -11,7 +11,7 @@ fn planned(world: &World) -> Option<Plan> {
 #[test]
 fn no_listed_alternative_beats_the_plan() {
     let (mut plans, mut chunks) = (0, [0; 2]);
-    for seed in share(0..400, 3, 0) {
+    for seed in share(0..400, 5, 0) {
         let world = unlike_world(seed);
         let Some(plan) = planned(&world) else { continue };
         plans += 1;
@@ -35,7 +35,7 @@ fn no_listed_alternative_beats_the_plan() {
             assert!(other.score_us >= bound_us - 0.1, "seed {seed}: {bound_us} bounds {other:?}");
         }
     }
-    assert!(plans > 40 && chunks.iter().all(|&count| count > 5), "{plans} plans, chunks {chunks:?}");
+    assert!(plans > 20 && chunks.iter().all(|&count| count > 2), "{plans} plans, chunks {chunks:?}");
 }
 
 /// Checks that the search looks beyond its starting points. Here, the chunk length affects the score more

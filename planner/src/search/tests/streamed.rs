@@ -70,7 +70,7 @@ fn fits_with(world: &World, plan: &Plan, streamed: &[Vec<u32>]) -> bool {
 fn a_streamed_plan_fits_and_streams_as_little_as_possible() {
     let (mut streams, mut refused) = (0, 0);
     for (seed, part) in
-        share(0..90, 3, 0).into_iter().flat_map(|seed| [0.25, 0.5, 0.75, 1.3].map(|part| (seed, part)))
+        share(0..90, 5, 0).into_iter().flat_map(|seed| [0.25, 0.5, 0.75, 1.3].map(|part| (seed, part)))
     {
         let world = random(seed, part);
         let resident = planned(&World { streaming: false, ..world.clone() });
@@ -117,7 +117,7 @@ fn a_streamed_plan_fits_and_streams_as_little_as_possible() {
             assert!(score_us <= other.score_us * 1.01 + 0.1, "seed {seed}: {score_us}, {other:?}");
         }
     }
-    assert!(streams > 15 && refused > 5, "{streams} streamed, {refused} refused");
+    assert!(streams > 7 && refused > 2, "{streams} streamed, {refused} refused");
 }
 
 #[test]
