@@ -19,7 +19,7 @@ fn kernels_in_spir_v() {
     // Other tests run the same variants in OpenCL C.
     let suite = Suite::new().only("kernel/*/opencl").in_language(KernelLanguage::SpirV);
     let takes = |adapter: &Adapter| adapter.caps.languages.contains(&KernelLanguage::SpirV);
-    on_adapters("OpenCL driver that accepts SPIR-V", takes, suite, 36);
+    on_adapters("OpenCL driver that accepts SPIR-V", takes, suite, 48);
 }
 
 /// Functions in place of the matrix instructions of Intel's GPUs.

@@ -88,7 +88,7 @@ fn plans_whose_stages_stream_weights_are_not_tried() {
 #[test]
 fn tried_placements_serve_at_least_as_much_as_predictions_and_rules() {
     let (mut worlds, mut better) = (0, 0);
-    for seed in share(0..60, 2, 0) {
+    for seed in share(0..60, 3, 0) {
         let mut world = random_world(seed);
         world.limits.sequences = world.limits.sequences.max(2);
         let Ok(predicted) = world.plan() else { continue };
@@ -107,13 +107,13 @@ fn tried_placements_serve_at_least_as_much_as_predictions_and_rules() {
             assert!(of_rule >= untuned * 0.99, "seed {seed}: {rule} with {of_rule}, untuned {untuned}");
         }
     }
-    assert!(worlds > 15 && better > 2, "{better} of {worlds} are better for having been tried");
+    assert!(worlds > 10 && better > 1, "{better} of {worlds} are better for having been tried");
 }
 
 #[test]
 fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less() {
     let (mut plans, mut better) = (0, 0);
-    for seed in share(0..60, 2, 0) {
+    for seed in share(0..60, 3, 0) {
         let mut world = random_world(seed);
         world.limits.sequences = world.limits.sequences.max(2);
         // The planner also tries the chunk lengths of other engines. Each chunk length has its own scratch
@@ -153,7 +153,7 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
             }
         }
     }
-    assert!(plans > 50 && better > plans / 10, "{better} of {plans} are better for having been tuned");
+    assert!(plans > 33 && better > plans / 10, "{better} of {plans} are better for having been tuned");
 }
 
 /// Checks that simulation finds a plan with fewer decode groups. Prompts wait for the device that computes

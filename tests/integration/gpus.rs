@@ -263,8 +263,8 @@ fn check_pipeline(setup: &Setup<'_>) {
 fn cuts_over_two_apis_in_both_orders_give_the_golden_logits() {
     within(3600, || {
         let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
-        // Pairs with shaders on the CPU take turns: one in four, or one in sixteen without a shader cache.
-        let turns = |adapter| if compiles_anew(adapter) { 16 } else { 4 };
+        // Pairs with shaders on the CPU take turns: one in eight, or one in sixteen without a shader cache.
+        let turns = |adapter| if compiles_anew(adapter) { 16 } else { 8 };
         let slow: Vec<_> = slow_adapters(&adapters()).map(|one| (one.label(), turns(one))).collect();
         // If a driver has several devices, the two stages use different devices.
         let pairs =

@@ -4,7 +4,7 @@
 use crate::gpus::{distinct_and_quick, first_of_each_api, gpus_and_share};
 use crate::streaming::{start, tokens};
 use crate::support::{
-    Checkpoint, Setup, block_on, devices, engine, greedy, listen, relative_error, with_prefill,
+    Checkpoint, Setup, block_on, devices, engine, greedy, listen, relative_error, share, with_prefill,
 };
 use ragtag::{Granularity, Model, Planner, Prompt, SpanKind};
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -64,7 +64,7 @@ fn rings_give_the_same_logits_on_every_device() {
     let expected = logits(&setup(WITHOUT));
     for adapter in gpus_and_share(distinct_and_quick(3), 3, 1) {
         let label = adapter.label();
-        for chunk in [3, 17] {
+        for chunk in share([3, 17], 2, adapter.index) {
             let error = relative_error(&logits(&Setup { devices: &label, ..setup(chunk) }), &expected);
             println!("{label}, chunks of {chunk}: relative error {error:.2e}");
             assert!(error <= NumericsClass::Exact.tolerance(), "{label}, chunks of {chunk}: {error}");
@@ -109,9 +109,10 @@ fn prefill_stages_pass_the_blocks_of_rings() {
     };
     let firsts = first_of_each_api(0);
     let pairs = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
-    for (selected, other, cpu_devices) in pairs.chain([("cpu".into(), "cpu:1".into(), 2)]) {
+    for (turn, (selected, other, cpu_devices)) in (0..).zip(pairs.chain([("cpu".into(), "cpu:1".into(), 2)]))
+    {
         let found = devices(&Setup { devices: &selected, cpu_devices, ..Setup::default() });
-        for chunk in [5, 24] {
+        for chunk in share([5, 24], 2, turn) {
             let planner = Planner::new(model).devices(&found).context(512).chunk(chunk);
             let planner = planner.activations(Activations::F32).kv(KvType::F32);
             // The first layer has a window. Keys and values of the other two layers pass.

@@ -56,15 +56,15 @@ fn cuts_change_no_bit() {
 /// between two quants may round to either of them.
 #[test]
 fn devices_agree() {
-    let name = "tales-q4_0";
-    let (model, golden) = (Model::open(model_path(name)).unwrap(), golden(name));
-    let ids: Vec<u32> = golden.cases[0].prompt_ids.iter().copied().cycle().take(100).collect();
+    let checkpoint = Checkpoint::open("tiny-gemma3");
+    let model = &checkpoint.models[0];
+    let ids: Vec<u32> = checkpoint.ids.iter().copied().cycle().take(100).collect();
     let kv = KvType::Q8_0Q4_0;
     let setup = Setup { kv: Some(kv), chunk: 48, ..Setup::default() };
-    let expected = logits(&model, &setup, &ids);
+    let expected = logits(model, &setup, &ids);
     for adapter in gpus_and_share(distinct_and_quick(4), 3, 0) {
         let label = adapter.label();
-        let error = relative_error(&logits(&model, &Setup { devices: &label, ..setup }, &ids), &expected);
+        let error = relative_error(&logits(model, &Setup { devices: &label, ..setup }, &ids), &expected);
         println!("{label}, {kv}: relative error {error:.2e}");
         assert!(error <= bound(kv) / 4.0, "{label}, {kv}: {error}");
     }

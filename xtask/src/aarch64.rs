@@ -11,7 +11,7 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const QEMU: &str = "qemu-aarch64";
 /// Number of shares of the kernel variants. QEMU runs one share per commit, and all in the complete run.
-const SHARES: &str = "12";
+const SHARES: &str = "24";
 /// Setting of cargo. Several units of code compile on several cores, which saves more time than slower kernels
 /// take in QEMU.
 const SEVERAL_UNITS: &str = "profile.dev.package.ragtag-kernels.codegen-units=16";

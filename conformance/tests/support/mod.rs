@@ -64,7 +64,7 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// drivers compiles on a single core.
 ///
 /// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
-/// devices share a twelfth of the variants. The devices of one driver are similar, and so are all devices that run
+/// devices share a sixteenth of the variants. The devices of one driver are similar, and so are all devices that run
 /// shaders on the CPU, regardless of their API. Intel's OpenCL runtime shares with the two devices of the test
 /// driver of Level Zero, which run the same kernels on this runtime. Shaders also run slowly on the CPU, so these
 /// devices test only some of the listed shapes.
@@ -127,11 +127,11 @@ fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
             "opencl" if is_intel => (2, 0),
             _ => (0, 0),
         };
-        let of = 12 * (before + alike.len() + after);
+        let of = 16 * (before + alike.len() + after);
         return by_turns(Suite::new(), Part { of, index: before + place });
     }
     let is_wgpu = usize::from(one.backend == "wgpu");
-    let part = Part { of: 12 * 2 * alike.len(), index: 2 * place + is_wgpu };
+    let part = Part { of: 16 * 2 * alike.len(), index: 2 * place + is_wgpu };
     Suite::new().by_turns(part, SOME, test_support::seed())
 }
 
