@@ -58,7 +58,7 @@ impl Done {
 }
 
 /// Number of turns that the longer checks take, by seed.
-const TURNS: u64 = 8;
+pub(crate) const TURNS: u64 = 8;
 
 /// Packages with backend features, and the feature sets with which they must compile, for each turn: each backend
 /// alone, no backend, and the library without the command. HIP is the only backend feature that the command's code

@@ -489,7 +489,7 @@ fn slow_devices_do_not_change_tokens() {
 }
 
 /// Checks that a sleeping thread is always woken. Submissions complete at once, so notifications often race
-/// with threads that are going to sleep. Half of the pipelines run by turns.
+/// with threads that are going to sleep. A third of the pipelines runs by turns.
 #[test]
 fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
     // A chunk holds less than a micro-batch's rows, so places of the ring run out too.
