@@ -22,7 +22,7 @@ fn kernels_on_sub_groups() {
         return test_support::skip!("device with known sub-groups", "RAGTAG_TEST_SUB_GROUPS selects none");
     };
     // Each takes seconds to compile for wide vectors.
-    let part = Part { of: 4, index: 0 };
+    let part = Part { of: 8, index: 0 };
     let passed = try_kernels(|one| one.name.contains(&name), &["kernel/*sub-groups"], part);
     println!("{passed} kernels on sub-groups passed");
     assert!(passed > 0, "no device {name} has sub-groups");

@@ -226,13 +226,14 @@ fn errors_name_unknown_pre_tokenizers_and_bad_vocabularies() {
 }
 
 /// Checks that the encoding time does not grow with the square of the length, for long texts and for long
-/// runs of one character.
+/// runs of one character. A square would make a text of four times the length take 16 times as long.
 #[test]
 fn long_texts_take_linear_time() {
     let data = data();
     let tokenizer = data.tokenizer("llama-bpe");
-    let tale = std::fs::read_to_string(test_support::golden("held.txt")).unwrap();
-    for text in [&tale, &" ".repeat(40_000), &"a".repeat(40_000), &"\n".repeat(40_000), &"é😀".repeat(10_000)]
+    let tale: String =
+        std::fs::read_to_string(test_support::golden("held.txt")).unwrap().chars().take(10_000).collect();
+    for text in [&tale, &" ".repeat(10_000), &"a".repeat(10_000), &"\n".repeat(10_000), &"é😀".repeat(2_500)]
     {
         let time = |text: &str| {
             let once = || {
@@ -245,6 +246,6 @@ fn long_texts_take_linear_time() {
             (0..3).map(|_| once()).min().unwrap()
         };
         let (once, fourfold) = (time(text), time(&text.repeat(4)));
-        assert!(fourfold < once * 20, "{once:?}, four times as much {fourfold:?}");
+        assert!(fourfold < once * 10, "{once:?}, four times as much {fourfold:?}");
     }
 }

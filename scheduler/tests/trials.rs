@@ -264,7 +264,8 @@ fn shared_links_cost_as_much_as_in_simulation() {
 #[test]
 fn reasons_report_decisions_by_simulation() {
     let mut overruled = 0;
-    for seed in 0..120 {
+    // Simulation decides in few worlds. These two are among them.
+    for seed in [31, 65].into_iter().chain(share(0..120, 3, 0)) {
         let mut world = World { objective: Objective::Throughput, ..unlike_world(seed) };
         world.limits.sequences = world.limits.sequences.max(2);
         let others = [64, 256, 512].map(|chunk| (chunk, world.segments.as_slice()));

@@ -257,7 +257,7 @@ fn rope_scaling_extends_the_context() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
-    let prompt = "the wolf and the fox ".repeat(80);
+    let prompt = "the wolf and the fox ".repeat(40);
     let slow = ["run", "-n", "1", "-p", &prompt, "--chunk", "16", "--throttle", "cpu:0=duty:2%"];
     let shown = |options: &[&str]| {
         let words: Vec<_> = slow.iter().chain(options).map(|word| format!("'{word}'")).collect();

@@ -101,19 +101,15 @@ pub(crate) fn first_of_each_api(turn: u32) -> Vec<Adapter> {
     gpus_and_share(firsts, 3, turn)
 }
 
-/// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU
-/// gets a quarter of the models, or at most one without a shader cache. It gets the next share in the other
-/// numerics class. The same device through the other API (Vulkan or wgpu) and the next identical adapter also
-/// get the next share. Without a shader cache, only one of the two APIs gets a model.
+/// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU gets one
+/// model, in one of the two numerics classes by turns. Through its other API (Vulkan or wgpu), it gets one in the
+/// other class.
 fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
     if adapter.kind != AdapterKind::Software {
         return MODELS.to_vec();
     }
     let others = u32::from(adapter.backend == "wgpu") + u32::from(class == NumericsClass::Exact);
-    if compiles_anew(adapter) {
-        return support::share(MODELS, 2 * MODELS.len(), others * MODELS.len() as u32 + adapter.index);
-    }
-    support::share(MODELS, 4, others + adapter.index)
+    support::share(MODELS, 2 * MODELS.len(), others * MODELS.len() as u32 + adapter.index)
 }
 
 /// Returns one model per architecture. A device that emulates a GPU gets one of these by turns.
@@ -263,14 +259,20 @@ fn check_pipeline(setup: &Setup<'_>) {
 fn cuts_over_two_apis_in_both_orders_give_the_golden_logits() {
     within(3600, || {
         let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
-        // Pairs with shaders on the CPU take turns: one in eight, or one in sixteen without a shader cache.
-        let turns = |adapter| if compiles_anew(adapter) { 16 } else { 8 };
-        let slow: Vec<_> = slow_adapters(&adapters()).map(|one| (one.label(), turns(one))).collect();
+        // Pairs of software devices take turns: one in two, one in eight with shaders, or one in sixteen without a
+        // shader cache.
+        let turns = |adapter: &Adapter| match adapter.kind {
+            AdapterKind::Software if compiles_anew(adapter) => 16,
+            AdapterKind::Software if runs_shaders(&adapter.label()) => 8,
+            AdapterKind::Software => 2,
+            _ => 1,
+        };
+        let turns: Vec<_> = adapters().iter().map(|one| (one.label(), turns(one))).collect();
         // If a driver has several devices, the two stages use different devices.
         let pairs =
             devices.iter().flat_map(|a| devices.iter().map(|b| (&a[0], &b[1]))).filter(|(a, b)| a != b);
         for (pair, (first, second)) in (0..).zip(pairs) {
-            let turns = slow.iter().filter(|(label, _)| label == first || label == second);
+            let turns = turns.iter().filter(|(label, _)| label == first || label == second);
             let of = turns.map(|(_, of)| *of).max().unwrap_or(1);
             let cuts = support::share(1..SMALL_SEGMENTS, SMALL_SEGMENTS as usize - 1, pair);
             for cut in support::share([cuts], of, pair).concat() {
@@ -453,7 +455,7 @@ fn free_bytes(label: &str) -> Option<u64> {
     (memory.heap == HeapKind::Device && memory.source == MemorySource::Api).then_some(memory.free_bytes?)
 }
 
-/// Checks the CPU and the first device of each driver, half of these by turns.
+/// Checks the CPU and the first device of each driver, a third of these by turns.
 #[test]
 fn repeated_loads_leak_nothing() {
     // Run in a separate process, because other tests allocate memory as well.
@@ -498,7 +500,7 @@ fn repeated_loads_leak_nothing() {
             println!("{label}: ms of each of {times} loads: {parts:.1?}");
         };
         let labels = drivers().into_iter().map(|[first, _]| first).filter(|label| !slow.contains(label));
-        for label in support::share(std::iter::once("cpu:0".to_string()).chain(labels), 2, 0) {
+        for label in support::share(std::iter::once("cpu:0".to_string()).chain(labels), 3, 0) {
             // Warm up contexts, compilers and allocators.
             load(&label, warm_up);
             let before = (free_bytes(&label), resident_bytes());

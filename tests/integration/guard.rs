@@ -281,7 +281,7 @@ fn the_next_route_replaces_a_refused_peer_route_between_opencl_devices() {
     let Some([from, to]) = opencl_pair() else { return };
     within(300, move || {
         let (devices, split) = (format!("{from},{to}"), format!("0-6={from},7-13={to}"));
-        for verify_transfers in [false, true] {
+        for verify_transfers in test_support::share([false, true], 2, 0) {
             let setup = Setup { route: Some(Route::Peer), verify_transfers, ..setup() };
             let setup = Setup { devices: &devices, split: Some(&split), cpu_devices: 1, ..setup };
             let devices = refusing(&setup, from.clone(), FaultyCopies::Shared, None);
