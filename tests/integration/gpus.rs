@@ -128,14 +128,10 @@ fn runs_shaders(label: &str) -> bool {
     ["vulkan", "wgpu"].contains(&api(label))
 }
 
-/// Returns those `adapters` that run shaders on the CPU.
-fn slow_adapters(adapters: &[Adapter]) -> impl Iterator<Item = &Adapter> {
-    adapters.iter().filter(|a| a.kind == AdapterKind::Software && runs_shaders(&a.label()))
-}
-
 /// Returns the labels of those `adapters` that run shaders on the CPU.
 fn slow(adapters: &[Adapter]) -> Vec<String> {
-    slow_adapters(adapters).map(Adapter::label).collect()
+    let is_slow = |one: &&Adapter| one.kind == AdapterKind::Software && runs_shaders(&one.label());
+    adapters.iter().filter(is_slow).map(Adapter::label).collect()
 }
 
 /// Checks the logits of the first `most` tokens of a golden prompt on each adapter, in chunks of `chunk`
