@@ -50,14 +50,14 @@ impl Folder {
 fn a_chat_has_turns_and_ctrl_c_stops_only_an_answer() {
     let folder = Folder::new(TEMPLATE);
     // The whole answers, over a pipe. The first one is part of the second prompt.
-    let (code, _, errors) = folder.chat(&["-n", "60", "--quiet"], "1 2\n3 4\n/save whole.json\n");
+    let (code, _, errors) = folder.chat(&["-n", "30", "--quiet"], "1 2\n3 4\n/save whole.json\n");
     assert_eq!(code, 0, "{errors}");
     let answer = folder.messages("whole.json").swap_remove(3).1;
     // Without the runner that `ragtag` would start the command with.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ragtag"));
     command.args(["chat", "--template", "t.jinja", "--device", "cpu", "--no-calibration", "--temp", "0"]);
     // The throttle makes sure that the answer is not complete before Ctrl-C.
-    command.args(["-n", "60", "--throttle", "cpu:0=duty:2%"]).current_dir(folder.0.path());
+    command.args(["-n", "30", "--throttle", "cpu:0=duty:2%"]).current_dir(folder.0.path());
     let mut terminal = rexpect::session::spawn_command(command, Some(120_000)).unwrap();
     terminal.exp_string("Ctrl-D leaves").unwrap();
     terminal.exp_string("> ").unwrap();

@@ -59,13 +59,15 @@ impl Done {
 
 /// Number of turns that the longer checks take, by seed.
 pub(crate) const TURNS: u64 = 8;
+/// Turns of the checks that need the tools for AArch64. `.ci/run` installs the tools in these turns only.
+const AARCH64_TEST: u64 = 0;
+const AARCH64_CHECK: u64 = 5;
 
 /// Packages with backend features, and the feature sets with which they must compile, for each turn: each backend
 /// alone, no backend, and the library without the command. HIP is the only backend feature that the command's code
 /// checks.
-const FEATURES: [(u64, &str, &[&str]); 4] = [
-    (1, "ragtag-devices", &["", "cpu", "cuda", "hip"]),
-    (2, "ragtag-devices", &["level-zero", "opencl", "vulkan", "wgpu"]),
+const FEATURES: [(u64, &str, &[&str]); 3] = [
+    (2, "ragtag-devices", &["", "cpu", "cuda", "hip", "level-zero", "opencl", "vulkan", "wgpu"]),
     (3, "ragtag", &["", "cli"]),
     (7, "ragtag", &["cli,cpu", "cli,hip"]),
 ];
@@ -105,13 +107,13 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     for (_, package, sets) in FEATURES.into_iter().filter(|(turn, ..)| is_turn(*turn)) {
         sets.iter().try_for_each(|features| lint(root, package, features, &mut done))?;
     }
-    if is_turn(0) {
+    if is_turn(AARCH64_TEST) {
         aarch64::test(root, &mut done)?;
     }
     if is_turn(1) {
         fuzz_targets(root, &mut done)?;
     }
-    if is_turn(5) {
+    if is_turn(AARCH64_CHECK) {
         aarch64::check(root, &mut done)?;
     }
     if is_turn(6) {
@@ -173,4 +175,18 @@ fn output(root: &Path, arguments: &[&str]) -> Result<Output, String> {
 /// Returns the path of the cargo executable that runs this program.
 pub fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_for_aarch64_are_installed_in_its_turns() {
+        let case = format!(
+            "case $task-$((RAGTAG_TEST_SEED % {TURNS})) in\n    \
+             ci-{AARCH64_TEST} | ci-{AARCH64_CHECK} | nightly-*) .ci/install-aarch64"
+        );
+        assert!(include_str!("../../.ci/run").contains(&case), "{case}");
+    }
 }
