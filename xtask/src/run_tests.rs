@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 const SKIPS: &str = "target/skips.txt";
 /// Number of tests in the report's list of the slowest tests.
 const SLOWEST: usize = 10;
-/// Package whose tests may run beside the others. They take long, and most of them use a single core.
-const BESIDE: &str = "conformance ";
+/// Target whose tests may run beside the others. They take most of the time, and some of them wait.
+const BESIDE: &str = "integration";
 /// Minimum duration of a step with its own line in the report. Shorter steps share one line.
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -102,18 +102,14 @@ fn all(
 }
 
 /// Divides the tests into two lanes of cargo commands and returns the arguments of each command. `names` are the
-/// packages and targets of all test binaries. Targets of the same name share a lane, because cargo selects targets
-/// by their names.
-fn lanes<'a>(names: impl Iterator<Item = &'a String> + Clone) -> Vec<Vec<Vec<String>>> {
+/// packages and targets of all test binaries.
+fn lanes<'a>(names: impl Iterator<Item = &'a String>) -> Vec<Vec<Vec<String>>> {
     let target = |name: &'a String| name.split_once(" test ").map(|(_, target)| target);
-    let beside: BTreeSet<_> =
-        names.clone().filter(|name| name.starts_with(BESIDE)).filter_map(target).collect();
-    let others: BTreeSet<_> = names.filter_map(target).filter(|name| !beside.contains(name)).collect();
-    let selecting =
-        |of: &BTreeSet<&str>| of.iter().flat_map(|name| ["--test".into(), (*name).into()]).collect();
-    let mut first: Vec<String> = selecting(&others);
-    first.extend(["--lib", "--bins"].map(String::from));
-    vec![vec![first], vec![selecting(&beside), vec!["--doc".into()]]]
+    let others: BTreeSet<_> = names.filter_map(target).filter(|name| *name != BESIDE).collect();
+    let mut second: Vec<_> = others.into_iter().flat_map(|name| ["--test", name]).collect();
+    second.extend(["--lib", "--bins"]);
+    let owned = |arguments: &[&str]| arguments.iter().copied().map(String::from).collect();
+    vec![vec![owned(&["--test", BESIDE])], vec![owned(&second), owned(&["--doc"])]]
 }
 
 /// Prints notes on allowed skips that did not happen. If tests failed or the list does not allow a skip,
@@ -223,6 +219,6 @@ mod tests {
         let lanes = lanes(names.map(String::from).iter());
         let said: Vec<Vec<String>> =
             lanes.iter().map(|lane| lane.iter().map(|args| args.join(" ")).collect()).collect();
-        assert_eq!(said, [vec!["--test integration --lib --bins"], vec!["--test cpu --test hip", "--doc"]]);
+        assert_eq!(said, [vec!["--test integration"], vec!["--test cpu --test hip --lib --bins", "--doc"]]);
     }
 }
