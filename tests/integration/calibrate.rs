@@ -438,7 +438,8 @@ fn a_device_is_used_through_the_api_that_is_measured_fastest() {
         return test_support::skip!(test_support::driver("vulkan"), "no device has two APIs");
     };
     let (model, folder) = (model(), tempfile::tempdir().unwrap());
-    let options = quick(folder.path());
+    let mut options = quick(folder.path());
+    options.chunk = 4;
     let one = Devices::probe_all(&DeviceOptions::selecting(device.adapters[0].as_str())).unwrap();
     assert_eq!(one.labels_of_every_api(), device.adapters);
     // Software devices that are timed together have other profiles than those that are timed alone.
