@@ -5,7 +5,7 @@
 
 use crate::packages::Depth;
 use crate::run_tests::{self, TestArgs};
-use crate::{aarch64, packages, support, tidy};
+use crate::{aarch64, packages, support, tidy, turns};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -120,7 +120,8 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     if is_turn(6) {
         packages::run(root, if is_complete { Depth::Run } else { Depth::Check }, &mut done)?;
     }
-    test_after(root, &args.clone().overlapping(), is_turn(4), done)
+    let others = if is_complete { Vec::new() } else { turns::others(test_support::seed()) };
+    test_after(root, &args.clone().overlapping(others), is_turn(4), done)
 }
 
 /// Lints a package with a feature set.
@@ -184,10 +185,10 @@ mod tests {
 
     #[test]
     fn tools_for_aarch64_are_installed_in_its_turns() {
-        let case = format!(
-            "case $task-$((RAGTAG_TEST_SEED % {TURNS})) in\n    \
-             ci-{AARCH64_TEST} | ci-{AARCH64_CHECK} | nightly-*) .ci/install-aarch64"
-        );
-        assert!(include_str!("../../.ci/run").contains(&case), "{case}");
+        let turn = format!("turn=$((RAGTAG_TEST_SEED % {TURNS}))");
+        let case = format!("ci-{AARCH64_TEST} | ci-{AARCH64_CHECK} | nightly-*) .ci/install-aarch64");
+        for line in [turn, case] {
+            assert!(include_str!("../../.ci/run").contains(&line), "{line}");
+        }
     }
 }

@@ -18,6 +18,7 @@ mod skips;
 mod support;
 mod tidy;
 mod timing;
+mod turns;
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};

@@ -32,12 +32,15 @@ pub(crate) struct TestArgs {
     /// other's memory.
     #[arg(skip)]
     overlaps: bool,
+    /// Tests that do not run, because other commits run them.
+    #[arg(skip)]
+    others: Vec<&'static str>,
 }
 
 impl TestArgs {
-    /// Runs the tests of [`BESIDE`] at the same time as the others.
-    pub(crate) fn overlapping(self) -> Self {
-        Self { overlaps: true, ..self }
+    /// Runs the tests of [`BESIDE`] at the same time as the others, and leaves out the tests in `others`.
+    pub(crate) fn overlapping(self, others: Vec<&'static str>) -> Self {
+        Self { overlaps: true, others, ..self }
     }
 }
 
@@ -54,7 +57,7 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(format!("{}: {e}", file.display())),
         _ => {}
     }
-    let (run, statuses) = all(root, &file, &names, args.overlaps)?;
+    let (run, statuses) = all(root, &file, &names, args)?;
     times.extend(run.binaries.iter().map(|binary| (binary.end - binary.start, binary.name.clone())));
 
     let recorded = test_support::recorded(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -64,10 +67,15 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
     let long = times.iter().take_while(|(time, _)| *time >= SHORT).count();
     println!("== parts\n{}", table(&times, long));
     println!("== skips\n{}", skips::sum(&skips));
+    if !args.others.is_empty() {
+        let (count, list) = (args.others.len(), args.others.join("\n  "));
+        println!("long tests that other commits run, and RAGTAG_TEST_ALL=1 does: {count}\n  {list}\n");
+    }
     if let Some(to) = &args.write_skips {
         std::fs::write(to, skips::list(&skips)).map_err(|e| format!("{}: {e}", to.display()))?;
     }
-    let allowed = args.skips.as_ref().map_or(Ok(String::new()), |list| skips::check(&skips, list));
+    let allowed = args.skips.as_ref().map(|list| skips::check(&skips, list, &args.others));
+    let allowed = allowed.unwrap_or_else(|| Ok(String::new()));
     verdict(&run, &statuses, allowed)
 }
 
@@ -77,7 +85,7 @@ fn all(
     root: &Path,
     skips: &Path,
     names: &BTreeMap<String, String>,
-    overlaps: bool,
+    args: &TestArgs,
 ) -> Result<(Run, Vec<ExitStatus>), String> {
     let start = Instant::now();
     let one = |arguments: &[String]| -> Result<(Run, ExitStatus), String> {
@@ -85,7 +93,7 @@ fn all(
         let status = stream(root, skips, arguments, |line| run.line(line, start.elapsed(), names))?;
         Ok((run, status))
     };
-    let lanes = if overlaps { lanes(names.values()) } else { vec![vec![Vec::new()]] };
+    let lanes = if args.overlaps { lanes(names.values(), &args.others) } else { vec![vec![Vec::new()]] };
     let in_turn = |lane: &Vec<Vec<String>>| lane.iter().map(|arguments| one(arguments)).collect::<Vec<_>>();
     let done: Vec<_> = std::thread::scope(|scope| {
         let running: Vec<_> = lanes.iter().map(|lane| scope.spawn(|| in_turn(lane))).collect();
@@ -102,14 +110,16 @@ fn all(
 }
 
 /// Divides the tests into two lanes of cargo commands and returns the arguments of each command. `names` are the
-/// packages and targets of all test binaries.
-fn lanes<'a>(names: impl Iterator<Item = &'a String>) -> Vec<Vec<Vec<String>>> {
+/// packages and targets of all test binaries. The commands leave out the tests in `skipped`.
+fn lanes<'a>(names: impl Iterator<Item = &'a String>, skipped: &[&str]) -> Vec<Vec<Vec<String>>> {
     let target = |name: &'a String| name.split_once(" test ").map(|(_, target)| target);
     let others: BTreeSet<_> = names.filter_map(target).filter(|name| *name != BESIDE).collect();
     let mut second: Vec<_> = others.into_iter().flat_map(|name| ["--test", name]).collect();
     second.extend(["--lib", "--bins"]);
-    let owned = |arguments: &[&str]| arguments.iter().copied().map(String::from).collect();
-    vec![vec![owned(&["--test", BESIDE])], vec![owned(&second), owned(&["--doc"])]]
+    let skips: Vec<_> = skipped.iter().flat_map(|name| ["--skip", name]).collect();
+    let owned = |arguments: &[&[&str]]| arguments.concat().into_iter().map(String::from).collect();
+    let without = |targets: &[&str]| owned(&[targets, &["--", "--exact"], &skips]);
+    vec![vec![without(&["--test", BESIDE])], vec![without(&second), owned(&[&["--doc"]])]]
 }
 
 /// Prints notes on allowed skips that did not happen. If tests failed or the list does not allow a skip,
@@ -216,9 +226,11 @@ mod tests {
             "conformance test hip",
             "xtask bin xtask",
         ];
-        let lanes = lanes(names.map(String::from).iter());
+        let lanes = lanes(names.map(String::from).iter(), &["gpus::a", "b"]);
         let said: Vec<Vec<String>> =
             lanes.iter().map(|lane| lane.iter().map(|args| args.join(" ")).collect()).collect();
-        assert_eq!(said, [vec!["--test integration"], vec!["--test cpu --test hip --lib --bins", "--doc"]]);
+        let [first, second] = ["--test integration", "--test cpu --test hip --lib --bins"]
+            .map(|targets| format!("{targets} -- --exact --skip gpus::a --skip b"));
+        assert_eq!(said, [vec![&*first], vec![&*second, "--doc"]]);
     }
 }
