@@ -195,7 +195,9 @@ fn stream(
 ) -> Result<ExitStatus, String> {
     let mut command = cargo_test(root, &["--no-fail-fast", "--color=never"]);
     command.args(arguments);
-    println!("== cargo test --workspace --locked --no-fail-fast {}", arguments.join(" "));
+    // The report lists the tests that the arguments after `--` leave out.
+    let targets = arguments.split(|argument| argument == "--").next().unwrap_or_default();
+    println!("== cargo test --workspace --locked --no-fail-fast {}", targets.join(" "));
     // Both streams share one pipe, so that cargo's lines stay in order with libtest's.
     let (reader, writer) = std::io::pipe().map_err(|e| e.to_string())?;
     command.stdout(writer.try_clone().map_err(|e| e.to_string())?).stderr(writer);
