@@ -32,7 +32,7 @@ pub(crate) struct TestArgs {
     /// other's memory.
     #[arg(skip)]
     overlaps: bool,
-    /// Tests that do not run, because other commits run them.
+    /// Tests that do not run, because they run for other commits.
     #[arg(skip)]
     others: Vec<&'static str>,
 }
@@ -69,7 +69,7 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
     println!("== skips\n{}", skips::sum(&skips));
     if !args.others.is_empty() {
         let (count, list) = (args.others.len(), args.others.join("\n  "));
-        println!("long tests that other commits run, and RAGTAG_TEST_ALL=1 does: {count}\n  {list}\n");
+        println!("{count} long tests run for other commits, and if RAGTAG_TEST_ALL is set:\n  {list}\n");
     }
     if let Some(to) = &args.write_skips {
         std::fs::write(to, skips::list(&skips)).map_err(|e| format!("{}: {e}", to.display()))?;
