@@ -142,10 +142,12 @@ fn a_long_prompt_uses_the_matrix_library() {
 /// Returns the command with the stand-in and this machine's OpenCL devices.
 fn with_stand_in(cache: &std::path::Path) -> assert_cmd::Command {
     let mut command = ragtag();
-    match std::env::var_os("OCL_ICD_VENDORS") {
-        Some(vendors) => command.env("OCL_ICD_VENDORS", vendors),
-        None => command.env_remove("OCL_ICD_VENDORS"),
-    };
+    for variable in ["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"] {
+        match std::env::var_os(variable) {
+            Some(drivers) => command.env(variable, drivers),
+            None => command.env_remove(variable),
+        };
+    }
     command.env("LD_LIBRARY_PATH", library_path(hip_on_opencl()));
     command.env("HIP_VISIBLE_DEVICES", "0").env("RAGTAG_CACHE_DIR", cache);
     command

@@ -233,8 +233,8 @@ pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
         command.env_remove(variable);
     }
     // These tests assume a fixed set of devices. The settings below therefore hide all OpenCL and Vulkan
-    // drivers and all GPUs.
-    command.env("OCL_ICD_VENDORS", test_support::golden("tiny-hf"));
+    // drivers and all GPUs. OCL_ICD_FILENAMES, which oneAPI sets, names drivers in addition to OCL_ICD_VENDORS.
+    command.env("OCL_ICD_VENDORS", test_support::golden("tiny-hf")).env_remove("OCL_ICD_FILENAMES");
     command.env("VK_DRIVER_FILES", root().join("no-driver.json"));
     command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
     // Only tests of calibration time the devices.
