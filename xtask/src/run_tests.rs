@@ -74,8 +74,8 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
     if let Some(to) = &args.write_skips {
         std::fs::write(to, skips::list(&skips)).map_err(|e| format!("{}: {e}", to.display()))?;
     }
-    let allowed = args.skips.as_ref().map(|list| skips::check(&skips, list, &args.others));
-    let allowed = allowed.unwrap_or_else(|| Ok(String::new()));
+    let allow = |list: &PathBuf| skips::check(&skips, list, &args.others);
+    let allowed = args.skips.as_ref().map_or(Ok(String::new()), allow);
     verdict(&run, &statuses, allowed)
 }
 
