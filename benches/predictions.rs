@@ -22,7 +22,7 @@ use ragtag_synth::{Preset, Shape};
 const LOAD: (u32, u32, u32) = (4, 96, 64);
 const ROUNDS: usize = 4;
 /// Maximum difference between prediction and measurement, relative to the measurement.
-const MOST_OFF: f64 = 0.2;
+const MAX_OFF: f64 = 0.2;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -67,8 +67,8 @@ fn main() -> Result<()> {
         );
         least_off = least_off.min(off);
     }
-    if least_off > MOST_OFF {
-        return Err(format!("no prediction is within {:.0} % of its measurement", MOST_OFF * 100.0).into());
+    if least_off > MAX_OFF {
+        return Err(format!("no prediction is within {:.0} % of its measurement", MAX_OFF * 100.0).into());
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Maximum size in bytes of fleet files and of the JSON files that Ragtag writes. A file that describes 64
 /// devices and all their links takes a tenth of this size.
-pub(crate) const MOST_JSON_BYTES: u64 = 16 << 20;
+pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
 
 /// Reads a text file of at most `most_bytes` bytes.
 ///

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Maximum number of items of a range, as in Jinja's sandbox.
-const MOST_RANGE: usize = 100_000;
+const MAX_RANGE: usize = 100_000;
 
 impl<'t> Interpreter<'t> {
     /// Returns the value of an expression.
@@ -447,8 +447,8 @@ fn range(values: Values) -> Outcome<Value> {
         return wrong("the step of a range is 0");
     }
     let range = Value::Range(start, end, step);
-    if range.length().is_some_and(|length| length > MOST_RANGE) {
-        return wrong(format!("a range has more than {MOST_RANGE} items"));
+    if range.length().is_some_and(|length| length > MAX_RANGE) {
+        return wrong(format!("a range has more than {MAX_RANGE} items"));
     }
     Ok(range)
 }

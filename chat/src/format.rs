@@ -27,9 +27,9 @@ impl Default for Spec {
 }
 
 /// Maximum width and precision. Larger ones would exceed the memory limit anyway.
-const MOST_WIDTH: usize = 1 << 20;
+const MAX_WIDTH: usize = 1 << 20;
 /// Maximum number of digits after the point.
-const MOST_DIGITS: usize = 1000;
+const MAX_DIGITS: usize = 1000;
 
 fn number(digits: &str, most: usize) -> Outcome<Option<usize>> {
     if digits.is_empty() {
@@ -138,11 +138,11 @@ fn percent_spec(text: &str) -> Outcome<(Spec, &str)> {
         rest = &rest[1..];
     }
     let (width, after) = leading_digits(rest);
-    spec.width = number(width, MOST_WIDTH)?.unwrap_or(0);
+    spec.width = number(width, MAX_WIDTH)?.unwrap_or(0);
     rest = after;
     if let Some(after) = rest.strip_prefix('.') {
         let (digits, after) = leading_digits(after);
-        spec.precision = Some(number(digits, MOST_WIDTH)?.unwrap_or(0));
+        spec.precision = Some(number(digits, MAX_WIDTH)?.unwrap_or(0));
         rest = after;
     }
     rest = rest.trim_start_matches(['h', 'l', 'L']);
@@ -294,7 +294,7 @@ fn parse_spec(text: &str) -> Outcome<Spec> {
         (spec.fill, spec.align) = ('0', Some('='));
     }
     let (width, after) = leading_digits(rest);
-    spec.width = number(width, MOST_WIDTH)?.unwrap_or(0);
+    spec.width = number(width, MAX_WIDTH)?.unwrap_or(0);
     rest = after;
     if let Some(grouping) = rest.chars().next().filter(|c| ",_".contains(*c)) {
         spec.grouping = Some(grouping);
@@ -302,7 +302,7 @@ fn parse_spec(text: &str) -> Outcome<Spec> {
     }
     if let Some(after) = rest.strip_prefix('.') {
         let (digits, after) = leading_digits(after);
-        spec.precision = number(digits, MOST_WIDTH)?;
+        spec.precision = number(digits, MAX_WIDTH)?;
         rest = after;
     }
     let mut kinds = rest.chars();
@@ -393,8 +393,8 @@ fn radix(number: u128, spec: &Spec) -> String {
 /// Formats a number that is not negative.
 fn digits(number: f64, kind: char, spec: &Spec) -> Outcome<String> {
     let precision = spec.precision.unwrap_or(6);
-    if precision > MOST_DIGITS {
-        return wrong(format!("a format has more than {MOST_DIGITS} digits"));
+    if precision > MAX_DIGITS {
+        return wrong(format!("a format has more than {MAX_DIGITS} digits"));
     }
     if !number.is_finite() {
         let text = if number.is_nan() { "nan" } else { "inf" };

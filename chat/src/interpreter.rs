@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Maximum depth of nested statements and expressions, including those of called macros.
-const MOST_DEPTH: u32 = 320;
+const MAX_DEPTH: u32 = 320;
 
 /// Variables of a block. Blocks such as loops have their own scope.
 #[derive(Debug, Default)]
@@ -126,7 +126,7 @@ impl<'t> Interpreter<'t> {
 
     /// Runs `run` one level deeper. Nested statements, expressions and calls share the depth.
     pub(crate) fn nested<T>(&mut self, run: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
-        if self.depth >= MOST_DEPTH {
+        if self.depth >= MAX_DEPTH {
             return Err(Box::new(Fault::Limit(Limit::Depth)));
         }
         self.depth += 1;

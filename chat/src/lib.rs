@@ -54,10 +54,10 @@ use parser::Parsed;
 use value::{Function, Value};
 
 /// Maximum size of a template's source, in bytes. Templates of models have up to 20 kB.
-const MOST_SOURCE_BYTES: usize = 1 << 20;
+const MAX_SOURCE_BYTES: usize = 1 << 20;
 
 /// Maximum length of an error message.
-const MOST_MESSAGE_CHARACTERS: usize = 300;
+const MAX_MESSAGE_CHARACTERS: usize = 300;
 
 /// A compiled chat template. It can render any number of conversations, also on several threads.
 #[derive(Debug)]
@@ -72,8 +72,8 @@ impl Template {
     /// # Errors
     /// Returns [`Error::Syntax`] if the source is invalid or uses a tag, filter or test that is unknown.
     pub fn compile(source: &str) -> Result<Template> {
-        if source.len() > MOST_SOURCE_BYTES {
-            let what = format!("the template has more than {MOST_SOURCE_BYTES} bytes");
+        if source.len() > MAX_SOURCE_BYTES {
+            let what = format!("the template has more than {MAX_SOURCE_BYTES} bytes");
             return Err(Error::Syntax { line: 1, what });
         }
         let parsed = parser::parse(lexer::tokens(source)?)?;
@@ -121,7 +121,7 @@ impl Template {
 /// Escapes and truncates a message, because it may quote texts of the template.
 fn shown(what: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    what.chars().take(MOST_MESSAGE_CHARACTERS).map(escape).collect()
+    what.chars().take(MAX_MESSAGE_CHARACTERS).map(escape).collect()
 }
 
 /// Returns a function of the environment.

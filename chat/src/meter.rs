@@ -42,7 +42,7 @@ impl Default for Limits {
 }
 
 /// Upper bound of [`Limits::value_bytes`]. Sizes of values below it never overflow.
-const MOST_VALUE_BYTES: u64 = 1 << 40;
+const MAX_VALUE_BYTES: u64 = 1 << 40;
 
 /// Number of bytes that one step pays for.
 const BYTES_PER_STEP: usize = 64;
@@ -56,7 +56,7 @@ pub(crate) struct Meter {
 
 impl Meter {
     pub(crate) fn new(limits: &Limits) -> Self {
-        let bytes = limits.value_bytes.min(MOST_VALUE_BYTES);
+        let bytes = limits.value_bytes.min(MAX_VALUE_BYTES);
         Meter { steps: Cell::new(limits.steps), bytes: Cell::new(bytes) }
     }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Maximum depth of nested expressions, and of nested blocks.
-const MOST_DEPTH: u32 = 48;
+const MAX_DEPTH: u32 = 48;
 
 /// Tags that Jinja knows and that chat templates cannot use.
 const UNSUPPORTED: [&str; 9] =
@@ -111,8 +111,8 @@ impl Parser {
 
     /// Runs `parse` one level deeper.
     fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        if self.depth >= MOST_DEPTH {
-            return self.wrong(format!("expressions or blocks are nested deeper than {MOST_DEPTH} levels"));
+        if self.depth >= MAX_DEPTH {
+            return self.wrong(format!("expressions or blocks are nested deeper than {MAX_DEPTH} levels"));
         }
         self.depth += 1;
         let parsed = parse(self);
@@ -454,7 +454,7 @@ impl Parser {
             let otherwise = if self.skip_name("else") { Some(self.expression()?) } else { None };
             then = Expr::Conditional(Box::new(Conditional { test, then, otherwise }));
             deeper += 1;
-            if deeper > MOST_DEPTH {
+            if deeper > MAX_DEPTH {
                 return self.wrong("an expression has too many conditions without else");
             }
         }

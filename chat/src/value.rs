@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// Maximum depth of nested lists and dictionaries. Functions over values recurse to this depth.
-pub(crate) const MOST_DEPTH: u32 = 140;
+pub(crate) const MAX_DEPTH: u32 = 140;
 
 /// Value of an expression. Cloning is cheap. Values are immutable, as in the sandbox that `transformers`
 /// uses.
@@ -165,7 +165,7 @@ impl Equivalent<Key> for TextKey<'_> {
 
 fn depth_above(values: impl Iterator<Item = u32>) -> Outcome<u32> {
     let depth = values.max().unwrap_or(0) + 1;
-    if depth > MOST_DEPTH { Err(Box::new(Fault::Limit(Limit::Depth))) } else { Ok(depth) }
+    if depth > MAX_DEPTH { Err(Box::new(Fault::Limit(Limit::Depth))) } else { Ok(depth) }
 }
 
 impl Items {

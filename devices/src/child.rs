@@ -22,9 +22,9 @@ const STEP: Duration = Duration::from_millis(5);
 /// Time for which the parent waits for the remaining output of a child that has exited.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Maximum number of bytes that the parent reads from a child's output.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 /// Maximum number of characters that an error quotes from the output of a crashed child.
-const MOST_QUOTED: usize = 200;
+const MAX_QUOTED: usize = 200;
 
 /// Command that starts a child process, which probes one backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Asked {
     fn crashed(self, status: ExitStatus) -> Unavailable {
         let said = self.said.recv_timeout(LAST_WORDS).unwrap_or_default();
         let said: String = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().into();
-        let said: String = said.trim().chars().filter(|c| !c.is_control()).take(MOST_QUOTED).collect();
+        let said: String = said.trim().chars().filter(|c| !c.is_control()).take(MAX_QUOTED).collect();
         let said = if said.is_empty() { said } else { format!("; its last output: {said}") };
         let how = exit_in_words(status);
         unavailable(format!("the driver crashed while listing its devices: {how}{said}"))
@@ -161,7 +161,7 @@ fn unavailable(cause: String) -> Unavailable {
 fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
-        let mut lines = BufReader::new(out.take(MOST_BYTES)).split(b'\n');
+        let mut lines = BufReader::new(out.take(MAX_BYTES)).split(b'\n');
         let marked = lines.find_map(|line| {
             let line = String::from_utf8_lossy(&line.ok()?).into_owned();
             Some(line.split_once(MARK)?.1.to_string())
@@ -178,7 +178,7 @@ fn said_by(err: impl Read + Send + 'static) -> Receiver<String> {
     std::thread::spawn(move || {
         let mut said = Vec::new();
         // On a read error, the thread sends the output that it has read so far.
-        let _ = err.take(MOST_BYTES).read_to_end(&mut said);
+        let _ = err.take(MAX_BYTES).read_to_end(&mut said);
         let _ = sender.send(String::from_utf8_lossy(&said).into_owned());
     });
     receiver

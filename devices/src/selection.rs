@@ -194,7 +194,7 @@ fn filter(item: &str) -> Result<Filter, SelectionError> {
 }
 
 /// Maximum number of digits after the point of a size.
-const MOST_DECIMALS: usize = 12;
+const MAX_DECIMALS: usize = 12;
 
 /// Parses a size such as `512`, `512B`, `3KiB` or `11.5GiB`. Rounds it down to whole bytes. A size in bytes
 /// has no decimals.
@@ -213,7 +213,7 @@ pub(crate) fn size_bytes(text: &str) -> Option<u64> {
         "TiB" => 40,
         _ => return None,
     };
-    let scale = u32::try_from(decimals.len()).ok().filter(|&of| of as usize <= MOST_DECIMALS)?;
+    let scale = u32::try_from(decimals.len()).ok().filter(|&of| of as usize <= MAX_DECIMALS)?;
     let part = (decimals.parse::<u64>().ok()? as u128 * (1 << shift)) / 10u128.pow(scale);
     number.parse::<u64>().ok()?.checked_mul(1 << shift)?.checked_add(u64::try_from(part).ok()?)
 }

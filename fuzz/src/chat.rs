@@ -5,7 +5,7 @@ use super::short;
 use ragtag_chat::{Conversation, Error, Limits, Message, Moment, Template};
 
 /// Maximum total size of the values of a rendering, and of the prompt. It bounds each allocation.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 
 /// Returns whether the template renders the messages.
 pub fn run(data: &[u8]) -> bool {
@@ -13,7 +13,7 @@ pub fn run(data: &[u8]) -> bool {
     let (messages, source) = text.split_once('\n').unwrap_or(("[]", text));
     let Ok(messages) = serde_json::from_str::<Vec<Message>>(messages) else { return false };
     let mut limits = Limits::default();
-    (limits.steps, limits.value_bytes, limits.output_bytes) = (200_000, MOST_BYTES, MOST_BYTES);
+    (limits.steps, limits.value_bytes, limits.output_bytes) = (200_000, MAX_BYTES, MAX_BYTES);
     let template = match Template::compile(source) {
         Ok(template) => template.with_limits(limits),
         Err(error) => return short(&error),
@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) -> bool {
         conversation.add_generation_prompt = add_generation_prompt;
         match template.render(&conversation) {
             Ok(prompt) => {
-                assert!(prompt.len() as u64 <= MOST_BYTES);
+                assert!(prompt.len() as u64 <= MAX_BYTES);
                 assert_eq!(template.render(&conversation), Ok(prompt), "a rendering has no side effects");
                 rendered = true;
             }

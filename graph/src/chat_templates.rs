@@ -1,7 +1,7 @@
 //! Chat templates and special tokens, from the metadata of a GGUF file or from a model directory. This module
 //! only reads them. The crate `ragtag-chat` renders them.
 
-use crate::checkpoint::{CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, Fields, MOST_CONFIG_BYTES, TOKENIZER_CONFIG};
+use crate::checkpoint::{CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, Fields, MAX_CONFIG_BYTES, TOKENIZER_CONFIG};
 use crate::error::FormatError;
 use crate::gguf::{Array, Metadata};
 use crate::source::{Directory, Source};
@@ -13,7 +13,7 @@ const DEFAULT: &str = "default";
 /// Name of the template that `transformers` prefers if there are tools.
 const TOOL_USE: &str = "tool_use";
 /// Maximum number of named templates in a GGUF file.
-const MOST_NAMES: usize = 64;
+const MAX_NAMES: usize = 64;
 
 /// Metadata keys of special tokens, and their names in templates.
 const TOKENS: [(&str, &str); 4] = [
@@ -42,7 +42,7 @@ impl ChatTemplates {
             found.templates.insert(DEFAULT.to_owned(), source.to_owned());
         }
         if let Some(names) = metadata.find::<Array<'_>>("tokenizer.chat_templates")? {
-            for name in names.list::<&str>().take(MOST_NAMES) {
+            for name in names.list::<&str>().take(MAX_NAMES) {
                 let name = name?;
                 if let Some(source) = metadata.find::<&str>(&format!("tokenizer.chat_template.{name}"))? {
                     found.templates.insert(name.to_owned(), source.to_owned());
@@ -124,8 +124,8 @@ impl ChatTemplates {
 /// Reads a text file.
 fn text(source: &dyn Source) -> Result<String, FormatError> {
     let (file, bytes) = (source.name().to_owned(), source.bytes());
-    if bytes > MOST_CONFIG_BYTES {
-        return Err(FormatError::TooLarge { file, bytes, most: MOST_CONFIG_BYTES });
+    if bytes > MAX_CONFIG_BYTES {
+        return Err(FormatError::TooLarge { file, bytes, most: MAX_CONFIG_BYTES });
     }
     match std::str::from_utf8(source.range(0..bytes)?) {
         Ok(text) => Ok(text.to_owned()),

@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 /// Size limit of the header in bytes, from the format description.
-const MOST_HEADER_BYTES: u64 = 100_000_000;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of the length field before the header.
 const LENGTH_BYTES: u64 = 8;
 /// Maximum number of dimensions of a tensor.
-const MOST_DIMENSIONS: usize = 8;
+const MAX_DIMENSIONS: usize = 8;
 /// Key of the metadata. All other keys are names of tensors.
 const METADATA: &str = "__metadata__";
 
@@ -108,8 +108,8 @@ fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
     let mut length = [0; LENGTH_BYTES as usize];
     length.copy_from_slice(source.range(0..LENGTH_BYTES)?);
     let length = u64::from_le_bytes(length);
-    if length > MOST_HEADER_BYTES {
-        let cause = format!("{length} bytes exceed the limit of {MOST_HEADER_BYTES}");
+    if length > MAX_HEADER_BYTES {
+        let cause = format!("{length} bytes exceed the limit of {MAX_HEADER_BYTES}");
         return Err(invalid(source, 0, "the length of the header", cause));
     }
     match LENGTH_BYTES + length {
@@ -142,8 +142,8 @@ fn tensor(
             });
         }
     };
-    if entry.shape.len() > MOST_DIMENSIONS {
-        return Err(wrong(format!("{} dimensions exceed the limit of {MOST_DIMENSIONS}", entry.shape.len())));
+    if entry.shape.len() > MAX_DIMENSIONS {
+        return Err(wrong(format!("{} dimensions exceed the limit of {MAX_DIMENSIONS}", entry.shape.len())));
     }
     if entry.shape.contains(&0) {
         return Err(wrong(format!("an extent of the shape {:?} is zero", entry.shape)));

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 /// Maximum number of characters that an error message quotes from a file.
 const MOST: usize = 300;
 /// Maximum length of a path in an error message, in characters. A key in the path may be as long as the file.
-const MOST_PATH: usize = 100;
+const MAX_PATH: usize = 100;
 
 /// Parses a value. Every struct must be a JSON object, not an array of field values.
 ///
@@ -25,7 +25,7 @@ pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
         // At the end of the text and at the top level, the path is empty or `?`.
         match path.trim_end_matches('?').trim_end_matches('.') {
             "" => shown(error.inner()),
-            path => format!("{}: {}", cut(path, MOST_PATH), shown(error.inner())),
+            path => format!("{}: {}", cut(path, MAX_PATH), shown(error.inner())),
         }
     })?;
     reader.end().map_err(|error| shown(&error))?;

@@ -67,7 +67,7 @@ impl Default for Workload {
 }
 
 /// Maximum weight in a mixed objective.
-pub(crate) const MOST_WEIGHT: f64 = 1e9;
+pub(crate) const MAX_WEIGHT: f64 = 1e9;
 
 /// Error for a string that is not an objective.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -105,7 +105,7 @@ impl FromStr for Objective {
                 "first-token" => &mut first_token,
                 _ => return Err(wrong("unknown part of a mix")),
             };
-            let weight = weight.parse().ok().filter(|weight| (0.0..=MOST_WEIGHT).contains(weight));
+            let weight = weight.parse().ok().filter(|weight| (0.0..=MAX_WEIGHT).contains(weight));
             let weight = weight.ok_or_else(|| wrong("a weight is a number from 0 to 1e9"))?;
             if place.replace(weight).is_some() {
                 return Err(wrong("a part is given twice"));

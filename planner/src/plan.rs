@@ -13,7 +13,7 @@ mod upgrade;
 use crate::cost::{DeviceFacts, FigureSource, QueuePart, RunSizes};
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill, check_partition};
-use crate::streaming::{Arenas, FEWEST, MOST_ARENAS, StagePart, parts, wrong_arenas, wrong_from_file};
+use crate::streaming::{Arenas, FEWEST, MAX_ARENAS, StagePart, parts, wrong_arenas, wrong_from_file};
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 pub use edges::{PlanEdge, PlanPaths};
 pub use prefill::PrefillStage;
@@ -28,7 +28,7 @@ use thiserror::Error;
 pub const PLAN_VERSION: u32 = 3;
 
 /// Maximum value of `decode_groups`, `credits` and `slots` in a valid plan.
-const MOST_MICRO_BATCHES: u32 = 1 << 16;
+const MAX_MICRO_BATCHES: u32 = 1 << 16;
 
 /// Assignment of a model's segments to devices.
 ///
@@ -351,7 +351,7 @@ pub struct PlanStage {
     pub streamed: Vec<u32>,
     /// Number of arenas that the streamed segments share. If absent, 2, or 3 for an odd number of segments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 2, max = MOST_ARENAS))]
+    #[schemars(range(min = 2, max = MAX_ARENAS))]
     pub arenas: Option<u32>,
     /// Streamed segments whose weights host memory does not hold, in ascending order. The stage reads them
     /// from the model's file before each computation. If absent, none.
@@ -745,7 +745,7 @@ impl Plan {
         }
         let counted =
             [("decode_groups", self.decode_groups), ("credits", self.credits), ("slots", self.slots)];
-        if let Some((field, value)) = counted.into_iter().find(|(_, value)| *value > MOST_MICRO_BATCHES) {
+        if let Some((field, value)) = counted.into_iter().find(|(_, value)| *value > MAX_MICRO_BATCHES) {
             return Err(InvalidPlan::Figure {
                 field,
                 value: value.into(),

@@ -27,7 +27,7 @@ pub fn passing_blocks(chunk_rows: u32, sequences: u32) -> u64 {
 }
 
 /// Maximum number of arenas of a stage.
-pub const MOST_ARENAS: usize = 8;
+pub const MAX_ARENAS: usize = 8;
 
 /// Number of places in pinned host memory through which a stage reads streamed weights from the model's file.
 /// Each place holds the weights of one segment. While the device copies from one place, the next segment is
@@ -49,9 +49,9 @@ impl Arenas {
     /// Returns the possible assignments of `streamed` segments, those with fewer arenas first. Each has
     /// another number of arenas. With fewer than [`FEWEST`] segments, each segment has an arena of its own.
     pub fn all(streamed: usize) -> Vec<Self> {
-        let cycles = 2..=MOST_ARENAS.min(streamed / 2);
+        let cycles = 2..=MAX_ARENAS.min(streamed / 2);
         let mut all: Vec<Self> = cycles.map(|cycle| Self { streamed, cycle }).collect();
-        all.retain(|arenas| arenas.count() <= MOST_ARENAS);
+        all.retain(|arenas| arenas.count() <= MAX_ARENAS);
         // The longest cycle of equally many arenas lets copies start earliest.
         all.sort_by_key(|arenas| (arenas.count(), std::cmp::Reverse(arenas.cycle)));
         all.dedup_by_key(|arenas| arenas.count());
@@ -161,7 +161,7 @@ mod tests {
             let alone = used.iter().filter(|arena| is_alone(arena)).count();
             assert_eq!(arenas.copied(), arenas.streamed - alone, "{arenas:?}");
             assert!(!used[..arenas.copied()].iter().any(is_alone), "{arenas:?}: {used:?}");
-            assert!((2..=MOST_ARENAS).contains(&arenas.count()) && arenas.count() < arenas.streamed);
+            assert!((2..=MAX_ARENAS).contains(&arenas.count()) && arenas.count() < arenas.streamed);
             assert_eq!(Arenas::new(arenas.streamed, Some(arenas.count())), Some(arenas));
         }
     }
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(fewest, Some(2 + streamed % 2));
             assert_eq!(Arenas::at_most(streamed, 0).count(), 2 + streamed % 2);
             let most = counts(streamed).into_iter().max();
-            assert_eq!(Some(Arenas::at_most(streamed, MOST_ARENAS).count()), most);
+            assert_eq!(Some(Arenas::at_most(streamed, MAX_ARENAS).count()), most);
         }
         assert_eq!([0, 1, 3].map(|few| Arenas::new(few, None).map(Arenas::count)), [0, 1, 3].map(Some));
         assert_eq!(Arenas::at_most(12, 5).count(), 4);

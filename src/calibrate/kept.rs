@@ -3,14 +3,14 @@
 //!
 //! No function of this module returns an error. The cache treats an unreadable file as missing. After a
 //! failed write, [`Kept::failure`] returns the reason. The name of a file is a digest of its key. The content
-//! repeats the key, so that Ragtag can detect a misplaced file. Files older than [`MOST_AGE_S`] expire.
+//! repeats the key, so that Ragtag can detect a misplaced file. Files older than [`MAX_AGE_S`] expire.
 //!
 //! A calibration holds a lock on the folder, because concurrent calibrations would distort each other's
 //! timings.
 
 use super::links::ProbedLink;
 use crate::devices::usual_routes;
-use crate::files::{MOST_JSON_BYTES, read_text};
+use crate::files::{MAX_JSON_BYTES, read_text};
 use ragtag_hal::{Adapter, PciAddress};
 use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
@@ -28,7 +28,7 @@ const LINK_VERSION: u32 = 5;
 /// when a probe measures more.
 const PROBE_VERSION: u32 = 5;
 /// Age in seconds after which a measurement expires: 30 days.
-const MOST_AGE_S: u64 = 30 * 24 * 3600;
+const MAX_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval between attempts to take a lock that another process holds.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -244,9 +244,9 @@ pub(super) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Returns whether a time stamp is more than [`MOST_AGE_S`] in the past or in the future.
+/// Returns whether a time stamp is more than [`MAX_AGE_S`] in the past or in the future.
 fn is_old(unix_s: u64) -> bool {
-    now_unix_s().abs_diff(unix_s) > MOST_AGE_S
+    now_unix_s().abs_diff(unix_s) > MAX_AGE_S
 }
 
 /// Properties of a device that affect the speed of its links. They are part of the key of each link.
@@ -271,7 +271,7 @@ fn end(adapter: &Adapter) -> LinkEnd {
 }
 
 fn read(path: &Path) -> Option<String> {
-    match read_text(path, MOST_JSON_BYTES) {
+    match read_text(path, MAX_JSON_BYTES) {
         Ok(json) => Some(json),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => None,
         Err(error) => ignored(path, &error.to_string()),

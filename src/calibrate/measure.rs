@@ -40,7 +40,7 @@ const DRIFT: f64 = 0.15;
 /// Maximum duration of the warm-up in a quick calibration. The device's clocks ramp up during the warm-up.
 const WARM_UP: Duration = Duration::from_millis(100);
 /// Maximum total time of all repetitions of one measurement in a quick calibration.
-const MOST_SHARE: Duration = Duration::from_millis(60);
+const MAX_SHARE: Duration = Duration::from_millis(60);
 /// Maximum fractions of the remaining time that a quick calibration spends on loading blocks, on decode, on
 /// chunks, on the head and on the embedding, respectively.
 const LOAD_PART: f64 = 0.2;
@@ -147,7 +147,7 @@ impl Timer<'_> {
             None => self.seconds.clamp(0.0, 3600.0),
         };
         let share = Duration::from_secs_f64(seconds / self.steps.count() as f64);
-        if self.is_quick() { share.min(MOST_SHARE) } else { share }
+        if self.is_quick() { share.min(MAX_SHARE) } else { share }
     }
 
     fn load<'d>(&self, device: &'d mut SoloDevice, compiled: CompiledStage) -> Result<SoloStage<'d>> {

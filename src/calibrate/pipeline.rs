@@ -27,7 +27,7 @@ use std::time::Duration;
 /// this time.
 const BUSY_US: f64 = 1500.0;
 /// Maximum number of repetitions of a decode step's dispatches.
-const MOST_TIMES: f64 = 64.0;
+const MAX_TIMES: f64 = 64.0;
 /// Time to wait after the last token, during which the pipeline records the remaining statistics.
 const SETTLED: Duration = Duration::from_millis(2);
 
@@ -125,7 +125,7 @@ impl CalibrationPipeline {
 /// Repeats the dispatches of a stage's decode step so that the step takes about [`BUSY_US`]. `step_us` is the
 /// time of one repetition. Removes the dispatches of chunks.
 fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
-    let times = (BUSY_US / step_us.max(1.0)).ceil().clamp(1.0, MOST_TIMES) as usize;
+    let times = (BUSY_US / step_us.max(1.0)).ceil().clamp(1.0, MAX_TIMES) as usize;
     for program in &mut compiled.programs {
         let steps = std::mem::take(&mut program.steps);
         if program.params.rows <= sequences {

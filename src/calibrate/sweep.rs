@@ -17,7 +17,7 @@ const PER_BYTE: u64 = 2;
 /// 300 MiB cache still held about an eighth of the weights.
 const PASSES: usize = 4;
 /// Maximum size of a sweep's memory in bytes.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 /// Number of words in a cache line.
 const LINE_WORDS: usize = 8;
 /// Number of words that a thread reads at a time.
@@ -33,7 +33,7 @@ impl Sweep {
     /// if there is nothing to read, or no memory for it.
     pub(super) fn new(bytes: u64, together: u32) -> Option<Self> {
         let caches = cache_bytes(Path::new(CACHES)).unwrap_or(USUAL_CACHE_BYTES);
-        let most = caches.saturating_mul(PER_BYTE).min(MOST_BYTES);
+        let most = caches.saturating_mul(PER_BYTE).min(MAX_BYTES);
         let words = (bytes.min(most) / u64::from(together.max(1))) as usize / size_of::<u64>();
         let mut memory = Vec::new();
         memory.try_reserve_exact(words).ok().filter(|()| words > 0)?;
@@ -100,6 +100,6 @@ mod tests {
     fn a_sweep_is_as_large_as_the_weights_in_between() {
         assert!(Sweep::new(0, 1).is_none());
         assert_eq!(Sweep::new(1 << 16, 2).unwrap().0.len(), 1 << 12);
-        assert!(Sweep::new(u64::MAX, 1).unwrap().0.len() <= MOST_BYTES as usize / 8);
+        assert!(Sweep::new(u64::MAX, 1).unwrap().0.len() <= MAX_BYTES as usize / 8);
     }
 }

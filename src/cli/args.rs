@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Maximum value of `--prompt-tokens` and of `--new-tokens`.
-pub(crate) const MOST_TOKENS: u32 = 1 << 24;
+pub(crate) const MAX_TOKENS: u32 = 1 << 24;
 
 /// Runs one language model as a pipeline across the GPUs and CPUs of this machine.
 #[derive(Debug, Parser)]
@@ -232,11 +232,11 @@ pub(crate) struct RequestArgs {
     pub(crate) objective: Option<Objective>,
     /// Prompt tokens of the request to plan for. Default: the number in the plan with --plan, otherwise the
     /// length of the prompt (`run`), the longest -p (`bench`), or 512 (`plan`).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
     pub(crate) prompt_tokens: Option<u32>,
     /// Generated tokens of the request to plan for. Default: the number in the plan with --plan, otherwise -n
     /// (`run`), the longest -n (`bench`), or 128 (`plan`).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
     pub(crate) new_tokens: Option<u32>,
 }
 
@@ -576,7 +576,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "CHOICE", default_value = "show")]
     pub(crate) reasoning: ReasoningArg,
     /// Maximum number of tokens of an answer. Default: as many as the context holds.
-    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
     pub(crate) tokens: Option<u32>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,

@@ -11,7 +11,7 @@ use super::wanted::Needs;
 use crate::dialogue::{Dialogue, Piece, ReasoningSplitter};
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
-use crate::files::MOST_JSON_BYTES;
+use crate::files::MAX_JSON_BYTES;
 use crate::model::{Model, file_name};
 use crate::session::{Event, Generation, Reason};
 use rustyline::completion::Completer;
@@ -59,7 +59,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
 fn dialogue(model: &Model, args: &ChatArgs) -> Result<Dialogue> {
     let mut dialogue = match &args.template {
         Some(path) => {
-            let source = read_input(path, MOST_JSON_BYTES)?;
+            let source = read_input(path, MAX_JSON_BYTES)?;
             Dialogue::with_template(model, &source, &file_name(input_name(path)))?
         }
         None => Dialogue::new(model)?,
@@ -75,7 +75,7 @@ fn dialogue(model: &Model, args: &ChatArgs) -> Result<Dialogue> {
 }
 
 fn load(dialogue: &mut Dialogue, path: &Path) -> Result<()> {
-    let text = read_input(path, MOST_JSON_BYTES)?;
+    let text = read_input(path, MAX_JSON_BYTES)?;
     dialogue.load(&text).map_err(|cause| Error::Conversation { path: path.into(), cause })
 }
 

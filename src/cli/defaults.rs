@@ -30,7 +30,7 @@ const SEQUENCES: [u32; 3] = [1, 8, 64];
 const PROMPT_TOKENS: u32 = 16;
 const NEW_TOKENS: u32 = 64;
 /// Maximum number of alternatives per workload.
-const MOST_ALTERNATIVES: usize = 12;
+const MAX_ALTERNATIVES: usize = 12;
 /// Ratio of default to alternative speed below which Ragtag measures the pair again, because the smallest of
 /// several noisy ratios is biased low.
 const MEASURED_AGAIN: f64 = 0.98;
@@ -207,7 +207,7 @@ impl Group {
                 different.push(change);
             }
         }
-        different.truncate(MOST_ALTERNATIVES);
+        different.truncate(MAX_ALTERNATIVES);
         different
     }
 }

@@ -22,7 +22,7 @@ use serde_json::json;
 /// Default piece length in tokens.
 const DEFAULT_CONTEXT: u32 = 512;
 /// Maximum size of the text in bytes. It is about twice the size of the longest text in common use.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let inputs = args.model.iter().chain(&args.placement.plan).chain([&args.file]);
@@ -66,7 +66,7 @@ fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Ve
     if context < 4 {
         return Err(Error::Usage("--ctx must be at least 4 to measure perplexity".into()));
     }
-    let text = read_text(&args.file, MOST_BYTES).map_err(|cause| Error::File {
+    let text = read_text(&args.file, MAX_BYTES).map_err(|cause| Error::File {
         action: "read",
         path: args.file.clone(),
         cause,

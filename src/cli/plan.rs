@@ -10,7 +10,7 @@ use crate::calibrate::{LinkReport, ProbedLink};
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
-use crate::files::{MOST_JSON_BYTES, read_text};
+use crate::files::{MAX_JSON_BYTES, read_text};
 use crate::model::Model;
 use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
@@ -115,7 +115,7 @@ fn open_fleet(text: &str) -> Result<Fleet> {
     if !text.ends_with(".json") {
         return Fleet::from_line(text).map_err(|cause| Error::Fleet { of: "--fleet".into(), cause });
     }
-    let json = read_text(Path::new(text), MOST_JSON_BYTES);
+    let json = read_text(Path::new(text), MAX_JSON_BYTES);
     let json = json.map_err(|cause| Error::File { action: "read", path: text.into(), cause })?;
     Fleet::from_json(&json).map_err(|cause| Error::Fleet { of: text.into(), cause })
 }

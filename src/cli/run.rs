@@ -22,7 +22,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const WARM_UP_STEPS: u32 = 16;
 /// Maximum size of a prompt in bytes. The tokens of a longer prompt would not fit into the context of any
 /// model.
-const MOST_PROMPT_BYTES: u64 = 1 << 26;
+const MAX_PROMPT_BYTES: u64 = 1 << 26;
 
 pub(super) fn run(args: &RunArgs) -> Result<()> {
     set_quiet(args.quiet);
@@ -179,7 +179,7 @@ fn prompt_text(args: &RunArgs) -> Result<String> {
             "standard input cannot be both the prompt (-f -) and the plan (--plan -)".into(),
         ));
     }
-    let mut text = read_input(path, MOST_PROMPT_BYTES)?;
+    let mut text = read_input(path, MAX_PROMPT_BYTES)?;
     // Editors and the `echo` command append a line break that is not part of the prompt.
     let ends = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end));
     text.truncate(text.len() - ends.map_or(0, str::len));

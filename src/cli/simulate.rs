@@ -66,10 +66,10 @@ fn load(args: &SimulateArgs) -> Result<Load> {
 }
 
 /// Maximum size of a requests file in bytes. The file of the largest valid load is far smaller.
-const MOST_BYTES: u64 = 1 << 28;
+const MAX_BYTES: u64 = 1 << 28;
 
 fn read(path: &Path) -> Result<Load> {
-    let text = read_text(path, MOST_BYTES);
+    let text = read_text(path, MAX_BYTES);
     let text = text.map_err(|cause| Error::File { action: "read", path: path.into(), cause })?;
     Load::from_text(&text).map_err(|cause| Error::RequestFile { path: path.into(), cause })
 }

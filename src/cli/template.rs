@@ -4,7 +4,7 @@ use super::args::TemplateArgs;
 use super::files::{input_name, is_standard, read_input};
 use super::output::print;
 use crate::error::{Error, Result};
-use crate::files::MOST_JSON_BYTES;
+use crate::files::MAX_JSON_BYTES;
 use crate::model::{Model, file_name};
 use ragtag_chat::{Conversation, Data, Message, Moment, Object, Template};
 use serde::de::DeserializeOwned;
@@ -22,7 +22,7 @@ pub(super) fn run(args: &TemplateArgs) -> Result<()> {
     let mut conversation = conversation(args)?;
     let template = match &args.template {
         Some(path) => {
-            let source = read_input(path, MOST_JSON_BYTES)?;
+            let source = read_input(path, MAX_JSON_BYTES)?;
             let name = file_name(input_name(path));
             Template::compile(&source).map(|template| (template, name.clone())).map_err(failed(&name))?
         }
@@ -83,7 +83,7 @@ fn set_variables(args: &TemplateArgs, conversation: &mut Conversation) -> Result
 
 /// Reads a list of JSON objects from a file or from standard input.
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = read_input(path, MOST_JSON_BYTES)?;
+    let text = read_input(path, MAX_JSON_BYTES)?;
     serde_json::from_str(&text)
         .map_err(|cause| Error::Conversation { path: input_name(path).into(), cause: cause.to_string() })
 }

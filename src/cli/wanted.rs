@@ -1,10 +1,10 @@
 //! Requested placements. Merges the placement arguments with the plan file of `--plan`.
 
-use super::args::{ActivationsArg, GranularityArg, MOST_TOKENS, PlacementArgs, RequestArgs, WireArg};
+use super::args::{ActivationsArg, GranularityArg, MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use super::files::{input_name, read_input};
 use super::output::note;
 use crate::error::{Error, Result};
-use crate::files::MOST_JSON_BYTES;
+use crate::files::MAX_JSON_BYTES;
 use crate::model::Model;
 use crate::planner::Planner;
 use ragtag_graph::{Granularity, WireType};
@@ -15,7 +15,7 @@ use std::path::Path;
 
 /// Maximum number of segments in one pin. No model has more segments. The limit bounds the time that Ragtag
 /// wastes on a mistyped range.
-const MOST_PINS: usize = 1 << 16;
+const MAX_PINS: usize = 1 << 16;
 
 /// Device selection if the user gives none.
 const AUTO: &str = "auto";
@@ -81,10 +81,10 @@ impl Needs {
     }
 }
 
-/// Returns a workload with the given token counts, each limited to [`MOST_TOKENS`].
+/// Returns a workload with the given token counts, each limited to [`MAX_TOKENS`].
 pub(super) fn workload(prompt_tokens: usize, generated_tokens: u32) -> Workload {
-    let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX).min(MOST_TOKENS);
-    Workload { prompt_tokens, generated_tokens: generated_tokens.min(MOST_TOKENS) }
+    let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX).min(MAX_TOKENS);
+    Workload { prompt_tokens, generated_tokens: generated_tokens.min(MAX_TOKENS) }
 }
 
 /// A requested placement. Arguments take precedence over the plan file.
@@ -252,7 +252,7 @@ impl<'a> Wanted<'a> {
         }
         for part in self.pins.iter().flat_map(|pin| &pin.parts) {
             planner = (part.span.first()..=part.span.last())
-                .take(MOST_PINS)
+                .take(MAX_PINS)
                 .fold(planner, |planner, segment| planner.pin(segment, &part.device));
         }
         for device in &self.args.exclude {
@@ -292,7 +292,7 @@ impl<'a> Wanted<'a> {
 }
 
 fn read_plan(path: &Path) -> Result<Plan> {
-    Plan::from_json(&read_input(path, MOST_JSON_BYTES)?).map_err(invalid(path))
+    Plan::from_json(&read_input(path, MAX_JSON_BYTES)?).map_err(invalid(path))
 }
 
 /// Returns the command-line flags that change the current device options `own` to the options `needed`, which

@@ -15,7 +15,7 @@ const LINE: f64 = 15.0;
 /// Positions of a label on its line: a distance from the middle, in steps of this fraction of the line, and
 /// the maximum number of steps.
 const STEP: f64 = 0.04;
-const MOST_STEPS: u32 = 8;
+const MAX_STEPS: u32 = 8;
 /// Size of the transfers whose rate is shown.
 const SHOWN_BYTES: u64 = 16 << 20;
 
@@ -122,7 +122,7 @@ fn lines<'a>(report: &'a LinkReport, names: &[&str], nodes: &[Area]) -> Vec<Line
 
 /// Returns the positions along a line at which its label may stand. The middle comes first.
 fn positions() -> impl Iterator<Item = f64> {
-    (0..=MOST_STEPS).map(|steps| f64::from(steps) * STEP).flat_map(|off| [0.5 - off, 0.5 + off])
+    (0..=MAX_STEPS).map(|steps| f64::from(steps) * STEP).flat_map(|off| [0.5 - off, 0.5 + off])
 }
 
 /// Describes a link in one line.

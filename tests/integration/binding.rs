@@ -7,7 +7,7 @@ use ragtag_kernels::Activations;
 
 /// Maximum binding size in bytes. It is smaller than most matrices in any layout, and larger than all other
 /// tensors and caches.
-const MOST_BYTES: u64 = 400 << 10;
+const MAX_BYTES: u64 = 400 << 10;
 
 #[test]
 fn matrices_in_parts_give_identical_bits() {
@@ -22,7 +22,7 @@ fn matrices_in_parts_give_identical_bits() {
                     block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap()
                 };
                 let whole = logits(&devices(&setup));
-                let parts = logits(&devices(&setup).binding_at_most(MOST_BYTES));
+                let parts = logits(&devices(&setup).binding_at_most(MAX_BYTES));
                 assert_eq!(whole, parts, "{name} {activations:?}");
             }
         }

@@ -15,7 +15,7 @@ const MODEL: &str = "tales-bitnet-tq2_0";
 /// Split over two devices.
 const TWO: &str = "0-6=cpu:0,7-13=cpu:1";
 /// Size of the smallest copy with a fault, in bytes. Checksums are smaller, and activations are larger.
-const LEAST_BYTES: u64 = 64;
+const MIN_BYTES: u64 = 64;
 const NEW_TOKENS: u32 = 24;
 /// Number of right copies before the first fault.
 const AFTER: u64 = 5;
@@ -30,7 +30,7 @@ fn setup<'a>() -> Setup<'a> {
 
 /// Returns the devices. `cpu:0`, the source of the activations, has a fault.
 fn faulty(setup: &Setup<'_>, copies: FaultyCopies, kind: CopyFaultKind, most: Option<u64>) -> Devices {
-    let fault = CopyFault { kind, copies, least_bytes: LEAST_BYTES, after: AFTER, most };
+    let fault = CopyFault { kind, copies, least_bytes: MIN_BYTES, after: AFTER, most };
     devices(setup).checked_by(move |adapter, device| {
         let copy_fault = (adapter.label() == "cpu:0").then_some(fault);
         Checked::with_faults(device, Faults { copy_fault, ..Faults::default() })
@@ -168,7 +168,7 @@ fn keys_and_values_of_a_prefill_stage_are_verified() {
             let fault = CopyFault {
                 kind,
                 copies: FaultyCopies::Downloads,
-                least_bytes: LEAST_BYTES,
+                least_bytes: MIN_BYTES,
                 after: 0,
                 most: None,
             };
@@ -229,7 +229,7 @@ fn a_failing_copy_ends_the_run_with_its_edge() {
 /// Returns the devices. The one with this label refuses some copies.
 fn refusing(setup: &Setup<'_>, label: impl Into<String>, copies: FaultyCopies, most: Option<u64>) -> Devices {
     let (kind, label) = (CopyFaultKind::Refused, label.into());
-    let fault = CopyFault { kind, copies, least_bytes: LEAST_BYTES, after: AFTER, most };
+    let fault = CopyFault { kind, copies, least_bytes: MIN_BYTES, after: AFTER, most };
     devices(setup).checked_by(move |adapter, device| {
         let copy_fault = (adapter.label() == label).then_some(fault);
         Checked::with_faults(device, Faults { copy_fault, ..Faults::default() })

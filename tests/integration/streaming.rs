@@ -11,7 +11,7 @@ use ragtag::{
 };
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType, NumericsClass};
-use ragtag_planner::streaming::{Arenas, MOST_ARENAS};
+use ragtag_planner::streaming::{Arenas, MAX_ARENAS};
 use ragtag_scheduler::Error as RunError;
 
 const MODEL: &str = "tales-q8_0";
@@ -79,7 +79,7 @@ fn check(checkpoint: &Checkpoint, found: &Devices, mut plan: Plan, segments: &[u
     assert!(error <= NumericsClass::Exact.tolerance(), "{:?}: {error}", found.labels());
     let emulates = |adapter: &Adapter| adapter.kind == AdapterKind::Software;
     let of = if found.selected().iter().any(emulates) { 2 } else { 1 };
-    for (most, from_file) in share([(0, false), (MOST_ARENAS, false), (0, true)], of, turn) {
+    for (most, from_file) in share([(0, false), (MAX_ARENAS, false), (0, true)], of, turn) {
         let mut copied = 0;
         for stage in &mut plan.stages {
             let holds = |segment: &&u32| stage.segments.range().contains(&(**segment as usize));

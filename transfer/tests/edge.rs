@@ -11,7 +11,7 @@ use ragtag_transfer::*;
 use std::collections::{BTreeSet, VecDeque};
 
 /// Maximum size of a transfer in bytes.
-const MOST_BYTES: u64 = 200;
+const MAX_BYTES: u64 = 200;
 
 /// A transfer that was announced to the receiver.
 #[derive(Clone, Copy)]
@@ -87,7 +87,7 @@ impl Model {
             passed: [0; 2],
             copies: Default::default(),
             contents: sizes.iter().enumerate().map(|(i, &n)| bytes(i, n)).collect(),
-            slots: slots.map(|slots| vec![vec![0; MOST_BYTES as usize]; slots as usize]),
+            slots: slots.map(|slots| vec![vec![0; MAX_BYTES as usize]; slots as usize]),
             free: (0..slots[0]).collect(),
             ring: vec![0; routes.staging_bytes() as usize],
             forward: VecDeque::new(),
@@ -297,7 +297,7 @@ fn routes() -> impl Strategy<Value = Routes> {
             1 => Just(Route::Import),
         ]
     };
-    let lists = (route(), prop::option::of((1u64..MOST_BYTES, route())));
+    let lists = (route(), prop::option::of((1u64..MAX_BYTES, route())));
     lists.prop_map(|(large, small)| {
         let mut routes = Routes::from(large);
         if let Some((most, route)) = small {
@@ -312,7 +312,7 @@ proptest! {
     fn every_transfer_arrives_once_whole_and_in_order(
         routes in routes(),
         slots in [1u32..5, 1u32..5],
-        sizes in prop::collection::vec(1u64..MOST_BYTES, 1..12),
+        sizes in prop::collection::vec(1u64..MAX_BYTES, 1..12),
         choices in prop::collection::vec(0u8..9, 1..200),
         is_verified in any::<bool>(),
     ) {
@@ -339,7 +339,7 @@ proptest! {
     fn wrong_bytes_never_reach_a_verified_slot(
         routes in routes(),
         slots in [1u32..5, 1u32..5],
-        sizes in prop::collection::vec(1u64..MOST_BYTES, 1..12),
+        sizes in prop::collection::vec(1u64..MAX_BYTES, 1..12),
         choices in prop::collection::vec(0u8..9, 1..200),
         wrong_copies in prop::collection::btree_set(0usize..60, 1..6),
         is_verified in any::<bool>(),
@@ -374,7 +374,7 @@ fn peer_first() -> impl Strategy<Value = Routes> {
         2 => (1u64..70, 1u32..6).prop_map(|(chunk_bytes, depth)| staged(chunk_bytes, depth)),
         1 => Just(Route::Import),
     ];
-    (prop::option::of(1u64..MOST_BYTES), other).prop_map(|(up_to_bytes, other)| {
+    (prop::option::of(1u64..MAX_BYTES), other).prop_map(|(up_to_bytes, other)| {
         let peer = SizedRoute { up_to_bytes, route: Route::Peer };
         Routes(vec![peer, SizedRoute { up_to_bytes: None, route: other }])
     })
@@ -390,7 +390,7 @@ proptest! {
     fn the_next_route_replaces_a_route_whose_copy_is_refused(
         routes in peer_first(),
         slots in [1u32..5, 1u32..5],
-        sizes in prop::collection::vec(1u64..MOST_BYTES, 1..12),
+        sizes in prop::collection::vec(1u64..MAX_BYTES, 1..12),
         choices in prop::collection::vec(0u8..9, 1..200),
         refused_copies in prop::collection::btree_set(0usize..10, 1..6),
     ) {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of events in a list. The waiting device needs an event only until its own work is enqueued,
 /// so it needs at most as many as a pipeline has micro-batches in flight.
-const MOST_EVENTS: usize = 256;
+const MAX_EVENTS: usize = 256;
 
 /// Events of the latest submissions of a queue, with the values of their points.
 pub(crate) struct Semaphore {
@@ -47,7 +47,7 @@ impl Semaphore {
     /// Adds the event of a submission.
     pub(crate) fn add(&self, value: u64, event: &Arc<Signal>) {
         let mut events = self.lock();
-        if events.len() == MOST_EVENTS {
+        if events.len() == MAX_EVENTS {
             events.pop_front();
         }
         events.push_back((value, Arc::clone(event)));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of events in a list. The waiting device needs an event only until its own work is enqueued,
 /// so it needs at most as many as a pipeline has micro-batches in flight.
-const MOST_EVENTS: usize = 256;
+const MAX_EVENTS: usize = 256;
 
 /// Events of the latest submissions of a queue, with the values of their points.
 pub struct Events<D: Driver>(Mutex<VecDeque<(u64, Arc<D::Event>)>>);
@@ -34,7 +34,7 @@ impl<D: Driver> Events<D> {
     /// Adds the event of a submission.
     pub(crate) fn add(&self, value: u64, event: &Arc<D::Event>) {
         let mut events = self.lock();
-        if events.len() == MOST_EVENTS {
+        if events.len() == MAX_EVENTS {
             events.pop_front();
         }
         events.push_back((value, Arc::clone(event)));

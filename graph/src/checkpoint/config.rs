@@ -5,7 +5,7 @@
 //! required.
 
 use super::quantization::Quantization;
-use super::{CONFIG, MOST_CONFIG_BYTES};
+use super::{CONFIG, MAX_CONFIG_BYTES};
 use crate::arch::{
     Architecture, DynamicScaling, Extras, Hyperparameters, Keys, Llama3Scaling, Rope, RopeFactors, Setting,
     Yarn, in_range, positive,
@@ -29,7 +29,7 @@ pub(crate) struct Fields {
 impl Fields {
     /// Reads a file that consists of one JSON object.
     pub(crate) fn read(source: &dyn Source) -> Result<Self, FormatError> {
-        let map = json::parse(source, MOST_CONFIG_BYTES)?;
+        let map = json::parse(source, MAX_CONFIG_BYTES)?;
         Ok(Fields { file: source.name().to_owned(), path: String::new(), map })
     }
 

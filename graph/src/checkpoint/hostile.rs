@@ -333,7 +333,7 @@ fn rejects_files_that_are_no_configuration() {
         fails(&whole.as_bytes()[..end]);
     }
     fails(format!("{}{}", "{\"a\":".repeat(100_000), "}".repeat(100_000)).as_bytes());
-    assert!(fails(&vec![b' '; (MOST_CONFIG_BYTES + 1) as usize]).contains("at most 16777216 are read"));
+    assert!(fails(&vec![b' '; (MAX_CONFIG_BYTES + 1) as usize]).contains("at most 16777216 are read"));
 }
 
 proptest! {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Size limit of an index in bytes. It suffices for a million tensors.
-const MOST_BYTES: u64 = 128 << 20;
+const MAX_BYTES: u64 = 128 << 20;
 
 #[derive(Deserialize)]
 struct Index {
@@ -53,7 +53,7 @@ fn index_file(directory: &Directory) -> Option<&Arc<dyn Source>> {
 }
 
 fn read(index: &dyn Source) -> Result<Index, FormatError> {
-    json::parse(index, MOST_BYTES)
+    json::parse(index, MAX_BYTES)
 }
 
 /// Returns whether every operating system resolves `name` to a safetensors file directly in the directory.

@@ -66,7 +66,7 @@ pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
 /// Size limit, in bytes, of small JSON files such as `config.json`.
-pub(crate) const MOST_CONFIG_BYTES: u64 = 16 << 20;
+pub(crate) const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Reads the architecture, hyperparameters and weights from a model directory.
 pub(crate) fn open(

@@ -14,9 +14,9 @@ use std::sync::Arc;
 /// Default alignment of tensor data, in bytes.
 pub(super) const DEFAULT_ALIGNMENT: u32 = 32;
 /// Maximum number of dimensions of a tensor.
-const MOST_DIMENSIONS: u32 = 4;
+const MAX_DIMENSIONS: u32 = 4;
 /// Maximum length of a tensor name in bytes, from the specification.
-const MOST_NAME_BYTES: usize = 64;
+const MAX_NAME_BYTES: usize = 64;
 
 /// Contents of a GGUF file before its tensor data.
 pub(super) struct Header {
@@ -127,8 +127,8 @@ fn tensor_info(
 ) -> Result<(TensorInfo, u32), FormatError> {
     let at = reader.at();
     let name = reader.string(format_args!("the name of tensor {number} of {count}"))?;
-    if name.is_empty() || name.len() > MOST_NAME_BYTES {
-        let cause = format!("has {} bytes, where 1 to {MOST_NAME_BYTES} are allowed", name.len());
+    if name.is_empty() || name.len() > MAX_NAME_BYTES {
+        let cause = format!("has {} bytes, where 1 to {MAX_NAME_BYTES} are allowed", name.len());
         return Err(reader.invalid(at, format_args!("the name of tensor {number}"), cause));
     }
     let shown = Quoted(name);
@@ -158,8 +158,8 @@ fn tensor_info(
 fn shape(reader: &mut Reader<'_>, tensor: &Quoted<'_>) -> Result<Vec<u64>, FormatError> {
     let at = reader.at();
     let dimensions = reader.u32(format_args!("the number of dimensions of tensor {tensor}"))?;
-    if !(1..=MOST_DIMENSIONS).contains(&dimensions) {
-        let cause = format!("{dimensions} is not 1 to {MOST_DIMENSIONS}");
+    if !(1..=MAX_DIMENSIONS).contains(&dimensions) {
+        let cause = format!("{dimensions} is not 1 to {MAX_DIMENSIONS}");
         return Err(reader.invalid(at, format_args!("the number of dimensions of tensor {tensor}"), cause));
     }
     let mut shape = Vec::new();

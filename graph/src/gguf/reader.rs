@@ -7,7 +7,7 @@ use crate::error::{FormatError, Quoted};
 use std::fmt::Arguments;
 
 /// Maximum nesting depth of arrays.
-const MOST_NESTING: u32 = 4;
+const MAX_NESTING: u32 = 4;
 
 /// Reader for the values of a GGUF file, in file order.
 #[derive(Clone)]
@@ -135,8 +135,8 @@ impl<'a> Reader<'a> {
     /// Checks an array and all its elements. Returns an [`Array`] that reads the elements on demand.
     fn array(&mut self, label: &'a str, nesting: u32, what: Arguments<'_>) -> Result<Array<'a>, FormatError> {
         let start = self.at();
-        if nesting >= MOST_NESTING {
-            return Err(self.invalid(start, what, format!("arrays are nested deeper than {MOST_NESTING}")));
+        if nesting >= MAX_NESTING {
+            return Err(self.invalid(start, what, format!("arrays are nested deeper than {MAX_NESTING}")));
         }
         let element = self.value_type(format_args!("the element type of {what}"))?;
         let count = self.u64(format_args!("the count of {what}"))?;

@@ -7,7 +7,7 @@ use unicode_segmentation::UnicodeSegmentation;
 
 /// Maximum length in bytes of a text that the map replaces, and of a replacement. Compatibility forms have up
 /// to 33 bytes. Longer keys never match.
-const MOST_BYTES: usize = 64;
+const MAX_BYTES: usize = 64;
 
 /// A character map.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ impl CharacterMap {
         };
         let (units, replacements) = cut().ok_or("is truncated")?;
         let replacements = String::from_utf8(replacements.to_vec()).map_err(|_| "is not UTF-8")?;
-        if replacements.split('\0').any(|text| text.len() > MOST_BYTES) {
-            return Err(format!("contains a replacement of more than {MOST_BYTES} bytes"));
+        if replacements.split('\0').any(|text| text.len() > MAX_BYTES) {
+            return Err(format!("contains a replacement of more than {MAX_BYTES} bytes"));
         }
         let units = units.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
         Ok(CharacterMap { units, replacements })
@@ -39,7 +39,7 @@ impl CharacterMap {
         let offset = |unit: u32| (unit >> 10) << ((unit & (1 << 9)) >> 6);
         let mut found = Vec::new();
         let Some(mut at) = unit(0).map(offset) else { return found };
-        for (length, byte) in (1..=MOST_BYTES).zip(text.bytes().take_while(|byte| *byte != 0)) {
+        for (length, byte) in (1..=MAX_BYTES).zip(text.bytes().take_while(|byte| *byte != 0)) {
             at ^= u32::from(byte);
             let Some(node) = unit(at).filter(|node| node & (1 << 31 | 0xFF) == u32::from(byte)) else {
                 break;

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 /// this length.
 pub(super) const LONGEST_TOKEN_BYTES: usize = 512;
 /// Maximum average number of merges per token. Real vocabularies have two or three merges per token.
-const MOST_MERGES_PER_TOKEN: usize = 32;
+const MAX_MERGES_PER_TOKEN: usize = 32;
 
 /// Returns the id of each token text that merges can use. Only [`Kind::Normal`] tokens take part in merges.
 /// If several tokens have the same text, returns the id of the first one.
@@ -44,7 +44,7 @@ pub(super) fn by_score(
     // The sort is stable, so the smaller id comes first for equal scores. No score is NaN.
     order.sort_by(|a, b| b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal));
 
-    let most = tokens.len().saturating_mul(MOST_MERGES_PER_TOKEN);
+    let most = tokens.len().saturating_mul(MAX_MERGES_PER_TOKEN);
     let mut merges = Vec::new();
     for token in order {
         if token.text.len() > LONGEST_TOKEN_BYTES {
@@ -55,7 +55,7 @@ pub(super) fn by_score(
         }
         merges.extend(splits(token.text, ids).map(|(left, right)| (left.to_owned(), right.to_owned())));
         if merges.len() > most {
-            return Err(format!("has more than {MOST_MERGES_PER_TOKEN} merges per token"));
+            return Err(format!("has more than {MAX_MERGES_PER_TOKEN} merges per token"));
         }
     }
     Ok(merges)

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Maximum length in bytes of all tokens together. The matcher takes some tens of bytes per byte.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 16 << 20;
 /// Distance of an unknown character's score below the lowest score, as in SentencePiece.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
@@ -50,8 +50,8 @@ impl Unigram {
                 "has a token of {longest} bytes; at most {LONGEST_TOKEN_BYTES} are supported"
             ));
         }
-        if tokens.iter().map(|(text, ..)| text.len()).sum::<usize>() > MOST_BYTES {
-            return Err(format!("has tokens with more than {MOST_BYTES} bytes in all"));
+        if tokens.iter().map(|(text, ..)| text.len()).sum::<usize>() > MAX_BYTES {
+            return Err(format!("has tokens with more than {MAX_BYTES} bytes in all"));
         }
         // Several tokens may have the same text. The last one counts, as in the `tokenizers` library.
         let by_text: HashMap<&str, (u32, f64)> = tokens

@@ -47,7 +47,7 @@ const QUERIES: u32 = 128;
 
 /// Minimum number of row tiles for attention, if the launch has enough rows. This number yields enough groups
 /// to fill a device.
-const LEAST_TILES: u32 = 32;
+const MIN_TILES: u32 = 32;
 
 /// Returns the products, best first.
 pub(super) fn products() -> Vec<Variant> {
@@ -183,7 +183,7 @@ pub(super) fn attention() -> [Variant; 2] {
 fn attention_grid(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
-    let height = rows.div_ceil(LEAST_TILES).clamp(1, (QUERIES / sharing).max(1));
+    let height = rows.div_ceil(MIN_TILES).clamp(1, (QUERIES / sharing).max(1));
     [kv_heads, rows.div_ceil(height), 1]
 }
 

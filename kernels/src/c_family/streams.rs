@@ -26,7 +26,7 @@ const SET_ROWS: u32 = 4;
 /// Number of columns that holds whole blocks of every tensor type.
 const WHOLE_COLUMNS: u32 = 256;
 
-/// Maximum number of groups of 16 weight rows per work group, in products for few rows of x: `MOST_GROUPS` in
+/// Maximum number of groups of 16 weight rows per work group, in products for few rows of x: `MAX_GROUPS` in
 /// the sources.
 const FEW_GROUPS: u32 = 8;
 

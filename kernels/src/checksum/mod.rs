@@ -25,7 +25,7 @@ use ragtag_hal::{Access, EntryAbi};
 pub const PART_WORDS: u32 = 1 << 14;
 
 /// Maximum number of words in a buffer.
-const MOST_WORDS: u32 = 1 << 30;
+const MAX_WORDS: u32 = 1 << 30;
 
 /// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
@@ -34,7 +34,7 @@ pub static ABI: EntryAbi = EntryAbi {
     constants: 2,
     extents: |constants, extents| {
         let [count, part] = *constants else { return };
-        let exists = part > 0 && count <= MOST_WORDS;
+        let exists = part > 0 && count <= MAX_WORDS;
         let sizes = [words(&[count]), words(&[count.div_ceil(part.max(1)), 2])];
         extents.copy_from_slice(&if exists { sizes } else { [IMPOSSIBLE; 2] });
     },

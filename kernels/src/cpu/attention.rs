@@ -27,7 +27,7 @@ const TILE_HEADS: usize = 8;
 const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
 
 /// Maximum number of queries that share a load of a key or value.
-const MOST_SHARED: usize = 4;
+const MAX_SHARED: usize = 4;
 
 /// Causal attention.
 pub(crate) struct Attention<K, V>(PhantomData<(K, V)>);
@@ -142,8 +142,8 @@ struct State<S: Isa> {
 /// Scores and softmax weights of the queries that share loads in a step. Outside of the positions to which a
 /// query attends, they are arbitrary.
 struct Shared<S: Isa> {
-    scores: [[S::F; STEP_BLOCKS]; MOST_SHARED],
-    weights: [[[f32; BLOCK_TOKENS]; STEP_BLOCKS]; MOST_SHARED],
+    scores: [[S::F; STEP_BLOCKS]; MAX_SHARED],
+    weights: [[[f32; BLOCK_TOKENS]; STEP_BLOCKS]; MAX_SHARED],
 }
 
 impl<'a> Head<'a> {
@@ -212,8 +212,8 @@ impl<'a> Head<'a> {
     unsafe fn run<S: Isa, K: Stored, V: Stored>(&self, s: S, table: &[u32], queries: &[Query]) {
         let mut states = [State::<S> { largest: f32::NEG_INFINITY, sum: s.zero() }; TILE_QUERIES];
         let mut shared = Shared::<S> {
-            scores: [[s.zero(); STEP_BLOCKS]; MOST_SHARED],
-            weights: [[[0.0; BLOCK_TOKENS]; STEP_BLOCKS]; MOST_SHARED],
+            scores: [[s.zero(); STEP_BLOCKS]; MAX_SHARED],
+            weights: [[[0.0; BLOCK_TOKENS]; STEP_BLOCKS]; MAX_SHARED],
         };
         for query in queries {
             // SAFETY: guaranteed by the caller.

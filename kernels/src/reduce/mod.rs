@@ -76,7 +76,7 @@ pub static ABI: EntryAbi = EntryAbi {
         let [reduction, kind, outer, axis, inner, part, count] = *constants else { return };
         let exists = (reduction as usize) < Reduction::ALL.len() && part > 0 && count > 0;
         let parts = axis.div_ceil(part.max(1)).max(1);
-        let exists = exists && parts <= MOST_PARTS;
+        let exists = exists && parts <= MAX_PARTS;
         let sizes = [elements::bytes(kind, product(&[outer, axis, inner])), words(&[outer, parts, inner])];
         extents.copy_from_slice(&if exists { sizes } else { [IMPOSSIBLE; 2] });
     },
@@ -91,7 +91,7 @@ pub(crate) fn columns(inner: u32) -> u32 {
 
 /// Maximum number of parts of a line. Some devices do not allow more work groups in the last dimension of a
 /// launch.
-const MOST_PARTS: u32 = 65_535;
+const MAX_PARTS: u32 = 65_535;
 
 /// Number of work groups that keep a device busy.
 const ENOUGH: u32 = 512;

@@ -120,7 +120,7 @@ impl Queues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::streaming::{Arenas, FEWEST, MOST_ARENAS, parts};
+    use crate::streaming::{Arenas, FEWEST, MAX_ARENAS, parts};
     use rand::rngs::SmallRng;
     use rand::{Rng, SeedableRng};
 
@@ -158,7 +158,7 @@ mod tests {
             (0..parts.len()).filter(|&at| parts[at].arena.is_some() && !alone(at)).collect();
         // All arenas are free at first. `holds` is the computation, counted over all steps, that an arena
         // serves.
-        let mut holds = [None; MOST_ARENAS];
+        let mut holds = [None; MAX_ARENAS];
         let (mut copies, mut copying_us, mut loaded) = (0usize, 0u64, vec![false; parts.len() * (STEPS + 1)]);
         let (mut computed, mut computing_us, mut now_us) = (0usize, 0u64, 0u64);
         let mut ends_us = vec![];

@@ -31,7 +31,7 @@ use thiserror::Error;
 pub const FLEET_VERSION: u32 = 1;
 
 /// Maximum number of devices in a fleet.
-pub const MOST_DEVICES: usize = 64;
+pub const MAX_DEVICES: usize = 64;
 
 /// A set of hypothetical devices and the links between them.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
@@ -43,7 +43,7 @@ pub struct Fleet {
     pub ragtag_fleet: u32,
     /// The devices, in the preferred order of the pipeline. A fleet has 1 to 64 devices; an entry with a
     /// `count` adds that many.
-    #[schemars(length(min = 1, max = MOST_DEVICES))]
+    #[schemars(length(min = 1, max = MAX_DEVICES))]
     pub devices: Vec<FleetDevice>,
     /// Known links. All other pairs of devices are linked through the host. The rate of such a link is the
     /// lower of the two host rates, and its latency is the sum of the two host latencies.
@@ -67,7 +67,7 @@ pub struct FleetDevice {
     /// Label of another device in this fleet, from which omitted values are copied.
     pub like: Option<String>,
     /// Number of equal devices: 1 to 64.
-    #[schemars(range(min = 1, max = MOST_DEVICES))]
+    #[schemars(range(min = 1, max = MAX_DEVICES))]
     pub count: Option<u32>,
     /// Kind of hardware. Default: the card's kind, or `discrete` without a card.
     #[schemars(schema_with = "crate::schemas::adapter_kind")]

@@ -5,7 +5,7 @@
 
 use super::figure::{Bounds, GB_PER_S, MEMORY_BYTES, MEMORY_GIB, MICROSECONDS, T_PER_S};
 use super::{
-    Card, FLEET_VERSION, Fleet, FleetDevice, FleetFigure, InvalidFleet, MOST_DEVICES, Reached, card, reached,
+    Card, FLEET_VERSION, Fleet, FleetDevice, FleetFigure, InvalidFleet, MAX_DEVICES, Reached, card, reached,
 };
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink, WeightSharing};
 use crate::json::quoted;
@@ -170,14 +170,14 @@ fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
 /// Checks the count of each entry, and the total number of devices.
 fn check_counts(devices: &[FleetDevice]) -> Result<()> {
     for (at, count) in devices.iter().enumerate().filter_map(|(at, device)| Some((at, device.count?))) {
-        if !(1..=MOST_DEVICES as u32).contains(&count) {
-            let why = format!("is {count}; a count is 1 to {MOST_DEVICES}");
+        if !(1..=MAX_DEVICES as u32).contains(&count) {
+            let why = format!("is {count}; a count is 1 to {MAX_DEVICES}");
             return Err(InvalidFleet::wrong(&format!("devices[{at}].count"), why));
         }
     }
     let all: u64 = devices.iter().map(|device| u64::from(device.count.unwrap_or(1))).sum();
-    if all > MOST_DEVICES as u64 {
-        let why = format!("are {all}, counts included; a fleet has 1 to {MOST_DEVICES} in all");
+    if all > MAX_DEVICES as u64 {
+        let why = format!("are {all}, counts included; a fleet has 1 to {MAX_DEVICES} in all");
         return Err(InvalidFleet::wrong("devices", why));
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! Chooses the prefill chunks of a plan. Each prompt length gets the fastest chunk. While other sequences
-//! generate, prompts get the longest chunk that delays those sequences by at most [`MOST_DELAY_US`]. The chunks
+//! generate, prompts get the longest chunk that delays those sequences by at most [`MAX_DELAY_US`]. The chunks
 //! do not apply to a prefill stage. Its chunks are as long as possible, because each of them copies weights.
 //!
 //! This module knows nothing about the search.
@@ -19,10 +19,10 @@ const SHORTEST: u32 = 64;
 const SAME: f64 = 0.04;
 /// Maximum time by which prefill chunks in flight may delay the next token of a generating sequence, in
 /// microseconds.
-const MOST_DELAY_US: f64 = 100e3;
+const MAX_DELAY_US: f64 = 100e3;
 
 /// Returns chunks that do not depend on the prompt length. All prompts use the chunk of `choice`. While other
-/// sequences generate, prompts use the longest chunk that [`MOST_DELAY_US`] allows.
+/// sequences generate, prompts use the longest chunk that [`MAX_DELAY_US`] allows.
 pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
 }
@@ -84,7 +84,7 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
     fastest.or_else(|| known.into_iter().rfind(|(us, _)| *us <= most_us)).map(|(_, rows)| rows)
 }
 
-/// Returns the longest chunk that delays a token by at most [`MOST_DELAY_US`], or the shortest chunk if every
+/// Returns the longest chunk that delays a token by at most [`MAX_DELAY_US`], or the shortest chunk if every
 /// chunk delays it more. The result is never longer than the chunk of `choice`.
 fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     // A decode step waits for the other micro-batches in flight. They leave at the rate of the slowest stage.
@@ -99,7 +99,7 @@ fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
     // With streamed weights, the shortest chunk may take as long as a much longer one.
     let shortest = shorter().next().filter(|_| choice.stages_stream());
-    let most_us = shortest.map_or(0.0, |point| delay_us(point) * (1.0 + SAME)).max(MOST_DELAY_US);
+    let most_us = shortest.map_or(0.0, |point| delay_us(point) * (1.0 + SAME)).max(MAX_DELAY_US);
     let longest = shorter().rfind(|point| delay_us(point) <= most_us);
     let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
     // Leave room for as many prompt rows as decode rows.

@@ -15,7 +15,7 @@ use super::streamed::{device_may_stream, with_longest_chunk};
 use super::workload_times::Point;
 use super::{Constraints, PlannerInput};
 use crate::objective::Workload;
-use crate::streaming::{FEWEST, MOST_ARENAS};
+use crate::streaming::{FEWEST, MAX_ARENAS};
 use rayon::prelude::*;
 
 /// Shortest prompt for which the prefill stage is compared with the other stages, in tokens.
@@ -117,7 +117,7 @@ fn fastest(problem: &Problem<'_>, placed: impl Fn(usize) -> Option<Placed>) -> O
         false => more.is_clearly_faster_than(best),
     };
     let mut best = choice(placed(0)?);
-    for most in 3..=MOST_ARENAS {
+    for most in 3..=MAX_ARENAS {
         if !best.prefill_run().is_some_and(|run| problem.waits_for_arenas(run)) {
             break;
         }

@@ -592,7 +592,7 @@ fn check_streamed(input: &PlannerInput<'_>) -> Result<(), PlanError> {
 fn check_objective(objective: Objective) -> Result<(), PlanError> {
     let Objective::Mix(mix) = objective else { return Ok(()) };
     let weights = [mix.latency, mix.throughput, mix.first_token];
-    let is_weight = |weight: &f64| (0.0..=crate::objective::MOST_WEIGHT).contains(weight);
+    let is_weight = |weight: &f64| (0.0..=crate::objective::MAX_WEIGHT).contains(weight);
     if weights.iter().all(is_weight) && weights.iter().any(|weight| *weight > 0.0) {
         return Ok(());
     }

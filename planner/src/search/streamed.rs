@@ -16,7 +16,7 @@ use super::problem::{Problem, Run};
 use super::solver::Costs;
 use super::workload_times::Point;
 use crate::cost::{FigureSource, RunSizes, Streamed, arena_buffers};
-use crate::streaming::{Arenas, FEWEST, MOST_ARENAS};
+use crate::streaming::{Arenas, FEWEST, MAX_ARENAS};
 use ragtag_hal::pool::class_bytes;
 use rayon::prelude::*;
 use std::cmp::Reverse;
@@ -95,7 +95,7 @@ pub(super) fn fits(problem: &Problem<'_>) -> bool {
 fn fastest(problem: &Problem<'_>, runs: &[Run]) -> Option<Choice> {
     let choice = |most| streamed(problem, runs, most).map(|runs| Choice::of(problem, runs));
     let mut best = choice(0)?;
-    for most in 3..=MOST_ARENAS {
+    for most in 3..=MAX_ARENAS {
         if !best.runs.iter().any(|run| problem.waits_for_arenas(run)) {
             break;
         }

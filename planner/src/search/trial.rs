@@ -22,7 +22,7 @@ use rayon::prelude::*;
 /// Maximum numbers of placements that are simulated and tuned in one round. Only placements whose rate is
 /// within [`NEAR`] of the best are tuned.
 const TRIED: Most = Most { trials: 12, tuned: 2 };
-/// Limits of a round if there are more than [`MOST_DEVICES`] devices. A long pipeline takes long to simulate,
+/// Limits of a round if there are more than [`MAX_DEVICES`] devices. A long pipeline takes long to simulate,
 /// and planning should take less than a second.
 const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
 const NEAR: f64 = 0.15;
@@ -31,9 +31,9 @@ const FINAL: f64 = 0.05;
 /// A neighbouring point is simulated only if its predicted time is longer by at most this fraction.
 const HOPELESS: f64 = 0.05;
 /// Maximum number of skipped grid points that the planner solves after the trials. It solves a skipped point
-/// if the best trial is at that point, but none if there are more than [`MOST_DEVICES`] devices.
+/// if the best trial is at that point, but none if there are more than [`MAX_DEVICES`] devices.
 const MORE_SOLVED: usize = 2;
-const MOST_DEVICES: usize = 12;
+const MAX_DEVICES: usize = 12;
 /// Number of requests per sequence in a trial, and in the final trial of a placement. If the number of
 /// sequences times the number of stages is large, trials have fewer requests ([`WORK`]).
 const ROUNDS: u32 = 2;
@@ -91,7 +91,7 @@ pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Tri
     let mut placements: Vec<Vec<Run>> = Vec::new();
     let found = || found.all().filter(|choice| !choice.stages_stream());
     let resident = || found().filter(|choice| choice.prefill.is_none());
-    let mut tried = if grid.input.devices.len() > MOST_DEVICES {
+    let mut tried = if grid.input.devices.len() > MAX_DEVICES {
         tried(grid, rules.iter().chain(resident()), TRIED_OF_MANY, &mut placements)
     } else {
         let mut tried = tried(grid, rules.iter(), TRIED, &mut placements);
@@ -104,7 +104,7 @@ pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Tri
     tried.extend(with_prefill.into_iter().filter_map(rated).map(|tried| tuned_further(grid, tried)));
     for _ in 0..MORE_SOLVED {
         let point = best_of(&tried)?.1.point;
-        if solved.contains(&point) || grid.input.devices.len() > MOST_DEVICES {
+        if solved.contains(&point) || grid.input.devices.len() > MAX_DEVICES {
             break;
         }
         solved.push(point);

@@ -17,7 +17,7 @@ const SIZES_APART: f64 = 2.0;
 /// number of standard deviations.
 const SPREADS: f64 = 3.0;
 /// Minimum relative standard deviation of a time. Smaller measured deviations are not credible.
-const LEAST_SPREAD: f64 = 0.05;
+const MIN_SPREAD: f64 = 0.05;
 /// Two devices differ persistently if `n · |ln(a / b)|` is at least this value, where `n` is the number of
 /// micro-batches, and `a` and `b` are the devices' ratios of measured to predicted time. A factor of 1.5
 /// between the ratios needs 20 micro-batches, and a factor of 4 needs six.
@@ -87,7 +87,7 @@ fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
         let (Some(a), Some(b)) = (stage(a, phase), stage(b, phase)) else { return false };
         let log = |part: &ComparedPart| (part.measured_us / part.predicted_us).ln();
         let apart = (log(a) - log(b)).abs();
-        let spread = a.spread.zip(b.spread).map(|(a, b)| a.max(b).max(LEAST_SPREAD));
+        let spread = a.spread.zip(b.spread).map(|(a, b)| a.max(b).max(MIN_SPREAD));
         let count = a.micro_batches.min(b.micro_batches) as f64;
         spread.is_some_and(|spread| apart > SPREADS * spread && apart * count >= PERSISTENT)
     })

@@ -12,15 +12,15 @@ use std::str::FromStr;
 use thiserror::Error;
 
 /// Maximum number of requests in a load.
-pub const MOST_REQUESTS: u32 = 1 << 20;
+pub const MAX_REQUESTS: u32 = 1 << 20;
 /// Maximum number of tokens in a load. Prompt tokens and generated tokens both count.
-pub const MOST_TOKENS: u64 = 1 << 26;
+pub const MAX_TOKENS: u64 = 1 << 26;
 /// Maximum number of prompt tokens, and maximum number of generated tokens, in a request.
 pub const LONGEST: u32 = 1 << 24;
 /// Latest arrival time, in seconds.
 pub const LATEST_S: f64 = 1e9;
 /// Maximum number of characters from a file that an error message quotes.
-const MOST_SHOWN: usize = 100;
+const MAX_SHOWN: usize = 100;
 
 /// Requests and their arrival times.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,7 +118,7 @@ impl DrawnLoad {
     ///
     /// # Errors
     /// [`LoadError::Figure`] if a parameter is out of range. [`LoadError::TooMuch`] if the load exceeds
-    /// [`MOST_REQUESTS`] or [`MOST_TOKENS`].
+    /// [`MAX_REQUESTS`] or [`MAX_TOKENS`].
     pub fn draw(&self) -> Result<Load, LoadError> {
         self.check()?;
         let mut rng = SmallRng::seed_from_u64(self.seed);
@@ -143,8 +143,8 @@ impl DrawnLoad {
         if self.requests == 0 {
             return figure("a load needs a request at least");
         }
-        if self.requests > MOST_REQUESTS {
-            return Err(LoadError::TooMuch { what: "requests", most: MOST_REQUESTS.into() });
+        if self.requests > MAX_REQUESTS {
+            return Err(LoadError::TooMuch { what: "requests", most: MAX_REQUESTS.into() });
         }
         match self.arrivals {
             Arrivals::Poisson { per_s } if !(per_s.is_finite() && per_s >= 1e-6) => {
@@ -239,8 +239,8 @@ struct Tokens(u64);
 impl Tokens {
     fn add(&mut self, prompt: u32, new: u32) -> Result<(), LoadError> {
         self.0 += u64::from(prompt) + u64::from(new);
-        if self.0 > MOST_TOKENS {
-            return Err(LoadError::TooMuch { what: "tokens", most: MOST_TOKENS });
+        if self.0 > MAX_TOKENS {
+            return Err(LoadError::TooMuch { what: "tokens", most: MAX_TOKENS });
         }
         Ok(())
     }
@@ -288,8 +288,8 @@ impl Load {
                 Some(columns) => row(line, columns),
             };
             let record = record.and_then(checked).map_err(at(number))?;
-            if requests.len() == MOST_REQUESTS as usize {
-                return Err(LoadError::TooMuch { what: "requests", most: MOST_REQUESTS.into() });
+            if requests.len() == MAX_REQUESTS as usize {
+                return Err(LoadError::TooMuch { what: "requests", most: MAX_REQUESTS.into() });
             }
             tokens.add(record.prompt_tokens, record.output_tokens)?;
             requests.push(request(record.arrival_s, record.prompt_tokens, record.output_tokens));
@@ -349,11 +349,11 @@ fn checked(record: Record) -> Result<Record, String> {
 fn said(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
-    format!("{} at column {}", cut(text.strip_suffix(&position).unwrap_or(&text), MOST_SHOWN), error.column())
+    format!("{} at column {}", cut(text.strip_suffix(&position).unwrap_or(&text), MAX_SHOWN), error.column())
 }
 
 fn quoted(text: &str) -> String {
-    format!("'{}'", cut(text, MOST_SHOWN))
+    format!("'{}'", cut(text, MAX_SHOWN))
 }
 
 #[cfg(test)]
@@ -408,7 +408,7 @@ mod tests {
         let uniform = |least, most| Lengths::Uniform { least, most };
         for bad in [
             DrawnLoad { requests: 0, ..good },
-            DrawnLoad { requests: MOST_REQUESTS + 1, ..good },
+            DrawnLoad { requests: MAX_REQUESTS + 1, ..good },
             DrawnLoad { arrivals: Arrivals::Poisson { per_s: f64::NAN }, ..good },
             DrawnLoad { arrivals: Arrivals::Poisson { per_s: -1.0 }, ..good },
             DrawnLoad { arrivals: Arrivals::Closed { at_once: 0 }, ..good },
@@ -492,6 +492,6 @@ mod tests {
         assert_eq!(Load::from_text(" \n\n"), Err(LoadError::Empty));
         assert_eq!(Load::from_text(header), Err(LoadError::Empty));
         let many = format!("{header}{}", format!("0,{LONGEST},{LONGEST}\n").repeat(3));
-        assert_eq!(Load::from_text(&many), Err(LoadError::TooMuch { what: "tokens", most: MOST_TOKENS }));
+        assert_eq!(Load::from_text(&many), Err(LoadError::TooMuch { what: "tokens", most: MAX_TOKENS }));
     }
 }

@@ -22,9 +22,7 @@ mod summary;
 mod time;
 mod world;
 
-pub use load::{
-    Arrivals, DrawnLoad, LATEST_S, LONGEST, Lengths, Load, LoadError, MOST_REQUESTS, MOST_TOKENS,
-};
+pub use load::{Arrivals, DrawnLoad, LATEST_S, LONGEST, Lengths, Load, LoadError, MAX_REQUESTS, MAX_TOKENS};
 pub use observe::{EdgeWork, Level, Observations, SequenceWork, StageWork, Work};
 pub use plan::SimPlanError;
 pub use spec::{Fault, SimPart, SimPass, SimPrefill, SimRequest, SimSharedLink, SimSpec, SimStage, token_at};
@@ -99,7 +97,7 @@ pub struct SimSpan {
 }
 
 /// Maximum number of spans that the simulation of a plan keeps. A chart needs no more.
-pub const MOST_SPANS: usize = 1 << 14;
+pub const MAX_SPANS: usize = 1 << 14;
 
 /// Result of a simulated run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

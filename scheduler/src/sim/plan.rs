@@ -22,7 +22,7 @@
 use crate::core::RunShape;
 use crate::sim::spec::{SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
-use crate::sim::{Load, MOST_SPANS};
+use crate::sim::{Load, MAX_SPANS};
 use ragtag_graph::{KvRing, Segment};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
@@ -36,7 +36,7 @@ use thiserror::Error;
 /// Maximum number of sequences or of ring chunks in a simulated plan.
 const MOST: u32 = 1 << 16;
 /// Maximum number of cache blocks in a simulated plan.
-const MOST_BLOCKS: u32 = 1 << 24;
+const MAX_BLOCKS: u32 = 1 << 24;
 
 /// Error for a plan that cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -151,7 +151,7 @@ impl SimSpec {
             at_once: load.at_once,
             faults: Vec::new(),
             checked: false,
-            max_spans: MOST_SPANS,
+            max_spans: MAX_SPANS,
             verified: false,
         })
     }
@@ -219,7 +219,7 @@ fn check(
         }
     }
     let depths = plan.edges.iter().map(|edge| ("ring's depth", edge.routes.places(), MOST));
-    let figures = [("sequences", plan.sequences, MOST), ("cache blocks", blocks(plan), MOST_BLOCKS)];
+    let figures = [("sequences", plan.sequences, MOST), ("cache blocks", blocks(plan), MAX_BLOCKS)];
     match figures.into_iter().chain(depths).find(|(_, value, most)| value > most) {
         Some((field, value, most)) => Err(SimPlanError::TooLarge { field, value, most }),
         None => Ok(()),

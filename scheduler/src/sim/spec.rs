@@ -6,7 +6,7 @@ use ragtag_graph::KvRing;
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::plan::{Chunks, PromptChunk};
-use ragtag_planner::streaming::{Arenas, FEWEST, MOST_ARENAS, StagePart, parts};
+use ragtag_planner::streaming::{Arenas, FEWEST, MAX_ARENAS, StagePart, parts};
 use ragtag_transfer::{Route, Routes, SizedRoute};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -372,7 +372,7 @@ fn stream_weights(seed: u64, stages: &mut [SimStage]) {
         return;
     }
     for stage in stages {
-        let (segments, most_arenas) = (rng.random_range(1..=16usize), rng.random_range(2..=MOST_ARENAS));
+        let (segments, most_arenas) = (rng.random_range(1..=16usize), rng.random_range(2..=MAX_ARENAS));
         let streamed: Vec<usize> = (0..segments).filter(|_| rng.random_ratio(1, 2)).collect();
         if streamed.len() < FEWEST {
             continue;

@@ -25,7 +25,7 @@ const DECISIVE: usize = 2;
 /// a ring incomplete. Size and offset are rounded up to the alignment of the devices.
 const ODD_BYTES: u64 = 777_777;
 /// Largest transfer, in bytes.
-const MOST_BYTES: u64 = SIZES[SIZES.len() - 1];
+const MAX_BYTES: u64 = SIZES[SIZES.len() - 1];
 /// Sizes whose times decide which ring is the fastest: activations of decode steps and of prefill chunks.
 const RING_SIZES: [u64; 3] = [64 << 10, 1 << 20, 16 << 20];
 /// Sizes of a ring's chunks that are tried with the usual depth, in bytes.
@@ -33,11 +33,11 @@ const RING_CHUNKS: [u64; 4] = [256 << 10, 1 << 20, 2 << 20, 4 << 20];
 /// Depths of a ring that are tried with the fastest chunk size.
 const RING_DEPTHS: [u32; 2] = [2, 8];
 /// Maximum size of a ring that is tried, in bytes of pinned host memory.
-const MOST_RING_BYTES: u64 = 16 << 20;
+const MAX_RING_BYTES: u64 = 16 << 20;
 /// Minimum gain of a ring over the usual one, as a fraction of the time. Smaller differences are noise.
 const RING_GAIN: f64 = 0.05;
 /// Maximum time of the repetitions of one measurement.
-const MOST_EACH: Duration = Duration::from_millis(40);
+const MAX_EACH: Duration = Duration::from_millis(40);
 /// Number of steps of a pair: the verification and the timing of each route in each direction, and both
 /// directions together.
 pub(super) const STEPS: usize = 2 * 2 * ROUTES + 1;
@@ -84,7 +84,7 @@ impl Prober {
     /// Creates a prober for `pairs` pairs of devices.
     pub(super) fn new(options: &LinkOptions, pairs: usize) -> Self {
         let measurements = (pairs * MEASUREMENTS).max(1) as u32;
-        Self { repetitions: options.repetitions.max(1), each: (options.limit / measurements).min(MOST_EACH) }
+        Self { repetitions: options.repetitions.max(1), each: (options.limit / measurements).min(MAX_EACH) }
     }
 
     /// Verifies each route from the first device to the second and from the second to the first. Calls `step`
@@ -92,7 +92,7 @@ impl Prober {
     pub(super) fn verify([a, b]: [&mut SoloDevice; 2], step: &dyn Fn()) -> [Vec<TriedRoute>; 2] {
         let one_way = |from: &mut SoloDevice, to: &mut SoloDevice| {
             let tried = routes(staged_route(from.adapter(), to.adapter())).map(|route| {
-                let verified = SoloLink::new(from, to, route, MOST_BYTES).map_err(Failure::from);
+                let verified = SoloLink::new(from, to, route, MAX_BYTES).map_err(Failure::from);
                 let verified = verified.and_then(|mut link| {
                     verify(&mut link)?;
                     link.keep_busy()?;
@@ -169,7 +169,7 @@ impl Prober {
         let depths = RING_DEPTHS.map(|depth| Route::HostStaged { chunk_bytes, depth });
         self.time_rings(from, to, &depths, &mut timed);
         let best = fastest_of(&timed);
-        let is_intact = best == usual || verify(&mut SoloLink::new(from, to, best, MOST_BYTES)?).is_ok();
+        let is_intact = best == usual || verify(&mut SoloLink::new(from, to, best, MAX_BYTES)?).is_ok();
         Ok(if is_intact { best } else { usual })
     }
 
@@ -181,7 +181,7 @@ impl Prober {
         rings: &[Route],
         timed: &mut Vec<(Route, RingTimes)>,
     ) {
-        for &ring in rings.iter().filter(|ring| ring.staging_bytes() <= MOST_RING_BYTES) {
+        for &ring in rings.iter().filter(|ring| ring.staging_bytes() <= MAX_RING_BYTES) {
             if timed.iter().any(|(other, _)| *other == ring) {
                 continue;
             }
@@ -199,7 +199,7 @@ impl Prober {
         to: &mut SoloDevice,
         ring: Route,
     ) -> std::result::Result<RingTimes, Failure> {
-        let mut link = SoloLink::new(from, to, ring, MOST_BYTES)?;
+        let mut link = SoloLink::new(from, to, ring, MAX_BYTES)?;
         let mut times_us = [0.0; RING_SIZES.len()];
         for (us, bytes) in times_us.iter_mut().zip(RING_SIZES) {
             *us = self.timed(|| Ok(link.time_us(bytes)?))?;
@@ -214,7 +214,7 @@ impl Prober {
         to: &mut SoloDevice,
         route: Route,
     ) -> std::result::Result<(f64, Vec<LinkRate>), Failure> {
-        let mut link = SoloLink::new(from, to, route, MOST_BYTES)?;
+        let mut link = SoloLink::new(from, to, route, MAX_BYTES)?;
         let hand_over = self.hand_over(&mut link)?;
         let latency_us = hand_over.subtracted_from(self.timed(|| Ok(link.time_us(SIZES[0])?))?);
         let rates = self.rates(|bytes, count| Ok(link.times_us(bytes, count)?))?;
@@ -237,7 +237,7 @@ impl Prober {
         b: &mut SoloDevice,
         [there, back]: [Route; 2],
     ) -> std::result::Result<Together, Failure> {
-        let mut link = SoloLink::new(a, b, there, MOST_BYTES)?.and_back(back)?;
+        let mut link = SoloLink::new(a, b, there, MAX_BYTES)?.and_back(back)?;
         verify(&mut link)?;
         let hand_over = self.hand_over(&mut link)?;
         let rounds_us = hand_over.subtracted_from(self.timed(|| Ok(link.ping_pong_us(SIZES[0], ROUNDS)?))?);
@@ -433,7 +433,7 @@ mod tests {
         let large = (ring(2 << 20, 4), [50.0, 180.0, 2000.0]);
         let largest = (ring(4 << 20, 4), [50.0, 190.0, 1900.0]);
         assert_eq!(fastest_of(&[usual, noise, largest, large]), ring(2 << 20, 4));
-        assert!(RING_CHUNKS.iter().all(|chunk| ring(*chunk, 4).staging_bytes() <= MOST_RING_BYTES));
+        assert!(RING_CHUNKS.iter().all(|chunk| ring(*chunk, 4).staging_bytes() <= MAX_RING_BYTES));
     }
 
     #[test]

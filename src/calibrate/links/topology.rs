@@ -181,7 +181,7 @@ impl Topology {
 }
 
 /// Maximum number of a core in a list of cores. Larger numbers are damage.
-const MOST_CORES: usize = 1 << 16;
+const MAX_CORES: usize = 1 << 16;
 
 /// Returns the numbers in a list such as `0-3,8`. Returns `None` if it is damaged.
 fn listed(text: &str) -> Option<Vec<usize>> {
@@ -189,7 +189,7 @@ fn listed(text: &str) -> Option<Vec<usize>> {
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if first > last || last >= MOST_CORES || numbers.len() > MOST_CORES {
+        if first > last || last >= MAX_CORES || numbers.len() > MAX_CORES {
             return None;
         }
         numbers.extend(first..=last);

@@ -12,7 +12,7 @@ use ragtag_hal::{Condition, Error, Result};
 /// Environment variable that enables Sysman.
 const ENABLES: &str = "ZES_ENABLE_SYSMAN";
 /// Maximum number of parts of one kind whose figures are read.
-const MOST_PARTS: usize = 64;
+const MAX_PARTS: usize = 64;
 
 /// Signature of the functions that list the parts of a device.
 type Enumerate = unsafe extern "C" fn(Handle, *mut u32, *mut Handle) -> Code;
@@ -38,7 +38,7 @@ impl Device {
             return unknown("for a tile");
         }
         let enumerate = enumerate.ok_or_else(|| lacks(name))?;
-        let mut parts = [Handle::NULL; MOST_PARTS];
+        let mut parts = [Handle::NULL; MAX_PARTS];
         let mut count = parts.len() as u32;
         // SAFETY: the list has room for this many handles.
         check(name, unsafe { enumerate(self.handle, &raw mut count, parts.as_mut_ptr()) })?;

@@ -79,7 +79,7 @@ type FlexibleCall =
     unsafe extern "system" fn(vk::PhysicalDevice, *mut u32, *mut FlexibleProperties) -> vk::Result;
 
 /// Maximum number of entries that Ragtag reads from the driver's table of matrix shapes.
-const MOST_ROWS: usize = 1024;
+const MAX_ROWS: usize = 1024;
 
 /// Returns true if sub-groups can multiply 16 × 16 f16 matrices. The device must support
 /// `VK_KHR_cooperative_matrix`.
@@ -118,7 +118,7 @@ pub(super) fn puts_together(instance: &Instance, handle: vk::PhysicalDevice) -> 
         scope: vk::ScopeKHR::default(),
         work_group_invocations: 0,
     };
-    let mut rows = vec![empty; (count as usize).min(MOST_ROWS)];
+    let mut rows = vec![empty; (count as usize).min(MAX_ROWS)];
     count = rows.len() as u32;
     // SAFETY: `rows` has room for `count` entries. The call writes at most that many entries and returns
     // their number.

@@ -15,12 +15,12 @@ use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 
 /// Maximum number of pre-tokenizers.
-const MOST_STEPS: usize = 16;
+const MAX_STEPS: usize = 16;
 /// Maximum length of a regular expression in bytes.
-const MOST_EXPRESSION_BYTES: usize = 4096;
+const MAX_EXPRESSION_BYTES: usize = 4096;
 /// Maximum number of atoms in a regular expression. The regex engine expands counted repetitions, so every
 /// repetition of an atom counts.
-const MOST_ATOMS: u64 = 20_000;
+const MAX_ATOMS: u64 = 20_000;
 
 /// A pre-tokenizer, or a sequence of pre-tokenizers.
 #[derive(Deserialize)]
@@ -92,8 +92,8 @@ impl PreTokenizer {
     /// tokens, so the library cannot recognize the first part.
     pub(super) fn build(&self, reader: &Reader<'_>) -> Result<(Cuts, Cuts), TokenizerError> {
         let steps = self.steps();
-        if steps.len() > MOST_STEPS {
-            return Err(reader.unsupported(format!("more than {MOST_STEPS} pre-tokenizers")));
+        if steps.len() > MAX_STEPS {
+            return Err(reader.unsupported(format!("more than {MAX_STEPS} pre-tokenizers")));
         }
         let build = |first: bool| -> Result<Cuts, TokenizerError> {
             let mut cuts = Vec::new();
@@ -149,10 +149,10 @@ impl PreTokenizer {
 /// Compiles `pattern` to a regular expression. Rejects patterns that are too large.
 fn expression(reader: &Reader<'_>, pattern: &Pattern) -> Result<Regex, TokenizerError> {
     match pattern {
-        Pattern::String(text) if text.len() <= MOST_EXPRESSION_BYTES => {
+        Pattern::String(text) if text.len() <= MAX_EXPRESSION_BYTES => {
             compiled(reader, &fancy_regex::escape(text))
         }
-        Pattern::Regex(regex) if regex.len() <= MOST_EXPRESSION_BYTES && atoms(regex) <= MOST_ATOMS => {
+        Pattern::Regex(regex) if regex.len() <= MAX_EXPRESSION_BYTES && atoms(regex) <= MAX_ATOMS => {
             compiled(reader, regex)
         }
         _ => Err(reader.unsupported("a pre-tokenizer with an expression this large")),
@@ -210,7 +210,7 @@ mod tests {
         assert!(atoms(r"\p{N}{1,3}| ?[^\s]+") < 30);
         assert_eq!(atoms("(?=a){1000}"), 3000 + 5);
         assert!(atoms("((?=a){1000}){1000}") >= 1_000_000);
-        assert!(atoms("(((((((a{999}){999}){999}){999}){999}){999}){999}){999}") > MOST_ATOMS);
+        assert!(atoms("(((((((a{999}){999}){999}){999}){999}){999}){999}){999}") > MAX_ATOMS);
         assert!(atoms("((((") < 5);
         assert!(atoms("))))") >= 4);
     }

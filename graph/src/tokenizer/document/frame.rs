@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
 /// Maximum number of tokens that post-processors add to a text.
-const MOST_ADDED: usize = 64;
+const MAX_ADDED: usize = 64;
 
 /// A post-processor, which adds tokens before and after a text.
 #[derive(Deserialize)]
@@ -78,8 +78,8 @@ fn apply(
             special.before = before;
             special.behind.append(&mut behind);
             match texts {
-                1 if special.before.len() + special.behind.len() <= MOST_ADDED => Ok(()),
-                1 => Err(reader.unsupported(format!("a template of more than {MOST_ADDED} tokens"))),
+                1 if special.before.len() + special.behind.len() <= MAX_ADDED => Ok(()),
+                1 => Err(reader.unsupported(format!("a template of more than {MAX_ADDED} tokens"))),
                 _ => Err(reader.unsupported(format!("a template with {texts} texts"))),
             }
         }

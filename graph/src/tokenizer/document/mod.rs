@@ -28,11 +28,11 @@ mod merging;
 mod unigram;
 
 /// Size limit of the file in bytes. The largest vocabularies take tens of megabytes.
-const MOST_BYTES: u64 = 256 << 20;
+const MAX_BYTES: u64 = 256 << 20;
 /// Maximum number of normalizers. Each normalizer may lengthen a text up to fourfold.
-const MOST_STEPS: usize = 4;
+const MAX_STEPS: usize = 4;
 /// Maximum length, in bytes, of a text that a normalizer prepends.
-const MOST_PREFIX_BYTES: usize = 16;
+const MAX_PREFIX_BYTES: usize = 16;
 
 /// The document's model type. It is read first, because the fields of the document depend on it.
 #[derive(Deserialize)]
@@ -133,7 +133,7 @@ impl Reader<'_> {
 /// Reads the tokenizer from `source`. Also returns a map from token texts to ids.
 pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
     let reader = Reader { file: source.name() };
-    let head: Head = json::parse(source, MOST_BYTES)?;
+    let head: Head = json::parse(source, MAX_BYTES)?;
     match head.model.kind.as_deref() {
         None | Some("BPE") => read_as::<Merging>(&reader, source),
         Some("Unigram") => read_as::<Unigram>(&reader, source),
@@ -145,7 +145,7 @@ fn read_as<M: Model>(
     reader: &Reader<'_>,
     source: &dyn Source,
 ) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
-    let document: Document<M> = json::parse(source, MOST_BYTES)?;
+    let document: Document<M> = json::parse(source, MAX_BYTES)?;
     let normaliser = normaliser(reader, document.normalizer.as_ref())?;
     let decoding = frame::Decoding::of(reader, document.decoder.as_ref())?;
     let pieces = pieces(reader, &document, &decoding)?;
@@ -181,7 +181,7 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
                 left.extend(normalizers.iter().rev());
                 continue;
             }
-            Normalizer::Prepend { prepend } if prepend.len() <= MOST_PREFIX_BYTES => {
+            Normalizer::Prepend { prepend } if prepend.len() <= MAX_PREFIX_BYTES => {
                 TextChange::Prepend(prepend.clone())
             }
             Normalizer::Replace { pattern: Pattern::Regex(from), content: to }
@@ -214,8 +214,8 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
             Normalizer::Nfc => TextChange::Nfc,
             Normalizer::Nfkc => TextChange::Nfkc,
         });
-        if steps.len() > MOST_STEPS {
-            return Err(reader.unsupported(format!("more than {MOST_STEPS} normalisers")));
+        if steps.len() > MAX_STEPS {
+            return Err(reader.unsupported(format!("more than {MAX_STEPS} normalisers")));
         }
     }
     Ok(Normaliser { steps })

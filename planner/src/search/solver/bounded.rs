@@ -17,7 +17,7 @@ use rayon::prelude::*;
 const GAP: f64 = 0.0075;
 
 /// Maximum number of boxes that the search tries to halve.
-const MOST_BOXES: usize = 80;
+const MAX_BOXES: usize = 80;
 
 /// Maximum numbers of subgradient steps: for the first box, and for each half of a box.
 const FIRST_STEPS: usize = 100;
@@ -62,7 +62,7 @@ pub(super) fn solve(instance: &Instance) -> Solution {
     search.look(&mut regions[0]);
     search.improve_orders();
     let mut bound = f64::INFINITY;
-    for _ in 0..MOST_BOXES {
+    for _ in 0..MAX_BOXES {
         let best = search.best();
         if best.is_infinite() {
             break;

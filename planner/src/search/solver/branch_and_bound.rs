@@ -35,7 +35,7 @@ const AT_ONCE: usize = 2;
 
 /// Maximum number of rounds. The bound that the search returns accounts for the regions that are still open
 /// after the last round.
-const MOST_ROUNDS: usize = 1 << 14;
+const MAX_ROUNDS: usize = 1 << 14;
 
 /// A box counts as wide if, within it, `busy` or `chunk` can change the score by at least this fraction.
 const WIDE: f64 = 0.05;
@@ -107,7 +107,7 @@ pub(super) fn solve(instance: &Instance, kinds: &[Vec<usize>], table: Table<'_>)
     let mut search = Search { instance, kinds, table, busy, chunk, solution, regions: Vec::new() };
     search.start();
     let mut cells = search.table.cells(AT_ONCE);
-    for _ in 0..MOST_ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let taken = search.take_most_promising(cells.len());
         if taken.is_empty() {
             search.solution.bound = search.best();

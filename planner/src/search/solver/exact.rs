@@ -26,7 +26,7 @@ use std::ops::Range;
 
 /// Maximum number of table cells. The table reserves half a gigabyte of address space and uses less than half
 /// of it.
-const MOST_CELLS: usize = 1 << 26;
+const MAX_CELLS: usize = 1 << 26;
 
 /// Minimum number of cells for which a separate task is worthwhile.
 const CELLS_PER_TASK: usize = 1 << 16;
@@ -127,11 +127,11 @@ struct Smaller<'a> {
 }
 
 /// Returns the number of table cells for these kinds and this number of segments, or `None` if it exceeds
-/// [`MOST_CELLS`].
+/// [`MAX_CELLS`].
 pub(super) fn cells(kinds: &[Vec<usize>], segments: usize) -> Option<usize> {
     let sets = kinds.iter().try_fold(1usize, |n, kind| n.checked_mul(kind.len() + 1))?;
     let width = kinds.len().checked_mul(segments + 1)?;
-    sets.checked_mul(width).filter(|cells| *cells <= MOST_CELLS)
+    sets.checked_mul(width).filter(|cells| *cells <= MAX_CELLS)
 }
 
 impl<'a> Table<'a> {
@@ -154,7 +154,7 @@ impl<'a> Table<'a> {
             alive: vec![false; sets],
             times: vec![0.0; times],
         };
-        (0..(MOST_CELLS / times.max(1)).clamp(1, most)).map(cells).collect()
+        (0..(MAX_CELLS / times.max(1)).clamp(1, most)).map(cells).collect()
     }
 
     /// Returns, at index k, the placement with the smallest time among those with k + 1 stages. The entry is

@@ -4,7 +4,7 @@ use super::*;
 use crate::cost::StageCapacity;
 use crate::plan::PrefillStage;
 use crate::search::{hybrid, streamed};
-use crate::streaming::{Arenas, FEWEST, MOST_ARENAS, PREFILLS, passing_blocks};
+use crate::streaming::{Arenas, FEWEST, MAX_ARENAS, PREFILLS, passing_blocks};
 use ragtag_hal::pool::class_bytes;
 
 /// Returns a world with a GPU that does not hold the model, and a processor that decodes half as fast and
@@ -275,7 +275,7 @@ fn neighbouring_streamed_segments_get_more_arenas() {
     let [(two, slow), (four, fast)] = [None, Some(4)].map(|arenas| us(arenas).expect("fits"));
     assert_eq!((two, four), (2, 4));
     assert!(fast.prefill_us < 0.95 * slow.prefill_us, "{fast:?} {slow:?}");
-    let error = us(Some(MOST_ARENAS as u32 + 1)).expect_err("refused");
+    let error = us(Some(MAX_ARENAS as u32 + 1)).expect_err("refused");
     assert!(error.contains("gpu:0: 8 streamed segments cannot share 9 arenas (possible: "), "{error}");
 }
 

@@ -34,7 +34,7 @@ const BUSY_BYTES: u64 = 8 << 20;
 /// Approximate duration of a submission to the compute queue of a busy device, and the maximum number of its
 /// copies. Two such submissions are in flight, so that the queue does not run empty.
 const BUSY_US: f64 = 1000.0;
-const MOST_BUSY_COPIES: f64 = 512.0;
+const MAX_BUSY_COPIES: f64 = 512.0;
 const BUSY_IN_FLIGHT: usize = 2;
 
 /// A link from one device to another, on which transfers can be timed and verified outside a pipeline.
@@ -420,7 +420,7 @@ impl SoloDevice {
         let start = Instant::now();
         self.run(QueueKind::Compute, copy.clone())?;
         let copy_us = start.elapsed().as_secs_f64() * 1e6;
-        let copies = (BUSY_US / copy_us.max(1.0)).clamp(1.0, MOST_BUSY_COPIES) as usize;
+        let copies = (BUSY_US / copy_us.max(1.0)).clamp(1.0, MAX_BUSY_COPIES) as usize;
         Ok(Busywork { commands: vec![copy; copies], in_flight: VecDeque::new() })
     }
 
