@@ -461,6 +461,13 @@ pub struct HostMemory {
     pub available: Option<u64>,
 }
 
+impl HostMemory {
+    /// Returns whether host memory has room for the pipeline. Unknown memory counts as sufficient.
+    pub fn fits(&self) -> bool {
+        self.available.is_none_or(|available| self.total <= available)
+    }
+}
+
 fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }

@@ -1,12 +1,13 @@
 //! Explains a plan as data: bottleneck, bound, unused devices, alternatives and binding limits. Writes no
 //! text for users.
 
+use super::assemble::tenths;
 use super::baselines::Baseline;
 use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
 use super::problem::Run;
 use super::solver::{self, Instance};
 use super::workload_times::Times;
-use super::{PlannerInput, families, hybrid, streamed, tenths};
+use super::{PlannerInput, families, hybrid, streamed};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, LeftOut, Place};
 use crate::wording;

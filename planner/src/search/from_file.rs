@@ -7,8 +7,9 @@
 use super::grid::{Choice, Grid};
 use super::problem::Run;
 use super::streamed::spread;
-use super::{HostMemory, Plan, PlannerInput, has_room, plan_for_devices};
+use super::{PlannerInput, for_devices};
 use crate::cost::RunSizes;
+use crate::plan::{HostMemory, Plan};
 
 /// Maximum number of plans that the search makes for less and less memory of the devices in host memory.
 const TRIES: usize = 8;
@@ -19,8 +20,8 @@ pub(super) fn plan(input: &PlannerInput<'_>) -> Option<Plan> {
     let mut devices = input.devices.to_vec();
     for _ in 0..TRIES {
         let input = PlannerInput { devices: &devices, from_file: true, ..*input };
-        let plan = plan_for_devices(&input, false).ok()?;
-        if has_room(&plan) {
+        let plan = for_devices(&input, false).ok()?;
+        if plan.host_memory_bytes.fits() {
             return Some(plan);
         }
         let HostMemory { total, available, devices: used, .. } = plan.host_memory_bytes;
@@ -55,11 +56,12 @@ pub(super) fn with_pinned_copies(grid: &Grid<'_>, chosen: &Choice, memory: &Host
         *run = least_from_file(run, sizes, most);
         spare = most - run.pinned_bytes(sizes);
     }
-    (runs != chosen.runs).then(|| Choice::of(problem, runs))
+    (runs != chosen.runs).then(|| Choice::with_prefill(problem, runs, chosen.prefill.clone()))
 }
 
 /// Returns the run with the fewest segments from the model's file with which its host memory takes at most `most`
-/// bytes. Segments that are read only once, and then segments at equal distances, are read from the file.
+/// bytes. Segments that are read only once, and then segments at equal distances, are read from the file. Returns
+/// the given run if no such run fits.
 fn least_from_file(run: &Run, sizes: &RunSizes, most: u64) -> Run {
     let (copied, once) = run.streamed.split_at(run.copied().len());
     let with = |from_file| Run { from_file, ..run.clone() };

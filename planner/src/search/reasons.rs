@@ -5,10 +5,10 @@ use super::grid::{Choice, Grid, Prefill};
 use super::problem::Run;
 use super::trial::Trials;
 use super::workload_times::{Point, Times, WorkloadTimes};
-use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage, families};
+use super::{Baseline, DoesNotFit, PlannerInput, Shortage, families};
 use crate::cost::{DeviceFacts, RunSizes};
 use crate::objective::Objective;
-use crate::plan::{Alternative, Bottleneck, Explanation, Family, LeftOut, Place};
+use crate::plan::{Alternative, Bottleneck, Explanation, Family, HostMemory, LeftOut, Place};
 use crate::wording::{self, count};
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::KvType;
@@ -47,10 +47,16 @@ fn compared(with: f64, us: f64) -> String {
 }
 
 /// Returns the reasons for a plan, as lines of text.
-pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
+pub(super) fn reasons(
+    grid: &Grid<'_>,
+    chosen: &Choice,
+    explanation: &Explanation,
+    tried: Option<Trials>,
+) -> Vec<String> {
     let mut reasons = vec![objective(grid, &chosen.workload_times), context(grid, chosen)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
     reasons.push(speed(chosen));
+    reasons.extend(trials(grid, chosen, tried));
     reasons.extend(streamed(grid, chosen));
     reasons.extend(prefill_stage(grid, chosen));
     reasons.extend(family(grid, chosen));
@@ -250,18 +256,18 @@ fn wire_type(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     ))
 }
 
-/// Describes the result of the trials.
-pub(super) fn trials(trials: Trials) -> String {
-    format!(
-        "trials: {} simulated, the best serves {:.3} requests/s",
-        count(trials.placements, "placement"),
-        trials.requests_per_s
-    )
-}
-
-/// Says why there were no trials of a placement with streamed weights.
-pub(super) fn no_trials() -> String {
-    "trials: none, because they would not choose the streamed segments again".into()
+/// Describes the result of the trials, or says why there were none although the planner simulates plans.
+fn trials(grid: &Grid<'_>, chosen: &Choice, tried: Option<Trials>) -> Option<String> {
+    match tried {
+        Some(Trials { placements, requests_per_s }) => Some(format!(
+            "trials: {} simulated, the best serves {requests_per_s:.3} requests/s",
+            count(placements, "placement"),
+        )),
+        None if grid.input.is_tried() && chosen.stages_stream() => {
+            Some("trials: none, because they would not choose the streamed segments again".into())
+        }
+        None => None,
+    }
 }
 
 /// Describes the family of a placement in which devices have several stages.

@@ -14,16 +14,23 @@ mod streamed;
 mod tried;
 mod worlds;
 
+use super::assemble::tenths;
+use super::problem::{Lowered, Problem, Run};
+use super::workload_times::Times;
 use super::*;
 use crate::cost::{
-    BatchShape, BufferLimits, Figure, FigureSource, LinkFacts, SharedLink, WeightSharing, segment_time_us,
+    BatchShape, BufferLimits, DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink, WeightSharing,
+    segment_time_us,
 };
 use crate::objective::{Mix, Objective, Workload};
-use crate::plan::{Alternative, LeftOut};
+use crate::plan::{Alternative, Explanation, HostMemory, LeftOut, PlanModel, PlanStage};
+use crate::split::Split;
 use ragtag_graph::segment::SegmentTensor;
-use ragtag_graph::{Granularity, SegmentKind, WireType};
+use ragtag_graph::{Granularity, Segment, SegmentKind, WireType};
+use ragtag_kernels::{Activations, KvType};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use std::sync::Arc;
 use test_support::share;
 use worlds::*;
 

@@ -14,8 +14,8 @@ use super::baselines::{Baseline, EngineDecode};
 use super::grid::{Choice, Grid, SearchResult};
 use super::problem::Run;
 use super::workload_times::Point;
-use super::{PlannerInput, assemble_choice, chunks};
-use crate::plan::{Explanation, Plan};
+use super::{PlannerInput, assemble, chunks};
+use crate::plan::Plan;
 use ragtag_graph::Segment;
 use rayon::prelude::*;
 
@@ -82,10 +82,22 @@ pub(super) struct Trials {
 /// The rate of a simulated choice, in requests per second, and the choice.
 type Tried = (f64, Choice);
 
+/// Chooses among the placements that the search found, if the planner simulates them. Trials move segments
+/// between stages, but do not choose the streamed ones again.
+pub(super) fn choose(grid: &Grid<'_>, mut found: SearchResult) -> (SearchResult, Option<Trials>) {
+    let is_tried = grid.input.is_tried() && !found.best.stages_stream();
+    let Some((best, trials)) = is_tried.then(|| best(grid, &found)).flatten() else { return (found, None) };
+    let predicted = std::mem::replace(&mut found.best, best);
+    if found.best.runs != predicted.runs {
+        found.others.push(predicted);
+    }
+    (found, Some(trials))
+}
+
 /// Returns the choice that serves the most requests per second in simulation, and a summary of the trials.
 /// Among equally fast choices, it prefers one with the fewest stages. Returns `None` if no placement can be
 /// simulated.
-pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Trials)> {
+fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Trials)> {
     let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
     let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
     let mut placements: Vec<Vec<Run>> = Vec::new();
@@ -100,8 +112,8 @@ pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Tri
     };
     let with_prefill: Vec<Choice> = found().filter(|choice| choice.prefill.is_some()).cloned().collect();
     placements.extend(with_prefill.iter().map(|choice| choice.runs.clone()));
-    let rated = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
-    tried.extend(with_prefill.into_iter().filter_map(rated).map(|tried| tuned_further(grid, tried)));
+    let with_prefill = with_prefill.into_iter().filter_map(|choice| rated(grid, choice, ROUNDS));
+    tried.extend(with_prefill.map(|tried| tuned_further(grid, tried)));
     for _ in 0..MORE_SOLVED {
         let point = best_of(&tried)?.1.point;
         if solved.contains(&point) || grid.input.devices.len() > MAX_DEVICES {
@@ -113,7 +125,7 @@ pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Tri
     }
     let near = best_of(&tried)?.0 * (1.0 - FINAL);
     let last = tried.into_par_iter().filter(|(rate, _)| *rate >= near);
-    let last = last.filter_map(|(_, choice)| Some((requests_per_s(grid, &choice, FINAL_ROUNDS)?, choice)));
+    let last = last.filter_map(|(_, choice)| rated(grid, choice, FINAL_ROUNDS));
     let (requests_per_s, choice) = best_of(&last.collect::<Vec<_>>())?.clone();
     Some((choice, Trials { placements: placements.len(), requests_per_s }))
 }
@@ -134,8 +146,8 @@ fn tried<'a>(
 ) -> Vec<Tried> {
     let different = different(grid, choices, most.trials, placements);
     placements.extend(different.iter().map(|choice| choice.runs.clone()));
-    let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
-    let mut tried: Vec<Tried> = different.into_par_iter().filter_map(tried).collect();
+    let rated = different.into_par_iter().filter_map(|choice| rated(grid, choice, ROUNDS));
+    let mut tried: Vec<Tried> = rated.collect();
     // The sort is stable, so of equal rates the better prediction comes first.
     tried.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near = tried.first().map_or(0.0, |(rate, _)| *rate) * (1.0 - NEAR);
@@ -248,10 +260,9 @@ fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
 /// Simulates `choices` and returns the one with the highest rate, if it beats the rate of `best`.
 fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choice>) -> Option<Tried> {
     let choices: Vec<Choice> = choices.into_iter().collect();
-    let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
-    let tried: Vec<Tried> = choices.into_par_iter().filter_map(tried).collect();
-    let better = tried.into_iter().filter(|(rate, _)| *rate > best.0 * (1.0 + SAME));
-    better.max_by(|(a, _), (b, _)| a.total_cmp(b))
+    let tried = choices.into_par_iter().filter_map(|choice| rated(grid, choice, ROUNDS));
+    let better = tried.filter(|(rate, _)| *rate > best.0 * (1.0 + SAME)).collect::<Vec<_>>();
+    better.into_iter().max_by(|(a, _), (b, _)| a.total_cmp(b))
 }
 
 /// Returns the points that differ from `of` by one step in the number of groups or in the chunk length.
@@ -268,6 +279,11 @@ fn neighbours(grid: &Grid<'_>, of: Point) -> impl Iterator<Item = Point> {
     of_groups.chain(of_chunks)
 }
 
+/// Simulates a choice. Returns `None` if it cannot be simulated.
+fn rated(grid: &Grid<'_>, choice: Choice, rounds: u32) -> Option<Tried> {
+    Some((requests_per_s(grid, &choice, rounds)?, choice))
+}
+
 fn requests_per_s(grid: &Grid<'_>, choice: &Choice, rounds: u32) -> Option<f64> {
     let input: &PlannerInput<'_> = grid.input;
     let sequences = input.limits.sequences;
@@ -280,7 +296,8 @@ fn requests_per_s(grid: &Grid<'_>, choice: &Choice, rounds: u32) -> Option<f64> 
         prompt_tokens: tokens(choice.workload_times.prompt),
         new_tokens: tokens(choice.workload_times.generated),
     };
-    let plan = assemble_choice(grid, choice, Explanation::default(), Vec::new());
-    let plan = Plan { chunks: Some(chunks::fixed(grid, choice)), ..plan };
-    (input.trial?)(input, &plan, grid.segments(choice.point), &load)
+    let plan = assemble::plan(grid, choice, Some(chunks::fixed(grid, choice)));
+    let rate = (input.trial?)(input, &plan, grid.segments(choice.point), &load)?;
+    assert!(rate.is_finite() && rate >= 0.0, "a simulation served {rate} requests/s");
+    Some(rate)
 }

@@ -21,7 +21,7 @@ fn no_listed_alternative_beats_the_plan() {
         for other in others(&plan) {
             let split: Split = other.split.parse().expect("a split");
             let (runs, _) =
-                given_runs(&PlannerInput { split: Some(&split), ..input }).expect("known devices");
+                requested::runs(&PlannerInput { split: Some(&split), ..input }).expect("known devices");
             assert!(input.allows(&runs), "seed {seed}: {other:?} breaks {:?}", world.constraints);
             // A plan may cost one percent more for fewer devices, and half a percent more for a faster
             // decode.

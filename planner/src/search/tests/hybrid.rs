@@ -212,7 +212,7 @@ fn the_times_of_a_prefill_stage_add_up() {
     let world = world(100).split("0-5=gpu:0,6-13=cpu:0");
     let input = world.input();
     let problem = problem(&input, 1);
-    let (runs, _) = given_runs(&input).expect("known devices");
+    let (runs, _) = requested::runs(&input).expect("known devices");
     let prefill = Run { streamed: (6..13).collect(), ..Run::new(0, 0..14) };
     let [with, without] = [Some(&prefill), None].map(|prefill| problem.evaluate_with(&runs, prefill));
     assert_eq!(with.decode_tokens_per_s, without.decode_tokens_per_s);

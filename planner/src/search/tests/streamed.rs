@@ -63,7 +63,7 @@ fn fits_with(world: &World, plan: &Plan, streamed: &[Vec<u32>]) -> bool {
     let lowered = Arc::new(Lowered::new(input.limits.chunk, input.segments));
     let (wire_type, groups) = (plan.wire_type, plan.decode_groups);
     let problem = Problem::new(&input, lowered, plan.context, Point { chunk: plan.chunk, groups, wire_type });
-    problem.prove(&given_runs(&input).expect("known devices").0).is_ok()
+    problem.prove(&requested::runs(&input).expect("known devices").0).is_ok()
 }
 
 #[test]

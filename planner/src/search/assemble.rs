@@ -1,0 +1,142 @@
+//! Assembles a plan from a choice of the search.
+//!
+//! This module knows nothing about the search.
+
+use super::grid::{Choice, Grid, SearchResult};
+use super::problem::{Problem, Run};
+use super::trial::Trials;
+use super::workload_times::{Point, Times};
+use super::{chunks, explain, families, reasons};
+use crate::plan::{
+    Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage,
+    PredictedRun, PredictedTimes, PrefillStage, StageMemory,
+};
+use ragtag_graph::Granularity;
+
+/// Returns the plan of the best choice, with its explanation if the input asks for one.
+pub(super) fn explained(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Plan {
+    let plan = plan(grid, &found.best, Some(chunks::by_prompt(grid, &found.best)));
+    if !grid.input.explained {
+        return plan;
+    }
+    let explanation = explain::explanation(grid, found);
+    let reasons = reasons::reasons(grid, &found.best, &explanation, trials);
+    Plan { explanation, reasons, ..plan }
+}
+
+/// Returns the plan of a choice, without an explanation. Its memory is sized for the longest of `chunks`.
+pub(super) fn plan(grid: &Grid<'_>, chosen: &Choice, chunks: Option<Chunks>) -> Plan {
+    let input = grid.input;
+    let chunk = chunks.as_ref().map_or(0, Chunks::most_rows).max(chosen.point.chunk);
+    let problem = grid.problem(Point { chunk, ..chosen.point });
+    let (stages, prefill_stage, host_memory_bytes) = stages(problem, chosen);
+    let granularity = Granularity::of(input.segments);
+    Plan {
+        ragtag_plan: PLAN_VERSION,
+        model: PlanModel {
+            name: input.model.name.clone(),
+            digest: input.model.digest.clone(),
+            segments: input.segment_count(),
+            granularity,
+        },
+        objective: input.objective,
+        workload: input.workload,
+        device_options: None,
+        context: grid.context,
+        sequences: input.limits.sequences,
+        chunk,
+        chunks,
+        decode_rows: chosen.workload_times.decode_rows,
+        decode_groups: chosen.point.groups,
+        credits: chosen.credits,
+        slots: input.limits.slots,
+        kv: input.limits.kv,
+        activations: input.limits.activations,
+        wire_type: chosen.point.wire_type,
+        family: families::family(&chosen.runs, granularity),
+        prefill_stage,
+        host_memory_bytes,
+        paths: PlanPaths::through(stages.len()),
+        stages,
+        edges: edges(problem, chosen),
+        token_return: predicted(&chosen.evaluation.token_return),
+        predicted: predicted_run(chosen),
+        explanation: Explanation::default(),
+        reasons: Vec::new(),
+    }
+}
+
+/// Returns the stages, the prefill stage and the host memory that they need.
+fn stages(problem: &Problem<'_>, chosen: &Choice) -> (Vec<PlanStage>, Option<PrefillStage>, HostMemory) {
+    let proof = problem.prove_with(&chosen.runs, chosen.prefill_run());
+    assert!(proof.is_ok(), "the chosen stages exceed the memory of their devices: {proof:?}");
+    let memories = problem.memories_with(&chosen.runs, chosen.prefill_run());
+    let host_memory_bytes = host_memory(problem, chosen, &memories);
+    let numbers = |segments: &[usize]| segments.iter().map(|&segment| segment as u32).collect();
+    let stage = |((run, memory_bytes), times): ((&Run, StageMemory), &Times)| PlanStage {
+        device: problem.input.devices[run.device].label.clone(),
+        segments: run.span(),
+        streamed: numbers(&run.streamed),
+        arenas: run.arenas.map(|count| count as u32),
+        from_file: numbers(&run.from_file),
+        memory_bytes,
+        predicted: predicted(times),
+    };
+    let times = chosen.evaluation.stages.iter().chain(&chosen.evaluation.prefill);
+    let mut stages: Vec<_> = chosen.all_runs().zip(memories).zip(times).map(stage).collect();
+    assert_eq!(stages.len(), chosen.all_runs().count(), "a stage has no memory or no times");
+    let prefill_stage = chosen.prefill.as_ref().map(|prefill| PrefillStage {
+        stage: stages.pop().expect("the prefill stage comes last"),
+        from_tokens: prefill.from_tokens,
+    });
+    (stages, prefill_stage, host_memory_bytes)
+}
+
+fn edges(problem: &Problem<'_>, chosen: &Choice) -> Vec<PlanEdge> {
+    let edge = |(pair, times): (&[Run], &Times)| {
+        (problem.link(pair[0].device, pair[1].device).routes.clone(), predicted(times))
+    };
+    PlanEdge::between(chosen.runs.windows(2).zip(&chosen.evaluation.transfers).map(edge))
+}
+
+/// Returns the host memory that a choice needs. `memories` lists the device memory of all its stages.
+fn host_memory(problem: &Problem<'_>, chosen: &Choice, memories: &[StageMemory]) -> HostMemory {
+    let (input, shape) = (problem.input, &problem.shape);
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+    let logits = shape.logits_bytes().saturating_mul(u64::from(chosen.credits));
+    let staging = sum(&mut memories.iter().map(|memory| memory.staging));
+    let slots = u64::from(shape.slots).saturating_mul(memories.len() as u64);
+    let checksums = shape.checksum_bytes().saturating_mul(memories.len() as u64);
+    let receivers =
+        chosen.runs.iter().filter(|run| chosen.prefill_run().is_some_and(|of| of.device != run.device));
+    let passing_sums = sum(&mut receivers.map(|run| problem.passing_sum_bytes(run).saturating_mul(2)));
+    let checksums = checksums.saturating_add(passing_sums);
+    let parameters = shape.params_bytes().saturating_mul(slots).saturating_add(checksums);
+    let in_host = chosen.all_runs().zip(memories).filter(|(run, _)| input.devices[run.device].in_host_memory);
+    let devices = sum(&mut in_host.map(|(_, memory)| memory.total));
+    let streamed = sum(&mut chosen.all_runs().map(|run| run.pinned_bytes(&problem.lowered.sizes)));
+    let shared = chosen.prefill_run().map_or(0, |prefill| problem.shared_bytes(&chosen.runs, prefill));
+    let weights = streamed.saturating_sub(shared);
+    let kv = chosen.prefill_run().map_or(0, |prefill| problem.passing_bytes(&chosen.runs, prefill));
+    let total = sum(&mut [logits, staging, parameters, devices, weights, kv].into_iter());
+    let available = input.host_memory_bytes;
+    HostMemory { logits, staging, parameters, devices, weights, kv, total, available }
+}
+
+pub(super) fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+fn predicted(times: &Times) -> PredictedTimes {
+    PredictedTimes { decode_us: tenths(times.decode_us), prefill_us: tenths(times.full_chunk_us) }
+}
+
+fn predicted_run(Choice { evaluation, point, .. }: &Choice) -> PredictedRun {
+    PredictedRun {
+        decode_tokens_per_s: tenths(evaluation.decode_tokens_per_s),
+        prefill_tokens_per_s: tenths(evaluation.prefill_tokens_per_s),
+        prefill_rows: point.chunk,
+        first_token_us: tenths(evaluation.first_token_us),
+        token_us: tenths(evaluation.token_us),
+    }
+}

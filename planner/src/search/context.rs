@@ -1,0 +1,128 @@
+//! Finds the longest context that fits. If none fits, says what is missing.
+
+use super::grid::Grid;
+use super::problem::{Lowered, Problem};
+use super::requested::{self, Requested};
+use super::workload_times::Point;
+use super::{DoesNotFit, PlanError, PlannerInput, Shortage, check, memory_fit, reasons, streamed};
+use crate::objective::Workload;
+use ragtag_kernels::params::BLOCK_TOKENS;
+use std::sync::Arc;
+
+/// Default of the longest context for which the planner streams weights, in positions. A longer cache would
+/// displace more weights. The planned request may need a longer context.
+const STREAMED_CONTEXT: u32 = 4096;
+
+/// Number of positions of a block of the KV cache.
+const BLOCK: u32 = BLOCK_TOKENS as u32;
+
+/// Returns the longest context that fits: the model's trained context, or a shorter multiple of the KV cache
+/// block size. If weights must be streamed, returns the default context. Ignores
+/// [`PlanLimits::context`](super::PlanLimits::context).
+///
+/// # Errors
+/// Returns the same errors as [`plan`](super::plan), and [`PlanError::DoesNotFit`] if not even one cache block
+/// fits.
+pub fn largest_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
+    check::check(input)?;
+    fitting(input)
+}
+
+/// Returns the context that the user requested, or the longest one that fits.
+pub(super) fn context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
+    input.limits.context.map_or_else(|| fitting(input), Ok)
+}
+
+fn fitting(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
+    let whole = input.model.context;
+    let lowered = Arc::new(Lowered::new(input.limits.chunk, input.segments));
+    let resident = || longest(whole, |context| fits(input, &lowered, context, false));
+    let Workload { prompt_tokens, generated_tokens } = input.workload;
+    let usual = STREAMED_CONTEXT.max(prompt_tokens.saturating_add(generated_tokens)).min(whole);
+    let streamed = || longest(usual, |context| fits(input, &lowered, context, true));
+    let found = resident().or_else(|| input.may_stream().then(streamed).flatten());
+    found.ok_or_else(|| {
+        let grid = Grid::new(input, BLOCK.min(whole));
+        match requested::runs(input) {
+            Some(requested) => {
+                let proof = prove(&problem(input, &lowered, grid.context), &requested);
+                no_fit(&grid, proof.expect_err("not even the shortest context fits"))
+            }
+            None => nothing_fits(&grid),
+        }
+    })
+}
+
+/// Returns the problem at the point that decides about the context.
+fn problem<'a>(input: &'a PlannerInput<'a>, lowered: &Arc<Lowered<'a>>, context: u32) -> Problem<'a> {
+    let wire_type = input.limits.wire_type.unwrap_or_default();
+    let point = Point { chunk: input.limits.chunk, groups: 1, wire_type };
+    Problem::new(input, Arc::clone(lowered), context, point)
+}
+
+fn prove(problem: &Problem<'_>, (runs, prefill): &Requested) -> Result<(), Vec<Shortage>> {
+    problem.prove_with(runs, prefill.as_ref().map(|prefill| &prefill.run))
+}
+
+/// Returns whether the user's split fits at this context. Without a split, returns whether any placement
+/// fits. If `streaming` is set, stages may stream weights.
+fn fits<'a>(input: &'a PlannerInput<'a>, lowered: &Arc<Lowered<'a>>, context: u32, streaming: bool) -> bool {
+    let problem = problem(input, lowered, context);
+    match requested::runs(input) {
+        Some((runs, _)) if streaming => streamed::streamed(&problem, &runs, 0).is_some(),
+        Some(requested) => prove(&problem, &requested).is_ok(),
+        None if streaming => streamed::fits(&problem),
+        None => memory_fit::fits(&problem.instance()),
+    }
+}
+
+/// Returns the longest context that fits: `whole`, or a shorter multiple of the KV cache block size.
+fn longest(whole: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+    if fits(whole) {
+        return Some(whole);
+    }
+    if !fits(BLOCK.min(whole)) {
+        return None;
+    }
+    // Memory grows with the context, so bisect. `low` blocks fit and `high` blocks do not.
+    let (mut low, mut high) = (1, whole.div_ceil(BLOCK));
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle * BLOCK) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Some((low * BLOCK).min(whole))
+}
+
+/// Returns the error for a search that found no placement: either the devices lack memory, or the constraints
+/// conflict.
+pub(super) fn nothing_fits(grid: &Grid<'_>) -> PlanError {
+    match memory_fit::closest(grid.start()) {
+        shortages if shortages.is_empty() => {
+            PlanError::BadConstraint { what: "no placement that fits meets all of them".into() }
+        }
+        shortages => no_fit(grid, shortages),
+    }
+}
+
+/// Returns the error for a placement with these shortages.
+pub(super) fn no_fit(grid: &Grid<'_>, shortages: Vec<Shortage>) -> PlanError {
+    let (input, context) = (grid.input, grid.context);
+    let shorter = (context > BLOCK).then(|| fitting(input).ok()).flatten();
+    let hint = reasons::hint(input, shorter.filter(|c| *c < context), with_streaming(grid, &shortages));
+    PlanError::DoesNotFit(Box::new(DoesNotFit { context, shortages, hint }))
+}
+
+/// Returns the label of the device that lacks memory for the whole model, and the memory with which it could
+/// stream the model's weights.
+fn with_streaming<'a>(grid: &Grid<'a>, shortages: &[Shortage]) -> Option<(&'a str, u64)> {
+    let [shortage] = shortages else { return None };
+    let is_whole = shortage.segments.range().len() == grid.input.segments.len();
+    let device = grid.input.devices.iter().position(|device| device.label == shortage.device)?;
+    let may_stream = is_whole && shortage.too_large.is_none() && grid.input.may_stream();
+    let bytes = may_stream.then(|| streamed::smallest_bytes(grid.start(), device)).flatten()?;
+    (bytes > shortage.memory.available).then_some((grid.input.devices[device].label.as_str(), bytes))
+}

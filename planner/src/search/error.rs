@@ -1,0 +1,85 @@
+//! Reasons why the planner cannot make a plan. This module knows nothing about the search.
+
+use super::reasons;
+use crate::cost::LargeBuffer;
+use crate::plan::{HostMemory, StageMemory};
+use crate::split::{PartitionError, Span};
+use ragtag_graph::WireType;
+use thiserror::Error;
+
+/// Reason why the planner cannot make a plan.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum PlanError {
+    /// There are no devices.
+    #[error("there is no device to plan on")]
+    NoDevice,
+    /// There are no segments.
+    #[error("the model has no segment")]
+    NoSegment,
+    /// A field of a device or link has an invalid value.
+    #[error("{of}: invalid {field}")]
+    BadFacts {
+        /// Name of the device or link.
+        of: String,
+        /// Name of the field.
+        field: &'static str,
+    },
+    /// A limit or the workload is zero.
+    #[error("{what} must be at least 1")]
+    BadLimit {
+        /// Name of the limit.
+        what: &'static str,
+    },
+    /// A constraint names an unknown segment or device, or contradicts another constraint.
+    #[error("the constraints: {what}")]
+    BadConstraint {
+        /// Problem, as quoted in the error message.
+        what: String,
+    },
+    /// The user's split does not match the model or the devices.
+    #[error("the split: {0}")]
+    Split(#[from] PartitionError),
+    /// Exact (f32) activations are combined with a wire type other than f32.
+    #[error("wire type {wire_type} needs --activations int8; exact activations (f32) need wire type f32")]
+    ExactBoundary {
+        /// Requested wire type.
+        wire_type: WireType,
+    },
+    /// The model does not fit the devices.
+    #[error("{}", reasons::does_not_fit(.0))]
+    DoesNotFit(Box<DoesNotFit>),
+    /// The plan fits the devices, but it needs more host memory than is free.
+    #[error("{}", reasons::host_does_not_fit(.0))]
+    HostMemory(Box<HostMemory>),
+}
+
+/// Memory shortages of the placement that comes closest to fitting.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DoesNotFit {
+    /// Context length at which the placement does not fit, in positions.
+    pub context: u32,
+    /// Stages that lack memory. Never empty.
+    pub shortages: Vec<Shortage>,
+    /// Suggestions for the user, as quoted in the error message.
+    pub hint: String,
+}
+
+/// A stage that does not fit its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Label of the device.
+    pub device: String,
+    /// Segments of the stage.
+    pub segments: Span,
+    /// Required and available memory.
+    pub memory: StageMemory,
+    /// A buffer that exceeds a limit of the device.
+    pub too_large: Option<LargeBuffer>,
+}
+
+impl Shortage {
+    /// Returns the number of missing bytes.
+    pub fn missing_bytes(&self) -> u64 {
+        self.memory.total.saturating_sub(self.memory.available)
+    }
+}
