@@ -5,30 +5,30 @@
 
 mod chunks;
 mod edges;
+mod explanation;
 mod prefill;
+mod stage;
 #[cfg(test)]
 mod tests;
 mod upgrade;
+mod validate;
 
-use crate::cost::{DeviceFacts, FigureSource, QueuePart, RunSizes};
 use crate::objective::{Objective, Workload};
-use crate::split::{PartitionError, Span, Split, SplitPart, SplitPrefill, check_partition};
-use crate::streaming::{Arenas, FEWEST, MAX_ARENAS, StagePart, parts, wrong_arenas, wrong_from_file};
+use crate::split::{Split, SplitPart, SplitPrefill};
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 pub use edges::{PlanEdge, PlanPaths};
+pub use explanation::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, Place};
 pub use prefill::PrefillStage;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Routes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
+pub use stage::{HostMemory, PlanStage, StageMemory};
+pub use validate::InvalidPlan;
 
 /// Format version that this build writes. It also reads version 2.
 pub const PLAN_VERSION: u32 = 3;
-
-/// Maximum value of `decode_groups`, `credits` and `slots` in a valid plan.
-const MAX_MICRO_BATCHES: u32 = 1 << 16;
 
 /// Assignment of a model's segments to devices.
 ///
@@ -170,156 +170,6 @@ pub struct PlanDeviceOptions {
     pub threads: Option<u32>,
 }
 
-/// Explanation of a plan. Scores are values of the objective, in microseconds per request.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Explanation {
-    /// Score of the plan: the value of the objective.
-    pub score_us: f64,
-    /// Lower bound of the score over all placements that have one stage per device and meet the constraints,
-    /// for every prefill chunk, number of decode groups and wire type that the planner considers. If the user
-    /// requested a split, the bound still covers all other placements. 0 if the bound was not computed
-    /// because there are too many devices and segments, or because the plan streams weights.
-    pub bound_us: f64,
-    /// The stage, edge, shared link or token return with the longest busy time per request.
-    pub bottleneck: Bottleneck,
-    /// Minimum, over all devices, of the fraction of time that the device is idle while a burst of prompts
-    /// fills and drains the pipeline.
-    pub prefill_bubble: f64,
-    /// Fraction of a decode round during which the busiest stage is idle.
-    pub decode_idle: f64,
-    /// Unused devices, each with the best plan that includes the device.
-    pub left_out: Vec<LeftOut>,
-    /// Other plans, best first.
-    pub alternatives: Vec<Alternative>,
-    /// Limits that restrict the plan, with the gain from raising each limit. The limit with the largest gain
-    /// is first.
-    pub bindings: Vec<BindingLimit>,
-    /// Number of input values from each source.
-    pub figures: Vec<FigureCount>,
-}
-
-/// Busiest part of a pipeline.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Bottleneck {
-    /// Kind of the part.
-    pub place: Place,
-    /// Index from 0. Edge `n` leaves stage `n`.
-    pub index: usize,
-    /// Busy time per request, in microseconds.
-    pub busy_us: f64,
-    /// `busy_us` as a fraction of the total busy time of all stages and edges.
-    pub share: f64,
-}
-
-/// Kind of a pipeline part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Place {
-    /// A stage.
-    #[default]
-    Stage,
-    /// The edge from one stage to the next.
-    Edge,
-    /// A link that several edges share.
-    SharedLink,
-    /// The return of tokens to the first stage.
-    TokenReturn,
-}
-
-/// A device that the plan does not use.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LeftOut {
-    /// Label of the device.
-    pub device: String,
-    /// The best plan that includes the device. Absent if no such plan fits.
-    pub best_with: Option<Alternative>,
-    /// Whether the planner searched for plans that include the device. If there are many unused devices, the
-    /// planner tries only the first ones. If absent, true.
-    #[serde(default = "LeftOut::is_tried")]
-    pub tried: bool,
-    /// Whether plans that include the device fit into memory but violate the constraints. If absent, false.
-    #[serde(default)]
-    pub constrained: bool,
-}
-
-impl LeftOut {
-    fn is_tried() -> bool {
-        true
-    }
-
-    /// Returns whether both devices have the same name, ignoring the device number, and equal values in all
-    /// other fields that are reported.
-    fn is_like(&self, other: &Self) -> bool {
-        let name = |left: &Self| left.device.rsplit_once(':').map(|(name, _)| name.to_owned());
-        let rates = |other: &Alternative| {
-            (other.score_us, other.decode_tokens_per_s, other.prefill_tokens_per_s, other.why.clone())
-        };
-        let status = |left: &Self| (left.tried, left.constrained, left.best_with.as_ref().map(rates));
-        name(self) == name(other) && status(self) == status(other)
-    }
-}
-
-impl Explanation {
-    /// Returns the unused devices in groups. The devices of a group have the same name, ignoring the device
-    /// number, and equal predictions.
-    pub fn left_out_alike(&self) -> Vec<Vec<&LeftOut>> {
-        let mut groups: Vec<Vec<&LeftOut>> = Vec::new();
-        for left in &self.left_out {
-            match groups.iter_mut().find(|group| group[0].is_like(left)) {
-                Some(group) => group.push(left),
-                None => groups.push(vec![left]),
-            }
-        }
-        groups
-    }
-}
-
-/// A plan that was not chosen.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Alternative {
-    /// Placement of the plan, for example `0-5=cpu:0,6-13=cpu:1`.
-    pub split: String,
-    /// Score: the value of the objective.
-    pub score_us: f64,
-    /// Decode tokens per second of all sequences together.
-    pub decode_tokens_per_s: f64,
-    /// Prefill tokens per second.
-    pub prefill_tokens_per_s: f64,
-    /// Reason why the plan is listed, for example `best single device` or `even layers`.
-    pub why: String,
-}
-
-impl Alternative {
-    /// Value of `why` for the planner's own placement, which is listed if the user requests a split.
-    pub const PLANNERS_OWN: &str = "the planner's own";
-}
-
-/// A limit that restricts the plan, with the gain from raising it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename = "Binding", deny_unknown_fields)]
-pub struct BindingLimit {
-    /// Subject of the limit: a device label, a link such as `cpu:0 -> cuda:0`, or the name of a shared link.
-    pub of: String,
-    /// Description of the raised limit, for example `8 GiB more memory`.
-    pub more: String,
-    /// Relative improvement of the score from raising the limit.
-    pub gain: f64,
-}
-
-/// Number of input values that come from one source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct FigureCount {
-    /// Source of the values.
-    pub source: FigureSource,
-    /// Number of values.
-    pub figures: usize,
-}
-
 /// Identity of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -334,142 +184,6 @@ pub struct PlanModel {
     #[serde(default)]
     #[schemars(schema_with = "crate::schemas::granularity")]
     pub granularity: Granularity,
-}
-
-/// A stage: a run of segments on a device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PlanStage {
-    /// The device's label, as in `cpu:0`.
-    pub device: String,
-    /// First and last segment.
-    #[schemars(with = "[u32; 2]")]
-    pub segments: Span,
-    /// Streamed segments, in ascending order. Their weights stay in host memory or in the model's file, and the
-    /// stage copies them to the device before each computation. If absent, none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub streamed: Vec<u32>,
-    /// Number of arenas that the streamed segments share. If absent, 2, or 3 for an odd number of segments.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 2, max = MAX_ARENAS))]
-    pub arenas: Option<u32>,
-    /// Streamed segments whose weights host memory does not hold, in ascending order. The stage reads them
-    /// from the model's file before each computation. If absent, none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub from_file: Vec<u32>,
-    /// Device memory that the stage needs.
-    pub memory_bytes: StageMemory,
-    /// Times that the cost model predicts for the stage.
-    pub predicted: PredictedTimes,
-}
-
-impl PlanStage {
-    /// Returns the arenas of the streamed segments. An impossible number of them counts as absent.
-    pub fn arenas(&self) -> Arenas {
-        let streamed = self.streamed.len();
-        let given = Arenas::new(streamed, self.arenas.map(|count| count as usize));
-        given.unwrap_or_else(|| Arenas::at_most(streamed, 0))
-    }
-
-    /// Returns the parts of the stage on `device`, for the model of its queues. `sizes` belongs to the
-    /// model's segments. All segments compute for an equal time, and all of them together for `compute_us`.
-    pub fn queue_parts(&self, sizes: &RunSizes, device: &DeviceFacts, compute_us: f64) -> Vec<QueuePart> {
-        let streamed: Vec<_> = self.streamed.iter().map(|&segment| segment as usize).collect();
-        let segments = self.segments.range();
-        let segment_us = compute_us / segments.len() as f64;
-        let bytes = |part: &StagePart| part.arena.map(|_| sizes.streamed_bytes(&[part.segments.start]));
-        let is_read = |part: &StagePart| self.from_file.contains(&(part.segments.start as u32));
-        let part = |part: StagePart| QueuePart {
-            arena: part.arena,
-            read_us: bytes(&part).filter(|_| is_read(&part)).map_or(0.0, |bytes| device.file_read_us(bytes)),
-            copy_us: bytes(&part).map_or(0.0, |bytes| device.host_copy_us(bytes)),
-            compute_us: part.segments.len() as f64 * segment_us,
-        };
-        parts(segments, &streamed, self.arenas()).into_iter().map(part).collect()
-    }
-
-    /// Returns what is wrong with the streamed segments. `last` is the last segment of the model.
-    fn wrong_streamed(&self, last: u32) -> Option<String> {
-        let Self { segments, streamed, arenas, .. } = self;
-        let is_outside = |at: &&u32| !(segments.first()..=segments.last()).contains(*at);
-        if let Some(at) = streamed.iter().find(is_outside) {
-            return Some(format!("segment {at} is outside segments {segments}"));
-        }
-        if let Some(at) = streamed.iter().find(|at| [0, last].contains(*at)) {
-            return Some(format!("segment {at} is the embedding or the head, which are never streamed"));
-        }
-        if streamed.windows(2).any(|pair| pair[0] >= pair[1]) {
-            return Some("the segments must be in ascending order".into());
-        }
-        if !streamed.is_empty() && streamed.len() < FEWEST {
-            return Some(format!("a stage streams at least {FEWEST} segments or none"));
-        }
-        if let Some(what) = wrong_from_file(streamed, &self.from_file) {
-            return Some(what);
-        }
-        arenas.and_then(|count| wrong_arenas(streamed.len(), count as usize))
-    }
-}
-
-/// Device memory of a stage, in bytes. Each buffer counts as the full size of its size class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct StageMemory {
-    /// Weights in resident layout, without those of streamed segments. A tensor shared by two segments counts
-    /// once.
-    pub weights: u64,
-    /// Arenas that the streamed segments share. If absent, zero.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub arenas: u64,
-    /// Keys and values of all sequences at the full context.
-    pub kv: u64,
-    /// Scratch memory, sized for the segment that needs the most.
-    pub scratch: u64,
-    /// Slots: buffers for the parameters, activations and logits of the micro-batches that the stage can
-    /// hold. If transfers are verified, their checksums.
-    pub slots: u64,
-    /// Staging ring of the route from the previous stage.
-    pub staging: u64,
-    /// Sum of the above.
-    pub total: u64,
-    /// Bytes available on the device.
-    pub available: u64,
-}
-
-/// Host memory of a pipeline, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct HostMemory {
-    /// Logits: one buffer for each credit.
-    pub logits: u64,
-    /// Staging rings between stages.
-    pub staging: u64,
-    /// Parameters of the micro-batches that the stages can hold. If transfers are verified, their checksums.
-    pub parameters: u64,
-    /// Memory of stages on devices that use host memory.
-    pub devices: u64,
-    /// Pinned copies of the streamed weights that no CPU device stores in this layout, and the places through
-    /// which weights are read from the model's file. If absent, zero.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub weights: u64,
-    /// Memory through which keys and values pass from the prefill stage to other devices. If absent, zero.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub kv: u64,
-    /// Sum of the above.
-    pub total: u64,
-    /// Free host memory. Absent if unknown.
-    pub available: Option<u64>,
-}
-
-impl HostMemory {
-    /// Returns whether host memory has room for the pipeline. Unknown memory counts as sufficient.
-    pub fn fits(&self) -> bool {
-        self.available.is_none_or(|available| self.total <= available)
-    }
-}
-
-fn is_zero(bytes: &u64) -> bool {
-    *bytes == 0
 }
 
 /// Predicted times of a stage or an edge, in microseconds, rounded to tenths.
@@ -498,115 +212,6 @@ pub struct PredictedRun {
     pub first_token_us: f64,
     /// Time between two consecutive tokens of a sequence while all sequences decode, in microseconds.
     pub token_us: f64,
-}
-
-/// Reason why a plan cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum InvalidPlan {
-    /// The input is not JSON, or not in the plan format.
-    #[error("not a plan: {cause}")]
-    NotAPlan {
-        /// JSON path, parser message, line and column.
-        cause: String,
-    },
-    /// The plan has another format version.
-    #[error("the plan has version {found}, but this build reads versions 2 and {PLAN_VERSION}")]
-    Version {
-        /// Version of the plan.
-        found: u32,
-    },
-    /// The plan was made for a different model.
-    #[error(
-        "the plan was made for the model {plan_name} ({plan_segments} segments, digest {plan_digest}), \
-         not for {name} ({segments} segments, digest {digest})"
-    )]
-    OtherModel {
-        /// Name of the plan's model.
-        plan_name: String,
-        /// Digest of the plan's model.
-        plan_digest: String,
-        /// Number of segments of the plan's model.
-        plan_segments: u32,
-        /// Name of the loaded model.
-        name: String,
-        /// Digest of the loaded model.
-        digest: String,
-        /// Number of segments of the loaded model.
-        segments: u32,
-    },
-    /// The plan was made for a different segment granularity.
-    #[error(
-        "the plan has granularity {plan} ({plan_segments} segments), but granularity {wanted} ({segments} segments) \
-         is requested"
-    )]
-    OtherGranularity {
-        /// Granularity of the plan.
-        plan: Granularity,
-        /// Number of segments at the plan's granularity.
-        plan_segments: u32,
-        /// Requested granularity.
-        wanted: Granularity,
-        /// Number of segments at the requested granularity.
-        segments: u32,
-    },
-    /// The stages do not cover all segments, or they name unknown devices.
-    #[error("the plan's stages: {0}")]
-    Stages(#[from] PartitionError),
-    /// The streamed segments of a stage are invalid.
-    #[error("the plan's stages[{stage}].streamed: {what}")]
-    Streamed {
-        /// Index of the stage.
-        stage: usize,
-        /// Problem, as quoted in the error message.
-        what: String,
-    },
-    /// The prefill stage is invalid.
-    #[error("the plan's prefill_stage: {what}")]
-    PrefillStage {
-        /// Problem, as quoted in the error message.
-        what: String,
-    },
-    /// The edges do not lead from each stage to the next.
-    #[error("the plan has {stages} stages; its edges must lead from each stage to the next, in order")]
-    Edges {
-        /// Number of stages.
-        stages: usize,
-    },
-    /// A path does not pass through all stages in order.
-    #[error("the plan's paths.{phase} must list all {stages} stages in order")]
-    Path {
-        /// `prefill` or `decode`.
-        phase: &'static str,
-        /// Number of stages.
-        stages: usize,
-    },
-    /// The plan combines exact (f32) activations with a wire type other than f32.
-    #[error("the plan's wire type is {wire_type}, but exact activations need f32")]
-    WireType {
-        /// Wire type of the plan.
-        wire_type: WireType,
-    },
-    /// The routes of an edge are unusable.
-    #[error("the plan's edges[{edge}].routes: {what}")]
-    Routes {
-        /// Index of the edge.
-        edge: usize,
-        /// Problem, as quoted in the error message.
-        what: String,
-    },
-    /// The list of prefill chunks is invalid.
-    #[error("the plan's chunks: {0}")]
-    Chunks(#[from] InvalidChunks),
-    /// A field has an invalid value.
-    #[error("the plan's {field} is {value}; {wanted}")]
-    Figure {
-        /// Name of the field.
-        field: &'static str,
-        /// Value of the field.
-        value: u64,
-        /// Description of the valid values, as quoted in the error message.
-        wanted: &'static str,
-    },
 }
 
 impl Plan {
@@ -658,123 +263,5 @@ impl Plan {
             parts: self.stages.iter().map(part).collect(),
             prefill: self.prefill_stage.as_ref().map(prefill),
         }
-    }
-
-    /// Checks the plan against the model and the labels of the available devices.
-    ///
-    /// # Errors
-    /// Returns the first problem found: another version, model or granularity, missing or overlapping
-    /// segments, an unknown device, neighbouring stages on the same device, or an invalid value.
-    pub fn validate(&self, model: &PlanModel, devices: &[&str]) -> Result<(), InvalidPlan> {
-        if self.ragtag_plan != PLAN_VERSION {
-            return Err(InvalidPlan::Version { found: self.ragtag_plan });
-        }
-        if self.model.digest == model.digest && self.model.granularity != model.granularity {
-            return Err(InvalidPlan::OtherGranularity {
-                plan: self.model.granularity,
-                plan_segments: self.model.segments,
-                wanted: model.granularity,
-                segments: model.segments,
-            });
-        }
-        if self.model.digest != model.digest || self.model.segments != model.segments {
-            return Err(InvalidPlan::OtherModel {
-                plan_name: self.model.name.clone(),
-                plan_digest: self.model.digest.clone(),
-                plan_segments: self.model.segments,
-                name: model.name.clone(),
-                digest: model.digest.clone(),
-                segments: model.segments,
-            });
-        }
-        let parts: Vec<_> = self.stages.iter().map(|s| (s.segments, s.device.as_str())).collect();
-        check_partition(&parts, model.segments, devices)?;
-        self.validate_streamed()?;
-        self.validate_prefill_stage(devices)?;
-        self.validate_edges()?;
-        if self.activations == Activations::F32 && self.wire_type != WireType::F32 {
-            return Err(InvalidPlan::WireType { wire_type: self.wire_type });
-        }
-        self.validate_figures()
-    }
-
-    fn validate_streamed(&self) -> Result<(), InvalidPlan> {
-        let last = self.model.segments - 1;
-        let wrong = |(stage, of): (usize, &PlanStage)| Some((stage, of.wrong_streamed(last)?));
-        match self.stages.iter().enumerate().find_map(wrong) {
-            Some((stage, what)) => Err(InvalidPlan::Streamed { stage, what }),
-            None => Ok(()),
-        }
-    }
-
-    fn validate_edges(&self) -> Result<(), InvalidPlan> {
-        let stages = self.stages.len();
-        let leads = |(from, edge): (u32, &PlanEdge)| (edge.from, edge.to) == (from, from + 1);
-        if self.edges.len() + 1 != stages || !(0..).zip(&self.edges).all(leads) {
-            return Err(InvalidPlan::Edges { stages });
-        }
-        let all = PlanPaths::through(stages);
-        for (phase, path) in [("prefill", &self.paths.prefill), ("decode", &self.paths.decode)] {
-            if *path != all.prefill {
-                return Err(InvalidPlan::Path { phase, stages });
-            }
-        }
-        let check = |(edge, of): (usize, &PlanEdge)| match of.routes.check() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(InvalidPlan::Routes { edge, what: error.to_string() }),
-        };
-        self.edges.iter().enumerate().try_for_each(check)
-    }
-
-    /// Returns the number of rows of a decode micro-batch, derived from the number of groups.
-    fn rows_of_groups(&self) -> u32 {
-        let sequences = match self.objective {
-            Objective::Latency | Objective::FirstToken => 1,
-            Objective::Throughput | Objective::Mix(_) => self.sequences,
-        };
-        sequences.div_ceil(self.decode_groups).min(self.chunk)
-    }
-
-    fn validate_figures(&self) -> Result<(), InvalidPlan> {
-        let positive = [
-            ("context", self.context),
-            ("sequences", self.sequences),
-            ("chunk", self.chunk),
-            ("decode_rows", self.decode_rows),
-            ("decode_groups", self.decode_groups),
-            ("credits", self.credits),
-            ("slots", self.slots),
-        ];
-        for (field, value) in positive {
-            if value == 0 {
-                return Err(InvalidPlan::Figure { field, value: 0, wanted: "it must be at least 1" });
-            }
-        }
-        let counted =
-            [("decode_groups", self.decode_groups), ("credits", self.credits), ("slots", self.slots)];
-        if let Some((field, value)) = counted.into_iter().find(|(_, value)| *value > MAX_MICRO_BATCHES) {
-            return Err(InvalidPlan::Figure {
-                field,
-                value: value.into(),
-                wanted: "it must be at most 65536",
-            });
-        }
-        if self.decode_rows != self.rows_of_groups() {
-            return Err(InvalidPlan::Figure {
-                field: "decode_rows",
-                value: self.decode_rows.into(),
-                wanted: "it must be the sequences per decode group, from sequences and decode_groups",
-            });
-        }
-        let chunks = self.chunks();
-        chunks.check()?;
-        if chunks.most_rows() > self.chunk {
-            return Err(InvalidPlan::Figure {
-                field: "longest of chunks",
-                value: chunks.most_rows().into(),
-                wanted: "it must be at most the plan's chunk",
-            });
-        }
-        Ok(())
     }
 }

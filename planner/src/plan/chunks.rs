@@ -52,7 +52,7 @@ impl Chunks {
     /// `generating` says whether other sequences are generating tokens.
     pub fn rows(&self, prompt_tokens: u64, generating: bool) -> u32 {
         let starts = |chunk: &&PromptChunk| u64::from(chunk.from_tokens) <= prompt_tokens;
-        let rows = self.by_prompt.iter().rfind(starts).map_or(1, |chunk| chunk.rows);
+        let rows = self.by_prompt.iter().rfind(starts).expect("the first chunk starts at 0 tokens").rows;
         if generating { rows.min(self.beside_decode) } else { rows }
     }
 

@@ -1,6 +1,7 @@
 //! The prefill stage of a plan: one stage on one device that computes long prompts in place of the other
 //! stages.
 
+use super::validate::wrong;
 use super::{InvalidPlan, Plan, PlanStage};
 use crate::split::check_partition;
 use schemars::JsonSchema;
@@ -24,7 +25,7 @@ impl Plan {
     /// be resident on the device although another device decodes it.
     pub(super) fn validate_prefill_stage(&self, devices: &[&str]) -> Result<(), InvalidPlan> {
         let Some(PrefillStage { stage, from_tokens }) = &self.prefill_stage else { return Ok(()) };
-        let wrong = |what: String| Err(InvalidPlan::PrefillStage { what });
+        let wrong = |what: String| wrong(format!("prefill_stage: {what}"));
         if let Err(error) = check_partition(&[(stage.segments, &stage.device)], self.model.segments, devices)
         {
             return wrong(error.to_string());
