@@ -32,6 +32,13 @@ pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     Ok(value)
 }
 
+/// Returns the format version in a field of a JSON object. Files are checked for it first, because a later
+/// format may have fields that this build does not know.
+pub fn version(json: &str, field: &str) -> Option<u32> {
+    let value: serde_json::Value = serde_json::from_str(json).ok()?;
+    value.get(field)?.as_u64()?.try_into().ok()
+}
+
 /// Returns the parser's message with line and column. Shortens quotes from the file and escapes control
 /// characters.
 fn shown(error: &serde_json::Error) -> String {

@@ -221,19 +221,14 @@ impl Plan {
     /// [`InvalidPlan::Version`] if the plan has another format version. Otherwise [`InvalidPlan::NotAPlan`],
     /// with the JSON path, line and column of the problem. Unknown fields are errors.
     pub fn from_json(json: &str) -> Result<Self, InvalidPlan> {
-        // Check the version first. A later format may have fields that this build does not know.
-        #[derive(Deserialize)]
-        struct Head {
-            ragtag_plan: u32,
-        }
         let not_a_plan = |cause| InvalidPlan::NotAPlan { cause };
-        match crate::json::parse(json) {
-            Ok(Head { ragtag_plan: upgrade::FROM }) => {
+        match crate::json::version(json, "ragtag_plan") {
+            Some(upgrade::FROM) => {
                 let plan = upgrade::upgraded(json).and_then(|json| crate::json::parse(&json));
                 let says = |cause| format!("{cause} of its version {PLAN_VERSION}");
                 plan.map_err(|cause| not_a_plan(says(cause)))
             }
-            Ok(Head { ragtag_plan: found }) if found != PLAN_VERSION => Err(InvalidPlan::Version { found }),
+            Some(found) if found != PLAN_VERSION => Err(InvalidPlan::Version { found }),
             _ => crate::json::parse(json).map_err(not_a_plan),
         }
     }

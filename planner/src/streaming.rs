@@ -69,8 +69,7 @@ impl Arenas {
     /// more.
     pub fn at_most(streamed: usize, most: usize) -> Self {
         let all = Self::all(streamed);
-        let fitting = all.iter().rfind(|arenas| arenas.count() <= most).or(all.first());
-        fitting.copied().unwrap_or_default()
+        all.iter().rfind(|arenas| arenas.count() <= most).copied().unwrap_or(all[0])
     }
 
     /// Returns the number of arenas.
@@ -80,6 +79,7 @@ impl Arenas {
 
     /// Returns the arena of the streamed segment at `index`.
     pub fn of(self, index: usize) -> usize {
+        assert!(index < self.streamed, "{self:?} have no segment {index}");
         let in_turn = self.in_turn();
         if index < in_turn { index % self.cycle } else { self.cycle + index - in_turn }
     }
@@ -137,6 +137,8 @@ pub fn parts(segments: Range<usize>, streamed: &[usize], arenas: Arenas) -> Vec<
         }
     };
     for (index, &segment) in streamed.iter().enumerate() {
+        let rest = at..segments.end;
+        assert!(rest.contains(&segment), "segment {segment} is streamed, but {rest:?} are left");
         resident(at..segment, &mut parts);
         let arena = Some(arenas.of(index));
         parts.push(StagePart { segments: segment..segment + 1, arena });

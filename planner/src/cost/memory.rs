@@ -77,7 +77,7 @@ impl StageCapacity {
             rows: self.rows,
             logit_rows: self.logit_rows,
             sequences: self.sequences,
-            table_blocks: u32::try_from(self.blocks()).unwrap_or(u32::MAX),
+            table_blocks: u32::try_from(self.blocks()).expect("a context has fewer blocks than positions"),
         };
         // Models with KV rings have a second parameter block.
         params.bytes() + self.kv_ring().map_or(0, |_| params.kv_ring_offset())
@@ -123,7 +123,10 @@ impl From<&Segment> for KvKind {
     fn from(segment: &Segment) -> Self {
         let value_bytes_per_position = segment.value_bytes_per_position;
         Self {
-            key_bytes_per_position: segment.kv_bytes_per_position.saturating_sub(value_bytes_per_position),
+            key_bytes_per_position: segment
+                .kv_bytes_per_position
+                .checked_sub(value_bytes_per_position)
+                .expect("keys and values take at least as much as values"),
             value_bytes_per_position,
             is_windowed: segment.window.is_some(),
         }
@@ -331,6 +334,14 @@ impl RunSizes {
         sum(self.streamed_of[segment].iter().map(|&bytes| class_bytes(bytes)))
     }
 
+    /// Returns `weights`, the bytes of all weights of a stage, without those of its streamed segments. No other
+    /// segment has the tensors of a streamed one.
+    fn without(&self, streamed: Streamed<'_>, weights: u64) -> u64 {
+        let absent = sum(streamed.segments.iter().map(|&segment| self.resident_bytes(segment)));
+        assert!(absent <= weights, "a stage of {weights} bytes streams {absent} bytes in {streamed:?}");
+        weights - absent
+    }
+
     /// Returns the device memory of one arena for these streamed segments.
     pub fn arena_bytes(&self, streamed: &[usize]) -> u64 {
         let weights = streamed.iter().map(|&segment| self.streamed_of[segment].as_slice());
@@ -348,8 +359,7 @@ impl RunSizes {
         device: &DeviceFacts,
     ) -> StageMemory {
         let at = run.start * self.segments + run.end - 1;
-        let absent = sum(streamed.segments.iter().map(|&segment| self.resident_bytes(segment)));
-        let weights = self.weights[at].saturating_sub(absent);
+        let weights = self.without(streamed, self.weights[at]);
         let arenas = self.arena_bytes(streamed.segments).saturating_mul(streamed.arenas as u64);
         let scratch = class_bytes(self.scratch_bytes(at, device));
         let kv = self.kv_bytes(run.start, run.end, shape);
@@ -385,9 +395,7 @@ impl RunSizes {
                 memory.weights = memory.weights.saturating_add(bytes);
             }
         }
-        // No other segment has the tensors of a streamed one.
-        let absent = sum(streamed.segments.iter().map(|&segment| self.resident_bytes(segment)));
-        memory.weights = memory.weights.saturating_sub(absent);
+        memory.weights = self.without(streamed, memory.weights);
         let scratch = memory.scratch;
         memory.scratch = scratch.saturating_sub(held.scratch);
         held.scratch = held.scratch.max(scratch);

@@ -30,5 +30,5 @@ pub use profile::{
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,
 };
 pub use queue::{QueuePart, floor_us, step_us};
-pub use time::{BatchShape, kind_time, segment_time, segment_time_us};
+pub use time::{BatchShape, kind_time, segment_time_us};
 pub use wire_type::BoundaryTime;

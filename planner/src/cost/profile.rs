@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 /// Format version that this build reads and writes.
 pub const PROFILE_VERSION: u32 = 5;
 
+/// Minimum distance between the positions of two samples of a line. It keeps all slopes finite.
+const MIN_POSITIONS: f64 = 1e-3;
+
 /// Segment times of one model shape on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -259,6 +262,15 @@ impl TimePoint {
     }
 }
 
+impl TimeSample {
+    /// Returns whether no line through this sample and the next one gives finite times: both belong to the
+    /// same curve and row count, but their positions hardly differ.
+    fn is_ambiguous_with(&self, next: &Self) -> bool {
+        let is_one_line = self.at.rows == next.at.rows && self.at.decodes() == next.at.decodes();
+        is_one_line && (next.at.positions - self.at.positions).abs() < MIN_POSITIONS
+    }
+}
+
 impl KindProfile {
     /// Creates the profile of a kind. Sorts its samples, and keeps the first sample of each point. A kind with
     /// a window has several samples of a point if rows were timed at several positions beyond the window.
@@ -447,14 +459,8 @@ impl Profile {
     /// # Errors
     /// Returns [`InvalidProfile`] if `json` is not a valid profile.
     pub fn from_json(json: &str) -> Result<Self, InvalidProfile> {
-        /// Format version of a profile. It is parsed first, because a newer profile may have different
-        /// fields.
-        #[derive(Deserialize)]
-        struct Version {
-            ragtag_profile: u32,
-        }
-        let Version { ragtag_profile: found } = serde_json::from_str(json)?;
-        if found != PROFILE_VERSION {
+        let found = crate::json::version(json, "ragtag_profile");
+        if let Some(found) = found.filter(|found| *found != PROFILE_VERSION) {
             return Err(InvalidProfile::Version { found });
         }
         let profile: Self = serde_json::from_str(json)?;
@@ -490,7 +496,7 @@ impl Profile {
                 }
             }
             let sorted = KindProfile::new(kind.key, kind.samples.clone());
-            if sorted != *kind || kind.samples.windows(2).any(|pair| pair[0].at == pair[1].at) {
+            if sorted != *kind || kind.samples.windows(2).any(|pair| pair[0].is_ambiguous_with(&pair[1])) {
                 return Some(format!("kinds[{k}].samples (their order)"));
             }
         }

@@ -5,6 +5,15 @@ use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::{Activations, KvType};
 use std::sync::Arc;
 
+fn segment_time(
+    segment: &Segment,
+    device: &DeviceFacts,
+    activations: Activations,
+    batch: &BatchShape,
+) -> Figure {
+    kind_time(&SegmentKey::from(segment), device, activations, batch)
+}
+
 fn segment(kind: SegmentKind) -> Segment {
     let attends = kind == SegmentKind::Block;
     Segment {
@@ -212,6 +221,12 @@ fn invalid_profiles_are_named() {
     assert!(with(&|p| p.kinds[0].samples[2].at.rows = 0).contains("kinds[0].samples[2].at"));
     assert!(with(&|p| p.kinds[0].samples.reverse()).contains("order"));
     assert!(with(&|p| p.kinds[0].samples[1] = p.kinds[0].samples[0]).contains("order"));
+    // A line through both samples would be too steep.
+    let steep = with(&|p| {
+        let [first, second, ..] = &mut p.kinds[0].samples[..] else { panic!("two samples") };
+        second.at = TimePoint { positions: first.at.positions + 1e-6, ..first.at };
+    });
+    assert!(steep.contains("kinds[0].samples (their order)"), "{steep}");
     let more = json(&profile()).replacen("\"stage_us\"", "\"stages_us\":1,\"stage_us\"", 1);
     assert!(Profile::from_json(&more).unwrap_err().to_string().contains("stages_us"));
     assert!(Profile::from_json("{").is_err());

@@ -43,21 +43,11 @@ pub fn segment_time_us(
     activations: Activations,
     batch: &BatchShape,
 ) -> f64 {
-    segment_time(segment, device, activations, batch).value
+    kind_time(&SegmentKey::from(segment), device, activations, batch).value
 }
 
-/// Returns the time of a segment for a micro-batch, and the source of the value. Uses the device's profile if
-/// it covers the segment, and otherwise the roofline that the device's rates define.
-pub fn segment_time(
-    segment: &Segment,
-    device: &DeviceFacts,
-    activations: Activations,
-    batch: &BatchShape,
-) -> Figure {
-    kind_time(&SegmentKey::from(segment), device, activations, batch)
-}
-
-/// Returns the time of a segment that has the properties `key`, and the source of the value.
+/// Returns the time of a segment that has the properties `key`, and the source of the value. Uses the device's
+/// profile if it covers the segment, and otherwise the roofline that the device's rates define.
 pub fn kind_time(
     key: &SegmentKey,
     device: &DeviceFacts,

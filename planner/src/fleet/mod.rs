@@ -196,14 +196,7 @@ impl Fleet {
     /// # Errors
     /// Returns [`InvalidFleet`] with the first problem found and its path in the file.
     pub fn from_json(text: &str) -> Result<Self, InvalidFleet> {
-        // Check the version first. A later format may have fields that this build does not know.
-        #[derive(Deserialize)]
-        struct Head {
-            ragtag_fleet: u32,
-        }
-        if let Ok(Head { ragtag_fleet: found }) = json::parse(text)
-            && found != FLEET_VERSION
-        {
+        if let Some(found) = json::version(text, "ragtag_fleet").filter(|found| *found != FLEET_VERSION) {
             return Err(InvalidFleet::Version { found });
         }
         let fleet: Self = json::parse(text).map_err(|cause| InvalidFleet::NotAFleet { cause })?;

@@ -34,8 +34,8 @@ pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     let (mut from_tokens, mut tokens) = (0, SHORTEST);
     loop {
         let longest = grid.context.max(1);
-        let fastest = fastest(grid, choice, &points, tokens.min(longest));
-        if let Some(rows) = fastest.filter(|rows| by_prompt.last().is_none_or(|last| last.rows != *rows)) {
+        let rows = fastest(grid, choice, &points, tokens.min(longest));
+        if by_prompt.last().is_none_or(|last| last.rows != rows) {
             by_prompt.push(PromptChunk { from_tokens, rows });
         }
         if tokens >= longest {
@@ -43,16 +43,16 @@ pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
         }
         (from_tokens, tokens) = (tokens.saturating_add(1), tokens.saturating_mul(2));
     }
-    let fixed = fixed(grid, choice);
-    if by_prompt.is_empty() { fixed } else { Chunks { by_prompt, ..fixed } }
+    Chunks { by_prompt, ..fixed(grid, choice) }
 }
 
 /// Returns the points that differ from the point of `choice` only in the chunk length and at which its
 /// placement fits. The shortest chunk comes first.
 fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
-    // A chunk with fewer rows would change the plan's decode steps.
-    let decodes = |point: &Point| point.chunk >= choice.workload_times.decode_rows;
+    // Other decode steps would not be those of the plan.
+    let rows = choice.workload_times.decode_rows;
+    let decodes = |point: &Point| grid.problem(*point).workload_times.decode_rows == rows;
     let fits = |point: &Point| grid.problem(*point).prove_with(&choice.runs, choice.prefill_run()).is_ok();
     let mut points: Vec<Point> = grid.points().filter(is_like).filter(decodes).filter(fits).collect();
     points.sort_by_key(|point| point.chunk);
@@ -63,7 +63,7 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
 /// one that holds the whole prompt. Among equally fast chunks, a GPU gets the longest, because it then reads
 /// the weights least often. A CPU gets the fastest, because its caches may favor short or long chunks. An
 /// unmeasured chunk must be clearly faster than all measured chunks.
-fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
+fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> u32 {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
     let input = PlannerInput { workload, ..*grid.input };
     let devices = || choice.runs.iter().map(|run| &grid.input.devices[run.device]);
@@ -81,7 +81,8 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
     let fastest = clearly_faster.min_by(|a, b| a.0.total_cmp(&b.0));
     let most_us =
         if devices().all(|device| device.in_host_memory) { least_us } else { least_us / (1.0 - SAME) };
-    fastest.or_else(|| known.into_iter().rfind(|(us, _)| *us <= most_us)).map(|(_, rows)| rows)
+    let fastest = fastest.or_else(|| known.into_iter().rfind(|(us, _)| *us <= most_us));
+    fastest.expect("a placement fits at its own point").1
 }
 
 /// Returns the longest chunk that delays a token by at most [`MAX_DELAY_US`], or the shortest chunk if every

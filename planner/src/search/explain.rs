@@ -27,6 +27,8 @@ const ALTERNATIVES: usize = 6;
 const BINDINGS: usize = 6;
 /// The plan reports a limit only if the relative gain from raising it exceeds [`FEWER_DEVICES`] by this much.
 const GAIN: f64 = 0.005;
+/// Maximum relative rounding error of the bound.
+const ROUNDING: f64 = 1e-6;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
     let best = &found.best;
@@ -37,6 +39,12 @@ pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation 
         || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
     );
     let bubble = best.workload_times.bubble(devices, best.runs.len());
+    let covers = grid.input.split.is_none() && is_one_stage;
+    let (score_us, most_us) = (best.score_us(), best.score_us() * (1.0 + ROUNDING));
+    assert!(
+        bound_us.is_none_or(|us| us <= most_us || !covers),
+        "the plan scores {score_us} µs, below the bound {bound_us:?}"
+    );
     Explanation {
         score_us: score(best.score_us()),
         bound_us: score(bound_us.filter(|_| is_one_stage).map_or(0.0, |us| us.min(best.score_us()))),
@@ -64,7 +72,7 @@ fn share(value: f64) -> f64 {
 fn bottleneck(choice: &Choice) -> Bottleneck {
     let (evaluation, busy_us) = (&choice.evaluation, |times: &Times| choice.workload_times.busy_us(times));
     // Each device is represented by its first stage.
-    let first = |device| choice.runs.iter().position(|run| run.device == device).unwrap_or(0);
+    let first = |device| choice.all_runs().position(|run| run.device == device).expect("it has a stage");
     let devices = evaluation.devices.iter();
     let stages = devices.map(|(device, times)| (Place::Stage, first(*device), busy_us(times)));
     let of = |place| move |(index, times)| (place, index, busy_us(times));

@@ -76,8 +76,8 @@ pub(super) fn interleaved(runs: &[Run]) -> Vec<Vec<Run>> {
     if !(2..=DEVICES).contains(&runs.len()) {
         return Vec::new();
     }
-    let shortest = runs.iter().map(|run| run.segments.len()).min().unwrap_or(0);
-    (2..=TURNS.min(shortest)).map(|turns| in_turns(runs, turns)).collect()
+    let shortest = runs.iter().map(|run| run.segments.len()).fold(TURNS, usize::min);
+    (2..=shortest).map(|turns| in_turns(runs, turns)).collect()
 }
 
 fn in_turns(runs: &[Run], turns: usize) -> Vec<Run> {

@@ -59,6 +59,9 @@ pub(super) const FEWER_DEVICES: f64 = 0.01;
 /// prefers the one with the faster decode.
 pub(super) const SAME: f64 = 5e-3;
 
+/// Maximum relative difference between a score of the solver and the score of the same placement.
+const ROUNDING: f64 = 1e-6;
+
 /// A prefill stage.
 #[derive(Clone)]
 pub(super) struct Prefill {
@@ -90,7 +93,9 @@ impl Choice {
     /// Returns a placement and a prefill stage, if there is one, with their predictions. The caller has
     /// checked their memory.
     pub fn with_prefill(problem: &Problem<'_>, runs: Vec<Run>, prefill: Option<Prefill>) -> Self {
-        let evaluation = problem.evaluate_with(&runs, prefill.as_ref().map(|prefill| &prefill.run));
+        let prefill_run = prefill.as_ref().map(|prefill| &prefill.run);
+        problem.assert_covered(&runs, prefill_run);
+        let evaluation = problem.evaluate_with(&runs, prefill_run);
         let devices = u32::try_from(evaluation.devices.len()).unwrap_or(u32::MAX);
         let groups = problem.point.groups;
         let prefills = if prefill.is_some() { PREFILLS as u32 } else { 0 };
@@ -240,15 +245,18 @@ impl<'a> Grid<'a> {
 
     /// Returns the segments as lowered for the chunk length of a point.
     pub fn segments(&self, point: Point) -> &'a [Segment] {
+        self.lowered(point).segments
+    }
+
+    fn lowered(&self, point: Point) -> &Arc<Lowered<'a>> {
         let lowered = self.lowered.iter().find(|lowered| lowered.chunk == point.chunk);
-        lowered.map_or(self.input.segments, |lowered| lowered.segments)
+        lowered.unwrap_or_else(|| panic!("no segments are lowered for chunks of {}", point.chunk))
     }
 
     fn problem_at(&self, index: usize) -> &Problem<'a> {
         let (point, problem) = &self.points[index];
-        let lowered = self.lowered.iter().find(|lowered| lowered.chunk == point.chunk);
-        let lowered = lowered.expect("every point has a lowered chunk");
-        problem.get_or_init(|| Problem::new(self.input, Arc::clone(lowered), self.context, *point))
+        let lowered = || Arc::clone(self.lowered(*point));
+        problem.get_or_init(|| Problem::new(self.input, lowered(), self.context, *point))
     }
 
     /// Returns the problem at a point of this grid.
@@ -262,7 +270,7 @@ impl<'a> Grid<'a> {
     /// devices busy. The point with the requested chunk comes first, followed by points that may need less
     /// memory.
     pub fn starts(&self, wire_type: WireType) -> impl Iterator<Item = Point> + '_ {
-        let most = self.points.iter().map(|(point, _)| point.groups).max().unwrap_or(1);
+        let most = self.points().map(|point| point.groups).max().expect("a grid has points");
         self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most, wire_type })
     }
 
@@ -393,7 +401,17 @@ impl<'a> Grid<'a> {
         let mut instance = problem.instance();
         change(&mut instance);
         let solution = solver::solve(&instance);
-        let choice = |placement: &Placement| Choice::of(problem, runs(placement));
+        let choice = |placement: &Placement| {
+            let choice = Choice::of(problem, runs(placement));
+            let (solved_us, score_us, runs) = (placement.score, choice.score_us(), &choice.runs);
+            let error = (solved_us - score_us).abs();
+            assert!(
+                error <= score_us * ROUNDING,
+                "{runs:?} scores {score_us} µs, {solved_us} µs in the solver"
+            );
+            assert!(problem.prove(runs).is_ok(), "the solver's placement exceeds the memory: {runs:?}");
+            choice
+        };
         let choices = solution.best_by_stages.iter().flatten().map(choice).collect();
         Solved { choices, bound_us: solution.bound }
     }

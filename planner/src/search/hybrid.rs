@@ -11,11 +11,11 @@
 use super::families;
 use super::grid::{Choice, FEWER_DEVICES, Grid, Prefill, SAME, preferred};
 use super::problem::{Problem, Run};
-use super::streamed::{device_may_stream, with_longest_chunk};
+use super::streamed::{device_may_stream, with_longest_chunk, with_more_arenas};
 use super::workload_times::Point;
 use super::{Constraints, PlannerInput};
 use crate::objective::Workload;
-use crate::streaming::{FEWEST, MAX_ARENAS};
+use crate::streaming::FEWEST;
 use rayon::prelude::*;
 
 /// Shortest prompt for which the prefill stage is compared with the other stages, in tokens.
@@ -116,16 +116,8 @@ fn fastest(problem: &Problem<'_>, placed: impl Fn(usize) -> Option<Placed>) -> O
         true => prefill_us(more) * (1.0 + SAME) < prefill_us(best),
         false => more.is_clearly_faster_than(best),
     };
-    let mut best = choice(placed(0)?);
-    for most in 3..=MAX_ARENAS {
-        if !best.prefill_run().is_some_and(|run| problem.waits_for_arenas(run)) {
-            break;
-        }
-        if let Some(more) = placed(most).map(choice).filter(|more| is_faster(more, &best)) {
-            best = more;
-        }
-    }
-    Some(best)
+    let waits = |choice: &Choice| choice.prefill_run().is_some_and(|run| problem.waits_for_arenas(run));
+    with_more_arenas(|most| placed(most).map(choice), waits, is_faster)
 }
 
 /// Returns the choices that `choices` returns for each point of the grid.

@@ -48,7 +48,7 @@ pub(super) fn fits(instance: &Instance) -> bool {
 
 /// Returns the end of the longest run that starts at `first` and that the device's memory and the pins allow.
 fn reach(instance: &Instance, device: usize, class: usize, first: usize) -> usize {
-    let end = instance.devices[device].reach[class].get(first).copied().unwrap_or(first);
+    let end = instance.devices[device].reach[class][first];
     let pinned_elsewhere = |segment: &usize| instance.pins[*segment].is_some_and(|pin| pin != device);
     (first..end).find(pinned_elsewhere).unwrap_or(end)
 }
@@ -65,18 +65,27 @@ fn next(instance: &Instance, before: usize, device: usize, first: usize) -> usiz
 
 fn fits_by_size(instance: &Instance, mut devices: Vec<usize>) -> bool {
     devices.sort_by_key(|&device| std::cmp::Reverse(reach(instance, device, 0, 0)));
-    let mut end = 0;
-    let mut before: Option<usize> = None;
-    for device in devices.into_iter().take(instance.max_stages) {
-        let further = match before {
+    devices.truncate(instance.max_stages);
+    filled(instance, &devices).last().is_some_and(|run| run.segments.end == instance.segments)
+}
+
+/// Fills the devices in turn, each with the longest run that fits. Skips devices that hold no segment.
+fn filled(instance: &Instance, devices: &[usize]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for &device in devices {
+        let first = runs.last().map_or(0, |run| run.segments.end);
+        if first == instance.segments {
+            break;
+        }
+        let end = match runs.last() {
             None => reach(instance, device, 0, 0),
-            Some(before) => next(instance, before, device, end),
+            Some(run) => next(instance, run.device, device, first),
         };
-        if further > end {
-            (end, before) = (further, Some(device));
+        if end > first {
+            runs.push(Run::new(device, first..end));
         }
     }
-    end == instance.segments
+    runs
 }
 
 /// Returns the shortages of the placement that comes closest to fitting, with the devices in their given
@@ -122,11 +131,11 @@ fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
             }
         }
     }
-    let bytes = |device: &usize| best[segments * devices + device].map_or(u64::MAX, |(bytes, ..)| bytes);
+    let bytes = |device: &usize| best[segments * devices + device].expect("a run covers all segments").0;
     let mut runs = Vec::new();
     let (mut end, mut device) = (segments, (0..devices).min_by_key(bytes));
     while let Some(at) = device {
-        let Some((_, first, before)) = best[end * devices + at] else { break };
+        let (_, first, before) = best[end * devices + at].expect("a run leads to each state of the way");
         runs.push(Run::new(at, first..end));
         (end, device) = (first, before);
     }
@@ -134,21 +143,14 @@ fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
     runs
 }
 
+/// Fills all devices in turn. The last device gets the remaining segments, whether they fit or not.
 fn filled_in_turn(problem: &Problem<'_>) -> Vec<Run> {
     let instance = problem.instance();
-    let (segments, devices) = (instance.segments, instance.devices.len());
-    let mut runs: Vec<Run> = Vec::new();
-    let mut first = 0;
-    for device in 0..devices {
-        let end = match runs.last() {
-            None => reach(&instance, device, 0, first),
-            Some(run) => next(&instance, run.device, device, first).max(first),
-        };
-        let end = if device + 1 == devices { segments } else { end };
-        if end > first {
-            runs.push(Run::new(device, first..end));
-            first = end;
-        }
+    let others: Vec<usize> = (0..instance.devices.len() - 1).collect();
+    let mut runs = filled(&instance, &others);
+    let first = runs.last().map_or(0, |run| run.segments.end);
+    if first < instance.segments {
+        runs.push(Run::new(others.len(), first..instance.segments));
     }
     runs
 }

@@ -124,14 +124,15 @@ fn context(grid: &Grid<'_>, chosen: &Choice) -> String {
 }
 
 fn bottleneck(grid: &Grid<'_>, chosen: &Choice, bottleneck: &Bottleneck) -> String {
-    let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
+    let device = |at: usize| chosen.all_runs().nth(at).expect("the bottleneck is in the plan").device;
+    let label = |at: usize| &grid.input.devices[device(at)].label;
     let what = match bottleneck.place {
         Place::Edge => {
             format!("the transfer from {} to {}", label(bottleneck.index), label(bottleneck.index + 1))
         }
         Place::SharedLink => format!("shared link {}", grid.input.links.shared[bottleneck.index].name),
         Place::Stage | Place::TokenReturn => {
-            let device = chosen.runs[bottleneck.index].device;
+            let device = device(bottleneck.index);
             let runs = chosen.runs.iter().filter(|run| run.device == device);
             let spans: Vec<_> = runs.map(|run| run.span().to_string()).collect();
             let prefills = chosen.prefill_run().is_some_and(|run| run.device == device);

@@ -94,12 +94,23 @@ pub(super) fn fits(problem: &Problem<'_>) -> bool {
 /// placement does not fit.
 fn fastest(problem: &Problem<'_>, runs: &[Run]) -> Option<Choice> {
     let choice = |most| streamed(problem, runs, most).map(|runs| Choice::of(problem, runs));
+    let waits = |choice: &Choice| choice.runs.iter().any(|run| problem.waits_for_arenas(run));
+    with_more_arenas(choice, waits, Choice::is_clearly_faster_than)
+}
+
+/// Returns the fastest of the choices that `choice` returns for maximum numbers of arenas, from 0 on. Tries
+/// more arenas as long as copies wait for them.
+pub(super) fn with_more_arenas(
+    choice: impl Fn(usize) -> Option<Choice>,
+    waits: impl Fn(&Choice) -> bool,
+    is_faster: impl Fn(&Choice, &Choice) -> bool,
+) -> Option<Choice> {
     let mut best = choice(0)?;
     for most in 3..=MAX_ARENAS {
-        if !best.runs.iter().any(|run| problem.waits_for_arenas(run)) {
+        if !waits(&best) {
             break;
         }
-        if let Some(more) = choice(most).filter(|more| more.is_clearly_faster_than(&best)) {
+        if let Some(more) = choice(most).filter(|more| is_faster(more, &best)) {
             best = more;
         }
     }
@@ -114,7 +125,7 @@ pub(super) fn streamed(problem: &Problem<'_>, runs: &[Run], most: usize) -> Opti
     let mut runs: Vec<Run> = runs.iter().map(|run| Run::new(run.device, run.segments.clone())).collect();
     let streamable: Vec<Vec<usize>> = runs.iter().map(|run| streamable(problem, run)).collect();
     loop {
-        let memories = problem.memories(&runs);
+        let memories = problem.memories_with(&runs, None);
         let lacking = runs.iter().zip(&memories).find(|(_, memory)| memory.total > memory.available);
         let Some((run, memory)) = lacking else { return problem.prove(&runs).is_ok().then_some(runs) };
         let (device, missing) = (run.device, memory.total - memory.available);
@@ -171,8 +182,8 @@ pub(super) fn device_may_stream(input: &PlannerInput<'_>, device: usize) -> bool
 /// most the size of the largest one, and the stage has at least two arenas.
 fn least(sizes: &RunSizes, streamable: &[usize], missing: u64) -> usize {
     let bytes = || streamable.iter().map(|&segment| sizes.resident_bytes(segment));
-    let (largest, smallest) = (bytes().max().unwrap_or(0), bytes().min().unwrap_or(0));
-    let least = missing.saturating_add(smallest.saturating_mul(2)).div_ceil(largest.max(1));
+    let (smallest, largest) = (bytes().fold(u64::MAX, u64::min), bytes().fold(1, u64::max));
+    let least = missing.saturating_add(smallest.saturating_mul(2)).div_ceil(largest);
     usize::try_from(least).unwrap_or(usize::MAX).max(FEWEST)
 }
 
@@ -339,15 +350,16 @@ fn along(
             }
         }
     }
+    let cell = |at: usize, end: usize| best[at * (segments + 1) + end];
     let placement = |last: usize| {
         let (mut runs, mut end, mut next) = (Vec::new(), segments, Some(last));
         while let Some(at) = next {
-            let (_, first, before) = best[at * (segments + 1) + end]?;
+            let (_, first, before) = cell(at, end).expect("a run leads to each cell of the way");
             runs.push(Run::new(order[at], first..end));
             (end, next) = (first, before);
         }
         runs.reverse();
-        Some(runs)
+        runs
     };
-    (0..order.len()).filter_map(placement).collect()
+    (0..order.len()).filter(|&last| cell(last, segments).is_some()).map(placement).collect()
 }

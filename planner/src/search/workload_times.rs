@@ -163,6 +163,11 @@ impl WorkloadTimes {
 
     /// Computes the times of all micro-batches. `time_us` returns the time for one shape.
     pub fn times(&self, time_us: impl Fn(&BatchShape) -> f64) -> Times {
+        let time_us = |shape: &BatchShape| {
+            let us = time_us(shape);
+            assert!((0.0..=f64::MAX).contains(&us), "the time of {shape:?} is {us} µs");
+            us
+        };
         let end = BatchShape { logit_rows: 1, ..self.chunk };
         let chunk_us = time_us(&self.chunk);
         Times {

@@ -10,7 +10,7 @@
 
 use super::lagrangian::{self, Prices, Relaxed};
 use super::rules::{Limits, Rules};
-use super::{Costs, Instance, Placement, Solution, kinds, orders};
+use super::{Costs, Instance, Placement, Solution, Term, kinds, orders};
 use rayon::prelude::*;
 
 /// Relative gap between the best score and the lower bound at which the search stops.
@@ -31,6 +31,7 @@ const ROUNDS: usize = 40;
 const TRIALS: usize = 8;
 
 /// A box: one interval for the maximum `busy` and one for the maximum `chunk`. `time` is unused.
+#[derive(Clone)]
 struct Region {
     lower: Costs,
     upper: Costs,
@@ -60,6 +61,7 @@ pub(super) fn solve(instance: &Instance) -> Solution {
     search.orders = orders::starts(instance, &search.single);
     let mut regions = vec![search.everything()];
     search.look(&mut regions[0]);
+    instance.check_bound(search.bound(&regions[0]), search.solution.best());
     search.improve_orders();
     let mut bound = f64::INFINITY;
     for _ in 0..MAX_BOXES {
@@ -183,18 +185,10 @@ impl<'a> Search<'a> {
             return None;
         }
         let upper = Costs { busy, chunk, ..region.upper };
-        let part = |lower, upper| {
-            let (of_time, of_sum) = (region.of_time.clone(), region.of_sum.clone());
-            Region { lower, upper, of_time, of_sum }
-        };
-        let (below, above) = if busy_counts >= chunk_counts {
-            let middle = (lower.busy + busy) / 2.0;
-            (Costs { busy: middle, ..upper }, Costs { busy: middle, ..lower })
-        } else {
-            let middle = (lower.chunk + chunk) / 2.0;
-            (Costs { chunk: middle, ..upper }, Costs { chunk: middle, ..lower })
-        };
-        Some([part(lower, below), part(above, upper)])
+        let term = if busy_counts >= chunk_counts { Term::Busy } else { Term::Chunk };
+        let middle = (term.of(&lower) + term.of(&upper)) / 2.0;
+        let part = |lower, upper| Region { lower, upper, ..region.clone() };
+        Some([part(lower, term.with(upper, middle)), part(term.with(lower, middle), upper)])
     }
 
     /// Finds placements for all known orders of the devices, under `rules`.

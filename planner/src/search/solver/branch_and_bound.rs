@@ -180,7 +180,10 @@ impl Search<'_> {
             time_prices,
             timed: false,
         };
-        self.regions.extend(self.priced(all));
+        let all = self.priced(all);
+        let bounds = all.iter().flat_map(|all| (0..all.open.len()).filter_map(|k| self.bound(all, k)));
+        instance.check_bound(bounds.fold(f64::INFINITY, f64::min), self.solution.best());
+        self.regions.extend(all);
         if is_known && !self.regions.is_empty() {
             self.offer_orders(&lower);
         }
@@ -192,14 +195,16 @@ impl Search<'_> {
         let instance = self.instance;
         let most = instance.score.largest_terms(self.enough(), least);
         let (busy_weight, chunk_weight) = instance.score.weights();
-        // Loads of shared buses are sums, with too many possible values to list.
-        let is_sum = |term: Term| instance.shared.iter().any(|bus| bus.term == term);
-        if busy_weight > 0.0 && !is_sum(Term::Busy) {
-            self.busy = Values::new(instance, self.kinds, |costs| costs.busy, (least.busy, most.busy));
-        }
-        if chunk_weight > 0.0 && !is_sum(Term::Chunk) {
-            self.chunk = Values::new(instance, self.kinds, |costs| costs.chunk, (least.chunk, most.chunk));
-        }
+        let values = |term: Term, weight: f64| {
+            // Loads of shared buses are sums, with too many possible values to list.
+            let is_sum = instance.shared.iter().any(|bus| bus.term == term);
+            match weight > 0.0 && !is_sum {
+                true => Values::new(instance, self.kinds, term, (term.of(least), term.of(&most))),
+                false => Values::ANY,
+            }
+        };
+        self.busy = values(Term::Busy, busy_weight);
+        self.chunk = values(Term::Chunk, chunk_weight);
     }
 
     /// Finds placements for good orders of the devices, under several limits on `busy` and `chunk`.
@@ -300,14 +305,7 @@ impl Search<'_> {
         if widest <= WIDE * self.best() || widest.is_infinite() {
             return None;
         }
-        let (below, above) = if busy >= chunk {
-            let middle = (lower.busy + upper.busy) / 2.0;
-            (Costs { busy: middle, ..upper }, Costs { busy: middle, ..lower })
-        } else {
-            let middle = (lower.chunk + upper.chunk) / 2.0;
-            (Costs { chunk: middle, ..upper }, Costs { chunk: middle, ..lower })
-        };
-        Some([region.within(lower, below), region.within(above, upper)])
+        Some(region.halved(if busy >= chunk { Term::Busy } else { Term::Chunk }))
     }
 
     /// Narrows a region to the limits within which placements can matter, and computes its Lagrangian bounds.
@@ -385,6 +383,10 @@ impl Search<'_> {
                 (Some(open), Some(found)) => {
                     placements.push(found.stages.clone());
                     let mut totals = instance.totals(&found.stages);
+                    assert!(instance.allows(&found.stages), "the table breaks a rule: {:?}", found.stages);
+                    instance.check_bound(open.least, totals.time);
+                    instance.check_bound(found.time, totals.time);
+                    instance.check_bound(totals.time, found.time);
                     if busy_weight == 0.0 {
                         totals.busy = 0.0;
                     }
@@ -417,10 +419,10 @@ impl Search<'_> {
             Score::Busy { .. } => {
                 let sum = self.instance.score.of(&Costs { busy: 0.0, ..seen.totals });
                 if busy > sum {
-                    let (less_busy, rest) = region.parts_by_busy(busy);
+                    let (less_busy, rest) = region.parts_by(Term::Busy, busy);
                     return less_busy.into_iter().flatten().chain([rest]).collect();
                 }
-                let (smaller, mut rest) = region.parts_by_chunk(chunk);
+                let (smaller, mut rest) = region.parts_by(Term::Chunk, chunk);
                 if let Some(open) = &mut rest.open[stages] {
                     open.bound = open.bound.max(sum);
                 }
@@ -428,8 +430,8 @@ impl Search<'_> {
             }
             // The first part has a smaller `busy`, the second a smaller `chunk`, and the third is the rest.
             Score::Sum { .. } | Score::Mix { .. } => {
-                let (less_busy, rest) = region.parts_by_busy(busy);
-                let (smaller, rest) = rest.parts_by_chunk(chunk);
+                let (less_busy, rest) = region.parts_by(Term::Busy, busy);
+                let (smaller, rest) = rest.parts_by(Term::Chunk, chunk);
                 less_busy.into_iter().chain(smaller).flatten().chain([rest]).collect()
             }
         }
@@ -483,32 +485,20 @@ impl Region {
         Self { lower, upper, ..self.clone() }
     }
 
-    /// Splits off the part of the region in which the maximum `busy` is less than the given value. Returns
-    /// the two halves of this part, and the rest of the region.
-    fn parts_by_busy(&self, busy: f64) -> (Option<[Self; 2]>, Self) {
+    /// Halves the region along a term.
+    fn halved(&self, term: Term) -> [Self; 2] {
         let Self { lower, upper, .. } = *self;
-        let less = (below(busy) > lower.busy).then(|| {
-            let middle = (lower.busy + below(busy)) / 2.0;
-            [
-                self.within(lower, Costs { busy: middle, ..upper }),
-                self.within(Costs { busy: middle, ..lower }, Costs { busy: below(busy), ..upper }),
-            ]
-        });
-        (less, self.within(Costs { busy: lower.busy.max(busy), ..lower }, upper))
+        let middle = (term.of(&lower) + term.of(&upper)) / 2.0;
+        [self.within(lower, term.with(upper, middle)), self.within(term.with(lower, middle), upper)]
     }
 
-    /// Splits off the part of the region in which the maximum `chunk` is less than the given value. Returns
-    /// the two halves of this part, and the rest of the region.
-    fn parts_by_chunk(&self, chunk: f64) -> (Option<[Self; 2]>, Self) {
-        let Self { lower, upper, .. } = *self;
-        let smaller = (below(chunk) > lower.chunk).then(|| {
-            let middle = (lower.chunk + below(chunk)) / 2.0;
-            [
-                self.within(lower, Costs { chunk: middle, ..upper }),
-                self.within(Costs { chunk: middle, ..lower }, Costs { chunk: below(chunk), ..upper }),
-            ]
-        });
-        (smaller, self.within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper))
+    /// Splits off the part of the region in which the maximum of a term is less than `value`. Returns the two
+    /// halves of this part, and the rest of the region.
+    fn parts_by(&self, term: Term, value: f64) -> (Option<[Self; 2]>, Self) {
+        let (least, less) = (term.of(&self.lower), below(value));
+        let part = || self.within(self.lower, term.with(self.upper, less));
+        let rest = self.within(term.with(self.lower, least.max(value)), self.upper);
+        ((less > least).then(|| part().halved(term)), rest)
     }
 
     /// Narrows the limits of `busy` and `chunk` to the given intervals. Forgets known placements outside the

@@ -139,8 +139,8 @@ impl<'a> Table<'a> {
     pub fn new(instance: &'a Instance, kinds: &'a [Vec<usize>]) -> Option<Self> {
         cells(kinds, instance.segments)?;
         let exits = kinds::exits(instance, kinds);
-        let exit_of = |kind: usize| exits.iter().position(|exit| exit.contains(&kind)).unwrap_or(0);
-        let exit_of = (0..kinds.len()).map(exit_of).collect();
+        let exit_of = |kind: usize| exits.iter().position(|exit| exit.contains(&kind));
+        let exit_of = (0..kinds.len()).map(|kind| exit_of(kind).expect("each kind has an exit")).collect();
         Some(Self { instance, kinds, sets: Sets::new(kinds, instance.most_stages()), exit_of, exits })
     }
 
@@ -245,8 +245,8 @@ impl<'a> Table<'a> {
             segments: self.instance.segments,
             buses: self.instance.shared.len(),
         };
-        type Part<'a> = (usize, ((&'a mut [Slot], &'a mut [f64]), &'a mut bool));
-        let one = |scratch: &mut Scratch, (at, ((slots, times), alive)): Part<'_>| {
+        type SetState<'a> = (usize, ((&'a mut [Slot], &'a mut [f64]), &'a mut bool));
+        let one = |scratch: &mut Scratch, (at, ((slots, times), alive)): SetState<'_>| {
             smaller.fill(sets.start + at, slots, times, scratch);
             *alive = slots.iter().any(|slot| !slot.alive.is_empty());
         };
@@ -275,7 +275,7 @@ impl<'a> Table<'a> {
             .reduce(|best, other| if other.0 < best.0 { other } else { best })?;
         let (mut parts, mut end) = (Vec::new(), segments);
         loop {
-            match self.step_back(cells, rules, slot, end)? {
+            match self.step_back(cells, rules, slot, end) {
                 (kind, Some((before, first))) => {
                     parts.push((kind, first..end));
                     (slot, end) = (before, first);
@@ -307,7 +307,7 @@ impl<'a> Table<'a> {
         rules: &Rules,
         slot: usize,
         end: usize,
-    ) -> Option<(usize, Option<(usize, usize)>)> {
+    ) -> (usize, Option<(usize, usize)>) {
         let (exits, kinds) = (self.exits.len(), self.kinds.len());
         let set = slot / exits;
         let mut best = (f64::INFINITY, None);
@@ -336,7 +336,7 @@ impl<'a> Table<'a> {
                 }
             }
         }
-        best.1
+        best.1.expect("a cell with a time has a last stage")
     }
 
     /// Returns the smallest time of a cell, or infinity if the cell was dropped.

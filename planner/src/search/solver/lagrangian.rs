@@ -18,7 +18,7 @@
 //! This module knows nothing about how placements are found.
 
 use super::rules::{KindRules, Limits, Rules, slide};
-use super::{Costs, DeviceCosts, Instance};
+use super::{Costs, DeviceCosts, Instance, Term};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -82,7 +82,7 @@ struct Offer {
 }
 
 /// The lower bound that follows from prices and shares, and its subgradient.
-struct Outcome {
+struct PricedBound {
     bound: f64,
     /// For each segment: 1 minus the number of devices that take it.
     wanting: Vec<f64>,
@@ -150,13 +150,13 @@ impl Prices {
         let mut trial = self.clone();
         let (mut best, mut scale, mut since) = (f64::NEG_INFINITY, 1.0, 0);
         for _ in 0..steps {
-            let outcome = relaxed.outcome(&ways, &trial);
+            let priced = relaxed.priced_bound(&ways, &trial);
             since += 1;
-            if outcome.bound > best {
-                (best, since) = (outcome.bound, 0);
+            if priced.bound > best {
+                (best, since) = (priced.bound, 0);
                 self.each.clone_from(&trial.each);
                 self.shares.clone_from(&trial.shares);
-                (self.earnings, self.bound) = (outcome.earnings, best);
+                (self.earnings, self.bound) = (priced.earnings, best);
             }
             if best >= target {
                 return;
@@ -166,9 +166,9 @@ impl Prices {
                 trial.clone_from(self);
                 continue;
             }
-            let of_segments: f64 = outcome.wanting.iter().map(|w| w * w).sum();
+            let of_segments: f64 = priced.wanting.iter().map(|w| w * w).sum();
             let of_kinds =
-                outcome.excess.iter().map(|e| units.0 * e.busy * e.busy + units.1 * e.chunk * e.chunk);
+                priced.excess.iter().map(|e| units.0 * e.busy * e.busy + units.1 * e.chunk * e.chunk);
             let of_kinds = of_kinds.sum::<f64>();
             // If segments are similar, all devices take the same ones. The shares then move by the same
             // distance as the prices.
@@ -181,9 +181,9 @@ impl Prices {
             // The target may be far above any provable bound. So aim only slightly above the best bound so
             // far.
             let goal = target.min(best + REACH * best.abs());
-            let step = scale * (goal - outcome.bound) / square;
-            trial.each.iter_mut().zip(&outcome.wanting).for_each(|(price, wanting)| *price += step * wanting);
-            for (share, excess) in trial.shares.iter_mut().zip(&outcome.excess) {
+            let step = scale * (goal - priced.bound) / square;
+            trial.each.iter_mut().zip(&priced.wanting).for_each(|(price, wanting)| *price += step * wanting);
+            for (share, excess) in trial.shares.iter_mut().zip(&priced.excess) {
                 share.busy += step * units.0 * excess.busy;
                 share.chunk += step * units.1 * excess.chunk;
             }
@@ -198,7 +198,7 @@ impl Prices {
         let value = |factor: f64| {
             let each = self.each.iter().map(|price| price * factor).collect();
             let prices = Self { each, ..self.clone() };
-            let Outcome { bound, earnings, .. } = relaxed.outcome(&ways, &prices);
+            let PricedBound { bound, earnings, .. } = relaxed.priced_bound(&ways, &prices);
             Self { bound, earnings, ..prices }
         };
         // The bound is a concave function of the factor, so use golden-section search.
@@ -269,23 +269,23 @@ pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64)
 /// the score.
 pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
     let (busy_weight, chunk_weight) = instance.score.weights();
-    let least = |part: fn(&mut Costs) -> &mut f64| {
-        let before = |device: usize, at: usize| *part(&mut instance.devices[device].before[at].clone());
+    let least = |term: Term, weight: f64| {
+        if weight == 0.0 {
+            return 0.0;
+        }
+        let before = |device: usize, at: usize| term.of(&instance.devices[device].before[at]);
         let weights = weights(instance, before);
         let slowest = (0..instance.devices.len()).map(|device| before(device, instance.segments));
         let (mut low, mut high) = (0.0, slowest.fold(0.0, f64::max));
         for _ in 0..HALVINGS {
             let middle = (low + high) / 2.0;
-            let mut most = Costs::INFINITE;
-            *part(&mut most) = middle;
+            let most = term.with(Costs::INFINITE, middle);
             let rules = Rules::new(instance, kinds, &Limits { most, forbidden: &[] });
             if may_hold(instance, kinds, &rules, &weights) { high = middle } else { low = middle }
         }
         low
     };
-    let busy = if busy_weight > 0.0 { least(|costs| &mut costs.busy) } else { 0.0 };
-    let chunk = if chunk_weight > 0.0 { least(|costs| &mut costs.chunk) } else { 0.0 };
-    Costs { busy, time: 0.0, chunk }
+    Costs { busy: least(Term::Busy, busy_weight), time: 0.0, chunk: least(Term::Chunk, chunk_weight) }
 }
 
 /// Returns whether the devices can hold the total weight of all segments if each device takes its heaviest
@@ -332,7 +332,7 @@ impl<'a> Relaxed<'a> {
     }
 
     /// Returns the lower bound that follows from prices and shares, and its subgradient.
-    fn outcome(&self, ways: &[Vec<f64>], prices: &Prices) -> Outcome {
+    fn priced_bound(&self, ways: &[Vec<f64>], prices: &Prices) -> PricedBound {
         let sums = prefix_sums(&prices.each);
         let offer = |kind: usize| {
             let device = &self.instance.devices[self.kinds[kind][0]];
@@ -350,7 +350,7 @@ impl<'a> Relaxed<'a> {
 
     /// Selects the devices with the largest earnings, up to the maximum number of stages, and computes the
     /// bound from their offers. Selects devices with negative earnings only if they are required.
-    fn settle(&self, mut offers: Vec<Offer>, prices: &Prices) -> Outcome {
+    fn settle(&self, mut offers: Vec<Offer>, prices: &Prices) -> PricedBound {
         for (offer, kind) in offers.iter_mut().zip(self.kinds) {
             let must = self.instance.required.contains(&kind[0]);
             if offer.earns < 0.0 && !must {
@@ -392,7 +392,7 @@ impl<'a> Relaxed<'a> {
             bound += chunk_left.max(0.0) * self.lower.chunk;
         }
         let earnings = offers.iter().map(|offer| offer.earns.max(0.0)).collect();
-        Outcome { bound, wanting, excess, earnings }
+        PricedBound { bound, wanting, excess, earnings }
     }
 }
 
@@ -423,8 +423,8 @@ fn best_run(kind: &KindRules, device: &DeviceCosts, shares: &Costs, ways: &[f64]
             }
         });
         if let Some((end, least)) = found {
-            let first = (group.from[end] as usize..end).find(|first| values[*first] <= least).unwrap_or(end);
-            best.run = first..end;
+            let first = (group.from[end] as usize..end).find(|first| values[*first] <= least);
+            best.run = first.expect("the smallest value is in the window")..end;
         }
     }
     best

@@ -143,6 +143,14 @@ impl Term {
             Self::Chunk => costs.chunk,
         }
     }
+
+    /// Returns `costs` with another value of this term.
+    fn with(self, costs: Costs, value: f64) -> Costs {
+        match self {
+            Self::Busy => Costs { busy: value, ..costs },
+            Self::Chunk => Costs { chunk: value, ..costs },
+        }
+    }
 }
 
 /// Formula for a placement's score. A smaller score is better. B and C are the maximum `busy` and `chunk`
@@ -202,6 +210,7 @@ pub(crate) const SHARE: f64 = 0.01;
 
 /// Finds the best placement of an instance.
 pub(crate) fn solve(instance: &Instance) -> Solution {
+    instance.check();
     if instance.required.iter().any(|device| instance.excluded[*device]) {
         return Solution::empty(instance);
     }
@@ -218,6 +227,7 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
 /// Returns a lower bound on the scores of all placements, from Lagrange multipliers and without a search.
 /// Ignores shared links.
 pub(crate) fn bound(instance: &Instance) -> f64 {
+    instance.check();
     bounded::relaxed(instance)
 }
 
@@ -268,6 +278,45 @@ impl Solution {
 }
 
 impl Instance {
+    /// Checks the invariants of the fields. The searches rely on them: with a negative cost or a reach that
+    /// decreases, they would exclude good placements.
+    fn check(&self) {
+        let (segments, devices) = (self.segments, self.devices.len());
+        assert!(segments.min(devices).min(self.max_stages) > 0, "an instance without placements: {self:?}");
+        let (busy, chunk) = self.score.weights();
+        assert!(busy >= 0.0 && chunk >= 0.0, "a negative weight: {:?}", self.score);
+        let sizes = [self.transfers.len(), self.pins.len(), self.excluded.len()];
+        assert_eq!(sizes, [devices * devices, segments, devices], "{devices} devices, {segments} segments");
+        let is_cost = |costs: &Costs| {
+            [costs.busy, costs.time, costs.chunk].iter().all(|us| (0.0..=f64::MAX).contains(us))
+        };
+        for (at, device) in self.devices.iter().enumerate() {
+            let DeviceCosts { before, stage, entry, exit, reach } = device;
+            let mut steps = before.windows(2).map(|pair| pair[1] - pair[0]);
+            assert!(
+                before.len() == segments + 1
+                    && before.iter().chain([stage, entry, exit]).all(is_cost)
+                    && steps.all(|step| is_cost(&step)),
+                "costs of device {at} are negative, infinite or NaN: {device:?}"
+            );
+            let is_reach = |row: &Vec<usize>| {
+                let mut ends = row[..segments].iter().enumerate();
+                row.is_sorted() && ends.all(|(first, end)| (first..=segments).contains(end))
+            };
+            assert!(reach.iter().all(is_reach), "the runs on device {at} do not shrink with it: {reach:?}");
+        }
+        let mut transfers = self.transfers.iter().flatten();
+        assert!(transfers.all(|link| is_cost(&link.costs)), "invalid transfer costs: {:?}", self.transfers);
+    }
+
+    /// Checks that `bound`, a lower bound on scores or on sums of `time`, is at most the `found` value of a
+    /// placement, except for rounding errors. They grow with the times of the slowest device.
+    fn check_bound(&self, bound: f64, found: f64) {
+        let slowest = self.devices.iter().map(|d| d.before[self.segments].time).fold(0.0, f64::max);
+        let most = found * (1.0 + 1e-9) + slowest * 1e-12;
+        assert!(bound <= most, "a placement has {found}, below the lower bound {bound}");
+    }
+
     /// Returns the maximum number of stages of a placement.
     fn most_stages(&self) -> usize {
         self.segments.min(self.devices.len()).min(self.max_stages)
@@ -295,7 +344,8 @@ impl Instance {
     fn totals(&self, stages: &[Stage]) -> Costs {
         let runs = stages.iter().map(|(device, run)| self.stage(*device, run.clone()));
         let pairs = || stages.windows(2).map(|pair| (pair[0].0, pair[1].0));
-        let transfers = pairs().filter_map(|(from, to)| self.transfer(from, to)).map(|c| c.costs);
+        let transfers =
+            pairs().map(|(from, to)| self.transfer(from, to).expect("each transfer has a link").costs);
         let mut total = runs.chain(transfers).fold(Costs::default(), |total, costs| Costs {
             busy: total.busy.max(costs.busy),
             time: total.time + costs.time,
@@ -303,10 +353,7 @@ impl Instance {
         });
         for bus in &self.shared {
             let load: f64 = pairs().map(|pair| bus.load(pair)).sum();
-            match bus.term {
-                Term::Busy => total.busy = total.busy.max(load),
-                Term::Chunk => total.chunk = total.chunk.max(load),
-            }
+            total = bus.term.with(total, bus.term.of(&total).max(load));
         }
         total
     }

@@ -97,8 +97,8 @@ pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize
     let costs = |kind: usize| &instance.devices[kinds[kind][0]];
     let slow = |kind: usize| costs(kind).before[instance.segments].time;
     let holds = |kind: usize| {
-        let longest = |reach: &Vec<usize>| reach.iter().enumerate().map(|(first, end)| end - first).max();
-        costs(kind).reach.iter().filter_map(longest).max().unwrap_or(0) as f64
+        let runs = costs(kind).reach.iter().flat_map(|reach| reach.iter().enumerate());
+        runs.map(|(first, end)| end - first).fold(0, usize::max) as f64
     };
     let by = |key: &dyn Fn(usize) -> f64| {
         let mut order: Vec<usize> = (0..kinds.len()).collect();
@@ -124,15 +124,15 @@ pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize
 fn nearest_next(instance: &Instance, kinds: &[Vec<usize>], order: &[usize]) -> Vec<usize> {
     let mut left = order.to_vec();
     let mut chain: Vec<usize> = Vec::new();
-    while !left.is_empty() {
+    loop {
         let far = |to: usize| match chain.last() {
             None => 0.0,
             Some(last) => {
                 instance.transfer(kinds[*last][0], kinds[to][0]).map_or(f64::INFINITY, |c| c.costs.time)
             }
         };
-        let next = (0..left.len()).min_by(|a, b| far(left[*a]).total_cmp(&far(left[*b]))).unwrap_or(0);
+        let next = (0..left.len()).min_by(|a, b| far(left[*a]).total_cmp(&far(left[*b])));
+        let Some(next) = next else { return chain };
         chain.push(left.remove(next));
     }
-    chain
 }

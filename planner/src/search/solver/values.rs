@@ -6,7 +6,7 @@
 //!
 //! This module knows nothing about the searches.
 
-use super::{Costs, Instance};
+use super::{Instance, Term};
 
 /// Maximum relative difference between neighbouring values that are merged into one interval.
 const SAME: f64 = 1e-9;
@@ -25,22 +25,16 @@ impl Values {
     /// Places no restriction on the values, for a term whose possible values are unknown.
     pub const ANY: Self = Self { intervals: None };
 
-    /// Lists the values of `part`, over all stages and transfers, that lie between the limits.
-    pub fn new(
-        instance: &Instance,
-        kinds: &[Vec<usize>],
-        part: fn(&Costs) -> f64,
-        limits: (f64, f64),
-    ) -> Self {
-        let (low, high) = limits;
-        let transfers = instance.transfers.iter().flatten().map(|transfer| part(&transfer.costs));
+    /// Lists the values of a term, over all stages and transfers, that lie between the limits.
+    pub fn new(instance: &Instance, kinds: &[Vec<usize>], term: Term, (low, high): (f64, f64)) -> Self {
+        let transfers = instance.transfers.iter().flatten().map(|transfer| term.of(&transfer.costs));
         let mut all: Vec<f64> = transfers.filter(|value| (low..=high).contains(value)).collect();
         for device in kinds.iter().map(|kind| kind[0]) {
             let reach = &instance.devices[device].reach;
-            let value = |first: usize, end: usize| part(&instance.stage(device, first..end));
+            let value = |first: usize, end: usize| term.of(&instance.stage(device, first..end));
             let mut begin = 0;
             for first in 0..instance.segments {
-                let longest = reach.iter().map(|row| row[first]).max().unwrap_or(first);
+                let longest = reach.iter().map(|row| row[first]).fold(first, usize::max);
                 // A run that starts at the first segment may have additional costs.
                 begin = if first == 1 { first + 1 } else { begin.max(first + 1) };
                 while begin <= longest && value(first, begin) < low {

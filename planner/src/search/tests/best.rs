@@ -101,3 +101,19 @@ fn a_bound_holds_where_not_every_point_is_solved() {
     assert_eq!(plan.explanation.bound_us, 0.0);
     assert!(!plan.reasons.iter().any(|reason| reason.starts_with("bound:")), "{:?}", plan.reasons);
 }
+
+/// Checks that a plan whose chunk is shorter than its number of sequences can be read back: longer chunks for
+/// long prompts would let more sequences decode together.
+#[test]
+fn chunks_by_prompt_keep_the_decode_steps() {
+    let mut world = World::new(model(4, MIB, MIB), vec![device("gpu:0", 1 << 40, 1.0)]);
+    (world.limits.sequences, world.limits.logit_rows, world.limits.chunk) = (64, 64, 16);
+    let others = [(256, world.segments.as_slice())];
+    let input = PlannerInput { other_chunks: &others, ..world.input() };
+    let grid = Grid::new(&input, 512);
+    let point = Point { chunk: 16, groups: 1, wire_type: WireType::F32 };
+    let choice = grid.priced(point, vec![Run::new(0, 0..6)]).expect("fits");
+    let chunks = chunks::by_prompt(&grid, &choice);
+    let plan = assemble::plan(&grid, &choice, Some(chunks));
+    assert_eq!(plan.validate(&plan.model, &["gpu:0"]), Ok(()));
+}
