@@ -136,9 +136,9 @@ fn main() {
 
 fn one_point(devices: usize, segments: usize, runs: u64, fleet: Fleet, name: &str) {
     let scores = [
-        ("sum", Score::Sum { chunk_weight: 8.0 }),
+        ("sum", Score::Sum { chunk_weight: 8.0, busy_weight: 0.0 }),
         ("busy", Score::Busy { sequences: 32.0, chunk_weight: 0.25 }),
-        ("mix", Score::Mix { chunk_weight: 2.0, busy_weight: 16.0 }),
+        ("mix", Score::Sum { chunk_weight: 2.0, busy_weight: 16.0 }),
     ];
     for (score_name, score) in scores {
         let mut times = Vec::new();

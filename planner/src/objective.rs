@@ -21,6 +21,26 @@ pub enum Objective {
     Mix(Mix),
 }
 
+impl Objective {
+    /// Returns the number of sequences that decode at once, of at most `sequences`.
+    pub(crate) fn sequences(&self, sequences: u32) -> u32 {
+        match self {
+            Self::Latency | Self::FirstToken => 1,
+            Self::Throughput | Self::Mix(_) => sequences,
+        }
+    }
+
+    /// Returns the weights of the three simple objectives. `None` for throughput alone.
+    pub(crate) fn weights(&self) -> Option<Mix> {
+        match *self {
+            Self::Latency => Some(Mix { latency: 1.0, throughput: 0.0, first_token: 0.0 }),
+            Self::FirstToken => Some(Mix { latency: 0.0, throughput: 0.0, first_token: 1.0 }),
+            Self::Throughput => None,
+            Self::Mix(mix) => Some(mix),
+        }
+    }
+}
+
 /// Weights of a mixed objective.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -1,7 +1,6 @@
 //! Checks of a plan from a file against the model and the devices.
 
 use super::{Chunks, InvalidChunks, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage};
-use crate::objective::Objective;
 use crate::split::{PartitionError, check_partition};
 use ragtag_graph::WireType;
 use ragtag_kernels::Activations;
@@ -122,11 +121,7 @@ impl Plan {
 
     /// Returns the number of rows of a decode micro-batch, derived from the number of groups.
     fn rows_of_groups(&self) -> u32 {
-        let sequences = match self.objective {
-            Objective::Latency | Objective::FirstToken => 1,
-            Objective::Throughput | Objective::Mix(_) => self.sequences,
-        };
-        sequences.div_ceil(self.decode_groups).min(self.chunk)
+        self.objective.sequences(self.sequences).div_ceil(self.decode_groups).min(self.chunk)
     }
 
     fn validate_figures(&self) -> Result<(), InvalidPlan> {

@@ -5,7 +5,7 @@
 use super::PlannerInput;
 use super::solver::{Costs, Score};
 use crate::cost::BatchShape;
-use crate::objective::Objective;
+use crate::objective::Mix;
 use ragtag_graph::WireType;
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
@@ -115,7 +115,8 @@ impl Sum for Times {
 /// Shapes and counts of the micro-batches of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WorkloadTimes {
-    objective: Objective,
+    /// Weights of the simple objectives. `None` for throughput alone.
+    weights: Option<Mix>,
     /// Number of sequences that share the pipeline.
     pub sequences: u32,
     /// Number of sequences in one decode micro-batch.
@@ -136,10 +137,7 @@ pub(super) struct WorkloadTimes {
 
 impl WorkloadTimes {
     pub fn new(input: &PlannerInput<'_>, context: u32, point: Point) -> Self {
-        let sequences = match input.objective {
-            Objective::Latency | Objective::FirstToken => 1,
-            Objective::Throughput | Objective::Mix(_) => input.limits.sequences,
-        };
+        let sequences = input.objective.sequences(input.limits.sequences);
         let logit_rows = input.limits.logit_rows;
         let decode_rows = sequences.div_ceil(point.groups.max(1)).min(point.chunk).min(logit_rows).max(1);
         let (prompt, generated) = input.workload.within(context);
@@ -147,7 +145,7 @@ impl WorkloadTimes {
         let (reading, writing) = (prompt / 2.0, prompt + generated / 2.0);
         let decode = |rows| BatchShape { rows, logit_rows: rows, sequences: rows, positions: writing };
         Self {
-            objective: input.objective,
+            weights: input.objective.weights(),
             sequences,
             decode_rows,
             decode_groups: sequences.div_ceil(decode_rows),
@@ -199,20 +197,18 @@ impl WorkloadTimes {
 
     /// Returns the number of consecutive chunks that the score assumes.
     pub fn chunks_in_a_row(&self) -> f64 {
-        match self.objective {
-            Objective::Throughput => self.chunks * f64::from(self.sequences),
-            Objective::Latency | Objective::FirstToken | Objective::Mix(_) => self.chunks,
+        match self.weights {
+            None => self.chunks * f64::from(self.sequences),
+            Some(_) => self.chunks,
         }
     }
 
     /// Converts times to the solver's costs.
     pub fn costs(&self, times: &Times) -> Costs {
         let filling = self.filling_us(times);
-        let time = match self.objective {
-            Objective::Latency => filling + self.generated * times.alone_us,
-            Objective::FirstToken => filling,
-            Objective::Throughput => filling + self.generated * times.decode_us,
-            Objective::Mix(mix) => {
+        let time = match self.weights {
+            None => filling + self.generated * times.decode_us,
+            Some(mix) => {
                 (mix.latency + mix.first_token) * filling + mix.latency * self.generated * times.alone_us
             }
         };
@@ -223,13 +219,10 @@ impl WorkloadTimes {
     pub fn score(&self) -> Score {
         let chunk_weight = self.following();
         let sequences = f64::from(self.sequences);
-        match self.objective {
-            Objective::Latency | Objective::FirstToken => Score::Sum { chunk_weight },
+        match self.weights {
             // Prompts arrive one by one as other requests end. Decode waits while their chunks pass.
-            Objective::Throughput => {
-                Score::Busy { sequences, chunk_weight: self.chunks * sequences - self.chunks.min(1.0) }
-            }
-            Objective::Mix(mix) => Score::Mix {
+            None => Score::Busy { sequences, chunk_weight: self.chunks * sequences - self.chunks.min(1.0) },
+            Some(mix) => Score::Sum {
                 chunk_weight: (mix.latency + mix.first_token) * chunk_weight,
                 busy_weight: mix.throughput,
             },

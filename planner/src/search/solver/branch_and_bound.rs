@@ -429,7 +429,7 @@ impl Search<'_> {
                 smaller.into_iter().flatten().chain([rest]).collect()
             }
             // The first part has a smaller `busy`, the second a smaller `chunk`, and the third is the rest.
-            Score::Sum { .. } | Score::Mix { .. } => {
+            Score::Sum { .. } => {
                 let (less_busy, rest) = region.parts_by(Term::Busy, busy);
                 let (smaller, rest) = rest.parts_by(Term::Chunk, chunk);
                 less_busy.into_iter().chain(smaller).flatten().chain([rest]).collect()

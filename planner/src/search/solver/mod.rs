@@ -157,10 +157,12 @@ impl Term {
 /// over all stages, transfers and shared links. T is the sum of `time`. Weights are not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Score {
-    /// T + `chunk_weight` · C
+    /// T + `chunk_weight` · C + `busy_weight` · B
     Sum {
         /// Weight of C.
         chunk_weight: f64,
+        /// Weight of B.
+        busy_weight: f64,
     },
     /// max(B, (T + `chunk_weight` · C) ÷ `sequences`)
     Busy {
@@ -168,13 +170,6 @@ pub(crate) enum Score {
         sequences: f64,
         /// Weight of C.
         chunk_weight: f64,
-    },
-    /// T + `chunk_weight` · C + `busy_weight` · B
-    Mix {
-        /// Weight of C.
-        chunk_weight: f64,
-        /// Weight of B.
-        busy_weight: f64,
     },
 }
 

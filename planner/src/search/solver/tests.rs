@@ -45,9 +45,9 @@ fn device(rng: &mut SmallRng, segments: usize, classes: usize) -> DeviceCosts {
 fn random_score(rng: &mut SmallRng) -> Score {
     let chunk_weight = if rng.random_bool(0.4) { 0.0 } else { rng.random_range(0.1..10.0) };
     match rng.random_range(0..3) {
-        0 => Score::Sum { chunk_weight },
+        0 => Score::Sum { chunk_weight, busy_weight: 0.0 },
         1 => Score::Busy { sequences: f64::from(rng.random_range(1..12)), chunk_weight },
-        _ => Score::Mix { chunk_weight, busy_weight: rng.random_range(0.0..10.0) },
+        _ => Score::Sum { chunk_weight, busy_weight: rng.random_range(0.0..10.0) },
     }
 }
 
@@ -145,9 +145,8 @@ fn enumerate(instance: &Instance) -> Vec<f64> {
             *largest = largest.max(load);
         }
         match instance.score {
-            Score::Sum { chunk_weight } => time + chunk_weight * chunk,
             Score::Busy { sequences, chunk_weight } => busy.max((time + chunk_weight * chunk) / sequences),
-            Score::Mix { chunk_weight, busy_weight } => time + chunk_weight * chunk + busy_weight * busy,
+            Score::Sum { chunk_weight, busy_weight } => time + chunk_weight * chunk + busy_weight * busy,
         }
     }
     fn go(instance: &Instance, stages: &mut Vec<Stage>, best: &mut [f64]) {
@@ -359,7 +358,7 @@ fn plain(devices: usize, segments: usize, score: Score) -> Instance {
     }
 }
 
-const SUM: Score = Score::Sum { chunk_weight: 0.0 };
+const SUM: Score = Score::Sum { chunk_weight: 0.0, busy_weight: 0.0 };
 const BUSY: Score = Score::Busy { sequences: 1000.0, chunk_weight: 0.0 };
 
 #[test]
@@ -427,7 +426,7 @@ fn a_device_that_fits_nothing_is_left_out() {
 /// Checks that the bound is tight for fleets with too many sets of devices to enumerate.
 #[test]
 fn many_devices_are_bounded_closely() {
-    for score in [SUM, BUSY, Score::Mix { chunk_weight: 2.0, busy_weight: 16.0 }] {
+    for score in [SUM, BUSY, Score::Sum { chunk_weight: 2.0, busy_weight: 16.0 }] {
         let mut instance = plain(24, 200, score);
         for (at, device) in instance.devices.iter_mut().enumerate() {
             let factor = 1.0 + at as f64 / 10.0;

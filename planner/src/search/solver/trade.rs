@@ -7,11 +7,10 @@ impl Score {
     /// Returns the score of a placement with the terms `total`.
     pub(crate) fn of(&self, total: &Costs) -> f64 {
         match *self {
-            Self::Sum { chunk_weight } => total.time + weighted(chunk_weight, total.chunk),
             Self::Busy { sequences, chunk_weight } => {
                 total.busy.max((total.time + weighted(chunk_weight, total.chunk)) / sequences)
             }
-            Self::Mix { chunk_weight, busy_weight } => {
+            Self::Sum { chunk_weight, busy_weight } => {
                 total.time + weighted(chunk_weight, total.chunk) + weighted(busy_weight, total.busy)
             }
         }
@@ -21,9 +20,8 @@ impl Score {
     /// term is not in the score.
     pub(crate) fn weights(&self) -> (f64, f64) {
         match *self {
-            Self::Sum { chunk_weight } => (0.0, chunk_weight),
             Self::Busy { sequences, chunk_weight } => (1.0, chunk_weight / sequences),
-            Self::Mix { chunk_weight, busy_weight } => (busy_weight, chunk_weight),
+            Self::Sum { chunk_weight, busy_weight } => (busy_weight, chunk_weight),
         }
     }
 
@@ -31,10 +29,8 @@ impl Score {
     /// For [`Score::Busy`], this is the sum of `time` and the weighted maximum `chunk`.
     pub(super) fn weights_in_sum(&self) -> Costs {
         match *self {
-            Self::Sum { chunk_weight: chunk } | Self::Busy { chunk_weight: chunk, .. } => {
-                Costs { busy: 0.0, time: 0.0, chunk }
-            }
-            Self::Mix { chunk_weight: chunk, busy_weight: busy } => Costs { busy, time: 0.0, chunk },
+            Self::Busy { chunk_weight: chunk, .. } => Costs { busy: 0.0, time: 0.0, chunk },
+            Self::Sum { chunk_weight: chunk, busy_weight: busy } => Costs { busy, time: 0.0, chunk },
         }
     }
 
@@ -42,7 +38,7 @@ impl Score {
     pub(super) fn of_sum(&self, sum: f64, busy: f64) -> f64 {
         match *self {
             Self::Busy { sequences, .. } => busy.max(sum / sequences),
-            Self::Sum { .. } | Self::Mix { .. } => sum,
+            Self::Sum { .. } => sum,
         }
     }
 
@@ -50,7 +46,7 @@ impl Score {
     pub(super) fn most_sum(&self, score: f64) -> f64 {
         match *self {
             Self::Busy { sequences, .. } => score * sequences,
-            Self::Sum { .. } | Self::Mix { .. } => score,
+            Self::Sum { .. } => score,
         }
     }
 
@@ -59,9 +55,8 @@ impl Score {
     pub(super) fn largest_terms(&self, score: f64, least: &Costs) -> Costs {
         let per = |amount: f64, weight: f64| if weight == 0.0 { f64::INFINITY } else { amount / weight };
         let (rest, chunk_weight, busy) = match *self {
-            Self::Sum { chunk_weight } => (score, chunk_weight, f64::INFINITY),
             Self::Busy { sequences, chunk_weight } => (score * sequences, chunk_weight, score),
-            Self::Mix { chunk_weight, busy_weight } => {
+            Self::Sum { chunk_weight, busy_weight } => {
                 let sum = least.time + weighted(chunk_weight, least.chunk);
                 (score - weighted(busy_weight, least.busy), chunk_weight, per(score - sum, busy_weight))
             }
