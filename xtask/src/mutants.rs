@@ -60,7 +60,7 @@ const AREAS: [Area; 9] = [
     Area {
         name: "planner",
         // All files except `trial.rs`.
-        files: &["planner/src/search/[!t]*", "planner/src/search/solver/**"],
+        files: &["planner/src/search/[!t]*", "planner/src/search/problem/**", "planner/src/search/solver/**"],
         package: "ragtag-planner",
         targets: LIB,
         filter: &["search::"],

@@ -5,7 +5,7 @@ use crate::cost::{QueuePart, SharedLink, floor_us, step_us};
 use crate::search::grid::SAME;
 use crate::search::solver::Costs;
 use crate::search::workload_times::Times;
-use crate::streaming::parts;
+use crate::streaming::{StagePart, parts};
 use std::ops::Range;
 
 /// Predictions of the cost model for a placement.
@@ -129,7 +129,7 @@ impl Problem<'_> {
     fn parts(&self, run: &Run) -> Vec<(QueuePart, Times)> {
         let (device, before) = (&self.input.devices[run.device], &self.before[run.device]);
         let mut once = self.stage_times(run.device);
-        let part = |part: crate::streaming::StagePart| {
+        let part = |part: StagePart| {
             let bytes = part.arena.map(|_| self.lowered.sizes.streamed_bytes(&[part.segments.start]));
             let copy_us = bytes.map_or(0.0, |bytes| device.host_copy_us(bytes));
             let is_read = run.from_file.contains(&part.segments.start);
@@ -163,11 +163,13 @@ impl Problem<'_> {
         let transfers: Vec<_> =
             runs.windows(2).map(|p| of_path(self.transfer(p[0].device, p[1].device))).collect();
         let prefill_times = prefill.map(|run| self.times(run).of_prefill());
+        let of_prefill = |times: fn(&Self, usize) -> Times| {
+            prefill.map_or(Times::default(), |run| times(self, run.device).of_prefill())
+        };
         let last = runs.last().expect("a placement has a stage");
-        let token_return = of_path(self.token_return(last.device))
-            + prefill.map(|run| self.token_return(run.device).of_prefill()).unwrap_or_default();
-        let late: Times = runs.iter().map(|run| of_path(self.hand_over(run.device))).sum::<Times>()
-            + prefill.map(|run| self.hand_over(run.device).of_prefill()).unwrap_or_default();
+        let token_return = of_path(self.token_return(last.device)) + of_prefill(Self::token_return);
+        let late = runs.iter().map(|run| of_path(self.hand_over(run.device))).sum::<Times>()
+            + of_prefill(Self::hand_over);
         let parts = stages.iter().chain(&transfers).chain(&prefill_times).copied();
         let sum: Times = parts.sum::<Times>() + late + token_return;
         let shared: Vec<_> = self.shared_by(runs).into_iter().map(of_path).collect();

@@ -448,3 +448,27 @@ fn many_devices_are_bounded_closely() {
         );
     }
 }
+
+#[test]
+#[should_panic(expected = "costs of device 0 are negative, infinite or NaN")]
+fn costs_are_numbers() {
+    let mut instance = random_instance(1, 3, 6);
+    instance.devices[0].before[1].time = f64::NAN;
+    solve(&instance);
+}
+
+#[test]
+#[should_panic(expected = "the runs on device 0 do not shrink")]
+fn a_run_that_fits_also_fits_without_its_first_segment() {
+    let mut instance = random_instance(1, 1, 1);
+    instance.devices[0].reach[0] = vec![1, 0];
+    solve(&instance);
+}
+
+#[test]
+#[should_panic(expected = "a placement has 1, below the lower bound 1.001")]
+fn no_placement_is_below_the_bound() {
+    let instance = random_instance(1, 3, 6);
+    instance.check_bound(1.0 + 1e-12, 1.0);
+    instance.check_bound(1.001, 1.0);
+}

@@ -294,3 +294,12 @@ fn engines_use_chunks_of_512_or_the_longest_that_fits() {
     let most = with_room.stages.iter().map(|stage| stage.memory_bytes.total).max().expect("stages");
     assert_eq!(plan(most - 1).chunk, 128);
 }
+
+#[test]
+#[should_panic(expected = "do not cover the segments 0..6 once and in order")]
+fn a_placement_covers_all_segments() {
+    let world = World::new(model(4, MIB, MIB), vec![device("gpu:0", 1 << 40, 1.0)]);
+    let input = world.input();
+    let grid = Grid::new(&input, 512);
+    Choice::of(grid.start(), vec![Run::new(0, 0..3), Run::new(0, 4..6)]);
+}
