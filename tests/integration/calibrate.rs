@@ -372,7 +372,8 @@ fn predicted_us(
         ragtag_planner::cost::BatchShape { rows, logit_rows: rows, sequences: rows, positions: 64.0 + 24.0 };
     let all = model.graph().segments(&lowering).unwrap();
     let times = all[segments].iter().map(|segment| {
-        let time = ragtag_planner::cost::segment_time(segment, facts, lowering.activations, &batch);
+        let key = ragtag_planner::cost::SegmentKey::from(segment);
+        let time = ragtag_planner::cost::kind_time(&key, facts, lowering.activations, &batch);
         assert!(matches!(time.source, FigureSource::Measured | FigureSource::Fitted), "{time:?}");
         time.value
     });
