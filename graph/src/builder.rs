@@ -2,7 +2,7 @@
 //! its weights.
 
 use crate::arch::Rope;
-use crate::model::ModelError;
+use crate::error::ModelError;
 use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows, Scores};
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};

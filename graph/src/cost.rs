@@ -1,6 +1,8 @@
 //! Costs of a node in floating-point operations and bytes, per row, per micro-batch and per position.
 
-use crate::model::{Lowering, Model, ModelError};
+use crate::error::ModelError;
+use crate::lowering::Lowering;
+use crate::model::Model;
 use crate::op::{Node, Operator};
 use crate::stack::StackedMatrix;
 use ragtag_kernels::head_norm::Form;

@@ -1,8 +1,11 @@
-//! Typed errors for model files. Each error names the file and the item that Ragtag could not read.
+//! Typed errors for model files and models. Each error names the file and the item that Ragtag could not read.
 //!
 //! `Quoted` escapes and truncates text from a file, because messages may be printed to a terminal.
 
-use ragtag_kernels::TensorType;
+use ragtag_kernels::blocks::SizeError;
+use ragtag_kernels::kv::QUANTISED_DIMENSIONS;
+use ragtag_kernels::layout::LayoutError;
+use ragtag_kernels::{KvType, TensorType};
 use std::fmt::{self, Write};
 
 /// Failure to read bytes from a [`Source`](crate::source::Source).
@@ -261,6 +264,99 @@ pub enum TokenizerError {
         /// Description of the problem.
         cause: String,
     },
+}
+
+/// Reason why Ragtag cannot run a model.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A model file cannot be parsed.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Ragtag does not support the architecture.
+    #[error("architecture {name:?} is not supported; supported are {known}")]
+    Architecture {
+        /// Name of the architecture in the file.
+        name: String,
+        /// Names of the supported architectures.
+        known: String,
+    },
+    /// A hyperparameter is invalid.
+    #[error("{key}: {why}")]
+    Hyperparameter {
+        /// Key of the hyperparameter.
+        key: String,
+        /// Description of the problem.
+        why: String,
+    },
+    /// A required tensor is missing.
+    #[error("tensor {name} is missing")]
+    MissingTensor {
+        /// Name of the tensor.
+        name: String,
+    },
+    /// The file contains a tensor that the architecture does not use. Running the model without this tensor
+    /// would give wrong results.
+    #[error(
+        "tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong"
+    )]
+    UnknownTensor {
+        /// Name of the tensor.
+        name: String,
+    },
+    /// The metadata contains a key that the architecture does not use. Running the model without it might
+    /// give wrong results.
+    #[error(
+        "key {key} is not part of this architecture as Ragtag knows it; running without it might be wrong"
+    )]
+    UnknownKey {
+        /// Name of the key.
+        key: String,
+    },
+    /// The shape of a tensor disagrees with the hyperparameters.
+    #[error("tensor {name} has shape {found:?}; the hyperparameters ask for {expected:?}")]
+    Shape {
+        /// Name of the tensor.
+        name: String,
+        /// Expected shape, row length first.
+        expected: Vec<u64>,
+        /// Shape in the file.
+        found: Vec<u64>,
+    },
+    /// The data of a tensor is missing from the file.
+    #[error("tensor {name} has no data: this model can be planned but not run")]
+    NoData {
+        /// Name of the tensor.
+        name: String,
+    },
+    /// A KV cache type does not support the model's heads.
+    #[error(
+        "a {kv} KV cache needs heads of a multiple of {QUANTISED_DIMENSIONS} dimensions, and the model's heads have \
+         {head_dimensions} (use f16 or f32)"
+    )]
+    KvType {
+        /// The requested type.
+        kv: KvType,
+        /// Number of dimensions of the model's heads.
+        head_dimensions: u32,
+    },
+    /// The model has a feature that Ragtag does not support.
+    #[error("not supported: {what}")]
+    Unsupported {
+        /// The unsupported feature.
+        what: String,
+    },
+}
+
+impl From<SizeError> for ModelError {
+    fn from(error: SizeError) -> Self {
+        ModelError::Unsupported { what: error.to_string() }
+    }
+}
+
+impl From<LayoutError> for ModelError {
+    fn from(error: LayoutError) -> Self {
+        ModelError::Unsupported { what: error.to_string() }
+    }
 }
 
 fn supported_types() -> String {

@@ -17,6 +17,7 @@ pub mod gguf;
 mod granularity;
 mod json;
 mod kv_ring;
+mod lowering;
 pub mod model;
 pub mod op;
 mod passes;
@@ -38,11 +39,12 @@ pub use arch::{
 };
 pub use chat_templates::ChatTemplates;
 pub use compile::{CompileError, buckets, compile};
-pub use error::{FormatError, SourceError, TokenizerError};
+pub use error::{FormatError, ModelError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
 pub use granularity::Granularity;
 pub use kv_ring::KvRing;
-pub use model::{Lowering, Model, ModelError};
+pub use lowering::Lowering;
+pub use model::Model;
 pub use program::{
     CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
 };

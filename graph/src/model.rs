@@ -3,10 +3,10 @@
 use crate::arch::{Architecture, Hyperparameters, RopeScaling};
 use crate::chat_templates::ChatTemplates;
 use crate::checkpoint;
-use crate::error::{FormatError, TokenizerError};
+use crate::error::{FormatError, ModelError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
 use crate::granularity::Granularity;
-use crate::kv_ring::KvRing;
+use crate::lowering::Lowering;
 use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::segment::{self, Segment, SegmentKind};
@@ -14,129 +14,9 @@ use crate::source::Directory;
 use crate::stack::{Stack, StackedMatrix};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{TensorInfo, Weights};
-use crate::wire_type::WireType;
-use ragtag_kernels::kv::QUANTISED_DIMENSIONS;
 use ragtag_kernels::matmul;
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::sync::Arc;
-
-/// Reason why Ragtag cannot run a model.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelError {
-    /// A model file cannot be parsed.
-    #[error(transparent)]
-    Format(#[from] FormatError),
-    /// Ragtag does not support the architecture.
-    #[error("architecture {name:?} is not supported; supported are {known}")]
-    Architecture {
-        /// Name of the architecture in the file.
-        name: String,
-        /// Names of the supported architectures.
-        known: String,
-    },
-    /// A hyperparameter is invalid.
-    #[error("{key}: {why}")]
-    Hyperparameter {
-        /// Key of the hyperparameter.
-        key: String,
-        /// Description of the problem.
-        why: String,
-    },
-    /// A required tensor is missing.
-    #[error("tensor {name} is missing")]
-    MissingTensor {
-        /// Name of the tensor.
-        name: String,
-    },
-    /// The file contains a tensor that the architecture does not use. Running the model without this tensor
-    /// would give wrong results.
-    #[error(
-        "tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong"
-    )]
-    UnknownTensor {
-        /// Name of the tensor.
-        name: String,
-    },
-    /// The metadata contains a key that the architecture does not use. Running the model without it might
-    /// give wrong results.
-    #[error(
-        "key {key} is not part of this architecture as Ragtag knows it; running without it might be wrong"
-    )]
-    UnknownKey {
-        /// Name of the key.
-        key: String,
-    },
-    /// The shape of a tensor disagrees with the hyperparameters.
-    #[error("tensor {name} has shape {found:?}; the hyperparameters ask for {expected:?}")]
-    Shape {
-        /// Name of the tensor.
-        name: String,
-        /// Expected shape, row length first.
-        expected: Vec<u64>,
-        /// Shape in the file.
-        found: Vec<u64>,
-    },
-    /// The data of a tensor is missing from the file.
-    #[error("tensor {name} has no data: this model can be planned but not run")]
-    NoData {
-        /// Name of the tensor.
-        name: String,
-    },
-    /// A KV cache type does not support the model's heads.
-    #[error(
-        "a {kv} KV cache needs heads of a multiple of {QUANTISED_DIMENSIONS} dimensions, and the model's heads have \
-         {head_dimensions} (use f16 or f32)"
-    )]
-    KvType {
-        /// The requested type.
-        kv: KvType,
-        /// Number of dimensions of the model's heads.
-        head_dimensions: u32,
-    },
-    /// The model has a feature that Ragtag does not support.
-    #[error("not supported: {what}")]
-    Unsupported {
-        /// The unsupported feature.
-        what: String,
-    },
-}
-
-/// Settings for compiling programs and computing the memory that they need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lowering {
-    /// Activation type in products with quantized weights.
-    pub activations: Activations,
-    /// Type of keys and values in the KV cache.
-    pub kv: KvType,
-    /// Maximum length of a sequence, in positions.
-    pub context: u32,
-    /// Maximum number of concurrent sequences.
-    pub sequences: u32,
-    /// Maximum number of rows in a micro-batch.
-    pub chunk: u32,
-    /// Maximum number of rows that need logits in a micro-batch.
-    pub logit_rows: u32,
-    /// Wire type of the activations that pass between stages.
-    pub wire_type: WireType,
-}
-
-impl Lowering {
-    /// Returns the number of cache blocks that one sequence needs at the full context.
-    pub fn table_blocks(&self) -> u32 {
-        self.context.div_ceil(ragtag_kernels::params::BLOCK_TOKENS as u32)
-    }
-
-    /// Returns the number of cache blocks for all sequences, in layers that keep all positions.
-    pub fn cache_blocks(&self) -> u32 {
-        self.table_blocks().saturating_mul(self.sequences)
-    }
-
-    /// Returns the KV ring of layers with a window of `window` positions. Returns `None` if a ring would be as
-    /// long as the context.
-    pub fn kv_ring(&self, window: Option<u32>) -> Option<KvRing> {
-        KvRing::new(window, self.context, self.chunk, self.sequences)
-    }
-}
 
 /// Files or metadata from which the tokenizer is built.
 #[derive(Clone, Debug)]

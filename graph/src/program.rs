@@ -1,14 +1,13 @@
 //! Compiled stages as plain data. A stage lists the buffers that it needs, and one program (a sequence of
 //! dispatches) per bucket. The device's actor maps each [`Place`] to a buffer id and records the dispatches.
 
+use crate::error::ModelError;
 use crate::kv_ring::KvRing;
-use crate::model::ModelError;
 use crate::stack::StackedMatrix;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_hal::{Access, Module};
 use ragtag_kernels::TensorType;
-use ragtag_kernels::blocks::{SizeError, dequantise};
-use ragtag_kernels::layout::LayoutError;
+use ragtag_kernels::blocks::dequantise;
 use ragtag_kernels::params::ParamsShape;
 use std::ops::Range;
 use std::sync::Arc;
@@ -212,18 +211,6 @@ pub(crate) fn vector_values(tensor: &TensorInfo, weights: &Weights) -> Result<Ve
         vec![0.0; bytes.len() / tensor.tensor_type.block_bytes() * tensor.tensor_type.block_values()];
     dequantise(tensor.tensor_type, &bytes, &mut values)?;
     Ok(values)
-}
-
-impl From<SizeError> for ModelError {
-    fn from(error: SizeError) -> Self {
-        ModelError::Unsupported { what: error.to_string() }
-    }
-}
-
-impl From<LayoutError> for ModelError {
-    fn from(error: LayoutError) -> Self {
-        ModelError::Unsupported { what: error.to_string() }
-    }
 }
 
 fn write_values(values: &[f32], chunk: &WeightChunk, out: &mut [u8]) {

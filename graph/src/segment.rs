@@ -2,7 +2,9 @@
 
 use crate::compile;
 use crate::cost::node_cost;
-use crate::model::{Lowering, Model, ModelError, basic_form};
+use crate::error::ModelError;
+use crate::lowering::Lowering;
+use crate::model::{Model, basic_form};
 use crate::op::OperatorGraph;
 use crate::program::WeightBuffer;
 use crate::signature::SegmentSignature;

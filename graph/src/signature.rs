@@ -1,7 +1,8 @@
 //! Signature of a segment: the sequence of its operators, along with the types and shapes of their tensors.
 //! Segments with equal signatures have equal costs, so the costs are computed only once per signature.
 
-use crate::model::{Model, ModelError};
+use crate::error::ModelError;
+use crate::model::Model;
 use crate::op::{Operator, OperatorGraph, Rows};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::TensorType;

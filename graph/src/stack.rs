@@ -5,7 +5,7 @@
 //! A device stores a stack as one matrix. Packing reads the rows of each tensor from its location in the
 //! model's files.
 
-use crate::model::ModelError;
+use crate::error::ModelError;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::layout::{GROUP_ROWS, Layout, Resident};
 use ragtag_kernels::{TensorType, widen};

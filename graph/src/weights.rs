@@ -1,7 +1,6 @@
 //! Weight tensors of a model: names, storage types and file positions.
 
-use crate::error::{FormatError, Quoted, SourceError};
-use crate::model::ModelError;
+use crate::error::{FormatError, ModelError, Quoted, SourceError};
 use crate::source::Source;
 use ragtag_kernels::TensorType;
 use std::borrow::Cow;

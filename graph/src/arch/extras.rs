@@ -3,8 +3,8 @@
 use super::hyperparameters::{Hyperparameters, in_range, positive};
 use super::{Rope, RopeFactors};
 use crate::checkpoint::Fields;
+use crate::error::ModelError;
 use crate::gguf::{Array, Metadata};
-use crate::model::ModelError;
 use serde::Serialize;
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -7,7 +7,7 @@ use super::transformer::{FeedForward, Function, Layer, Norms};
 use super::{
     ATTENTION_BIAS, Architecture, EPSILON, Hyperparameters, Setting, TIED, USUAL, kv_heads, sliding_window,
 };
-use crate::model::ModelError;
+use crate::error::ModelError;
 
 pub(super) static GEMMA2: Architecture = Architecture {
     name: "gemma2",

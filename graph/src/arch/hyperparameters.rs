@@ -4,8 +4,8 @@
 use super::extras::{Extras, Keys};
 use super::names::{EMBEDDING, LONG_FACTORS, ROPE_FACTORS};
 use super::{Architecture, Rope, RopeFactors, Yarn};
+use crate::error::ModelError;
 use crate::gguf::Metadata;
-use crate::model::ModelError;
 use crate::weights::Weights;
 use serde::Serialize;
 

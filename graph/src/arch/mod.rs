@@ -31,8 +31,7 @@ pub(crate) use hyperparameters::{in_range, positive};
 pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_derived};
 
 use crate::builder::Builder;
-use crate::error::Quoted;
-use crate::model::ModelError;
+use crate::error::{ModelError, Quoted};
 use crate::op::OperatorGraph;
 use crate::weights::{TensorInfo, Weights};
 use names::Names;

@@ -4,7 +4,7 @@
 use super::extras::{Keys, LayerSet};
 use super::transformer::{Attention, Layer};
 use super::{Architecture, EPSILON, Hyperparameters, USUAL, kv_heads, sliding_window};
-use crate::model::ModelError;
+use crate::error::ModelError;
 
 pub(super) static QWEN2: Architecture = Architecture {
     name: "qwen2",

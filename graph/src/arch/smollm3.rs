@@ -2,7 +2,7 @@
 
 use super::extras::LayerSet;
 use super::{Architecture, BIASES, EPSILON, RopePairing, TIED, USUAL, kv_heads, rope_base};
-use crate::model::ModelError;
+use crate::error::ModelError;
 
 /// Distance between layers without RoPE, unless the file gives one.
 const PERIOD: u32 = 4;

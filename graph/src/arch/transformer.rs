@@ -7,7 +7,7 @@
 use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
 use super::{Architecture, Hyperparameters, Rope, RopeFactors};
 use crate::builder::Builder;
-use crate::model::ModelError;
+use crate::error::ModelError;
 use crate::op::{Affine, Heads, Scores};
 use petgraph::stable_graph::NodeIndex;
 

@@ -10,9 +10,8 @@ use crate::arch::{
     Architecture, DynamicScaling, Extras, Hyperparameters, Keys, Llama3Scaling, Rope, RopeFactors, Setting,
     Yarn, in_range, positive,
 };
-use crate::error::{FormatError, Quoted};
+use crate::error::{FormatError, ModelError, Quoted};
 use crate::json;
-use crate::model::ModelError;
 use crate::source::{Directory, Source};
 use ragtag_kernels::TensorType;
 use serde_json::{Map, Value};

@@ -3,7 +3,7 @@
 
 use super::config;
 use crate::arch::{Architecture, Hyperparameters};
-use crate::model::ModelError;
+use crate::error::ModelError;
 use crate::source::Directory;
 use crate::weights::Weights;
 use ragtag_kernels::TensorType;

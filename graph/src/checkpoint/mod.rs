@@ -20,8 +20,7 @@ pub(crate) use config::Fields;
 pub(crate) use described::describe;
 
 use crate::arch::{Architecture, HEAD, Hyperparameters, is_derived};
-use crate::error::{FormatError, Quoted};
-use crate::model::ModelError;
+use crate::error::{FormatError, ModelError, Quoted};
 use crate::safetensors;
 use crate::source::{Directory, Source};
 use crate::weights::{TensorInfo, Weights};

@@ -3,8 +3,7 @@
 use super::CONFIG;
 use super::config::Fields;
 use crate::converted::{self, Float8, Packing, Place, Scales, Ternary};
-use crate::error::{FormatError, Quoted};
-use crate::model::ModelError;
+use crate::error::{FormatError, ModelError, Quoted};
 use crate::safetensors::{Dtype, Stored};
 use crate::source::Source;
 use crate::weights::TensorInfo;

@@ -1,7 +1,7 @@
 //! The KV caches of a stage's layers. Layers with a window use the blocks of rings, if rings are shorter.
 
 use crate::kv_ring::KvRing;
-use crate::model::Lowering;
+use crate::lowering::Lowering;
 use crate::op::{Heads, Node, Operator, OperatorGraph};
 use ragtag_kernels::KvType;
 use ragtag_kernels::params::BLOCK_TOKENS;

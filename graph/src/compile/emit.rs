@@ -5,7 +5,9 @@ use super::{
     Caches, CompileError, capacity, factors_name, frequencies_name, kv_layers, output_bytes, storage::Storage,
 };
 use crate::arch::{Rope, RopePairing};
-use crate::model::{Lowering, Model, ModelError};
+use crate::error::ModelError;
+use crate::lowering::Lowering;
+use crate::model::Model;
 use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
 use crate::passes::WIDENED;
 use crate::program::{Place, ProgramStep, Slice, WeightBuffer, WeightContent};

@@ -12,7 +12,9 @@ mod emit;
 mod storage;
 
 use crate::arch::{LONG_FACTORS, ROPE_FACTORS, Rope, RopeFactors, SHORT_FACTORS};
-use crate::model::{Lowering, Model, ModelError};
+use crate::error::ModelError;
+use crate::lowering::Lowering;
+use crate::model::Model;
 use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};

@@ -3,7 +3,7 @@
 //! share bytes.
 
 use super::output_bytes;
-use crate::model::ModelError;
+use crate::error::ModelError;
 use crate::op::{Operator, OperatorGraph};
 use crate::program::Place;
 use petgraph::stable_graph::NodeIndex;
