@@ -3,9 +3,24 @@
 //! The builder numbers segments at half-block granularity. Lowering converts these numbers to the model's
 //! granularity.
 
-use crate::segment::{Segment, SegmentKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+
+/// Kind of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SegmentKind {
+    /// Lookup of one embedding row per token.
+    Embedding,
+    /// One transformer block.
+    Block,
+    /// The first half of a block: norm, projections, attention, and residual addition.
+    Attention,
+    /// The second half of a block: norm, gated projections, and residual addition.
+    FeedForward,
+    /// Final norm and projection to logits.
+    Head,
+}
 
 /// Part of a transformer block that forms one segment. Only residual rows pass from one segment to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,14 +34,6 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Returns the granularity of `segments`, the segments of a model.
-    pub fn of(segments: &[Segment]) -> Self {
-        match segments.iter().any(|s| matches!(s.kind, SegmentKind::Attention | SegmentKind::FeedForward)) {
-            true => Granularity::HalfBlock,
-            false => Granularity::Block,
-        }
-    }
-
     /// Returns the number of segments in a model with `blocks` transformer blocks. The embedding and the head
     /// are one segment each.
     pub(crate) fn segment_count(self, blocks: u32) -> usize {

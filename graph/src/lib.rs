@@ -41,14 +41,14 @@ pub use chat_templates::ChatTemplates;
 pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, ModelError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
-pub use granularity::Granularity;
+pub use granularity::{Granularity, SegmentKind};
 pub use kv_ring::KvRing;
 pub use lowering::Lowering;
 pub use model::Model;
 pub use program::{
     CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
 };
-pub use segment::{Segment, SegmentKind, SegmentTensor};
+pub use segment::{Segment, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};
 pub use tokenizer::{TextStream, Tokenizer};

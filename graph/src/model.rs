@@ -5,11 +5,9 @@ use crate::chat_templates::ChatTemplates;
 use crate::checkpoint;
 use crate::error::{FormatError, ModelError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
-use crate::granularity::Granularity;
-use crate::lowering::Lowering;
+use crate::granularity::{Granularity, SegmentKind};
 use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
-use crate::segment::{self, Segment, SegmentKind};
 use crate::source::Directory;
 use crate::stack::{Stack, StackedMatrix};
 use crate::tokenizer::Tokenizer;
@@ -45,7 +43,7 @@ impl Model {
     /// Returns a [`ModelError`] that names the invalid key, tensor or architecture.
     pub fn new(file: ModelFile) -> Result<Self, ModelError> {
         let architecture = Architecture::find(file.metadata.get("general.architecture")?)?;
-        let hyperparameters = Hyperparameters::read(&file.metadata, &file.weights)?;
+        let hyperparameters = Hyperparameters::read(architecture, &file.metadata, &file.weights)?;
         let description = Description::Metadata(Arc::new(file.metadata));
         Self::build(architecture, hyperparameters, file.weights, description)
     }
@@ -200,14 +198,6 @@ impl Model {
     /// Returns the number of segments, including the embedding and the head.
     pub fn segment_count(&self) -> usize {
         self.granularity.segment_count(self.hyperparameters.layers)
-    }
-
-    /// Returns the segments and their costs, in order.
-    ///
-    /// # Errors
-    /// Returns [`ModelError::Unsupported`] if a tensor has no resident layout.
-    pub fn segments(&self, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
-        segment::segments(self, lowering)
     }
 
     /// Returns the total number of parameters in all tensors.

@@ -3,6 +3,7 @@
 use crate::compile;
 use crate::cost::node_cost;
 use crate::error::ModelError;
+use crate::granularity::{Granularity, SegmentKind};
 use crate::lowering::Lowering;
 use crate::model::{Model, basic_form};
 use crate::op::OperatorGraph;
@@ -10,24 +11,8 @@ use crate::program::WeightBuffer;
 use crate::signature::SegmentSignature;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, Layout, TensorType};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::ops::Range;
-
-/// Kind of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SegmentKind {
-    /// Lookup of one embedding row per token.
-    Embedding,
-    /// One transformer block.
-    Block,
-    /// The first half of a block: norm, projections, attention, and residual addition.
-    Attention,
-    /// The second half of a block: norm, gated projections, and residual addition.
-    FeedForward,
-    /// Final norm and projection to logits.
-    Head,
-}
 
 /// One segment and its costs. A row is a token of the micro-batch. A position is a token that a row attends
 /// to.
@@ -87,26 +72,41 @@ impl SegmentTensor {
     }
 }
 
-/// Returns the segments of a model, in order. Computes the costs only once for segments with the same
-/// signature.
-pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
-    model.check_kv(lowering.kv)?;
-    let measure = Measure::new(model, lowering);
-    let mut known: Vec<(SegmentSignature<'_>, Segment)> = Vec::new();
-    let mut segments = Vec::new();
-    for (index, nodes) in measure.graph.by_segment(model.segment_count()).iter().enumerate() {
-        let signature = SegmentSignature::new(model, &measure.graph, nodes)?;
-        let alike = known.iter().find(|(other, _)| *other == signature).map(|(_, segment)| segment);
-        segments.push(match alike {
-            Some(alike) => measure.renamed(alike, index, nodes),
-            None => {
-                let segment = measure.segment(index, nodes)?;
-                known.push((signature, segment.clone()));
-                segment
-            }
-        });
+impl Granularity {
+    /// Returns the granularity of `segments`, the segments of a model.
+    pub fn of(segments: &[Segment]) -> Self {
+        match segments.iter().any(|s| matches!(s.kind, SegmentKind::Attention | SegmentKind::FeedForward)) {
+            true => Granularity::HalfBlock,
+            false => Granularity::Block,
+        }
     }
-    Ok(segments)
+}
+
+impl Model {
+    /// Returns the segments and their costs, in order. Computes the costs only once for segments with the same
+    /// signature.
+    ///
+    /// # Errors
+    /// Returns [`ModelError::Unsupported`] if a tensor has no resident layout.
+    pub fn segments(&self, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
+        self.check_kv(lowering.kv)?;
+        let measure = Measure::new(self, lowering);
+        let mut known: Vec<(SegmentSignature<'_>, Segment)> = Vec::new();
+        let mut segments = Vec::new();
+        for (index, nodes) in measure.graph.by_segment(self.segment_count()).iter().enumerate() {
+            let signature = SegmentSignature::new(self, &measure.graph, nodes)?;
+            let alike = known.iter().find(|(other, _)| *other == signature).map(|(_, segment)| segment);
+            segments.push(match alike {
+                Some(alike) => measure.renamed(alike, index, nodes),
+                None => {
+                    let segment = measure.segment(index, nodes)?;
+                    known.push((signature, segment.clone()));
+                    segment
+                }
+            });
+        }
+        Ok(segments)
+    }
 }
 
 /// Inputs for computing costs: the operator graph, and the programs that can need the most scratch memory.

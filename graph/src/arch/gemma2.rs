@@ -1,7 +1,7 @@
 //! Gemma 2: norms before and after each half of a layer, a scaled embedding, a GELU gate, caps of attention
 //! scores and logits, and a window in every other layer. Checkpoints store the weights of norms less 1.
 
-use super::extras::Keys;
+use super::keys::Keys;
 use super::names::{COMMON, GATED, Names};
 use super::transformer::{FeedForward, Function, Layer, Norms};
 use super::{

@@ -1,5 +1,6 @@
 //! Table of architectures. A new architecture needs a file in this folder and a row in [`ARCHITECTURES`].
 
+mod architecture;
 mod bitnet;
 mod command_r;
 mod extras;
@@ -8,7 +9,9 @@ mod gemma3;
 mod glm4;
 mod granite;
 mod hyperparameters;
+mod keys;
 mod llama;
+mod metadata;
 mod mistral;
 mod names;
 mod olmo2;
@@ -21,56 +24,18 @@ mod smollm3;
 mod starcoder2;
 mod transformer;
 
+pub use architecture::Architecture;
 pub use extras::{Extras, LayerSet};
 pub use hyperparameters::Hyperparameters;
 pub use rope::{DynamicScaling, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 pub use rope_scaling::{RopeScaling, RopeScalingError};
 
-pub(crate) use extras::{Keys, Setting};
 pub(crate) use hyperparameters::{in_range, positive};
+pub(crate) use keys::{Keys, Setting};
 pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_derived};
 
-use crate::builder::Builder;
 use crate::error::{ModelError, Quoted};
-use crate::op::OperatorGraph;
-use crate::weights::{TensorInfo, Weights};
-use names::Names;
-use ragtag_kernels::TensorType;
-use std::borrow::Cow;
-use transformer::Layer;
-
-/// A family of models with a common graph structure.
-pub struct Architecture {
-    /// Value of `general.architecture`.
-    pub name: &'static str,
-    /// Names of the model classes that `config.json` lists under `architectures`.
-    pub classes: &'static [&'static str],
-    /// Names of the classes of multimodal models whose text part has this architecture. Ragtag reads only this
-    /// part, which `text_config` in `config.json` describes.
-    pub multimodal_classes: &'static [&'static str],
-    /// RoPE pairing that matches the order of the query and key projections in GGUF files.
-    pub gguf_pairing: RopePairing,
-    /// RoPE pairing that matches their order in checkpoints.
-    pub checkpoint_pairing: RopePairing,
-    /// Whether `partial_rotary_factor` in `config.json` says which part of a head rotates.
-    pub(crate) has_partial_rotation: bool,
-    /// Fields of `config.json` whose defaults change results, and the values that `transformers` uses for
-    /// this class if a field is missing.
-    pub(crate) defaults: &'static [(&'static str, Setting)],
-    /// Fields of `config.json` that give projections biases: `attention_bias`, `mlp_bias`, or none.
-    pub(crate) biases: &'static [&'static str],
-    /// Field of `config.json` with the constant that norms add.
-    pub(crate) epsilon: &'static str,
-    /// Field of `config.json` with the function of the feed-forward network, and the names that this function
-    /// may have.
-    pub(crate) activation: (&'static str, &'static [&'static str]),
-    /// Function that reads the hyperparameters that only some architectures have.
-    pub(crate) read: fn(&Keys<'_>, &mut Hyperparameters) -> Result<(), ModelError>,
-    /// Function that returns the structure of the layer with a given index.
-    layer: fn(&Hyperparameters, u32) -> Layer,
-    /// Tables that map the tensor names in checkpoints to GGUF names.
-    tensors: &'static [&'static [Names]],
-}
+use architecture::{ATTENTION_BIAS, BIASES, EPSILON, TIED, USUAL, kv_heads, rope_base, sliding_window};
 
 /// All supported architectures.
 pub static ARCHITECTURES: [&Architecture; 15] = [
@@ -90,52 +55,6 @@ pub static ARCHITECTURES: [&Architecture; 15] = [
     &command_r::COMMAND_R,
     &starcoder2::STARCODER2,
 ];
-
-/// Fields for the biases of attention and of the feed-forward network.
-const BIASES: &[&str] = &["attention_bias", "mlp_bias"];
-/// Field for the biases of attention.
-const ATTENTION_BIAS: &[&str] = &["attention_bias"];
-
-/// Default of `tie_word_embeddings` in some classes. In others, it is false.
-const TIED: (&str, Setting) = ("tie_word_embeddings", Setting::Flag(true));
-
-/// Default of `rms_norm_eps` in most classes.
-const EPSILON: (&str, Setting) = ("rms_norm_eps", Setting::Number(1e-6));
-
-/// Returns the default of `num_key_value_heads`. In some classes, it is the number of heads.
-const fn kv_heads(count: u32) -> (&'static str, Setting) {
-    ("num_key_value_heads", Setting::Count(count))
-}
-
-/// Returns the default of `sliding_window`.
-const fn sliding_window(positions: u32) -> (&'static str, Setting) {
-    ("sliding_window", Setting::Count(positions))
-}
-
-/// Returns the default of `rope_theta`. In most classes, it is 10 000.
-const fn rope_base(base: f64) -> (&'static str, Setting) {
-    ("rope_theta", Setting::Number(base))
-}
-
-/// Names of SiLU in `config.json`.
-const SILU: (&str, &[&str]) = ("hidden_act", &["silu", "swish"]);
-
-/// An architecture with the properties that most of them share.
-const USUAL: Architecture = Architecture {
-    name: "",
-    classes: &[],
-    multimodal_classes: &[],
-    gguf_pairing: RopePairing::Halves,
-    checkpoint_pairing: RopePairing::Halves,
-    has_partial_rotation: false,
-    defaults: &[EPSILON],
-    biases: &[],
-    epsilon: "rms_norm_eps",
-    activation: SILU,
-    read: |_, _| Ok(()),
-    layer: Layer::plain,
-    tensors: &[names::COMMON, names::NORMS, names::GATED],
-};
 
 impl Architecture {
     /// Returns the architecture called `name`.
@@ -161,53 +80,6 @@ impl Architecture {
             name: Quoted(class).to_string(),
             known: known.join(", "),
         })
-    }
-
-    /// Builds the operator graph.
-    ///
-    /// # Errors
-    /// Fails if a required tensor is missing or has the wrong shape, or if the architecture does not use one
-    /// of the model's tensors.
-    pub fn build(
-        &self,
-        hyperparameters: &Hyperparameters,
-        weights: &Weights,
-    ) -> Result<OperatorGraph, ModelError> {
-        let mut builder = Builder::new(weights);
-        transformer::build(self, hyperparameters, weights.tensor(HEAD).is_some(), &mut builder)?;
-        builder.finish()
-    }
-
-    /// Returns the tensors of a model with these hyperparameters. If `is_tied` is true, the embedding also
-    /// serves as the projection to logits. Matrices have the type `matrices`, and vectors have the type
-    /// `vectors`.
-    pub(crate) fn describe(
-        &self,
-        hyperparameters: &Hyperparameters,
-        is_tied: bool,
-        matrices: TensorType,
-        vectors: TensorType,
-    ) -> Result<Vec<TensorInfo>, ModelError> {
-        let mut builder = Builder::describing(matrices, vectors);
-        transformer::build(self, hyperparameters, !is_tied, &mut builder)?;
-        Ok(builder.described())
-    }
-
-    /// Returns the name that a checkpoint of the text part alone has for the tensor that a checkpoint calls
-    /// `name`. Returns `None` if the tensor belongs to another part of a multimodal model.
-    pub(crate) fn name_in_text_part<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
-        if self.multimodal_classes.is_empty() { Some(name.into()) } else { names::in_text_part(name) }
-    }
-
-    /// Returns the graph's name for the tensor that checkpoints call `name`, if the architecture has this
-    /// tensor.
-    pub(crate) fn name_in_graph(&self, name: &str) -> Option<String> {
-        names::in_graph(self.tensors, name)
-    }
-
-    /// Returns the name that checkpoints use for the tensor called `name` in the graph.
-    pub(crate) fn name_in_checkpoint(&self, name: &str) -> String {
-        names::in_checkpoint(self.tensors, name)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Qwen2: Llama with biases for queries, keys and values. RoPE pairs the two halves of a head, both in GGUF
 //! files and in checkpoints. The last layers may attend to a window of positions.
 
-use super::extras::{Keys, LayerSet};
+use super::extras::LayerSet;
+use super::keys::Keys;
 use super::transformer::{Attention, Layer};
 use super::{Architecture, EPSILON, Hyperparameters, USUAL, kv_heads, sliding_window};
 use crate::error::ModelError;

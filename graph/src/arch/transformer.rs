@@ -5,7 +5,7 @@
 //! norms unchanged if ε is divided by the square of the unit.
 
 use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
-use super::{Architecture, Hyperparameters, Rope, RopeFactors};
+use super::{Hyperparameters, Rope, RopeFactors};
 use crate::builder::Builder;
 use crate::error::ModelError;
 use crate::op::{Affine, Heads, Scores};
@@ -119,15 +119,15 @@ impl Layer {
     }
 }
 
-/// Builds the graph of a model. If `has_head` is false, the embedding also serves as the projection to
+/// Builds the graph of a model. `layer` returns the structure of the layer with a given index. If `has_head` is false, the embedding also serves as the projection to
 /// logits.
 pub(super) fn build(
-    architecture: &Architecture,
+    layer: fn(&Hyperparameters, u32) -> Layer,
     h: &Hyperparameters,
     has_head: bool,
     b: &mut Builder<'_>,
 ) -> Result<(), ModelError> {
-    let first = (architecture.layer)(h, 0);
+    let first = layer(h, 0);
     let extras = &h.extras;
     // The weights of norms after each half can contain the factor of what the half adds.
     let unit = if first.norms == Norms::Both { extras.embedding_scale } else { extras.residual_scale };
@@ -146,7 +146,7 @@ pub(super) fn build(
     }
     let mut builder = Halves { h, b, unit, norm_kind: first.norm_kind };
     for index in 0..h.layers {
-        let layer = &(architecture.layer)(h, index);
+        let layer = &layer(h, index);
         builder.b.next_segment();
         let normed = builder.norm_before(layer, x, &format!("blk.{index}.attn_norm"))?;
         x = builder.attention(layer, x, normed, index)?;

@@ -1,6 +1,7 @@
 //! Tests with malformed checkpoints. The reader must return an error that names the problem and its position.
 //! It must never size an allocation by a number from the file.
 
+use super::files::{INDEX, MODEL};
 use super::tests::{Made, put, safetensors, with_header};
 use super::*;
 use crate::model::Model;

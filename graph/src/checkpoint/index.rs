@@ -1,6 +1,6 @@
 //! Reads `model.safetensors.index.json`, which maps tensor names to shards.
 
-use super::{CONFIG, INDEX, MODEL};
+use super::files::{CONFIG, INDEX, MODEL};
 use crate::error::{FormatError, Quoted};
 use crate::json;
 use crate::safetensors::Stored;

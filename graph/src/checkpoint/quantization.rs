@@ -1,7 +1,7 @@
 //! Quantized tensors of a checkpoint: reads `quantization_config`, and pairs tensors with their scales.
 
-use super::CONFIG;
-use super::config::Fields;
+use super::fields::Fields;
+use super::files::CONFIG;
 use crate::converted::{self, Float8, Packing, Place, Scales, Ternary};
 use crate::error::{FormatError, ModelError, Quoted};
 use crate::safetensors::{Dtype, Stored};

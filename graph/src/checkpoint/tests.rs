@@ -1,5 +1,6 @@
 //! Tests with small handmade checkpoints.
 
+use super::files::{INDEX, MODEL};
 use super::*;
 use crate::arch::RopePairing;
 use crate::model::Model;

@@ -2,12 +2,8 @@
 //! returned values borrow from the source.
 
 use super::types::ValueType;
-use super::value::{Array, Value};
-use crate::error::{FormatError, Quoted};
+use crate::error::FormatError;
 use std::fmt::Arguments;
-
-/// Maximum nesting depth of arrays.
-const MAX_NESTING: u32 = 4;
 
 /// Reader for the values of a GGUF file, in file order.
 #[derive(Clone)]
@@ -61,7 +57,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn fixed<const N: usize>(&mut self, what: Arguments<'_>) -> Result<[u8; N], FormatError> {
+    pub(super) fn fixed<const N: usize>(&mut self, what: Arguments<'_>) -> Result<[u8; N], FormatError> {
         let mut value = [0; N];
         value.copy_from_slice(self.take(N as u64, what)?);
         Ok(value)
@@ -93,76 +89,5 @@ impl<'a> Reader<'a> {
         let id = self.u32(what)?;
         ValueType::from_gguf_id(id)
             .ok_or_else(|| self.invalid(at, what, format!("there is no value type {id}")))
-    }
-
-    /// Reads a metadata value of type `kind`. `label` is the key of the value, for messages.
-    pub(crate) fn value(&mut self, kind: ValueType, label: &'a str) -> Result<Value<'a>, FormatError> {
-        self.nested_value(kind, label, 0, format_args!("the value of metadata {}", Quoted(label)))
-    }
-
-    /// Reads a value that is nested in `nesting` arrays.
-    pub(crate) fn nested_value(
-        &mut self,
-        kind: ValueType,
-        label: &'a str,
-        nesting: u32,
-        what: Arguments<'_>,
-    ) -> Result<Value<'a>, FormatError> {
-        Ok(match kind {
-            ValueType::U8 => Value::U8(u8::from_le_bytes(self.fixed(what)?)),
-            ValueType::I8 => Value::I8(i8::from_le_bytes(self.fixed(what)?)),
-            ValueType::U16 => Value::U16(u16::from_le_bytes(self.fixed(what)?)),
-            ValueType::I16 => Value::I16(i16::from_le_bytes(self.fixed(what)?)),
-            ValueType::U32 => Value::U32(self.u32(what)?),
-            ValueType::I32 => Value::I32(i32::from_le_bytes(self.fixed(what)?)),
-            ValueType::F32 => Value::F32(f32::from_le_bytes(self.fixed(what)?)),
-            ValueType::Bool => {
-                let at = self.at();
-                match self.fixed::<1>(what)? {
-                    [0] => Value::Bool(false),
-                    [1] => Value::Bool(true),
-                    [other] => return Err(self.invalid(at, what, format!("a bool is 0 or 1, not {other}"))),
-                }
-            }
-            ValueType::Str => Value::Str(self.string(what)?),
-            ValueType::Array => Value::Array(self.array(label, nesting, what)?),
-            ValueType::U64 => Value::U64(self.u64(what)?),
-            ValueType::I64 => Value::I64(i64::from_le_bytes(self.fixed(what)?)),
-            ValueType::F64 => Value::F64(f64::from_le_bytes(self.fixed(what)?)),
-        })
-    }
-
-    /// Checks an array and all its elements. Returns an [`Array`] that reads the elements on demand.
-    fn array(&mut self, label: &'a str, nesting: u32, what: Arguments<'_>) -> Result<Array<'a>, FormatError> {
-        let start = self.at();
-        if nesting >= MAX_NESTING {
-            return Err(self.invalid(start, what, format!("arrays are nested deeper than {MAX_NESTING}")));
-        }
-        let element = self.value_type(format_args!("the element type of {what}"))?;
-        let count = self.u64(format_args!("the count of {what}"))?;
-        let (base, first) = (self.at(), self.next);
-        match element.fixed_bytes() {
-            // All byte patterns are valid numbers, so only the count needs a check.
-            Some(bytes) if element != ValueType::Bool => {
-                let all = count.checked_mul(bytes).ok_or_else(|| {
-                    self.invalid(
-                        start,
-                        what,
-                        format!("{count} elements of {bytes} bytes are more than a file can hold"),
-                    )
-                })?;
-                self.take(all, format_args!("{count} elements of {what}"))?;
-            }
-            // Elements of the other types take at least one byte each, so the size of the file bounds this
-            // loop.
-            _ => {
-                for number in 0..count {
-                    let what = format_args!("element {number} of {count} of {what}");
-                    self.nested_value(element, label, nesting + 1, what)?;
-                }
-            }
-        }
-        let elements = Reader::new(self.file, base, self.bytes.get(first..self.next).unwrap_or_default());
-        Ok(Array { element, count, label, nesting: nesting + 1, elements })
     }
 }

@@ -1,36 +1,44 @@
 //! Loads the tokenizer from a model directory. Selects the tokenizer file, and combines the BOS and EOS
 //! settings from several files.
 
-use super::{Special, Tokenizer, document, sentencepiece};
+use super::ends::Special;
+use super::{Tokenizer, document, sentencepiece};
 use crate::checkpoint::{CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG};
 use crate::error::{FormatError, Quoted, TokenizerError};
 use crate::source::Directory;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// Loads the tokenizer and the settings of its special tokens.
-pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
-    let (mut tokenizer, ids) = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
-        (Some(source), _) => document::read(source.as_ref())?,
-        (None, Some(source)) => sentencepiece::from_model(source.as_ref())?,
-        (None, None) => {
-            let file = format!("{TOKENIZER} and no {SENTENCEPIECE}");
-            return Err(FormatError::MissingFile { directory: directory.name().to_owned(), file }.into());
+impl Tokenizer {
+    /// Builds the tokenizer from `tokenizer.json` in a model directory, or from `tokenizer.model` if there is
+    /// no `tokenizer.json`. Also reads BOS and EOS settings from `tokenizer_config.json`,
+    /// `generation_config.json` and `config.json`.
+    ///
+    /// # Errors
+    /// Fails if the directory has no tokenizer, or if its tokenizer is unsupported or invalid.
+    pub fn from_directory(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
+        let (mut tokenizer, ids) = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
+            (Some(source), _) => document::read(source.as_ref())?,
+            (None, Some(source)) => sentencepiece::from_model(source.as_ref())?,
+            (None, None) => {
+                let file = format!("{TOKENIZER} and no {SENTENCEPIECE}");
+                return Err(FormatError::MissingFile { directory: directory.name().to_owned(), file }.into());
+            }
+        };
+        let special = &mut tokenizer.special;
+        if let Some(source) = directory.file(TOKENIZER_CONFIG) {
+            settle(special, source.name(), &Fields::read(source.as_ref())?, &ids)?;
         }
-    };
-    let special = &mut tokenizer.special;
-    if let Some(source) = directory.file(TOKENIZER_CONFIG) {
-        settle(special, source.name(), &Fields::read(source.as_ref())?, &ids)?;
+        for source in [CONFIG, GENERATION_CONFIG].into_iter().filter_map(|name| directory.file(name)) {
+            let config = Fields::read(source.as_ref())?;
+            special.ends.extend(config.ids("eos_token_id")?);
+            special.bos = special.bos.or(config.ids("bos_token_id")?.first().copied());
+        }
+        let by_text = std::mem::take(&mut special.ends_by_text);
+        special.ends.extend(by_text);
+        check_ids(directory, &tokenizer)?;
+        Ok(tokenizer)
     }
-    for source in [CONFIG, GENERATION_CONFIG].into_iter().filter_map(|name| directory.file(name)) {
-        let config = Fields::read(source.as_ref())?;
-        special.ends.extend(config.ids("eos_token_id")?);
-        special.bos = special.bos.or(config.ids("bos_token_id")?.first().copied());
-    }
-    let by_text = std::mem::take(&mut special.ends_by_text);
-    special.ends.extend(by_text);
-    check_ids(directory, &tokenizer)?;
-    Ok(tokenizer)
 }
 
 /// Applies the settings in `tokenizer_config.json`, which override those of the tokenizer file.

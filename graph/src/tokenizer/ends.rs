@@ -1,5 +1,7 @@
-//! Tokens that end a turn, found by their texts. Many model files name only the token that ends a text, or
-//! none, so generation would not stop at the end of a turn.
+//! Tokens that begin and end a text. Tokens that end a turn are found by their texts, because many model files
+//! name only the token that ends a text, or none, so generation would not stop at the end of a turn.
+
+use std::collections::BTreeSet;
 
 /// Texts of control tokens that end a text, a turn or a message.
 const ENDS: [&str; 14] = [
@@ -23,6 +25,21 @@ const ENDS: [&str; 14] = [
 const END: &str = "<|end|>";
 /// Text of a token that ends a turn. In a vocabulary with this token, [`END`] ends only a part of a turn.
 const RETURN: &str = "<|return|>";
+
+/// Tokens that mark the beginning and the end of a text.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Special {
+    pub(super) bos: Option<u32>,
+    /// Tokens that stop generation.
+    pub(super) ends: BTreeSet<u32>,
+    /// Control tokens with the text of an end token. They join `ends` after all files of a directory are read,
+    /// so that they are not taken for the token that ends a text.
+    pub(super) ends_by_text: Vec<u32>,
+    /// Tokens added before a text.
+    pub(super) before: Vec<u32>,
+    /// Tokens added after a text.
+    pub(super) behind: Vec<u32>,
+}
 
 /// Returns the tokens among `control` whose texts are those of end tokens. `control` contains the ids and the
 /// texts of control tokens. Other tokens may occur within a text, so generation does not stop at them.

@@ -2,6 +2,7 @@
 //! covers vocabularies in GGUF files.
 
 use super::*;
+use crate::source::Directory;
 use crate::source::MemorySource;
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -15,6 +15,7 @@ mod directory;
 mod document;
 mod ends;
 mod merges;
+mod metadata;
 mod normaliser;
 mod pre;
 mod proto;
@@ -32,9 +33,8 @@ mod tests;
 
 pub use stream::TextStream;
 
-use crate::error::{Quoted, TokenizerError};
-use crate::gguf::Metadata;
-use crate::source::Directory;
+use crate::error::TokenizerError;
+use ends::Special;
 use normaliser::Normaliser;
 use special::{Finder, Part};
 use std::collections::BTreeSet;
@@ -57,49 +57,7 @@ pub struct Tokenizer {
     special: Special,
 }
 
-/// Tokens that mark the beginning and the end of a text.
-#[derive(Clone, Debug, Default)]
-struct Special {
-    bos: Option<u32>,
-    /// Tokens that stop generation.
-    ends: BTreeSet<u32>,
-    /// Control tokens with the text of an end token. They join `ends` after all files of a directory are read,
-    /// so that they are not taken for the token that ends a text.
-    ends_by_text: Vec<u32>,
-    /// Tokens added before a text.
-    before: Vec<u32>,
-    /// Tokens added after a text.
-    behind: Vec<u32>,
-}
-
 impl Tokenizer {
-    /// Builds the tokenizer from the metadata of a GGUF file.
-    ///
-    /// # Errors
-    /// Fails if the file has no vocabulary, or if its vocabulary is unsupported or invalid.
-    pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
-        match metadata.get::<&str>("tokenizer.ggml.model")? {
-            "llama" => sentencepiece::from_metadata(metadata, false),
-            "t5" => sentencepiece::from_metadata(metadata, true),
-            "gpt2" => byte_level::from_metadata(metadata),
-            other => Err(TokenizerError::UnsupportedModel {
-                file: metadata.file().to_owned(),
-                model: Quoted(other).to_string(),
-                known: "\"llama\", \"gpt2\", \"t5\"",
-            }),
-        }
-    }
-
-    /// Builds the tokenizer from `tokenizer.json` in a model directory, or from `tokenizer.model` if there is
-    /// no `tokenizer.json`. Also reads BOS and EOS settings from `tokenizer_config.json`,
-    /// `generation_config.json` and `config.json`.
-    ///
-    /// # Errors
-    /// Fails if the directory has no tokenizer, or if its tokenizer is unsupported or invalid.
-    pub fn from_directory(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
-        directory::open(directory)
-    }
-
     /// Returns the tokens of `text`. If `add_special` is true, adds the special tokens that the model expects
     /// before and after a text. Control tokens in `text` are encoded as plain text.
     ///

@@ -2,7 +2,9 @@
 //! `tokenizer.model`. These tokenizers merge pieces by score, or find the tokens with the largest sum of
 //! scores (Unigram). They encode unknown characters as byte tokens.
 
+use super::Tokenizer;
 use super::character_map::CharacterMap;
+use super::ends::{self, Special};
 use super::merges;
 use super::normaliser::Normaliser;
 use super::proto::ModelProto;
@@ -11,7 +13,6 @@ use super::stream::Piece;
 use super::unigram::Unigram;
 use super::vocabulary::{self, Kind, SPACE, Token};
 use super::words::{Algorithm, Words};
-use super::{Special, Tokenizer, ends};
 use crate::error::{Quoted, TokenizerError};
 use crate::gguf::{Array, Metadata};
 use crate::source::Source;

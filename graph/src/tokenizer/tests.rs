@@ -3,6 +3,7 @@
 
 use super::vocabulary::SPACE;
 use super::*;
+use crate::gguf::Metadata;
 use crate::gguf::{ModelFile, Writer};
 use crate::source::MemorySource;
 use proptest::prelude::*;

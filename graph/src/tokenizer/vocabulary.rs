@@ -1,6 +1,6 @@
 //! Reads and checks the vocabulary in the metadata of a GGUF file.
 
-use super::{Special, ends};
+use super::ends::{self, Special};
 use crate::error::{Quoted, TokenizerError};
 use crate::gguf::{Array, Metadata};
 use std::collections::BTreeSet;

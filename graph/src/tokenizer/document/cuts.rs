@@ -2,8 +2,9 @@
 
 use super::super::pre::GPT2;
 use super::super::words::{Cut, Cuts};
-use super::{Pattern, Reader, is_space};
+use super::reader::{Pattern, Reader, is_space};
 use crate::error::{Quoted, TokenizerError};
+use crate::tokenizer::vocabulary::SPACE;
 use fancy_regex::Regex;
 use serde::Deserialize;
 use std::sync::Arc;
@@ -131,7 +132,7 @@ impl PreTokenizer {
                     PrependScheme::First if !first => PrependScheme::Never,
                     scheme => scheme,
                 };
-                let metaspace = Metaspace::new(super::SPACE, prepend, split.unwrap_or(true));
+                let metaspace = Metaspace::new(SPACE, prepend, split.unwrap_or(true));
                 Cut::Library(PreTokenizerWrapper::Metaspace(metaspace))
             }
             PreTokenizer::Digits { individual_digits } => {

@@ -1,9 +1,10 @@
 //! Reads the post-processors and the decoders in a `tokenizer.json`. A post-processor adds tokens before and
 //! after a text.
 
-use super::{Pattern, Reader, cuts, is_space};
+use super::cuts;
+use super::reader::{Pattern, Reader, is_space};
 use crate::error::TokenizerError;
-use crate::tokenizer::Special;
+use crate::tokenizer::ends::Special;
 use crate::tokenizer::stream::Piece;
 use crate::tokenizer::vocabulary::SPACE;
 use serde::Deserialize;

@@ -1,6 +1,8 @@
 //! Reads the byte-pair encoding in a `tokenizer.json`.
 
-use super::{Document, Model, PreTokenizer, Reader};
+use super::cuts::PreTokenizer;
+use super::parts::{Document, Model};
+use super::reader::Reader;
 use crate::error::{Quoted, TokenizerError};
 use crate::tokenizer::byte_level;
 use crate::tokenizer::words::Algorithm;

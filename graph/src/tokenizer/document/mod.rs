@@ -4,36 +4,32 @@
 //! Supports byte-pair encoding and Unigram, with the normalizers, pre-tokenizers and decoders that supported
 //! models use. Any other component is an error, because ignoring it could change the tokens of a text.
 
-use super::character_map::CharacterMap;
-use super::normaliser::{Normaliser, TextChange};
+use super::normaliser::Normaliser;
 use super::special::{Added, Finder};
 use super::stream::Piece;
-use super::vocabulary::SPACE;
-use super::words::{Algorithm, Words};
+use super::words::Words;
 use super::{Tokenizer, ends};
 use crate::error::{Quoted, TokenizerError};
 use crate::json;
 use crate::source::Source;
-use cuts::PreTokenizer;
 use merging::Merging;
+use normalizer::normaliser;
+use parts::{AddedToken, Document, Model};
+use reader::Reader;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use std::collections::HashMap;
-use std::sync::Arc;
 use unigram::Unigram;
 
 mod cuts;
 mod frame;
 mod merging;
+mod normalizer;
+mod parts;
+mod reader;
 mod unigram;
 
 /// Size limit of the file in bytes. The largest vocabularies take tens of megabytes.
 const MAX_BYTES: u64 = 256 << 20;
-/// Maximum number of normalizers. Each normalizer may lengthen a text up to fourfold.
-const MAX_STEPS: usize = 4;
-/// Maximum length, in bytes, of a text that a normalizer prepends.
-const MAX_PREFIX_BYTES: usize = 16;
-
 /// The document's model type. It is read first, because the fields of the document depend on it.
 #[derive(Deserialize)]
 struct Head {
@@ -44,90 +40,6 @@ struct Head {
 struct Kind {
     #[serde(rename = "type")]
     kind: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Document<M> {
-    #[serde(default)]
-    added_tokens: Vec<AddedToken>,
-    normalizer: Option<Normalizer>,
-    pre_tokenizer: Option<PreTokenizer>,
-    post_processor: Option<frame::PostProcessor>,
-    decoder: Option<frame::Decoder>,
-    model: M,
-}
-
-/// A model of the document, by type.
-trait Model: DeserializeOwned {
-    /// Returns the text and the id of each token.
-    fn tokens(&self) -> Vec<(&str, u32)>;
-
-    /// Builds the algorithm that splits words into tokens.
-    fn build(reader: &Reader<'_>, document: &Document<Self>) -> Result<Algorithm, TokenizerError>;
-}
-
-#[derive(Deserialize)]
-struct AddedToken {
-    id: u32,
-    content: String,
-    #[serde(default)]
-    single_word: bool,
-    #[serde(default)]
-    lstrip: bool,
-    #[serde(default)]
-    rstrip: bool,
-    #[serde(default)]
-    normalized: bool,
-    #[serde(default)]
-    special: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type")]
-enum Normalizer {
-    Sequence {
-        normalizers: Vec<Normalizer>,
-    },
-    Prepend {
-        prepend: String,
-    },
-    Replace {
-        pattern: Pattern,
-        content: String,
-    },
-    Strip {
-        strip_left: bool,
-        strip_right: bool,
-    },
-    Precompiled {
-        precompiled_charsmap: String,
-    },
-    #[serde(rename = "NFC")]
-    Nfc,
-    #[serde(rename = "NFKC")]
-    Nfkc,
-}
-
-/// Pattern at which text is split, or whose matches are replaced.
-#[derive(Deserialize)]
-enum Pattern {
-    String(String),
-    Regex(String),
-}
-
-/// Context for reading the document. It adds the file's name to errors.
-struct Reader<'a> {
-    file: &'a str,
-}
-
-impl Reader<'_> {
-    fn wrong(&self, cause: impl Into<String>) -> TokenizerError {
-        TokenizerError::Vocabulary { file: self.file.to_owned(), cause: cause.into() }
-    }
-
-    fn unsupported(&self, what: impl Into<String>) -> TokenizerError {
-        TokenizerError::Unsupported { file: self.file.to_owned(), what: what.into() }
-    }
 }
 
 /// Reads the tokenizer from `source`. Also returns a map from token texts to ids.
@@ -170,55 +82,6 @@ fn read_as<M: Model>(
         special,
     };
     Ok((tokenizer, ids))
-}
-
-fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<Normaliser, TokenizerError> {
-    let mut steps = Vec::new();
-    let mut left: Vec<&Normalizer> = normalizer.into_iter().collect();
-    while let Some(next) = left.pop() {
-        steps.push(match next {
-            Normalizer::Sequence { normalizers } => {
-                left.extend(normalizers.iter().rev());
-                continue;
-            }
-            Normalizer::Prepend { prepend } if prepend.len() <= MAX_PREFIX_BYTES => {
-                TextChange::Prepend(prepend.clone())
-            }
-            Normalizer::Replace { pattern: Pattern::Regex(from), content: to }
-                if from == " {2,}" && to.len() <= 8 =>
-            {
-                TextChange::Runs(to.clone())
-            }
-            Normalizer::Replace { pattern: Pattern::String(from), content: to }
-                if !from.is_empty() && to.len() <= 4 * from.len() =>
-            {
-                TextChange::Replace(from.clone(), to.clone())
-            }
-            Normalizer::Prepend { .. } => {
-                return Err(reader.unsupported("a normalizer that prepends a long text"));
-            }
-            Normalizer::Replace { .. } => {
-                return Err(
-                    reader.unsupported("a normalizer that replaces by expressions or by much longer texts")
-                );
-            }
-            Normalizer::Strip { strip_left, strip_right } => {
-                TextChange::Strip { left: *strip_left, right: *strip_right }
-            }
-            Normalizer::Precompiled { precompiled_charsmap } => {
-                let bytes = base64::decode(precompiled_charsmap).map_err(|error| error.to_string());
-                let map = bytes.and_then(|bytes| CharacterMap::parse(&bytes));
-                let wrong = |cause| reader.wrong(format!("has a character map: {cause}"));
-                TextChange::MapByCluster(Arc::new(map.map_err(wrong)?))
-            }
-            Normalizer::Nfc => TextChange::Nfc,
-            Normalizer::Nfkc => TextChange::Nfkc,
-        });
-        if steps.len() > MAX_STEPS {
-            return Err(reader.unsupported(format!("more than {MAX_STEPS} normalisers")));
-        }
-    }
-    Ok(Normaliser { steps })
 }
 
 /// Returns the text or bytes that each token decodes to, by id. Rejects vocabularies in which most ids are
@@ -295,9 +158,4 @@ fn finders(
             .map_err(|error| reader.wrong(format!("has added tokens that cannot be searched for: {error}")))
     };
     Ok((finder(false)?, finder(true)?))
-}
-
-/// Returns whether the text is `▁`, which stands for a space in SentencePiece vocabularies.
-fn is_space(text: &str) -> bool {
-    text.chars().eq([SPACE])
 }

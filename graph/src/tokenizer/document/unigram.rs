@@ -1,6 +1,7 @@
 //! Reads the Unigram vocabulary in a `tokenizer.json`.
 
-use super::{Document, Model, Reader};
+use super::parts::{Document, Model};
+use super::reader::Reader;
 use crate::error::TokenizerError;
 use crate::tokenizer::words::Algorithm;
 use crate::tokenizer::{unigram, vocabulary};

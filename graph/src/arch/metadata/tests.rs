@@ -1,6 +1,7 @@
 //! Tests of the hyperparameters from small handmade files, and of the RoPE frequencies computed from them.
 
 use super::*;
+use crate::arch::hyperparameters::LARGEST;
 use crate::arch::{LayerSet, RopePairing, RopeScaling};
 use crate::gguf::{ModelFile, ToValue, Writer};
 use crate::source::MemorySource;
@@ -33,7 +34,7 @@ fn read_as(architecture: &str, more: impl FnOnce(&mut Writer)) -> Result<Hyperpa
     let metadata = ModelFile::open(vec![source])?.metadata;
     let (name, shape) = ("token_embd.weight".into(), vec![32, 8]);
     let table = TensorInfo { name, tensor_type: TensorType::F32, shape, shard: 0, offset: 0, bytes: 1024 };
-    Hyperparameters::read(&metadata, &Weights::new(vec![], vec![table])?)
+    Hyperparameters::read(Architecture::find(architecture)?, &metadata, &Weights::new(vec![], vec![table])?)
 }
 
 fn with(key: &str, value: impl ToValue) -> Result<Hyperparameters, ModelError> {

@@ -1,0 +1,168 @@
+//! Reads the hyperparameters from GGUF metadata. For a safetensors checkpoint, the `checkpoint` module reads them
+//! from `config.json` instead.
+
+use super::architecture::Architecture;
+use super::extras::Extras;
+use super::hyperparameters::{Hyperparameters, in_range, positive};
+use super::keys::Keys;
+use super::names::{EMBEDDING, LONG_FACTORS, ROPE_FACTORS};
+use super::rope::{Rope, RopeFactors, Yarn};
+use crate::error::ModelError;
+use crate::gguf::Metadata;
+use crate::weights::Weights;
+
+#[cfg(test)]
+mod tests;
+
+impl Hyperparameters {
+    /// Reads and validates the hyperparameters.
+    ///
+    /// # Errors
+    /// Returns [`ModelError::Format`] for missing keys and wrong types, [`ModelError::Hyperparameter`] for
+    /// invalid values, and [`ModelError::Unsupported`] for unsupported features.
+    pub(crate) fn read(
+        kind: &Architecture,
+        metadata: &Metadata,
+        weights: &Weights,
+    ) -> Result<Self, ModelError> {
+        let architecture = kind.name;
+        let key = |part: &str| format!("{architecture}.{part}");
+        let count = |part: &str| -> Result<u32, ModelError> {
+            in_range(&key(part), metadata.get::<u32>(&key(part))?.into())
+        };
+        let optional = |part: &str, default: u32| -> Result<u32, ModelError> {
+            metadata.find::<u32>(&key(part))?.map_or(Ok(default), |v| in_range(&key(part), v.into()))
+        };
+        let float = |part: &str, default: f32| -> Result<f32, ModelError> {
+            metadata.find(&key(part))?.map_or(Ok(default), |value| positive(&key(part), value))
+        };
+        let (width, heads) = (count("embedding_length")?, count("attention.head_count")?);
+        let kv_heads = optional("attention.head_count_kv", heads)?;
+        let head_dimensions = optional("attention.key_length", (width / heads).max(1))?;
+        let mut epsilon_key = key("attention.layer_norm_rms_epsilon");
+        let of_layer_norms = key("attention.layer_norm_epsilon");
+        if metadata.find::<f32>(&epsilon_key)?.is_none() && metadata.find::<f32>(&of_layer_norms)?.is_some() {
+            epsilon_key = of_layer_norms;
+        }
+        let context = count("context_length")?;
+        let rope = Rope {
+            dimensions: optional("rope.dimension_count", head_dimensions)?,
+            pairing: kind.gguf_pairing,
+            base: float("rope.freq_base", 10000.0)?,
+            ..Rope::plain()
+        };
+        let has = |part: &str| weights.tensor(&format!("blk.0.{part}")).is_some();
+        let mut found = Self {
+            name: metadata.find::<&str>("general.name")?.map(str::to_string),
+            layers: count("block_count")?,
+            context,
+            feed_forward: count("feed_forward_length")?,
+            rope: scaled(rope, metadata, architecture, &float, context, weights)?,
+            epsilon: positive(&epsilon_key, metadata.get(&epsilon_key)?)?,
+            vocabulary: vocabulary(weights)?,
+            architecture: architecture.to_owned(),
+            width,
+            heads,
+            kv_heads,
+            head_dimensions,
+            extras: Extras {
+                qkv_bias: has("attn_q.bias") || has("attn_qkv.bias"),
+                fused_qkv: has("attn_qkv.weight"),
+                output_bias: has("attn_output.bias"),
+                feed_forward_bias: has("ffn_down.bias"),
+                qk_norm: has("attn_q_norm.weight"),
+                ..Extras::default()
+            },
+        };
+        let keys = Keys::of_gguf(metadata, architecture);
+        (kind.read)(&keys, &mut found)?;
+        keys.check_all_read()?;
+        found.check_shape(
+            ["attention.head_count_kv", "rope.dimension_count", "attention.key_length"].map(key),
+        )?;
+        found.check_features(metadata)?;
+        Ok(found)
+    }
+
+    /// Rejects metadata that requires unsupported features, because ignoring these features would give wrong
+    /// results.
+    fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
+        let value_key = format!("{}.attention.value_length", self.architecture);
+        if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
+            return Err(ModelError::Unsupported { what: format!("{value_key} other than the key length") });
+        }
+        let causal_key = format!("{}.attention.causal", self.architecture);
+        if metadata.find::<bool>(&causal_key)? == Some(false) {
+            return Err(ModelError::Unsupported {
+                what: format!("attention to later tokens ({causal_key})"),
+            });
+        }
+        let expert_key = format!("{}.expert_count", self.architecture);
+        if metadata.find::<u32>(&expert_key)?.is_some_and(|experts| experts > 0) {
+            return Err(ModelError::Unsupported { what: format!("a mixture of experts ({expert_key})") });
+        }
+        Ok(())
+    }
+}
+
+/// Returns `rope` with the scaling that the metadata describes. Rejects unknown types of scaling.
+fn scaled(
+    rope: Rope,
+    metadata: &Metadata,
+    architecture: &str,
+    float: &dyn Fn(&str, f32) -> Result<f32, ModelError>,
+    context: u32,
+    weights: &Weights,
+) -> Result<Rope, ModelError> {
+    let key = format!("{architecture}.rope.scaling.type");
+    let original = format!("{architecture}.rope.scaling.original_context_length");
+    let original_context = metadata.find::<u32>(&original)?.map(|value| in_range(&original, value.into()));
+    let original_context = original_context.transpose()?.unwrap_or(context);
+    let factors = if weights.tensor(ROPE_FACTORS).is_some() {
+        RopeFactors::File
+    } else if weights.tensor(LONG_FACTORS).is_some() {
+        RopeFactors::ByContext { original_context }
+    } else {
+        RopeFactors::None
+    };
+    let rope = Rope { factors, magnitude: float("rope.scaling.attn_factor", 1.0)?, ..rope };
+    match metadata.find::<&str>(&key)?.unwrap_or("linear") {
+        "none" => Ok(rope),
+        // Some converters write the type without the factors.
+        "longrope" if matches!(rope.factors, RopeFactors::None) => {
+            Err(ModelError::MissingTensor { name: LONG_FACTORS.into() })
+        }
+        "longrope" => Ok(rope),
+        "linear" => {
+            let old = float("rope.scale_linear", 1.0)?;
+            Ok(Rope { scale: float("rope.scaling.factor", old)?, ..rope })
+        }
+        "yarn" => {
+            let factor = float("rope.scaling.factor", 1.0)?;
+            let yarn = Yarn {
+                factor,
+                original_context,
+                beta_fast: float("rope.scaling.yarn_beta_fast", 32.0)?,
+                beta_slow: float("rope.scaling.yarn_beta_slow", 1.0)?,
+                truncate: true,
+            };
+            // Converters write `attention_factor` of `config.json`, which replaces the usual magnitude.
+            let usual = rope.magnitude * Yarn::magnitude(factor);
+            let magnitude = float("rope.scaling.yarn_attn_factor", usual)?;
+            let extrapolation = float("rope.scaling.yarn_ext_factor", 1.0)?;
+            if extrapolation != 1.0 {
+                let what = format!("{architecture}.rope.scaling.yarn_ext_factor = {extrapolation}");
+                return Err(ModelError::Unsupported { what });
+            }
+            Ok(Rope { yarn: Some(yarn), magnitude, ..rope })
+        }
+        other => Err(ModelError::Unsupported { what: format!("rotary scaling of type {other:?} ({key})") }),
+    }
+}
+
+fn vocabulary(weights: &Weights) -> Result<u32, ModelError> {
+    let table =
+        weights.tensor(EMBEDDING).ok_or_else(|| ModelError::MissingTensor { name: EMBEDDING.into() })?;
+    let rows = u32::try_from(table.shape.get(1).copied().unwrap_or(0)).unwrap_or(0);
+    in_range("rows of token_embd.weight", rows.into())
+}
