@@ -5,7 +5,7 @@
 use ragtag_kernels::blocks::SizeError;
 use ragtag_kernels::kv::QUANTISED_DIMENSIONS;
 use ragtag_kernels::layout::LayoutError;
-use ragtag_kernels::{KvType, TensorType};
+use ragtag_kernels::{Kernel, KvType, TensorType};
 use std::fmt::{self, Write};
 
 /// Failure to read bytes from a [`Source`](crate::source::Source).
@@ -344,6 +344,39 @@ pub enum ModelError {
     Unsupported {
         /// The unsupported feature.
         what: String,
+    },
+}
+
+/// Reason why segments cannot be compiled for a device.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// The model is invalid.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// No variant of a kernel runs on the device.
+    #[error("the device has no variant of kernel {kernel}")]
+    Kernel {
+        /// The kernel.
+        kernel: Kernel,
+    },
+    /// No weight buffer of the stage holds a weight that a kernel reads.
+    #[error("no buffer of the stage holds the weight {name}")]
+    Weight {
+        /// Name of the weight's buffer.
+        name: String,
+    },
+    /// The kernel variants selected for the device are written in more than one language.
+    #[error("the kernels for the device are in several languages")]
+    Languages,
+    /// A buffer exceeds the device's limit.
+    #[error("{what} takes {bytes} bytes; the device allows {limit} in one piece")]
+    TooLarge {
+        /// Description of the buffer.
+        what: String,
+        /// Size of the buffer in bytes.
+        bytes: u64,
+        /// The device's limit in bytes.
+        limit: u64,
     },
 }
 

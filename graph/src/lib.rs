@@ -38,15 +38,15 @@ pub use arch::{
     RopePairing, RopeScaling, RopeScalingError, Yarn,
 };
 pub use chat_templates::ChatTemplates;
-pub use compile::{CompileError, buckets, compile};
-pub use error::{FormatError, ModelError, SourceError, TokenizerError};
+pub use compile::{buckets, compile};
+pub use error::{CompileError, FormatError, ModelError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
 pub use granularity::{Granularity, SegmentKind};
 pub use kv_ring::KvRing;
 pub use lowering::Lowering;
 pub use model::Model;
 pub use program::{
-    CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
+    CompiledStage, Program, ProgramStep, Slice, StageBuffer, WeightBuffer, WeightChunk, WeightContent,
 };
 pub use segment::{Segment, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};

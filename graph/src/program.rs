@@ -1,5 +1,5 @@
 //! Compiled stages as plain data. A stage lists the buffers that it needs, and one program (a sequence of
-//! dispatches) per bucket. The device's actor maps each [`Place`] to a buffer id and records the dispatches.
+//! dispatches) per bucket. The device's actor maps each [`StageBuffer`] to a buffer id and records the dispatches.
 
 use crate::error::ModelError;
 use crate::kv_ring::KvRing;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Stage buffer that a binding refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum StageBuffer {
     /// Weight buffer with this index in [`CompiledStage::weights`].
     Weight(usize),
     /// Key or value buffer with this index in [`CompiledStage::kv_bytes`].
@@ -38,7 +38,7 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The buffer.
-    pub place: Place,
+    pub buffer: StageBuffer,
     /// Offset of the first byte in the buffer.
     pub offset: u64,
     /// Number of bytes.
@@ -232,7 +232,7 @@ pub struct CompiledStage {
     pub kv_bytes: Vec<u64>,
     /// Number of cache blocks in each buffer of the KV cache that holds all positions.
     pub kv_blocks: u32,
-    /// KvKV ring of the layers with a window. `None` if all layers of the model keep all positions.
+    /// KV ring of the layers with a window. `None` if all layers of the model keep all positions.
     pub kv_ring: Option<KvRing>,
     /// Whether the blocks of each buffer of the KV cache are those of KV rings.
     pub is_kv_ring: Vec<bool>,

@@ -133,7 +133,7 @@ impl<'a> Measure<'a> {
     /// Computes the costs of the segment with number `index`. `nodes` are its nodes in program order.
     fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
         let range = index..index + 1;
-        let scratch_bytes = self.basic.scratch_bytes(range.clone())?;
+        let scratch_bytes = self.basic.scratch_bytes(range.clone());
         let mut segment = Segment {
             kind: self.model.segment_kind(index),
             name: self.model.segment_name(index),
@@ -146,7 +146,7 @@ impl<'a> Measure<'a> {
             value_bytes_per_position: 0,
             window: None,
             scratch_bytes,
-            wide_scratch_bytes: self.wide.scratch_bytes(range.clone())?.max(scratch_bytes),
+            wide_scratch_bytes: self.wide.scratch_bytes(range.clone()).max(scratch_bytes),
             tensor_bytes: self.basic.tensor_bytes(&range).max(self.wide.tensor_bytes(&range)),
         };
         for &node in nodes {

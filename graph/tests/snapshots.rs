@@ -4,7 +4,7 @@
 //! the diff.
 
 use ragtag_graph::{
-    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Place, Source, WeightContent,
+    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Source, StageBuffer, WeightContent,
     WireType, compile,
 };
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
@@ -88,14 +88,14 @@ fn program_text(stage: &CompiledStage) -> String {
     let program = &stage.programs[stage.program_for(3).unwrap()];
     writeln!(text, "{:?}", program.params).unwrap();
     for step in program.steps.iter().filter(|s| [0, 1, 13].contains(&s.segment)) {
-        let place = |place: &Place| match place {
-            Place::Weight(index) => stage.weights[*index].name.clone(),
+        let place = |place: &StageBuffer| match place {
+            StageBuffer::Weight(index) => stage.weights[*index].name.clone(),
             other => format!("{other:?}"),
         };
         let slices: Vec<_> = step
             .slices
             .iter()
-            .map(|s| format!("{} {}+{} {:?}", place(&s.place), s.offset, s.bytes, s.access))
+            .map(|s| format!("{} {}+{} {:?}", place(&s.buffer), s.offset, s.bytes, s.access))
             .collect();
         let name = &stage.variants[step.entry as usize];
         writeln!(
@@ -208,7 +208,7 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
                     stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
                 };
                 let places = |step: &ragtag_graph::ProgramStep| {
-                    step.slices.iter().map(|s| s.place).collect::<Vec<_>>()
+                    step.slices.iter().map(|s| s.buffer).collect::<Vec<_>>()
                 };
                 let bytes = |step: &ragtag_graph::ProgramStep| -> Vec<u64> {
                     step.slices.iter().rev().take(2).map(|slice| slice.bytes).collect()
@@ -220,7 +220,7 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
                 if arrives {
                     let (first, rest) = steps.split_first().unwrap();
                     assert_eq!((kernel(first), first.segment), ("copy".into(), segments.start));
-                    assert_eq!(places(first), [Place::Crossing, Place::Activation]);
+                    assert_eq!(places(first), [StageBuffer::Crossing, StageBuffer::Activation]);
                     assert_eq!(bytes(first), [residual, crossing]);
                     // Rows have the stride of the wire type, and values are contiguous.
                     let [.., row, value] = first.constants[..] else { panic!("{first:?}") };
@@ -230,7 +230,10 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
                 if leaves {
                     let (last, rest) = steps.split_last().unwrap();
                     assert_eq!((kernel(last), last.segment), ("quantize/f16".into(), segments.end - 1));
-                    assert_eq!(places(last), [Place::Params, Place::Activation, Place::Crossing]);
+                    assert_eq!(
+                        places(last),
+                        [StageBuffer::Params, StageBuffer::Activation, StageBuffer::Crossing]
+                    );
                     assert_eq!(bytes(last), [crossing, residual]);
                     steps = rest;
                 }

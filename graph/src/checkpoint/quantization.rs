@@ -2,7 +2,7 @@
 
 use super::fields::Fields;
 use super::files::CONFIG;
-use crate::converted::{self, Float8, Packing, Place, Scales, Ternary};
+use crate::converted::{self, Float8, Packing, Scales, TensorBytes, Ternary};
 use crate::error::{FormatError, ModelError, Quoted};
 use crate::safetensors::{Dtype, Stored};
 use crate::source::Source;
@@ -159,10 +159,10 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    fn place(&self, tensor: &Stored) -> Result<Place, ModelError> {
+    fn place(&self, tensor: &Stored) -> Result<TensorBytes, ModelError> {
         let source = self.files.get(tensor.shard).cloned();
         let source = source.ok_or_else(|| ModelError::MissingTensor { name: tensor.name.clone() })?;
-        Ok(Place { source, offset: tensor.offset, bytes: tensor.bytes })
+        Ok(TensorBytes { source, offset: tensor.offset, bytes: tensor.bytes })
     }
 
     fn invalid(&self, tensor: &Stored, cause: String) -> ModelError {

@@ -1,33 +1,44 @@
 //! The KV caches of a stage's layers. Layers with a window use the blocks of rings, if rings are shorter.
 
+use super::emit::Argument;
 use crate::kv_ring::KvRing;
 use crate::lowering::Lowering;
 use crate::op::{Heads, Node, Operator, OperatorGraph};
+use crate::program::StageBuffer;
 use ragtag_kernels::KvType;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Number of cache blocks of every layer.
+/// Layers whose KV caches a stage holds, and the number of cache blocks of each.
 pub(super) struct Caches {
     kv: KvType,
     blocks: u32,
     pub(super) ring: Option<KvRing>,
-    /// The window of each layer that has one.
+    /// The window of each layer of the model that has one.
     windows: BTreeMap<u32, u32>,
+    /// Layers of the stage, in order, and the heads of each.
+    layers: Vec<(u32, Heads)>,
 }
 
 impl Caches {
-    pub(super) fn new(graph: &OperatorGraph, lowering: &Lowering) -> Self {
-        let windowed = |node: &Node| match node.operator {
+    /// Finds the layers in a graph without fused operators.
+    pub(super) fn new(graph: &OperatorGraph, segments: &Range<usize>, lowering: &Lowering) -> Self {
+        let nodes: Vec<&Node> = graph.ordered().into_iter().map(|n| graph.node(n)).collect();
+        let windowed = |node: &&Node| match node.operator {
             Operator::Attention { layer, scores, .. } => Some((layer, scores.window?)),
             _ => None,
         };
-        let nodes = graph.ordered().into_iter();
-        let windows: BTreeMap<_, _> = nodes.filter_map(|n| windowed(graph.node(n))).collect();
+        let windows: BTreeMap<_, _> = nodes.iter().filter_map(windowed).collect();
+        let layer = |node: &&Node| match node.operator {
+            Operator::RopeAppend { layer, heads, .. } => Some((layer, heads)),
+            _ => None,
+        };
+        let inside = nodes.iter().filter(|node| segments.contains(&node.segment));
         // All layers with a window share one ring, which holds the largest window.
         let ring = lowering.kv_ring(windows.values().copied().max());
-        Self { kv: lowering.kv, blocks: lowering.cache_blocks(), ring, windows }
+        let layers = inside.filter_map(layer).collect();
+        Self { kv: lowering.kv, blocks: lowering.cache_blocks(), ring, windows, layers }
     }
 
     /// Returns the ring of a layer, or `None` if the layer keeps all positions.
@@ -40,20 +51,27 @@ impl Caches {
         self.ring_of(layer).map_or(self.blocks, |ring| ring.total)
     }
 
+    /// Returns the size in bytes of each key and value buffer of the stage, and whether its blocks are those of
+    /// rings.
+    pub(super) fn buffers(&self) -> impl Iterator<Item = (u64, bool)> {
+        let of_layer = |(layer, heads): &(u32, Heads)| {
+            let is_ring = self.ring_of(*layer).is_some();
+            self.bytes(*layer, heads).map(|bytes| (bytes, is_ring))
+        };
+        self.layers.iter().flat_map(of_layer)
+    }
+
+    /// Returns the keys and the values of a layer of the stage.
+    pub(super) fn arguments(&self, layer: u32) -> [Argument; 2] {
+        let position = self.layers.iter().position(|(known, _)| *known == layer);
+        let position = position.unwrap_or_else(|| panic!("layer {layer} is not among {:?}", self.layers));
+        let [keys, values] = self.bytes(layer, &self.layers[position].1);
+        [(StageBuffer::Kv(2 * position), 0, keys), (StageBuffer::Kv(2 * position + 1), 0, values)]
+    }
+
     /// Returns the sizes in bytes of the key buffer and of the value buffer of a layer.
-    pub(super) fn bytes(&self, layer: u32, heads: &Heads) -> [u64; 2] {
+    fn bytes(&self, layer: u32, heads: &Heads) -> [u64; 2] {
         let positions = u64::from(self.blocks(layer)) * BLOCK_TOKENS as u64;
         [self.kv.keys(), self.kv.values()].map(|of| positions * of.bytes(u64::from(heads.kv_width())))
     }
-}
-
-/// Returns the layers whose KV caches the segments hold, in order, and the head counts of each layer.
-pub(super) fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<(u32, Heads)> {
-    let layer = |node: &Node| match node.operator {
-        _ if !segments.contains(&node.segment) => None,
-        Operator::RopeAppend { layer, heads, .. }
-        | Operator::AttentionPartial { layer, heads, appends: Some(_), .. } => Some((layer, heads)),
-        _ => None,
-    };
-    graph.ordered().into_iter().filter_map(|n| layer(graph.node(n))).collect()
 }

@@ -1,10 +1,9 @@
 //! Emits the dispatches that convert rows between the wire type and f32 at both ends of a stage.
 
-use super::CompileError;
-use super::emit::Emitter;
-use crate::program::{Place, ProgramStep};
+use super::emit::{Argument, Emitter, row_copy};
+use crate::error::CompileError;
+use crate::program::{ProgramStep, StageBuffer};
 use crate::wire_type::WireType;
-use ragtag_kernels::elements::{self, RANK};
 use ragtag_kernels::params::ROWS;
 use ragtag_kernels::{Activations, ElementType, Kernel};
 use std::ops::Range;
@@ -36,27 +35,16 @@ impl Emitter<'_> {
         self.dispatch(segments.end - 1, kernel, rows, arguments, vec![rows, ROWS, width]).map(Some)
     }
 
-    fn residual_rows(&self) -> (Place, u64, u64) {
-        (Place::Activation, 0, self.bytes_of_rows(Activations::F32))
+    fn residual_rows(&self) -> Argument {
+        (StageBuffer::Activation, 0, self.bytes_of_rows(Activations::F32))
     }
 
-    fn crossing_rows(&self) -> (Place, u64, u64) {
-        (Place::Crossing, 0, self.bytes_of_rows(Activations::F16))
+    fn crossing_rows(&self) -> Argument {
+        (StageBuffer::Crossing, 0, self.bytes_of_rows(Activations::F16))
     }
 
     fn bytes_of_rows(&self, form: Activations) -> u64 {
         let width = self.model.hyperparameters().width as usize;
         u64::from(self.params.rows) * form.row_bytes(width) as u64
     }
-}
-
-/// Returns the constants for copying `rows` rows of `width` values. The starts of the source rows are `pitch`
-/// values apart.
-pub(super) fn row_copy(types: [ElementType; 2], [rows, width]: [u32; 2], pitch: u32) -> Vec<u32> {
-    let walk = |outer: u32, row: u32, column: u32| {
-        let mut dimensions = [outer; RANK];
-        dimensions[RANK - 2..].copy_from_slice(&[row, column]);
-        dimensions
-    };
-    [&types.map(elements::number)[..], &[0], &walk(1, rows, width), &walk(0, pitch, 1)].concat()
 }

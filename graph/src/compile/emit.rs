@@ -1,28 +1,29 @@
 //! Emits the dispatches of a program, including the arguments and constants that each kernel's ABI requires.
 
-use super::crossing::row_copy;
-use super::{
-    Caches, CompileError, capacity, factors_name, frequencies_name, kv_layers, output_bytes, storage::Storage,
-};
+use super::buffers::{frequencies_name, layer_norm_pitch, weight_name};
+use super::caches::Caches;
+use super::storage::{Storage, capacity, output_bytes};
 use crate::arch::{Rope, RopePairing};
-use crate::error::ModelError;
+use crate::error::CompileError;
 use crate::lowering::Lowering;
 use crate::model::Model;
-use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
+use crate::op::{Heads, Node, Operator, OperatorGraph, Rows, Scores};
 use crate::passes::WIDENED;
-use crate::program::{Place, ProgramStep, Slice, WeightBuffer, WeightContent};
-use crate::stack::{Stack, StackedMatrix};
+use crate::program::{ProgramStep, Slice, StageBuffer, WeightBuffer, WeightContent};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
 use ragtag_kernels::attention::NO_WINDOW;
 use ragtag_kernels::binary::Operation;
-use ragtag_kernels::elements::RANK;
+use ragtag_kernels::elements::{self, RANK};
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_kernels::{ElementType, Kernel, Layout, Resident, TensorType, Variant};
+use ragtag_kernels::{ElementType, Kernel, TensorType, Variant, widen};
 use std::ops::Range;
 
-/// Place of a binding, the offset of its first byte, and its size in bytes.
-type Argument = (Place, u64, u64);
+/// Buffer of a binding, the offset of its first byte, and its size in bytes.
+pub(super) type Argument = (StageBuffer, u64, u64);
+
+/// Kernel of a dispatch, the arguments that follow the parameter block, and the constants.
+type Call = (Kernel, Vec<Argument>, Vec<u32>);
 
 /// Rows of a weight matrix that one binding covers.
 #[derive(Clone, Copy)]
@@ -31,6 +32,7 @@ struct MatrixPart {
     tensor_type: TensorType,
     first_row: u32,
     rows: u32,
+    columns: u32,
 }
 
 pub(super) struct Emitter<'a> {
@@ -47,27 +49,25 @@ pub(super) struct Emitter<'a> {
 
 impl Emitter<'_> {
     pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<ProgramStep>, CompileError> {
-        let layers: Vec<u32> = kv_layers(self.graph, &segments).into_iter().map(|(layer, _)| layer).collect();
         let nodes = self.graph.ordered();
         let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
         let arriving = self.arriving(&segments)?;
-        let steps: Result<Vec<_>, _> = inside.map(|node| self.node(node, &layers)).collect();
+        let steps: Result<Vec<_>, _> = inside.map(|node| self.node(node)).collect();
         let leaving = self.leaving(&segments)?;
         Ok(arriving.into_iter().chain(steps?.concat()).chain(leaving).collect())
     }
 
     /// Returns the steps of a node. If the node's weights are split into parts, each part has its own steps.
-    fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<ProgramStep>, CompileError> {
+    fn node(&mut self, index: NodeIndex) -> Result<Vec<ProgramStep>, CompileError> {
         match &self.graph.node(index).operator {
             Operator::Embed { table } => self.embed(index, table),
-            // `product` dequantizes each part right before that part's dispatch. All parts share one place.
-            Operator::Widen { weights, .. } if self.parts(&weights.name()).len() > 1 => Ok(vec![]),
-            Operator::Widen { weights, .. } => {
-                let part = self.parts(&weights.name())[0];
-                Ok(vec![self.widen(index, part)?])
-            }
-            Operator::MatMul { weights, .. } => self.product(index, weights),
-            _ => Ok(vec![self.step(index, layers)?]),
+            Operator::Widen { weights, .. } => match self.parts(&weights.name())?[..] {
+                [part] => Ok(vec![self.widen(index, part)?]),
+                // `product` dequantizes each part right before that part's dispatch. All parts share one place.
+                _ => Ok(vec![]),
+            },
+            Operator::MatMul { .. } => self.product(index),
+            _ => Ok(vec![self.step(index)?]),
         }
     }
 
@@ -77,7 +77,7 @@ impl Emitter<'_> {
         let node = self.graph.node(index);
         let (rows, out) = (self.rows(node).0, self.output(index));
         let mut steps = Vec::new();
-        for part in self.parts(table) {
+        for part in self.parts(table)? {
             let constants = vec![rows, part.rows, node.width, part.first_row];
             let kernel = Kernel::Embed(part.tensor_type);
             steps.push(self.dispatch(node.segment, kernel, rows, vec![part.argument, out], constants)?);
@@ -89,29 +89,31 @@ impl Emitter<'_> {
     /// place of the widen node `index`.
     fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
-        let (place, offset, _) = self.output(index);
-        let bytes = ragtag_kernels::widen::out_bytes(part.rows, node.width);
-        let arguments = vec![part.argument, (place, offset, bytes)];
-        let rows = self.rows(node).0;
-        self.dispatch(
-            node.segment,
-            Kernel::Widen(part.tensor_type),
-            rows,
-            arguments,
-            vec![part.rows, node.width],
-        )
+        let arguments = vec![part.argument, self.widened(index, &part)];
+        let (kernel, constants) = (Kernel::Widen(part.tensor_type), vec![part.rows, node.width]);
+        self.dispatch(node.segment, kernel, self.rows(node).0, arguments, constants)
+    }
+
+    /// Returns the dequantized weights of a part in the output of the widen node `index`.
+    fn widened(&self, index: NodeIndex, part: &MatrixPart) -> Argument {
+        let (buffer, offset, bytes) = self.output(index);
+        let part_bytes = widen::out_bytes(part.rows, part.columns);
+        assert!(part_bytes <= bytes, "{part_bytes} bytes of weights for {:?}", self.graph.node(index));
+        (buffer, offset, part_bytes)
     }
 
     /// Emits the dispatches of a product. Each part of the weights has its own dispatch, which computes the
     /// columns of that part.
-    fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<ProgramStep>, CompileError> {
+    fn product(&mut self, index: NodeIndex) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
-        let Operator::MatMul { activations, column, accumulate, norm, gated, .. } = &node.operator else {
-            return Ok(vec![]);
+        let Operator::MatMul { weights, activations, column, accumulate, norm, gated } = &node.operator
+        else {
+            panic!("{} is not a product", node.operator.name());
         };
         let (rows, count) = self.rows(node);
         let x = self.output(self.graph.inputs(index)[0]);
-        let (k, parts) = (self.matrix(weights)?.columns() as u32, self.parts(&weights.name()));
+        let parts = self.parts(&weights.name())?;
+        assert!(!gated || parts.len() == 1, "gates of {} are in several parts", weights.name());
         let mut steps = Vec::new();
         for part in &parts {
             let (tensor_type, matrix) = match self.graph.input(index, WIDENED) {
@@ -119,17 +121,17 @@ impl Emitter<'_> {
                     if parts.len() > 1 {
                         steps.push(self.widen(widened, *part)?);
                     }
-                    let (place, offset, _) = self.output(widened);
-                    (TensorType::F16, (place, offset, ragtag_kernels::widen::out_bytes(part.rows, k)))
+                    (TensorType::F16, self.widened(widened, part))
                 }
                 None => (part.tensor_type, part.argument),
             };
             let columns = if *gated { part.rows / 2 } else { part.rows };
             let y = self.columns(index, column + part.first_row, columns);
             let mut arguments = vec![matrix, x, y];
-            let mut constants = vec![rows, count, part.rows, k, u32::from(*accumulate), node.width];
+            let mut constants =
+                vec![rows, count, part.rows, part.columns, u32::from(*accumulate), node.width];
             if let Some(norm) = norm {
-                arguments.push(self.weight(&norm.weight));
+                arguments.push(self.weight(&norm.weight)?);
                 constants.push(norm.epsilon.to_bits());
             }
             let kernel = match norm {
@@ -143,116 +145,114 @@ impl Emitter<'_> {
     }
 
     /// Emits the dispatch of a node whose weights are not split.
-    fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<ProgramStep, CompileError> {
-        let node = self.graph.node(index);
-        let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
+    fn step(&mut self, index: NodeIndex) -> Result<ProgramStep, CompileError> {
+        let (node, p) = (self.graph.node(index), self.params);
         let (rows, count) = self.rows(node);
-        let p = self.params;
-        let cache = |layer: u32, heads: &Heads| {
-            let first = 2 * layers.iter().position(|&l| l == layer).unwrap_or(0);
-            let [keys, values] = self.caches.bytes(layer, heads);
-            [(Place::Kv(first), 0, keys), (Place::Kv(first + 1), 0, values)]
-        };
+        let output = self.output(index);
+        let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
+        let weight = weight_name(&node.operator).map(|name| self.weight(&name)).transpose()?;
+        let to_output = || inputs.iter().copied().chain(weight).chain([output]).collect::<Vec<_>>();
+        let f32 = elements::number(ElementType::F32);
         let (kernel, arguments, constants) = match &node.operator {
-            Operator::Gather => {
-                (Kernel::Gather, vec![inputs[0], self.output(index)], vec![p.rows, p.logit_rows, node.width])
+            Operator::Gather => (Kernel::Gather, to_output(), vec![p.rows, p.logit_rows, node.width]),
+            Operator::RmsNorm { epsilon, output, .. } => {
+                (Kernel::RmsNorm(*output), to_output(), vec![rows, count, node.width, epsilon.to_bits()])
             }
-            Operator::RmsNorm { weight, epsilon, output, .. } => {
-                let arguments = vec![inputs[0], self.weight(weight), self.output(index)];
-                (Kernel::RmsNorm(*output), arguments, vec![rows, count, node.width, epsilon.to_bits()])
+            Operator::Quantize { output } => {
+                (Kernel::Quantize(*output), to_output(), vec![rows, count, node.width])
             }
-            Operator::Quantize { output } => (
-                Kernel::Quantize(*output),
-                vec![inputs[0], self.output(index)],
-                vec![rows, count, node.width],
-            ),
-            Operator::LayerNorm { weights, epsilon, .. } => {
-                let (place, _, _) = self.weight(&weights.join(" + "));
-                let (start, bytes) =
-                    (super::layer_norm_pitch(node.width.into()) * 4, u64::from(node.width) * 4);
-                let arguments = vec![inputs[0], (place, 0, bytes), (place, start, bytes), self.output(index)];
-                let kind = ragtag_kernels::elements::number(ElementType::F32);
-                (Kernel::LayerNorm, arguments, vec![kind, rows, node.width, epsilon.to_bits()])
+            Operator::LayerNorm { epsilon, .. } => {
+                let bytes = u64::from(node.width) * 4;
+                let at = |offset: u64| weight.map(|(buffer, ..)| (buffer, offset, bytes));
+                let both = at(0).into_iter().chain(at(layer_norm_pitch(node.width.into()) * 4));
+                let arguments = inputs.iter().copied().chain(both).chain([output]).collect();
+                (Kernel::LayerNorm, arguments, vec![f32, rows, node.width, epsilon.to_bits()])
             }
             Operator::Scale { factors } => {
-                let arguments = vec![inputs[0], self.weight(&factors_name(factors)), self.output(index)];
                 let constants = match factors[..] {
                     [_] => product([1, rows * node.width], [0, 0]),
                     _ => product([rows, node.width], [0, 1]),
                 };
-                (Kernel::Binary, arguments, constants)
+                (Kernel::Binary, to_output(), constants)
             }
             Operator::Unary { function } => {
-                let kind = ragtag_kernels::elements::number(ElementType::F32);
-                let constants = vec![*function as u32, kind, rows * node.width];
-                (Kernel::Unary, vec![inputs[0], self.output(index)], constants)
+                (Kernel::Unary, to_output(), vec![*function as u32, f32, rows * node.width])
             }
-            Operator::Bias { weights } => {
-                let arguments = vec![self.weight(&weights.join(" + ")), self.output(index)];
-                // Rows beyond the micro-batch are never read.
-                (Kernel::Copy, arguments, row_copy([ElementType::F32; 2], [rows, node.width], 0))
+            // Rows beyond the micro-batch are never read.
+            Operator::Bias { .. } => {
+                (Kernel::Copy, to_output(), row_copy([ElementType::F32; 2], [rows, node.width], 0))
             }
-            Operator::HeadNorm { heads, weights, epsilon, form, .. } => {
-                let arguments = vec![self.output(index), self.weight(&weights.join(" + "))];
+            Operator::HeadNorm { heads, epsilon, form, .. } => {
                 let heads = [heads.queries, heads.kv, heads.dimensions];
                 let constants = [&[rows, count], &heads[..], &[epsilon.to_bits(), *form as u32]].concat();
-                (Kernel::HeadNorm, arguments, constants)
+                (Kernel::HeadNorm, [output].into_iter().chain(weight).collect(), constants)
             }
             Operator::RopeAppend { layer, heads, rope } => {
-                let mut constants = self.cache_constants(*layer, heads);
-                constants.extend(rope_constants(rope));
-                let [keys, values] = cache(*layer, heads);
-                let frequencies = self.weight(&frequencies_name(rope));
-                let arguments = vec![self.output(index), frequencies, keys, values];
+                let constants = [self.cache_constants(*layer, heads), rope_constants(rope).into()].concat();
+                let cache = self.caches.arguments(*layer);
+                let arguments = [output].into_iter().chain(weight).chain(cache).collect();
                 (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
             }
-            Operator::Attention { layer, heads, scores }
-            | Operator::AttentionPartial { layer, heads, scores, .. } => {
-                let qkv = self.graph.inputs(index)[0];
-                let mut constants = self.cache_constants(*layer, heads);
-                constants.extend([scores.scale.to_bits(), self.graph.node(qkv).width]);
-                constants.push(scores.window.unwrap_or(NO_WINDOW));
-                constants.push(scores.cap.unwrap_or(0.0).to_bits());
-                let q = self.columns(qkv, 0, heads.query_width());
-                let [keys, values] = cache(*layer, heads);
-                let mut arguments = vec![q, keys, values, self.output(index)];
-                let kernel = match &node.operator {
-                    Operator::AttentionPartial { splits, appends: Some(rope), .. } => {
-                        constants.push(*splits);
-                        constants.extend(rope_constants(rope));
-                        arguments[0] = self.output(qkv);
-                        arguments.push(self.weight(&frequencies_name(rope)));
-                        Kernel::AppendAttention(self.lowering.kv)
-                    }
-                    Operator::AttentionPartial { splits, .. } => {
-                        constants.push(*splits);
-                        Kernel::AttentionPartial(self.lowering.kv)
-                    }
-                    _ => Kernel::Attention(self.lowering.kv),
-                };
-                (kernel, arguments, constants)
+            Operator::Attention { layer, heads, scores } => {
+                let (arguments, constants) = self.attention(index, *layer, heads, scores);
+                (Kernel::Attention(self.lowering.kv), arguments, constants)
+            }
+            Operator::AttentionPartial { layer, heads, scores, splits, appends } => {
+                let (arguments, constants) = self.attention(index, *layer, heads, scores);
+                self.partial((arguments, [constants, vec![*splits]].concat()), index, appends.as_ref())?
             }
             Operator::AttentionMerge { heads, splits, output } => {
                 let constants = vec![rows, count, heads.queries, heads.dimensions, *splits];
-                (Kernel::AttentionMerge(*output), vec![inputs[0], self.output(index)], constants)
+                (Kernel::AttentionMerge(*output), to_output(), constants)
             }
             Operator::SiluMul { function, output } => {
-                let arguments = vec![inputs[0], self.output(index)];
-                (Kernel::SiluMul(*output), arguments, vec![rows, count, node.width, *function as u32])
+                (Kernel::SiluMul(*output), to_output(), vec![rows, count, node.width, *function as u32])
             }
-            Operator::Add => (Kernel::Add, vec![inputs[0], inputs[1]], vec![rows, count, node.width]),
+            Operator::Add => (Kernel::Add, inputs, vec![rows, count, node.width]),
             Operator::Embed { .. } | Operator::Widen { .. } | Operator::MatMul { .. } => {
-                return Err(CompileError::Model(ModelError::Unsupported {
-                    what: "a product in a single step".into(),
-                }));
+                unreachable!("{} has a step per part", node.operator.name())
             }
         };
-        let segment = node.segment;
-        let mut step = self.dispatch(segment, kernel, rows, arguments, constants)?;
+        let mut step = self.dispatch(node.segment, kernel, rows, arguments, constants)?;
         if self.uses_ring(&node.operator) {
+            assert_eq!(step.slices[0].buffer, StageBuffer::Params, "{kernel} reads no block table");
             step.slices[0].offset = self.params.kv_ring_offset();
         }
         Ok(step)
+    }
+
+    /// Returns the arguments and constants that all kernels of attention have.
+    fn attention(
+        &self,
+        index: NodeIndex,
+        layer: u32,
+        heads: &Heads,
+        scores: &Scores,
+    ) -> (Vec<Argument>, Vec<u32>) {
+        let qkv = self.graph.inputs(index)[0];
+        let mut constants = self.cache_constants(layer, heads);
+        constants.extend([scores.scale.to_bits(), self.graph.node(qkv).width]);
+        constants.push(scores.window.unwrap_or(NO_WINDOW));
+        // A cap of 0 stands for none.
+        constants.push(scores.cap.unwrap_or(0.0).to_bits());
+        let [keys, values] = self.caches.arguments(layer);
+        (vec![self.columns(qkv, 0, heads.query_width()), keys, values, self.output(index)], constants)
+    }
+
+    /// Returns the call of split attention. If it `appends`, it first rotates its row and appends keys and values.
+    fn partial(
+        &self,
+        (mut arguments, mut constants): (Vec<Argument>, Vec<u32>),
+        index: NodeIndex,
+        appends: Option<&Rope>,
+    ) -> Result<Call, CompileError> {
+        let Some(rope) = appends else {
+            return Ok((Kernel::AttentionPartial(self.lowering.kv), arguments, constants));
+        };
+        constants.extend(rope_constants(rope));
+        arguments[0] = self.output(self.graph.inputs(index)[0]);
+        arguments.push(self.weight(&frequencies_name(rope))?);
+        Ok((Kernel::AppendAttention(self.lowering.kv), arguments, constants))
     }
 
     /// Returns whether an operator accesses a KV cache whose blocks are those of KV rings.
@@ -275,27 +275,26 @@ impl Emitter<'_> {
     ) -> Result<ProgramStep, CompileError> {
         let variant = ragtag_kernels::select(kernel, self.caps, rows);
         let variant = variant.ok_or(CompileError::Kernel { kernel })?;
-        let entry = match self.variants.iter().position(|v| std::ptr::eq(*v, variant)) {
-            Some(entry) => entry,
-            None => {
-                self.variants.push(variant);
-                self.variants.len() - 1
-            }
-        };
+        let entry = self.variants.iter().position(|v| std::ptr::eq(*v, variant)).unwrap_or_else(|| {
+            self.variants.push(variant);
+            self.variants.len() - 1
+        });
         // All kernels depend on the micro-batch except those that dequantize weights, convert wire types,
         // write biases, or compute on all rows of a bucket.
-        let is_general = matches!(kernel, Kernel::Copy | Kernel::LayerNorm | Kernel::Binary | Kernel::Unary);
-        let params = (!matches!(kernel, Kernel::Widen(_)) && !is_general).then_some((
-            Place::Params,
-            0,
-            self.params.bytes(),
-        ));
-        let slices = params
-            .into_iter()
-            .chain(arguments)
-            .zip(variant.abi.bindings)
-            .map(|((place, offset, bytes), &access)| Slice { place, offset, bytes, access })
-            .collect();
+        let is_general = matches!(
+            kernel,
+            Kernel::Widen(_) | Kernel::Copy | Kernel::LayerNorm | Kernel::Binary | Kernel::Unary
+        );
+        let params = (!is_general).then_some((StageBuffer::Params, 0, self.params.bytes()));
+        let arguments: Vec<Argument> = params.into_iter().chain(arguments).collect();
+        let (bindings, words) = (variant.abi.bindings, variant.abi.constants);
+        assert_eq!(
+            (arguments.len(), constants.len()),
+            (bindings.len(), words),
+            "arguments and constants of {kernel}"
+        );
+        let slice = |((buffer, offset, bytes), &access)| Slice { buffer, offset, bytes, access };
+        let slices = arguments.into_iter().zip(bindings).map(slice).collect();
         let grid = variant.grid(&constants, self.caps);
         Ok(ProgramStep { segment, entry: entry as u32, slices, constants, grid })
     }
@@ -320,39 +319,39 @@ impl Emitter<'_> {
     }
 
     fn output(&self, node: NodeIndex) -> Argument {
-        let (place, offset) = self.storage.of(node);
-        (place, offset, output_bytes(self.graph.node(node), &self.params))
+        let (buffer, offset) = self.storage.of(node);
+        (buffer, offset, output_bytes(self.graph.node(node), &self.params))
     }
 
     /// Returns the byte range of `count` columns of a node's output, from the first row to the last.
     fn columns(&self, node: NodeIndex, first: u32, count: u32) -> Argument {
-        let (place, offset, bytes) = self.output(node);
-        let left_out = u64::from(self.graph.node(node).width.saturating_sub(count)) * 4;
-        (place, offset + u64::from(first) * 4, bytes.saturating_sub(left_out))
+        let (buffer, offset, bytes) = self.output(node);
+        let width = self.graph.node(node).width;
+        assert!(first + count <= width, "columns {first} + {count} of {:?}", self.graph.node(node));
+        (buffer, offset + u64::from(first) * 4, bytes - u64::from(width - count) * 4)
     }
 
-    /// Returns the type and shape of a product's weights.
-    fn matrix(&self, weights: &Stack) -> Result<Resident, CompileError> {
-        Ok(*StackedMatrix::new(self.model.weights(), weights, |_| Layout::Rows16)?.resident())
-    }
-
-    /// Returns the parts of the matrix in the buffer called `name`, in order.
-    fn parts(&self, name: &str) -> Vec<MatrixPart> {
+    /// Returns the parts of the matrix in the buffers called `name`, in order.
+    fn parts(&self, name: &str) -> Result<Vec<MatrixPart>, CompileError> {
         let part = |(index, weight): (usize, &WeightBuffer)| match &weight.content {
             WeightContent::Matrix(matrix) if weight.name == name => Some(MatrixPart {
-                argument: (Place::Weight(index), 0, weight.bytes()),
+                argument: (StageBuffer::Weight(index), 0, weight.bytes()),
                 tensor_type: matrix.resident().tensor_type(),
                 first_row: matrix.first_row() as u32,
                 rows: matrix.resident().rows() as u32,
+                columns: matrix.resident().columns() as u32,
             }),
             _ => None,
         };
-        self.weights.iter().enumerate().filter_map(part).collect()
+        let parts: Vec<_> = self.weights.iter().enumerate().filter_map(part).collect();
+        if parts.is_empty() { Err(CompileError::Weight { name: name.into() }) } else { Ok(parts) }
     }
 
-    fn weight(&self, name: &str) -> Argument {
-        let index = self.weights.iter().position(|w| w.name == name).unwrap_or(0);
-        (Place::Weight(index), 0, self.weights[index].bytes())
+    /// Returns the buffer called `name`.
+    fn weight(&self, name: &str) -> Result<Argument, CompileError> {
+        let index = self.weights.iter().position(|w| w.name == name);
+        let index = index.ok_or_else(|| CompileError::Weight { name: name.into() })?;
+        Ok((StageBuffer::Weight(index), 0, self.weights[index].bytes()))
     }
 }
 
@@ -362,14 +361,22 @@ fn rope_constants(rope: &Rope) -> [u32; 3] {
     [rope.dimensions, u32::from(rope.pairing == RopePairing::Halves), rope.magnitude.to_bits()]
 }
 
+/// Returns the constants for copying `rows` rows of `width` values. The starts of the source rows are `pitch`
+/// values apart.
+pub(super) fn row_copy(types: [ElementType; 2], [rows, width]: [u32; 2], pitch: u32) -> Vec<u32> {
+    [&types.map(elements::number)[..], &[0], &walk(1, [rows, width]), &walk(0, [pitch, 1])].concat()
+}
+
 /// Returns the constants of the product of rows of values, and factors with the given strides.
 fn product([rows, width]: [u32; 2], strides: [u32; 2]) -> Vec<u32> {
-    let walk = |outer: u32, [row, column]: [u32; 2]| {
-        let mut dimensions = [outer; RANK];
-        dimensions[RANK - 2..].copy_from_slice(&[row, column]);
-        dimensions
-    };
-    let kind = ragtag_kernels::elements::number(ElementType::F32);
     let walks = [walk(1, [rows, width]), walk(0, [width, 1]), walk(0, strides)];
+    let kind = elements::number(ElementType::F32);
     [&[Operation::Mul as u32, kind][..], &walks.concat()].concat()
+}
+
+/// Returns sizes or strides of a matrix. `outer` stands for the dimensions that a matrix lacks.
+fn walk(outer: u32, matrix: [u32; 2]) -> [u32; RANK] {
+    let mut dimensions = [outer; RANK];
+    dimensions[RANK - 2..].copy_from_slice(&matrix);
+    dimensions
 }

@@ -6,59 +6,31 @@
 //! the parameter block, so they do not compute padding rows. All buckets share one scratch buffer, sized for
 //! the largest bucket.
 
+mod buffers;
 mod caches;
 mod crossing;
 mod emit;
 mod storage;
 
-use crate::arch::{LONG_FACTORS, ROPE_FACTORS, Rope, RopeFactors, SHORT_FACTORS};
-use crate::error::ModelError;
+pub(crate) use buffers::{weight_buffers, weight_name};
+
+use crate::error::{CompileError, ModelError};
 use crate::lowering::Lowering;
 use crate::model::Model;
-use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows};
+use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
-use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};
+use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer};
 use crate::stack::{Stack, StackedMatrix};
 use crate::wire_type::WireType;
-use caches::{Caches, kv_layers};
+use caches::Caches;
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
 use ragtag_kernels::attention::{append, partial};
 use ragtag_kernels::matmul::normed;
 use ragtag_kernels::params::ParamsShape;
-use ragtag_kernels::{
-    Activations, Kernel, Layout, Resident, TensorType, Variant, activations_for, layout_for,
-};
-use std::collections::BTreeSet;
+use ragtag_kernels::{Activations, Kernel, Resident, TensorType, Variant, activations_for, layout_for};
 use std::ops::Range;
-use storage::Storage;
-
-/// Reason why segments cannot be compiled for a device.
-#[derive(Debug, thiserror::Error)]
-pub enum CompileError {
-    /// The model is invalid.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// No variant of a kernel runs on the device.
-    #[error("the device has no variant of kernel {kernel}")]
-    Kernel {
-        /// The kernel.
-        kernel: Kernel,
-    },
-    /// The kernel variants selected for the device are written in more than one language.
-    #[error("the kernels for the device are in several languages")]
-    Languages,
-    /// A buffer exceeds the device's limit.
-    #[error("{what} takes {bytes} bytes; the device allows {limit} in one piece")]
-    TooLarge {
-        /// Description of the buffer.
-        what: String,
-        /// Size of the buffer in bytes.
-        bytes: u64,
-        /// The device's limit in bytes.
-        limit: u64,
-    },
-}
+use storage::{Storage, capacity, output_bytes};
 
 /// Compiles `segments` of `model` for a device with the capabilities `caps`.
 ///
@@ -76,7 +48,7 @@ pub fn compile(
     }
     model.check_kv(lowering.kv)?;
     let plain = model.graph(Activations::F32);
-    let caches = Caches::new(&plain, lowering);
+    let caches = Caches::new(&plain, &segments, lowering);
     let weights = weight_buffers(model, &plain, segments.clone(), lowering.context, |t| layout_for(t, caps))?;
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let is_widened = |t: TensorType| {
@@ -96,7 +68,7 @@ pub fn compile(
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
         fuse(&mut graph, model, lowering, &weights, caps, &params);
-        let storage = Storage::plan(&graph, segments.clone(), &params)?;
+        let storage = Storage::plan(&graph, segments.clone(), &params);
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
         let (graph, weights, caches) = (&graph, &weights, &caches);
         let mut emitter =
@@ -108,7 +80,7 @@ pub fn compile(
     let h = model.hyperparameters();
     let last = segments.end == model.segment_count();
     let row_bytes = u64::from(h.width) * 4;
-    let layers = kv_layers(&plain, &segments);
+    let (kv_bytes, is_kv_ring) = caches.buffers().unzip();
     let stage = CompiledStage {
         module: Module {
             name: format!("segments {}-{}", segments.start, segments.end.saturating_sub(1)),
@@ -117,10 +89,10 @@ pub fn compile(
                 .ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
-        kv_bytes: layers.iter().flat_map(|(layer, heads)| caches.bytes(*layer, heads)).collect(),
+        kv_bytes,
         kv_blocks: lowering.cache_blocks(),
         kv_ring: caches.ring,
-        is_kv_ring: layers.iter().flat_map(|(layer, _)| [caches.ring_of(*layer).is_some(); 2]).collect(),
+        is_kv_ring,
         scratch_bytes,
         row_bytes,
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
@@ -202,12 +174,10 @@ impl Largest {
     }
 
     /// Returns an upper bound on the scratch bytes of `segments`.
-    pub(crate) fn scratch_bytes(&self, segments: Range<usize>) -> Result<u64, ModelError> {
-        let mut most = 0;
-        for (graph, params) in &self.0 {
-            most = most.max(Storage::plan(graph, segments.clone(), params)?.scratch_bytes);
-        }
-        Ok(most)
+    pub(crate) fn scratch_bytes(&self, segments: Range<usize>) -> u64 {
+        let bytes = |(graph, params): &_| Storage::plan(graph, segments.clone(), params).scratch_bytes;
+        let [a, b] = &self.0;
+        bytes(a).max(bytes(b))
     }
 
     /// Returns the size in bytes of the largest tensor in `segments`. Ignores dequantized weights, because a
@@ -240,128 +210,6 @@ fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {
     }
 }
 
-/// Returns the weight buffers that the segments need, without duplicates. `kept` returns the resident layout
-/// for a given weight type. `context` is the maximum length of a sequence.
-pub(crate) fn weight_buffers(
-    model: &Model,
-    graph: &OperatorGraph,
-    segments: Range<usize>,
-    context: u32,
-    kept: impl Fn(TensorType) -> Layout,
-) -> Result<Vec<WeightBuffer>, ModelError> {
-    let matrix = |stack: &Stack| {
-        Ok::<_, ModelError>(WeightContent::Matrix(StackedMatrix::new(model.weights(), stack, &kept)?))
-    };
-    let mut buffers: Vec<WeightBuffer> = Vec::new();
-    let mut seen = BTreeSet::new();
-    for index in graph.ordered() {
-        let Node { operator, segment, .. } = graph.node(index);
-        if !segments.contains(segment) {
-            continue;
-        }
-        let Some(name) = weight_name(operator).filter(|name| seen.insert(name.clone())) else { continue };
-        let content = match operator {
-            Operator::Embed { table } => matrix(&Stack::of(table))?,
-            Operator::MatMul { weights, .. } => matrix(weights)?,
-            Operator::RmsNorm { .. }
-            | Operator::LayerNorm { .. }
-            | Operator::Bias { .. }
-            | Operator::HeadNorm { .. } => {
-                let tensors = operator.tensors().to_vec();
-                let columns = tensors.iter().map(|name| {
-                    let tensor = model.tensor(name)?;
-                    Ok(tensor.columns() * tensor.rows())
-                });
-                let mut values = columns.sum::<Result<_, ModelError>>()?;
-                let mut pitch = None;
-                let affine = match operator {
-                    Operator::RmsNorm { affine, .. } => *affine,
-                    Operator::HeadNorm { offset, .. } => Affine { offset: *offset, ..Affine::IDENTITY },
-                    Operator::LayerNorm { affine, .. } => {
-                        let width = model.tensor(&tensors[0])?.columns();
-                        pitch = Some(layer_norm_pitch(width));
-                        values = layer_norm_pitch(width) + width;
-                        *affine
-                    }
-                    _ => Affine::IDENTITY,
-                };
-                WeightContent::Vector { tensors, values, pitch, affine }
-            }
-            Operator::RopeAppend { rope, .. } => rope_frequencies(model, rope, context)?,
-            Operator::Scale { factors } => {
-                let runs = factors.iter().map(|(factor, columns)| vec![*factor; *columns as usize]);
-                let values =
-                    if let [(factor, _)] = factors[..] { vec![factor] } else { runs.flatten().collect() };
-                WeightContent::Generated(values.into())
-            }
-            _ => continue,
-        };
-        buffers.push(WeightBuffer { name, content, segment: *segment });
-    }
-    Ok(buffers)
-}
-
-/// Returns the name of the weight buffer that an operator reads, if any.
-pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
-    match operator {
-        Operator::Embed { .. }
-        | Operator::RmsNorm { .. }
-        | Operator::MatMul { .. }
-        | Operator::LayerNorm { .. }
-        | Operator::Bias { .. }
-        | Operator::HeadNorm { .. } => Some(operator.tensors().join(" + ")),
-        Operator::RopeAppend { rope, .. } => Some(frequencies_name(rope)),
-        Operator::Scale { factors } => Some(factors_name(factors)),
-        _ => None,
-    }
-}
-
-/// Returns the distance in values between the weights and the biases of a layer norm in their buffer. It
-/// aligns the biases to 512 bytes, as NVIDIA's OpenCL requires.
-pub(crate) fn layer_norm_pitch(width: u64) -> u64 {
-    width.next_multiple_of(128)
-}
-
-/// Returns the name of the generated buffer that holds the factor of each run of columns.
-pub(crate) fn factors_name(factors: &[(f32, u32)]) -> String {
-    if let [(factor, _)] = factors {
-        return format!("factor {factor}");
-    }
-    let runs: Vec<_> = factors.iter().map(|(factor, columns)| format!("{factor} × {columns}")).collect();
-    format!("factors {}", runs.join(", "))
-}
-
-/// Returns the name of the generated buffer that holds the RoPE frequencies.
-pub(crate) fn frequencies_name(rope: &Rope) -> String {
-    format!("rotary frequencies: {rope}")
-}
-
-/// Returns the RoPE frequencies. `context` is the maximum length of a sequence, which may select the factors.
-fn rope_frequencies(model: &Model, rope: &Rope, context: u32) -> Result<WeightContent, ModelError> {
-    let rope = &rope.for_context(context);
-    let name = match rope.factors {
-        RopeFactors::None => None,
-        RopeFactors::File => Some(ROPE_FACTORS),
-        RopeFactors::ByContext { original_context } => {
-            let is_long = context > original_context;
-            if let Some([short, long]) = &model.hyperparameters().extras.rope_factors {
-                let factors = if is_long { long } else { short };
-                return Ok(WeightContent::Generated(rope.frequencies(Some(factors)).into()));
-            }
-            Some(if is_long { LONG_FACTORS } else { SHORT_FACTORS })
-        }
-    };
-    let factors = name.map(|name| model.tensor(name)).transpose()?;
-    // Models without data are used only for planning, which needs sizes but no values.
-    let factors = factors.filter(|tensor| model.weights().holds(tensor));
-    let factors = factors.map(|tensor| vector_values(tensor, model.weights())).transpose()?;
-    if let Some(bad) = factors.iter().flatten().find(|f| !(f.is_finite() && **f > 0.0)) {
-        let why = format!("{bad} is not finite and positive");
-        return Err(ModelError::Hyperparameter { key: name.unwrap_or(ROPE_FACTORS).into(), why });
-    }
-    Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
-}
-
 fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> {
     let too_large = |what: &str, bytes, limit| CompileError::TooLarge { what: what.into(), bytes, limit };
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
@@ -383,71 +231,9 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
     }
 }
 
-/// Returns the size in bytes of a node's output for the bucket that `params` describes.
-pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
-    let (rows, form) = match node.operator {
-        Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
-        Operator::Quantize { output }
-        | Operator::RmsNorm { output, .. }
-        | Operator::SiluMul { output, .. }
-        | Operator::AttentionMerge { output, .. } => (capacity(node.rows, params), output),
-        _ => (capacity(node.rows, params), Activations::F32),
-    };
-    u64::from(rows) * form.row_bytes(node.width as usize) as u64
-}
-
-/// Returns the maximum number of rows that `rows` stands for in the bucket that `params` describes.
-fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
-    match rows {
-        Rows::Tokens => params.rows,
-        Rows::Logits => params.logit_rows,
-    }
-}
-
 impl Program {
     /// Returns the steps that belong to segment number `segment`.
     pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &ProgramStep> {
         self.steps.iter().filter(move |s| s.segment == segment)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::arch::RopeScaling;
-    use crate::test_models;
-
-    fn frequencies(model: &Model, context: u32) -> Vec<f32> {
-        match rope_frequencies(model, &model.hyperparameters().rope, context).unwrap() {
-            WeightContent::Generated(values) => values.to_vec(),
-            _ => panic!("the frequencies are generated"),
-        }
-    }
-
-    /// Checks that contexts up to the original length use the short factors, and longer contexts the long
-    /// factors.
-    #[test]
-    fn the_context_selects_the_factors_of_longrope() {
-        for model in test_models::phi3() {
-            let rope = model.hyperparameters().rope;
-            let of = |factors: [f32; 4]| rope.frequencies(Some(&factors));
-            let (short, long) = (of([1.0, 1.1, 1.2, 1.5]), of([1.0, 2.0, 5.0, 9.0]));
-            assert_eq!([1, 32].map(|context| frequencies(&model, context)), [short.clone(), short]);
-            assert_eq!([33, 512].map(|context| frequencies(&model, context)), [long.clone(), long]);
-        }
-    }
-
-    /// Checks that a requested scaling replaces factors of the model, whose tensors then have no effect.
-    #[test]
-    fn a_requested_scaling_replaces_factors() {
-        for model in test_models::phi3() {
-            let model = model.with_rope_scaling(RopeScaling::Linear(4.0)).unwrap();
-            assert_eq!(model.hyperparameters().context, 128);
-            let wanted = [0, 1, 2, 3].map(|pair| 10_000f64.powf(-f64::from(pair) / 4.0) / 4.0);
-            for (found, wanted) in frequencies(&model, 512).into_iter().zip(wanted) {
-                assert!((f64::from(found) / wanted - 1.0).abs() < 1e-6, "{found} for {wanted}");
-            }
-            assert_eq!(model.hyperparameters().rope.magnitude, 1.0);
-        }
     }
 }

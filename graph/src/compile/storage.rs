@@ -2,11 +2,10 @@
 //! in the logits buffer. All other tensors are in scratch, where tensors that are not live at the same time
 //! share bytes.
 
-use super::output_bytes;
-use crate::error::ModelError;
-use crate::op::{Operator, OperatorGraph};
-use crate::program::Place;
+use crate::op::{Node, Operator, OperatorGraph, Rows};
+use crate::program::StageBuffer;
 use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::Activations;
 use ragtag_kernels::params::ParamsShape;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +17,7 @@ const ALIGNMENT_BYTES: u64 = 512;
 /// Place of each node's output, including the offset of its first byte in the buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Storage {
-    places: BTreeMap<NodeIndex, (Place, u64)>,
+    places: BTreeMap<NodeIndex, (StageBuffer, u64)>,
     pub(super) scratch_bytes: u64,
 }
 
@@ -30,11 +29,7 @@ struct Live {
 }
 
 impl Storage {
-    pub(super) fn plan(
-        graph: &OperatorGraph,
-        segments: Range<usize>,
-        params: &ParamsShape,
-    ) -> Result<Self, ModelError> {
+    pub(super) fn plan(graph: &OperatorGraph, segments: Range<usize>, params: &ParamsShape) -> Self {
         let nodes: Vec<_> =
             graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)).collect();
         let position: BTreeMap<_, _> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
@@ -43,31 +38,44 @@ impl Storage {
         for (now, &node) in nodes.iter().enumerate() {
             for input in graph.inputs(node) {
                 // The output of an earlier stage is in the slot's activation buffer.
-                storage.places.entry(input).or_insert((Place::Activation, 0));
+                storage.places.entry(input).or_insert_with(|| {
+                    let Node { segment, rows, .. } = graph.node(input);
+                    assert!(
+                        *segment < segments.start && *rows == Rows::Tokens,
+                        "{:?} reads what no stage sends: {:?}",
+                        graph.node(node),
+                        graph.node(input)
+                    );
+                    (StageBuffer::Activation, 0)
+                });
             }
             let (place, offset) = match overwritten_input(graph, node) {
                 Some(input) => {
-                    check_last_reader(graph, input, node)?;
+                    check_last_reader(graph, input, node);
                     storage.places[&input]
                 }
-                None if starts_stream(graph, node) => (Place::Activation, 0),
-                None if graph.consumers(node).is_empty() => (Place::Logits, 0),
+                None if starts_stream(graph, node) => (StageBuffer::Activation, 0),
+                None if graph.consumers(node).is_empty() => {
+                    let Node { operator, rows, .. } = graph.node(node);
+                    assert_eq!(*rows, Rows::Logits, "no node reads the output of {}", operator.name());
+                    (StageBuffer::Logits, 0)
+                }
                 None => {
                     live.retain(|l| l.until >= now);
                     let bytes = output_bytes(graph.node(node), params).next_multiple_of(ALIGNMENT_BYTES);
                     let until = last_reader(graph, node, &position);
                     let offset = first_fit(&mut live, bytes, until);
                     storage.scratch_bytes = storage.scratch_bytes.max(offset + bytes);
-                    (Place::Scratch, offset)
+                    (StageBuffer::Scratch, offset)
                 }
             };
             storage.places.insert(node, (place, offset));
         }
-        Ok(storage)
+        storage
     }
 
     /// Returns the place of a node's output, and the offset of its first byte.
-    pub(super) fn of(&self, node: NodeIndex) -> (Place, u64) {
+    pub(super) fn of(&self, node: NodeIndex) -> (StageBuffer, u64) {
         self.places[&node]
     }
 }
@@ -100,16 +108,10 @@ fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex
 }
 
 /// Checks that no node reads `input` after `writer` has overwritten it.
-fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex) -> Result<(), ModelError> {
-    let order = graph.node(writer).order;
-    if graph.consumers(input).into_iter().all(|(reader, _)| graph.node(reader).order <= order) {
-        return Ok(());
-    }
-    let what = format!(
-        "a graph that reads the input of {} after it was overwritten",
-        graph.node(writer).operator.name()
-    );
-    Err(ModelError::Unsupported { what })
+fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex) {
+    let Node { order, operator, .. } = graph.node(writer);
+    let late = graph.consumers(input).into_iter().map(|(n, _)| graph.node(n)).find(|n| n.order > *order);
+    assert!(late.is_none(), "{late:?} reads the input of {} after it was overwritten", operator.name());
 }
 
 /// Returns the position in program order after which a node's bytes are free. This is the position of the
@@ -117,13 +119,14 @@ fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex)
 /// them.
 fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeIndex, usize>) -> usize {
     let readers = graph.consumers(node).into_iter().map(|(reader, _)| {
-        let here = position.get(&reader).copied().unwrap_or(usize::MAX);
+        let here = position.get(&reader);
+        let here = *here.unwrap_or_else(|| panic!("{:?} reads another stage's scratch", graph.node(reader)));
         match overwritten_input(graph, reader) {
             Some(input) if input == node => last_reader(graph, reader, position).max(here),
             _ => here,
         }
     });
-    readers.max().unwrap_or(position[&node])
+    readers.max().unwrap_or_else(|| position[&node])
 }
 
 /// Allocates `bytes` bytes in the lowest sufficiently large gap between live tensors, and returns the offset.
@@ -141,13 +144,33 @@ fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
     offset
 }
 
+/// Returns the size in bytes of a node's output for the bucket that `params` describes.
+pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
+    let (rows, form) = match node.operator {
+        Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
+        Operator::Quantize { output }
+        | Operator::RmsNorm { output, .. }
+        | Operator::SiluMul { output, .. }
+        | Operator::AttentionMerge { output, .. } => (capacity(node.rows, params), output),
+        _ => (capacity(node.rows, params), Activations::F32),
+    };
+    u64::from(rows) * form.row_bytes(node.width as usize) as u64
+}
+
+/// Returns the maximum number of rows that `rows` stands for in the bucket that `params` describes.
+pub(super) fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
+    match rows {
+        Rows::Tokens => params.rows,
+        Rows::Logits => params.logit_rows,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Heads, Node, Rows};
+    use crate::op::Heads;
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
-    use ragtag_kernels::Activations;
     use ragtag_kernels::silu_mul::Gate;
 
     type Splits = Option<&'static dyn Fn(Heads) -> u32>;
@@ -166,13 +189,13 @@ mod tests {
     ) -> u64 {
         let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
-        let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
+        let storage = Storage::plan(&graph, segments.clone(), &params);
         // The owners are byte ranges of scratch, each paired with the node whose value it holds.
         let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
         for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
             for input in graph.inputs(node) {
                 let (place, offset) = storage.of(input);
-                if place == Place::Scratch {
+                if place == StageBuffer::Scratch {
                     let range = offset..offset + output_bytes(graph.node(input), &params);
                     let owner =
                         owners.iter().find(|(held, _)| held.start < range.end && range.start < held.end);
@@ -180,7 +203,7 @@ mod tests {
                 }
             }
             let (place, offset) = storage.of(node);
-            if place == Place::Scratch {
+            if place == StageBuffer::Scratch {
                 let range = offset..offset + output_bytes(graph.node(node), &params);
                 assert!(range.end <= storage.scratch_bytes);
                 owners.retain(|(held, _)| !(held.start < range.end && range.start < held.end));
@@ -218,14 +241,19 @@ mod tests {
             for (activations, splits) in forms() {
                 let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
                 let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
-                let storage = Storage::plan(&graph, 0..model.segment_count(), &params).unwrap();
+                let storage = Storage::plan(&graph, 0..model.segment_count(), &params);
                 let segment = |node| graph.node(node).segment;
                 let mut crossed = vec![false; model.segment_count()];
                 for node in graph.ordered() {
                     for (reader, _) in graph.consumers(node) {
                         if segment(reader) != segment(node) {
                             assert_eq!(segment(reader), segment(node) + 1, "{:?}", graph.node(node));
-                            assert_eq!(storage.of(node), (Place::Activation, 0), "{:?}", graph.node(node));
+                            assert_eq!(
+                                storage.of(node),
+                                (StageBuffer::Activation, 0),
+                                "{:?}",
+                                graph.node(node)
+                            );
                             crossed[segment(node)] = true;
                         }
                     }
@@ -235,27 +263,31 @@ mod tests {
         }
     }
 
-    #[test]
-    fn rejects_reads_after_overwrite() {
-        let plan = |late: bool| {
-            let mut graph = OperatorGraph::default();
-            let mut order = 0;
-            let mut add = |operator, inputs: &[NodeIndex]| {
-                order += 1;
-                let node = Node { operator, segment: 0, rows: Rows::Tokens, width: 64, order: (order, 0) };
-                graph.add(node, inputs)
-            };
-            let x = add(Operator::Embed { table: "table".into() }, &[]);
-            let y = add(Operator::SiluMul { function: Gate::Silu, output: Activations::F32 }, &[x]);
-            // The sum overwrites x.
-            let sum = add(Operator::Add, &[x, y]);
-            add(Operator::Gather, &[if late { x } else { sum }]);
-            let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
-            Storage::plan(&graph, 0..1, &params).map(|_| ())
+    /// Plans a graph whose last node reads either a sum, or the tensor that the sum overwrites.
+    fn plan_sum(late: bool) -> Storage {
+        let mut graph = OperatorGraph::default();
+        let mut order = 0;
+        let mut add = |operator, rows, inputs: &[NodeIndex]| {
+            order += 1;
+            graph.add(Node { operator, segment: 0, rows, width: 64, order: (order, 0) }, inputs)
         };
-        assert!(plan(false).is_ok());
-        let message = plan(true).unwrap_err().to_string();
-        assert!(message.contains("reads the input of add after it was overwritten"), "{message}");
+        let x = add(Operator::Embed { table: "table".into() }, Rows::Tokens, &[]);
+        let gate = Operator::SiluMul { function: Gate::Silu, output: Activations::F32 };
+        let y = add(gate, Rows::Tokens, &[x]);
+        let sum = add(Operator::Add, Rows::Tokens, &[x, y]);
+        add(Operator::Gather, Rows::Logits, &[if late { x } else { sum }]);
+        Storage::plan(&graph, 0..1, &ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 })
+    }
+
+    #[test]
+    fn a_sum_takes_the_place_of_its_first_input() {
+        assert_eq!(plan_sum(false).scratch_bytes, 1024);
+    }
+
+    #[test]
+    #[should_panic(expected = "reads the input of add after it was overwritten")]
+    fn rejects_reads_after_overwrite() {
+        plan_sum(true);
     }
 
     /// Finds, by brute force, the lowest offset at which an allocation of `bytes` bytes overlaps no live

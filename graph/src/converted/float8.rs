@@ -3,7 +3,7 @@
 //! Sources: the fine-grained FP8 format in the documentation of Hugging Face's `transformers`, and the format
 //! `float-quantized` of `compressed-tensors`. In both, value = quant · scale.
 
-use super::{Conversion, Place};
+use super::{Conversion, TensorBytes};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::dequantise;
@@ -13,7 +13,7 @@ const BLOCK: usize = 32;
 
 /// Scales of a matrix, row by row.
 pub(crate) struct Scales {
-    pub(crate) values: Place,
+    pub(crate) values: TensorBytes,
     /// F32, F16 or BF16.
     pub(crate) tensor_type: TensorType,
     /// Rows and columns of weights that share a scale. The columns are whole blocks.
@@ -25,7 +25,7 @@ pub(crate) struct Float8 {
     /// Name of the tensor, for messages.
     pub(crate) tensor: String,
     pub(crate) columns: u64,
-    pub(crate) values: Place,
+    pub(crate) values: TensorBytes,
     pub(crate) scales: Scales,
 }
 
@@ -52,7 +52,7 @@ impl Conversion for Float8 {
         TensorType::F8_E4M3
     }
 
-    fn values(&self) -> &Place {
+    fn values(&self) -> &TensorBytes {
         &self.values
     }
 

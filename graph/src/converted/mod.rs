@@ -24,13 +24,13 @@ use std::sync::Arc;
 
 /// Bytes of a tensor in a file.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct TensorBytes {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
 }
 
-impl Place {
+impl TensorBytes {
     /// Returns all bytes without copying.
     pub(crate) fn all(&self) -> Result<&[u8], SourceError> {
         self.source.range(self.offset..self.offset.saturating_add(self.bytes))
@@ -61,7 +61,7 @@ pub(crate) trait Conversion: Send + Sync + 'static {
     fn tensor_type(&self) -> TensorType;
 
     /// Returns the bytes in the file.
-    fn values(&self) -> &Place;
+    fn values(&self) -> &TensorBytes;
 
     /// Returns the factor by which the values of the blocks must be multiplied.
     fn factor(&self) -> f32 {

@@ -5,7 +5,7 @@
 //! Sources: `integrations/bitnet.py` in Hugging Face's `transformers` for packed rows and for weights that
 //! are rounded while the model runs; the converter in Microsoft's repository `BitNet` for I2_S, TL1 and TL2.
 
-use super::{Conversion, Lookup, Place};
+use super::{Conversion, Lookup, TensorBytes};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::{dequantise, quantise};
@@ -33,7 +33,7 @@ pub(crate) struct Ternary {
     tensor: String,
     columns: u64,
     rows: u64,
-    values: Place,
+    values: TensorBytes,
     packing: Packing,
     tensor_type: TensorType,
     /// Factor by which the values of the blocks must be multiplied.
@@ -50,7 +50,7 @@ impl Ternary {
     pub(crate) fn new(
         tensor: &str,
         [columns, rows]: [u64; 2],
-        values: Place,
+        values: TensorBytes,
         packing: Packing,
         scale: Option<f32>,
     ) -> Result<Self, SourceError> {
@@ -178,7 +178,7 @@ impl Conversion for Ternary {
         self.tensor_type
     }
 
-    fn values(&self) -> &Place {
+    fn values(&self) -> &TensorBytes {
         &self.values
     }
 

@@ -5,11 +5,11 @@ use super::*;
 use crate::source::MemorySource;
 use ragtag_kernels::blocks::{dequantise, quantise};
 
-fn place(bytes: Vec<u8>) -> Place {
+fn place(bytes: Vec<u8>) -> TensorBytes {
     let size = bytes.len() as u64;
     // The tensor does not start at the start of the file.
     let bytes = [vec![0xff; 7], bytes].concat();
-    Place { source: Arc::new(MemorySource::new("file", bytes)), offset: 7, bytes: size }
+    TensorBytes { source: Arc::new(MemorySource::new("file", bytes)), offset: 7, bytes: size }
 }
 
 /// Returns the weight of a row and a column as −1, 0 or 1.

@@ -2,7 +2,7 @@
 //!
 //! Source: the loader of GGUF files in the repository `BitNet-rs`.
 
-use super::{Conversion, Place};
+use super::{Conversion, TensorBytes};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::dequantise;
@@ -16,7 +16,7 @@ const CODE_BYTES: usize = 8;
 /// Weights whose bytes hold four codes each, from the lowest bits on.
 pub(crate) struct TwoBits {
     pub(crate) tensor: String,
-    pub(crate) values: Place,
+    pub(crate) values: TensorBytes,
     /// Whether an f16 scale follows the codes of each 32 weights. Otherwise the scale is 1.
     pub(crate) has_scales: bool,
 }
@@ -26,7 +26,7 @@ impl Conversion for TwoBits {
         TensorType::Q4_0
     }
 
-    fn values(&self) -> &Place {
+    fn values(&self) -> &TensorBytes {
         &self.values
     }
 

@@ -3,7 +3,7 @@
 //! the same number apart.
 
 use super::reader::Reader;
-use crate::converted::{self, Lookup, Packing, Place, Table, Ternary, TwoBits};
+use crate::converted::{self, Lookup, Packing, Table, TensorBytes, Ternary, TwoBits};
 use crate::error::{FormatError, Quoted};
 use crate::source::Source;
 use crate::weights::TensorInfo;
@@ -220,7 +220,7 @@ impl Packed {
             let bytes = source.range(at..at.saturating_add(4))?;
             Ok::<_, FormatError>(bytes.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes)))
         };
-        let values = Place { source: source.clone(), offset, bytes };
+        let values = TensorBytes { source: source.clone(), offset, bytes };
         let (packing, at) = match self {
             Self::I2S(at) => (Packing::I2S, at),
             Self::Lookup(lookup, at) => (Packing::Lookup(lookup), at),

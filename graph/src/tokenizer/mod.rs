@@ -36,7 +36,7 @@ pub use stream::TextStream;
 use crate::error::TokenizerError;
 use ends::Special;
 use normaliser::Normaliser;
-use special::{Finder, Part};
+use special::{Finder, TextPart};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use stream::Piece;
@@ -84,8 +84,8 @@ impl Tokenizer {
         for (number, part) in self.raw.parts(text, control).into_iter().enumerate() {
             match part {
                 // Each part is normalised separately, because a control token starts a new text.
-                Part::Text(text) => self.encode_text(text, number == 0, control, &mut ids)?,
-                Part::Token(id) => ids.push(id),
+                TextPart::Text(text) => self.encode_text(text, number == 0, control, &mut ids)?,
+                TextPart::Token(id) => ids.push(id),
             }
         }
         if add_special {
@@ -104,8 +104,8 @@ impl Tokenizer {
         let text = self.normaliser.apply(text);
         for (number, part) in self.normalised.parts(&text, control).into_iter().enumerate() {
             match part {
-                Part::Text(text) => self.words.encode(text, at_start && number == 0, ids)?,
-                Part::Token(id) => ids.push(id),
+                TextPart::Text(text) => self.words.encode(text, at_start && number == 0, ids)?,
+                TextPart::Token(id) => ids.push(id),
             }
         }
         Ok(())

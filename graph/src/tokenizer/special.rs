@@ -23,9 +23,9 @@ impl Added {
     }
 }
 
-/// Part of a text that was split at its special tokens.
+/// TextPart of a text that was split at its special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part<'a> {
+pub(super) enum TextPart<'a> {
     /// Text that contains no special token.
     Text(&'a str),
     /// Occurrence of the special token with this id.
@@ -48,7 +48,7 @@ impl Finder {
     }
 
     /// Splits `text` into non-empty parts. Searches for control tokens only if `control` is true.
-    pub(super) fn parts<'a>(&self, text: &'a str, control: bool) -> Vec<Part<'a>> {
+    pub(super) fn parts<'a>(&self, text: &'a str, control: bool) -> Vec<TextPart<'a>> {
         if control { self.all.parts(text) } else { self.plain.parts(text) }
     }
 }
@@ -78,7 +78,7 @@ impl Set {
         Ok(Set { matcher, tokens })
     }
 
-    fn parts<'a>(&self, text: &'a str) -> Vec<Part<'a>> {
+    fn parts<'a>(&self, text: &'a str) -> Vec<TextPart<'a>> {
         let mut parts = Vec::new();
         let mut rest = 0;
         for found in self.matcher.iter().flat_map(|matcher| matcher.find_iter(text)) {
@@ -88,8 +88,8 @@ impl Set {
             if token.strips_left {
                 before = before.trim_end();
             }
-            parts.extend((!before.is_empty()).then_some(Part::Text(before)));
-            parts.push(Part::Token(token.id));
+            parts.extend((!before.is_empty()).then_some(TextPart::Text(before)));
+            parts.push(TextPart::Token(token.id));
             rest = found.end().max(rest);
             if token.strips_right {
                 let after = text.get(rest..).unwrap_or_default();
@@ -97,7 +97,7 @@ impl Set {
             }
         }
         let after = text.get(rest..).unwrap_or_default();
-        parts.extend((!after.is_empty()).then_some(Part::Text(after)));
+        parts.extend((!after.is_empty()).then_some(TextPart::Text(after)));
         parts
     }
 }
@@ -113,13 +113,13 @@ mod tests {
         let space = Added::new(3, "  ", false);
         let finder = Finder::new(vec![left, right, space, Added::new(4, "<c>", true)]).unwrap();
         let parts = |text| finder.parts(text, true);
-        assert_eq!(parts("a <l> b"), [Part::Text("a"), Part::Token(1), Part::Text(" b")]);
-        assert_eq!(parts("a <r> b"), [Part::Text("a "), Part::Token(2), Part::Text("b")]);
+        assert_eq!(parts("a <l> b"), [TextPart::Text("a"), TextPart::Token(1), TextPart::Text(" b")]);
+        assert_eq!(parts("a <r> b"), [TextPart::Text("a "), TextPart::Token(2), TextPart::Text("b")]);
         // The match of `<r>` already includes the token for two spaces.
-        assert_eq!(parts("<r>   b"), [Part::Token(2), Part::Token(3), Part::Text("b")]);
-        assert_eq!(parts("<r> <l>"), [Part::Token(2), Part::Token(1)]);
-        assert_eq!(parts("<c>"), [Part::Token(4)]);
-        assert_eq!(finder.parts("<c>", false), [Part::Text("<c>")]);
+        assert_eq!(parts("<r>   b"), [TextPart::Token(2), TextPart::Token(3), TextPart::Text("b")]);
+        assert_eq!(parts("<r> <l>"), [TextPart::Token(2), TextPart::Token(1)]);
+        assert_eq!(parts("<c>"), [TextPart::Token(4)]);
+        assert_eq!(finder.parts("<c>", false), [TextPart::Text("<c>")]);
         assert_eq!(parts(""), []);
     }
 }

@@ -4,7 +4,7 @@ use crate::actor::passing::kv_segments;
 use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
-use ragtag_graph::{CompiledStage, Place, Program, Slice, WeightBuffer};
+use ragtag_graph::{CompiledStage, Program, Slice, StageBuffer, WeightBuffer};
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostPages, HostRegion, ModuleId, ProgramId,
@@ -546,16 +546,16 @@ impl StageBuffers {
 
     fn binding(&self, slice: &Slice, slot: u32) -> Result<Binding> {
         let buffers = self.slots[slot as usize];
-        let buffer = match slice.place {
-            Place::Weight(index) => self.weights.get(index).copied(),
-            Place::Kv(index) => self.kv.get(index).copied(),
-            Place::Scratch => self.scratch,
-            Place::Activation => Some(buffers.activation),
-            Place::Crossing => buffers.wire,
-            Place::Logits => buffers.logits,
-            Place::Params => Some(buffers.params),
+        let buffer = match slice.buffer {
+            StageBuffer::Weight(index) => self.weights.get(index).copied(),
+            StageBuffer::Kv(index) => self.kv.get(index).copied(),
+            StageBuffer::Scratch => self.scratch,
+            StageBuffer::Activation => Some(buffers.activation),
+            StageBuffer::Crossing => buffers.wire,
+            StageBuffer::Logits => buffers.logits,
+            StageBuffer::Params => Some(buffers.params),
         };
-        let buffer = buffer.ok_or_else(|| Error::protocol(format!("a program binds {:?}", slice.place)))?;
+        let buffer = buffer.ok_or_else(|| Error::protocol(format!("a program binds {:?}", slice.buffer)))?;
         let range = BufferRange { buffer, offset: slice.offset, bytes: slice.bytes };
         Ok(Binding { range, access: slice.access })
     }

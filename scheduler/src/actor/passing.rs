@@ -9,7 +9,7 @@ use super::memory::StageBuffers;
 use crate::core::{MicroBatch, StageEvent};
 use crate::error::{Error, Result};
 use crate::message::{DeviceAddress, DeviceMessage};
-use ragtag_graph::{CompiledStage, Place};
+use ragtag_graph::{CompiledStage, StageBuffer};
 use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, ModuleId, RegionId, Timeline};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::streaming::PREFILLS;
@@ -55,7 +55,7 @@ pub(crate) fn kv_segments(compiled: &CompiledStage) -> Vec<usize> {
     let mut segments = vec![compiled.segments.start; compiled.kv_bytes.len()];
     let steps = compiled.programs.first().into_iter().flat_map(|program| &program.steps);
     for (slice, segment) in steps.flat_map(|step| step.slices.iter().map(|slice| (slice, step.segment))) {
-        if let Place::Kv(buffer) = slice.place {
+        if let StageBuffer::Kv(buffer) = slice.buffer {
             segments[buffer] = segment;
         }
     }
@@ -91,7 +91,7 @@ pub(crate) struct LoadedPassage {
     checksums: Option<Checksums>,
 }
 
-/// Place and bytes of each summed range of a micro-batch's keys and values.
+/// StageBuffer and bytes of each summed range of a micro-batch's keys and values.
 pub(crate) type SummedRanges = Vec<(u32, u64)>;
 
 impl LoadedPassage {

@@ -2,7 +2,7 @@
 //!
 //! This module knows no device.
 
-use ragtag_graph::{CompiledStage, Place, WeightContent};
+use ragtag_graph::{CompiledStage, StageBuffer, WeightContent};
 use ragtag_planner::cost::arena_buffers;
 use ragtag_planner::streaming::{Arenas, StagePart, parts};
 use std::ops::Range;
@@ -111,7 +111,7 @@ fn owned_weights(compiled: &CompiledStage) -> Vec<(usize, usize)> {
     let mut readers: Vec<Option<Option<usize>>> = vec![None; compiled.weights.len()];
     for step in compiled.programs.iter().flat_map(|program| &program.steps) {
         for slice in &step.slices {
-            let Place::Weight(weight) = slice.place else { continue };
+            let StageBuffer::Weight(weight) = slice.buffer else { continue };
             match &mut readers[weight] {
                 Some(segment) if *segment != Some(step.segment) => *segment = None,
                 reader => *reader = Some(Some(step.segment)),

@@ -1,7 +1,7 @@
 //! The synthetic model: its stages, weights, kernels and expected output.
 
 use ragtag_graph::{
-    CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
+    CompiledStage, Program, ProgramStep, Slice, StageBuffer, WeightBuffer, WeightChunk, WeightContent,
 };
 use ragtag_hal::{Access, EntryAbi, HostCall, Module, ModuleSource};
 use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS};
@@ -108,18 +108,18 @@ impl Model {
             sequences: self.sequences,
             table_blocks: self.table_blocks,
         };
-        let slice = |place, bytes, access| Slice { place, offset: 0, bytes, access };
-        let read_params = slice(Place::Params, params.bytes(), Read);
-        let activation = |access| slice(Place::Activation, u64::from(rows) * ROW_BYTES, access);
-        let logits = slice(Place::Logits, u64::from(rows * self.vocabulary) * 4, Write);
+        let slice = |buffer, bytes, access| Slice { buffer, offset: 0, bytes, access };
+        let read_params = slice(StageBuffer::Params, params.bytes(), Read);
+        let activation = |access| slice(StageBuffer::Activation, u64::from(rows) * ROW_BYTES, access);
+        let logits = slice(StageBuffer::Logits, u64::from(rows * self.vocabulary) * 4, Write);
         let first = segments.start.max(1);
         let steps = segments.clone().map(|segment| {
             let (entry, slices) = if segment == 0 {
                 (0, vec![read_params, activation(Write)])
             } else if segment <= self.layers {
                 let layer = segment - first;
-                let kv = slice(Place::Kv(layer), self.kv_bytes(), ReadWrite);
-                let weight = slice(Place::Weight(layer), self.weight_bytes, Read);
+                let kv = slice(StageBuffer::Kv(layer), self.kv_bytes(), ReadWrite);
+                let weight = slice(StageBuffer::Weight(layer), self.weight_bytes, Read);
                 (1, vec![read_params, activation(ReadWrite), kv, weight])
             } else {
                 (2, vec![read_params, activation(Read), logits])
