@@ -56,24 +56,21 @@ impl<'a> Builder<'a> {
         self.segment += 1;
     }
 
-    /// Returns the type of tensor `name` after checking that its shape is `[columns, rows]`, or `[columns]`
-    /// if `rows` is 0.
-    pub(crate) fn tensor(&mut self, name: &str, columns: u32, rows: u32) -> Result<TensorType, ModelError> {
-        let mut expected = vec![u64::from(columns)];
-        expected.extend((rows > 0).then_some(u64::from(rows)));
+    /// Returns the type of the tensor `name` after checking that its shape is `expected`, row length first.
+    /// `is_matrix` says whether products read the tensor, which then has the type of the matrices in a model
+    /// without files.
+    fn tensor(&mut self, name: &str, expected: &[u32], is_matrix: bool) -> Result<TensorType, ModelError> {
+        let expected: Vec<u64> = expected.iter().copied().map(u64::from).collect();
         let is_new = self.used.insert(name.into());
         match &mut self.tensors {
             Tensors::Weights(weights) => {
-                let info = weights.tensor(name);
-                let info = info.ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
+                let info = weights.required(name)?;
                 if info.shape != expected {
                     return Err(ModelError::Shape { name: name.into(), expected, found: info.shape.clone() });
                 }
                 Ok(info.tensor_type)
             }
             Tensors::Described { matrices, vectors, found } => {
-                // A norm with weights for each head is not a matrix either.
-                let is_matrix = rows > 0 && !name.ends_with("_norm.weight");
                 let tensor_type = if is_matrix { *matrices } else { *vectors };
                 if is_new {
                     found.push(TensorInfo::described(name, tensor_type, expected)?);
@@ -81,6 +78,16 @@ impl<'a> Builder<'a> {
                 Ok(tensor_type)
             }
         }
+    }
+
+    /// Returns the type of the matrix `name` after checking its shape.
+    fn matrix(&mut self, name: &str, columns: u32, rows: u32) -> Result<TensorType, ModelError> {
+        self.tensor(name, &[columns, rows], true)
+    }
+
+    /// Checks that the tensor `name` is a vector of `values` values.
+    pub(crate) fn vector(&mut self, name: &str, values: u32) -> Result<(), ModelError> {
+        self.tensor(name, &[values], false).map(drop)
     }
 
     fn add(&mut self, operator: Operator, rows: Rows, width: u32, inputs: &[NodeIndex]) -> NodeIndex {
@@ -100,13 +107,12 @@ impl<'a> Builder<'a> {
         width: u32,
         vocabulary: u32,
     ) -> Result<NodeIndex, ModelError> {
-        self.tensor(table, width, vocabulary)?;
+        self.matrix(table, width, vocabulary)?;
         Ok(self.add(Operator::Embed { table: table.into() }, Rows::Tokens, width, &[]))
     }
 
     pub(crate) fn gather(&mut self, x: NodeIndex) -> NodeIndex {
-        let width = self.graph.node(x).width;
-        self.add(Operator::Gather, Rows::Logits, width, &[x])
+        self.add(Operator::Gather, Rows::Logits, self.graph.node(x).width, &[x])
     }
 
     pub(crate) fn rms_norm(
@@ -116,7 +122,7 @@ impl<'a> Builder<'a> {
         epsilon: f32,
         affine: Affine,
     ) -> Result<NodeIndex, ModelError> {
-        self.tensor(weight, self.graph.node(x).width, 0)?;
+        self.vector(weight, self.graph.node(x).width)?;
         let operator = Operator::RmsNorm { weight: weight.into(), epsilon, affine, output: Activations::F32 };
         Ok(self.like(operator, &[x]))
     }
@@ -130,7 +136,7 @@ impl<'a> Builder<'a> {
         affine: Affine,
     ) -> Result<NodeIndex, ModelError> {
         for weight in &weights {
-            self.tensor(weight, self.graph.node(x).width, 0)?;
+            self.vector(weight, self.graph.node(x).width)?;
         }
         Ok(self.like(Operator::LayerNorm { weights, epsilon, affine }, &[x]))
     }
@@ -143,6 +149,8 @@ impl<'a> Builder<'a> {
 
     /// Adds a node that multiplies runs of columns by factors, unless all factors are 1.
     fn scale_runs(&mut self, x: NodeIndex, factors: Vec<(f32, u32)>) -> NodeIndex {
+        let width: u32 = factors.iter().map(|(_, columns)| columns).sum();
+        assert_eq!(width, self.graph.node(x).width, "columns with factors");
         let is_plain = factors.iter().all(|(factor, _)| *factor == 1.0);
         if is_plain { x } else { self.like(Operator::Scale { factors }, &[x]) }
     }
@@ -175,11 +183,12 @@ impl<'a> Builder<'a> {
         weights: &[(&str, u32)],
         biases: &[String],
     ) -> Result<NodeIndex, ModelError> {
+        assert!(biases.is_empty() || biases.len() == weights.len(), "{biases:?} for {weights:?}");
         let (rows, columns) = (self.graph.node(x).rows, self.graph.node(x).width);
         let mut products: Vec<(TensorType, u32, Stack)> = Vec::new();
         let mut width = 0;
         for &(name, part) in weights {
-            let tensor_type = self.tensor(name, columns, part)?;
+            let tensor_type = self.matrix(name, columns, part)?;
             match products.last_mut().filter(|(last, ..)| *last == tensor_type) {
                 Some((.., stack)) => stack.tensors.push(name.into()),
                 None => products.push((tensor_type, width, Stack::of(name))),
@@ -189,7 +198,7 @@ impl<'a> Builder<'a> {
         let mut inputs = vec![x];
         if !biases.is_empty() {
             for (bias, (_, part)) in biases.iter().zip(weights) {
-                self.tensor(bias, *part, 0)?;
+                self.vector(bias, *part)?;
             }
             inputs.push(self.add(Operator::Bias { weights: biases.to_vec() }, rows, width, &[]));
         }
@@ -224,12 +233,12 @@ impl<'a> Builder<'a> {
     ) -> Result<NodeIndex, ModelError> {
         let dimensions = heads.dimensions;
         let shapes = match form {
-            Form::Heads => [[dimensions, 0]; 2],
-            Form::Whole => [[heads.query_width(), 0], [heads.kv_width(), 0]],
-            Form::Centred => [[dimensions, heads.queries], [dimensions, heads.kv]],
+            Form::Heads => [vec![dimensions], vec![dimensions]],
+            Form::Whole => [vec![heads.query_width()], vec![heads.kv_width()]],
+            Form::Centred => [vec![dimensions, heads.queries], vec![dimensions, heads.kv]],
         };
-        for (weight, [columns, rows]) in weights.iter().zip(shapes) {
-            self.tensor(weight, columns, rows)?;
+        for (weight, shape) in weights.iter().zip(&shapes) {
+            self.tensor(weight, shape, false)?;
         }
         Ok(self.like(Operator::HeadNorm { heads, weights, epsilon, offset, form }, &[qkv]))
     }
@@ -244,18 +253,23 @@ impl<'a> Builder<'a> {
         rope: Rope,
         scores: Scores,
     ) -> NodeIndex {
-        let rows = self.graph.node(qkv).rows;
+        let Node { rows, width, .. } = *self.graph.node(qkv);
+        let expected = heads.query_width() + 2 * heads.kv_width();
+        assert_eq!(width, expected, "queries, keys and values of layer {layer}");
         let turned = self.like(Operator::RopeAppend { layer, heads, rope }, &[qkv]);
         self.add(Operator::Attention { layer, heads, scores }, rows, heads.query_width(), &[turned])
     }
 
     /// Adds a node that applies `function` to the first half of each row, and multiplies by the second half.
     pub(crate) fn gate(&mut self, gate_up: NodeIndex, function: Gate) -> NodeIndex {
-        let (rows, width) = (self.graph.node(gate_up).rows, self.graph.node(gate_up).width / 2);
-        self.add(Operator::SiluMul { function, output: Activations::F32 }, rows, width, &[gate_up])
+        let Node { rows, width, .. } = *self.graph.node(gate_up);
+        assert!(width.is_multiple_of(2), "a gate and an up projection in {width} columns");
+        self.add(Operator::SiluMul { function, output: Activations::F32 }, rows, width / 2, &[gate_up])
     }
 
     pub(crate) fn add_residual(&mut self, x: NodeIndex, y: NodeIndex) -> NodeIndex {
+        let width = |node| self.graph.node(node).width;
+        assert_eq!(width(x), width(y), "the residual stream and what a layer adds");
         self.like(Operator::Add, &[x, y])
     }
 

@@ -25,11 +25,11 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
     let mut cost = NodeCost::default();
     match &node.operator {
         Operator::Embed { table } => {
-            let table = model.tensor(table)?;
-            cost.read_bytes_per_row = table.bytes / table.shape[1].max(1);
+            let table = model.weights().required(table)?;
+            cost.read_bytes_per_row = table.bytes / table.rows();
         }
         Operator::MatMul { weights, .. } => {
-            let values: u64 = weights.infos(model.weights())?.iter().map(|t| t.columns() * t.rows()).sum();
+            let values: u64 = weights.infos(model.weights())?.iter().map(|t| t.values()).sum();
             cost.flops_per_row = 2 * values;
             cost.read_bytes =
                 StackedMatrix::new(model.weights(), weights, |_| Layout::Rows16)?.resident().bytes();

@@ -9,11 +9,11 @@ use crate::granularity::{Granularity, SegmentKind};
 use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::source::Directory;
-use crate::stack::{Stack, StackedMatrix};
+use crate::stack::Stack;
 use crate::tokenizer::Tokenizer;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::matmul;
-use ragtag_kernels::{Activations, KvType, Layout, TensorType};
+use ragtag_kernels::{Activations, KvType, TensorType};
 use std::sync::Arc;
 
 /// Files or metadata from which the tokenizer is built.
@@ -82,6 +82,7 @@ impl Model {
         let mut graph = architecture.build(&hyperparameters, &weights)?;
         check_columns(&graph, &weights)?;
         passes::fuse_residuals(&mut graph);
+        graph.check();
         let (weights, graph, granularity) = (Arc::new(weights), Arc::new(graph), Granularity::default());
         Ok(Self { hyperparameters, description, weights, graph, granularity })
     }
@@ -183,15 +184,13 @@ impl Model {
         if let Some(splits) = splits {
             passes::split_attention(&mut graph, splits);
         }
-        let of_type = |stack: &Stack| stack.infos(&self.weights).ok()?.first().map(|t| t.tensor_type);
-        passes::quantize_activations(&mut graph, |stack, rows| {
-            of_type(stack).map_or(Activations::F32, |tensor_type| form(tensor_type, rows))
-        });
+        let shape = |stack: &Stack| stack.shape(&self.weights);
+        passes::quantize_activations(&mut graph, |stack, rows| form(shape(stack).tensor_type, rows));
         passes::widen_weights(&mut graph, |stack| {
-            of_type(stack).filter(|t| !matmul::takes(*t, Activations::F16))?;
-            let matrix = *StackedMatrix::new(&self.weights, stack, |_| Layout::Rows16).ok()?.resident();
-            Some((matrix.rows() as u32, matrix.columns() as u32))
+            let shape = shape(stack);
+            (!matmul::takes(shape.tensor_type, Activations::F16)).then_some((shape.rows, shape.columns))
         });
+        graph.check();
         graph
     }
 
@@ -202,11 +201,7 @@ impl Model {
 
     /// Returns the total number of parameters in all tensors.
     pub fn parameters(&self) -> u64 {
-        self.weights.tensors().iter().map(|t| t.shape.iter().product::<u64>()).sum()
-    }
-
-    pub(crate) fn tensor(&self, name: &str) -> Result<&TensorInfo, ModelError> {
-        self.weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })
+        self.weights.tensors().iter().map(TensorInfo::values).sum()
     }
 
     pub(crate) fn segment_kind(&self, segment: usize) -> SegmentKind {
@@ -239,20 +234,14 @@ pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activa
 /// Checks that the row length of every matrix is a multiple of 32. Blocks of int8 activations have 32 values,
 /// and all kernels process 32 columns per step.
 fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelError> {
-    for node in graph.ordered() {
-        let node = graph.node(node);
-        let matrix = matches!(node.operator, Operator::MatMul { .. } | Operator::Embed { .. });
-        let tensors = node.operator.tensors().iter().filter(|_| matrix);
-        for tensor in tensors.filter_map(|name| weights.tensor(name)) {
-            if !tensor.shape[0].is_multiple_of(32) {
-                let what = format!(
-                    "tensor {} with rows of {} values (a multiple of 32 is needed)",
-                    tensor.name, tensor.shape[0]
-                );
-                return Err(ModelError::Unsupported { what });
-            }
+    let nodes = graph.ordered().into_iter().map(|index| &graph.node(index).operator);
+    let matrices = nodes.filter(|o| matches!(o, Operator::MatMul { .. } | Operator::Embed { .. }));
+    for name in matrices.flat_map(Operator::tensors) {
+        let columns = weights.required(name)?.columns();
+        if !columns.is_multiple_of(32) {
+            let what = format!("tensor {name} with rows of {columns} values (a multiple of 32 is needed)");
+            return Err(ModelError::Unsupported { what });
         }
-        debug_assert!(node.rows == Rows::Tokens || node.segment > 0);
     }
     Ok(())
 }

@@ -400,10 +400,29 @@ impl OperatorGraph {
     pub fn ordered(&self) -> Vec<NodeIndex> {
         let mut nodes: Vec<_> = self.graph.node_indices().collect();
         nodes.sort_unstable_by_key(|&n| self.graph[n].order);
-        debug_assert!(
-            nodes.iter().all(|&n| self.inputs(n).iter().all(|&i| self.graph[i].order < self.graph[n].order))
-        );
         nodes
+    }
+
+    /// Checks what passes and the compiler rely on: each node has the inputs of its operator, which come before
+    /// it in program order and are not in a later segment.
+    pub(crate) fn check(&self) {
+        for (index, node) in self.graph.node_indices().map(|index| (index, &self.graph[index])) {
+            let edges = self.graph.edges_directed(index, Direction::Incoming);
+            let mut numbers: Vec<u8> = edges.map(|e| e.weight().0).collect();
+            numbers.sort_unstable();
+            let is_complete = match &node.operator {
+                Operator::Embed { .. } | Operator::Widen { .. } | Operator::Bias { .. } => numbers.is_empty(),
+                Operator::Add => numbers == [0, 1],
+                Operator::MatMul { accumulate: true, .. } => matches!(numbers[..], [0, 1] | [0, 1, 2]),
+                Operator::MatMul { .. } => matches!(numbers[..], [0] | [0, 1] | [0, 2] | [0, 1, 2]),
+                _ => numbers == [0],
+            };
+            assert!(is_complete, "inputs {numbers:?} of {node:?}");
+            for input in self.inputs(index).into_iter().map(|input| &self.graph[input]) {
+                let is_before = input.order < node.order && input.segment <= node.segment;
+                assert!(is_before, "{node:?} reads a later node: {input:?}");
+            }
+        }
     }
 
     /// Returns the nodes of each segment, in program order, for `count` segments.

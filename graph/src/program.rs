@@ -130,6 +130,11 @@ impl WeightBuffer {
         self.content.bytes()
     }
 
+    /// Returns whether the values are computed instead of read from the model's files.
+    pub fn is_generated(&self) -> bool {
+        matches!(self.content, WeightContent::Generated(_))
+    }
+
     /// Returns whether two buffers have the same name and content. The segments that read them may differ.
     pub fn is_same(&self, other: &Self) -> bool {
         self.name == other.name && self.content == other.content
@@ -174,25 +179,29 @@ impl WeightBuffer {
     /// # Errors
     /// Fails if a model file can no longer be read.
     pub fn fill(&self, weights: &Weights, chunk: &WeightChunk, out: &mut [u8]) -> Result<(), ModelError> {
+        assert_eq!(out.len() as u64, chunk.bytes, "bytes for {chunk:?} of {}", self.name);
         match &self.content {
             WeightContent::Matrix(matrix) => {
                 let group_bytes = matrix.resident().group_bytes() as u64;
-                let groups = (chunk.offset / group_bytes) as usize
-                    ..((chunk.offset + chunk.bytes) / group_bytes) as usize;
+                let end = chunk.offset + chunk.bytes;
+                let is_whole = [chunk.offset, end].iter().all(|at| at.is_multiple_of(group_bytes));
+                assert!(is_whole, "{chunk:?} of groups of {group_bytes} bytes");
+                let groups = (chunk.offset / group_bytes) as usize..(end / group_bytes) as usize;
                 matrix.fill(weights, groups, out)?;
             }
             WeightContent::Vector { tensors, values, pitch, affine } => {
                 let mut all = Vec::new();
                 for (i, name) in tensors.iter().enumerate() {
-                    let tensor = weights.tensor(name);
-                    let tensor = tensor.ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
-                    let mut found = vector_values(tensor, weights)?;
+                    let mut found = vector_values(weights.required(name)?, weights)?;
                     if i == 0 || pitch.is_none() {
                         found.iter_mut().for_each(|value| *value = affine.of(*value));
                     }
-                    all.resize(pitch.map_or(all.len(), |pitch| i * pitch as usize), 0.0);
+                    let start = pitch.map_or(all.len(), |pitch| i * pitch as usize);
+                    assert!(all.len() <= start, "{} values of {tensors:?} before value {start}", all.len());
+                    all.resize(start, 0.0);
                     all.extend(found);
                 }
+                assert!(all.len() <= *values as usize, "{} of {values} values of {tensors:?}", all.len());
                 all.resize(*values as usize, 0.0);
                 write_values(&all, chunk, out);
             }
@@ -214,7 +223,8 @@ pub(crate) fn vector_values(tensor: &TensorInfo, weights: &Weights) -> Result<Ve
 }
 
 fn write_values(values: &[f32], chunk: &WeightChunk, out: &mut [u8]) {
-    for (bytes, value) in out.chunks_exact_mut(4).zip(&values[(chunk.offset / 4) as usize..]) {
+    let values = &values[(chunk.offset / 4) as usize..((chunk.offset + chunk.bytes) / 4) as usize];
+    for (bytes, value) in out.chunks_exact_mut(4).zip(values) {
         bytes.copy_from_slice(&value.to_le_bytes());
     }
 }

@@ -63,12 +63,16 @@ pub struct SegmentTensor {
     /// Whether the layout depends on the device.
     #[serde(skip)]
     pub layout_varies: bool,
+    /// Whether the values are computed, as RoPE frequencies are. Such weights stay on the device if their segment
+    /// is streamed.
+    #[serde(skip)]
+    pub is_generated: bool,
 }
 
 impl SegmentTensor {
-    /// Creates weights whose layout is the same on all devices.
+    /// Creates weights from files, whose layout is the same on all devices.
     pub fn new(name: impl Into<String>, resident_bytes: u64) -> Self {
-        Self { name: name.into(), resident_bytes, layout_varies: false }
+        Self { name: name.into(), resident_bytes, layout_varies: false, is_generated: false }
     }
 }
 
@@ -171,7 +175,9 @@ impl<'a> Measure<'a> {
             name: a.name.clone(),
             resident_bytes: a.bytes().max(b.bytes()),
             layout_varies: !a.is_same(b),
+            is_generated: a.is_generated(),
         };
+        assert_eq!(rows16.len(), row_major.len(), "buffers of segments {segment:?} in two layouts");
         Ok(rows16.iter().zip(&row_major).map(larger).collect())
     }
 
@@ -184,6 +190,12 @@ impl<'a> Measure<'a> {
                 names.push(name);
             }
         }
+        assert_eq!(
+            names.len(),
+            alike.tensors.len(),
+            "segments {index} and {} have equal signatures",
+            alike.name
+        );
         let tensor = |(name, alike): (String, &SegmentTensor)| SegmentTensor { name, ..alike.clone() };
         Segment {
             kind: self.model.segment_kind(index),

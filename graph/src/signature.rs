@@ -50,7 +50,7 @@ impl<'a> SegmentSignature<'a> {
                 if number == names.len() {
                     names.push(name);
                 }
-                let info = model.tensor(name)?;
+                let info = model.weights().required(name)?;
                 tensors.push(TensorSignature { tensor_type: info.tensor_type, shape: &info.shape, number });
             }
             all.push(NodeSignature {

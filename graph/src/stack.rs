@@ -41,13 +41,26 @@ impl Stack {
         self.tensors.join(" + ")
     }
 
+    /// Returns the type and shape of the stack. The graph contains only stacks of tensors that exist.
+    pub(crate) fn shape(&self, weights: &Weights) -> StackShape {
+        let infos = self.infos(weights).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
+        let rows = infos.iter().map(|tensor| tensor.rows() as u32).sum::<u32>();
+        let (tensor_type, columns) = (infos[0].tensor_type, infos[0].columns() as u32);
+        StackShape { tensor_type, rows: self.zero_rows + rows, columns }
+    }
+
     /// Returns the description of each tensor in the stack.
     pub(crate) fn infos<'a>(&self, weights: &'a Weights) -> Result<Vec<&'a TensorInfo>, ModelError> {
-        let info = |name: &String| {
-            weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.clone() })
-        };
-        self.tensors.iter().map(info).collect()
+        self.tensors.iter().map(|name| weights.required(name)).collect()
     }
+}
+
+/// Type and shape of the matrix that a stack forms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackShape {
+    pub(crate) tensor_type: TensorType,
+    pub(crate) rows: u32,
+    pub(crate) columns: u32,
 }
 
 /// A stack in its resident layout, or a range of its rows. A device with a small binding limit stores a stack

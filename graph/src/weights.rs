@@ -50,6 +50,11 @@ impl TensorInfo {
         self.shape.first().copied().unwrap_or(1)
     }
 
+    /// Returns the number of elements.
+    pub(crate) fn values(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
     /// Returns the number of rows: the product of all dimensions except the first.
     pub fn rows(&self) -> u64 {
         self.shape.iter().skip(1).fold(1, |product: u64, extent| product.saturating_mul(*extent))
@@ -91,6 +96,14 @@ impl Weights {
     /// Returns the tensor called `name`, if there is one.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.index.get(name).and_then(|number| self.tensors.get(*number))
+    }
+
+    /// Returns the tensor called `name`.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingTensor`] if there is none.
+    pub(crate) fn required(&self, name: &str) -> Result<&TensorInfo, ModelError> {
+        self.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })
     }
 
     /// Returns the first tensor whose data is missing from the files, if any. A model with such a tensor can

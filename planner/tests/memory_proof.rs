@@ -3,8 +3,7 @@
 //! The size of each buffer is rounded up to its size class.
 
 use ragtag_graph::{
-    CompiledStage, Directory, Granularity, Lowering, MemorySource, Model, ModelFile, WeightBuffer,
-    WeightContent, WireType,
+    CompiledStage, Directory, Granularity, Lowering, MemorySource, Model, ModelFile, WeightBuffer, WireType,
 };
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
@@ -243,7 +242,7 @@ fn shared_weights_are_those_with_the_same_layout() {
                 stages.flat_map(|stage| stage.weights).collect::<Vec<_>>()
             };
             let own = compiled(&self::caps());
-            let is_file = |weight: &&WeightBuffer| !matches!(weight.content, WeightContent::Generated(_));
+            let is_file = |weight: &&WeightBuffer| !weight.is_generated();
             let weights = compiled(&caps);
             let differs = |weight: &&WeightBuffer| !own.iter().any(|other| other.is_same(weight));
             let others = weights.iter().filter(is_file).filter(differs);
@@ -418,7 +417,7 @@ fn the_proof_of_streamed_stages_is_what_compiled_ones_take() {
                 let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps());
                 let (streamed, resident): (Vec<_>, Vec<_>) =
                     compiled.expect("compiles").weights.into_iter().partition(|weight| {
-                        let is_generated = matches!(weight.content, WeightContent::Generated(_));
+                        let is_generated = weight.is_generated();
                         stage.streamed.contains(&(weight.segment as u32)) && !is_generated
                     });
                 let sizes =

@@ -34,7 +34,7 @@ impl LayerSet {
             LayerSet::Every(period) => (layer + 1).is_multiple_of(*period),
             LayerSet::AllBut(period) => !(layer + 1).is_multiple_of(*period),
             LayerSet::From(first) => layer >= *first,
-            LayerSet::Listed(list) => list.get(layer as usize).copied().unwrap_or(false),
+            LayerSet::Listed(list) => list[layer as usize],
         }
     }
 }

@@ -161,8 +161,5 @@ fn scaled(
 }
 
 fn vocabulary(weights: &Weights) -> Result<u32, ModelError> {
-    let table =
-        weights.tensor(EMBEDDING).ok_or_else(|| ModelError::MissingTensor { name: EMBEDDING.into() })?;
-    let rows = u32::try_from(table.shape.get(1).copied().unwrap_or(0)).unwrap_or(0);
-    in_range("rows of token_embd.weight", rows.into())
+    in_range("rows of token_embd.weight", weights.required(EMBEDDING)?.rows().into())
 }

@@ -135,10 +135,10 @@ pub(super) fn build(
     x = b.scale(x, extras.embedding_scale / unit * b.factor(EMBEDDING));
     for factors in [h.rope.factors, extras.replaced_factors] {
         match factors {
-            RopeFactors::File => drop(b.tensor(ROPE_FACTORS, h.rope.dimensions / 2, 0)?),
+            RopeFactors::File => b.vector(ROPE_FACTORS, h.rope.dimensions / 2)?,
             RopeFactors::ByContext { .. } if extras.rope_factors.is_none() => {
                 for name in [SHORT_FACTORS, LONG_FACTORS] {
-                    b.tensor(name, h.rope.dimensions / 2, 0)?;
+                    b.vector(name, h.rope.dimensions / 2)?;
                 }
             }
             _ => {}

@@ -38,17 +38,14 @@ pub(crate) fn weight_buffers(
             | Operator::Bias { .. }
             | Operator::HeadNorm { .. } => {
                 let tensors = operator.tensors().to_vec();
-                let columns = tensors.iter().map(|name| {
-                    let tensor = model.tensor(name)?;
-                    Ok(tensor.columns() * tensor.rows())
-                });
-                let mut values = columns.sum::<Result<_, ModelError>>()?;
+                let lengths = tensors.iter().map(|name| Ok(model.weights().required(name)?.values()));
+                let mut values = lengths.sum::<Result<_, ModelError>>()?;
                 let mut pitch = None;
                 let affine = match operator {
                     Operator::RmsNorm { affine, .. } => *affine,
                     Operator::HeadNorm { offset, .. } => Affine { offset: *offset, ..Affine::IDENTITY },
                     Operator::LayerNorm { affine, .. } => {
-                        let width = model.tensor(&tensors[0])?.columns();
+                        let width = model.weights().required(&tensors[0])?.columns();
                         pitch = Some(layer_norm_pitch(width));
                         values = layer_norm_pitch(width) + width;
                         *affine
@@ -121,7 +118,7 @@ fn rope_frequencies(model: &Model, rope: &Rope, context: u32) -> Result<WeightCo
             Some(if is_long { LONG_FACTORS } else { SHORT_FACTORS })
         }
     };
-    let factors = name.map(|name| model.tensor(name)).transpose()?;
+    let factors = name.map(|name| model.weights().required(name)).transpose()?;
     // Models without data are used only for planning, which needs sizes but no values.
     let factors = factors.filter(|tensor| model.weights().holds(tensor));
     let factors = factors.map(|tensor| vector_values(tensor, model.weights())).transpose()?;

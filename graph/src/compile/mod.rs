@@ -20,7 +20,7 @@ use crate::model::Model;
 use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer};
-use crate::stack::{Stack, StackedMatrix};
+use crate::stack::{Stack, StackShape};
 use crate::wire_type::WireType;
 use caches::Caches;
 use emit::Emitter;
@@ -28,7 +28,7 @@ use ragtag_hal::{Caps, Module};
 use ragtag_kernels::attention::{append, partial};
 use ragtag_kernels::matmul::normed;
 use ragtag_kernels::params::ParamsShape;
-use ragtag_kernels::{Activations, Kernel, Resident, TensorType, Variant, activations_for, layout_for};
+use ragtag_kernels::{Activations, Kernel, TensorType, Variant, activations_for, layout_for};
 use std::ops::Range;
 use storage::{Storage, capacity, output_bytes};
 
@@ -115,27 +115,21 @@ fn fuse(
     caps: &Caps,
     params: &ParamsShape,
 ) {
-    let matrix = |stack: &Stack| {
-        StackedMatrix::new(model.weights(), stack, |t| layout_for(t, caps)).ok().map(|m| *m.resident())
-    };
     let has = |kernel, rows| ragtag_kernels::preferred(kernel, caps, capacity(rows, params)).is_some();
-    passes::fuse_norms(graph, |stack, rows| {
-        matrix(stack).is_some_and(|matrix| has(Kernel::NormMatMul(matrix.tensor_type()), rows))
-    });
+    let shape = |stack: &Stack| stack.shape(model.weights());
+    passes::fuse_norms(graph, |stack, rows| has(Kernel::NormMatMul(shape(stack).tensor_type), rows));
     // If a matrix is split, a row of the gate projection and its row of the up projection may be in different
     // parts.
     let is_whole = |stack: &Stack| weights.iter().filter(|w| w.name == stack.name()).count() == 1;
     passes::fuse_gates(graph, |stack, rows| {
-        let fits = |matrix: &Resident| {
-            let (tensor_type, n) = (matrix.tensor_type(), matrix.rows() as u32);
-            normed::has_gates(tensor_type, n) && has(Kernel::GatedMatMul(tensor_type), rows)
-        };
-        matrix(stack).as_ref().is_some_and(fits) && is_whole(stack)
+        let StackShape { tensor_type, rows: n, .. } = shape(stack);
+        normed::has_gates(tensor_type, n) && has(Kernel::GatedMatMul(tensor_type), rows) && is_whole(stack)
     });
     // With several rows, one row could read keys and values while another row appends them.
     if params.rows == 1 && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
         passes::fuse_appends(graph, |heads| append::takes(heads.dimensions));
     }
+    graph.check();
 }
 
 /// Returns whether the device has all kernels that split attention needs for up to `rows` rows.

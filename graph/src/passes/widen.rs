@@ -16,7 +16,8 @@ pub(crate) fn widen_weights(graph: &mut OperatorGraph, shape: impl Fn(&Stack) ->
         let Operator::MatMul { weights, activations: Activations::F16, .. } = node.operator else { continue };
         let Some((rows, width)) = shape(&weights) else { continue };
         // This is the last position before the product, so the matrix is live for only two steps.
-        let order = (node.order.0.saturating_sub(1), u32::MAX);
+        let before = node.order.0.checked_sub(1).expect("the builder numbers nodes from 1");
+        let order = (before, u32::MAX);
         let operator = Operator::Widen { weights, rows };
         let widen = graph.add(Node { operator, width, order, ..node }, &[]);
         graph.connect(widen, product, WIDENED);

@@ -144,9 +144,6 @@ pub struct LargeBuffer {
     pub limit: u64,
 }
 
-/// Start of the names of generated buffers. They always stay on the device, because many segments share them.
-const GENERATED: &str = "rotary frequencies";
-
 /// Returns the sizes of an arena's buffers in bytes. `weights` lists the sizes of each streamed segment's
 /// weights, in order and without generated ones. Buffer `k` holds the largest `k`-th weight.
 pub fn arena_buffers<'a>(weights: impl IntoIterator<Item = &'a [u64]>) -> Vec<u64> {
@@ -441,14 +438,15 @@ fn whole_bytes(device: &DeviceFacts) -> u64 {
     allocation_bytes.min(binding_bytes) / if device.f16_products { 16 } else { 1 }
 }
 
-/// Returns the sizes of the weights that are copied if a segment is streamed, for every segment.
+/// Returns the sizes of the weights that are copied if a segment is streamed, for every segment. Generated weights
+/// always stay on the device, because many segments share them.
 fn streamed_weights<T>(segments: &[Segment], of: impl Fn(&SegmentTensor) -> T) -> Vec<Vec<T>> {
     let mut users = HashMap::<&str, usize>::new();
     for tensor in segments.iter().flat_map(|segment| &segment.tensors) {
         *users.entry(&tensor.name).or_default() += 1;
     }
     let of_segment = |(at, segment): (usize, &Segment)| {
-        let own = segment.tensors.iter().filter(|tensor| !tensor.name.starts_with(GENERATED));
+        let own = segment.tensors.iter().filter(|tensor| !tensor.is_generated);
         let is_shared = own.clone().any(|tensor| users[tensor.name.as_str()] > 1);
         let is_end = at == 0 || at + 1 == segments.len();
         if is_end || is_shared { Vec::new() } else { own.map(&of).collect() }

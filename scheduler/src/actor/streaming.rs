@@ -2,7 +2,7 @@
 //!
 //! This module knows no device.
 
-use ragtag_graph::{CompiledStage, StageBuffer, WeightContent};
+use ragtag_graph::{CompiledStage, StageBuffer};
 use ragtag_planner::cost::arena_buffers;
 use ragtag_planner::streaming::{Arenas, StagePart, parts};
 use std::ops::Range;
@@ -118,8 +118,7 @@ fn owned_weights(compiled: &CompiledStage) -> Vec<(usize, usize)> {
             }
         }
     }
-    let is_from_file =
-        |weight: usize| !matches!(compiled.weights[weight].content, WeightContent::Generated(_));
+    let is_from_file = |weight: usize| !compiled.weights[weight].is_generated();
     let owner = |(weight, reader): (usize, Option<Option<usize>>)| Some((weight, reader??));
     readers.into_iter().enumerate().filter_map(owner).filter(|(weight, _)| is_from_file(*weight)).collect()
 }

@@ -13,7 +13,8 @@ fn world(gpu_mib: u64) -> World {
     let mut segments = model(12, 10 * MIB, 4 * MIB);
     for (at, segment) in segments.iter_mut().enumerate().filter(|(_, s)| s.kind == SegmentKind::Block) {
         segment.tensors.push(SegmentTensor::new(format!("norm {at}"), MIB / 2));
-        segment.tensors.push(SegmentTensor::new("rotary frequencies: a", 256));
+        let frequencies = SegmentTensor::new("rotary frequencies: a", 256);
+        segment.tensors.push(SegmentTensor { is_generated: true, ..frequencies });
     }
     let mut processor = DeviceFacts { in_host_memory: true, ..device("cpu:0", 1 << 40, 0.5) };
     processor.memory_source = FigureSource::Reported;
