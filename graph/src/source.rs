@@ -1,7 +1,7 @@
 //! Byte sources for model files, and directories of such sources. The root package implements a source over
 //! memory-mapped files.
 
-use crate::error::SourceError;
+use crate::error::{FormatError, SourceError};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -108,6 +108,19 @@ impl Directory {
     /// Returns the file called `name`, if the directory contains it.
     pub fn file(&self, name: &str) -> Option<&Arc<dyn Source>> {
         self.files.get(name)
+    }
+
+    /// Returns the file called `name`.
+    ///
+    /// # Errors
+    /// [`FormatError::MissingFile`] if the directory does not contain it.
+    pub(crate) fn required(&self, name: &str) -> Result<&Arc<dyn Source>, FormatError> {
+        self.file(name).ok_or_else(|| self.missing(name))
+    }
+
+    /// Returns the error for a missing file. `file` is its name, or the names of several of which one suffices.
+    pub(crate) fn missing(&self, file: impl Into<String>) -> FormatError {
+        FormatError::MissingFile { directory: self.name.clone(), file: file.into() }
     }
 
     /// Returns all files with their names, sorted by name.

@@ -211,7 +211,7 @@ fn errors_name_unknown_pre_tokenizers_and_bad_vocabularies() {
     };
     let merge = |merge: &str| changed(&|data| data.merges[3] = merge.into());
     assert!(merge("ab").contains("has the merge \"ab\", which is not two tokens"));
-    assert!(merge("a b c").contains("has invalid merges"));
+    assert!(merge("a b c").contains("has the merge \"a b c\", which is not two tokens"));
     assert!(merge("zz zz").contains("has invalid merges"));
     let letter = changed(&|data| {
         let place = data.tokens.iter().position(|token| token == "Ċ").unwrap();

@@ -26,7 +26,7 @@ impl LayerSet {
         *self == LayerSet::None
     }
 
-    /// Returns whether the set contains the layer with this index.
+    /// Returns whether the set contains the layer with this index. A list must have a value for it.
     pub fn contains(&self, layer: u32) -> bool {
         match self {
             LayerSet::None => false,

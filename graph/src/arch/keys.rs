@@ -23,40 +23,14 @@ enum KeySource<'a> {
 }
 
 /// Keys of GGUF files that every architecture reads, or that do not affect results. `.` at the end stands for
-/// all keys that start like this.
-const GGUF_KEYS: [&str; 30] = [
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "vocab_size",
-    "tensor_data_layout",
-    "expert_count",
-    "expert_used_count",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.value_length",
-    "attention.layer_norm_rms_epsilon",
-    "attention.layer_norm_epsilon",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scale_linear",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.attn_factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "rope.scaling.yarn_ext_factor",
-    // Keys of multimodal projectors and training.
-    "rope.dimension_sections",
-    "mm.",
-    "pooling_type",
-    "attention.causal",
-];
+/// all keys that start like this, such as keys of multimodal projectors.
+const GGUF_KEYS: &str = "block_count context_length embedding_length feed_forward_length vocab_size tensor_data_layout \
+    expert_count expert_used_count attention.head_count attention.head_count_kv attention.key_length \
+    attention.value_length attention.layer_norm_rms_epsilon attention.layer_norm_epsilon \
+    rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type rope.scaling.factor \
+    rope.scaling.attn_factor rope.scaling.original_context_length rope.scaling.finetuned \
+    rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow \
+    rope.scaling.yarn_ext_factor rope.dimension_sections mm. pooling_type attention.causal";
 
 /// Fields of `config.json` that change results unless they have one of these values, and that only some
 /// architectures read.
@@ -254,9 +228,9 @@ impl<'a> Keys<'a> {
             KeySource::Gguf(metadata, architecture) => {
                 let prefix = format!("{architecture}.");
                 let is_known = |key: &str| {
-                    GGUF_KEYS
-                        .iter()
-                        .any(|known| key == *known || known.ends_with('.') && key.starts_with(known))
+                    let matches =
+                        |known: &str| key == known || known.ends_with('.') && key.starts_with(known);
+                    GGUF_KEYS.split(' ').any(matches)
                 };
                 let keys = metadata.iter().map(|(key, _)| key).filter(|key| !read.contains(*key));
                 let mut unknown = keys.filter_map(|key| Some((key, key.strip_prefix(&prefix)?)));

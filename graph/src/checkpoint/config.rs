@@ -10,7 +10,7 @@ use super::quantization::Quantization;
 use crate::arch::{
     Architecture, DynamicScaling, Extras, Hyperparameters, Keys, Llama3Scaling, Rope, RopeFactors, Yarn,
 };
-use crate::error::{FormatError, ModelError, Quoted};
+use crate::error::{ModelError, Quoted};
 use crate::source::Directory;
 use ragtag_kernels::TensorType;
 use serde_json::Value;
@@ -19,11 +19,7 @@ use serde_json::Value;
 pub(super) fn read(
     directory: &Directory,
 ) -> Result<(&'static Architecture, Hyperparameters, bool), ModelError> {
-    let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
-        directory: directory.name().to_owned(),
-        file: CONFIG.to_owned(),
-    })?;
-    let mut config = Fields::read(source.as_ref())?;
+    let mut config = Fields::read(directory.required(CONFIG)?.as_ref())?;
     let class = class(&config)?.to_owned();
     let architecture = Architecture::of_class(&class)?;
     Quantization::read(&config)?;
@@ -77,11 +73,7 @@ pub(super) fn quantization(directory: &Directory) -> Result<Option<Quantization>
 
 /// Returns the weight type that `config.json` specifies under `torch_dtype`, or under `dtype` in newer files.
 pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelError> {
-    let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
-        directory: directory.name().to_owned(),
-        file: CONFIG.to_owned(),
-    })?;
-    let config = Fields::read(source.as_ref())?;
+    let config = Fields::read(directory.required(CONFIG)?.as_ref())?;
     if Quantization::read(&config)?.is_some() {
         let what = format!(
             "quantization_config in {CONFIG} without weights: choose a type for all matrices with --assume-type TYPE"

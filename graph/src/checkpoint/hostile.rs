@@ -4,6 +4,7 @@
 use super::files::{INDEX, MODEL};
 use super::tests::{Made, put, safetensors, with_header};
 use super::*;
+use crate::error::FormatError;
 use crate::model::Model;
 use crate::safetensors::Stored;
 use crate::source::MemorySource;

@@ -7,7 +7,6 @@ use crate::safetensors::Stored;
 use crate::source::{Directory, Source};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Size limit of an index in bytes. It suffices for a million tensors.
 const MAX_BYTES: u64 = 128 << 20;
@@ -24,16 +23,11 @@ struct Index {
 /// Fails if the directory does not contain a model, or if the index lists a name that cannot be a safetensors
 /// file in this directory.
 pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
-    let missing = |file: &str| {
-        Err(FormatError::MissingFile { directory: directory.name().to_owned(), file: file.to_owned() })
-    };
-    if directory.file(CONFIG).is_none() {
-        return missing(CONFIG);
-    }
+    directory.required(CONFIG)?;
     let index = match (directory.file(MODEL), directory.file(INDEX)) {
         (Some(_), _) => return Ok(vec![MODEL.to_owned()]),
         (None, Some(index)) => index,
-        (None, None) => return missing(&format!("{MODEL} and no {INDEX}")),
+        (None, None) => return Err(directory.missing(format!("{MODEL} and no {INDEX}"))),
     };
     let wrong = |cause: String| FormatError::Index { file: index.name().to_owned(), cause };
     let names: BTreeSet<String> = read(index.as_ref())?.weight_map.into_values().collect();
@@ -45,11 +39,6 @@ pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
         return Err(wrong("names no file".to_owned()));
     }
     Ok(names.into_iter().collect())
-}
-
-/// Returns the index file, unless the directory contains `model.safetensors`.
-fn index_file(directory: &Directory) -> Option<&Arc<dyn Source>> {
-    directory.file(INDEX).filter(|_| directory.file(MODEL).is_none())
 }
 
 fn read(index: &dyn Source) -> Result<Index, FormatError> {
@@ -65,7 +54,9 @@ fn is_plain(name: &str) -> bool {
 
 /// Checks that the index, if there is one, lists exactly the tensors that the shards contain.
 pub(super) fn check(directory: &Directory, names: &[String], tensors: &[Stored]) -> Result<(), FormatError> {
-    let Some(index) = index_file(directory) else { return Ok(()) };
+    // Beside `model.safetensors`, the index is ignored.
+    let index = directory.file(INDEX).filter(|_| directory.file(MODEL).is_none());
+    let Some(index) = index else { return Ok(()) };
     let wrong = |cause: String| Err(FormatError::Index { file: index.name().to_owned(), cause });
     let mut promised = read(index.as_ref())?.weight_map;
     for tensor in tensors {

@@ -27,7 +27,7 @@ pub(crate) use files::{
 };
 
 use crate::arch::{Architecture, HEAD, Hyperparameters, is_derived};
-use crate::error::{FormatError, ModelError, Quoted};
+use crate::error::{ModelError, Quoted};
 use crate::safetensors;
 use crate::source::{Directory, Source};
 use crate::weights::{TensorInfo, Weights};
@@ -40,7 +40,7 @@ pub(crate) fn open(
 ) -> Result<(&'static Architecture, Hyperparameters, Weights), ModelError> {
     let (architecture, hyperparameters, tied) = config::read(directory)?;
     let names = shard_names(directory)?;
-    let mut sources = shards(directory, &names)?;
+    let mut sources = names.iter().map(|name| directory.required(name).cloned()).collect::<Result<_, _>>()?;
     let tensors = tensors(architecture, directory, &names, &mut sources)?;
     let weights = Weights::new(sources, tensors)?;
     // If the head has no tensor of its own, `config.json` must tie it to the embedding. A tensor of its own
@@ -49,14 +49,6 @@ pub(crate) fn open(
         return Ok((architecture, hyperparameters, weights));
     }
     Err(ModelError::MissingTensor { name: architecture.name_in_checkpoint(HEAD) })
-}
-
-fn shards(directory: &Directory, names: &[String]) -> Result<Vec<Arc<dyn Source>>, FormatError> {
-    let missing = |file: &str| FormatError::MissingFile {
-        directory: directory.name().to_owned(),
-        file: file.to_owned(),
-    };
-    names.iter().map(|name| directory.file(name).cloned().ok_or_else(|| missing(name))).collect()
 }
 
 /// Returns the tensors of all shards, renamed to their names in the graph. Adds the sources of converted

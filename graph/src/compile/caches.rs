@@ -1,6 +1,6 @@
 //! The KV caches of a stage's layers. Layers with a window use the blocks of rings, if rings are shorter.
 
-use super::emit::Argument;
+use super::storage::Argument;
 use crate::kv_ring::KvRing;
 use crate::lowering::Lowering;
 use crate::op::{Heads, Node, Operator, OperatorGraph};

@@ -1,6 +1,7 @@
 //! Emits the dispatches that convert rows between the wire type and f32 at both ends of a stage.
 
-use super::emit::{Argument, Emitter, row_copy};
+use super::emit::{Emitter, row_copy};
+use super::storage::Argument;
 use crate::error::CompileError;
 use crate::program::{ProgramStep, StageBuffer};
 use crate::wire_type::WireType;

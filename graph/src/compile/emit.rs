@@ -2,7 +2,7 @@
 
 use super::buffers::{frequencies_name, layer_norm_pitch, weight_name};
 use super::caches::Caches;
-use super::storage::{Storage, capacity, output_bytes};
+use super::storage::{Argument, Storage, capacity, output_bytes};
 use crate::arch::{Rope, RopePairing};
 use crate::error::CompileError;
 use crate::lowering::Lowering;
@@ -18,9 +18,6 @@ use ragtag_kernels::elements::{self, RANK};
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_kernels::{ElementType, Kernel, TensorType, Variant, widen};
 use std::ops::Range;
-
-/// Buffer of a binding, the offset of its first byte, and its size in bytes.
-pub(super) type Argument = (StageBuffer, u64, u64);
 
 /// Kernel of a dispatch, the arguments that follow the parameter block, and the constants.
 type Call = (Kernel, Vec<Argument>, Vec<u32>);

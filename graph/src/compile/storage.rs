@@ -14,6 +14,9 @@ use std::ops::Range;
 /// API. NVIDIA's OpenCL has the strictest requirement.
 const ALIGNMENT_BYTES: u64 = 512;
 
+/// Buffer of a binding, the offset of its first byte, and its size in bytes.
+pub(super) type Argument = (StageBuffer, u64, u64);
+
 /// Place of each node's output, including the offset of its first byte in the buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Storage {

@@ -3,10 +3,9 @@
 //! Sources: the fine-grained FP8 format in the documentation of Hugging Face's `transformers`, and the format
 //! `float-quantized` of `compressed-tensors`. In both, value = quant · scale.
 
-use super::{Conversion, TensorBytes};
+use super::{Conversion, TensorBytes, values};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
-use ragtag_kernels::blocks::dequantise;
 
 /// Values of a block.
 const BLOCK: usize = 32;
@@ -35,15 +34,12 @@ impl Float8 {
         let [rows, columns] = self.scales.tile;
         let at = (row / rows * self.columns.div_ceil(columns) + column / columns) as usize;
         let bytes = self.scales.tensor_type.block_bytes();
-        let mut scale = [f32::NAN];
-        // The sizes of the tensors were checked. A missing scale stays NaN.
-        let _ = scales
-            .get(at * bytes..(at + 1) * bytes)
-            .map(|b| dequantise(self.scales.tensor_type, b, &mut scale));
-        if !scale[0].is_finite() {
+        // The sizes of the tensors were checked.
+        let scale = values(self.scales.tensor_type, &scales[at * bytes..(at + 1) * bytes])[0];
+        if !scale.is_finite() {
             return Err(self.values.invalid(&self.tensor, format!("a scale of row {row} is not finite")));
         }
-        Ok(scale[0])
+        Ok(scale)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::error::SourceError;
 use crate::source::Source;
 use crate::weights::TensorInfo;
 use ragtag_kernels::TensorType;
+use ragtag_kernels::blocks::dequantise;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -53,6 +54,13 @@ impl TensorBytes {
     fn invalid(&self, tensor: &str, cause: String) -> SourceError {
         SourceError::Content { name: self.source.name().to_owned(), tensor: tensor.to_owned(), cause }
     }
+}
+
+/// Returns the values of blocks as f32. `bytes` must be whole blocks.
+fn values(tensor_type: TensorType, bytes: &[u8]) -> Vec<f32> {
+    let mut values = vec![f32::NAN; bytes.len() / tensor_type.block_bytes() * tensor_type.block_values()];
+    dequantise(tensor_type, bytes, &mut values).expect("a value for each value of whole blocks");
+    values
 }
 
 /// Makes the blocks of a tensor.
@@ -120,7 +128,7 @@ impl<C: Conversion> Source for Converted<C> {
 
     fn whole(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, SourceError> {
         let bytes = range.end.min(self.bytes).saturating_sub(range.start);
-        let mut out = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        let mut out = vec![0; bytes as usize];
         self.read(range.start, &mut out)?;
         Ok(out.into())
     }

@@ -5,10 +5,10 @@
 //! Sources: `integrations/bitnet.py` in Hugging Face's `transformers` for packed rows and for weights that
 //! are rounded while the model runs; the converter in Microsoft's repository `BitNet` for I2_S, TL1 and TL2.
 
-use super::{Conversion, Lookup, TensorBytes};
+use super::{Conversion, Lookup, TensorBytes, values};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
-use ragtag_kernels::blocks::{dequantise, quantise};
+use ragtag_kernels::blocks::quantise;
 use std::sync::OnceLock;
 
 /// Weights that are read at once, to find the scale of weights that are rounded.
@@ -73,8 +73,7 @@ impl Ternary {
             scale: OnceLock::new(),
         };
         if let Some(scale) = scale {
-            let _ = ternary.scale.set(ternary.checked(scale));
-            ternary.scale()?;
+            ternary.scale.get_or_init(|| ternary.checked(scale)).clone()?;
         }
         Ok(ternary)
     }
@@ -113,11 +112,7 @@ impl Ternary {
     /// Returns `count` weights as the file stores them, from weight `first` on.
     fn plain(&self, tensor_type: TensorType, first: u64, count: usize) -> Result<Vec<f32>, SourceError> {
         let bytes = tensor_type.block_bytes();
-        let bytes = self.values.read(first.saturating_mul(bytes as u64), count * bytes)?;
-        let mut values = vec![0.0; count];
-        // The sizes match.
-        let _ = dequantise(tensor_type, &bytes, &mut values);
-        Ok(values)
+        Ok(values(tensor_type, &self.values.read(first.saturating_mul(bytes as u64), count * bytes)?))
     }
 
     /// Writes the codes 0 to 2 of weights of one row to `codes`. The first weight is weight `first` of the
@@ -167,10 +162,9 @@ fn factor(scale: f32) -> f32 {
 
 /// Returns the value of `tensor_type` nearest to `x`.
 fn rounded(tensor_type: TensorType, x: f32) -> f32 {
-    let (mut bytes, mut out) = (vec![0; tensor_type.block_bytes()], [f32::NAN]);
-    // The sizes match.
-    let _ = quantise(tensor_type, &[x], &mut bytes).and_then(|()| dequantise(tensor_type, &bytes, &mut out));
-    out[0]
+    let mut bytes = vec![0; tensor_type.block_bytes()];
+    quantise(tensor_type, &[x], &mut bytes).expect("a block of one value");
+    values(tensor_type, &bytes)[0]
 }
 
 impl Conversion for Ternary {
@@ -194,7 +188,7 @@ impl Conversion for Ternary {
             let values: Vec<f32> = codes.iter().map(|code| scale * (f32::from(*code) - 1.0)).collect();
             if self.tensor_type == TensorType::TQ2_0 {
                 // The scale of the block is the largest magnitude, which rounds to the intended f16.
-                let _ = quantise(TensorType::TQ2_0, &values, block);
+                quantise(TensorType::TQ2_0, &values, block).expect("the values of a block");
             } else {
                 let (quants, d) = block.split_at_mut(count);
                 quants

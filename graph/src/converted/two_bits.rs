@@ -2,10 +2,9 @@
 //!
 //! Source: the loader of GGUF files in the repository `BitNet-rs`.
 
-use super::{Conversion, TensorBytes};
+use super::{Conversion, TensorBytes, values};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
-use ragtag_kernels::blocks::dequantise;
 
 /// f16 of 1.
 const ONE: [u8; 2] = [0, 0x3c];
@@ -36,11 +35,10 @@ impl Conversion for TwoBits {
         let from = self.values.part(first.saturating_mul(size as u64), blocks.len() * size)?;
         for (block, from) in blocks.zip(from.chunks_exact(size)) {
             let (codes, d) = from.split_at(CODE_BYTES);
-            let (d, mut scale) = (if self.has_scales { d } else { &ONE }, [f32::NAN]);
-            // The sizes match.
-            let _ = dequantise(TensorType::F16, d, &mut scale);
-            if !(scale[0].is_finite() && scale[0] > 0.0) {
-                let cause = format!("the scale {} of a block is not finite and positive", scale[0]);
+            let d = if self.has_scales { d } else { &ONE };
+            let scale = values(TensorType::F16, d)[0];
+            if !(scale.is_finite() && scale > 0.0) {
+                let cause = format!("the scale {scale} of a block is not finite and positive");
                 return Err(self.values.invalid(&self.tensor, cause));
             }
             let quant = |i: usize| [6, 7, 9, 10][usize::from((codes[i / 4] >> (i % 4 * 2)) & 3)];

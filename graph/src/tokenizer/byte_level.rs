@@ -4,16 +4,17 @@
 
 use super::Tokenizer;
 use super::alphabet;
+use super::merges;
 use super::normaliser::Normaliser;
 use super::pre::PreTokenizer;
 use super::special::{Added, Finder};
 use super::stream::Piece;
 use super::vocabulary::{self, Kind, Token};
 use super::words::{Algorithm, Words};
-use crate::error::{Quoted, TokenizerError};
+use crate::error::TokenizerError;
 use crate::gguf::Metadata;
 use std::collections::HashMap;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::models::bpe::{BPE, Vocab};
 
 /// Builds the tokenizer from the metadata of a GGUF file.
 pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
@@ -28,8 +29,7 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     let added = |kinds: &[Kind]| {
         let of_kind = (0u32..).zip(&tokens).filter(|(_, token)| kinds.contains(&token.kind));
         let added = of_kind.map(|(id, token)| Added::new(id, token.text, token.kind != Kind::UserDefined));
-        Finder::new(added.collect())
-            .map_err(|error| wrong(format!("has special tokens that cannot be searched for: {error}")))
+        Finder::new(added.collect()).map_err(wrong)
     };
     Ok(Tokenizer {
         raw: added(&[Kind::Control, Kind::Unknown, Kind::UserDefined])?,
@@ -64,24 +64,10 @@ pub(super) fn require_all_bytes(has: impl Fn(&str) -> bool) -> Result<(), String
 /// two tokens, separated by a space.
 fn merging(metadata: &Metadata, ids: HashMap<String, u32>, whole_words: bool) -> Result<BPE, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause };
-    let mut merges = Merges::new();
-    for merge in metadata.list::<&str>("tokenizer.ggml.merges")? {
-        let merge = merge?;
-        let (left, right) = merge
-            .split_once(' ')
-            .ok_or_else(|| wrong(format!("has the merge \"{}\", which is not two tokens", Quoted(merge))))?;
-        merges.push((left.to_owned(), right.to_owned()));
-    }
-    build(ids.into_iter().collect(), merges, whole_words).map_err(wrong)
-}
-
-fn build(vocabulary: Vocab, merges: Merges, whole_words: bool) -> Result<BPE, String> {
-    BPE::builder()
-        .cache_capacity(0)
-        .ignore_merges(whole_words)
-        .vocab_and_merges(vocabulary, merges)
-        .build()
-        .map_err(|error| format!("has invalid merges: {}", Quoted(&error.to_string())))
+    let pair = |merge: Result<&str, _>| merges::pair(merge?).map_err(wrong);
+    let merges = metadata.list("tokenizer.ggml.merges")?.map(pair).collect::<Result<_, _>>()?;
+    let builder = BPE::builder().cache_capacity(0).ignore_merges(whole_words);
+    merges::build(builder.vocab_and_merges(ids.into_iter().collect::<Vocab>(), merges)).map_err(wrong)
 }
 
 /// Returns the text or bytes that a token decodes to.

@@ -4,7 +4,7 @@
 use super::ends::Special;
 use super::{Tokenizer, document, sentencepiece};
 use crate::checkpoint::{CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG};
-use crate::error::{FormatError, Quoted, TokenizerError};
+use crate::error::{Quoted, TokenizerError};
 use crate::source::Directory;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -21,8 +21,7 @@ impl Tokenizer {
             (Some(source), _) => document::read(source.as_ref())?,
             (None, Some(source)) => sentencepiece::from_model(source.as_ref())?,
             (None, None) => {
-                let file = format!("{TOKENIZER} and no {SENTENCEPIECE}");
-                return Err(FormatError::MissingFile { directory: directory.name().to_owned(), file }.into());
+                return Err(directory.missing(format!("{TOKENIZER} and no {SENTENCEPIECE}")).into());
             }
         };
         let special = &mut tokenizer.special;

@@ -10,8 +10,9 @@
 //! vocabularies designed to provoke it, and compare the tokens with those of a direct implementation.
 
 use super::vocabulary::{Kind, Token};
-use std::cmp::Ordering;
+use crate::error::Quoted;
 use std::collections::HashMap;
+use tokenizers::models::bpe::{BPE, BpeBuilder};
 
 /// Maximum length in bytes of a token that merges may produce. The work per token grows with the square of
 /// this length.
@@ -41,8 +42,8 @@ pub(super) fn by_score(
         .filter(|(id, token)| ids.get(token.text) == Some(id))
         .map(|(_, token)| token)
         .collect();
-    // The sort is stable, so the smaller id comes first for equal scores. No score is NaN.
-    order.sort_by(|a, b| b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal));
+    // The sort is stable, so the smaller id comes first for equal scores.
+    order.sort_by(|a, b| b.score.partial_cmp(&a.score).expect("`vocabulary::token` rejects NaN"));
 
     let most = tokens.len().saturating_mul(MAX_MERGES_PER_TOKEN);
     let mut merges = Vec::new();
@@ -59,6 +60,19 @@ pub(super) fn by_score(
         }
     }
     Ok(merges)
+}
+
+/// Returns the two tokens of a merge that a file stores as one text, separated by a space.
+pub(super) fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once(' ').filter(|(_, right)| !right.contains(' ')) {
+        Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
+        None => Err(format!("has the merge \"{}\", which is not two tokens", Quoted(text))),
+    }
+}
+
+/// Builds the byte-pair encoding.
+pub(super) fn build(builder: BpeBuilder) -> Result<BPE, String> {
+    builder.build().map_err(|error| format!("has invalid merges: {}", Quoted(&error.to_string())))
 }
 
 /// Returns all ways to split `text` into two texts that both have ids.

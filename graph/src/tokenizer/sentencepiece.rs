@@ -13,7 +13,7 @@ use super::stream::Piece;
 use super::unigram::Unigram;
 use super::vocabulary::{self, Kind, SPACE, Token};
 use super::words::{Algorithm, Words};
-use crate::error::{Quoted, TokenizerError};
+use crate::error::TokenizerError;
 use crate::gguf::{Array, Metadata};
 use crate::source::Source;
 use std::collections::HashMap;
@@ -32,8 +32,6 @@ struct Settings {
 /// `unigram` is true.
 pub(super) fn from_metadata(metadata: &Metadata, unigram: bool) -> Result<Tokenizer, TokenizerError> {
     let tokens = vocabulary::read(metadata)?;
-    let flag =
-        |key: &str, default: bool| Ok::<_, TokenizerError>(metadata.find::<bool>(key)?.unwrap_or(default));
     let map = match metadata.find::<Array<'_>>("tokenizer.ggml.precompiled_charsmap")?.filter(|_| unigram) {
         Some(map) => character_map(metadata.file(), &map.list::<u8>().collect::<Result<Vec<u8>, _>>()?)?,
         None => None,
@@ -41,8 +39,9 @@ pub(super) fn from_metadata(metadata: &Metadata, unigram: bool) -> Result<Tokeni
     let settings = Settings {
         unigram,
         map,
-        squeeze: unigram && flag("tokenizer.ggml.remove_extra_whitespaces", false)?,
-        add_space_prefix: flag("tokenizer.ggml.add_space_prefix", true)?,
+        squeeze: unigram
+            && metadata.find::<bool>("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
+        add_space_prefix: metadata.find("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
         special: vocabulary::special(metadata, &tokens, !unigram, unigram)?,
     };
     build(metadata.file(), &tokens, settings)
@@ -103,8 +102,7 @@ fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokeniz
     let finder = |kind: Kind, text: &dyn Fn(&str) -> String| {
         let of_kind = (0u32..).zip(tokens).filter(|(_, token)| token.kind == kind);
         let added = of_kind.map(|(id, token)| Added::new(id, text(token.text), kind == Kind::Control));
-        Finder::new(added.collect())
-            .map_err(|error| wrong(format!("has special tokens that cannot be searched for: {error}")))
+        Finder::new(added.collect()).map_err(wrong)
     };
     let algorithm = match settings.unigram {
         true => unigram(tokens).map(Algorithm::Unigram),
@@ -169,8 +167,7 @@ fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
         reserve(text.to_owned(), id)?;
         builder = builder.unk_token(text.to_owned());
     }
-    let built = builder.vocab_and_merges(vocabulary, merges).build();
-    built.map_err(|error| format!("has invalid merges: {}", Quoted(&error.to_string())))
+    merges::build(builder.vocab_and_merges(vocabulary, merges))
 }
 
 /// Returns the text or byte that a token decodes to.

@@ -1,6 +1,6 @@
 //! Finds special tokens that occur literally in a text.
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
 /// A special token to search for.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ impl Added {
     }
 }
 
-/// TextPart of a text that was split at its special tokens.
+/// Part of a text that was split at its special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextPart<'a> {
     /// Text that contains no special token.
@@ -41,8 +41,8 @@ pub(super) struct Finder {
 }
 
 impl Finder {
-    /// Creates a finder that searches for `tokens`.
-    pub(super) fn new(tokens: Vec<Added>) -> Result<Self, BuildError> {
+    /// Creates a finder that searches for `tokens`. An error completes the sentence "The vocabulary …".
+    pub(super) fn new(tokens: Vec<Added>) -> Result<Self, String> {
         let plain = tokens.iter().filter(|token| !token.control).cloned().collect();
         Ok(Finder { plain: Set::new(plain)?, all: Set::new(tokens)? })
     }
@@ -57,32 +57,28 @@ impl Finder {
 /// longest token wins.
 #[derive(Clone, Debug)]
 struct Set {
-    /// Matcher for the token texts, or `None` if the set is empty.
-    matcher: Option<AhoCorasick>,
+    /// Matcher for the token texts.
+    matcher: AhoCorasick,
     tokens: Vec<Added>,
 }
 
 impl Set {
-    fn new(mut tokens: Vec<Added>) -> Result<Self, BuildError> {
+    fn new(mut tokens: Vec<Added>) -> Result<Self, String> {
         tokens.retain(|token| !token.text.is_empty());
-        let matcher = (!tokens.is_empty())
-            .then(|| {
-                AhoCorasick::builder()
-                    .match_kind(MatchKind::LeftmostLongest)
-                    // The memory of a contiguous NFA stays close to the total size of the texts, even if they
-                    // are long.
-                    .kind(Some(AhoCorasickKind::ContiguousNFA))
-                    .build(tokens.iter().map(|token| &token.text))
-            })
-            .transpose()?;
+        let matcher = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            // The memory of a contiguous NFA stays close to the total size of the texts, even if they are long.
+            .kind(Some(AhoCorasickKind::ContiguousNFA))
+            .build(tokens.iter().map(|token| &token.text))
+            .map_err(|error| format!("has special tokens that cannot be searched for: {error}"))?;
         Ok(Set { matcher, tokens })
     }
 
     fn parts<'a>(&self, text: &'a str) -> Vec<TextPart<'a>> {
         let mut parts = Vec::new();
         let mut rest = 0;
-        for found in self.matcher.iter().flat_map(|matcher| matcher.find_iter(text)) {
-            let Some(token) = self.tokens.get(found.pattern().as_usize()) else { continue };
+        for found in self.matcher.find_iter(text) {
+            let token = &self.tokens[found.pattern().as_usize()];
             // The previous match may include this whitespace token. In that case, there is no text before it.
             let mut before = text.get(rest..found.start()).unwrap_or_default();
             if token.strips_left {

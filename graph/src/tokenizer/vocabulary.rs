@@ -126,11 +126,9 @@ pub(super) fn special(
         }
         id => Ok(id),
     };
-    let flag =
-        |key: &str, default: bool| Ok::<_, TokenizerError>(metadata.find::<bool>(key)?.unwrap_or(default));
     let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id(END_KEYS[0])?);
-    let add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?;
-    let add_eos = flag("tokenizer.ggml.add_eos_token", add_eos)?;
+    let add_bos = metadata.find("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
+    let add_eos = metadata.find("tokenizer.ggml.add_eos_token")?.unwrap_or(add_eos);
     let mut ends: BTreeSet<u32> =
         END_KEYS.iter().filter_map(|key| id(key).transpose()).collect::<Result<_, _>>()?;
     ends.extend(ends::by_text(control(tokens)));

@@ -4,8 +4,8 @@ use super::cuts::PreTokenizer;
 use super::parts::{Document, Model};
 use super::reader::Reader;
 use crate::error::{Quoted, TokenizerError};
-use crate::tokenizer::byte_level;
 use crate::tokenizer::words::Algorithm;
+use crate::tokenizer::{byte_level, merges};
 use serde::Deserialize;
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Vocab};
@@ -85,20 +85,12 @@ fn merging(reader: &Reader<'_>, document: &Document<Merging>) -> Result<BPE, Tok
     if let Some(unknown) = &model.unk_token {
         builder = builder.unk_token(unknown.clone());
     }
-    let merges = model.merges.iter().map(|merge| pair(reader, merge)).collect::<Result<_, _>>()?;
-    builder
-        .vocab_and_merges(vocabulary.into_iter().collect::<Vocab>(), merges)
-        .build()
-        .map_err(|error| reader.wrong(format!("has invalid merges: {}", Quoted(&error.to_string()))))
-}
-
-fn pair(reader: &Reader<'_>, merge: &Merge) -> Result<(String, String), TokenizerError> {
-    let joined = match merge {
-        Merge::Pair(left, right) => return Ok((left.clone(), right.clone())),
-        Merge::Joined(text) => text,
+    let pair = |merge: &Merge| match merge {
+        Merge::Pair(left, right) => Ok((left.clone(), right.clone())),
+        Merge::Joined(text) => merges::pair(text),
     };
-    match joined.split_once(' ').filter(|(_, right)| !right.contains(' ')) {
-        Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
-        None => Err(reader.wrong(format!("has the merge \"{}\", which is not two tokens", Quoted(joined)))),
-    }
+    let merges = model.merges.iter().map(pair).collect::<Result<_, _>>();
+    let builder =
+        merges.map(|merges| builder.vocab_and_merges(vocabulary.into_iter().collect::<Vocab>(), merges));
+    builder.and_then(merges::build).map_err(|cause| reader.wrong(cause))
 }

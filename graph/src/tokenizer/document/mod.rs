@@ -154,8 +154,7 @@ fn finders(
             strips_left: token.lstrip,
             strips_right: token.rstrip,
         });
-        Finder::new(added.collect())
-            .map_err(|error| reader.wrong(format!("has added tokens that cannot be searched for: {error}")))
+        Finder::new(added.collect()).map_err(|cause| reader.wrong(cause))
     };
     Ok((finder(false)?, finder(true)?))
 }
