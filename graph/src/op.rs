@@ -461,3 +461,34 @@ impl OperatorGraph {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a graph in which a sum reads the outputs of an embedding in segment 1.
+    fn sum(inputs: usize, segment: usize) -> OperatorGraph {
+        let mut graph = OperatorGraph::default();
+        let node = |operator, segment, order| Node { operator, segment, rows: Rows::Tokens, width: 8, order };
+        let x = graph.add(node(Operator::Embed { table: "table".into() }, 1, (1, 0)), &[]);
+        graph.add(node(Operator::Add, segment, (2, 0)), &vec![x; inputs]);
+        graph
+    }
+
+    #[test]
+    fn a_sum_has_two_inputs() {
+        sum(2, 1).check();
+    }
+
+    #[test]
+    #[should_panic(expected = "inputs [0]")]
+    fn rejects_a_missing_input() {
+        sum(1, 1).check();
+    }
+
+    #[test]
+    #[should_panic(expected = "reads a later node")]
+    fn rejects_an_input_from_a_later_segment() {
+        sum(2, 0).check();
+    }
+}

@@ -299,6 +299,25 @@ impl CompiledStage {
         [params, rows * self.row_bytes, crossing, u64::from(self.max_logit_rows()) * self.logit_row_bytes]
     }
 
+    /// Checks that every slice lies within its buffer.
+    pub(crate) fn check_slices(&self) {
+        let [_, activation, crossing, logits] = self.slot_buffers();
+        for program in &self.programs {
+            for slice in program.steps.iter().flat_map(|step| &step.slices) {
+                let bytes = match slice.buffer {
+                    StageBuffer::Weight(index) => self.weights[index].bytes(),
+                    StageBuffer::Kv(index) => self.kv_bytes[index],
+                    StageBuffer::Scratch => self.scratch_bytes,
+                    StageBuffer::Activation => activation,
+                    StageBuffer::Crossing => crossing,
+                    StageBuffer::Logits => logits,
+                    StageBuffer::Params => self.params_bytes(program),
+                };
+                assert!(slice.offset + slice.bytes <= bytes, "{slice:?} in a buffer of {bytes} bytes");
+            }
+        }
+    }
+
     /// Returns the size in bytes of one row that the stage receives or sends.
     pub fn edge_row_bytes(&self) -> u64 {
         self.crossing_row_bytes.unwrap_or(self.row_bytes)

@@ -31,17 +31,8 @@ impl TensorInfo {
         tensor_type: TensorType,
         shape: Vec<u64>,
     ) -> Result<Self, ModelError> {
-        let columns = shape.first().copied().unwrap_or(1);
-        let values = shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent));
-        let whole = columns.is_multiple_of(tensor_type.block_values() as u64);
-        let bytes =
-            values.filter(|_| whole).and_then(|values| tensor_type.bytes(values)).ok_or_else(|| {
-                let what = format!(
-                    "tensor {name} as {tensor_type}: rows of {columns} values are not whole blocks of {}",
-                    tensor_type.block_values()
-                );
-                ModelError::Unsupported { what }
-            })?;
+        let bytes = stored_bytes(tensor_type, &shape)
+            .map_err(|cause| ModelError::Unsupported { what: format!("tensor {name}: {cause}") })?;
         Ok(Self { name: name.into(), tensor_type, shape, shard: 0, offset: 0, bytes })
     }
 
@@ -59,6 +50,16 @@ impl TensorInfo {
     pub fn rows(&self) -> u64 {
         self.shape.iter().skip(1).fold(1, |product: u64, extent| product.saturating_mul(*extent))
     }
+}
+
+/// Returns the size of a tensor in bytes. Fails if its rows are not whole blocks, or if it is larger than any file.
+pub(crate) fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
+    let (columns, block) = (shape.first().copied().unwrap_or(1), tensor_type.block_values());
+    if !columns.is_multiple_of(block as u64) {
+        return Err(format!("rows of {columns} values are not whole blocks of {block} ({tensor_type})"));
+    }
+    let values = shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent));
+    values.and_then(|values| tensor_type.bytes(values)).ok_or_else(|| "is larger than any file".to_owned())
 }
 
 /// The weight tensors of a model in all its files.
@@ -137,8 +138,9 @@ impl Weights {
 
     /// Returns the factor by which products with the tensor `name` are multiplied.
     pub(crate) fn factor(&self, name: &str) -> f32 {
-        let source = self.tensor(name).and_then(|tensor| self.source(tensor).ok());
-        source.map_or(1.0, Source::factor)
+        let tensor = self.tensor(name).unwrap_or_else(|| panic!("no tensor is called {name}"));
+        // A model without data has no sources.
+        self.sources.get(tensor.shard).map_or(1.0, |source| source.factor())
     }
 
     fn source(&self, tensor: &TensorInfo) -> Result<&dyn Source, SourceError> {

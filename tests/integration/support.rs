@@ -441,7 +441,7 @@ pub fn put_metadata(writer: &mut ragtag_graph::gguf::Writer, model: &Model) {
     let metadata = model.graph().metadata().expect("a GGUF file");
     for (key, value) in metadata.iter() {
         match value.unwrap() {
-            Value::U32(v) => writer.put(key, v),
+            Value::Integer(ValueType::U32, v) => writer.put(key, v as u32),
             Value::F32(v) => writer.put(key, v),
             Value::Str(v) => writer.put(key, v),
             Value::Bool(v) => writer.put(key, v),

@@ -119,8 +119,8 @@ impl Layer {
     }
 }
 
-/// Builds the graph of a model. `layer` returns the structure of the layer with a given index. If `has_head` is false, the embedding also serves as the projection to
-/// logits.
+/// Builds the graph of a model. `layer` returns the structure of the layer with a given index. If `has_head` is
+/// false, the embedding also serves as the projection to logits.
 pub(super) fn build(
     layer: fn(&Hyperparameters, u32) -> Layer,
     h: &Hyperparameters,

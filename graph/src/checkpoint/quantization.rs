@@ -7,6 +7,7 @@ use crate::error::{FormatError, ModelError, Quoted};
 use crate::safetensors::{Dtype, Stored};
 use crate::source::Source;
 use crate::weights::TensorInfo;
+use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::dequantise;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -159,16 +160,21 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    fn place(&self, tensor: &Stored) -> Result<TensorBytes, ModelError> {
-        let source = self.files.get(tensor.shard).cloned();
-        let source = source.ok_or_else(|| ModelError::MissingTensor { name: tensor.name.clone() })?;
-        Ok(TensorBytes { source, offset: tensor.offset, bytes: tensor.bytes })
+    fn place(&self, tensor: &Stored) -> TensorBytes {
+        TensorBytes { source: self.files[tensor.shard].clone(), offset: tensor.offset, bytes: tensor.bytes }
     }
 
     fn invalid(&self, tensor: &Stored, cause: String) -> ModelError {
-        let file = self.files.get(tensor.shard).map_or_else(String::new, |file| file.name().to_owned());
+        let file = self.files[tensor.shard].name().to_owned();
         let what = format!("tensor {}", Quoted(&tensor.name));
         FormatError::Invalid { file, at: tensor.offset, what, cause }.into()
+    }
+
+    fn scale_type(&self, scale: &Stored) -> Result<TensorType, ModelError> {
+        match scale.dtype {
+            Dtype::Values(tensor_type) => Ok(tensor_type),
+            _ => Err(self.invalid(scale, "scales are F32, F16 or BF16".into())),
+        }
     }
 
     /// Adds ternary weights, or weights that are rounded to ternary ones.
@@ -198,7 +204,7 @@ impl<'a> Tensors<'a> {
                 (stored_rows.saturating_mul(4), Some(scale))
             }
         };
-        let values = self.place(tensor)?;
+        let values = self.place(tensor);
         let conversion = Ternary::new(&tensor.name, [columns, rows], values, packing, scale);
         let conversion = conversion.map_err(FormatError::from)?;
         let added = converted::add(sources, name, vec![columns, rows], conversion);
@@ -211,14 +217,12 @@ impl<'a> Tensors<'a> {
         let Some(&scale) = self.all.get(name.as_str()) else {
             return Err(self.invalid(tensor, format!("is ternary and needs {name}")));
         };
-        let Dtype::Values(tensor_type) = scale.dtype else {
-            return Err(self.invalid(scale, "scales are F32, F16 or BF16".into()));
-        };
+        let tensor_type = self.scale_type(scale)?;
         if scale.shape.iter().any(|extent| *extent != 1) {
             return Err(self.invalid(scale, format!("has shape {:?} instead of one value", scale.shape)));
         }
         let mut value = [f32::NAN];
-        let place = self.place(scale)?;
+        let place = self.place(scale);
         dequantise(tensor_type, place.all().map_err(FormatError::from)?, &mut value)?;
         self.used.insert(name);
         Ok(value[0])
@@ -240,9 +244,7 @@ impl<'a> Tensors<'a> {
                 format!("is F8_E4M3 and needs one of {} and {}, found {}", names[0], names[1], found.len());
             return Err(self.invalid(tensor, cause));
         };
-        let Dtype::Values(scale_type) = scale.dtype else {
-            return Err(self.invalid(scale, "scales are F32, F16 or BF16".into()));
-        };
+        let scale_type = self.scale_type(scale)?;
         let one = [rows, columns.next_multiple_of(32)];
         let tile = match (self.quantization.tile, scale.shape.as_slice()) {
             (_, [] | [1] | [1, 1])
@@ -267,8 +269,8 @@ impl<'a> Tensors<'a> {
         let conversion = Float8 {
             tensor: tensor.name.clone(),
             columns,
-            values: self.place(tensor)?,
-            scales: Scales { values: self.place(scale)?, tensor_type: scale_type, tile },
+            values: self.place(tensor),
+            scales: Scales { values: self.place(scale), tensor_type: scale_type, tile },
         };
         self.used.insert(scale.name.clone());
         // Ragtag does not quantize activations to 8-bit floats, and so needs no scale of them.

@@ -1,6 +1,6 @@
 //! Weight buffers of a stage: their names, and the content of each.
 
-use crate::arch::{LONG_FACTORS, ROPE_FACTORS, Rope, RopeFactors, SHORT_FACTORS};
+use crate::arch::{LONG_FACTORS, ROPE_FACTORS, Rope, RopeFactors, SHORT_FACTORS, positive};
 use crate::error::ModelError;
 use crate::model::Model;
 use crate::op::{Affine, Node, Operator, OperatorGraph};
@@ -118,15 +118,14 @@ fn rope_frequencies(model: &Model, rope: &Rope, context: u32) -> Result<WeightCo
             Some(if is_long { LONG_FACTORS } else { SHORT_FACTORS })
         }
     };
-    let factors = name.map(|name| model.weights().required(name)).transpose()?;
+    let tensor = name.map(|name| model.weights().required(name)).transpose()?;
     // Models without data are used only for planning, which needs sizes but no values.
-    let factors = factors.filter(|tensor| model.weights().holds(tensor));
-    let factors = factors.map(|tensor| vector_values(tensor, model.weights())).transpose()?;
-    if let Some(bad) = factors.iter().flatten().find(|f| !(f.is_finite() && **f > 0.0)) {
-        let why = format!("{bad} is not finite and positive");
-        return Err(ModelError::Hyperparameter { key: name.unwrap_or(ROPE_FACTORS).into(), why });
-    }
-    Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
+    let tensor = tensor.filter(|tensor| model.weights().holds(tensor));
+    let factors = tensor.map(|tensor| {
+        let factors = vector_values(tensor, model.weights())?;
+        factors.into_iter().map(|factor| positive(&tensor.name, factor)).collect::<Result<Vec<f32>, _>>()
+    });
+    Ok(WeightContent::Generated(rope.frequencies(factors.transpose()?.as_deref()).into()))
 }
 
 #[cfg(test)]

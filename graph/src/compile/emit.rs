@@ -377,3 +377,67 @@ fn walk(outer: u32, matrix: [u32; 2]) -> [u32; RANK] {
     dimensions[RANK - 2..].copy_from_slice(&matrix);
     dimensions
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::weight_buffers;
+    use crate::{WireType, test_models};
+    use ragtag_hal::{KernelLanguage, QueueLayout};
+    use ragtag_kernels::{Activations, KvType, Layout};
+
+    fn caps() -> Caps {
+        Caps {
+            languages: [KernelLanguage::Host].into(),
+            features: Default::default(),
+            queues: QueueLayout::Separate,
+            records_programs: false,
+            max_allocation_bytes: u64::MAX,
+            max_binding_bytes: u64::MAX,
+            binding_alignment_bytes: 64,
+            copy_alignment_bytes: 1,
+            parallel_units: 1,
+            max_work_group_items: 1,
+            local_memory_bytes: 0,
+            clocks: Default::default(),
+            gemm: None,
+            sharing: Default::default(),
+        }
+    }
+
+    /// Emits the model's program with the weight buffers `weights`.
+    fn emit(model: &Model, weights: &[WeightBuffer]) -> Result<Vec<ProgramStep>, CompileError> {
+        let lowering = Lowering {
+            activations: Activations::F32,
+            kv: KvType::F16,
+            context: 64,
+            sequences: 1,
+            chunk: 2,
+            logit_rows: 2,
+            wire_type: WireType::F32,
+        };
+        let (graph, segments) = (model.graph(Activations::F32), 0..model.segment_count());
+        let params = ParamsShape { rows: 2, logit_rows: 2, sequences: 1, table_blocks: 4 };
+        let storage = Storage::plan(&graph, segments.clone(), &params);
+        let caches = Caches::new(&graph, &segments, &lowering);
+        let (graph, lowering, caches, caps) = (&graph, &lowering, &caches, &caps());
+        let variants = Vec::new();
+        Emitter { model, graph, caps, lowering, caches, params, storage, weights, variants }.steps(segments)
+    }
+
+    /// Checks that a weight without a buffer is an error that names the weight, for each weight of a model.
+    #[test]
+    fn every_weight_needs_its_buffer() {
+        for model in [test_models::qwen2(), test_models::starcoder2()] {
+            let (graph, segments) = (model.graph(Activations::F32), 0..model.segment_count());
+            let all = weight_buffers(&model, &graph, segments, 64, |_| Layout::Rows16).unwrap();
+            assert!(emit(&model, &all).is_ok());
+            for missing in 0..all.len() {
+                let (mut others, wanted) = (all.clone(), &all[missing].name);
+                others.remove(missing);
+                let error = emit(&model, &others).unwrap_err();
+                assert!(matches!(&error, CompileError::Weight { name } if name == wanted), "{error}");
+            }
+        }
+    }
+}

@@ -102,6 +102,7 @@ pub fn compile(
         weights,
         segments,
     };
+    stage.check_slices();
     check_limits(&stage, caps)?;
     Ok(stage)
 }

@@ -16,7 +16,7 @@ pub(crate) use two_bits::TwoBits;
 
 use crate::error::SourceError;
 use crate::source::Source;
-use crate::weights::TensorInfo;
+use crate::weights::{TensorInfo, stored_bytes};
 use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::dequantise;
 use std::borrow::Cow;
@@ -99,9 +99,7 @@ pub(crate) fn add(
     conversion: impl Conversion,
 ) -> Option<TensorInfo> {
     let tensor_type = conversion.tensor_type();
-    let values = shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent))?;
-    let is_whole = shape.first()?.is_multiple_of(tensor_type.block_values() as u64);
-    let bytes = tensor_type.bytes(values).filter(|_| is_whole)?;
+    let bytes = stored_bytes(tensor_type, &shape).ok()?;
     let shard = sources.len();
     sources.push(Arc::new(Converted { conversion, bytes }));
     Some(TensorInfo { name, tensor_type, shape, shard, offset: 0, bytes })

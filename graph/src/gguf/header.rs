@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::types::{ValueType, tensor_type_name};
 use crate::error::{FormatError, Quoted};
 use crate::source::Source;
-use crate::weights::TensorInfo;
+use crate::weights::{TensorInfo, stored_bytes};
 use ragtag_kernels::TensorType;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -176,23 +176,6 @@ fn shape(reader: &mut Reader<'_>, tensor: &Quoted<'_>) -> Result<Vec<u64>, Forma
         shape.push(extent);
     }
     Ok(shape)
-}
-
-/// Returns the size of a tensor in bytes, or the reason why the tensor is invalid. Each row must consist of
-/// whole blocks.
-fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
-    let columns = shape.first().copied().unwrap_or(0);
-    if !columns.is_multiple_of(tensor_type.block_values() as u64) {
-        return Err(format!(
-            "rows of {columns} values are not whole blocks of {} ({tensor_type})",
-            tensor_type.block_values()
-        ));
-    }
-    shape
-        .iter()
-        .try_fold(1u64, |values, extent| values.checked_mul(*extent))
-        .and_then(|values| tensor_type.bytes(values))
-        .ok_or_else(|| "is larger than any file".to_owned())
 }
 
 /// Converts tensor offsets to file offsets, and checks that all tensor data ends within the first `bytes`

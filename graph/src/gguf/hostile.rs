@@ -184,7 +184,7 @@ fn rejects_false_counts_and_lengths() {
         truncated(Raw::file(0, 1).u64(lie).data(99));
         truncated(key.clone().u32(ValueType::Str.gguf_id()).u64(lie).data(99));
         truncated(Raw::file(1, 0).u64(lie).data(99));
-        for element in ValueType::ALL {
+        for element in (0..13).filter_map(ValueType::from_gguf_id) {
             // Zeros are valid elements of every type, so only the count is invalid.
             refused(array.clone().u32(element.gguf_id()).u64(lie).data(99));
         }

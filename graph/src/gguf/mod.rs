@@ -74,9 +74,7 @@ impl ModelFile {
                 });
             }
         }
-        match metadata {
-            Some(metadata) => Ok(ModelFile { metadata, weights: Weights::new(sources, tensors)? }),
-            None => Err(FormatError::Shards { file: "model".into(), cause: "no file given".into() }),
-        }
+        let metadata = metadata.expect("`split::check` refuses a model without files");
+        Ok(ModelFile { metadata, weights: Weights::new(sources, tensors)? })
     }
 }

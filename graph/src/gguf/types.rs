@@ -44,24 +44,25 @@ pub enum ValueType {
     F64,
 }
 
-impl ValueType {
-    /// All types, in the order of their numbers.
-    pub const ALL: [ValueType; 13] = [
-        ValueType::U8,
-        ValueType::I8,
-        ValueType::U16,
-        ValueType::I16,
-        ValueType::U32,
-        ValueType::I32,
-        ValueType::F32,
-        ValueType::Bool,
-        ValueType::Str,
-        ValueType::Array,
-        ValueType::U64,
-        ValueType::I64,
-        ValueType::F64,
-    ];
+/// Types in the order of their numbers, each with its name and the size of its values in bytes. The size is
+/// `None` if it varies.
+const TYPES: [(ValueType, &str, Option<u64>); 13] = [
+    (ValueType::U8, "u8", Some(1)),
+    (ValueType::I8, "i8", Some(1)),
+    (ValueType::U16, "u16", Some(2)),
+    (ValueType::I16, "i16", Some(2)),
+    (ValueType::U32, "u32", Some(4)),
+    (ValueType::I32, "i32", Some(4)),
+    (ValueType::F32, "f32", Some(4)),
+    (ValueType::Bool, "bool", Some(1)),
+    (ValueType::Str, "string", None),
+    (ValueType::Array, "array", None),
+    (ValueType::U64, "u64", Some(8)),
+    (ValueType::I64, "i64", Some(8)),
+    (ValueType::F64, "f64", Some(8)),
+];
 
+impl ValueType {
     /// Returns the type's number in GGUF files.
     pub fn gguf_id(self) -> u32 {
         self as u32
@@ -69,37 +70,17 @@ impl ValueType {
 
     /// Returns the type whose number is `id`.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
-        Self::ALL.get(usize::try_from(id).ok()?).copied()
+        TYPES.get(usize::try_from(id).ok()?).map(|(value_type, ..)| *value_type)
     }
 
     /// Returns the type's lower-case name, for messages.
     pub fn name(self) -> &'static str {
-        match self {
-            ValueType::U8 => "u8",
-            ValueType::I8 => "i8",
-            ValueType::U16 => "u16",
-            ValueType::I16 => "i16",
-            ValueType::U32 => "u32",
-            ValueType::I32 => "i32",
-            ValueType::F32 => "f32",
-            ValueType::Bool => "bool",
-            ValueType::Str => "string",
-            ValueType::Array => "array",
-            ValueType::U64 => "u64",
-            ValueType::I64 => "i64",
-            ValueType::F64 => "f64",
-        }
+        TYPES[self as usize].1
     }
 
     /// Returns the size of a value in bytes, or `None` for types of variable size.
     pub(crate) fn fixed_bytes(self) -> Option<u64> {
-        match self {
-            ValueType::U8 | ValueType::I8 | ValueType::Bool => Some(1),
-            ValueType::U16 | ValueType::I16 => Some(2),
-            ValueType::U32 | ValueType::I32 | ValueType::F32 => Some(4),
-            ValueType::U64 | ValueType::I64 | ValueType::F64 => Some(8),
-            ValueType::Str | ValueType::Array => None,
-        }
+        TYPES[self as usize].2
     }
 }
 
@@ -121,9 +102,8 @@ mod tests {
 
     #[test]
     fn value_types_have_the_numbers_of_the_format() {
-        for (id, t) in ValueType::ALL.into_iter().enumerate() {
-            assert_eq!(ValueType::from_gguf_id(id as u32), Some(t));
-            assert_eq!(t.gguf_id(), id as u32);
+        for (id, (t, ..)) in (0..).zip(TYPES) {
+            assert_eq!((ValueType::from_gguf_id(id), t.gguf_id()), (Some(t), id));
         }
         assert_eq!(ValueType::F64.gguf_id(), 12);
         assert_eq!(ValueType::from_gguf_id(13), None);

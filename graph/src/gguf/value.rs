@@ -12,49 +12,18 @@ const MAX_NESTING: u32 = 4;
 /// A metadata value. Strings and arrays borrow from the file.
 #[derive(Clone)]
 pub enum Value<'a> {
-    /// Unsigned 8-bit integer.
-    U8(u8),
-    /// Signed 8-bit integer.
-    I8(i8),
-    /// Unsigned 16-bit integer.
-    U16(u16),
-    /// Signed 16-bit integer.
-    I16(i16),
-    /// Unsigned 32-bit integer.
-    U32(u32),
-    /// Signed 32-bit integer.
-    I32(i32),
+    /// Integer of this type.
+    Integer(ValueType, i128),
     /// Single-precision float.
     F32(f32),
+    /// Double-precision float.
+    F64(f64),
     /// Boolean.
     Bool(bool),
     /// UTF-8 text.
     Str(&'a str),
     /// Elements of one type.
     Array(Array<'a>),
-    /// Unsigned 64-bit integer.
-    U64(u64),
-    /// Signed 64-bit integer.
-    I64(i64),
-    /// Double-precision float.
-    F64(f64),
-}
-
-impl Value<'_> {
-    /// Returns the value if it is an integer.
-    fn integer(&self) -> Option<i128> {
-        Some(match *self {
-            Value::U8(v) => v.into(),
-            Value::I8(v) => v.into(),
-            Value::U16(v) => v.into(),
-            Value::I16(v) => v.into(),
-            Value::U32(v) => v.into(),
-            Value::I32(v) => v.into(),
-            Value::U64(v) => v.into(),
-            Value::I64(v) => v.into(),
-            _ => return None,
-        })
-    }
 }
 
 /// Formats the value with its type for tables and messages. Truncates long strings. For an array, shows only
@@ -62,19 +31,12 @@ impl Value<'_> {
 impl std::fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Value::U8(v) => write!(f, "u8 {v}"),
-            Value::I8(v) => write!(f, "i8 {v}"),
-            Value::U16(v) => write!(f, "u16 {v}"),
-            Value::I16(v) => write!(f, "i16 {v}"),
-            Value::U32(v) => write!(f, "u32 {v}"),
-            Value::I32(v) => write!(f, "i32 {v}"),
+            Value::Integer(kind, v) => write!(f, "{} {v}", kind.name()),
             Value::F32(v) => write!(f, "f32 {v}"),
+            Value::F64(v) => write!(f, "f64 {v}"),
             Value::Bool(v) => write!(f, "bool {v}"),
             Value::Str(v) => write!(f, "string \"{}\"", Quoted(v)),
             Value::Array(v) => write!(f, "array of {} {}", v.count, v.element.name()),
-            Value::U64(v) => write!(f, "u64 {v}"),
-            Value::I64(v) => write!(f, "i64 {v}"),
-            Value::F64(v) => write!(f, "f64 {v}"),
         }
     }
 }
@@ -120,28 +82,29 @@ impl<'a> Reader<'a> {
         nesting: u32,
         what: Arguments<'_>,
     ) -> Result<Value<'a>, FormatError> {
-        Ok(match kind {
-            ValueType::U8 => Value::U8(u8::from_le_bytes(self.fixed(what)?)),
-            ValueType::I8 => Value::I8(i8::from_le_bytes(self.fixed(what)?)),
-            ValueType::U16 => Value::U16(u16::from_le_bytes(self.fixed(what)?)),
-            ValueType::I16 => Value::I16(i16::from_le_bytes(self.fixed(what)?)),
-            ValueType::U32 => Value::U32(self.u32(what)?),
-            ValueType::I32 => Value::I32(i32::from_le_bytes(self.fixed(what)?)),
-            ValueType::F32 => Value::F32(f32::from_le_bytes(self.fixed(what)?)),
+        let integer = match kind {
+            ValueType::U8 => u8::from_le_bytes(self.fixed(what)?).into(),
+            ValueType::I8 => i8::from_le_bytes(self.fixed(what)?).into(),
+            ValueType::U16 => u16::from_le_bytes(self.fixed(what)?).into(),
+            ValueType::I16 => i16::from_le_bytes(self.fixed(what)?).into(),
+            ValueType::U32 => self.u32(what)?.into(),
+            ValueType::I32 => i32::from_le_bytes(self.fixed(what)?).into(),
+            ValueType::U64 => self.u64(what)?.into(),
+            ValueType::I64 => i64::from_le_bytes(self.fixed(what)?).into(),
+            ValueType::F32 => return Ok(Value::F32(f32::from_le_bytes(self.fixed(what)?))),
+            ValueType::F64 => return Ok(Value::F64(f64::from_le_bytes(self.fixed(what)?))),
+            ValueType::Str => return Ok(Value::Str(self.string(what)?)),
+            ValueType::Array => return Ok(Value::Array(self.array(label, nesting, what)?)),
             ValueType::Bool => {
                 let at = self.at();
-                match self.fixed::<1>(what)? {
-                    [0] => Value::Bool(false),
-                    [1] => Value::Bool(true),
-                    [other] => return Err(self.invalid(at, what, format!("a bool is 0 or 1, not {other}"))),
-                }
+                return match self.fixed::<1>(what)? {
+                    [0] => Ok(Value::Bool(false)),
+                    [1] => Ok(Value::Bool(true)),
+                    [other] => Err(self.invalid(at, what, format!("a bool is 0 or 1, not {other}"))),
+                };
             }
-            ValueType::Str => Value::Str(self.string(what)?),
-            ValueType::Array => Value::Array(self.array(label, nesting, what)?),
-            ValueType::U64 => Value::U64(self.u64(what)?),
-            ValueType::I64 => Value::I64(i64::from_le_bytes(self.fixed(what)?)),
-            ValueType::F64 => Value::F64(f64::from_le_bytes(self.fixed(what)?)),
-        })
+        };
+        Ok(Value::Integer(kind, integer))
     }
 
     /// Checks an array and all its elements. Returns an [`Array`] that reads the elements on demand.
@@ -235,7 +198,7 @@ macro_rules! integers {
             const EXPECTED: &'static str = $expected;
 
             fn from_value(value: Value<'_>) -> Option<Self> {
-                <$type>::try_from(value.integer()?).ok()
+                if let Value::Integer(_, v) = value { v.try_into().ok() } else { None }
             }
         }
     )*};
@@ -264,10 +227,7 @@ impl FromValue<'_> for bool {
     const EXPECTED: &'static str = "a bool";
 
     fn from_value(value: Value<'_>) -> Option<Self> {
-        match value {
-            Value::Bool(v) => Some(v),
-            _ => None,
-        }
+        if let Value::Bool(v) = value { Some(v) } else { None }
     }
 }
 
@@ -275,10 +235,7 @@ impl<'a> FromValue<'a> for &'a str {
     const EXPECTED: &'static str = "a string";
 
     fn from_value(value: Value<'a>) -> Option<Self> {
-        match value {
-            Value::Str(v) => Some(v),
-            _ => None,
-        }
+        if let Value::Str(v) = value { Some(v) } else { None }
     }
 }
 
@@ -286,9 +243,6 @@ impl<'a> FromValue<'a> for Array<'a> {
     const EXPECTED: &'static str = "an array";
 
     fn from_value(value: Value<'a>) -> Option<Self> {
-        match value {
-            Value::Array(v) => Some(v),
-            _ => None,
-        }
+        if let Value::Array(v) = value { Some(v) } else { None }
     }
 }

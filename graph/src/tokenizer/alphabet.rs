@@ -13,7 +13,7 @@ pub(super) fn letter(byte: u8) -> char {
 }
 
 fn moved(place: u32) -> char {
-    char::from_u32(0x100 + place).unwrap_or(char::REPLACEMENT_CHARACTER)
+    char::from_u32(0x100 + place).expect("characters from U+0100 on")
 }
 
 /// Returns the byte that `letter` represents, if any.

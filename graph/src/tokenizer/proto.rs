@@ -159,7 +159,7 @@ impl<'a> Message<'a> {
     fn varint(&mut self) -> Result<u64, FormatError> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
-            let byte = self.take(1)?.first().copied().unwrap_or_default();
+            let byte = self.take(1)?[0];
             number |= u64::from(byte & 0x7F) << shift;
             if byte & 0x80 == 0 {
                 return Ok(number);

@@ -80,7 +80,7 @@ impl Set {
         for found in self.matcher.find_iter(text) {
             let token = &self.tokens[found.pattern().as_usize()];
             // The previous match may include this whitespace token. In that case, there is no text before it.
-            let mut before = text.get(rest..found.start()).unwrap_or_default();
+            let mut before = text.get(rest..found.start()).unwrap_or("");
             if token.strips_left {
                 before = before.trim_end();
             }

@@ -70,26 +70,18 @@ impl TextStream {
     /// Removes all complete characters from `pending` and returns them. The bytes of an incomplete character
     /// stay in `pending`.
     fn take_whole(&mut self) -> String {
-        let mut text = String::new();
-        let mut rest = self.pending.as_slice();
-        loop {
-            match std::str::from_utf8(rest) {
-                Ok(valid) => {
-                    text.push_str(valid);
-                    self.pending.clear();
-                    return text;
+        let (mut text, pending) = (String::new(), std::mem::take(&mut self.pending));
+        let mut chunks = pending.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            text.push_str(chunk.valid());
+            match std::str::from_utf8(chunk.invalid()) {
+                Ok(_) => {}
+                Err(error) if error.error_len().is_none() && chunks.peek().is_none() => {
+                    self.pending = chunk.invalid().to_vec();
                 }
-                Err(error) => {
-                    let (valid, after) = rest.split_at(error.valid_up_to());
-                    text.push_str(&String::from_utf8_lossy(valid));
-                    let Some(wrong) = error.error_len() else {
-                        self.pending = after.to_vec();
-                        return text;
-                    };
-                    text.push('\u{fffd}');
-                    rest = after.get(wrong..).unwrap_or_default();
-                }
+                Err(_) => text.push('\u{fffd}'),
             }
         }
+        text
     }
 }

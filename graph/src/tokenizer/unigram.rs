@@ -72,7 +72,8 @@ impl Unigram {
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let steps = self.steps(text);
         let (mut parts, mut end) = (Vec::new(), text.len());
-        while let Some(Some(step)) = steps.get(end) {
+        while end > 0 {
+            let step = steps[end].expect("a step leads to each end of a character");
             parts.push((step.token, step.start, end));
             end = step.start;
         }
@@ -82,8 +83,8 @@ impl Unigram {
             match run {
                 [(Some(id), ..)] => ids.push(*id),
                 [(None, start, _), ..] => {
-                    let end = run.last().map_or(*start, |last| last.2);
-                    self.encode_unknown(text.get(*start..end).unwrap_or_default(), ids)?;
+                    let end = run[run.len() - 1].2;
+                    self.encode_unknown(&text[*start..end], ids)?;
                 }
                 _ => {}
             }
@@ -100,16 +101,16 @@ impl Unigram {
             let end = at + character.len_utf8();
             let mut best: Option<Step> = None;
             let mut offer = |start: usize, score: f64, token: Option<u32>| {
-                let score = score + steps.get(start).copied().flatten().map_or(0.0, |before| before.score);
+                let score = score + steps[start].map_or(0.0, |before| before.score);
                 if best.is_none_or(|best| score > best.score) {
                     best = Some(Step { score, start, token });
                 }
             };
             let mut is_known = false;
             while let Some(found) = matches.next_if(|found| found.end() <= end) {
-                let Some((id, score)) = self.tokens.get(found.pattern().as_usize()) else { continue };
+                let (id, score) = self.tokens[found.pattern().as_usize()];
                 is_known |= found.start() == at;
-                offer(found.start(), *score, Some(*id));
+                offer(found.start(), score, Some(id));
             }
             if !is_known {
                 offer(at, self.unknown_score, None);
