@@ -4,6 +4,7 @@
 use crate::checkpoint::{CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, Fields, MAX_CONFIG_BYTES, TOKENIZER_CONFIG};
 use crate::error::FormatError;
 use crate::gguf::{Array, Metadata};
+use crate::json;
 use crate::source::{Directory, Source};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -95,8 +96,8 @@ impl ChatTemplates {
                 }
             }
             Some(_) => {
-                let source = config.text(KEY)?.unwrap_or_default();
-                self.templates.insert(DEFAULT.to_owned(), source.to_owned());
+                let source = config.text(KEY)?.map(str::to_owned);
+                self.templates.extend(source.map(|source| (DEFAULT.to_owned(), source)));
             }
         }
         Ok(())
@@ -123,19 +124,13 @@ impl ChatTemplates {
 
 /// Reads a text file.
 fn text(source: &dyn Source) -> Result<String, FormatError> {
-    let (file, bytes) = (source.name().to_owned(), source.bytes());
-    if bytes > MAX_CONFIG_BYTES {
-        return Err(FormatError::TooLarge { file, bytes, most: MAX_CONFIG_BYTES });
-    }
-    match std::str::from_utf8(source.range(0..bytes)?) {
-        Ok(text) => Ok(text.to_owned()),
-        Err(error) => Err(FormatError::Invalid {
-            file,
-            at: error.valid_up_to() as u64,
-            what: "the chat template".to_owned(),
-            cause: "it is not UTF-8".to_owned(),
-        }),
-    }
+    let text = std::str::from_utf8(json::whole_file(source, MAX_CONFIG_BYTES)?);
+    text.map(str::to_owned).map_err(|error| FormatError::Invalid {
+        file: source.name().to_owned(),
+        at: error.valid_up_to() as u64,
+        what: "the chat template".to_owned(),
+        cause: "it is not UTF-8".to_owned(),
+    })
 }
 
 #[cfg(test)]

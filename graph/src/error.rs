@@ -401,9 +401,9 @@ pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MOST: usize = 80;
+        const MAX_CHARACTERS: usize = 80;
         for (number, character) in self.0.chars().enumerate() {
-            if number == MOST {
+            if number == MAX_CHARACTERS {
                 return f.write_char('…');
             }
             write!(f, "{}", character.escape_debug())?;

@@ -9,11 +9,16 @@ use serde::de::DeserializeOwned;
 /// # Errors
 /// Fails if the file exceeds `most_bytes`, is not JSON, or does not match `T`.
 pub(crate) fn parse<T: DeserializeOwned>(source: &dyn Source, most_bytes: u64) -> Result<T, FormatError> {
+    parse_slice(source.name(), whole_file(source, most_bytes)?)
+}
+
+/// Returns the bytes of a file of at most `most_bytes` bytes.
+pub(crate) fn whole_file(source: &dyn Source, most_bytes: u64) -> Result<&[u8], FormatError> {
     let bytes = source.bytes();
     if bytes > most_bytes {
         return Err(FormatError::TooLarge { file: source.name().to_owned(), bytes, most: most_bytes });
     }
-    parse_slice(source.name(), source.range(0..bytes)?)
+    Ok(source.range(0..bytes)?)
 }
 
 /// Parses JSON that is part of a file. Line and column numbers in errors count from the start of that part.

@@ -24,7 +24,6 @@ mod passes;
 pub mod program;
 mod safetensors;
 pub mod segment;
-mod signature;
 pub mod source;
 mod stack;
 #[cfg(test)]

@@ -14,6 +14,7 @@ use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
 use serde::Serialize;
 use std::fmt;
+use std::ops::Range;
 
 /// Head counts and head size of an attention operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -248,34 +249,6 @@ impl Operator {
         }
     }
 
-    /// Returns a copy of the operator without tensor names and with layer number 0. Corresponding operators
-    /// of identical blocks yield equal copies.
-    pub(crate) fn nameless(&self) -> Self {
-        let mut nameless = self.clone();
-        match &mut nameless {
-            Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => name.clear(),
-            Operator::MatMul { weights, norm, .. } => {
-                weights.tensors.clear();
-                norm.iter_mut().for_each(|norm| norm.weight.clear());
-            }
-            Operator::Widen { weights, .. } => weights.tensors.clear(),
-            Operator::Bias { weights } | Operator::LayerNorm { weights, .. } => weights.clear(),
-            Operator::HeadNorm { weights, .. } => weights.iter_mut().for_each(String::clear),
-            Operator::RopeAppend { layer, .. }
-            | Operator::Attention { layer, .. }
-            | Operator::AttentionPartial { layer, .. } => *layer = 0,
-            // A buffer holds the factors.
-            Operator::Scale { factors } => factors.iter_mut().for_each(|(factor, _)| *factor = 1.0),
-            Operator::Gather
-            | Operator::Quantize { .. }
-            | Operator::AttentionMerge { .. }
-            | Operator::SiluMul { .. }
-            | Operator::Unary { .. }
-            | Operator::Add => {}
-        }
-        nameless
-    }
-
     /// Returns the names of the weight tensors that the operator reads, except the weight of a fused norm.
     pub fn tensors(&self) -> &[String] {
         match self {
@@ -423,6 +396,12 @@ impl OperatorGraph {
                 assert!(is_before, "{node:?} reads a later node: {input:?}");
             }
         }
+    }
+
+    /// Returns the nodes of `segments` in program order.
+    pub(crate) fn within(&self, segments: &Range<usize>) -> Vec<NodeIndex> {
+        let nodes = self.ordered().into_iter();
+        nodes.filter(|n| segments.contains(&self.graph[*n].segment)).collect()
     }
 
     /// Returns the nodes of each segment, in program order, for `count` segments.

@@ -8,11 +8,9 @@ use crate::lowering::Lowering;
 use crate::model::{Model, basic_form};
 use crate::op::OperatorGraph;
 use crate::program::WeightBuffer;
-use crate::signature::SegmentSignature;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, Layout, TensorType};
 use serde::Serialize;
-use std::ops::Range;
 
 /// One segment and its costs. A row is a token of the micro-batch. A position is a token that a row attends
 /// to.
@@ -87,29 +85,15 @@ impl Granularity {
 }
 
 impl Model {
-    /// Returns the segments and their costs, in order. Computes the costs only once for segments with the same
-    /// signature.
+    /// Returns the segments and their costs, in order.
     ///
     /// # Errors
     /// Returns [`ModelError::Unsupported`] if a tensor has no resident layout.
     pub fn segments(&self, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
         self.check_kv(lowering.kv)?;
         let measure = Measure::new(self, lowering);
-        let mut known: Vec<(SegmentSignature<'_>, Segment)> = Vec::new();
-        let mut segments = Vec::new();
-        for (index, nodes) in measure.graph.by_segment(self.segment_count()).iter().enumerate() {
-            let signature = SegmentSignature::new(self, &measure.graph, nodes)?;
-            let alike = known.iter().find(|(other, _)| *other == signature).map(|(_, segment)| segment);
-            segments.push(match alike {
-                Some(alike) => measure.renamed(alike, index, nodes),
-                None => {
-                    let segment = measure.segment(index, nodes)?;
-                    known.push((signature, segment.clone()));
-                    segment
-                }
-            });
-        }
-        Ok(segments)
+        let nodes = measure.graph.by_segment(self.segment_count());
+        nodes.iter().enumerate().map(|(index, nodes)| measure.segment(index, nodes)).collect()
     }
 }
 
@@ -136,12 +120,11 @@ impl<'a> Measure<'a> {
 
     /// Computes the costs of the segment with number `index`. `nodes` are its nodes in program order.
     fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
-        let range = index..index + 1;
-        let scratch_bytes = self.basic.scratch_bytes(range.clone());
+        let scratch_bytes = self.basic.scratch_bytes(index);
         let mut segment = Segment {
             kind: self.model.segment_kind(index),
             name: self.model.segment_name(index),
-            tensors: self.tensors(range.clone())?,
+            tensors: self.tensors(nodes)?,
             flops_per_row: 0,
             flops_per_row_position: 0,
             read_bytes: 0,
@@ -150,8 +133,8 @@ impl<'a> Measure<'a> {
             value_bytes_per_position: 0,
             window: None,
             scratch_bytes,
-            wide_scratch_bytes: self.wide.scratch_bytes(range.clone()).max(scratch_bytes),
-            tensor_bytes: self.basic.tensor_bytes(&range).max(self.wide.tensor_bytes(&range)),
+            wide_scratch_bytes: self.wide.scratch_bytes(index).max(scratch_bytes),
+            tensor_bytes: self.basic.tensor_bytes(index).max(self.wide.tensor_bytes(index)),
         };
         for &node in nodes {
             let cost = node_cost(self.model, self.graph.node(node), self.lowering)?;
@@ -166,9 +149,9 @@ impl<'a> Measure<'a> {
         Ok(segment)
     }
 
-    fn tensors(&self, segment: Range<usize>) -> Result<Vec<SegmentTensor>, ModelError> {
+    fn tensors(&self, nodes: &[NodeIndex]) -> Result<Vec<SegmentTensor>, ModelError> {
         let in_layout = |kept: fn(TensorType) -> Layout| {
-            compile::weight_buffers(self.model, &self.graph, segment.clone(), self.lowering.context, kept)
+            compile::weight_buffers(self.model, &self.graph, nodes, self.lowering.context, kept)
         };
         let (rows16, row_major) = (in_layout(|_| Layout::Rows16)?, in_layout(row_major_if_plain)?);
         let larger = |(a, b): (&WeightBuffer, &WeightBuffer)| SegmentTensor {
@@ -177,32 +160,8 @@ impl<'a> Measure<'a> {
             layout_varies: !a.is_same(b),
             is_generated: a.is_generated(),
         };
-        assert_eq!(rows16.len(), row_major.len(), "buffers of segments {segment:?} in two layouts");
+        assert_eq!(rows16.len(), row_major.len(), "weight buffers in two layouts");
         Ok(rows16.iter().zip(&row_major).map(larger).collect())
-    }
-
-    /// Returns a copy of `alike`, which has the same signature as segment `index`, but with the kind and
-    /// names of segment `index`.
-    fn renamed(&self, alike: &Segment, index: usize, nodes: &[NodeIndex]) -> Segment {
-        let mut names: Vec<String> = Vec::new();
-        for name in nodes.iter().filter_map(|&n| compile::weight_name(&self.graph.node(n).operator)) {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        assert_eq!(
-            names.len(),
-            alike.tensors.len(),
-            "segments {index} and {} have equal signatures",
-            alike.name
-        );
-        let tensor = |(name, alike): (String, &SegmentTensor)| SegmentTensor { name, ..alike.clone() };
-        Segment {
-            kind: self.model.segment_kind(index),
-            name: self.model.segment_name(index),
-            tensors: names.into_iter().zip(&alike.tensors).map(tensor).collect(),
-            ..alike.clone()
-        }
     }
 }
 
@@ -247,22 +206,6 @@ mod tests {
 
     fn models() -> [Model; 5] {
         [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3(), mixed()]
-    }
-
-    #[test]
-    fn segments_with_equal_signatures_cost_the_same_as_when_measured_alone() {
-        for model in models() {
-            for granularity in [Granularity::Block, Granularity::HalfBlock] {
-                let model = model.with_granularity(granularity);
-                for activations in Activations::ALL {
-                    let lowering = lowering(activations);
-                    let measure = Measure::new(&model, &lowering);
-                    let nodes = measure.graph.by_segment(model.segment_count());
-                    let alone = nodes.iter().enumerate().map(|(s, nodes)| measure.segment(s, nodes).unwrap());
-                    assert_eq!(model.segments(&lowering).unwrap(), alone.collect::<Vec<_>>());
-                }
-            }
-        }
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl StackedMatrix {
         let (row_bytes, group_bytes) = (self.whole.file_row_bytes(), self.whole.group_bytes());
         if self.whole.is_file_layout() {
             let rows = self.whole.rows_of(groups);
-            let (values, padding) = out.split_at_mut((rows.len() * row_bytes).min(out.len()));
+            let (values, padding) = out.split_at_mut(rows.len() * row_bytes);
             padding.fill(0);
             return self.read(weights, &infos, rows, values);
         }

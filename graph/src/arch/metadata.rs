@@ -87,21 +87,18 @@ impl Hyperparameters {
     /// Rejects metadata that requires unsupported features, because ignoring these features would give wrong
     /// results.
     fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
-        let value_key = format!("{}.attention.value_length", self.architecture);
-        if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
-            return Err(ModelError::Unsupported { what: format!("{value_key} other than the key length") });
-        }
-        let causal_key = format!("{}.attention.causal", self.architecture);
-        if metadata.find::<bool>(&causal_key)? == Some(false) {
-            return Err(ModelError::Unsupported {
-                what: format!("attention to later tokens ({causal_key})"),
-            });
-        }
-        let expert_key = format!("{}.expert_count", self.architecture);
-        if metadata.find::<u32>(&expert_key)?.is_some_and(|experts| experts > 0) {
-            return Err(ModelError::Unsupported { what: format!("a mixture of experts ({expert_key})") });
-        }
-        Ok(())
+        let [value, causal, experts] = ["attention.value_length", "attention.causal", "expert_count"]
+            .map(|key| format!("{}.{key}", self.architecture));
+        let what = if metadata.find::<u32>(&value)?.is_some_and(|length| length != self.head_dimensions) {
+            format!("{value} other than the key length")
+        } else if metadata.find::<bool>(&causal)? == Some(false) {
+            format!("attention to later tokens ({causal})")
+        } else if metadata.find::<u32>(&experts)?.is_some_and(|experts| experts > 0) {
+            format!("a mixture of experts ({experts})")
+        } else {
+            return Ok(());
+        };
+        Err(ModelError::Unsupported { what })
     }
 }
 

@@ -60,9 +60,9 @@ pub(super) fn check(directory: &Directory, names: &[String], tensors: &[Stored])
     let wrong = |cause: String| Err(FormatError::Index { file: index.name().to_owned(), cause });
     let mut promised = read(index.as_ref())?.weight_map;
     for tensor in tensors {
-        let shard = names.get(tensor.shard).map_or("", String::as_str);
+        let shard = &names[tensor.shard];
         match promised.remove(&tensor.name) {
-            Some(file) if file == shard => {}
+            Some(file) if file == *shard => {}
             Some(file) => {
                 let name = Quoted(&tensor.name);
                 return wrong(format!("{name} should be in {}, but is in {shard}", Quoted(&file)));

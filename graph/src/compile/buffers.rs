@@ -6,16 +6,16 @@ use crate::model::Model;
 use crate::op::{Affine, Node, Operator, OperatorGraph};
 use crate::program::{WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
+use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Layout, TensorType};
 use std::collections::BTreeSet;
-use std::ops::Range;
 
-/// Returns the weight buffers that the segments need, without duplicates. `kept` returns the resident layout
+/// Returns the weight buffers that `nodes` need, without duplicates. `kept` returns the resident layout
 /// for a given weight type. `context` is the maximum length of a sequence.
 pub(crate) fn weight_buffers(
     model: &Model,
     graph: &OperatorGraph,
-    segments: Range<usize>,
+    nodes: &[NodeIndex],
     context: u32,
     kept: impl Fn(TensorType) -> Layout,
 ) -> Result<Vec<WeightBuffer>, ModelError> {
@@ -24,11 +24,8 @@ pub(crate) fn weight_buffers(
     };
     let mut buffers: Vec<WeightBuffer> = Vec::new();
     let mut seen = BTreeSet::new();
-    for index in graph.ordered() {
+    for &index in nodes {
         let Node { operator, segment, .. } = graph.node(index);
-        if !segments.contains(segment) {
-            continue;
-        }
         let Some(name) = weight_name(operator).filter(|name| seen.insert(name.clone())) else { continue };
         let content = match operator {
             Operator::Embed { table } => matrix(&Stack::of(table))?,
@@ -69,7 +66,7 @@ pub(crate) fn weight_buffers(
 }
 
 /// Returns the name of the weight buffer that an operator reads, if any.
-pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
+pub(super) fn weight_name(operator: &Operator) -> Option<String> {
     match operator {
         Operator::Embed { .. }
         | Operator::RmsNorm { .. }

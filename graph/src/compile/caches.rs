@@ -24,20 +24,19 @@ pub(super) struct Caches {
 impl Caches {
     /// Finds the layers in a graph without fused operators.
     pub(super) fn new(graph: &OperatorGraph, segments: &Range<usize>, lowering: &Lowering) -> Self {
-        let nodes: Vec<&Node> = graph.ordered().into_iter().map(|n| graph.node(n)).collect();
-        let windowed = |node: &&Node| match node.operator {
+        let windowed = |node: &Node| match node.operator {
             Operator::Attention { layer, scores, .. } => Some((layer, scores.window?)),
             _ => None,
         };
-        let windows: BTreeMap<_, _> = nodes.iter().filter_map(windowed).collect();
-        let layer = |node: &&Node| match node.operator {
+        let nodes = graph.ordered().into_iter();
+        let windows: BTreeMap<_, _> = nodes.filter_map(|n| windowed(graph.node(n))).collect();
+        let layer = |node: &Node| match node.operator {
             Operator::RopeAppend { layer, heads, .. } => Some((layer, heads)),
             _ => None,
         };
-        let inside = nodes.iter().filter(|node| segments.contains(&node.segment));
         // All layers with a window share one ring, which holds the largest window.
         let ring = lowering.kv_ring(windows.values().copied().max());
-        let layers = inside.filter_map(layer).collect();
+        let layers = graph.within(segments).into_iter().filter_map(|n| layer(graph.node(n))).collect();
         Self { kv: lowering.kv, blocks: lowering.cache_blocks(), ring, windows, layers }
     }
 

@@ -46,10 +46,9 @@ pub(super) struct Emitter<'a> {
 
 impl Emitter<'_> {
     pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<ProgramStep>, CompileError> {
-        let nodes = self.graph.ordered();
-        let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
         let arriving = self.arriving(&segments)?;
-        let steps: Result<Vec<_>, _> = inside.map(|node| self.node(node)).collect();
+        let nodes = self.graph.within(&segments);
+        let steps: Result<Vec<_>, _> = nodes.into_iter().map(|node| self.node(node)).collect();
         let leaving = self.leaving(&segments)?;
         Ok(arriving.into_iter().chain(steps?.concat()).chain(leaving).collect())
     }
@@ -418,7 +417,7 @@ mod tests {
         };
         let (graph, segments) = (model.graph(Activations::F32), 0..model.segment_count());
         let params = ParamsShape { rows: 2, logit_rows: 2, sequences: 1, table_blocks: 4 };
-        let storage = Storage::plan(&graph, segments.clone(), &params);
+        let storage = Storage::plan(&graph, &graph.ordered(), &params);
         let caches = Caches::new(&graph, &segments, &lowering);
         let (graph, lowering, caches, caps) = (&graph, &lowering, &caches, &caps());
         let variants = Vec::new();
@@ -429,8 +428,8 @@ mod tests {
     #[test]
     fn every_weight_needs_its_buffer() {
         for model in [test_models::qwen2(), test_models::starcoder2()] {
-            let (graph, segments) = (model.graph(Activations::F32), 0..model.segment_count());
-            let all = weight_buffers(&model, &graph, segments, 64, |_| Layout::Rows16).unwrap();
+            let graph = model.graph(Activations::F32);
+            let all = weight_buffers(&model, &graph, &graph.ordered(), 64, |_| Layout::Rows16).unwrap();
             assert!(emit(&model, &all).is_ok());
             for missing in 0..all.len() {
                 let (mut others, wanted) = (all.clone(), &all[missing].name);

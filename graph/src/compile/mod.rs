@@ -12,7 +12,7 @@ mod crossing;
 mod emit;
 mod storage;
 
-pub(crate) use buffers::{weight_buffers, weight_name};
+pub(crate) use buffers::weight_buffers;
 
 use crate::error::{CompileError, ModelError};
 use crate::lowering::Lowering;
@@ -24,6 +24,7 @@ use crate::stack::{Stack, StackShape};
 use crate::wire_type::WireType;
 use caches::Caches;
 use emit::Emitter;
+use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::{Caps, Module};
 use ragtag_kernels::attention::{append, partial};
 use ragtag_kernels::matmul::normed;
@@ -49,7 +50,8 @@ pub fn compile(
     model.check_kv(lowering.kv)?;
     let plain = model.graph(Activations::F32);
     let caches = Caches::new(&plain, &segments, lowering);
-    let weights = weight_buffers(model, &plain, segments.clone(), lowering.context, |t| layout_for(t, caps))?;
+    let nodes = plain.within(&segments);
+    let weights = weight_buffers(model, &plain, &nodes, lowering.context, |t| layout_for(t, caps))?;
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let is_widened = |t: TensorType| {
         let form = |rows| activations_for(t, lowering.activations, caps, rows);
@@ -68,7 +70,7 @@ pub fn compile(
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
         fuse(&mut graph, model, lowering, &weights, caps, &params);
-        let storage = Storage::plan(&graph, segments.clone(), &params);
+        let storage = Storage::plan(&graph, &graph.within(&segments), &params);
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
         let (graph, weights, caches) = (&graph, &weights, &caches);
         let mut emitter =
@@ -155,37 +157,45 @@ fn most_splits(lowering: &Lowering) -> u32 {
 
 /// The two programs that can need the most scratch memory on any device. The first is for the largest
 /// micro-batch. The second is for the largest micro-batch whose attention may be split.
-pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
+pub(crate) struct Largest([Lowered; 2]);
+
+/// A program before emission.
+struct Lowered {
+    graph: OperatorGraph,
+    params: ParamsShape,
+    /// Nodes of each segment.
+    nodes: Vec<Vec<NodeIndex>>,
+}
 
 impl Largest {
     /// Lowers both programs. `form` returns the activation type for products with a given weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
         let program = |splits: Option<&dyn Fn(Heads) -> u32>, rows| {
-            (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows))
+            let graph = model.lowered(splits, |t, _| form(t));
+            let nodes = graph.by_segment(model.segment_count());
+            Lowered { graph, params: params_shape(lowering, rows), nodes }
         };
         let most = |_| most_splits(lowering);
         let split = program(Some(&most), lowering.chunk.min(partial::MAX_ROWS));
         Self([program(None, lowering.chunk), split])
     }
 
-    /// Returns an upper bound on the scratch bytes of `segments`.
-    pub(crate) fn scratch_bytes(&self, segments: Range<usize>) -> u64 {
-        let bytes = |(graph, params): &_| Storage::plan(graph, segments.clone(), params).scratch_bytes;
+    /// Returns an upper bound on the scratch bytes of a segment.
+    pub(crate) fn scratch_bytes(&self, segment: usize) -> u64 {
         let [a, b] = &self.0;
+        let bytes = |l: &Lowered| Storage::plan(&l.graph, &l.nodes[segment], &l.params).scratch_bytes;
         bytes(a).max(bytes(b))
     }
 
-    /// Returns the size in bytes of the largest tensor in `segments`. Ignores dequantized weights, because a
+    /// Returns the size in bytes of the largest tensor in a segment. Ignores dequantized weights, because a
     /// stage can split them into parts.
-    pub(crate) fn tensor_bytes(&self, segments: &Range<usize>) -> u64 {
-        let of_program = |(graph, params): &(OperatorGraph, ParamsShape)| {
-            let nodes = graph.ordered().into_iter().map(|index| graph.node(index));
-            let tensors = nodes.filter(|node| {
-                segments.contains(&node.segment) && !matches!(node.operator, Operator::Widen { .. })
-            });
+    pub(crate) fn tensor_bytes(&self, segment: usize) -> u64 {
+        let of_program = |Lowered { graph, params, nodes }: &Lowered| {
+            let nodes = nodes[segment].iter().map(|index| graph.node(*index));
+            let tensors = nodes.filter(|node| !matches!(node.operator, Operator::Widen { .. }));
             tensors.map(|node| output_bytes(node, params)).max()
         };
-        self.0.iter().filter_map(of_program).max().unwrap_or(0)
+        self.0.iter().filter_map(of_program).max().expect("each segment has nodes")
     }
 }
 

@@ -8,7 +8,6 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
 use ragtag_kernels::params::ParamsShape;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// Alignment of scratch tensors in bytes. It suffices for SIMD loads and for the binding offsets of every
 /// API. NVIDIA's OpenCL has the strictest requirement.
@@ -32,9 +31,8 @@ struct Live {
 }
 
 impl Storage {
-    pub(super) fn plan(graph: &OperatorGraph, segments: Range<usize>, params: &ParamsShape) -> Self {
-        let nodes: Vec<_> =
-            graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)).collect();
+    /// Assigns the places of `nodes`, which are all nodes of some segments in program order.
+    pub(super) fn plan(graph: &OperatorGraph, nodes: &[NodeIndex], params: &ParamsShape) -> Self {
         let position: BTreeMap<_, _> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
         let mut storage = Self { places: BTreeMap::new(), scratch_bytes: 0 };
         let mut live: Vec<Live> = Vec::new();
@@ -44,7 +42,7 @@ impl Storage {
                 storage.places.entry(input).or_insert_with(|| {
                     let Node { segment, rows, .. } = graph.node(input);
                     assert!(
-                        *segment < segments.start && *rows == Rows::Tokens,
+                        *segment < graph.node(nodes[0]).segment && *rows == Rows::Tokens,
                         "{:?} reads what no stage sends: {:?}",
                         graph.node(node),
                         graph.node(input)
@@ -175,6 +173,7 @@ mod tests {
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
     use ragtag_kernels::silu_mul::Gate;
+    use std::ops::Range;
 
     type Splits = Option<&'static dyn Fn(Heads) -> u32>;
 
@@ -192,10 +191,10 @@ mod tests {
     ) -> u64 {
         let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
-        let storage = Storage::plan(&graph, segments.clone(), &params);
+        let storage = Storage::plan(&graph, &graph.within(&segments), &params);
         // The owners are byte ranges of scratch, each paired with the node whose value it holds.
         let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
-        for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
+        for node in graph.within(&segments) {
             for input in graph.inputs(node) {
                 let (place, offset) = storage.of(input);
                 if place == StageBuffer::Scratch {
@@ -244,7 +243,7 @@ mod tests {
             for (activations, splits) in forms() {
                 let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
                 let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
-                let storage = Storage::plan(&graph, 0..model.segment_count(), &params);
+                let storage = Storage::plan(&graph, &graph.ordered(), &params);
                 let segment = |node| graph.node(node).segment;
                 let mut crossed = vec![false; model.segment_count()];
                 for node in graph.ordered() {
@@ -279,7 +278,11 @@ mod tests {
         let y = add(gate, Rows::Tokens, &[x]);
         let sum = add(Operator::Add, Rows::Tokens, &[x, y]);
         add(Operator::Gather, Rows::Logits, &[if late { x } else { sum }]);
-        Storage::plan(&graph, 0..1, &ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 })
+        Storage::plan(
+            &graph,
+            &graph.ordered(),
+            &ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 },
+        )
     }
 
     #[test]

@@ -9,8 +9,8 @@ fn world(blocks: usize, devices: Vec<DeviceFacts>) -> World {
     let mut segments = model(blocks, 10 * MIB, 4 * MIB);
     for (at, segment) in segments.iter_mut().enumerate().filter(|(_, s)| s.kind == SegmentKind::Block) {
         segment.tensors.push(SegmentTensor::new(format!("norm {at}"), MIB / 2));
-        let frequencies = SegmentTensor::new("rotary frequencies: a", 256);
-        segment.tensors.push(SegmentTensor { is_generated: true, ..frequencies });
+        let factors = SegmentTensor::new("factors", 256);
+        segment.tensors.push(SegmentTensor { is_generated: true, ..factors });
     }
     World { streaming: true, ..World::new(segments, devices) }
 }
