@@ -45,9 +45,9 @@ impl OutGuard {
         let Some(at) = actions[from..].iter().position(|action| matches!(action, Action::Done { .. })) else {
             return;
         };
-        if let (Action::Done { slot, at, .. }, Some(sent)) = (actions.remove(from + at), &mut self.sent) {
-            sent.done = Some((slot, at));
-        }
+        let Action::Done { transfer, slot, at } = actions.remove(from + at) else { unreachable!() };
+        let sent = self.sent.as_mut().filter(|sent| sent.outgoing.transfer == transfer);
+        sent.unwrap_or_else(|| panic!("{transfer} is done but not on its way")).done = Some((slot, at));
     }
 
     /// Ends a transfer that the receiver has confirmed. Returns its action.
@@ -125,11 +125,11 @@ impl InGuard {
     /// Replaces the `Done` at the end of `actions` by the request for a checksum of the received bytes.
     pub(crate) fn arrived(&mut self, incoming: Incoming, actions: &mut Vec<Action<ToSender>>) {
         let Incoming { transfer, bytes, slot, .. } = incoming;
-        if let Some(Action::Done { at, .. }) = actions.pop_if(|action| matches!(action, Action::Done { .. }))
-        {
-            self.arrived = Some(Arrived { incoming, at, sum: None });
-            actions.push(Action::Sum { transfer, slot, bytes, after: at });
-        }
+        let Some(Action::Done { at, .. }) = actions.pop() else {
+            panic!("{transfer} has arrived, but its last action does not say so");
+        };
+        self.arrived = Some(Arrived { incoming, at, sum: None });
+        actions.push(Action::Sum { transfer, slot, bytes, after: at });
     }
 
     /// Stores the sender's checksum of a transfer.

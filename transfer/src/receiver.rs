@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::guard::{InGuard, Verdict, unverified};
 use crate::message::{ToReceiver, ToSender, TransferId};
 use crate::points::Points;
-use crate::route::{Destination, Incoming, Route, Routes};
+use crate::route::{DestinationEnd, Incoming, Requests, Route, Routes};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -36,7 +36,7 @@ pub enum ReceiverEvent {
 /// The half of the state machine that runs on the destination device.
 #[derive(Debug)]
 pub struct Receiver {
-    ends: Vec<Box<dyn Destination>>,
+    ends: Vec<Box<dyn DestinationEnd>>,
     /// Whether the sender writes into slots, so that it must know the free ones.
     announces: bool,
     /// Transfers that have a slot but have not been requested completely.
@@ -171,7 +171,7 @@ impl Receiver {
             if self.ends.len() > 1 && transfer > incoming.transfer {
                 return Ok(());
             }
-            if !self.ends[route].advance(incoming, points, actions)? {
+            if !self.ends[route].advance(incoming, &mut Requests { points, actions })? {
                 return Ok(());
             }
             if let (Some(incoming), Some(guard)) = (self.receiving.pop_front(), &mut self.guard) {

@@ -5,9 +5,11 @@
 //! | `staged.rs` | through a ring of host memory |
 //! | `peer.rs` | the source writes into the destination's slot |
 //! | `import.rs` | the destination reads the source's slot |
+//! | `slots.rs` | the destination's end of the peer and import routes |
 
 mod import;
 mod peer;
+mod slots;
 mod staged;
 
 use crate::action::{Action, Copy, OtherEnd};
@@ -84,14 +86,14 @@ impl Route {
 
     /// Returns both ends of the route. `ring` locates its ring among the rings of the edge. `slots` is the
     /// number of slots of the receiving stage.
-    fn ends(&self, ring: RingStart, slots: u32) -> (Box<dyn Source>, Box<dyn Destination>) {
+    fn ends(&self, ring: RingStart, slots: u32) -> (Box<dyn SourceEnd>, Box<dyn DestinationEnd>) {
         match *self {
             Route::HostStaged { chunk_bytes, depth } => {
                 let ring = staged::Ring { start: ring, chunk_bytes, depth };
                 (Box::new(staged::Out::new(ring)), Box::new(staged::In::new(ring)))
             }
-            Route::Peer => (Box::new(peer::Out::new(slots)), Box::<peer::In>::default()),
-            Route::Import => (Box::<import::Out>::default(), Box::<import::In>::default()),
+            Route::Peer => (Box::new(peer::Out::new(slots)), Box::new(slots::In::written())),
+            Route::Import => (Box::<import::Out>::default(), Box::new(slots::In::readable())),
         }
     }
 }
@@ -203,7 +205,7 @@ impl Routes {
     }
 
     /// Returns both ends of each route.
-    pub(crate) fn ends(&self, slots: u32) -> Vec<(Box<dyn Source>, Box<dyn Destination>)> {
+    pub(crate) fn ends(&self, slots: u32) -> Vec<(Box<dyn SourceEnd>, Box<dyn DestinationEnd>)> {
         let mut ring = RingStart::default();
         let ends = self.iter().map(|route| {
             let ends = route.ends(ring, slots);
@@ -300,24 +302,38 @@ pub(crate) struct Incoming {
     pub(crate) slot: u32,
 }
 
+/// The requests of one step of an end of an edge.
+pub(crate) struct Requests<'a, M> {
+    /// Points of the end's queue.
+    pub(crate) points: &'a mut Points,
+    pub(crate) actions: &'a mut Vec<Action<M>>,
+}
+
+impl<M> Requests<'_, M> {
+    /// Requests the copy that `copy` returns for the next point. Returns this point.
+    fn copy(&mut self, copy: impl FnOnce(Point) -> Copy) -> Point {
+        let signal = self.points.allot();
+        self.actions.push(Action::Copy(copy(signal)));
+        signal
+    }
+
+    fn send(&mut self, message: M) {
+        self.actions.push(Action::Message(message));
+    }
+
+    fn done(&mut self, transfer: TransferId, slot: u32, at: Point) {
+        self.actions.push(Action::Done { transfer, slot, at });
+    }
+}
+
 /// The source's end of a route.
-pub(crate) trait Source: fmt::Debug + Send {
+pub(crate) trait SourceEnd: fmt::Debug + Send {
     /// Requests as much of the edge's oldest transfer as possible. Returns whether nothing is left to
     /// request.
-    fn advance(
-        &mut self,
-        transfer: &mut Outgoing,
-        points: &mut Points,
-        actions: &mut Vec<Action<ToReceiver>>,
-    ) -> bool;
+    fn advance(&mut self, transfer: &mut Outgoing, requests: &mut Requests<'_, ToReceiver>) -> bool;
 
     /// Handles a message if it belongs to this route. Returns whether it does.
-    fn receive(
-        &mut self,
-        message: ToSender,
-        points: &mut Points,
-        actions: &mut Vec<Action<ToReceiver>>,
-    ) -> Result<bool, Error>;
+    fn receive(&mut self, message: ToSender, requests: &mut Requests<'_, ToReceiver>) -> Result<bool, Error>;
 
     /// Records that a transfer takes another route.
     fn skip(&mut self) {}
@@ -335,11 +351,11 @@ pub(crate) trait Source: fmt::Debug + Send {
 }
 
 /// The destination's end of a route.
-pub(crate) trait Destination: fmt::Debug + Send {
+pub(crate) trait DestinationEnd: fmt::Debug + Send {
     /// Stores a message if it belongs to this route. Returns whether it does.
     fn receive(&mut self, message: ToReceiver) -> Result<bool, Error>;
 
-    /// Returns the transfer of the oldest stored message that waits for [`Destination::advance`].
+    /// Returns the transfer of the oldest stored message that waits for [`DestinationEnd::advance`].
     fn held(&self) -> Option<TransferId>;
 
     /// Requests as much of the edge's oldest transfer as possible. Returns whether nothing is left to
@@ -347,8 +363,7 @@ pub(crate) trait Destination: fmt::Debug + Send {
     fn advance(
         &mut self,
         transfer: &mut Incoming,
-        points: &mut Points,
-        actions: &mut Vec<Action<ToSender>>,
+        requests: &mut Requests<'_, ToSender>,
     ) -> Result<bool, Error>;
 }
 

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::guard::{OutGuard, unverified};
 use crate::message::{ToReceiver, ToSender, TransferId};
 use crate::points::Points;
-use crate::route::{Outgoing, Route, Routes, RoutesInUse, Source};
+use crate::route::{Outgoing, Requests, Route, Routes, RoutesInUse, SourceEnd};
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -53,7 +53,7 @@ pub enum SenderEvent {
 #[derive(Debug)]
 pub struct Sender {
     routes: RoutesInUse,
-    ends: Vec<Box<dyn Source>>,
+    ends: Vec<Box<dyn SourceEnd>>,
     /// Transfers that have not been requested completely.
     queue: VecDeque<Outgoing>,
     newest: Option<TransferId>,
@@ -142,7 +142,7 @@ impl Sender {
             SenderEvent::Message(message) => {
                 let (mut known, from) = (false, actions.len());
                 for end in &mut self.ends {
-                    known |= end.receive(message, points, actions)?;
+                    known |= end.receive(message, &mut Requests { points, actions })?;
                 }
                 if let Some(guard) = &mut self.guard {
                     guard.keep_slot(actions, from);
@@ -204,7 +204,7 @@ impl Sender {
                 return;
             }
             let from = actions.len();
-            let is_whole = self.ends[route].advance(outgoing, points, actions);
+            let is_whole = self.ends[route].advance(outgoing, &mut Requests { points, actions });
             if self.routes.at(route) != Route::Peer && actions.len() > from {
                 self.newest_other = self.newest_other.max(Some(outgoing.transfer));
             }

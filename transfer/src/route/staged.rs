@@ -1,11 +1,10 @@
 //! The route through a ring of host memory. The source downloads each piece as soon as a place is free. The
 //! destination uploads each piece as soon as the piece is in the ring and the transfer has a slot.
 
-use super::{Destination, Incoming, Outgoing, RingStart, Source};
-use crate::action::{Action, Copy, OtherEnd};
+use super::{DestinationEnd, Incoming, Outgoing, Requests, RingStart, SourceEnd};
+use crate::action::{Copy, OtherEnd};
 use crate::error::Error;
 use crate::message::{Piece, ToReceiver, ToSender, TransferId};
-use crate::points::Points;
 use ragtag_hal::Point;
 use std::collections::VecDeque;
 
@@ -23,6 +22,7 @@ impl Ring {
     }
 
     fn at(&self, place: u32) -> OtherEnd {
+        assert!(self.holds(place), "place {place} of {self:?}");
         let start = self.start.byte + u64::from(place - self.start.place) * self.chunk_bytes;
         OtherEnd::Ring { start }
     }
@@ -43,37 +43,26 @@ impl Out {
     }
 }
 
-impl Source for Out {
-    fn advance(
-        &mut self,
-        outgoing: &mut Outgoing,
-        points: &mut Points,
-        actions: &mut Vec<Action<ToReceiver>>,
-    ) -> bool {
+impl SourceEnd for Out {
+    fn advance(&mut self, outgoing: &mut Outgoing, requests: &mut Requests<'_, ToReceiver>) -> bool {
         let Outgoing { transfer, slot, bytes: total, after, .. } = *outgoing;
         while let Some((place, free)) = self.free.pop_front() {
-            let (offset, signal) = (outgoing.sent, points.allot());
+            let (offset, other) = (outgoing.sent, self.ring.at(place));
             let bytes = self.ring.chunk_bytes.min(total - offset);
             let waits = std::iter::once(after).chain(free).collect();
-            let other = self.ring.at(place);
+            let ready = requests.copy(|signal| Copy { transfer, slot, other, offset, bytes, waits, signal });
             outgoing.sent += bytes;
-            actions.push(Action::Copy(Copy { transfer, slot, other, offset, bytes, waits, signal }));
             let piece = Piece { place, offset, bytes };
-            actions.push(Action::Message(ToReceiver::Piece { transfer, piece, ready: signal }));
+            requests.send(ToReceiver::Piece { transfer, piece, ready });
             if outgoing.sent == total {
-                actions.push(Action::Done { transfer, slot, at: signal });
+                requests.done(transfer, slot, ready);
                 return true;
             }
         }
         false
     }
 
-    fn receive(
-        &mut self,
-        message: ToSender,
-        _: &mut Points,
-        _: &mut Vec<Action<ToReceiver>>,
-    ) -> Result<bool, Error> {
+    fn receive(&mut self, message: ToSender, _: &mut Requests<'_, ToReceiver>) -> Result<bool, Error> {
         let ToSender::Place { place, after } = message else { return Ok(false) };
         if !self.ring.holds(place) {
             return Ok(false);
@@ -104,7 +93,7 @@ impl In {
     }
 }
 
-impl Destination for In {
+impl DestinationEnd for In {
     fn receive(&mut self, message: ToReceiver) -> Result<bool, Error> {
         let ToReceiver::Piece { transfer, piece, ready } = message else { return Ok(false) };
         if !self.ring.holds(piece.place) {
@@ -125,8 +114,7 @@ impl Destination for In {
     fn advance(
         &mut self,
         incoming: &mut Incoming,
-        points: &mut Points,
-        actions: &mut Vec<Action<ToSender>>,
+        requests: &mut Requests<'_, ToSender>,
     ) -> Result<bool, Error> {
         while let Some((transfer, piece, ready)) = self.held.pop_front() {
             let Piece { place, offset, bytes } = piece;
@@ -138,13 +126,12 @@ impl Destination for In {
                     incoming.received, incoming.bytes, incoming.transfer
                 )));
             }
-            let (slot, other, signal) = (incoming.slot, self.ring.at(place), points.allot());
+            let (slot, other, waits) = (incoming.slot, self.ring.at(place), vec![ready]);
             incoming.received += bytes;
-            let waits = vec![ready];
-            actions.push(Action::Copy(Copy { transfer, slot, other, offset, bytes, waits, signal }));
-            actions.push(Action::Message(ToSender::Place { place, after: signal }));
+            let at = requests.copy(|signal| Copy { transfer, slot, other, offset, bytes, waits, signal });
+            requests.send(ToSender::Place { place, after: at });
             if incoming.received == incoming.bytes {
-                actions.push(Action::Done { transfer, slot, at: signal });
+                requests.done(transfer, slot, at);
                 return Ok(true);
             }
         }
