@@ -256,6 +256,8 @@ pub struct CompiledStage {
     pub crossing_row_bytes: Option<u64>,
     /// Size of one row of logits in bytes. This is 0 unless the stage is the last one.
     pub logit_row_bytes: u64,
+    /// Number of tokens in the model's vocabulary.
+    pub vocabulary: u32,
     /// One program per bucket, in ascending order of capacity. The last bucket holds the largest micro-batch.
     pub programs: Vec<Program>,
 }

@@ -100,6 +100,7 @@ pub fn compile(
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
             .then(|| lowering.wire_type.row_bytes(row_bytes)),
         logit_row_bytes: if last { u64::from(h.vocabulary) * 4 } else { 0 },
+        vocabulary: h.vocabulary,
         programs,
         weights,
         segments,

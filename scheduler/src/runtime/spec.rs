@@ -207,8 +207,11 @@ impl Layout {
             }
         }
         prefill.iter().try_for_each(|prefill| check_prefill(prefill, pipeline))?;
-        if last.logit_row_bytes == 0 || !last.logit_row_bytes.is_multiple_of(4) {
-            return Err(spec(format!("the last stage has logits of {} bytes", last.logit_row_bytes)));
+        let CompiledStage { vocabulary, logit_row_bytes, .. } = *last;
+        if vocabulary == 0 || logit_row_bytes != u64::from(vocabulary) * 4 {
+            let what =
+                format!("the last stage has logits of {logit_row_bytes} bytes for {vocabulary} tokens");
+            return Err(spec(what));
         }
         let shapes = || compiled().filter_map(|c| c.programs.last()).map(|p| p.params);
         let smallest =
@@ -222,13 +225,13 @@ impl Layout {
         }
         let logit_rows = [Some(last), prefill.as_ref().map(|stage| &stage.compiled)];
         let logit_rows = logit_rows.into_iter().flatten().map(CompiledStage::max_logit_rows).max();
-        let logits_part_bytes = u64::from(logit_rows.unwrap_or(0)) * last.logit_row_bytes;
+        let logits_part_bytes = u64::from(logit_rows.unwrap_or(0)) * logit_row_bytes;
         let run = RunShape {
             stages: stages.len() as u32,
             decode_groups: options.decode_groups,
             credits: options.credits,
             context: options.context,
-            vocabulary: u32::try_from(last.logit_row_bytes / 4).unwrap_or(u32::MAX),
+            vocabulary,
             chunks: options.chunks.clone(),
             max_rows: smallest(|s| s.rows),
             max_logit_rows: smallest(|s| s.logit_rows),
@@ -238,7 +241,6 @@ impl Layout {
             prefill_from: prefill.as_ref().map(|_| options.prefill_from),
         };
         let passing_blocks = passing_blocks(run.max_rows, run.max_sequences);
-        let logit_row_bytes = last.logit_row_bytes;
         Ok(Self {
             run,
             weight_bytes: weight_bytes(pipeline),

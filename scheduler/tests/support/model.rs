@@ -97,6 +97,7 @@ impl Model {
             row_bytes: ROW_BYTES,
             crossing_row_bytes: None,
             logit_row_bytes: if last { u64::from(self.vocabulary) * 4 } else { 0 },
+            vocabulary: self.vocabulary,
             programs: self.buckets.iter().map(|&rows| self.program(rows, &segments)).collect(),
         }
     }

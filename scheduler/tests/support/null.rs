@@ -183,6 +183,7 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
             row_bytes: 8192,
             crossing_row_bytes: None,
             logit_row_bytes: if index + 1 == stages { 1024 } else { 0 },
+            vocabulary: 256,
             programs: vec![Program { params, steps: Vec::new() }],
         },
         weights: Box::new(NoWeights),
