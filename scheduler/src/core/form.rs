@@ -43,8 +43,11 @@ impl Draft {
     }
 
     fn add(&mut self, item: Item) {
-        self.rows_left -= item.tokens.len() as u32;
-        self.logit_rows_left -= item.logit_rows();
+        let (rows, logit_rows) = (item.tokens.len() as u32, item.logit_rows());
+        let fits = rows <= self.rows_left && logit_rows <= self.logit_rows_left && self.items_left > 0;
+        assert!(fits, "{rows} rows of {} do not fit the micro-batch", item.sequence);
+        self.rows_left -= rows;
+        self.logit_rows_left -= logit_rows;
         self.items_left -= 1;
         self.items.push(item);
     }
@@ -91,8 +94,11 @@ impl RunCore {
         let rows = share.min(draft.rows_left).min(draft.logit_rows_left).min(draft.items_left);
         for _ in 0..rows {
             let Some(id) = self.ready.pop_front() else { return };
-            let Some(sequence) = self.sequences.get(&id) else { continue };
-            let (Some(generation), Some(blocks)) = (&sequence.generation, &sequence.blocks) else { continue };
+            let sequence = self.sequences.get(&id).unwrap_or_else(|| panic!("{id} is ready but has ended"));
+            let (Some(generation), Some(blocks)) = (&sequence.generation, &sequence.blocks) else {
+                panic!("{id} is ready but generates nothing, or has no blocks");
+            };
+            assert!(generation.new_tokens > 0, "{id} is ready without a token");
             draft.add(Item {
                 sequence: id,
                 first_position: sequence.prompt.len() as u32 + generation.new_tokens - 1,
@@ -124,7 +130,7 @@ impl RunCore {
     fn add_prompt_rows(&mut self, draft: &mut Draft, path: Path) {
         while draft.rows_left > 0 && draft.items_left > 0 {
             let Some(&id) = self.prefilling.front() else { return };
-            let Some(sequence) = self.sequences.get_mut(&id) else { return };
+            let sequence = self.sequences.get_mut(&id).unwrap_or_else(|| panic!("{id} enters but has ended"));
             if sequence.prefill_path(self.shape.prefill_from) != path {
                 return;
             }

@@ -32,7 +32,7 @@ impl Pools {
 
     /// Returns the number of blocks for the layers that keep all positions.
     pub(crate) fn total(&self) -> u32 {
-        self.full.total
+        self.full.is_free.len() as u32
     }
 
     /// Returns the number of free blocks for the layers that keep all positions.
@@ -69,13 +69,14 @@ impl Pools {
 #[derive(Debug)]
 struct BlockPool {
     free: Vec<u32>,
-    total: u32,
+    /// Whether each block is free.
+    is_free: Vec<bool>,
 }
 
 impl BlockPool {
     /// Creates a pool of the blocks `0..total`. All are free.
     fn new(total: u32) -> Self {
-        Self { free: (0..total).rev().collect(), total }
+        Self { free: (0..total).rev().collect(), is_free: vec![true; total as usize] }
     }
 
     fn free(&self) -> u32 {
@@ -85,13 +86,17 @@ impl BlockPool {
     /// Takes `count` blocks. Returns `None` if fewer are free.
     fn take(&mut self, count: u32) -> Option<Arc<[u32]>> {
         let at = self.free.len().checked_sub(count as usize)?;
+        self.free[at..].iter().for_each(|&block| self.is_free[block as usize] = false);
         Some(self.free.drain(at..).rev().collect())
     }
 
     /// Returns blocks to the pool.
     fn give(&mut self, blocks: &[u32]) {
-        self.free.extend(blocks.iter().rev());
-        debug_assert!(self.free.len() <= self.total as usize);
+        for &block in blocks.iter().rev() {
+            let was_free = std::mem::replace(&mut self.is_free[block as usize], true);
+            assert!(!was_free, "block {block} of the cache is returned twice");
+            self.free.push(block);
+        }
     }
 }
 
@@ -111,7 +116,16 @@ mod tests {
         assert_eq!(all, [0, 1, 2, 3, 4]);
         pool.give(&a);
         pool.give(&b);
-        assert_eq!((pool.free(), pool.total), (5, 5));
+        assert_eq!(pool.free(), 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "block 2 of the cache is returned twice")]
+    fn a_block_that_is_returned_twice_is_a_defect() {
+        let mut pool = BlockPool::new(3);
+        let all = pool.take(3).unwrap();
+        pool.give(&all);
+        pool.give(&all);
     }
 
     #[test]

@@ -183,10 +183,14 @@ pub struct RunCounts {
     pub free_ring_blocks: u32,
 }
 
+type Actions = Vec<RunAction>;
+
 /// The coordinator's state machine.
 #[derive(Debug)]
 pub struct RunCore {
     pub(super) shape: RunShape,
+    /// Time of the current event.
+    now: Nanoseconds,
     pool: Pools,
     pub(super) sequences: BTreeMap<SequenceId, Sequence>,
     /// Sequences that have not been admitted, in submission order.
@@ -253,6 +257,7 @@ impl RunCore {
             progress: [0; Path::ALL.len()],
             retired: Vec::new(),
             ended: None,
+            now: 0,
             shape,
         })
     }
@@ -274,7 +279,8 @@ impl RunCore {
     /// # Errors
     /// [`Error::Protocol`] for an event that is not allowed in this state. The caller must then end the run
     /// with [`RunEvent::Failed`].
-    pub fn step(&mut self, now: Nanoseconds, event: RunEvent, actions: &mut Vec<RunAction>) -> Result<()> {
+    pub fn step(&mut self, now: Nanoseconds, event: RunEvent, actions: &mut Actions) -> Result<()> {
+        self.now = now;
         if let Some(error) = &self.ended {
             if let RunEvent::Submit { sequence, .. } = event {
                 actions.push(RunAction::Fail { sequence, error: error.clone() });
@@ -282,10 +288,10 @@ impl RunCore {
             return Ok(());
         }
         match event {
-            RunEvent::Submit { sequence, prompt } => self.submit(now, sequence, prompt, actions)?,
+            RunEvent::Submit { sequence, prompt } => self.submit(sequence, prompt, actions)?,
             RunEvent::Cancel { sequence } => {
                 self.unqueue(sequence);
-                self.finish(now, sequence, FinishReason::Cancelled, actions);
+                self.finish(sequence, FinishReason::Cancelled, actions);
             }
             RunEvent::Return(returned) => self.returned(returned, actions)?,
             RunEvent::Progress { path, value } => {
@@ -294,7 +300,7 @@ impl RunCore {
                 self.collect(actions);
             }
             RunEvent::Collected { micro_batch, sampled } => {
-                self.collected(now, micro_batch, &sampled, actions)?
+                self.collected(micro_batch, &sampled, actions)?;
             }
             RunEvent::Failed { error } => {
                 for sequence in self.end(error.clone()) {
@@ -306,14 +312,14 @@ impl RunCore {
             RunEvent::Stop => {
                 let all: Vec<_> = self.sequences.keys().copied().collect();
                 for sequence in all {
-                    self.finish(now, sequence, FinishReason::Cancelled, actions);
+                    self.finish(sequence, FinishReason::Cancelled, actions);
                 }
                 self.end(Error::Stopped);
                 actions.push(RunAction::Stop);
                 return Ok(());
             }
         }
-        self.admit(now);
+        self.admit();
         while let Some(Formed { batch, decodes, path }) = self.form() {
             let batch = Arc::new(batch);
             let flight = Flight::Entered;
@@ -323,18 +329,12 @@ impl RunCore {
         Ok(())
     }
 
-    fn submit(
-        &mut self,
-        now: Nanoseconds,
-        id: SequenceId,
-        prompt: Prompt,
-        actions: &mut Vec<RunAction>,
-    ) -> Result<()> {
+    fn submit(&mut self, id: SequenceId, prompt: Prompt, actions: &mut Actions) -> Result<()> {
         if self.sequences.contains_key(&id) {
             return Err(Error::protocol(format!("{id} submitted twice")));
         }
         let (context, vocabulary) = (self.shape.context, self.shape.vocabulary);
-        match Sequence::new(prompt, context, vocabulary, self.pool.total(), now) {
+        match Sequence::new(prompt, context, vocabulary, self.pool.total(), self.now) {
             Err(refusal) => actions.push(RunAction::Fail { sequence: id, error: refusal.into() }),
             Ok(sequence) => {
                 self.sequences.insert(id, sequence);
@@ -346,19 +346,19 @@ impl RunCore {
 
     /// Admits waiting sequences in submission order. A short request never overtakes a long one, because a
     /// stream of short requests could otherwise starve it.
-    fn admit(&mut self, now: Nanoseconds) {
+    fn admit(&mut self) {
         while let Some(&id) = self.waiting.front() {
-            let Some(sequence) = self.sequences.get_mut(&id) else { return };
+            let sequence = self.sequences.get_mut(&id).unwrap_or_else(|| panic!("{id} waits but has ended"));
             let Some(blocks) = self.pool.take(sequence.wanted_blocks) else { return };
             sequence.blocks = Some(blocks);
-            sequence.times.admitted_ns = Some(now);
+            sequence.times.admitted_ns = Some(self.now);
             self.generating += u32::from(sequence.generation.is_some());
             self.waiting.pop_front();
             self.prefilling.push_back(id);
         }
     }
 
-    fn returned(&mut self, returned: Return, actions: &mut Vec<RunAction>) -> Result<()> {
+    fn returned(&mut self, returned: Return, actions: &mut Actions) -> Result<()> {
         let path = self.in_flight.iter().find(|f| f.batch.id == returned.micro_batch).map(|f| f.path);
         let is_next = |f: &&mut InFlight| f.flight == Flight::Entered && Some(f.path) == path;
         match self.in_flight.iter_mut().find(is_next) {
@@ -372,7 +372,7 @@ impl RunCore {
     }
 
     /// Requests the results of every micro-batch whose `ready` point the download timeline has reached.
-    fn collect(&mut self, actions: &mut Vec<RunAction>) {
+    fn collect(&mut self, actions: &mut Actions) {
         for path in Path::ALL {
             for next in self.in_flight.iter_mut().filter(|f| f.path == path) {
                 match next.flight {
@@ -387,13 +387,7 @@ impl RunCore {
         }
     }
 
-    fn collected(
-        &mut self,
-        now: Nanoseconds,
-        id: MicroBatchId,
-        sampled: &[Sampled],
-        actions: &mut Vec<RunAction>,
-    ) -> Result<()> {
+    fn collected(&mut self, id: MicroBatchId, sampled: &[Sampled], actions: &mut Actions) -> Result<()> {
         let at = self.in_flight.iter().position(|f| f.flight == Flight::Collecting && f.batch.id == id);
         let is_next = |at: &usize| {
             let path = self.in_flight[*at].path;
@@ -402,7 +396,7 @@ impl RunCore {
         let Some(InFlight { batch, .. }) = at.filter(is_next).and_then(|at| self.in_flight.remove(at)) else {
             return Err(Error::protocol(format!("{id} read out of order")));
         };
-        self.credits.push_back(batch.credit);
+        self.return_credit(batch.credit);
         self.free_retired();
         for item in &batch.items {
             // A sequence that has ended in the meantime is absent. Its result is dropped.
@@ -410,13 +404,13 @@ impl RunCore {
             if item.end_position() < sequence.prompt.len() as u32 {
                 continue;
             }
-            sequence.times.prefilled_ns.get_or_insert(now);
+            sequence.times.prefilled_ns.get_or_insert(self.now);
             let limits = sequence.generation.as_ref().map(|g| (g.max_new_tokens, g.at_limit));
             match limits {
-                None => self.finish(now, item.sequence, FinishReason::LogitsDone, actions),
-                Some((0, at_limit)) => self.finish(now, item.sequence, at_limit, actions),
+                None => self.finish(item.sequence, FinishReason::LogitsDone, actions),
+                Some((0, at_limit)) => self.finish(item.sequence, at_limit, actions),
                 Some(_) => match sampled.iter().find(|s| s.sequence == item.sequence) {
-                    Some(sampled) => self.emit(now, item.sequence, &sampled.token, actions),
+                    Some(sampled) => self.emit(item.sequence, &sampled.token, actions),
                     None => {
                         return Err(Error::protocol(format!("{id} without a token for {}", item.sequence)));
                     }
@@ -426,13 +420,7 @@ impl RunCore {
         Ok(())
     }
 
-    fn emit(
-        &mut self,
-        now: Nanoseconds,
-        id: SequenceId,
-        token: &std::result::Result<u32, String>,
-        actions: &mut Vec<RunAction>,
-    ) {
+    fn emit(&mut self, id: SequenceId, token: &std::result::Result<u32, String>, actions: &mut Actions) {
         let vocabulary = self.shape.vocabulary;
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let Some(generation) = &mut sequence.generation else { return };
@@ -449,28 +437,22 @@ impl RunCore {
         }
         let Ok(token) = *token else { return };
         if generation.ends_with(token) {
-            return self.finish(now, id, FinishReason::EndToken(token), actions);
+            return self.finish(id, FinishReason::EndToken(token), actions);
         }
         generation.new_tokens += 1;
         generation.last_token = token;
         let (done, reason) = (generation.new_tokens == generation.max_new_tokens, generation.at_limit);
         actions.push(RunAction::Emit { sequence: id, token });
         if done {
-            self.finish(now, id, reason, actions);
+            self.finish(id, reason, actions);
         } else {
             self.ready.push_back(id);
         }
     }
 
-    fn finish(
-        &mut self,
-        now: Nanoseconds,
-        id: SequenceId,
-        reason: FinishReason,
-        actions: &mut Vec<RunAction>,
-    ) {
+    fn finish(&mut self, id: SequenceId, reason: FinishReason, actions: &mut Actions) {
         if let Some(sequence) = self.remove(id) {
-            actions.push(RunAction::Finish { sequence: id, finished: sequence.finished(reason, now) });
+            actions.push(RunAction::Finish { sequence: id, finished: sequence.finished(reason, self.now) });
         }
     }
 
@@ -494,7 +476,10 @@ impl RunCore {
     /// in none of them.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
-        self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());
+        if sequence.is_admitted() && sequence.generation.is_some() {
+            assert!(self.generating > 0, "{id} was not counted among the sequences that generate");
+            self.generating -= 1;
+        }
         match &sequence.blocks {
             Some(blocks) if self.shape.prefill_from.is_some() && !self.in_flight.is_empty() => {
                 self.retired.push((MicroBatchId(self.next_id), blocks.clone()));
@@ -527,10 +512,16 @@ impl RunCore {
         for &id in &all {
             self.remove(id);
         }
-        for flight in self.in_flight.drain(..) {
-            self.credits.push_back(flight.batch.credit);
+        while let Some(flight) = self.in_flight.pop_front() {
+            self.return_credit(flight.batch.credit);
         }
         self.free_retired();
         all
+    }
+
+    fn return_credit(&mut self, credit: u32) {
+        let is_lent = credit < self.shape.credits && !self.credits.contains(&credit);
+        assert!(is_lent, "credit {credit} of {} is returned twice", self.shape.credits);
+        self.credits.push_back(credit);
     }
 }
