@@ -31,7 +31,7 @@ use passages::{Passages, Reach};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
 use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
-use shared_weights::SharedWeights;
+use shared_weights::shared_pages;
 use spec::Layout;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -262,66 +262,50 @@ fn connect(
     sink: &TraceSink,
 ) -> Result<Connected> {
     let passages = Passages::new(&pipeline, layout)?;
-    let mut shared_weights = SharedWeights::new(&pipeline);
-    let PipelineSpec { devices, stages, prefill } = pipeline;
-    let rings = options.routes.iter().enumerate().map(|(edge, routes)| {
-        let cores = options.ring_cores.get(edge).map_or(&[][..], Vec::as_slice);
-        // A region has at least one byte.
-        let region = HostRegion::near(routes.staging_bytes().max(1) as usize, cores);
-        region.map(Arc::new).map_err(|e| Error::Spec { what: format!("staging for {routes:?}: {e}") })
-    });
-    let rings = rings.collect::<Result<Vec<_>>>()?;
-    let hosts: Vec<usize> = stages.iter().map(|stage| stage.device).collect();
+    let shared_weights = shared_pages(&pipeline);
+    let rings = rings(options)?;
+    let last = pipeline.stages.len() - 1;
     // Device of each stage. The prefill stage is the last.
-    let all_hosts: Vec<usize> =
-        hosts.iter().copied().chain(prefill.iter().map(|stage| stage.device)).collect();
+    let hosts: Vec<usize> = pipeline.all().map(|stage| stage.device).collect();
+    let reads: Vec<_> = pipeline.all().enumerate().map(|(index, spec)| file_reads(index, spec)).collect();
+    let PipelineSpec { devices, stages, prefill } = pipeline;
     // Index of a stage among the stages of its device.
     let local = |stage: usize| hosts[..stage].iter().filter(|host| **host == hosts[stage]).count();
-    let mailboxes: Vec<_> = (0..devices.len())
-        .map(|device| {
-            let routes = routes_of(&options.routes, &hosts, device);
-            let verified = options.verify_transfers;
-            let lanes = Lanes::of_device(options.credits, options.slots, verified, routes);
-            let lanes = lanes.with_passages(passages.on(device), passages.starts_on(device));
-            mailbox::<DeviceMessage, DeviceUrgent>(lanes)
-        })
-        .collect();
+    let mailbox_of = |device: usize| {
+        let routes = routes_of(&options.routes, &hosts[..=last], device);
+        let lanes = Lanes::of_device(options.credits, options.slots, options.verify_transfers, routes);
+        let lanes = lanes.with_passages(passages.on(device), passages.starts_on(device));
+        mailbox::<DeviceMessage, DeviceUrgent>(lanes)
+    };
+    let mailboxes: Vec<_> = (0..devices.len()).map(mailbox_of).collect();
     let addresses: Vec<_> = mailboxes.iter().map(|(address, _)| address.clone()).collect();
     let timelines: Vec<[Arc<Timeline>; 3]> =
         devices.iter().map(|device| QueueKind::ALL.map(|queue| device.timeline_for_others(queue))).collect();
-    let named = |&host: &usize| (devices[host].id(), devices[host].adapter().label());
-    let named: Vec<_> = all_hosts.iter().map(named).collect();
-    let reports: Vec<Arc<Mutex<StageReport>>> = all_hosts.iter().map(|_| Arc::default()).collect();
+    let labels: Vec<_> = devices.iter().map(|device| device.adapter().label()).collect();
+    let named: Vec<_> = hosts.iter().map(|&host| (devices[host].id(), labels[host].clone())).collect();
+    let reports: Vec<Arc<Mutex<StageReport>>> = hosts.iter().map(|_| Arc::default()).collect();
     let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
-    let path_ends = |first: usize, last: usize, token_return: &Transfers| PathEnds {
-        first: (
-            all_hosts[first],
-            all_hosts[..first].iter().filter(|host| **host == all_hosts[first]).count(),
-        ),
-        last: devices[all_hosts[last]].timeline(QueueKind::Download),
+    // What leaves each stage.
+    let crossings: Vec<Transfers> = hosts.iter().map(|_| Transfers::default()).collect();
+    let path_ends = |first: usize, last: usize| PathEnds {
+        first: (hosts[first], local(first)),
+        last: devices[hosts[last]].timeline(QueueKind::Download),
         notice: Notice::default(),
         progress: 0,
-        token_return: token_return.clone(),
+        token_return: crossings[last].clone(),
     };
-    let last = hosts.len() - 1;
-    let crossings: Vec<Transfers> = stages.iter().map(|_| Transfers::default()).collect();
-    let prefill_return = Transfers::default();
-    let mut ends = vec![path_ends(0, last, &crossings[last])];
-    ends.extend(prefill.iter().map(|_| path_ends(last + 1, last + 1, &prefill_return)));
-    let labels: Vec<_> = devices.iter().map(|device| device.adapter().label()).collect();
+    let mut ends = vec![path_ends(0, last)];
+    ends.extend(prefill.iter().map(|_| path_ends(last + 1, last + 1)));
     let reach = Reach { labels: &labels, addresses: &addresses, timelines: &timelines };
-    let (mut at_senders, mut at_receivers): (Vec<_>, Vec<_>) = options
-        .routes
-        .iter()
-        .map(Sharing::of)
-        .map(|(sender, receiver)| (Some(sender), Some(receiver)))
-        .unzip();
+    let sharing = options.routes.iter().map(Sharing::of);
+    let (mut at_senders, mut at_receivers): (Vec<_>, Vec<_>) =
+        sharing.map(|(sender, receiver)| (Some(sender), Some(receiver))).unzip();
     // Edge `edge`, as the neighbour of stage `neighbour` sees it.
     let edge = |edge: usize, neighbour: usize, queues: &[QueueKind], shared: &mut [Option<Sharing>]| Edge {
         notice: notices[edge].clone(),
         routes: options.routes[edge].clone(),
         ring: Arc::clone(&rings[edge]),
-        label: named[neighbour].1.clone(),
+        label: labels[hosts[neighbour]].clone(),
         address: addresses[hosts[neighbour]].clone(),
         stage: local(neighbour),
         timelines: queues
@@ -338,7 +322,6 @@ fn connect(
     let mut watched: Vec<_> = watched.collect();
     let copies: Vec<_> = watched.iter().map(|device| device.copies.clone()).collect();
     let names = named.iter().map(|(_, label)| label.clone()).collect();
-    let reads: Vec<_> = stages.iter().enumerate().map(|(index, spec)| file_reads(index, spec)).collect();
     watched.extend(reads.iter().flatten().map(FileReads::watched));
     let of_reads = reads.iter().flatten().map(|reads| &reads.timeline);
     let awaited = timelines.iter().flatten().chain(of_reads).cloned();
@@ -357,8 +340,11 @@ fn connect(
         verified: options.verify_transfers,
     });
     let mut actors: Vec<_> = actors.collect();
-    let logits = || (Arc::clone(&logits.region), layout.logits_part_bytes);
-    for ((index, spec), reads) in stages.into_iter().enumerate().zip(reads) {
+    // An actor loads the prefill stage after the other stages, because it uses their memory.
+    let specs = stages.into_iter().chain(prefill).zip(reads).zip(shared_weights);
+    for (index, ((spec, reads), shared_weights)) in specs.enumerate() {
+        let is_prefill = index > last;
+        let before = index.checked_sub(1).filter(|_| !is_prefill);
         actors[spec.device].stages.push(ActorStage {
             stage: index as u32,
             arenas: spec.arenas(),
@@ -367,48 +353,32 @@ fn connect(
             from_file: spec.from_file,
             reads,
             weights: spec.weights,
-            shared_weights: std::mem::take(&mut shared_weights.of_stages[index]),
-            previous: (index > 0).then(|| edge(index - 1, index - 1, &FROM_PREVIOUS, &mut at_receivers)),
+            shared_weights,
+            previous: before.map(|before| edge(before, before, &FROM_PREVIOUS, &mut at_receivers)),
             next: (index < last).then(|| edge(index, index + 1, &FROM_NEXT, &mut at_senders)),
-            logits: (index == last).then(logits),
+            logits: (index >= last).then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
             ends: Ends {
-                incoming: index.checked_sub(1).map(|before| crossings[before].clone()),
+                incoming: before.map(|before| crossings[before].clone()),
                 outgoing: Some(crossings[index].clone()),
             },
-            passages: passages.of_stage(index, &reach),
-            is_prefill: false,
+            passages: passages.of_stage(index, is_prefill, &reach),
+            is_prefill,
             report: Arc::clone(&reports[index]),
         });
     }
-    // An actor loads the prefill stage after the other stages, because it uses their memory.
-    if let Some(spec) = prefill {
-        actors[spec.device].stages.push(ActorStage {
-            stage: last as u32 + 1,
-            arenas: spec.arenas(),
-            compiled: spec.compiled,
-            streamed: spec.streamed,
-            from_file: Vec::new(),
-            reads: None,
-            weights: spec.weights,
-            shared_weights: shared_weights.of_prefill,
-            previous: None,
-            next: None,
-            logits: Some(logits()),
-            ends: Ends { incoming: None, outgoing: Some(prefill_return) },
-            passages: passages.of_prefill(&reach),
-            is_prefill: true,
-            report: Arc::clone(&reports[last + 1]),
-        });
-    }
-    Ok(Connected {
-        actors,
-        addresses: addresses.clone(),
-        reports: reports.clone(),
-        devices: named,
-        ends,
-        crossings: crossings.clone(),
-        watch,
-    })
+    let crossings = crossings[..=last].to_vec();
+    Ok(Connected { actors, addresses, reports, devices: named, ends, crossings, watch })
+}
+
+/// Allocates the host memory of the rings of each edge.
+fn rings(options: &PipelineOptions) -> Result<Vec<Arc<HostRegion>>> {
+    let rings = options.routes.iter().enumerate().map(|(edge, routes)| {
+        let cores = options.ring_cores.get(edge).map_or(&[][..], Vec::as_slice);
+        // A region has at least one byte.
+        let region = HostRegion::near(routes.staging_bytes().max(1) as usize, cores);
+        region.map(Arc::new).map_err(|e| Error::Spec { what: format!("staging for {routes:?}: {e}") })
+    });
+    rings.collect()
 }
 
 /// Returns the timeline and the list of a stage's reads from the model's file, if there are any.

@@ -21,7 +21,7 @@ struct Receiver {
 
 /// The prefill stage.
 #[derive(Clone, Copy)]
-struct Source {
+struct PrefillStage {
     device: usize,
     /// Index of the stage among the stages of its device.
     local: usize,
@@ -30,7 +30,7 @@ struct Source {
 /// All passages of a pipeline.
 pub(super) struct Passages {
     /// `None` without a prefill stage.
-    source: Option<Source>,
+    source: Option<PrefillStage>,
     receivers: Vec<Receiver>,
     /// Maximum number of blocks in a place.
     blocks: u64,
@@ -52,7 +52,7 @@ impl Passages {
         let stages = &pipeline.stages;
         let local = |device: usize, end: usize| stages[..end].iter().filter(|s| s.device == device).count();
         let source = pipeline.prefill.as_ref().map(|prefill| prefill.device);
-        let source = source.map(|device| Source { device, local: local(device, stages.len()) });
+        let source = source.map(|device| PrefillStage { device, local: local(device, stages.len()) });
         let blocks = layout.passing_blocks;
         let receives = |(_, stage): &(usize, &_)| {
             let stage: &super::StageSpec = stage;
@@ -80,21 +80,15 @@ impl Passages {
         self.source.is_some_and(|source| source.device == device)
     }
 
-    /// Returns the passages of the prefill stage.
-    pub(super) fn of_prefill(&self, reach: &Reach<'_>) -> Vec<Passage> {
-        let other = |receiver: &Receiver| {
-            self.passage(receiver, reach, (receiver.device, receiver.local, QueueKind::Upload))
+    /// Returns the passages of a stage. The prefill stage comes after the other stages.
+    pub(super) fn of_stage(&self, stage: usize, is_prefill: bool, reach: &Reach<'_>) -> Vec<Passage> {
+        let Some(source) = self.source else { return Vec::new() };
+        let ends = |receiver: &&Receiver| is_prefill || receiver.stage == stage;
+        let other = |receiver: &Receiver| match is_prefill {
+            true => self.passage(receiver, reach, (receiver.device, receiver.local, QueueKind::Upload)),
+            false => self.passage(receiver, reach, (source.device, source.local, QueueKind::Download)),
         };
-        self.receivers.iter().map(other).collect()
-    }
-
-    /// Returns the passage to a stage, if there is one.
-    pub(super) fn of_stage(&self, stage: usize, reach: &Reach<'_>) -> Vec<Passage> {
-        let receiver = self.receivers.iter().find(|receiver| receiver.stage == stage);
-        let other = |(receiver, source): (&Receiver, Source)| {
-            self.passage(receiver, reach, (source.device, source.local, QueueKind::Download))
-        };
-        receiver.zip(self.source).map(other).into_iter().collect()
+        self.receivers.iter().filter(ends).map(other).collect()
     }
 
     /// Returns a passage as the stage sees it whose other stage is at `local` on `device`. `queue` makes the

@@ -44,23 +44,17 @@ fn copies_from(device: &dyn Device, owner: &dyn Device) -> bool {
     device.imports.contains(&pages) && owner.exports.contains(&pages)
 }
 
-/// Host memory of shared weights, each with the index of the weight at its stage.
-pub(super) struct SharedWeights {
-    pub(super) of_stages: Vec<Vec<(usize, Arc<HostPages>)>>,
-    pub(super) of_prefill: Vec<(usize, Arc<HostPages>)>,
-}
-
-impl SharedWeights {
-    /// Reserves the memory. The system commits it when the weights are loaded.
-    pub(super) fn new(pipeline: &PipelineSpec) -> Self {
-        let mut all = Self { of_stages: vec![Vec::new(); pipeline.stages.len()], of_prefill: Vec::new() };
-        for SharedWeight { stage, weight, at_prefill } in shared_weights(pipeline) {
-            let bytes = pipeline.stages[stage].compiled.weights[weight].bytes();
-            // Without memory for this weight, each stage allocates its own, and reports the error.
-            let Some(pages) = HostPages::new(bytes).map(Arc::new) else { continue };
-            all.of_stages[stage].push((weight, Arc::clone(&pages)));
-            all.of_prefill.push((at_prefill, pages));
-        }
-        all
+/// Reserves the host memory of shared weights. Returns it for each stage, with the index of the weight at the
+/// stage. The system commits the memory when the weights are loaded.
+pub(super) fn shared_pages(pipeline: &PipelineSpec) -> Vec<Vec<(usize, Arc<HostPages>)>> {
+    let prefill = pipeline.stages.len();
+    let mut all = vec![Vec::new(); prefill + 1];
+    for SharedWeight { stage, weight, at_prefill } in shared_weights(pipeline) {
+        let bytes = pipeline.stages[stage].compiled.weights[weight].bytes();
+        // Without memory for this weight, each stage allocates its own, and reports the error.
+        let Some(pages) = HostPages::new(bytes).map(Arc::new) else { continue };
+        all[stage].push((weight, Arc::clone(&pages)));
+        all[prefill].push((at_prefill, pages));
     }
+    all
 }
