@@ -1,5 +1,6 @@
 //! Tests of streamed weights that are read from the model's file for each micro-batch.
 
+use super::failures::nothing_leaks;
 use super::*;
 use ragtag_graph::WeightChunk;
 use std::sync::Mutex;

@@ -1,0 +1,190 @@
+//! Failures: faulty copies, lost devices, panics, and the objects that they leave behind.
+
+use super::*;
+
+#[test]
+fn faulty_copies_of_streamed_weights_end_the_run_with_an_error() {
+    let fault = |kind| {
+        let mut setup = Setup::new(1);
+        setup.streamed = vec![1, 2, 3, 4];
+        setup.options.stall_timeout = Some(Duration::from_millis(200));
+        // Weights are loaded in smaller chunks.
+        let (copies, least_bytes) = (FaultyCopies::Uploads, setup.model.weight_bytes);
+        let copy_fault = CopyFault { kind, copies, least_bytes, after: 20, most: None };
+        setup.devices[0].copy_fault = Some(copy_fault);
+        setup
+    };
+    check(&fault(CopyFaultKind::Late { us: 300 }));
+    let error = |kind| {
+        let pipeline = fault(kind).start().unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        failed(&all(&replies))
+    };
+    let error_of_copy = error(CopyFaultKind::Failing);
+    assert!(matches!(&error_of_copy, Error::Stage { stage: 0, device, .. } if device == "cpu:0"));
+    let stalled = error(CopyFaultKind::Endless);
+    let what = "streamed weights".into();
+    assert_eq!(stalled, Error::StalledCopy { what, device: "cpu:0".into(), seconds: 1 });
+    let mut lost = Setup::new(1);
+    (lost.streamed, lost.devices[0].losing_submission) = (vec![1, 2, 3, 4], Some(60));
+    let pipeline = lost.start().unwrap();
+    let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+    assert!(matches!(failed(&all(&replies)), Error::Stage { stage: 0, .. }));
+}
+
+#[test]
+fn faulty_copies_of_keys_and_values_end_the_run_with_an_error() {
+    // Copies of activations are smaller. The second device loads its six weights in 18 chunks.
+    let error = |device: usize, (copies, after), kind| {
+        let mut setup = Setup::new(2);
+        (setup.model.layers, setup.prefill) = (12, Some(0));
+        setup.options.stall_timeout = Some(Duration::from_millis(200));
+        let copy_fault = CopyFault { kind, copies, least_bytes: 101, after, most: None };
+        setup.devices[device].copy_fault = Some(copy_fault);
+        let pipeline = setup.start().unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        failed(&all(&replies))
+    };
+    let passed = |kind| error(0, (FaultyCopies::Downloads, 0), kind);
+    let failed = |error: &Error, (at, label): (u32, &str)| match error {
+        Error::KeysAndValues { stage, device, .. } => assert_eq!((*stage, device.as_str()), (at, label)),
+        other => panic!("{other:?}"),
+    };
+    // The device of the prefill stage, stage 2, also runs stage 0.
+    failed(&passed(CopyFaultKind::Failing), (2, "cpu:0"));
+    failed(&error(1, (FaultyCopies::Uploads, 18), CopyFaultKind::Failing), (1, "cpu:1"));
+    let what = String::from("keys and values");
+    let stalled = |device: &str| Error::StalledCopy { what: what.clone(), device: device.into(), seconds: 1 };
+    assert_eq!(passed(CopyFaultKind::Endless), stalled("cpu:0"));
+    assert_eq!(error(1, (FaultyCopies::Uploads, 18), CopyFaultKind::Endless), stalled("cpu:1"));
+}
+
+#[test]
+fn logits_that_never_arrive_end_the_run_with_an_error() {
+    let mut setup = Setup::new(2);
+    setup.options.stall_timeout = Some(Duration::from_millis(200));
+    // Only the last device copies logits to the host, and its activations stay on it.
+    let (kind, copies) = (CopyFaultKind::Endless, FaultyCopies::Downloads);
+    setup.devices[1].copy_fault = Some(CopyFault { kind, copies, least_bytes: 1, after: 3, most: None });
+    let pipeline = setup.start().unwrap();
+    let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+    let stalled = Error::StalledCopy { what: "logits".into(), device: "cpu:1".into(), seconds: 1 };
+    assert_eq!(failed(&all(&replies)), stalled);
+}
+
+#[test]
+fn a_lost_device_ends_every_sequence_with_one_clear_error() {
+    for stage in 0..3 {
+        // The loss may affect any queue.
+        for command in 30..40 {
+            let mut setup = Setup::new(3);
+            setup.devices[stage].lost_at_command = Some(command);
+            let pipeline = setup.start().unwrap();
+            let requests: Vec<_> = (0..5).map(|i| submit(&pipeline, &prompt(9, i), generate(50))).collect();
+            let errors: Vec<_> = requests.iter().map(|(_, replies)| failed(&all(replies))).collect();
+            let expected = errors[0].clone();
+            let Error::Stage { stage: at, device, cause: DeviceError::Lost { .. } } = &expected else {
+                panic!("{expected:?}")
+            };
+            assert_eq!((*at, device), (stage as u32, &format!("cpu:{stage}")), "command {command}");
+            assert!(errors.iter().all(|error| *error == expected), "command {command}: {errors:?}");
+            let late = submit(&pipeline, &prompt(9, 9), generate(1));
+            assert_eq!(all(&late.1), [Reply::Failed(expected)]);
+            pipeline.shutdown();
+        }
+    }
+}
+
+#[test]
+fn dropping_a_busy_pipeline_ends_it() {
+    let mut setup = Setup::new(3);
+    setup.devices.iter_mut().for_each(|d| d.random_delay_us = 2000);
+    let pipeline = setup.start().unwrap();
+    let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(100));
+    replies.recv_timeout(TIMEOUT).unwrap();
+    drop(pipeline);
+    assert_eq!(finished(&all(&replies)).reason, FinishReason::Cancelled);
+}
+
+#[test]
+fn a_panicking_sampler_ends_the_run_without_a_hang() {
+    struct Panics;
+    impl Sample for Panics {
+        fn sample(&mut self, _: &[f32], _: &[u32]) -> std::result::Result<u32, String> {
+            panic!("on purpose")
+        }
+    }
+    let pipeline = Setup::new(2).start().unwrap();
+    let (_, other) = submit(&pipeline, &prompt(9, 1), generate(100));
+    let job = Job::Generate { max_new_tokens: 9, end_tokens: Vec::new(), sampler: Box::new(Panics) };
+    let (_, replies) = submit(&pipeline, &prompt(9, 2), job);
+    assert!(matches!(failed(&all(&replies)), Error::Protocol { .. }));
+    assert!(matches!(failed(&all(&other)), Error::Protocol { .. }));
+    let late = submit(&pipeline, &prompt(9, 3), generate(1));
+    assert!(matches!(failed(&all(&late.1)), Error::Stopped));
+}
+
+/// Checks that every device was dropped and left no objects behind.
+#[track_caller]
+pub(super) fn nothing_leaks(watches: &[LeakWatch], how: &str) {
+    for (stage, watch) in watches.iter().enumerate() {
+        assert_eq!(watch.leaks(), Some(Leaks::default()), "{how}, stage {stage}");
+    }
+}
+
+#[test]
+fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices() {
+    let mut setup = Setup::new(3);
+    let (specs, watches) = setup.watched();
+    let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+    all(&submit(&pipeline, &prompt(20, 1), generate(10)).1);
+    assert!(pipeline.stats().stages.iter().all(|stage| stage.pool.in_use_bytes > 0));
+    assert_eq!(watches[0].leaks(), None, "still open");
+    pipeline.shutdown();
+    nothing_leaks(&watches, "ran");
+
+    setup.devices.iter_mut().for_each(|d| d.random_delay_us = 1000);
+    let (specs, watches) = setup.watched();
+    let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+    let (id, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
+    replies.recv_timeout(TIMEOUT).unwrap();
+    pipeline.cancel(id);
+    all(&replies);
+    pipeline.shutdown();
+    nothing_leaks(&watches, "cancelled");
+
+    let (specs, watches) = setup.watched();
+    let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+    let (_, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
+    replies.recv_timeout(TIMEOUT).unwrap();
+    drop(pipeline);
+    nothing_leaks(&watches, "dropped");
+}
+
+#[test]
+fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
+    // One device is lost. The other devices cannot predict the loss, and still release everything.
+    let mut setup = Setup::new(3);
+    setup.devices[1].lost_at_command = Some(30);
+    let (specs, watches) = setup.watched();
+    let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+    failed(&all(&submit(&pipeline, &prompt(9, 1), generate(50)).1));
+    pipeline.shutdown();
+    nothing_leaks(&watches, "lost");
+
+    // The second device runs out of memory. Everything that it has allocated is freed.
+    let mut setup = Setup::new(3);
+    setup.devices[1].most_bytes = Some(12_000);
+    let (specs, watches) = setup.watched();
+    assert!(Pipeline::start(specs, &setup.options, |_| {}).is_err());
+    nothing_leaks(&watches, "out of memory");
+
+    for how in ["fill", "panic", "panic in fill"] {
+        let setup = Setup::new(3);
+        let (mut specs, watches) = setup.watched();
+        let segments = specs.stages[2].compiled.segments.clone();
+        specs.stages[2].weights = Box::new(Spoilt(setup.model.weights(segments), how));
+        assert!(Pipeline::start(specs, &setup.options, |_| {}).is_err());
+        nothing_leaks(&watches, how);
+    }
+}
