@@ -1,6 +1,6 @@
 //! Device errors, as types that callers can match on.
 
-use crate::ids::Point;
+use crate::ids::{DeviceId, Point};
 use serde::{Deserialize, Serialize};
 
 /// Result of a call to a device.
@@ -126,6 +126,14 @@ impl Error {
         match self {
             Error::Poisoned { cause, .. } | Error::Refused { cause } => cause.root(),
             other => other,
+        }
+    }
+
+    /// Returns the device on which a chain of failed waits began. `None` if no wait has failed.
+    pub fn culprit(&self) -> Option<DeviceId> {
+        match self {
+            Error::Poisoned { point, cause } => Some(cause.culprit().unwrap_or(point.timeline.device)),
+            _ => None,
         }
     }
 }
