@@ -244,7 +244,9 @@ impl Error {
             Error::Strict { .. } => 8,
             Error::Device { cause, .. }
             | Error::Run(
-                ragtag_scheduler::Error::Stage { cause, .. } | ragtag_scheduler::Error::Memory { cause, .. },
+                ragtag_scheduler::Error::Stage { cause, .. }
+                | ragtag_scheduler::Error::Device { cause, .. }
+                | ragtag_scheduler::Error::Memory { cause, .. },
             ) if cause.is_out_of_memory() => 6,
             Error::Compile { .. } | Error::Device { .. } | Error::Run(_) | Error::SelfTest { .. } => 1,
             Error::Simulated(_) | Error::Canary { .. } => 1,

@@ -23,16 +23,16 @@ const QUEUES: [QueueKind; 2] = [QueueKind::Upload, QueueKind::Download];
 pub(crate) enum Copied {
     /// Activations, over this edge and route. Edge `n` leaves stage `n`.
     Activations(u32, Route),
-    /// Streamed weights of this stage.
-    Weights(u32),
-    /// Streamed weights of this stage, from the model's file to host memory.
-    FromFile(u32),
-    /// Logits of this stage.
-    Logits(u32),
-    /// Keys and values that pass to or from this stage.
-    KeysAndValues(u32),
-    /// A checksum of activations of this stage.
-    Checksum(u32),
+    /// Streamed weights.
+    Weights,
+    /// Streamed weights, from the model's file to host memory.
+    FromFile,
+    /// Logits.
+    Logits,
+    /// Keys and values that pass to or from the stage.
+    KeysAndValues,
+    /// A checksum of activations, or of keys and values.
+    Checksum,
 }
 
 /// A copy or a computation that may not have completed.
@@ -40,8 +40,10 @@ pub(crate) enum Copied {
 pub(crate) struct Pending {
     pub(crate) signal: Point,
     pub(crate) waits: Vec<Point>,
+    /// Index of the stage.
+    pub(crate) stage: u32,
     /// Present for a copy.
-    pub(crate) copy: Option<Copied>,
+    pub(crate) copied: Option<Copied>,
 }
 
 /// Copies and computations of one device. The device's actor adds them, and the coordinator reads them.
@@ -126,21 +128,28 @@ impl Watch {
         let limit = self.limit?;
         let mut due = BTreeMap::new();
         let mut error = None;
-        for Pending { signal, copy, .. } in self.devices.iter().flat_map(|device| self.due_on(device)) {
+        for Pending { signal, stage, copied, .. } in
+            self.devices.iter().flat_map(|device| self.due_on(device))
+        {
             let since = *self.due.get(&signal).unwrap_or(&now);
             due.insert(signal, since);
-            if let Some(copied) = copy.filter(|_| now.saturating_duration_since(since) >= limit) {
+            if let Some(copied) = copied.filter(|_| now.saturating_duration_since(since) >= limit) {
                 let seconds = limit.as_millis().div_ceil(1000) as u64;
+                let (device, stalled) = (self.label(stage), |what: &str, device| Error::StalledCopy {
+                    what: what.into(),
+                    device,
+                    seconds,
+                });
                 error = error.or(Some(match copied {
                     Copied::Activations(edge, route) => {
                         let [from, to] = self.ends(edge);
                         Error::Stalled { from, to, route, seconds }
                     }
-                    Copied::Weights(stage) => self.stalled_copy("streamed weights", stage, seconds),
-                    Copied::FromFile(stage) => Error::StalledRead { device: self.label(stage), seconds },
-                    Copied::Logits(stage) => self.stalled_copy("logits", stage, seconds),
-                    Copied::KeysAndValues(stage) => self.stalled_copy("keys and values", stage, seconds),
-                    Copied::Checksum(stage) => self.stalled_copy("checksum", stage, seconds),
+                    Copied::Weights => stalled("streamed weights", device),
+                    Copied::FromFile => Error::StalledRead { device, seconds },
+                    Copied::Logits => stalled("logits", device),
+                    Copied::KeysAndValues => stalled("keys and values", device),
+                    Copied::Checksum => stalled("checksum", device),
                 }));
             }
         }
@@ -150,43 +159,50 @@ impl Watch {
 
     /// Returns the copies of a device that nothing delays but the copy itself.
     fn due_on<'a>(&'a self, device: &'a WatchedDevice) -> impl Iterator<Item = Pending> + 'a {
-        let runs = |work: &Pending| work.waits.iter().all(|point| self.has_passed(point));
-        let computes = device.next(QueueKind::Compute).is_some_and(|work| runs(&work));
+        let computes = device.next(QueueKind::Compute).is_some_and(|work| self.runs(&work));
         let copies = QUEUES.into_iter().filter(move |_| !computes);
-        copies.filter_map(|queue| device.next(queue)).filter(move |work| runs(work))
+        copies.filter_map(|queue| device.next(queue)).filter(|work| self.runs(work))
     }
 
-    fn has_passed(&self, point: &Point) -> bool {
-        self.awaited.get(&point.timeline).is_some_and(|timeline| timeline.value() >= point.value)
+    /// Returns whether all points that the next work of a queue waits for have passed.
+    fn runs(&self, work: &Pending) -> bool {
+        let passed = |point: &Point| {
+            self.awaited.get(&point.timeline).is_some_and(|timeline| timeline.value() >= point.value)
+        };
+        work.waits.iter().all(passed)
     }
 
-    /// Returns the error for a copy that failed on `device` with `cause`. It names the edge or the stage of
-    /// the copy. Returns `None` if a computation failed, or if the device is lost.
-    pub(crate) fn failed_copy(&self, device: DeviceId, cause: &ragtag_hal::Error) -> Option<Error> {
-        if matches!(cause, ragtag_hal::Error::Lost { .. } | ragtag_hal::Error::Closed { .. }) {
-            return None;
-        }
+    /// Returns the error for the work that failed on `device` with `cause`. It names the edge or the stage of
+    /// the work. `of` is the stage of the work, if it is known. Returns `None` if work of several stages may
+    /// have failed, or if no work was running.
+    pub(crate) fn failed(
+        &self,
+        device: DeviceId,
+        cause: &ragtag_hal::Error,
+        of: Option<u32>,
+    ) -> Option<Error> {
         let is_own = |one: &&WatchedDevice| one.own[0].id().device == device;
         let device = self.devices.iter().find(is_own)?;
-        let failure = |queue: &QueueKind| device.own[queue.index()].failure();
-        let failed = QUEUES.into_iter().filter(|queue| failure(queue).is_some_and(|error| error == *cause));
-        let copied = failed.filter_map(|queue| device.next(queue)?.copy).next()?;
-        let cause = cause.clone();
-        Some(match copied {
-            Copied::Activations(edge, route) => {
+        let has_failed = |queue: &QueueKind| device.own[queue.index()].failure().as_ref() == Some(cause);
+        let failed = QueueKind::ALL.into_iter().filter(has_failed).filter_map(|queue| device.next(queue));
+        // The loss of a device fails all its queues, whatever they were doing.
+        let is_lost = matches!(cause, ragtag_hal::Error::Lost { .. } | ragtag_hal::Error::Closed { .. });
+        let may_fail = |work: &Pending| !is_lost || self.runs(work);
+        let is_of = |work: &Pending| of.is_none_or(|stage| stage == work.stage);
+        let failed: Vec<_> = failed.filter(|work| may_fail(work) && is_of(work)).collect();
+        let (stage, cause) = (failed.first()?.stage, cause.clone());
+        let copy = failed.iter().filter(|_| !is_lost).find_map(|work| Some((work.stage, work.copied?)));
+        match copy {
+            Some((_, Copied::Activations(edge, route))) => {
                 let [from, to] = self.ends(edge);
-                Error::Transfer { from, to, route, cause }
+                Some(Error::Transfer { from, to, route, cause })
             }
-            Copied::KeysAndValues(stage) => Error::KeysAndValues { stage, device: self.label(stage), cause },
-            Copied::Weights(stage)
-            | Copied::FromFile(stage)
-            | Copied::Logits(stage)
-            | Copied::Checksum(stage) => Error::Stage { stage, device: self.label(stage), cause },
-        })
-    }
-
-    fn stalled_copy(&self, what: &str, stage: u32, seconds: u64) -> Error {
-        Error::StalledCopy { what: what.into(), device: self.label(stage), seconds }
+            Some((stage, Copied::KeysAndValues)) => {
+                Some(Error::KeysAndValues { stage, device: self.label(stage), cause })
+            }
+            _ if failed.iter().any(|work| work.stage != stage) => None,
+            _ => Some(Error::Stage { stage, device: self.label(stage), cause }),
+        }
     }
 
     /// Returns the labels of the devices at both ends of an edge.
@@ -221,7 +237,11 @@ mod tests {
     }
 
     fn copy(signal: Point, waits: Vec<Point>) -> Pending {
-        Pending { signal, waits, copy: Some(Copied::Activations(0, Route::HOST_STAGED)) }
+        Pending { signal, waits, stage: 0, copied: Some(Copied::Activations(0, Route::HOST_STAGED)) }
+    }
+
+    fn computation(signal: Point, waits: Vec<Point>) -> Pending {
+        Pending { copied: None, ..copy(signal, waits) }
     }
 
     #[test]
@@ -230,8 +250,8 @@ mod tests {
         let [one, two, there] = [downloaded.id().at(1), downloaded.id().at(2), uploaded.id().at(1)];
         from.add(copy(one, vec![computed.id().at(1)]), 0);
         from.add(copy(two, vec![computed.id().at(1)]), 0);
-        from.add(Pending { signal: computed.id().at(1), waits: Vec::new(), copy: None }, 0);
-        from.add(Pending { signal: computed.id().at(2), waits: vec![two], copy: None }, 0);
+        from.add(computation(computed.id().at(1), Vec::new()), 0);
+        from.add(computation(computed.id().at(2), vec![two]), 0);
         to.add(copy(there, vec![one]), 0);
         let start = Instant::now();
         // The computation takes long.
@@ -261,9 +281,9 @@ mod tests {
     fn a_device_that_computes_has_no_stalled_copies() {
         let (mut watch, [from, _], [computed, downloaded, _]) = watch(Some(STEP));
         from.add(copy(downloaded.id().at(1), Vec::new()), 0);
-        from.add(Pending { signal: computed.id().at(1), waits: Vec::new(), copy: None }, 0);
+        from.add(computation(computed.id().at(1), Vec::new()), 0);
         // This computation waits for the copy, so it does not run.
-        from.add(Pending { signal: computed.id().at(2), waits: vec![downloaded.id().at(1)], copy: None }, 0);
+        from.add(computation(computed.id().at(2), vec![downloaded.id().at(1)]), 0);
         let start = Instant::now();
         assert_eq!([0, 1, 2].map(|step| watch.stalled(start + step * STEP)), [None, None, None]);
         computed.advance(1);
@@ -274,7 +294,8 @@ mod tests {
     #[test]
     fn streamed_weights_stall_and_delay_the_copies_behind_them() {
         let (mut watch, [_, to], [_, _, uploaded]) = watch(Some(STEP));
-        let weights = Pending { copy: Some(Copied::Weights(1)), ..copy(uploaded.id().at(1), Vec::new()) };
+        let (stage, copied) = (1, Some(Copied::Weights));
+        let weights = Pending { stage, copied, ..copy(uploaded.id().at(1), Vec::new()) };
         to.add(weights, 0);
         to.add(copy(uploaded.id().at(2), Vec::new()), 0);
         let start = Instant::now();
@@ -286,18 +307,18 @@ mod tests {
         uploaded.fail(ragtag_hal::Error::Api { call: "copy".into(), code: 7 });
         let cause = ragtag_hal::Error::Api { call: "copy".into(), code: 7 };
         let of_stage = Error::Stage { stage: 1, device: "b".into(), cause: cause.clone() };
-        assert_eq!(watch.failed_copy(DeviceId(1), &cause), Some(of_stage));
+        assert_eq!(watch.failed(DeviceId(1), &cause, None), Some(of_stage));
     }
 
     #[test]
     fn failed_copies_of_keys_and_values_name_their_stage() {
         let (watch, [from, _], [_, downloaded, _]) = watch(None);
         // The prefill stage is stage 1 here, and not the first stage of its device.
-        let copied = Some(Copied::KeysAndValues(1));
-        from.add(Pending { copy: copied, ..copy(downloaded.id().at(1), Vec::new()) }, 0);
+        let (stage, copied) = (1, Some(Copied::KeysAndValues));
+        from.add(Pending { stage, copied, ..copy(downloaded.id().at(1), Vec::new()) }, 0);
         let cause = ragtag_hal::Error::Api { call: "copy".into(), code: 7 };
         downloaded.fail(cause.clone());
-        let error = watch.failed_copy(DeviceId(0), &cause).unwrap();
+        let error = watch.failed(DeviceId(0), &cause, None).unwrap();
         let said = "keys and values of stage 1 on b: copy failed with code 7";
         assert!(error.to_string().starts_with(said), "{error}");
     }
@@ -318,23 +339,44 @@ mod tests {
         from.add(copy(downloaded.id().at(1), Vec::new()), 0);
         from.add(copy(downloaded.id().at(3), Vec::new()), 0);
         downloaded.advance(1);
-        assert_eq!(watch.failed_copy(DeviceId(0), &cause), None, "no queue has failed");
+        assert_eq!(watch.failed(DeviceId(0), &cause, None), None, "no queue has failed");
         computed.fail(cause.clone());
-        assert_eq!(watch.failed_copy(DeviceId(0), &cause), None, "a computation has failed");
+        assert_eq!(watch.failed(DeviceId(0), &cause, None), None, "a computation has failed");
         downloaded.fail(cause.clone());
-        assert_eq!(watch.failed_copy(DeviceId(0), &cause), None, "point 2 is no copy of activations");
+        assert_eq!(watch.failed(DeviceId(0), &cause, None), None, "point 2 is no copy of activations");
 
         let (watch, [from, _], [_, downloaded, _]) = super::tests::watch(None);
         from.add(copy(downloaded.id().at(1), Vec::new()), 0);
         downloaded.fail(cause.clone());
-        let error = watch.failed_copy(DeviceId(0), &cause).unwrap();
+        let error = watch.failed(DeviceId(0), &cause, None).unwrap();
         let said = "activations from a to b over the staged route: copy failed with code 7; no other route";
         assert!(error.to_string().starts_with(said), "{error}");
         let lost = ragtag_hal::Error::Lost { cause: "unplugged".into() };
         assert_eq!(
-            [watch.failed_copy(DeviceId(0), &lost), watch.failed_copy(DeviceId(1), &cause)],
+            [watch.failed(DeviceId(0), &lost, None), watch.failed(DeviceId(1), &cause, None)],
             [None, None]
         );
+    }
+
+    #[test]
+    fn failed_work_names_its_stage_unless_several_stages_were_running() {
+        let (watch, [on_a, _], [computed, downloaded, _]) = watch(None);
+        let of_stage = |stage, work| Pending { stage, ..work };
+        // Stages 0, 2 and 4 are on one device.
+        on_a.add(of_stage(2, computation(computed.id().at(1), Vec::new())), 0);
+        on_a.add(of_stage(0, computation(computed.id().at(2), Vec::new())), 0);
+        let download = Pending { copied: Some(Copied::Logits), ..copy(downloaded.id().at(1), Vec::new()) };
+        on_a.add(of_stage(4, Pending { waits: vec![computed.id().at(1)], ..download }), 0);
+        let cause = ragtag_hal::Error::Lost { cause: "unplugged".into() };
+        [&computed, &downloaded].iter().for_each(|timeline| timeline.fail(cause.clone()));
+        let failed = |of| match watch.failed(DeviceId(0), &cause, of) {
+            Some(Error::Stage { stage, .. }) => Some(stage),
+            _ => None,
+        };
+        assert_eq!(failed(None), Some(2), "the download was waiting");
+        assert_eq!([failed(Some(2)), failed(Some(0))], [Some(2), None]);
+        on_a.0.lock().unwrap()[QueueKind::Download.index()][0].waits.clear();
+        assert_eq!(failed(None), None, "stages 2 and 4 were running");
     }
 
     #[test]

@@ -67,6 +67,16 @@ pub enum Error {
         /// Error that the device reported.
         cause: ragtag_hal::Error,
     },
+    /// A device with several stages failed, and the work of several of them was running, or of none.
+    #[error("stages {} on {device}: {cause}", listed(stages))]
+    Device {
+        /// Indices of the stages, in ascending order.
+        stages: Vec<u32>,
+        /// Label of the device.
+        device: String,
+        /// Error that the device reported.
+        cause: ragtag_hal::Error,
+    },
     /// A device ran out of memory while its stage was loaded.
     #[error(
         "stage {stage} on {device}: {cause}; the stage held {held_bytes} of the {needed_bytes} bytes that it needs"
@@ -207,6 +217,11 @@ pub enum Error {
     Stopped,
 }
 
+/// Returns the numbers of stages, for a message.
+fn listed(stages: &[u32]) -> String {
+    stages.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// Returns the reason why no other route can replace the route of a failed copy.
 fn irreplaceable(cause: &ragtag_hal::Error) -> &'static str {
     match cause {
@@ -279,6 +294,14 @@ impl Error {
                 Error::Memory { stage, device, cause: cause.root().clone(), held_bytes, needed_bytes }
             }
             other => other,
+        }
+    }
+
+    /// Returns the error for the failure of a device that runs `stages`.
+    pub(crate) fn of_device(stages: Vec<u32>, device: String, cause: ragtag_hal::Error) -> Self {
+        match stages[..] {
+            [stage] => Error::Stage { stage, device, cause },
+            _ => Error::Device { stages, device, cause },
         }
     }
 

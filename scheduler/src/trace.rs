@@ -241,28 +241,20 @@ pub(crate) struct Label {
 }
 
 impl Label {
-    const NONE: Computed = Computed {
-        micro_batches: 0,
-        rows: 0,
-        sequences: 0,
-        positions: 0,
-        logit_rows: 0,
-        with_logits: 0,
-        busy_ns: 0,
-        busy_us2: 0,
-    };
-
-    pub(crate) const WEIGHTS: Label = Label {
-        kind: SpanKind::Weights,
-        micro_batch: None,
-        work: Self::NONE,
-        decode: false,
-        ends: true,
-        bytes: 0,
-        reads: false,
-        route: None,
-        part: None,
-    };
+    /// Returns the label of a copy of weights.
+    pub(crate) fn weights() -> Self {
+        Self {
+            kind: SpanKind::Weights,
+            micro_batch: None,
+            work: Computed::default(),
+            decode: false,
+            ends: true,
+            bytes: 0,
+            reads: false,
+            route: None,
+            part: None,
+        }
+    }
 
     /// Returns the label with the segments of a part.
     pub(crate) fn of_part(self, segments: Range<usize>) -> Self {
@@ -271,11 +263,11 @@ impl Label {
 
     pub(crate) fn of(kind: SpanKind, batch: &MicroBatch, bytes: u64) -> Self {
         let (micro_batch, decode) = (Some(batch.id), batch.decodes_only());
-        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes, ..Self::WEIGHTS }
+        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes, ..Self::weights() }
     }
 
     pub(crate) fn copy(kind: SpanKind, micro_batch: MicroBatchId, bytes: u64, reads: bool) -> Self {
-        Self { kind, micro_batch: Some(micro_batch), bytes, reads, ..Self::WEIGHTS }
+        Self { kind, micro_batch: Some(micro_batch), bytes, reads, ..Self::weights() }
     }
 }
 
@@ -458,7 +450,7 @@ mod tests {
         let work = Computed { micro_batches: 1, rows: 2, sequences: 1, positions: 9, ..Computed::default() };
         for value in 1..=4 {
             let (micro_batch, decode) = (Some(MicroBatchId(value * 10)), value == 4);
-            let label = Label { kind: SpanKind::Compute, micro_batch, decode, work, ..Label::WEIGHTS };
+            let label = Label { kind: SpanKind::Compute, micro_batch, decode, work, ..Label::weights() };
             recorder.submitted(timeline.at(value), label);
         }
         // The device reports no timing for the second submission.

@@ -1,6 +1,7 @@
 //! Checksums of activations, and of keys and values, on a stage's device, for the verification of transfers:
 //! the kernel, its results, and the host memory into which they are copied.
 
+use super::owned::OwnedDevice;
 use crate::core::End;
 use crate::error::{Error, Result};
 use ragtag_hal::{
@@ -15,6 +16,13 @@ pub(super) struct ChecksumIds {
     pub(super) module: ModuleId,
     pub(super) sums: BufferId,
     pub(super) region: RegionId,
+}
+
+impl ChecksumIds {
+    pub(super) fn new(device: &mut OwnedDevice) -> Self {
+        let (module, sums) = (device.new_module_id(), device.new_buffer_id());
+        Self { module, sums, region: device.new_region_id() }
+    }
 }
 
 /// Objects for the checksums of a stage's activations, or of a passage of keys and values. Each place holds

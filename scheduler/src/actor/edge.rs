@@ -1,17 +1,17 @@
-//! A stage's edges: the messages to its neighbours, the memory that both ends share, and the commands of
-//! copies.
+//! A stage's edges: the messages to its neighbours, and the memory that both ends share.
 
 use super::memory::StageBuffers;
-use crate::core::{End, StageEvent};
+use super::owned::OwnedDevice;
+use crate::core::StageEvent;
 use crate::error::{Error, Result};
 use crate::mailbox::Notice;
 use crate::message::{DeviceAddress, DeviceMessage};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use ragtag_hal::{
-    BufferId, BufferRange, Command, Device, HostRegion, QueueKind, QueueLayout, RegionId, SharedMemory,
-    SharedSemaphore, Timeline, TimelineId,
+    BufferId, Device, HostRegion, QueueKind, QueueLayout, RegionId, SharedMemory, SharedSemaphore, Timeline,
+    TimelineId,
 };
-use ragtag_transfer::{Copy, OtherEnd, Route, Routes, ToSender};
+use ragtag_transfer::{Route, Routes, ToSender};
 use std::sync::Arc;
 
 /// An edge between two stages, as one of them sees it.
@@ -19,6 +19,8 @@ pub(crate) struct Edge {
     pub(crate) routes: Routes,
     /// Host memory of the rings.
     pub(crate) ring: Arc<HostRegion>,
+    /// Id of this memory, once it is registered with the device.
+    pub(crate) ring_id: Option<RegionId>,
     /// Label of the neighbour's device.
     pub(crate) label: String,
     /// Address of the mailbox of the neighbour's device.
@@ -108,7 +110,7 @@ impl Edge {
     ///
     /// # Errors
     /// Fails if the device cannot export buffers and the edge has no other route.
-    pub(crate) fn lend(&mut self, device: &mut dyn Device, memory: &StageBuffers) -> ragtag_hal::Result<()> {
+    pub(crate) fn lend(&mut self, device: &mut OwnedDevice, memory: &StageBuffers) -> ragtag_hal::Result<()> {
         let Some(Lend { route, lent, semaphore, .. }) = &mut self.shared.lend else { return Ok(()) };
         let slots = memory.edge_buffers().map(|buffer| device.export_buffer(buffer));
         let slots: ragtag_hal::Result<Vec<_>> = slots.collect();
@@ -137,8 +139,7 @@ impl Edge {
     /// edge has no other route. `failed` converts errors of the device.
     pub(crate) fn borrow(
         &mut self,
-        device: &mut dyn Device,
-        mut new_id: impl FnMut() -> BufferId,
+        device: &mut OwnedDevice,
         failed: impl Fn(ragtag_hal::Error) -> Error,
     ) -> Result<()> {
         let Some(Borrow { route, lent, answer }) = self.shared.borrow.take() else { return Ok(()) };
@@ -146,7 +147,7 @@ impl Edge {
             return self.removed_by_neighbour(route);
         };
         let import = |slot: &SharedMemory| {
-            let id = new_id();
+            let id = device.new_buffer_id();
             device.import_buffer(id, slot)?;
             self.imported.push(id);
             Ok(())
@@ -242,37 +243,6 @@ pub(super) fn share_semaphore(
         None => device.raise_semaphore(sending_queue(route), semaphore),
     };
     shared.inspect_err(|error| tracing::debug!(%error, "the host waits for transfers")).is_ok()
-}
-
-/// Returns the command of a copy, or `None` if the submission only waits and signals. `own` is the copy's
-/// range of the stage's own slot, `ring` is the region of the edge's rings, and `slots` are the imported
-/// slots of the neighbour.
-///
-/// # Errors
-/// [`Error::Protocol`] if the copy uses a slot that was not imported.
-pub(super) fn copy_command(
-    end: End,
-    copy: &Copy,
-    own: BufferRange,
-    ring: RegionId,
-    slots: &[BufferId],
-) -> Result<Option<Command>> {
-    Ok(Some(match (copy.other, end) {
-        (OtherEnd::None, _) => return Ok(None),
-        (OtherEnd::Ring { start }, End::Incoming) => Command::Upload { region: ring, offset: start, to: own },
-        (OtherEnd::Ring { start }, End::Outgoing) => {
-            Command::Download { from: own, region: ring, offset: start }
-        }
-        (OtherEnd::Slot(slot), end) => {
-            let buffer = slots.get(slot as usize).copied();
-            let buffer = buffer.ok_or_else(|| Error::protocol(format!("slot {slot} is not imported")))?;
-            let other = BufferRange { buffer, ..own };
-            match end {
-                End::Incoming => Command::Copy { from: other, to: own },
-                End::Outgoing => Command::Copy { from: own, to: other },
-            }
-        }
-    }))
 }
 
 /// Sends a message about activations to the previous stage. Wakes its device only if it waits for one.

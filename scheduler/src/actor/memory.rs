@@ -1,30 +1,18 @@
 //! Buffers, host regions and recorded programs of a stage on its device. Some exist once per slot.
 
-use crate::actor::passing::kv_segments;
+use crate::actor::owned::OwnedDevice;
+use crate::actor::shared::{SharedBuffers, edge_buffer, optional_buffer};
 use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
-use ragtag_graph::{CompiledStage, Program, Slice, StageBuffer, WeightBuffer};
-use ragtag_hal::pool::class_bytes;
+use ragtag_graph::{CompiledStage, Program, Slice, StageBuffer};
 use ragtag_hal::{
-    Binding, BufferId, BufferRange, Command, Device, Dispatch, HostPages, HostRegion, ModuleId, ProgramId,
-    RegionId, SharedMemory,
+    Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
 use ragtag_planner::streaming::READ_PLACES;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Host region in which weights are staged.
-pub(crate) const STAGING: RegionId = RegionId(0);
-/// Host region for logits. It has one part per credit.
-pub(crate) const LOGITS: RegionId = RegionId(1);
-
-/// First region id of streamed weights. The regions of the stages have smaller ids.
-const STREAMED_REGIONS: u32 = 1 << 16;
-
-/// First module id of the checksum kernels. The modules of the stages have smaller ids.
-const CHECKSUM_MODULES: u32 = 1 << 16;
 
 /// Alignment of parameter blocks, in bytes. It ensures that two blocks never share a cache line.
 const PARAMS_ALIGNMENT: u64 = 64;
@@ -39,170 +27,10 @@ struct SlotBuffers {
     logits: Option<BufferId>,
 }
 
-/// Objects that the stages of one device share, and the next free ids for objects.
-#[derive(Debug, Default)]
-pub(crate) struct SharedBuffers {
-    stages: u32,
-    buffers: u32,
-    programs: u32,
-    /// Number of regions of streamed weights.
-    streamed: u32,
-    /// Number of passages of keys and values.
-    passages: u32,
-    /// Whether the host memory for logits is registered.
-    has_logits: bool,
-    /// Scratch buffer. All stages use the same one, because the device computes one micro-batch at a time.
-    scratch: Option<BufferId>,
-    /// Buffers of the KV cache, each with its segment. A prefill stage uses those of the other stages.
-    kv: Vec<(usize, BufferId)>,
-    /// Weights that already have a buffer. A later stage can use the same buffer, for example if the output
-    /// projection is also the embedding.
-    weights: Vec<(WeightBuffer, BufferId)>,
-}
-
-impl SharedBuffers {
-    /// Creates the scratch buffer for `stages` on a device that has no objects yet.
-    ///
-    /// # Errors
-    /// Fails if the device runs out of memory.
-    pub(crate) fn new(device: &mut dyn Device, stages: &[&CompiledStage]) -> ragtag_hal::Result<Self> {
-        let mut shared = Self::default();
-        let scratch_bytes = stages.iter().map(|stage| stage.scratch_bytes).max().unwrap_or(0);
-        shared.scratch = shared.optional_buffer(device, scratch_bytes)?;
-        Ok(shared)
-    }
-
-    /// Returns the total bytes of all buffers that `stages` need, each with its streamed segments.
-    pub(crate) fn needed_bytes(stages: &[(&CompiledStage, Streamed<'_>)], slots: u32) -> u64 {
-        let (mut bytes, mut weights, mut held) = (0, Vec::<&WeightBuffer>::new(), Vec::new());
-        for (stage, streamed) in stages {
-            let layout = Streaming::new(stage, *streamed, |_| false);
-            bytes += layout.arenas().map(class_bytes).sum::<u64>();
-            for (_, weight) in stage.weights.iter().enumerate().filter(|(at, _)| !layout.streams(*at)) {
-                if !weights.iter().any(|other| other.is_same(weight)) {
-                    bytes += class_bytes(weight.bytes());
-                    weights.push(weight);
-                }
-            }
-            let kv = stage.kv_bytes.iter().zip(kv_segments(stage));
-            let own = kv.filter(|(_, segment)| !held.contains(segment));
-            bytes += own.map(|(bytes, _)| class_bytes(*bytes)).sum::<u64>();
-            held.extend(stage.segments.clone());
-            bytes += stage.slot_buffers().map(class_bytes).iter().sum::<u64>() * u64::from(slots);
-        }
-        bytes + class_bytes(stages.iter().map(|(stage, _)| stage.scratch_bytes).max().unwrap_or(0))
-    }
-
-    /// Returns an unused buffer id.
-    pub(crate) fn new_id(&mut self) -> BufferId {
-        let id = BufferId(self.buffers);
-        self.buffers += 1;
-        id
-    }
-
-    /// Returns whether the caller must register the host memory for logits, because no stage of the device
-    /// has.
-    pub(crate) fn registers_logits(&mut self) -> bool {
-        !std::mem::replace(&mut self.has_logits, true)
-    }
-
-    /// Returns the index of a new passage of keys and values.
-    pub(crate) fn new_passage(&mut self) -> u32 {
-        self.passages += 1;
-        self.passages - 1
-    }
-
-    /// Imports host memory for weights, and returns the buffer of each weight. If `streams` is true, ignores
-    /// memory that the device cannot import.
-    ///
-    /// # Errors
-    /// Fails if the device cannot import memory and `streams` is false.
-    pub(crate) fn import_weights(
-        &mut self,
-        device: &mut dyn Device,
-        weights: &[(usize, Arc<HostPages>)],
-        streams: bool,
-    ) -> ragtag_hal::Result<HashMap<usize, BufferId>> {
-        let mut imported = HashMap::new();
-        for (weight, pages) in weights {
-            let (id, handle) = (self.new_id(), Arc::clone(pages));
-            match device.import_buffer(id, &SharedMemory { bytes: pages.bytes(), handle }) {
-                Ok(()) => drop(imported.insert(*weight, id)),
-                Err(error) if streams => {
-                    let device = device.adapter().label();
-                    tracing::warn!(device, %error, "cannot stream from another device; copying the weights");
-                    break;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(imported)
-    }
-
-    /// Creates a buffer for activations. If `is_lent` is true, a neighbour may import it, unless the device
-    /// cannot share memory.
-    fn edge_buffer(
-        &mut self,
-        device: &mut dyn Device,
-        bytes: u64,
-        is_lent: bool,
-    ) -> ragtag_hal::Result<BufferId> {
-        if !is_lent {
-            return self.buffer(device, bytes);
-        }
-        let id = self.new_id();
-        match device.create_shared_buffer(id, bytes) {
-            Err(ragtag_hal::Error::Unsupported { .. }) => device.create_buffer(id, bytes)?,
-            other => other?,
-        }
-        Ok(id)
-    }
-
-    /// Returns the buffers of a stage's KV cache. Creates those of segments that no earlier stage has.
-    fn kv_buffers(
-        &mut self,
-        device: &mut dyn Device,
-        compiled: &CompiledStage,
-    ) -> ragtag_hal::Result<Vec<BufferId>> {
-        let (segments, earlier) = (kv_segments(compiled), self.kv.clone());
-        let mut buffers = Vec::new();
-        for (at, (&segment, &bytes)) in segments.iter().zip(&compiled.kv_bytes).enumerate() {
-            let nth = segments[..at].iter().filter(|&&other| other == segment).count();
-            let mut held = earlier.iter().filter(|(other, _)| *other == segment);
-            let buffer = match held.nth(nth) {
-                Some((_, buffer)) => *buffer,
-                None => {
-                    let buffer = self.buffer(device, bytes)?;
-                    self.kv.push((segment, buffer));
-                    buffer
-                }
-            };
-            buffers.push(buffer);
-        }
-        Ok(buffers)
-    }
-
-    fn buffer(&mut self, device: &mut dyn Device, bytes: u64) -> ragtag_hal::Result<BufferId> {
-        let id = self.new_id();
-        device.create_buffer(id, bytes)?;
-        Ok(id)
-    }
-
-    /// Creates a buffer. Returns `None` if `bytes` is 0.
-    fn optional_buffer(
-        &mut self,
-        device: &mut dyn Device,
-        bytes: u64,
-    ) -> ragtag_hal::Result<Option<BufferId>> {
-        if bytes == 0 { Ok(None) } else { self.buffer(device, bytes).map(Some) }
-    }
-}
-
 /// Objects of one stage on its device.
 #[derive(Debug)]
 pub(crate) struct StageBuffers {
-    /// Index of the stage among the stages of its device.
-    index: u32,
+    module: ModuleId,
     compiled: CompiledStage,
     /// Buffer of each weight. A streamed weight has a buffer of its arena.
     weights: Vec<BufferId>,
@@ -217,10 +45,12 @@ pub(crate) struct StageBuffers {
     kv: Vec<BufferId>,
     scratch: Option<BufferId>,
     slots: Vec<SlotBuffers>,
+    /// Host memory for parameter blocks. It has one block per slot.
     params: Arc<HostRegion>,
+    params_region: RegionId,
     params_stride: u64,
     /// First program id of the stage.
-    first_program: u32,
+    first_program: ProgramId,
     recorded: HashSet<ProgramId>,
     /// Host buffer in which the stage assembles a parameter block.
     words: Vec<u32>,
@@ -235,7 +65,7 @@ impl StageBuffers {
     /// # Errors
     /// Fails if the device runs out of memory or refuses the module.
     pub(crate) fn new(
-        device: &mut dyn Device,
+        device: &mut OwnedDevice,
         shared: &mut SharedBuffers,
         compiled: CompiledStage,
         streamed: Streamed<'_>,
@@ -243,15 +73,12 @@ impl StageBuffers {
         is_lent: bool,
         imported: HashMap<usize, BufferId>,
     ) -> ragtag_hal::Result<Self> {
-        let (index, first_program) = (shared.stages, shared.programs);
         let streaming = Streaming::new(&compiled, streamed, |weight| imported.contains_key(&weight));
-        shared.stages += 1;
-        shared.programs += (compiled.programs.len() * streaming.parts.len()) as u32 * slots;
-        device.create_module(ModuleId(index), &compiled.module)?;
-        let arenas: Vec<_> = streaming
-            .arenas()
-            .map(|bytes| shared.buffer(device, bytes))
-            .collect::<ragtag_hal::Result<_>>()?;
+        let programs = (compiled.programs.len() * streaming.parts.len()) as u32 * slots;
+        let (module, first_program) = (device.new_module_id(), device.new_program_ids(programs));
+        device.create_module(module, &compiled.module)?;
+        let arenas = streaming.arenas().map(|bytes| device.new_buffer(bytes));
+        let arenas = arenas.collect::<ragtag_hal::Result<Vec<_>>>()?;
         let (mut weights, mut unloaded) = (Vec::new(), Vec::new());
         for (at, weight) in compiled.weights.iter().enumerate() {
             if let Some(buffer) = streaming.arena_buffer(at) {
@@ -264,7 +91,7 @@ impl StageBuffers {
                 None => {
                     let buffer = match imported.get(&at) {
                         Some(buffer) => *buffer,
-                        None => shared.buffer(device, weight.bytes())?,
+                        None => device.new_buffer(weight.bytes())?,
                     };
                     shared.weights.push((weight.clone(), buffer));
                     unloaded.push(at);
@@ -277,24 +104,22 @@ impl StageBuffers {
         let [params_bytes, activation_bytes, wire_bytes, logits_bytes] = compiled.slot_buffers();
         let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
             // The neighbours import the rows in the wire type.
-            let (has_wire, mut rows) =
-                (wire_bytes > 0, |bytes, lent| shared.edge_buffer(device, bytes, lent));
+            let (has_wire, mut rows) = (wire_bytes > 0, |bytes, lent| edge_buffer(device, bytes, lent));
             Ok(SlotBuffers {
                 activation: rows(activation_bytes, is_lent && !has_wire)?,
                 wire: has_wire.then(|| rows(wire_bytes, is_lent)).transpose()?,
-                params: shared.buffer(device, params_bytes)?,
-                logits: shared.optional_buffer(device, logits_bytes)?,
+                params: device.new_buffer(params_bytes)?,
+                logits: optional_buffer(device, logits_bytes)?,
             })
         };
         let slots: Vec<_> = (0..slots).map(|_| slot()).collect::<ragtag_hal::Result<_>>()?;
         let params_stride = params_bytes.next_multiple_of(PARAMS_ALIGNMENT);
         let params = Arc::new(HostRegion::new(params_stride as usize * slots.len())?);
+        let params_region = device.new_region(&params)?;
         let scratch = shared.scratch;
         let (recorded, words) = (HashSet::new(), vec![0; params_bytes as usize / 4]);
         let mut new_region = |bytes: u64| -> ragtag_hal::Result<_> {
-            let id = RegionId(STREAMED_REGIONS + shared.streamed);
-            shared.streamed += 1;
-            Ok(Some((id, Arc::new(HostRegion::new(bytes as usize)?))))
+            Ok(Some((device.new_region_id(), Arc::new(HostRegion::new(bytes as usize)?))))
         };
         let reading = match streaming.place_bytes() {
             0 => None,
@@ -306,8 +131,8 @@ impl StageBuffers {
             bytes => new_region(bytes),
         };
         let streamed = streaming.parts.iter().map(region).collect::<ragtag_hal::Result<_>>()?;
-        let stage = Self {
-            index,
+        Ok(Self {
+            module,
             compiled,
             weights,
             unloaded,
@@ -318,38 +143,12 @@ impl StageBuffers {
             scratch,
             slots,
             params,
+            params_region,
             params_stride,
             first_program,
             recorded,
             words,
-        };
-        device.register_region(stage.params_region(), Arc::clone(&stage.params))?;
-        Ok(stage)
-    }
-
-    /// Returns the host region for parameter blocks. It has one block per slot.
-    fn params_region(&self) -> RegionId {
-        RegionId(2 + 4 * self.index)
-    }
-
-    /// Returns the host region for checksums of activations.
-    pub(crate) fn checksum_region(&self) -> RegionId {
-        RegionId(5 + 4 * self.index)
-    }
-
-    /// Returns the module of the checksum kernel.
-    pub(crate) fn checksum_module(&self) -> ModuleId {
-        ModuleId(CHECKSUM_MODULES + self.index)
-    }
-
-    /// Returns the host region of the ring for incoming activations.
-    pub(crate) fn incoming_region(&self) -> RegionId {
-        RegionId(3 + 4 * self.index)
-    }
-
-    /// Returns the host region of the ring for outgoing activations.
-    pub(crate) fn outgoing_region(&self) -> RegionId {
-        RegionId(4 + 4 * self.index)
+        })
     }
 
     /// Returns the indices of the weights that no earlier stage of the device has loaded.
@@ -468,7 +267,7 @@ impl StageBuffers {
         }
         let parts = self.streaming.parts.len();
         let id = (index * parts + part) as u32 * self.slots.len() as u32 + slot;
-        let id = ProgramId(self.first_program + id);
+        let id = ProgramId(self.first_program.0 + id);
         if !self.recorded.contains(&id) {
             let commands = self.commands(index, part, slot)?;
             let recorded = match device.record(id, commands.clone()) {
@@ -527,14 +326,14 @@ impl StageBuffers {
         let program = &self.compiled.programs[index];
         let bytes = self.compiled.params_bytes(program);
         let to = BufferRange { buffer: self.slots[slot as usize].params, offset: 0, bytes };
-        let (region, offset) = (self.params_region(), u64::from(slot) * self.params_stride);
+        let (region, offset) = (self.params_region, u64::from(slot) * self.params_stride);
         let upload = Command::Upload { region, offset, to };
         let segments = &self.streaming.parts[part].segments;
         let steps = program.steps.iter().filter(|step| segments.contains(&step.segment)).map(|step| {
             let bindings =
                 step.slices.iter().map(|slice| self.binding(slice, slot)).collect::<Result<_>>()?;
             Ok(Command::Dispatch(Dispatch {
-                module: ModuleId(self.index),
+                module: self.module,
                 entry: step.entry,
                 bindings,
                 constants: step.constants.clone(),

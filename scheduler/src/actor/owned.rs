@@ -27,14 +27,63 @@ pub(crate) struct OwnedDevice {
     regions: BTreeSet<RegionId>,
     programs: BTreeSet<ProgramId>,
     modules: BTreeSet<ModuleId>,
+    next: NextIds,
+}
+
+/// Ids that [`OwnedDevice`] gives out next.
+#[derive(Debug, Default)]
+struct NextIds {
+    buffer: u32,
+    region: u32,
+    module: u32,
+    program: u32,
+}
+
+/// Takes `count` consecutive ids. Returns the first.
+fn take(next: &mut u32, count: u32) -> u32 {
+    let first = *next;
+    *next = first.checked_add(count).expect("a device has fewer than 2^32 objects");
+    first
 }
 
 impl OwnedDevice {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
         let submitted = own.each_ref().map(|timeline| timeline.value());
-        let (buffers, regions, programs, modules) = Default::default();
-        Self { device, own, submitted, buffers, regions, programs, modules }
+        let (buffers, regions, programs, modules, next) = Default::default();
+        Self { device, own, submitted, buffers, regions, programs, modules, next }
+    }
+
+    /// Returns an unused buffer id, if all other buffers of the device have ids from this function.
+    pub(crate) fn new_buffer_id(&mut self) -> BufferId {
+        BufferId(take(&mut self.next.buffer, 1))
+    }
+
+    /// Returns an unused region id, if all other regions of the device have ids from this function.
+    pub(crate) fn new_region_id(&mut self) -> RegionId {
+        RegionId(take(&mut self.next.region, 1))
+    }
+
+    /// Returns an unused module id, if all other modules of the device have ids from this function.
+    pub(crate) fn new_module_id(&mut self) -> ModuleId {
+        ModuleId(take(&mut self.next.module, 1))
+    }
+
+    /// Returns the first of `count` unused program ids.
+    pub(crate) fn new_program_ids(&mut self, count: u32) -> ProgramId {
+        ProgramId(take(&mut self.next.program, count))
+    }
+
+    /// Creates a buffer with an unused id.
+    pub(crate) fn new_buffer(&mut self, bytes: u64) -> Result<BufferId> {
+        let id = self.new_buffer_id();
+        self.create_buffer(id, bytes).map(|()| id)
+    }
+
+    /// Registers host memory with an unused id.
+    pub(crate) fn new_region(&mut self, region: &Arc<HostRegion>) -> Result<RegionId> {
+        let id = self.new_region_id();
+        self.register_region(id, Arc::clone(region)).map(|()| id)
     }
 
     /// Fails the device's timelines, so that no thread keeps waiting for their points.

@@ -4,26 +4,25 @@
 //! A place of the region holds the blocks that a micro-batch writes, buffer after buffer. Both ends number
 //! the blocks in the order of the micro-batch's items.
 
+use super::Actor;
 use super::checksum::{ChecksumIds, Checksums};
 use super::memory::StageBuffers;
-use crate::core::{MicroBatch, StageEvent};
+use super::owned::OwnedDevice;
+use super::verify::Summed;
+use crate::copies::Copied;
+use crate::core::{MicroBatch, PassingAction, StageEvent};
 use crate::error::{Error, Result};
 use crate::message::{DeviceAddress, DeviceMessage};
+use crate::trace::{Label, SpanKind};
 use ragtag_graph::{CompiledStage, StageBuffer};
-use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, ModuleId, RegionId, Timeline};
+use ragtag_hal::{
+    BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission, Timeline,
+    Work,
+};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::streaming::PREFILLS;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// First region id of passages. The regions of streamed weights have smaller ids.
-const PASSAGE_REGIONS: u32 = 1 << 20;
-
-/// First region id of the checksums of passages. The regions of passages have smaller ids.
-const CHECKSUM_REGIONS: u32 = 1 << 21;
-
-/// First module id of the checksum kernels of passages. Those of stages have smaller ids.
-const CHECKSUM_MODULES: u32 = 1 << 17;
 
 /// A passage, as one of its two stages sees it.
 pub(crate) struct Passage {
@@ -95,8 +94,15 @@ pub(crate) struct LoadedPassage {
 pub(crate) type SummedRanges = Vec<(u32, u64)>;
 
 impl LoadedPassage {
-    /// Finds the buffers of a passage. `index` is its index among the passages of the device.
-    pub(crate) fn new(passage: Passage, index: u32, memory: &StageBuffers) -> Self {
+    /// Finds the buffers of a passage, and registers its host memory.
+    ///
+    /// # Errors
+    /// Fails if the device cannot access the host memory.
+    pub(crate) fn new(
+        passage: Passage,
+        device: &mut OwnedDevice,
+        memory: &StageBuffers,
+    ) -> ragtag_hal::Result<Self> {
         let compiled = memory.compiled();
         let buffers = kv_segments(compiled).into_iter().zip(memory.kv()).enumerate();
         let passed = |(at, (segment, buffer)): (usize, (usize, &BufferId))| Passed {
@@ -107,24 +113,18 @@ impl LoadedPassage {
         };
         let buffers =
             buffers.map(passed).filter(|passed| passage.segments.contains(&passed.segment)).collect();
-        Self { passage, region: RegionId(PASSAGE_REGIONS + index), buffers, checksums: None }
+        let region = device.new_region(&passage.region)?;
+        Ok(Self { passage, region, buffers, checksums: None })
     }
 
-    /// Creates the objects for the checksums. `index` is the index of the passage among those of the device,
-    /// and `sums` an unused id.
+    /// Creates the objects for the checksums.
     ///
     /// # Errors
     /// Fails if the device runs out of memory or has no variant of the kernel.
-    pub(crate) fn verify(
-        &mut self,
-        device: &mut dyn Device,
-        index: u32,
-        sums: BufferId,
-    ) -> ragtag_hal::Result<()> {
-        let (module, region) = (ModuleId(CHECKSUM_MODULES + index), RegionId(CHECKSUM_REGIONS + index));
+    pub(crate) fn verify(&mut self, device: &mut OwnedDevice) -> ragtag_hal::Result<()> {
         let most_bytes = self.buffers.iter().map(|passed| passed.block_bytes).max().unwrap_or(0);
         let places = self.buffers.len() as u64 * self.passage.blocks * PREFILLS as u64;
-        let ids = ChecksumIds { module, sums, region };
+        let ids = ChecksumIds::new(device);
         self.checksums = Some(Checksums::new(device, ids, most_bytes, places)?);
         Ok(())
     }
@@ -172,10 +172,6 @@ impl LoadedPassage {
 
     fn checksums(&self) -> Result<&Checksums> {
         self.checksums.as_ref().ok_or_else(|| Error::protocol("a checksum without verification"))
-    }
-
-    pub(crate) fn region(&self) -> (RegionId, &Arc<HostRegion>) {
-        (self.region, &self.passage.region)
     }
 
     /// Returns the label of the other stage's device.
@@ -231,6 +227,54 @@ impl LoadedPassage {
             start += block_bytes * blocks;
         }
         Ok(commands)
+    }
+}
+
+impl Actor {
+    /// Executes an action about keys and values of the stage at index `at` of this device.
+    pub(super) fn pass(&mut self, at: usize, action: PassingAction) -> Result<()> {
+        let stage = &self.stages[at];
+        match action {
+            PassingAction::Pass { to, place, part, micro_batch, waits, signal } => {
+                let segments = stage.memory.part_segments(part);
+                let commands = stage.passage(to)?.commands(&micro_batch, place, &segments, true)?;
+                self.copy_passed(at, commands, &micro_batch, (QueueKind::Download, waits, signal))
+            }
+            PassingAction::Keep { micro_batch, place, waits, signal } => {
+                let segments = &stage.memory.compiled().segments;
+                let commands = stage.passage(0)?.commands(&micro_batch, place, segments, false)?;
+                self.copy_passed(at, commands, &micro_batch, (QueueKind::Upload, waits, signal))
+            }
+            PassingAction::Announce { to, passed } => stage.passage(to)?.send(StageEvent::Passed(passed)),
+            PassingAction::Answer(read) => stage.passage(0)?.send(StageEvent::PlaceRead(read)),
+            PassingAction::Sum { to, place, micro_batch, waits, computed, signal } => {
+                let passage = stage.passage(to)?;
+                let (sums, downloads, ranges) = passage.sum_commands(&self.device, &micro_batch, place)?;
+                let bytes = ranges.iter().map(|(_, bytes)| bytes).sum();
+                let label = Label::copy(SpanKind::Checksum, micro_batch.id, bytes, false);
+                let of = Summed::KeysAndValues { to, place, ranges };
+                self.sum(at, ([sums, downloads], label, of), waits, [computed, signal])
+            }
+            PassingAction::SendSum { to, place, sum } => {
+                stage.passage(to)?.send(StageEvent::PassedSum { place, sum })
+            }
+            PassingAction::Wrong => {
+                let from = stage.passage(0)?.label().into();
+                Err(Error::WrongKeysAndValues { from, stage: stage.stage, to: self.label.clone() })
+            }
+        }
+    }
+
+    /// Submits a copy of keys and values.
+    fn copy_passed(
+        &mut self,
+        at: usize,
+        commands: Vec<Command>,
+        batch: &MicroBatch,
+        (queue, waits, signal): (QueueKind, Vec<Point>, Point),
+    ) -> Result<()> {
+        let submission = Submission::timed(queue, Work::Commands(commands), waits, signal);
+        self.submit(at, submission, Label::of(SpanKind::KeysAndValues, batch, 0), Some(Copied::KeysAndValues))
     }
 }
 

@@ -1,16 +1,17 @@
-//! Reads the weights of streamed segments from the model's file into pinned host memory, on a thread of each
-//! stage. The copy of the weights to their arena waits for the timeline of these reads, so neither the actor nor
+//! Streamed weights during a run: their reads from the model's file into pinned host memory, on a thread of each
+//! stage, and their copies to the arenas. A copy waits for the timeline of the reads, so neither the actor nor
 //! the device's threads wait for the file.
 
+use crate::actor::Actor;
 use crate::actor::weights::{ABORT_INTERVAL, WeightSource};
 use crate::copies::{Copied, Copies, FileReads, Pending};
-use crate::core::FileParts;
+use crate::core::{FileParts, StreamAction};
 use crate::error::{Error, Result};
 use crate::message::{RunAddress, RunUrgent};
-use crate::trace::TraceSink;
+use crate::trace::{Label, TraceSink};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use ragtag_graph::WeightChunk;
-use ragtag_hal::{HostRegion, Point, Timeline, Timing};
+use ragtag_hal::{HostRegion, Point, QueueKind, Submission, Timeline, Timing, Work};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -113,7 +114,7 @@ impl Reader {
     /// Requests a read. Does nothing if the thread has failed, because it has reported the error.
     pub(super) fn read(&self, job: ReadJob) {
         let (signal, waits) = (job.signal, job.after.into_iter().collect());
-        let read = Pending { signal, waits, copy: Some(Copied::FromFile(self.stage)) };
+        let read = Pending { signal, waits, stage: self.stage, copied: Some(Copied::FromFile) };
         self.copies.add(read, self.timeline.value());
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job);
@@ -187,5 +188,25 @@ impl Reading {
         let place = self.region.write(from..from + chunk.bytes as usize);
         let mut place = place.map_err(|cause| failed(cause.to_string()))?;
         self.source.fill(*weight, chunk, &mut place).map_err(|cause| failed(cause.to_string()))
+    }
+}
+
+impl Actor {
+    /// Executes an action about the streamed weights of the stage at index `at` of this device.
+    pub(super) fn stream(&mut self, at: usize, action: StreamAction) -> Result<()> {
+        let stage = &self.stages[at];
+        match action {
+            StreamAction::Read { part, place, after, signal } => {
+                let none = || Error::protocol("a read from the model's file without a reader");
+                stage.reader.as_ref().ok_or_else(none)?.read(ReadJob { part, place, after, signal });
+                Ok(())
+            }
+            StreamAction::Copy { part, place, waits, signal } => {
+                let work = Work::Commands(stage.memory.stream(part, place));
+                let label = Label::weights().of_part(stage.memory.part_segments(part));
+                let submission = Submission::timed(QueueKind::Upload, work, waits, signal);
+                self.submit(at, submission, label, Some(Copied::Weights))
+            }
+        }
     }
 }

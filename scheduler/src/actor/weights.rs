@@ -2,14 +2,15 @@
 //! rayon's pool fill places of the buffer while the device uploads other places. A place is filled again as
 //! soon as its upload has ended.
 
-use crate::actor::memory::{STAGING, StageBuffers};
+use crate::actor::memory::StageBuffers;
+use crate::actor::owned::OwnedDevice;
 use crate::actor::reading::{PartReads, WeightRead};
 use crate::actor::streaming::StreamedPart;
 use crate::error::{Error, Result};
 use crate::trace::{Label, Recorder};
 use crossbeam_channel::{Receiver, bounded};
 use ragtag_graph::WeightChunk;
-use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, Submission, Timeline, Work};
+use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, RegionId, Submission, Timeline, Work};
 use ragtag_transfer::Points;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::collections::{BTreeMap, VecDeque};
@@ -69,7 +70,7 @@ impl Loading<'_> {
     /// loading is aborted.
     pub(crate) fn run(
         &self,
-        device: &mut dyn Device,
+        device: &mut OwnedDevice,
         memory: &StageBuffers,
         source: &dyn WeightSource,
         points: &mut Points,
@@ -81,7 +82,8 @@ impl Loading<'_> {
         let Some(chunk_bytes) = chunks.iter().map(|(_, chunk)| chunk.bytes).max() else { return Ok(()) };
         let failed = |cause| self.failed(cause);
         let start = Instant::now();
-        let (region, places) = staging(device, chunk_bytes, chunks.len() as u64).map_err(failed)?;
+        let staging = staging(device, chunk_bytes, chunks.len() as u64).map_err(failed)?;
+        let Staging { id, region, places } = staging;
         let (mut chunks, mut free) = (chunks.into_iter(), (0..places).collect::<Vec<_>>());
         // Places that are uploading, each with the timeline value at which its upload ends.
         let mut uploading = VecDeque::new();
@@ -118,13 +120,13 @@ impl Loading<'_> {
                     outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
                     let (offset, buffer) = (chunk.offset, memory.weight(weight));
                     let to = BufferRange { buffer, offset, bytes: chunk.bytes };
-                    commands.push(Command::Upload { region: STAGING, offset: place * chunk_bytes, to });
+                    commands.push(Command::Upload { region: id, offset: place * chunk_bytes, to });
                     uploading.push_back((place, signal.value));
                     filling -= 1;
                     bytes += chunk.bytes;
                 }
                 let work = Work::Commands(commands);
-                recorder.submitted(signal, Label::WEIGHTS);
+                recorder.submitted(signal, Label::weights());
                 device
                     .submit(Submission::timed(QueueKind::Upload, work, Vec::new(), signal))
                     .map_err(failed)?;
@@ -132,7 +134,7 @@ impl Loading<'_> {
             }
         })?;
         tracing::debug!(device = self.device_label, elapsed = ?start.elapsed(), "loaded the weights of a stage");
-        device.unregister_region(STAGING).map_err(failed)
+        device.unregister_region(id).map_err(failed)
     }
 
     /// Fills the host memory of the streamed weights, on all threads of rayon's pool.
@@ -265,19 +267,23 @@ struct Filled {
     outcome: std::thread::Result<Result<()>>,
 }
 
-/// Allocates the staging buffer for `chunks` chunks of at most `chunk_bytes` bytes, and returns it with the
-/// number of its places. If the device runs out of memory, retries with fewer places.
-fn staging(
-    device: &mut dyn Device,
-    chunk_bytes: u64,
-    chunks: u64,
-) -> ragtag_hal::Result<(Arc<HostRegion>, u64)> {
+/// Host memory in which weights are staged.
+struct Staging {
+    id: RegionId,
+    region: Arc<HostRegion>,
+    /// Number of places, each for a chunk.
+    places: u64,
+}
+
+/// Allocates the staging buffer for `chunks` chunks of at most `chunk_bytes` bytes. If the device runs out of
+/// memory, retries with fewer places.
+fn staging(device: &mut OwnedDevice, chunk_bytes: u64, chunks: u64) -> ragtag_hal::Result<Staging> {
     let mut places = (WEIGHT_STAGING_BYTES / chunk_bytes).clamp(2, PLACES).min(chunks);
     loop {
         let region = Arc::new(HostRegion::new((chunk_bytes * places) as usize)?);
-        match device.register_region(STAGING, Arc::clone(&region)) {
+        match device.new_region(&region) {
             Err(error) if error.is_out_of_memory() && places > 1 => places /= 2,
-            registered => return registered.map(|()| (region, places)),
+            registered => return registered.map(|id| Staging { id, region, places }),
         }
     }
 }

@@ -14,6 +14,7 @@
 //! submission waits only for points of earlier submissions. Each stage has its own slots and rings, and the
 //! last stage frees its slots without waiting for another stage.
 
+use crate::core::action::Requests;
 use crate::core::stage::StageCore;
 use crate::core::{MicroBatchId, Nanoseconds, StageAction, StageEvent, StageShape, StageStats};
 use crate::error::{Error, Result};
@@ -165,37 +166,46 @@ impl DeviceCore {
                 {
                     self.unfinished.insert(micro_batch.id);
                 }
-                self.at(stage, actions, |core, points, out| core.step(now, event, points, out))?;
+                self.at(now, stage, actions, |core, requests| core.step(event, requests))?;
             }
             DeviceEvent::Progress(progress) => {
+                let Progress { computed, uploaded, downloaded } = self.progress;
+                let goes_on = progress.computed >= computed && progress.uploaded >= uploaded;
+                let goes_on = goes_on && progress.downloaded >= downloaded;
+                assert!(
+                    goes_on,
+                    "the progress of a device goes back from {:?} to {progress:?}",
+                    self.progress
+                );
                 self.progress = progress;
                 while self.computing.pop_front_if(|value| *value <= progress.computed).is_some() {}
                 for stage in 0..self.stages.len() {
-                    self.at(stage, actions, |core, points, out| core.progressed(now, progress, points, out))?;
+                    self.at(now, stage, actions, |core, requests| core.progressed(progress, requests))?;
                 }
             }
         }
-        self.compute(actions)
+        self.compute(now, actions)
     }
 
     /// Calls `step` on one stage and appends the stage's actions to `actions`.
     fn at(
         &mut self,
+        now: Nanoseconds,
         stage: usize,
         actions: &mut Vec<DeviceAction>,
-        step: impl FnOnce(&mut StageCore, &mut QueuePoints, &mut Vec<StageAction>) -> Result<()>,
+        step: impl FnOnce(&mut StageCore, &mut Requests<'_>) -> Result<()>,
     ) -> Result<()> {
         let Some(core) = self.stages.get_mut(stage) else {
             return Err(Error::protocol("an event for a stage that does not exist"));
         };
-        step(core, &mut self.points, &mut self.actions)?;
+        step(core, &mut Requests { now, points: &mut self.points, actions: &mut self.actions })?;
         actions.extend(self.actions.drain(..).map(|action| DeviceAction { stage, action }));
         Ok(())
     }
 
     /// Submits the oldest micro-batches whose inputs have arrived, until the compute queue holds enough of
     /// them.
-    fn compute(&mut self, actions: &mut Vec<DeviceAction>) -> Result<()> {
+    fn compute(&mut self, now: Nanoseconds, actions: &mut Vec<DeviceAction>) -> Result<()> {
         loop {
             let uploaded = self.progress.uploaded;
             let arrived = |stage: usize| {
@@ -213,7 +223,7 @@ impl DeviceCore {
             {
                 self.unfinished.remove(&micro_batch);
             }
-            self.at(stage, actions, |core, points, out| core.compute_oldest(points, out))?;
+            self.at(now, stage, actions, StageCore::compute_oldest)?;
             self.computing.push_back(self.points.compute.last().value);
         }
     }

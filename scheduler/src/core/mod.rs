@@ -5,8 +5,10 @@
 //! Identical events produce identical actions. Events and actions are plain data, so a run can be logged and
 //! replayed.
 
+mod action;
 mod batch;
 mod device;
+mod event;
 mod form;
 mod passing;
 mod pool;
@@ -15,15 +17,19 @@ mod sample;
 mod sequence;
 mod stage;
 mod stream;
+mod verify;
 
+pub use action::{PassingAction, StageAction, StreamAction, VerifyAction};
 pub use batch::{Item, LogitRows, MicroBatch, MicroBatchId, ParamsTooSmall, SequenceId, write_params};
 pub use device::{DeviceAction, DeviceCore, DeviceEvent, Progress, QueuePoints};
+pub use event::{End, StageEvent, StageShape};
 pub use passing::{Passed, PlaceRead};
 pub use run::{Path, Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
 pub use sample::{Sample, Sampled};
 pub use sequence::{FinishReason, Finished, Prompt, SequenceTimes, Want};
-pub use stage::{End, StageAction, StageEvent, StageShape, StageStats, Verification};
+pub use stage::StageStats;
 pub use stream::FileParts;
+pub use verify::Verification;
 
 /// Time in nanoseconds since an epoch that the caller of the cores chooses.
 pub type Nanoseconds = u64;

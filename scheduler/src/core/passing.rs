@@ -10,7 +10,8 @@
 //! returns the place, and computes later micro-batches, only after it has compared the checksums. Wrong bytes
 //! end the run.
 
-use crate::core::{MicroBatch, QueuePoints, StageAction};
+use crate::core::action::Requests;
+use crate::core::{MicroBatch, PassingAction, StageAction};
 use crate::error::{Error, Result};
 use ragtag_hal::Point;
 use ragtag_planner::streaming::PREFILLS;
@@ -53,7 +54,7 @@ struct Unverified {
 
 /// A place that receivers read or have read.
 #[derive(Clone, Debug)]
-struct Place {
+struct PassingPlace {
     place: u32,
     /// Number of receivers that have not answered.
     unread: usize,
@@ -67,8 +68,8 @@ pub(super) struct Passing {
     /// For each receiver, the parts of the prefill stage that compute its segments, in ascending order.
     parts: Vec<Vec<usize>>,
     /// Places that all receivers have read, in the order in which they become free.
-    free: VecDeque<Place>,
-    used: Vec<Place>,
+    free: VecDeque<PassingPlace>,
+    used: Vec<PassingPlace>,
     /// Whether keys and values are verified.
     verified: bool,
     /// On a verified prefill stage: the point after which the latest copy of each part's keys and values has
@@ -86,7 +87,7 @@ impl Passing {
     /// Creates free places. `parts` is empty on a stage that passes nothing.
     pub(super) fn new(parts: &[Vec<usize>], verified: bool) -> Self {
         let places = 0..PREFILLS as u32;
-        let free = places.map(|place| Place { place, unread: 0, after: Vec::new() }).collect();
+        let free = places.map(|place| PassingPlace { place, unread: 0, after: Vec::new() }).collect();
         let (used, copied, received, unverified, summing) = Default::default();
         Self { parts: parts.to_vec(), free, used, verified, copied, received, unverified, summing }
     }
@@ -127,7 +128,7 @@ impl Passing {
         if self.passes() {
             let place = self.free.pop_front();
             let place = place.ok_or_else(|| Error::protocol("no place for keys and values is free"))?;
-            self.used.push(Place { unread: self.parts.len(), ..place });
+            self.used.push(PassingPlace { unread: self.parts.len(), ..place });
         }
         Ok(())
     }
@@ -145,25 +146,27 @@ impl Passing {
         part: usize,
         micro_batch: &Arc<MicroBatch>,
         computed: Point,
-        points: &mut QueuePoints,
-        actions: &mut Vec<StageAction>,
+        requests: &mut Requests<'_>,
     ) {
-        let Some(Place { place, after, .. }) = self.used.last_mut().filter(|_| !self.parts.is_empty()) else {
+        let Some(PassingPlace { place, after, .. }) = self.used.last_mut().filter(|_| !self.parts.is_empty())
+        else {
             return;
         };
         for (to, parts) in self.parts.iter().enumerate().filter(|(_, parts)| parts.contains(&part)) {
-            let signal = points.download.allot();
+            let signal = requests.points.download.allot();
             let waits = std::iter::once(computed).chain(after.drain(..)).collect();
             let (place, micro_batch) = (*place, micro_batch.clone());
             let passed = Passed { micro_batch: micro_batch.clone(), place, ready: signal };
-            actions.push(StageAction::Pass { to, place, part, micro_batch, waits, signal });
+            let pass = PassingAction::Pass { to, place, part, micro_batch, waits, signal };
+            requests.push(StageAction::Passing(pass));
             if self.verified {
                 self.copied.insert(part, signal);
             }
             if parts.last() == Some(&part) {
-                actions.push(StageAction::Passed { to, passed: passed.clone() });
+                let announce = PassingAction::Announce { to, passed: passed.clone() };
+                requests.push(StageAction::Passing(announce));
                 if self.verified {
-                    sum(to, passed, computed, points, actions);
+                    sum(to, passed, computed, requests);
                     self.summing += 1;
                 }
             }
@@ -172,26 +175,21 @@ impl Passing {
 
     /// On a receiver: submits the copy of keys and values from a place to the cache. Returns the point after
     /// which the cache holds these keys and values.
-    pub(super) fn keep(
-        &mut self,
-        passed: Passed,
-        points: &mut QueuePoints,
-        actions: &mut Vec<StageAction>,
-    ) -> Point {
-        let signal = points.upload.allot();
+    pub(super) fn keep(&mut self, passed: Passed, requests: &mut Requests<'_>) -> Point {
+        let signal = requests.points.upload.allot();
         // The copy must not overwrite blocks before their checksum is computed.
         let summed = self.unverified.back().map(|earlier| earlier.computed);
         let (waits, place) = (std::iter::once(passed.ready).chain(summed).collect(), passed.place);
         let micro_batch = passed.micro_batch.clone();
-        actions.push(StageAction::Keep { micro_batch, place, waits, signal });
+        requests.push(StageAction::Passing(PassingAction::Keep { micro_batch, place, waits, signal }));
         let read = PlaceRead { place, after: signal };
         if self.verified {
-            let computed = sum(0, passed, signal, points, actions);
+            let computed = sum(0, passed, signal, requests);
             self.unverified.push_back(Unverified { read, computed, own: None, source: None });
             self.received += 1;
             self.summing += 1;
         } else {
-            actions.push(StageAction::ToPrefill(read));
+            requests.push(StageAction::Passing(PassingAction::Answer(read)));
         }
         signal
     }
@@ -205,11 +203,12 @@ impl Passing {
         to: usize,
         place: u32,
         sum: u64,
-        actions: &mut Vec<StageAction>,
+        requests: &mut Requests<'_>,
     ) -> Result<()> {
-        self.summing = self.summing.saturating_sub(1);
+        assert!(self.summing > 0, "the checksum of the keys and values in place {place} was not requested");
+        self.summing -= 1;
         if self.passes() {
-            actions.push(StageAction::SendSum { to, place, sum });
+            requests.push(StageAction::Passing(PassingAction::SendSum { to, place, sum }));
             return Ok(());
         }
         self.unverified(place)?.own = Some(sum);
@@ -231,15 +230,15 @@ impl Passing {
     }
 
     /// Compares checksums, and returns the places of right bytes to the prefill stage. Returns their number.
-    pub(super) fn compare(&mut self, actions: &mut Vec<StageAction>) -> u64 {
+    pub(super) fn compare(&mut self, requests: &mut Requests<'_>) -> u64 {
         let mut right = 0;
         while let Some(Unverified { read, own: Some(own), source: Some(source), .. }) =
             self.unverified.front()
         {
-            actions.push(match own == source {
-                true => StageAction::ToPrefill(*read),
-                false => StageAction::WrongKeysAndValues,
-            });
+            requests.push(StageAction::Passing(match own == source {
+                true => PassingAction::Answer(*read),
+                false => PassingAction::Wrong,
+            }));
             right += u64::from(own == source);
             self.unverified.pop_front();
         }
@@ -265,15 +264,11 @@ impl Passing {
 
 /// Requests the checksum of keys and values in the cache, where they are after `after`. Returns the point
 /// after which it is computed.
-fn sum(
-    to: usize,
-    passed: Passed,
-    after: Point,
-    points: &mut QueuePoints,
-    actions: &mut Vec<StageAction>,
-) -> Point {
+fn sum(to: usize, passed: Passed, after: Point, requests: &mut Requests<'_>) -> Point {
     let Passed { micro_batch, place, .. } = passed;
+    let points = &mut requests.points;
     let (waits, computed, signal) = (vec![after], points.compute.allot(), points.download.allot());
-    actions.push(StageAction::SumPassed { to, place, micro_batch, waits, computed, signal });
+    let sum = PassingAction::Sum { to, place, micro_batch, waits, computed, signal };
+    requests.push(StageAction::Passing(sum));
     computed
 }

@@ -8,7 +8,8 @@
 //! The read is requested together with the copy, and waits only until the place is free. The host therefore
 //! reads ahead by as many parts as there are places.
 
-use crate::core::{QueuePoints, StageAction};
+use crate::core::action::Requests;
+use crate::core::{StageAction, StreamAction};
 use ragtag_hal::{Point, TimelineId};
 use ragtag_planner::streaming::READ_PLACES;
 use ragtag_transfer::Points;
@@ -37,9 +38,9 @@ struct Reads {
 pub(super) struct Streams {
     /// Arena of each part. `None` for a part with resident weights.
     parts: Vec<Option<usize>>,
-    /// For each arena, the point after which it holds the weights of the next part that uses it. `None` for
-    /// an arena that was never used.
-    loaded: Vec<Option<Point>>,
+    /// For each arena, the next part that uses it, and the point after which it holds the weights of this
+    /// part. `None` for an arena that was never used.
+    loaded: Vec<Option<(usize, Point)>>,
     /// `None` if host memory holds all streamed weights.
     reads: Option<Reads>,
 }
@@ -63,54 +64,44 @@ impl Streams {
     }
 
     /// Submits the copies of the weights that each arena holds first, if no earlier micro-batch has.
-    pub(super) fn fill(&mut self, points: &mut QueuePoints, actions: &mut Vec<StageAction>) {
+    pub(super) fn fill(&mut self, requests: &mut Requests<'_>) {
         for part in 0..self.parts.len() {
             if let Some(arena) = self.parts[part].filter(|&arena| self.loaded[arena].is_none()) {
-                self.copy(part, arena, Vec::new(), points, actions);
+                self.copy(part, arena, Vec::new(), requests);
             }
         }
     }
 
     /// Returns the point after which the weights of `part` are in their arena. `None` if they are resident.
     pub(super) fn before(&self, part: usize) -> Option<Point> {
-        self.loaded[self.parts[part]?]
+        let arena = self.parts[part]?;
+        let (held, loaded) = self.loaded[arena].filter(|(held, _)| *held == part).unzip();
+        assert!(held.is_some(), "part {part} needs arena {arena}, which holds {:?}", self.loaded[arena]);
+        loaded
     }
 
     /// Submits the copy of the weights that follow those of `part` in its arena. `computed` is the point
     /// after which the computation of `part` has ended.
-    pub(super) fn after(
-        &mut self,
-        part: usize,
-        computed: Point,
-        points: &mut QueuePoints,
-        actions: &mut Vec<StageAction>,
-    ) {
+    pub(super) fn after(&mut self, part: usize, computed: Point, requests: &mut Requests<'_>) {
         let Some(arena) = self.parts[part] else { return };
         let mut later = (part + 1..self.parts.len()).chain(0..part);
         if let Some(next) = later.find(|&other| self.parts[other] == Some(arena)) {
-            self.copy(next, arena, vec![computed], points, actions);
+            self.copy(next, arena, vec![computed], requests);
         }
     }
 
-    fn copy(
-        &mut self,
-        part: usize,
-        arena: usize,
-        mut waits: Vec<Point>,
-        points: &mut QueuePoints,
-        actions: &mut Vec<StageAction>,
-    ) {
-        let copied = points.upload.allot();
+    fn copy(&mut self, part: usize, arena: usize, mut waits: Vec<Point>, requests: &mut Requests<'_>) {
+        let signal = requests.points.upload.allot();
         let place = self.reads.as_mut().filter(|reads| reads.parts.contains(&part)).map(|reads| {
-            let (place, freed) = reads.places[0];
-            let signal = reads.points.allot();
-            actions.push(StageAction::Read { part, place, after: freed, signal });
-            waits.push(signal);
-            reads.places[0].1 = Some(copied);
+            let (place, after) = reads.places[0];
+            let read = reads.points.allot();
+            requests.push(StageAction::Stream(StreamAction::Read { part, place, after, signal: read }));
+            waits.push(read);
+            reads.places[0].1 = Some(signal);
             reads.places.rotate_left(1);
             place
         });
-        actions.push(StageAction::Stream { part, place, waits, signal: copied });
-        self.loaded[arena] = Some(copied);
+        requests.push(StageAction::Stream(StreamAction::Copy { part, place, waits, signal }));
+        self.loaded[arena] = Some((part, signal));
     }
 }

@@ -538,7 +538,9 @@ fn a_stage_computes_verified_activations_only_after_the_comparison() {
     let after = timeline(1, QueueKind::Upload).at(1);
     let computed = timeline(1, QueueKind::Compute).at(1);
     let signal = timeline(1, QueueKind::Download).at(1);
-    let sum = StageAction::Sum { end, transfer, slot: 0, bytes: 32, waits: vec![after], computed, signal };
+    let waits = vec![after];
+    let sum = VerifyAction::Sum { end, transfer, slot: 0, bytes: 32, waits, computed, signal };
+    let sum = StageAction::Verify(sum);
     assert_eq!((actions, awaited), (vec![sum], vec![QueueKind::Download]));
     assert!(at(100, own(7)).0.is_empty(), "the sender's checksum is missing");
     let (actions, ..) = at(130, source(8));
@@ -713,7 +715,7 @@ type PartStep = (&'static str, usize, Vec<(QueueKind, u64)>, u64);
 fn of_parts(actions: &[StageAction]) -> Vec<PartStep> {
     let values = |waits: &[Point]| waits.iter().map(|point| (point.timeline.queue, point.value)).collect();
     let of = |action: &StageAction| match action {
-        StageAction::Stream { part, waits, signal, .. } => {
+        StageAction::Stream(StreamAction::Copy { part, waits, signal, .. }) => {
             Some(("stream", *part, values(waits), signal.value))
         }
         StageAction::Compute { part, waits, signal, .. } => {
@@ -736,18 +738,18 @@ fn weights_from_the_file_are_read_into_places_in_turn() {
     let (mut reads, mut places) = (Vec::new(), [None; 2]);
     for action in &actions {
         match action {
-            StageAction::Read { part, place, after, signal } => {
+            StageAction::Stream(StreamAction::Read { part, place, after, signal }) => {
                 assert_eq!(*signal, host.at(reads.len() as u64 + 1));
                 assert_eq!(*after, places[*place].map(|copied| timeline(1, Upload).at(copied)), "{action:?}");
                 assert_eq!(*place, reads.len() % 2);
                 reads.push(*part);
             }
-            StageAction::Stream { part, place: Some(place), waits, signal } => {
+            StageAction::Stream(StreamAction::Copy { part, place: Some(place), waits, signal }) => {
                 assert_eq!((reads.last(), waits.last()), (Some(part), Some(&host.at(reads.len() as u64))));
                 assert!(waits.len() == 1 || waits[0].timeline == timeline(1, Compute));
                 places[*place] = Some(signal.value);
             }
-            StageAction::Stream { part, waits, .. } => {
+            StageAction::Stream(StreamAction::Copy { part, waits, .. }) => {
                 assert!(*part == 2 && waits.iter().all(|wait| wait.timeline != host), "{action:?}");
             }
             _ => {}

@@ -1,7 +1,6 @@
 //! The coordinator's thread. It drives the coordinator's core, reads logits, samples tokens and calls reply
 //! sinks.
 
-use crate::actor::culprit;
 use crate::copies::Watch;
 use crate::core::{
     LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sample, Sampled, SequenceId,
@@ -369,21 +368,27 @@ impl Coordinator {
         self.actors.iter().for_each(|actor| actor.send_urgent(DeviceUrgent::Stop));
     }
 
-    /// Attributes an error to the stage on which it began. Another stage may report the error first, because
-    /// that stage waited for a point of the failed stage. If a copy of activations has failed, names its
-    /// edge.
+    /// Attributes an error to the device and the stage on which it began. Another stage may report the error
+    /// first, because that stage waited for a point of the failed device. If a copy of activations has failed,
+    /// names its edge. If the stage is unknown, names all stages of the device.
     fn attribute(&self, error: Error) -> Error {
-        let Error::Stage { stage, device, cause } = error else { return error };
-        let began = culprit(&cause).and_then(|id| self.devices.iter().position(|(other, _)| *other == id));
+        let (reporter, cause, is_known) = match &error {
+            Error::Stage { stage, cause, .. } => (*stage, cause, true),
+            Error::Device { stages, cause, .. } => (stages[0], cause, false),
+            _ => return error,
+        };
+        let began = cause.culprit().filter(|id| self.devices.iter().any(|(other, _)| other == id));
+        let id = began.unwrap_or(self.devices[reporter as usize].0);
         let cause = cause.root().clone();
-        let failed = self.devices.get(began.unwrap_or(stage as usize));
-        if let Some(error) = failed.and_then(|(id, _)| self.watch.failed_copy(*id, &cause)) {
+        // All calls on a lost device return the loss, whichever stage makes them.
+        let is_own = is_known && began.is_none() && !matches!(cause, ragtag_hal::Error::Lost { .. });
+        if let Some(error) = self.watch.failed(id, &cause, is_own.then_some(reporter)) {
             return error;
         }
-        match began {
-            Some(index) => Error::Stage { stage: index as u32, device: self.devices[index].1.clone(), cause },
-            None => Error::Stage { stage, device, cause },
-        }
+        let stages = (0..).zip(&self.devices).filter(|(_, (other, _))| *other == id);
+        let stages = if is_own { vec![reporter] } else { stages.map(|(stage, _)| stage).collect() };
+        let device = self.devices[stages[0] as usize].1.clone();
+        Error::of_device(stages, device, cause)
     }
 
     fn publish(&self) {
@@ -402,14 +407,14 @@ mod tests {
     use crate::capacity::Lanes;
     use crate::core::{MicroBatchId, Prompt, Return, RunShape, Want};
     use crate::mailbox::mailbox;
-    use crossbeam_channel::bounded;
+    use crate::message::RunAddress;
+    use crossbeam_channel::never;
     use ragtag_hal::{QueueKind, TimelineId};
     use ragtag_planner::Chunks;
 
-    /// Tests the race in which the last stage returns a micro-batch and signals its point just after the
-    /// coordinator found its mailbox empty.
-    #[test]
-    fn a_return_before_sleep_wakes_the_coordinator() {
+    /// Returns a coordinator of a pipeline whose stages are on these devices, the address of its mailbox, and
+    /// the download timeline of the last stage.
+    fn coordinator(devices: &[u16]) -> (Coordinator, RunAddress, Arc<Timeline>) {
         let run = RunShape {
             stages: 1,
             decode_groups: 1,
@@ -427,14 +432,13 @@ mod tests {
         let layout =
             Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16, passing_blocks: 1 };
         let (address, inbox) = mailbox(Lanes::of_run(1));
-        let (actor, _actor_inbox) = mailbox(Lanes::of_device(1, 1, false, [(None, None)]));
-        let (_requests, requests) = bounded(1);
-        let id = TimelineId { device: DeviceId(0), queue: QueueKind::Download };
-        let last = Timeline::new(id);
-        let mut coordinator = Coordinator {
+        let (actor, _) = mailbox(Lanes::of_device(1, 1, false, [(None, None)]));
+        let last = Timeline::new(TimelineId { device: DeviceId(0), queue: QueueKind::Download });
+        let labels: Vec<_> = devices.iter().map(|device| format!("made-up:{device}")).collect();
+        let coordinator = Coordinator {
             core: RunCore::new(layout.run.clone()).unwrap(),
             inbox,
-            requests,
+            requests: never(),
             ended: Arc::default(),
             actors: vec![actor],
             ends: vec![PathEnds {
@@ -444,19 +448,27 @@ mod tests {
                 progress: 0,
                 token_return: Transfers::default(),
             }],
-            devices: vec![(DeviceId(0), "made-up:0".into())],
+            devices: devices.iter().copied().map(DeviceId).zip(labels.clone()).collect(),
             logits: Logits::new(&layout).unwrap(),
             clients: HashMap::new(),
             stats: Arc::default(),
             collected: Vec::new(),
             anticipation: Anticipation::default(),
-            watch: Watch::new(Vec::new(), [], Vec::new(), None),
+            watch: Watch::new(Vec::new(), [], labels, None),
         };
+        (coordinator, address, last)
+    }
+
+    /// Tests the race in which the last stage returns a micro-batch and signals its point just after the
+    /// coordinator found its mailbox empty.
+    #[test]
+    fn a_return_before_sleep_wakes_the_coordinator() {
+        let (mut coordinator, address, last) = coordinator(&[0]);
         let want = Want::Generate { max_new_tokens: 0, end_tokens: [].into() };
         let prompt = Prompt { tokens: [1, 2].into(), want };
         coordinator.handle(RunEvent::Submit { sequence: SequenceId(0), prompt });
         assert!(coordinator.poll().is_none());
-        let returned = Return { micro_batch: MicroBatchId(0), ready: id.at(1) };
+        let returned = Return { micro_batch: MicroBatchId(0), ready: last.id().at(1) };
         address.send_quietly(RunMessage::Return(returned)).unwrap();
         last.advance(1);
         let Some(Incoming::Stage(RunMessage::Return(returned))) = coordinator.before_sleep() else {
@@ -464,5 +476,23 @@ mod tests {
         };
         coordinator.handle(RunEvent::Return(returned));
         assert_eq!(coordinator.core.counts().active, 0);
+    }
+
+    #[test]
+    fn a_failure_names_the_device_on_which_it_began_and_all_stages_that_may_have_failed() {
+        use ragtag_hal::Error as DeviceError;
+        let (coordinator, ..) = coordinator(&[0, 1, 0]);
+        let lost = DeviceError::Lost { cause: "unplugged".into() };
+        let on = |stage, device: &str, cause| Error::Stage { stage, device: device.into(), cause };
+        let both = coordinator.attribute(Error::of_device(vec![0, 2], "made-up:0".into(), lost.clone()));
+        assert_eq!(both.to_string(), "stages 0, 2 on made-up:0: device lost: unplugged");
+        // The stage that meets the loss need not be the one whose work was lost.
+        assert_eq!(coordinator.attribute(on(2, "made-up:0", lost.clone())), both);
+        let point = TimelineId { device: DeviceId(0), queue: QueueKind::Download }.at(3);
+        let waited = DeviceError::Poisoned { point, cause: Box::new(lost.clone()) };
+        assert_eq!(coordinator.attribute(on(1, "made-up:1", waited)), both);
+        assert_eq!(coordinator.attribute(on(1, "made-up:1", lost.clone())), on(1, "made-up:1", lost));
+        let refused = on(2, "made-up:0", DeviceError::Api { call: "launch".into(), code: 7 });
+        assert_eq!(coordinator.attribute(refused.clone()), refused);
     }
 }

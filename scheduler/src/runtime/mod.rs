@@ -305,6 +305,7 @@ fn connect(
         notice: notices[edge].clone(),
         routes: options.routes[edge].clone(),
         ring: Arc::clone(&rings[edge]),
+        ring_id: None,
         label: labels[hosts[neighbour]].clone(),
         address: addresses[hosts[neighbour]].clone(),
         stage: local(neighbour),

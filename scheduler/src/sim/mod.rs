@@ -37,7 +37,7 @@ use std::collections::BTreeMap;
 
 /// Result of a simulated sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum SimOutcome {
     /// The sequence finished and produced these tokens.
     Finished {
         /// Reason for the end of the sequence.
@@ -100,10 +100,10 @@ pub struct SimSpan {
 pub const MAX_SPANS: usize = 1 << 14;
 
 /// Result of a simulated run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SimReport {
     /// Results of all requests.
-    pub outcomes: BTreeMap<SequenceId, Outcome>,
+    pub outcomes: BTreeMap<SequenceId, SimOutcome>,
     /// The first [`SimSpec::max_spans`] submissions, in order of completion.
     pub spans: Vec<SimSpan>,
     /// Number of submissions that are missing in `spans` because the limit was reached.

@@ -338,7 +338,7 @@ fn every_requested_token_arrives_once() {
         let mut asked = (0, 0);
         for (request, outcome) in load.requests.iter().zip(report.outcomes.values()) {
             let Want::Generate { max_new_tokens, .. } = request.want else { panic!("{request:?}") };
-            let Outcome::Finished { tokens, .. } = outcome else { panic!("{outcome:?}") };
+            let SimOutcome::Finished { tokens, .. } = outcome else { panic!("{outcome:?}") };
             assert_eq!(tokens.len() as u32, max_new_tokens);
             asked = (asked.0 + u64::from(request.prompt_tokens), asked.1 + u64::from(max_new_tokens));
         }

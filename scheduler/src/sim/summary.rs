@@ -3,7 +3,7 @@
 
 use crate::core::{FinishReason, Nanoseconds};
 use crate::sim::observe::{Level, Observations, Work};
-use crate::sim::{Outcome, SimReport, SimSpan, SimSpec};
+use crate::sim::{SimOutcome, SimReport, SimSpan, SimSpec};
 use crate::trace::Computed;
 use ragtag_hal::QueueKind;
 use serde::{Deserialize, Serialize};
@@ -184,14 +184,14 @@ impl Ends {
         let mut ends = Self::default();
         for (request, outcome) in spec.requests.iter().zip(report.outcomes.values()) {
             let is_finished = match outcome {
-                Outcome::Finished { reason, tokens } => {
+                SimOutcome::Finished { reason, tokens } => {
                     ends.finished += 1;
                     ends.cut_short += u64::from(*reason == FinishReason::ContextFull);
                     ends.prompt_tokens += u64::from(request.prompt_tokens);
                     ends.new_tokens += tokens.len() as u64;
                     true
                 }
-                Outcome::Failed { .. } => {
+                SimOutcome::Failed { .. } => {
                     ends.refused += 1;
                     false
                 }

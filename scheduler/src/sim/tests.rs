@@ -37,18 +37,18 @@ fn random_pipelines_keep_their_invariants() {
         replaced += usize::from(report.resent > 0 && !spec.verified);
         for outcome in report.outcomes.values() {
             match outcome {
-                Outcome::Failed { error: Error::Stage { cause, .. } } => match cause {
+                SimOutcome::Failed { error: Error::Stage { cause, .. } } => match cause {
                     ragtag_hal::Error::OutOfMemory { .. } => no_memory += 1,
                     ragtag_hal::Error::Api { .. } => no_submission += 1,
                     _ => lost += 1,
                 },
-                Outcome::Failed { error: Error::Stopped } => stopped += 1,
-                Outcome::Failed { error: Error::Corrupted { .. } } => corrupted += 1,
-                Outcome::Failed { error: Error::Transfer { .. } } => unreplaced += 1,
-                Outcome::Failed { error: Error::WrongKeysAndValues { .. } } => wrong_keys += 1,
-                Outcome::Failed { .. } => refused += 1,
-                Outcome::Finished { reason: FinishReason::Cancelled, .. } => cancelled += 1,
-                Outcome::Finished { tokens: new, .. } => tokens += new.len(),
+                SimOutcome::Failed { error: Error::Stopped } => stopped += 1,
+                SimOutcome::Failed { error: Error::Corrupted { .. } } => corrupted += 1,
+                SimOutcome::Failed { error: Error::Transfer { .. } } => unreplaced += 1,
+                SimOutcome::Failed { error: Error::WrongKeysAndValues { .. } } => wrong_keys += 1,
+                SimOutcome::Failed { .. } => refused += 1,
+                SimOutcome::Finished { reason: FinishReason::Cancelled, .. } => cancelled += 1,
+                SimOutcome::Finished { tokens: new, .. } => tokens += new.len(),
             }
         }
     }
@@ -165,14 +165,14 @@ fn a_lost_device_ends_every_sequence_with_its_name() {
         let at_ns = 3_000_000;
         let spec = SimSpec { faults: vec![Fault::DeviceLost { stage, at_ns }], ..steady(3, 4) };
         for outcome in simulate(&spec).unwrap().outcomes.values() {
-            let Outcome::Failed { error } = outcome else { panic!("{outcome:?}") };
+            let SimOutcome::Failed { error } = outcome else { panic!("{outcome:?}") };
             assert_eq!(error.to_string(), format!("stage {stage} on made-up:{stage}: device lost: made up"));
         }
     }
 }
 
 /// Returns the results of all sequences in a run with `fault`.
-fn outcomes(fault: Fault) -> Vec<Outcome> {
+fn outcomes(fault: Fault) -> Vec<SimOutcome> {
     let spec = SimSpec { faults: vec![fault], ..steady(3, 4) };
     simulate(&spec).unwrap().outcomes.into_values().collect()
 }
@@ -186,7 +186,7 @@ fn every_sequence_receives_the_cause_of_a_device_failure() {
             (Fault::LostAtCommand { stage, nth: 20 }, "device lost: made up"),
         ] {
             for outcome in outcomes(fault) {
-                let Outcome::Failed { error } = outcome else { panic!("{fault:?}: {outcome:?}") };
+                let SimOutcome::Failed { error } = outcome else { panic!("{fault:?}: {outcome:?}") };
                 assert_eq!(error.to_string(), format!("stage {stage} on made-up:{stage}: {said}"));
             }
         }
@@ -198,8 +198,8 @@ fn a_stopped_run_cancels_every_sequence() {
     for at_ns in [0, 700_000, 3_000_000] {
         for outcome in outcomes(Fault::Stopped { at_ns }) {
             let stopped = match &outcome {
-                Outcome::Finished { reason, .. } => *reason == FinishReason::Cancelled,
-                Outcome::Failed { error } => *error == Error::Stopped,
+                SimOutcome::Finished { reason, .. } => *reason == FinishReason::Cancelled,
+                SimOutcome::Failed { error } => *error == Error::Stopped,
             };
             assert!(stopped, "{at_ns}: {outcome:?}");
         }
@@ -234,7 +234,7 @@ fn verified_transfers_change_times_and_no_token() {
 fn a_route_that_stays_wrong_ends_the_run_with_its_edge() {
     let report = simulate(&guarded(Routes::or_staged(Route::Peer), 5, 1000)).unwrap();
     for outcome in report.outcomes.values() {
-        let Outcome::Failed { error } = outcome else { panic!("{outcome:?}") };
+        let SimOutcome::Failed { error } = outcome else { panic!("{outcome:?}") };
         let (from, to) = ("made-up:0".into(), "made-up:1".into());
         let route = Route::HOST_STAGED;
         assert_eq!(*error, Error::Corrupted { from, to, route });
@@ -261,7 +261,7 @@ fn the_next_route_replaces_one_whose_copies_are_refused() {
         assert!((1..=4).contains(&report.resent), "{}", report.resent);
     }
     for outcome in run(Route::Peer.into(), 9, 1).outcomes.values() {
-        let Outcome::Failed { error } = outcome else { panic!("{outcome:?}") };
+        let SimOutcome::Failed { error } = outcome else { panic!("{outcome:?}") };
         assert!(error.to_string().starts_with("activations from made-up:0 to made-up:1 over the peer"));
     }
 }
@@ -396,7 +396,7 @@ fn wrong_keys_and_values_end_a_verified_run_with_their_devices() {
         let report = simulate(&SimSpec { faults: vec![fault], ..verified.clone() }).unwrap();
         let mut failed = 0;
         for outcome in report.outcomes.values() {
-            let Outcome::Failed { error } = outcome else { continue };
+            let SimOutcome::Failed { error } = outcome else { continue };
             let (from, to) = ("made-up:0".into(), "made-up:1".into());
             assert_eq!(*error, Error::WrongKeysAndValues { from, stage: 1, to });
             failed += 1;

@@ -1,6 +1,7 @@
 //! Failures: faulty copies, lost devices, panics, and the objects that they leave behind.
 
 use super::*;
+use std::collections::BTreeSet;
 
 #[test]
 fn faulty_copies_of_streamed_weights_end_the_run_with_an_error() {
@@ -93,6 +94,23 @@ fn a_lost_device_ends_every_sequence_with_one_clear_error() {
             pipeline.shutdown();
         }
     }
+}
+
+#[test]
+fn a_lost_device_with_several_stages_names_the_stage_that_was_running() {
+    let lost = |command| {
+        let mut setup = Setup::on(&[0, 1, 0]);
+        setup.devices[0].lost_at_command = Some(command);
+        let pipeline = setup.start().unwrap();
+        // One micro-batch at a time is in flight.
+        let error = failed(&all(&submit(&pipeline, &prompt(9, 1), generate(50)).1));
+        match error {
+            Error::Stage { stage, device, cause: DeviceError::Lost { .. } } if device == "cpu:0" => stage,
+            other => panic!("command {command}: {other:?}"),
+        }
+    };
+    let stages: BTreeSet<u32> = (40..60).map(lost).collect();
+    assert_eq!(stages, BTreeSet::from([0, 2]));
 }
 
 #[test]

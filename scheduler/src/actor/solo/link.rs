@@ -4,7 +4,8 @@
 use super::verify::{Contents, Mismatch};
 use super::{FILLING, SoloDevice};
 use crate::actor::checksum::{ChecksumIds, Checksums};
-use crate::actor::edge::{copy_command, sending_queue, share_semaphore};
+use crate::actor::copy::copy_command;
+use crate::actor::edge::{sending_queue, share_semaphore};
 use crate::core::End;
 use crate::error::{Error, Result};
 use ragtag_hal::{
@@ -573,7 +574,7 @@ impl Direction {
             End::Incoming => &mut *ends[1 - self.from],
         };
         let own = BufferRange { buffer: SLOTS[self.from], offset: start + copy.offset, bytes: copy.bytes };
-        let command = copy_command(end, &copy, own, RINGS[self.from], &[OTHERS[self.from]])?;
+        let command = copy_command(end, &copy, own, Some(RINGS[self.from]), &[OTHERS[self.from]])?;
         let work = Work::Commands(command.into_iter().collect());
         let Copy { waits, signal, .. } = copy;
         let submission = Submission { queue: end.queue(), work, waits, signal, is_timed: false };

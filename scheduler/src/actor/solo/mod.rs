@@ -10,8 +10,9 @@ mod verify;
 pub use link::SoloLink;
 pub use verify::Mismatch;
 
-use super::memory::{LOGITS, SharedBuffers, StageBuffers};
+use super::memory::StageBuffers;
 use super::owned::OwnedDevice;
+use super::shared::SharedBuffers;
 use super::stage_error;
 use super::weights::{Loading, WeightSource};
 use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, QueuePoints, SequenceId};
@@ -41,7 +42,7 @@ pub struct SoloDevice {
     own: [Arc<Timeline>; 3],
     timings: Vec<Timing>,
     /// Host memory to which logits are downloaded.
-    logits: Option<Arc<HostRegion>>,
+    logits: Option<(RegionId, Arc<HostRegion>)>,
     device: OwnedDevice,
 }
 
@@ -105,8 +106,7 @@ impl SoloDevice {
         let made_in = start.elapsed();
         if logits_bytes > 0 {
             let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
-            *logits = Some(Arc::clone(&region));
-            device.register_region(LOGITS, region).map_err(failed)?;
+            *logits = Some((device.new_region(&region).map_err(failed)?, region));
         }
         let uploads = &own[QueueKind::Upload.index()];
         let (abort, progress) = (AtomicBool::new(false), |_| ());
@@ -358,13 +358,15 @@ impl SoloStage<'_> {
         let start = Instant::now();
         let computed = self.compute(0, &batch)?;
         let from = self.memory.logits(0, batch.logit_rows());
-        let download = from.map(|from| Command::Download { from, region: LOGITS, offset: 0 });
+        let logits = self.on.logits.clone();
+        let download = from.zip(logits.as_ref());
+        let download = download.map(|(from, &(region, _))| Command::Download { from, region, offset: 0 });
         let work = Work::Commands(download.into_iter().collect());
         let there = self.on.submit(QueueKind::Download, work, &[computed])?;
         self.on.wait(there)?;
         let row_bytes = self.memory.compiled().logit_row_bytes as usize;
         for at in 0..from.map_or(0, |_| batch.logit_rows() as usize) {
-            let Some(region) = &self.on.logits else { break };
+            let Some((_, region)) = &logits else { break };
             let lease = region.read(at * row_bytes..(at + 1) * row_bytes);
             let lease = lease.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))?;
             choose(lease.floats().unwrap_or_default());

@@ -5,9 +5,6 @@ use crate::error::{Error, Result};
 use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, RegionId, Work};
 use std::sync::Arc;
 
-/// Host memory for rows that are uploaded and downloaded. Solo stages have only the regions 0 to 2.
-const ROWS: RegionId = RegionId(3);
-
 impl SoloStage<'_> {
     /// Runs a micro-batch on `input`, the values of its rows. Returns the logits if the micro-batch needs
     /// logits, and otherwise the rows that the stage sends. `input` is empty if the stage starts with the
@@ -23,20 +20,19 @@ impl SoloStage<'_> {
         let input_bytes = std::mem::size_of_val(input) as u64;
         let region = HostRegion::new(output.bytes.max(input_bytes) as usize);
         let region = Arc::new(region.map_err(|cause| self.on.failed(cause))?);
-        let registered = self.on.device.register_region(ROWS, Arc::clone(&region));
-        registered.map_err(|cause| self.on.failed(cause))?;
+        let id = self.on.device.new_region(&region).map_err(|cause| self.on.failed(cause))?;
         if !input.is_empty() {
             self.write(&region, input)?;
             let to = BufferRange { bytes: input_bytes, ..rows };
-            self.copy(QueueKind::Upload, Command::Upload { region: ROWS, offset: 0, to })?;
+            self.copy(QueueKind::Upload, Command::Upload { region: id, offset: 0, to })?;
         }
         let computed = self.compute(0, &batch)?;
         self.on.wait(computed)?;
-        self.copy(QueueKind::Download, Command::Download { from: output, region: ROWS, offset: 0 })?;
+        self.copy(QueueKind::Download, Command::Download { from: output, region: id, offset: 0 })?;
         let lease = region.read(0..output.bytes as usize).map_err(|cause| self.on.failed(cause))?;
         let values = lease.floats().unwrap_or_default().to_vec();
         drop(lease);
-        self.on.device.unregister_region(ROWS).map_err(|cause| self.on.failed(cause))?;
+        self.on.device.unregister_region(id).map_err(|cause| self.on.failed(cause))?;
         Ok(values)
     }
 
@@ -45,9 +41,9 @@ impl SoloStage<'_> {
     /// # Errors
     /// Fails if the device fails.
     pub fn keys_and_values(&mut self) -> Result<Vec<u8>> {
-        self.with_cache(|stage, region, ranges| {
+        self.with_cache(|stage, (id, region), ranges| {
             for (offset, from) in ranges {
-                let download = Command::Download { from, region: ROWS, offset };
+                let download = Command::Download { from, region: id, offset };
                 stage.copy(QueueKind::Download, download)?;
             }
             let lease = region.read(0..region.bytes()).map_err(|cause| stage.on.failed(cause))?;
@@ -60,7 +56,7 @@ impl SoloStage<'_> {
     /// # Errors
     /// [`Error::Protocol`] if the caches have different sizes. Also fails if the device fails.
     pub fn set_keys_and_values(&mut self, bytes: &[u8]) -> Result<()> {
-        self.with_cache(|stage, region, ranges| {
+        self.with_cache(|stage, (id, region), ranges| {
             if region.bytes() != bytes.len() {
                 return Err(Error::protocol("keys and values of another layout"));
             }
@@ -68,7 +64,7 @@ impl SoloStage<'_> {
             lease.copy_from_slice(bytes);
             drop(lease);
             ranges.into_iter().try_for_each(|(offset, to)| {
-                stage.copy(QueueKind::Upload, Command::Upload { region: ROWS, offset, to })
+                stage.copy(QueueKind::Upload, Command::Upload { region: id, offset, to })
             })
         })
     }
@@ -76,7 +72,7 @@ impl SoloStage<'_> {
     /// Calls `run` with host memory for the whole cache, and with the offset of each buffer in this memory.
     fn with_cache<T>(
         &mut self,
-        run: impl FnOnce(&mut Self, &HostRegion, Vec<(u64, BufferRange)>) -> Result<T>,
+        run: impl FnOnce(&mut Self, (RegionId, &HostRegion), Vec<(u64, BufferRange)>) -> Result<T>,
     ) -> Result<T> {
         let buffers = self.memory.kv().iter().zip(&self.memory.compiled().kv_bytes);
         let mut all = 0;
@@ -88,10 +84,9 @@ impl SoloStage<'_> {
         let ranges: Vec<(u64, BufferRange)> = buffers.map(range).collect();
         let region = HostRegion::new(all as usize).map_err(|cause| self.on.failed(cause))?;
         let region = Arc::new(region);
-        let registered = self.on.device.register_region(ROWS, Arc::clone(&region));
-        registered.map_err(|cause| self.on.failed(cause))?;
-        let done = run(self, &region, ranges);
-        self.on.device.unregister_region(ROWS).map_err(|cause| self.on.failed(cause))?;
+        let id = self.on.device.new_region(&region).map_err(|cause| self.on.failed(cause))?;
+        let done = run(self, (id, &region), ranges);
+        self.on.device.unregister_region(id).map_err(|cause| self.on.failed(cause))?;
         done
     }
 

@@ -1,0 +1,218 @@
+//! The simulator's event loop, which connects the virtual clock, the mailboxes, the devices and the cores.
+
+mod clients;
+mod hardware;
+mod interpreter;
+mod mailboxes;
+mod passing;
+mod queue;
+mod result;
+mod topology;
+mod verify;
+
+use crate::capacity::Lanes;
+use crate::core::{
+    DeviceCore, DeviceEvent, MicroBatchId, Nanoseconds, Path, Progress, QueuePoints, RunCore, RunEvent,
+    SequenceId, StageEvent,
+};
+use crate::error::Error;
+use crate::sim::device::{SimDevice, timeline};
+use crate::sim::expected::most_between_entries;
+use crate::sim::invariants::Invariants;
+use crate::sim::memory::Memory;
+use crate::sim::observe::Observations;
+use crate::sim::spec::{Fault, SimSpec};
+use crate::sim::{SimFailure, SimReport};
+use mailboxes::{Mailboxes, Message};
+use queue::{Event, EventQueue};
+use ragtag_hal::QueueKind;
+use std::collections::BTreeMap;
+use topology::Topology;
+
+pub(super) struct World<'a> {
+    spec: &'a SimSpec,
+    queue: EventQueue,
+    mailboxes: Mailboxes<'a>,
+    topology: Topology<'a>,
+    /// The devices, followed by the hosts that read weights from the model's file, one for each such stage.
+    devices: Vec<SimDevice>,
+    /// The core of each device.
+    cores: Vec<DeviceCore>,
+    memory: Memory,
+    run: RunCore,
+    /// Activation bytes of each micro-batch in flight.
+    bytes: BTreeMap<MicroBatchId, u64>,
+    /// Time at which each shared link becomes free.
+    shared_free: Vec<Nanoseconds>,
+    /// Index of the request that arrives when the next running request ends. Used with [`SimSpec::at_once`].
+    next_request: usize,
+    /// Number of micro-batches that have entered the pipeline.
+    entered: u64,
+    stopped: bool,
+    /// Invariant checks. Present only if [`SimSpec::checked`] is set.
+    invariants: Option<Invariants<'a>>,
+    tokens: BTreeMap<SequenceId, Vec<u32>>,
+    report: SimReport,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(spec: &'a SimSpec) -> Result<Self, SimFailure> {
+        let impossible = |error: Error| SimFailure::Violation { at_ns: 0, what: error.to_string() };
+        let run = RunCore::new(spec.run.clone()).map_err(impossible)?;
+        if spec.stages.is_empty() {
+            return Err(impossible(Error::Spec { what: "the pipeline has no stages".into() }));
+        }
+        let topology = Topology::new(spec);
+        let core = |(device, hosted): (usize, &Vec<usize>)| {
+            let shapes: Vec<_> = hosted.iter().map(|&stage| topology.shape(stage)).collect();
+            DeviceCore::new(&shapes, QueuePoints::new(|queue| timeline(device, queue))).map_err(impossible)
+        };
+        let cores = topology.hosted.iter().enumerate().map(core).collect::<Result<Vec<_>, _>>()?;
+        let lanes = (0..cores.len()).map(|device| topology.lanes(device));
+        let observations = Observations::new(topology.hosts.len(), spec.shared_links.len());
+        let mut world = Self {
+            spec,
+            queue: EventQueue::new(spec.seed),
+            mailboxes: Mailboxes::new(spec, lanes.chain([Lanes::of_run(spec.run.credits)])),
+            devices: topology.devices(),
+            topology,
+            cores,
+            memory: Memory::new(spec),
+            run,
+            bytes: BTreeMap::new(),
+            shared_free: vec![0; spec.shared_links.len()],
+            next_request: spec.requests.len(),
+            entered: 0,
+            stopped: false,
+            invariants: spec.checked.then(|| Invariants::new(spec)),
+            tokens: BTreeMap::new(),
+            report: SimReport { observations, ..SimReport::default() },
+        };
+        world.schedule();
+        Ok(world)
+    }
+
+    /// Schedules the arrivals, cancellations and timed faults of the specification.
+    fn schedule(&mut self) {
+        let run = self.cores.len();
+        if let Some(at_once) = self.spec.at_once {
+            self.next_request = self.next_request.min(at_once as usize);
+        }
+        for (index, request) in self.spec.requests.iter().enumerate().take(self.next_request) {
+            self.queue.at(request.at_ns, Event::Request { index });
+            if let Some(cancel_ns) = request.cancel_ns {
+                let message = Message::Run(RunEvent::Cancel { sequence: SequenceId(index as u64) });
+                self.queue.at(cancel_ns, Event::Arrive { to: run, message });
+            }
+        }
+        for fault in &self.spec.faults {
+            match *fault {
+                Fault::DeviceLost { stage, at_ns } => {
+                    self.queue.at(at_ns, Event::Fail { stage: stage as usize, cause: lost() });
+                }
+                Fault::OutOfMemory { stage } => {
+                    let cause = ragtag_hal::Error::OutOfMemory { wanted: 1 << 30, free: Some(1 << 20) };
+                    self.queue.at(0, Event::Fail { stage: stage as usize, cause });
+                }
+                Fault::Slow { stage, queue, by_ns } => {
+                    self.devices[self.topology.hosts[stage as usize]].slow_ns[queue.index()] = by_ns;
+                }
+                Fault::Unsteady { stage, up_to_ns } => {
+                    self.devices[self.topology.hosts[stage as usize]].unsteady_ns = up_to_ns;
+                }
+                Fault::WaitsIgnored { stage } => {
+                    self.devices[self.topology.hosts[stage as usize]].ignores_waits = true;
+                }
+                Fault::Stopped { at_ns } => {
+                    self.queue.at(at_ns, Event::Arrive { to: run, message: Message::Run(RunEvent::Stop) });
+                }
+                Fault::SubmissionRefused { .. }
+                | Fault::NoticesRepeated { .. }
+                | Fault::LostAtCommand { .. }
+                | Fault::MessageLost { .. }
+                | Fault::WrongBytes { .. }
+                | Fault::CopyRefused { .. }
+                | Fault::MessageTwice { .. } => {}
+            }
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<SimReport, SimFailure> {
+        let (most, mut entered, mut since_entry) = (most_between_entries(self.spec), self.entered, 0u64);
+        while let Some(event) = self.queue.pop() {
+            since_entry = if entered == self.entered { since_entry + 1 } else { 0 };
+            entered = self.entered;
+            if since_entry > most {
+                let what = format!("{most} events without a micro-batch that enters");
+                return Err(SimFailure::Violation { at_ns: self.queue.now, what });
+            }
+            self.handle_event(event).map_err(|what| SimFailure::Violation { at_ns: self.queue.now, what })?;
+        }
+        self.report.makespan_ns = self.queue.now;
+        self.report.observations.close(self.queue.now);
+        self.finish()
+    }
+
+    fn handle_event(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Request { index } => self.request(index),
+            Event::Arrive { to, message } => self.mailboxes.arrive(&mut self.queue, to, message),
+            Event::Handle { actor } => {
+                if let Some(message) = self.mailboxes.take(actor) {
+                    self.handle(actor, message)?;
+                }
+                self.mailboxes.wake(&mut self.queue, actor);
+            }
+            Event::Done { device, hardware, start_ns } => self.done(device, hardware, start_ns)?,
+            Event::Fail { stage, cause } => self.fail(stage, cause),
+        }
+        Ok(())
+    }
+
+    /// Schedules the arrival of a message that uses no bounded queue.
+    fn arrives(&mut self, to: usize, message: Message) {
+        let at = self.queue.now + self.queue.draw(self.spec.message_ns);
+        self.queue.at(at, Event::Arrive { to, message });
+    }
+
+    fn handle(&mut self, actor: usize, message: Message) -> Result<(), String> {
+        match message {
+            Message::Progress => self.progress(actor),
+            Message::Stage(stage, event) => {
+                if let StageEvent::FromNext(message) = event {
+                    self.memory.verified(stage, message)?;
+                }
+                let at = self.topology.hosted[actor].iter().position(|&other| other == stage);
+                let stage = at.ok_or_else(|| format!("stage {stage} is not on device {actor}"))?;
+                self.device_event(actor, DeviceEvent::Stage { stage, event })
+            }
+            Message::Run(event) => self.run_event(event),
+        }
+    }
+
+    /// Reports the progress of a device to its core, or the progress of the last device to the coordinator.
+    fn progress(&mut self, actor: usize) -> Result<(), String> {
+        let hosts = &self.topology.hosts;
+        let repeated = self.spec.faults.iter().any(|fault| match fault {
+            Fault::NoticesRepeated { stage } => hosts[*stage as usize] == actor,
+            _ => false,
+        });
+        self.mailboxes.noticed(&mut self.queue, actor, repeated)?;
+        if actor == self.cores.len() {
+            let chain = self.spec.stages.len();
+            for (path, stage) in [(Path::Stages, chain - 1), (Path::Prefill, chain)] {
+                let Some(&host) = self.topology.hosts.get(stage) else { break };
+                let value = self.devices[host].value(QueueKind::Download);
+                self.run_event(RunEvent::Progress { path, value })?;
+            }
+            return Ok(());
+        }
+        let [computed, uploaded, downloaded] = [QueueKind::Compute, QueueKind::Upload, QueueKind::Download]
+            .map(|queue| self.devices[actor].value(queue));
+        self.device_event(actor, DeviceEvent::Progress(Progress { computed, uploaded, downloaded }))
+    }
+}
+
+fn lost() -> ragtag_hal::Error {
+    ragtag_hal::Error::Lost { cause: "made up".into() }
+}
