@@ -13,6 +13,7 @@ use crate::core::{DeviceCore, Progress, QueuePoints, StageShape};
 use crate::error::Result;
 use crate::mailbox::{LINGER, Notice};
 use crate::message::{DeviceMessage, DeviceUrgent, RunAddress};
+use crate::runtime::StageSpec;
 use crate::trace::{Recorder, TraceSink};
 use ragtag_hal::{Anticipation, Device, QueueKind, Timeline};
 use std::collections::{BTreeMap, VecDeque};
@@ -34,14 +35,15 @@ struct StageLoader<'a> {
 impl StageLoader<'_> {
     fn load(
         &self,
-        spec: ActorStage,
+        inputs: ActorStage,
         device: &mut OwnedDevice,
         shared: &mut SharedBuffers,
         points: &mut QueuePoints,
     ) -> Result<Stage> {
-        let ActorStage { stage, compiled, weights, mut previous, mut next, logits, ends, .. } = spec;
-        let ActorStage { streamed, arenas, from_file, reads, .. } = spec;
-        let ActorStage { shared_weights, passages, is_prefill, report, .. } = spec;
+        let ActorStage { stage, spec, reads, mut previous, mut next, logits, ends, .. } = inputs;
+        let ActorStage { shared_weights, passages, is_prefill, report, .. } = inputs;
+        let arenas = spec.arenas();
+        let StageSpec { compiled, streamed, from_file, weights, .. } = spec;
         let failed = |cause| stage_error(stage, self.label, cause);
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
         let row_bytes = compiled.edge_row_bytes();
@@ -131,8 +133,9 @@ impl Actor {
         }
 
         let mut points = QueuePoints::new(|queue| own[queue.index()].id());
-        let compiled: Vec<_> = stages.iter().map(|stage| &stage.compiled).collect();
-        let streamed: Vec<_> = stages.iter().map(|stage| (&stage.compiled, stage.streamed())).collect();
+        let compiled: Vec<_> = stages.iter().map(|stage| &stage.spec.compiled).collect();
+        let streamed: Vec<_> =
+            stages.iter().map(|stage| (&stage.spec.compiled, stage.spec.streamed())).collect();
         let needed_bytes = SharedBuffers::needed_bytes(&streamed, slots);
         let uploads = &own[QueueKind::Upload.index()];
         let label = label.as_str();

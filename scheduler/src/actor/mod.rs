@@ -27,24 +27,22 @@ use crate::core::{DeviceAction, DeviceCore, DeviceEvent, Progress, StageEvent, S
 use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunUrgent};
+use crate::runtime::StageSpec;
 use crate::trace::{Computed, Ends, Recorder, SizeReport, TraceSink};
 use checksum::Checksums;
 pub(crate) use edge::{Edge, Sharing};
 use memory::StageBuffers;
 use owned::OwnedDevice;
 use passing::{LoadedPassage, Passage};
-use ragtag_graph::CompiledStage;
 use ragtag_hal::{
     Anticipation, Device, HostPages, HostRegion, Outcome, PoolStats, QueueKind, RegionId, Timeline, Timing,
     Turn,
 };
-use ragtag_planner::streaming::Arenas;
 use ragtag_transfer::Copy;
 use reading::Reader;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use streaming::Streamed;
 use verify::PendingSum;
 
 /// Number of messages after which the actor collects timings from the device. It also collects them before it
@@ -73,16 +71,9 @@ pub struct StageReport {
 pub(crate) struct ActorStage {
     /// Index of the stage in the pipeline.
     pub(crate) stage: u32,
-    pub(crate) compiled: CompiledStage,
-    /// Segments whose weights are streamed.
-    pub(crate) streamed: Vec<usize>,
-    /// Arenas that the streamed segments share.
-    pub(crate) arenas: Arenas,
-    /// Streamed segments whose weights are read from the model's file.
-    pub(crate) from_file: Vec<usize>,
-    /// These reads, if there are any.
+    pub(crate) spec: StageSpec,
+    /// Reads of streamed weights from the model's file, if there are any.
     pub(crate) reads: Option<FileReads>,
-    pub(crate) weights: Box<dyn WeightSource>,
     /// Host memory of weights that the prefill stage streams from the memory of another device, at both.
     pub(crate) shared_weights: Vec<(usize, Arc<HostPages>)>,
     pub(crate) previous: Option<Edge>,
@@ -95,13 +86,6 @@ pub(crate) struct ActorStage {
     pub(crate) passages: Vec<Passage>,
     pub(crate) is_prefill: bool,
     pub(crate) report: Arc<Mutex<StageReport>>,
-}
-
-impl ActorStage {
-    fn streamed(&self) -> Streamed<'_> {
-        let Self { streamed, arenas, from_file, .. } = self;
-        Streamed { segments: streamed, arenas: *arenas, from_file }
-    }
 }
 
 /// Inputs of an actor.

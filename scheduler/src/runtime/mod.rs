@@ -348,12 +348,8 @@ fn connect(
         let before = index.checked_sub(1).filter(|_| !is_prefill);
         actors[spec.device].stages.push(ActorStage {
             stage: index as u32,
-            arenas: spec.arenas(),
-            compiled: spec.compiled,
-            streamed: spec.streamed,
-            from_file: spec.from_file,
+            spec,
             reads,
-            weights: spec.weights,
             shared_weights,
             previous: before.map(|before| edge(before, before, &FROM_PREVIOUS, &mut at_receivers)),
             next: (index < last).then(|| edge(index, index + 1, &FROM_NEXT, &mut at_senders)),

@@ -177,16 +177,17 @@ impl World<'_> {
     pub(super) fn fail(&mut self, stage: usize, cause: ragtag_hal::Error) {
         if self.devices[self.topology.hosts[stage]].failure.is_none() {
             let (device, number) = (self.topology.label(stage), stage as u32);
-            self.end(stage, cause.clone(), Error::Stage { stage: number, device, cause });
+            self.fail_with(stage, cause.clone(), Error::Stage { stage: number, device, cause });
         }
     }
 
     /// Ends the run with an error of a stage.
     pub(super) fn end_run(&mut self, stage: usize, error: Error) {
-        self.end(stage, ragtag_hal::Error::invalid("no route"), error);
+        self.fail_with(stage, ragtag_hal::Error::invalid("no route"), error);
     }
 
-    fn end(&mut self, stage: usize, failure: ragtag_hal::Error, error: Error) {
+    /// Ends the work of a stage's device with `failure`, and the run with `error`.
+    fn fail_with(&mut self, stage: usize, failure: ragtag_hal::Error, error: Error) {
         self.devices[self.topology.hosts[stage]].failure = Some(failure);
         self.arrives(self.cores.len(), Message::Run(RunEvent::Failed { error }));
     }
