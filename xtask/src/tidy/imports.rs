@@ -16,7 +16,6 @@ pub(super) struct Edge {
 const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-hal", &[]),
     // Reads source texts, and knows nothing about their content.
-    ("ragtag-signatures", &[]),
     // Renders templates, and knows nothing about models.
     ("ragtag-chat", &[]),
     ("ragtag-kernels", &["ragtag-hal"]),
@@ -99,8 +98,6 @@ const FOR_ALL_TESTS: &str = "test-support";
 
 /// Additional crates that the tests of a crate may import.
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
-    // Tests compare kernel sources with their ABIs.
-    ("ragtag-kernels", &["ragtag-signatures"]),
     // Tests load the driver through Level Zero's loader.
     ("level-zero-on-opencl", &["test-drivers"]),
     // Tests load stand-ins for AMD's driver.
