@@ -42,6 +42,7 @@ mod ids;
 mod memory;
 #[cfg(unix)]
 mod opaque_fd;
+mod pins;
 pub mod pool;
 pub mod queues;
 mod region;
@@ -72,6 +73,7 @@ pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionI
 pub use memory::HostMemory;
 #[cfg(unix)]
 pub use opaque_fd::OpaqueFd;
+pub use pins::{Pin, PinCache, Pinnable};
 pub use pool::{Pool, PoolLimits, PoolStats};
 pub use region::{HostRegion, Lease, LeaseMut, Reservation};
 pub use spir_v::is_whole_spir_v;

@@ -3,16 +3,14 @@
 use crate::api::{self, Driver, Importer};
 use crate::program::Program;
 use ragtag_hal::cache::{Programs, Shelf};
-use ragtag_hal::{HostPages, HostRegion, Result};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use ragtag_hal::{Pin, PinCache, Pinnable, Result};
+use std::sync::Arc;
 
 /// A context for all devices of a driver.
 pub(crate) struct Context {
     driver: Driver,
     programs: Programs<Arc<Program>>,
-    /// Registered host memory, keyed by address. Memory that two devices register is registered only once.
-    pins: Mutex<HashMap<usize, Weak<Pin>>>,
+    pins: Arc<PinCache<Registered>>,
     importer: Option<Importer>,
     /// The context is the last field, so that it is destroyed last.
     api: Arc<api::Context>,
@@ -25,7 +23,7 @@ impl Context {
     /// Returns the driver's error.
     pub(crate) fn new(driver: Driver, shelf: Arc<Shelf>) -> Result<Self> {
         let (api, importer) = (driver.context()?, driver.importer());
-        Ok(Self { driver, programs: Programs::new(shelf), pins: Mutex::default(), importer, api })
+        Ok(Self { driver, programs: Programs::new(shelf), pins: Arc::default(), importer, api })
     }
 
     /// Returns true if the context belongs to this driver.
@@ -43,48 +41,21 @@ impl Context {
 
     /// Registers host memory with the driver. Returns `None` if the driver cannot register it. Copies to and
     /// from other memory still work, but are slower.
-    pub(crate) fn pin(&self, host: Pinnable) -> Option<Arc<Pin>> {
+    pub(crate) fn pin(&self, host: Pinnable) -> Option<Pin<Registered>> {
         let importer = self.importer?;
-        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
-        pins.retain(|_, pin| pin.strong_count() > 0);
-        let (pointer, _) = host.memory();
-        if let Some(pin) = pins.get(&(pointer as usize)).and_then(Weak::upgrade) {
-            return Some(pin);
-        }
-        let pin = Pin::new(importer, host);
-        let refused = |error: &ragtag_hal::Error| tracing::debug!(%error, "cannot register host memory");
-        let pin = Arc::new(pin.inspect_err(refused).ok()?);
-        pins.insert(pointer as usize, Arc::downgrade(&pin));
-        Some(pin)
-    }
-}
-
-/// Host memory that can be registered.
-pub(crate) enum Pinnable {
-    /// A region for uploads and downloads.
-    Region(Arc<HostRegion>),
-    /// Imported pages.
-    Pages(Arc<HostPages>),
-}
-
-impl Pinnable {
-    /// Returns a pointer to the first byte, and the size in bytes.
-    fn memory(&self) -> (*mut u8, usize) {
-        match self {
-            Self::Region(region) => (region.as_ptr(), region.bytes()),
-            Self::Pages(pages) => (pages.pointer(), pages.mapped_bytes()),
-        }
+        let pin = self.pins.pin(host, |host| Registered::new(importer, host));
+        pin.inspect_err(|error| tracing::debug!(%error, "cannot register host memory")).ok()
     }
 }
 
 /// Registered host memory, which the device accesses directly.
-pub(crate) struct Pin {
+pub(crate) struct Registered {
     importer: Importer,
     /// Reference that keeps the memory alive until the registration has ended.
     host: Pinnable,
 }
 
-impl Pin {
+impl Registered {
     fn new(importer: Importer, host: Pinnable) -> Result<Self> {
         let (pointer, bytes) = host.memory();
         // SAFETY: the value keeps the memory allocated until it ends the registration.
@@ -93,7 +64,7 @@ impl Pin {
     }
 }
 
-impl Drop for Pin {
+impl Drop for Registered {
     fn drop(&mut self) {
         let (pointer, _) = self.host.memory();
         // SAFETY: the memory is registered. Enqueued work keeps the pins of its memory alive until it has

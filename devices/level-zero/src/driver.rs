@@ -4,7 +4,7 @@
 
 use crate::api::{Argument, CommandList, CommandQueue};
 use crate::clock::Clock;
-use crate::context::{Context, Pin, Pinnable};
+use crate::context::{Context, Registered};
 use crate::error::allocation_failure;
 use crate::events::Events;
 use crate::memory::{Buffer, Kind};
@@ -18,7 +18,8 @@ use ragtag_hal::DmaBuf;
 use ragtag_hal::driver::{self, Allocation, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
-    DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Result, SharedMemory, SharedSemaphore,
+    DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Pin, Pinnable, Result, SharedMemory,
+    SharedSemaphore,
 };
 use std::sync::{Arc, Mutex};
 
@@ -100,7 +101,7 @@ impl LevelZero {
 
 impl Driver for LevelZero {
     type Buffer = Buffer;
-    type Region = Option<Arc<Pin>>;
+    type Region = Option<Pin<Registered>>;
     type Entry = Entry;
     type Launch = Launch;
     /// A list of all steps, or `None` if the queue enqueues the steps one by one.
@@ -200,7 +201,7 @@ impl Driver for LevelZero {
         Ok(Launch { kernel: Arc::clone(entry), arguments: arguments.collect::<Result<_>>()?, groups: grid })
     }
 
-    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin>>> {
+    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Pin<Registered>>> {
         Ok(self.context.pin(Pinnable::Region(Arc::clone(region))))
     }
 

@@ -3,9 +3,9 @@
 //! This module does not depend on commands.
 
 use crate::api::{Context, Device, UsmMemory};
-use crate::context::Pin;
+use crate::context::Registered;
 use ragtag_hal::driver::Allocation;
-use ragtag_hal::{Error, HostPages, Result};
+use ragtag_hal::{Error, HostPages, Pin, Result};
 #[cfg(unix)]
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ enum Memory {
     /// Imported pages of the host. The driver only copies between them and other buffers.
     Host {
         /// Field order: the registration ends before the pages are unmapped.
-        _pin: Option<Arc<Pin>>,
+        _pin: Option<Pin<Registered>>,
         pages: Arc<HostPages>,
     },
 }
@@ -110,7 +110,7 @@ impl Buffer {
     }
 
     /// Returns a buffer over pages of the host, which `pin` has registered.
-    pub(crate) fn over(pages: Arc<HostPages>, pin: Option<Arc<Pin>>) -> Self {
+    pub(crate) fn over(pages: Arc<HostPages>, pin: Option<Pin<Registered>>) -> Self {
         Self(Arc::new(Memory::Host { _pin: pin, pages }))
     }
 

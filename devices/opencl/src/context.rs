@@ -5,18 +5,16 @@ use crate::api::{self, Mem, Program};
 use crate::probe::{Found, PlatformId};
 use opencl3::device::Device;
 use ragtag_hal::cache::{Programs, Shelf};
-use ragtag_hal::{HostPages, HostRegion, Result};
-use std::collections::HashMap;
+use ragtag_hal::{Pin, PinCache, Pinnable, Result};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// An OpenCL context for some devices of one platform.
 pub(crate) struct Context {
     platform: PlatformId,
     devices: Vec<Device>,
     programs: Programs<Arc<Program>>,
-    /// Pinned memory, keyed by address. Memory that two devices register is pinned only once.
-    pins: Mutex<HashMap<usize, Weak<Pin>>>,
+    pins: Arc<PinCache<Pinned>>,
     /// The context is the last field, so that it is released last.
     api: api::Context,
 }
@@ -30,7 +28,7 @@ impl Context {
         let devices: Vec<Device> = found.iter().map(|found| found.device).collect();
         let api = api::Context::new(platform.raw(), &devices)?;
         let programs = Programs::new(shelf);
-        Ok(Self { platform, devices, programs, pins: Mutex::default(), api })
+        Ok(Self { platform, devices, programs, pins: Arc::default(), api })
     }
 
     /// Returns true if the context contains all devices in `found`, which belong to one platform.
@@ -49,40 +47,14 @@ impl Context {
 
     /// Pins host memory. Returns `None` if the driver cannot pin it. Copies to and from unpinned memory still
     /// work, but are slower.
-    pub(crate) fn pin(&self, queue: &Arc<api::Queue>, host: Pinnable) -> Option<Arc<Pin>> {
-        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
-        pins.retain(|_, pin| pin.strong_count() > 0);
-        let (pointer, _) = host.memory();
-        if let Some(pin) = pins.get(&(pointer as usize)).and_then(Weak::upgrade) {
-            return Some(pin);
-        }
-        let pin = Pin::new(&self.api, queue, host);
-        let pin = Arc::new(pin.inspect_err(|error| tracing::debug!(%error, "cannot pin host memory")).ok()?);
-        pins.insert(pointer as usize, Arc::downgrade(&pin));
-        Some(pin)
-    }
-}
-
-/// Host memory that can be pinned.
-pub(crate) enum Pinnable {
-    /// A region for uploads and downloads.
-    Region(Arc<HostRegion>),
-    /// Imported pages.
-    Pages(Arc<HostPages>),
-}
-
-impl Pinnable {
-    /// Returns a pointer to the first byte, and the size in bytes.
-    fn memory(&self) -> (*mut u8, usize) {
-        match self {
-            Self::Region(region) => (region.as_ptr(), region.bytes()),
-            Self::Pages(pages) => (pages.pointer(), pages.mapped_bytes()),
-        }
+    pub(crate) fn pin(&self, queue: &Arc<api::Queue>, host: Pinnable) -> Option<Pin<Pinned>> {
+        let pin = self.pins.pin(host, |host| Pinned::new(&self.api, queue, host));
+        pin.inspect_err(|error| tracing::debug!(%error, "cannot pin host memory")).ok()
     }
 }
 
 /// Pinned host memory, which the driver accesses without a staging copy.
-pub(crate) struct Pin {
+pub(crate) struct Pinned {
     queue: Arc<api::Queue>,
     memory: Mem,
     /// Mapped address, which equals the address of the host memory.
@@ -91,7 +63,7 @@ pub(crate) struct Pin {
     _host: Pinnable,
 }
 
-impl Pin {
+impl Pinned {
     /// Pins host memory by mapping it. The driver pins host memory while it is mapped, and recognises its
     /// addresses in copies to and from other buffers.
     fn new(context: &api::Context, queue: &Arc<api::Queue>, host: Pinnable) -> Result<Self> {
@@ -104,7 +76,7 @@ impl Pin {
     }
 }
 
-impl Drop for Pin {
+impl Drop for Pinned {
     fn drop(&mut self) {
         let unpinned =
             self.queue.unpin(&self.memory, self.mapped as *mut c_void).and_then(|()| self.queue.finish());

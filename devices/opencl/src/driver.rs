@@ -4,7 +4,7 @@
 
 use crate::api;
 use crate::clock::Clock;
-use crate::context::{Context, Pin, Pinnable};
+use crate::context::{Context, Pinned};
 use crate::error::allocation_failure;
 use crate::memory::Buffer;
 use crate::probe::{Found, heap};
@@ -14,7 +14,9 @@ use crate::recording::{Recorded, recorded};
 use crate::transfer::TransferMode;
 use ragtag_hal::driver::{self, Allocation, Driver, DriverDevice};
 use ragtag_hal::queues::Common;
-use ragtag_hal::{DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Result, SharedMemory};
+use ragtag_hal::{
+    DeviceId, Error, HostPages, HostRegion, Limits, Memory, Module, Pin, Pinnable, Result, SharedMemory,
+};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -91,7 +93,7 @@ impl OpenCl {
 
     /// Pins host memory, unless the device uses host memory. Such a device copies no faster than the host, so
     /// pinning would not help.
-    fn pin(&self, host: Pinnable) -> Option<Arc<Pin>> {
+    fn pin(&self, host: Pinnable) -> Option<Pin<Pinned>> {
         let apart = !self.found.memory.host_memory;
         apart.then(|| self.context.pin(&self.pinning, host)).flatten()
     }
@@ -99,7 +101,7 @@ impl OpenCl {
 
 impl Driver for OpenCl {
     type Buffer = Buffer;
-    type Region = Option<Arc<Pin>>;
+    type Region = Option<Pin<Pinned>>;
     type Entry = Entry;
     type Launch = Launch;
     type Recording = Vec<Recorded>;
@@ -164,7 +166,7 @@ impl Driver for OpenCl {
         Ok(Launch { kernel, size: api::Range3 { global, local } })
     }
 
-    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin>>> {
+    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Pin<Pinned>>> {
         Ok(self.pin(Pinnable::Region(Arc::clone(region))))
     }
 

@@ -3,10 +3,10 @@
 //! This module does not depend on commands.
 
 use crate::api::{Context, Mem, SharedBlock, UnifiedMemory};
-use crate::context::Pin;
+use crate::context::Pinned;
 use crate::transfer::TransferMode;
 use ragtag_hal::driver::Allocation;
-use ragtag_hal::{Error, HostPages, Result};
+use ragtag_hal::{Error, HostPages, Pin, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Device memory that is released with its last reference. Several devices of a context use the same memory
@@ -21,7 +21,7 @@ enum Memory {
     /// over the pages would not do, because the driver may keep its contents in other memory.
     Host {
         /// Field order: the pages are unpinned before they are unmapped.
-        _pin: Option<Arc<Pin>>,
+        _pin: Option<Pin<Pinned>>,
         pages: Arc<HostPages>,
     },
 }
@@ -65,7 +65,7 @@ impl Buffer {
     }
 
     /// Returns a buffer over pages of the host, which `pin` has pinned.
-    pub(crate) fn over(pages: Arc<HostPages>, pin: Option<Arc<Pin>>) -> Self {
+    pub(crate) fn over(pages: Arc<HostPages>, pin: Option<Pin<Pinned>>) -> Self {
         Self(Arc::new(Memory::Host { _pin: pin, pages }))
     }
 

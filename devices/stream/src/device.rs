@@ -6,14 +6,14 @@ use crate::clock::Clock;
 use crate::driver::{Arguments, Driver, Launch, Operands};
 use crate::memory::Buffer;
 use crate::module::{Code, Kernel, entries};
-use crate::pins::{Pin, Pins};
+use crate::pins::{Pinned, Pins, pin};
 use crate::queue::Queue;
 use crate::semaphore::Events;
 use ragtag_hal::driver::{self, Allocation, DriverDevice};
 use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, Gemm, HeapKind, HostPages, HostRegion, Limits, Memory, MemorySource, Module,
-    Result, SharedMemory, SharedSemaphore,
+    Pin, Pinnable, Result, SharedMemory, SharedSemaphore,
 };
 #[cfg(unix)]
 use ragtag_hal::{DmaBuf, OpaqueFd};
@@ -69,7 +69,7 @@ pub enum Bound<D: Driver> {
 
 impl<D: Driver> driver::Driver for Streams<D> {
     type Buffer = Buffer<D>;
-    type Region = Option<Pin<D>>;
+    type Region = Option<Pin<Pinned<D>>>;
     type Entry = Code<D>;
     type Launch = Bound<D>;
     /// A graph of all steps, or `None` if the queue enqueues the steps one by one.
@@ -166,11 +166,9 @@ impl<D: Driver> driver::Driver for Streams<D> {
 
     /// Pins a region. Returns `None` if the driver cannot pin it. Copies to and from an unpinned region still
     /// work, but are slower.
-    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Pin<D>>> {
-        let (pointer, bytes, owner) = (region.as_ptr(), region.bytes(), Arc::clone(region));
-        // SAFETY: the region lives as long as its owner.
-        let pinned = unsafe { self.pins.pin(&self.driver, pointer, bytes, owner) };
-        let refused = |error: &Error| tracing::debug!(%error, bytes, "cannot pin a region");
+    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Pin<Pinned<D>>>> {
+        let pinned = pin(&self.pins, &self.driver, Pinnable::Region(Arc::clone(region)));
+        let refused = |error: &Error| tracing::debug!(%error, ?region, "cannot pin a region");
         Ok(pinned.inspect_err(refused).ok())
     }
 

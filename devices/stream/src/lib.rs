@@ -37,4 +37,4 @@ pub use device::{StreamDevice, Streams, open};
 pub use driver::Import;
 pub use driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 pub use library::{Library, places};
-pub use pins::Pins;
+pub use pins::{Pinned, Pins};

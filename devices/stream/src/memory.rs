@@ -5,9 +5,9 @@
 use crate::driver::Driver;
 #[cfg(unix)]
 use crate::driver::Import;
-use crate::pins::{Pin, Pins};
+use crate::pins::{Pinned, Pins, pin};
 use ragtag_hal::driver::Allocation;
-use ragtag_hal::{HostPages, Result};
+use ragtag_hal::{HostPages, Pin, Pinnable, Result};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ enum Origin<D: Driver> {
     #[cfg(unix)]
     Imported { _owner: Box<dyn Any + Send + Sync> },
     /// Pinned memory of the host. Field order: the pages are unpinned before they are unmapped.
-    Host { _pin: Pin<D>, pages: Arc<HostPages> },
+    Host { _pin: Pin<Pinned<D>>, pages: Arc<HostPages> },
 }
 
 impl<D: Driver> Buffer<D> {
@@ -67,12 +67,9 @@ impl<D: Driver> Buffer<D> {
 
     /// Pins pages of host memory.
     pub(crate) fn over(driver: &Arc<D>, pins: &Arc<Pins<D>>, pages: Arc<HostPages>) -> Result<Self> {
-        let (pointer, bytes) = (pages.pointer(), pages.bytes());
-        let owner: Arc<HostPages> = Arc::clone(&pages);
-        // SAFETY: the pages are a mapping of their own, which lives as long as the owner.
-        let pin = unsafe { pins.pin(driver, pointer, pages.mapped_bytes(), owner) }?;
+        let (bytes, pin) = (pages.bytes(), pin(pins, driver, Pinnable::Pages(Arc::clone(&pages)))?);
         // SAFETY: the memory was just pinned.
-        let address = unsafe { driver.pinned_address(pointer) }?;
+        let address = unsafe { driver.pinned_address(pages.pointer()) }?;
         Ok(Self { driver: Arc::clone(driver), address, bytes, origin: Origin::Host { _pin: pin, pages } })
     }
 
