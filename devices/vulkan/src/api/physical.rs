@@ -69,6 +69,177 @@ pub(crate) struct Facts {
     pub(crate) compute_units: Option<u32>,
 }
 
+/// Names of the extensions that a physical device supports.
+struct Extensions(BTreeSet<CString>);
+
+impl Extensions {
+    fn query(raw: &ash::Instance, handle: vk::PhysicalDevice) -> Result<Self, String> {
+        // SAFETY: the handle belongs to the instance.
+        let all = unsafe { raw.enumerate_device_extension_properties(handle) };
+        let all = all.map_err(|code| format!("vkEnumerateDeviceExtensionProperties: {code:?}"))?;
+        let named = |one: &vk::ExtensionProperties| one.extension_name_as_c_str().map(CStr::to_owned).ok();
+        Ok(Self(all.iter().filter_map(named).collect()))
+    }
+
+    fn has(&self, name: &CStr) -> bool {
+        self.0.contains(name)
+    }
+}
+
+/// Properties that a driver reports. Structures that the device does not support are zero.
+#[derive(Default)]
+struct Properties {
+    plain: vk::PhysicalDeviceProperties,
+    ids: vk::PhysicalDeviceIDProperties<'static>,
+    maintenance: vk::PhysicalDeviceMaintenance3Properties<'static>,
+    driver: vk::PhysicalDeviceDriverProperties<'static>,
+    groups: vk::PhysicalDeviceSubgroupProperties<'static>,
+    sizes: vk::PhysicalDeviceSubgroupSizeControlProperties<'static>,
+    dot: vk::PhysicalDeviceShaderIntegerDotProductProperties<'static>,
+    buffers: vk::PhysicalDeviceMaintenance4Properties<'static>,
+    bus: vk::PhysicalDevicePCIBusInfoPropertiesEXT<'static>,
+    import: vk::PhysicalDeviceExternalMemoryHostPropertiesEXT<'static>,
+    nvidia: vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV<'static>,
+    amd: vk::PhysicalDeviceShaderCoreProperties2AMD<'static>,
+}
+
+impl Properties {
+    fn query(raw: &ash::Instance, handle: vk::PhysicalDevice, extensions: &Extensions) -> Self {
+        // SAFETY: the handle belongs to the instance.
+        let plain = unsafe { raw.get_physical_device_properties(handle) };
+        let mut found = Self { plain, ..Self::default() };
+        let (modern, newest) = (found.is_modern(), found.is_newest());
+        let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut found.ids);
+        all = all.push_next(&mut found.maintenance).push_next(&mut found.groups);
+        if modern {
+            all = all.push_next(&mut found.driver);
+        }
+        if newest {
+            all = all.push_next(&mut found.sizes).push_next(&mut found.dot).push_next(&mut found.buffers);
+        }
+        if extensions.has(ext::pci_bus_info::NAME) {
+            all = all.push_next(&mut found.bus);
+        }
+        if extensions.has(ext::external_memory_host::NAME) {
+            all = all.push_next(&mut found.import);
+        }
+        if extensions.has(nv::shader_sm_builtins::NAME) {
+            all = all.push_next(&mut found.nvidia);
+        }
+        if extensions.has(amd::shader_core_properties2::NAME) {
+            all = all.push_next(&mut found.amd);
+        }
+        // SAFETY: a device with this version and these extensions supports each structure.
+        unsafe { raw.get_physical_device_properties2(handle, &mut all) };
+        found
+    }
+
+    /// Returns whether the device supports Vulkan 1.2.
+    fn is_modern(&self) -> bool {
+        self.plain.api_version >= vk::API_VERSION_1_2
+    }
+
+    /// Returns whether the device supports Vulkan 1.3.
+    fn is_newest(&self) -> bool {
+        self.plain.api_version >= vk::API_VERSION_1_3
+    }
+
+    /// Returns the name of the device, and the name and description of its driver.
+    fn names(&self) -> [String; 3] {
+        let name = self.plain.device_name_as_c_str();
+        [name, self.driver.driver_name_as_c_str(), self.driver.driver_info_as_c_str()]
+            .map(|text| text.map_or(String::new(), |text| text.to_string_lossy().into()))
+    }
+
+    fn fingerprint(&self) -> Key {
+        let [name, driver, info] = self.names();
+        key([
+            name.as_bytes(),
+            driver.as_bytes(),
+            info.as_bytes(),
+            &self.plain.api_version.to_le_bytes(),
+            &self.plain.vendor_id.to_le_bytes(),
+            &self.plain.device_id.to_le_bytes(),
+            &self.plain.driver_version.to_le_bytes(),
+            &self.plain.pipeline_cache_uuid,
+        ])
+    }
+
+    /// Returns whether the device supports all sub-group operations of WGSL.
+    fn has_sub_groups(&self) -> bool {
+        let wanted = vk::SubgroupFeatureFlags::BASIC
+            | vk::SubgroupFeatureFlags::VOTE
+            | vk::SubgroupFeatureFlags::ARITHMETIC
+            | vk::SubgroupFeatureFlags::BALLOT
+            | vk::SubgroupFeatureFlags::SHUFFLE
+            | vk::SubgroupFeatureFlags::SHUFFLE_RELATIVE;
+        self.groups.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
+            && self.groups.supported_operations.contains(wanted)
+    }
+
+    fn max_allocation_bytes(&self) -> u64 {
+        match self.is_newest() {
+            true => self.maintenance.max_memory_allocation_size.min(self.buffers.max_buffer_size),
+            false => self.maintenance.max_memory_allocation_size,
+        }
+    }
+}
+
+/// Features that a driver reports. Structures that the device does not support are false.
+#[derive(Default)]
+struct Features {
+    in_1_1: vk::PhysicalDeviceVulkan11Features<'static>,
+    in_1_2: vk::PhysicalDeviceVulkan12Features<'static>,
+    in_1_3: vk::PhysicalDeviceVulkan13Features<'static>,
+    matrices: vk::PhysicalDeviceCooperativeMatrixFeaturesKHR<'static>,
+    has_flexible: bool,
+}
+
+impl Features {
+    fn query(
+        raw: &ash::Instance,
+        handle: vk::PhysicalDevice,
+        extensions: &Extensions,
+        properties: &Properties,
+    ) -> Self {
+        let (mut found, mut flexible) = (Self::default(), FlexibleFeatures::with(false));
+        let mut all = vk::PhysicalDeviceFeatures2::default();
+        if properties.is_modern() {
+            all = all.push_next(&mut found.in_1_1).push_next(&mut found.in_1_2);
+        }
+        if properties.is_newest() {
+            all = all.push_next(&mut found.in_1_3);
+        }
+        if extensions.has(khr::cooperative_matrix::NAME) {
+            all = all.push_next(&mut found.matrices);
+        }
+        if extensions.has(FLEXIBLE) {
+            all = all.push_next(&mut flexible);
+        }
+        // SAFETY: a device with this version and these extensions supports each structure.
+        unsafe { raw.get_physical_device_features2(handle, &mut all) };
+        found.has_flexible = flexible.flexible_dimensions == vk::TRUE;
+        found
+    }
+
+    /// Returns whether sub-groups can multiply matrices of some sizes.
+    fn has_matrices(&self) -> bool {
+        self.matrices.cooperative_matrix == vk::TRUE
+            && self.in_1_2.vulkan_memory_model == vk::TRUE
+            && self.in_1_2.vulkan_memory_model_device_scope == vk::TRUE
+    }
+
+    fn has_half_floats(&self) -> bool {
+        self.in_1_2.shader_float16 == vk::TRUE
+            && self.in_1_1.storage_buffer16_bit_access == vk::TRUE
+            && self.in_1_1.uniform_and_storage_buffer16_bit_access == vk::TRUE
+    }
+
+    fn has_full_sub_groups(&self) -> bool {
+        self.in_1_3.compute_full_subgroups == vk::TRUE && self.in_1_3.subgroup_size_control == vk::TRUE
+    }
+}
+
 impl Facts {
     /// Queries the properties of a physical device.
     ///
@@ -76,150 +247,63 @@ impl Facts {
     /// Returns a message if the driver does not report a property.
     pub(super) fn of(instance: &Instance, handle: vk::PhysicalDevice) -> Result<Self, String> {
         let raw = instance.raw();
-        // SAFETY: this handle and all handles below belong to the instance.
-        let extensions = unsafe { raw.enumerate_device_extension_properties(handle) };
-        let extensions =
-            extensions.map_err(|code| format!("vkEnumerateDeviceExtensionProperties: {code:?}"))?;
-        let named = |one: &vk::ExtensionProperties| one.extension_name_as_c_str().map(CStr::to_owned).ok();
-        let extensions: BTreeSet<CString> = extensions.iter().filter_map(named).collect();
-        let has = |name: &CStr| extensions.contains(name);
-        // SAFETY: as above.
-        let plain = unsafe { raw.get_physical_device_properties(handle) };
-        let modern = plain.api_version >= vk::API_VERSION_1_2;
-        let newest = plain.api_version >= vk::API_VERSION_1_3;
-
-        let mut ids = vk::PhysicalDeviceIDProperties::default();
-        let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
-        let mut driver = vk::PhysicalDeviceDriverProperties::default();
-        let mut groups = vk::PhysicalDeviceSubgroupProperties::default();
-        let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
-        let mut dot = vk::PhysicalDeviceShaderIntegerDotProductProperties::default();
-        let mut buffers = vk::PhysicalDeviceMaintenance4Properties::default();
-        let mut bus = vk::PhysicalDevicePCIBusInfoPropertiesEXT::default();
-        let mut import = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
-        let mut nvidia = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
-        let mut amd = vk::PhysicalDeviceShaderCoreProperties2AMD::default();
-        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut ids);
-        properties = properties.push_next(&mut maintenance).push_next(&mut groups);
-        if modern {
-            properties = properties.push_next(&mut driver);
-        }
-        if newest {
-            properties = properties.push_next(&mut sizes).push_next(&mut dot).push_next(&mut buffers);
-        }
-        if has(ext::pci_bus_info::NAME) {
-            properties = properties.push_next(&mut bus);
-        }
-        if has(ext::external_memory_host::NAME) {
-            properties = properties.push_next(&mut import);
-        }
-        if has(nv::shader_sm_builtins::NAME) {
-            properties = properties.push_next(&mut nvidia);
-        }
-        if has(amd::shader_core_properties2::NAME) {
-            properties = properties.push_next(&mut amd);
-        }
-        // SAFETY: a device with this version and these extensions supports each structure.
-        unsafe { raw.get_physical_device_properties2(handle, &mut properties) };
-
-        let mut in_1_1 = vk::PhysicalDeviceVulkan11Features::default();
-        let mut in_1_2 = vk::PhysicalDeviceVulkan12Features::default();
-        let mut in_1_3 = vk::PhysicalDeviceVulkan13Features::default();
-        let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
-        let mut flexible = FlexibleFeatures::with(false);
-        let mut features = vk::PhysicalDeviceFeatures2::default();
-        if modern {
-            features = features.push_next(&mut in_1_1).push_next(&mut in_1_2);
-        }
-        if newest {
-            features = features.push_next(&mut in_1_3);
-        }
-        if has(khr::cooperative_matrix::NAME) {
-            features = features.push_next(&mut matrices);
-        }
-        if has(FLEXIBLE) {
-            features = features.push_next(&mut flexible);
-        }
-        // SAFETY: as for the properties.
-        unsafe { raw.get_physical_device_features2(handle, &mut features) };
-        let memory_model =
-            in_1_2.vulkan_memory_model == vk::TRUE && in_1_2.vulkan_memory_model_device_scope == vk::TRUE;
-        let matrices = matrices.cooperative_matrix == vk::TRUE && memory_model;
-        let has_squares = matrices && matrices::multiplies(instance, handle);
-        let flexible = flexible.flexible_dimensions == vk::TRUE;
-        let puts_together = matrices && !has_squares && flexible && matrices::puts_together(instance, handle);
-        let half_storage = in_1_1.storage_buffer16_bit_access == vk::TRUE
-            && in_1_1.uniform_and_storage_buffer16_bit_access == vk::TRUE;
-        let wanted = vk::SubgroupFeatureFlags::BASIC
-            | vk::SubgroupFeatureFlags::VOTE
-            | vk::SubgroupFeatureFlags::ARITHMETIC
-            | vk::SubgroupFeatureFlags::BALLOT
-            | vk::SubgroupFeatureFlags::SHUFFLE
-            | vk::SubgroupFeatureFlags::SHUFFLE_RELATIVE;
-        let full = in_1_3.compute_full_subgroups == vk::TRUE && in_1_3.subgroup_size_control == vk::TRUE;
-        let external = |supported: bool, kind| match cfg!(unix) && modern && supported {
+        let extensions = Extensions::query(raw, handle)?;
+        let properties = Properties::query(raw, handle, &extensions);
+        let features = Features::query(raw, handle, &extensions, &properties);
+        let has_matrices = features.has_matrices();
+        let has_squares = has_matrices && matrices::multiplies(instance, handle);
+        let puts_together = has_matrices
+            && !has_squares
+            && features.has_flexible
+            && matrices::puts_together(instance, handle);
+        let external = |supported: bool, kind| match cfg!(unix) && properties.is_modern() && supported {
             true => external_buffers(raw, handle, kind),
             false => vk::ExternalMemoryFeatureFlags::empty(),
         };
-        let has_fd = has(khr::external_memory_fd::NAME);
-        let dma_buf = has_fd && has(ext::external_memory_dma_buf::NAME);
+        let has_fd = extensions.has(khr::external_memory_fd::NAME);
+        let dma_buf = has_fd && extensions.has(ext::external_memory_dma_buf::NAME);
         let dma_buf = external(dma_buf, vk::ExternalMemoryHandleTypeFlags::DMA_BUF_EXT);
         let external = external(has_fd, vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD);
-        let words = |text: Result<&CStr, _>| text.map_or(String::new(), |text| text.to_string_lossy().into());
-        let driver_name = words(driver.driver_name_as_c_str());
-        let driver_info = words(driver.driver_info_as_c_str());
-        let name = words(plain.device_name_as_c_str());
-        // SAFETY: as above.
-        let memory = unsafe { raw.get_physical_device_memory_properties(handle) };
+        let [name, driver, info] = properties.names();
+        let Properties { plain, ids, bus, import, sizes, dot, nvidia, amd, .. } = &properties;
         Ok(Self {
             handle,
-            fingerprint: key([
-                name.as_bytes(),
-                driver_name.as_bytes(),
-                driver_info.as_bytes(),
-                &plain.api_version.to_le_bytes(),
-                &plain.vendor_id.to_le_bytes(),
-                &plain.device_id.to_le_bytes(),
-                &plain.driver_version.to_le_bytes(),
-                &plain.pipeline_cache_uuid,
-            ]),
             name,
             api_version: plain.api_version,
-            driver: match driver_info.as_str() {
-                "" => format!("{driver_name} {:#x}", plain.driver_version),
-                info => format!("{driver_name} {info}"),
+            driver: match info.as_str() {
+                "" => format!("{driver} {:#x}", plain.driver_version),
+                info => format!("{driver} {info}"),
             },
             kind: plain.device_type,
             uuid: ids.device_uuid,
             driver_uuid: ids.driver_uuid,
-            pci: has(ext::pci_bus_info::NAME).then_some([
+            pci: extensions.has(ext::pci_bus_info::NAME).then_some([
                 bus.pci_domain,
                 bus.pci_bus,
                 bus.pci_device,
                 bus.pci_function,
             ]),
+            fingerprint: properties.fingerprint(),
             limits: plain.limits,
-            max_allocation_bytes: match newest {
-                true => maintenance.max_memory_allocation_size.min(buffers.max_buffer_size),
-                false => maintenance.max_memory_allocation_size,
-            },
-            memory,
+            max_allocation_bytes: properties.max_allocation_bytes(),
+            // SAFETY: the handle belongs to this instance.
+            memory: unsafe { raw.get_physical_device_memory_properties(handle) },
             families: families(raw, handle),
-            import_alignment_bytes: has(ext::external_memory_host::NAME)
+            import_alignment_bytes: extensions
+                .has(ext::external_memory_host::NAME)
                 .then_some(import.min_imported_host_pointer_alignment),
             exports_fd: external.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE),
             imports_fd: external.contains(vk::ExternalMemoryFeatureFlags::IMPORTABLE),
             imports_dma_buf: dma_buf.contains(vk::ExternalMemoryFeatureFlags::IMPORTABLE)
                 && !dma_buf.contains(vk::ExternalMemoryFeatureFlags::DEDICATED_ONLY),
-            memory_budget: has(ext::memory_budget::NAME),
-            timeline_semaphores: in_1_2.timeline_semaphore == vk::TRUE,
-            host_query_reset: in_1_2.host_query_reset == vk::TRUE,
-            half_floats: in_1_2.shader_float16 == vk::TRUE && half_storage,
-            sub_groups: groups.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
-                && groups.supported_operations.contains(wanted),
-            sub_group_types: in_1_2.shader_subgroup_extended_types == vk::TRUE,
-            full_sub_groups: full.then_some(sizes.max_subgroup_size),
-            integer_dot: in_1_3.shader_integer_dot_product == vk::TRUE,
+            memory_budget: extensions.has(ext::memory_budget::NAME),
+            timeline_semaphores: features.in_1_2.timeline_semaphore == vk::TRUE,
+            host_query_reset: features.in_1_2.host_query_reset == vk::TRUE,
+            half_floats: features.has_half_floats(),
+            sub_groups: properties.has_sub_groups(),
+            sub_group_types: features.in_1_2.shader_subgroup_extended_types == vk::TRUE,
+            full_sub_groups: features.has_full_sub_groups().then_some(sizes.max_subgroup_size),
+            integer_dot: features.in_1_3.shader_integer_dot_product == vk::TRUE,
             integer_dot_accelerated: dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE
                 && dot.integer_dot_product4x8_bit_packed_unsigned_accelerated == vk::TRUE,
             cooperative_matrices: has_squares || puts_together,
