@@ -169,7 +169,7 @@ impl Compute {
     pub fn top_k<'a>(&self, x: impl Into<Input<'a>>, k: usize) -> Result<Pending<(Tensor, Tensor)>> {
         let x = self.f32s("top_k", x)?;
         let (sizes, width) = x.shape.rows();
-        if k == 0 || k > width || k > top_k::MOST as usize {
+        if k == 0 || k > width || k > top_k::MAX_K as usize {
             let what = format!("k of {k} for rows of {} (valid: 1 to {})", x.shape, width.min(64));
             return Err(Error::Argument { operation: "top_k", what });
         }

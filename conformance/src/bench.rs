@@ -161,14 +161,14 @@ impl Bench {
     /// Returns the staging region, enlarged to at least `bytes` bytes (and at least one byte). The region is
     /// valid only for the next copy.
     fn staging(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
-        const LEAST: usize = 64 << 10;
+        const STEP_BYTES: usize = 64 << 10;
         if let Some((id, _)) = self.staging.take_if(|(_, region)| region.bytes() < bytes) {
             self.device.unregister_region(id).context("unregistering a region")?;
         }
         if let Some(staging) = &self.staging {
             return Ok(staging.clone());
         }
-        let staging = self.registered(bytes.max(1).next_multiple_of(LEAST))?;
+        let staging = self.registered(bytes.max(1).next_multiple_of(STEP_BYTES))?;
         Ok(self.staging.insert(staging).clone())
     }
 

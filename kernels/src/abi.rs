@@ -7,6 +7,17 @@ use crate::params::HEADER_WORDS;
 /// A size that no binding has. If an extent has this size, validation rejects the launch.
 pub(crate) const IMPOSSIBLE: u64 = u64::MAX;
 
+/// Returns the constants of a launch.
+///
+/// # Panics
+/// Panics if their number differs from that of the kernel's ABI, which validation compares first. A kernel that
+/// returned early instead would leave its output unwritten.
+#[inline(always)]
+pub(crate) fn array<const N: usize>(constants: &[u32]) -> [u32; N] {
+    assert!(constants.len() == N, "a launch has {} constants, but its kernel takes {N}", constants.len());
+    std::array::from_fn(|i| constants[i])
+}
+
 /// Number of bytes in the header of a parameter block.
 pub(crate) const HEADER_BYTES: u64 = HEADER_WORDS as u64 * 4;
 
@@ -62,3 +73,36 @@ pub(crate) fn params(rows: u32, sequences: u32, table_blocks: u32, logit_rows: u
     let lists = words(&[rows, 3]).saturating_add(words(&[logit_rows]));
     HEADER_BYTES.saturating_add(lists).saturating_add(words(&[sequences, table_blocks]))
 }
+
+/// Returns the binary interface of a kernel for a value of `KvType`, `ElementType` or `Activations`. `$extents`
+/// computes the extents from this value and the constants.
+macro_rules! abi_for {
+    (KvType, $($rest:tt)+) => {
+        $crate::abi::abi_for!(
+            @KvType { F32 "_f32", F16 "_f16", Q8_0 "_q8_0", Q8_0Q4_0 "_q8_0_q4_0", Q4_0 "_q4_0" }, $($rest)+
+        )
+    };
+    (ElementType, $($rest:tt)+) => {
+        $crate::abi::abi_for!(@ElementType { F32 "_F32", F16 "_F16", BF16 "_BF16" }, $($rest)+)
+    };
+    (Activations, $($rest:tt)+) => {
+        $crate::abi::abi_for!(@Activations { F32 "_f32", Int8 "_int8", F16 "_f16" }, $($rest)+)
+    };
+    (
+        @$type:ident { $($variant:ident $suffix:literal),+ },
+        $value:expr, $name:literal, $bindings:expr, $constants:literal, $extents:path
+    ) => {
+        match $value {
+            $($type::$variant => {
+                static ABI: EntryAbi = EntryAbi {
+                    name: concat!($name, $suffix),
+                    bindings: $bindings,
+                    constants: $constants,
+                    extents: |constants, out| $extents($type::$variant, constants, out),
+                };
+                &ABI
+            })+
+        }
+    };
+}
+pub(crate) use abi_for;

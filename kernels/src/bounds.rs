@@ -9,7 +9,7 @@
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
-use crate::table::Variant;
+use crate::variant::Variant;
 use ragtag_hal::Feature;
 
 /// Features of devices whose matrix units convert both factors to bf16.

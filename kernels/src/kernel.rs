@@ -282,8 +282,6 @@ kernels! {
     "silu-mul" SiluMul(out: Activations) => silu_mul::SiluMul(out);
     /// Second launch of split attention: combines the splits into activations of the given type.
     "attention-merge" AttentionMerge(out: Activations) => attention::merge::AttentionMerge(out);
-    /// Softmax of rows.
-    "softmax" Softmax => softmax::Softmax;
     /// Position of the largest value in each row.
     "arg-max" ArgMax => arg_max::ArgMax;
     /// The largest values of each row, in descending order.

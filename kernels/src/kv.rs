@@ -153,34 +153,6 @@ pub enum KvType {
     Q4_0,
 }
 
-/// Returns the binary interface of a kernel for a pair of storage types. `$extents` computes the extents from
-/// the pair and the constants.
-macro_rules! cache_abi {
-    ($kv:expr, $name:literal, $bindings:expr, $constants:literal, $extents:path) => {
-        $crate::kv::cache_abi!(
-            $kv, $name, $bindings, $constants, $extents:
-            F32 "f32", F16 "f16", Q8_0 "q8_0", Q8_0Q4_0 "q8_0_q4_0", Q4_0 "q4_0"
-        )
-    };
-    (
-        $kv:expr, $name:literal, $bindings:expr, $constants:literal, $extents:path:
-        $($pair:ident $suffix:literal),+
-    ) => {
-        match $kv {
-            $(KvType::$pair => {
-                static ABI: EntryAbi = EntryAbi {
-                    name: concat!($name, "_", $suffix),
-                    bindings: $bindings,
-                    constants: $constants,
-                    extents: |constants, out| $extents(KvType::$pair, constants, out),
-                };
-                &ABI
-            })+
-        }
-    };
-}
-pub(crate) use cache_abi;
-
 /// Two storage types for which no kernels exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

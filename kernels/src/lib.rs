@@ -5,6 +5,7 @@
 //! This crate does not depend on models, plans or backends. It performs no I/O and starts no threads.
 
 mod abi;
+mod activations;
 pub mod add;
 pub mod arg_max;
 pub mod artefacts;
@@ -34,6 +35,7 @@ pub mod layer_norm;
 pub mod layout;
 mod library;
 pub mod matmul;
+mod module;
 pub mod params;
 pub mod quantize;
 pub mod reduce;
@@ -42,21 +44,21 @@ pub mod rope;
 pub mod rope_append;
 mod rows;
 pub mod silu_mul;
-pub mod softmax;
 pub mod softmax_axis;
 mod table;
 pub mod top_k;
 mod types;
 pub mod unary;
+mod variant;
 mod wgsl;
 pub mod widen;
 
+pub use activations::{activations_for, has_f16_products, has_matrix_products};
 pub use cases::{Case, cases, random_case};
 pub use kernel::{Activations, CacheType, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
+pub use module::module_source;
 pub use quantize::row_bytes;
-pub use table::{
-    Code, Grid, NEVER, Text, Variant, activations_for, has_f16_products, has_matrix_products, module_source,
-    preferred, select, variants,
-};
+pub use table::{preferred, select, variants};
 pub use types::{BlockScale, TensorType};
+pub use variant::{Code, Grid, NEVER, Text, Variant};

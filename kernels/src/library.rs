@@ -11,12 +11,13 @@
 //! of bf16 weights use kernels instead: kernels can convert f16 activations to bf16, but libraries require
 //! both factors to have the same type.
 
+use crate::abi::array;
 use crate::blocks::TensorType;
 use crate::half_rows::PITCH_VALUES;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::Layout;
 use crate::matmul;
-use crate::table::{Code, Grid, Variant};
+use crate::variant::{Code, Grid, Variant};
 use ragtag_hal::{Gemm, GemmEntry};
 
 /// Minimum number of rows of x for which a library is faster than kernels, even with the cost of the call and
@@ -41,19 +42,7 @@ pub(crate) fn variants() -> [Variant; 1] {
 
 /// Converts the constants of a product to a [`Gemm`], the library's description of the product.
 fn product(constants: &[u32]) -> Gemm {
-    let &[rows, _, columns, depth, accumulate, y_pitch] = constants else {
-        // The ABI guarantees the number of constants. A mismatch gives an empty product, which is never
-        // executed.
-        return Gemm {
-            rows: 0,
-            columns: 0,
-            depth: 0,
-            x_pitch: 0,
-            weights_pitch: 0,
-            y_pitch: 0,
-            accumulate: false,
-        };
-    };
+    let [rows, _, columns, depth, accumulate, y_pitch] = array(constants);
     let pitch = depth.checked_next_multiple_of(PITCH_VALUES as u32).unwrap_or(0);
     Gemm { rows, columns, depth, x_pitch: pitch, weights_pitch: pitch, y_pitch, accumulate: accumulate != 0 }
 }

@@ -9,7 +9,7 @@
 //! The constants are the row capacity, the index of the parameter word that holds the row count, and the
 //! width. A launch has one group per row.
 
-use crate::abi::{HEADER_BYTES, words};
+use crate::abi::{HEADER_BYTES, array, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
@@ -23,8 +23,8 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::ReadWrite, Access::Read],
     constants: 3,
     extents: |constants, extents| {
-        let [rows, _, width] = constants else { return };
-        extents.copy_from_slice(&[HEADER_BYTES, words(&[*rows, *width]), words(&[*rows, *width])]);
+        let [rows, _, width] = array(constants);
+        extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), words(&[rows, width])]);
     },
 };
 

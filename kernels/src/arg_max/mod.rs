@@ -12,7 +12,7 @@
 //! Among equal values, the first wins. +0 and −0 are equal. NaN ranks below every number, including −∞. If
 //! all values are NaN, the result is position 0.
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, words};
 use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Kernel, Spec};
@@ -27,7 +27,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Read, Access::Write],
     constants: 3,
     extents: |constants, extents| {
-        let [rows, _, width] = *constants else { return };
+        let [rows, _, width] = array(constants);
         let x = if width == 0 { IMPOSSIBLE } else { words(&[rows, width]) };
         extents.copy_from_slice(&[HEADER_BYTES, x, words(&[rows])]);
     },

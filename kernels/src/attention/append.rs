@@ -22,10 +22,9 @@
 
 use super::partial::{expected, partials_bytes};
 use super::{LONG, random_scene, scene};
-use crate::abi::IMPOSSIBLE;
+use crate::abi::{IMPOSSIBLE, abi_for, array};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
-use crate::kv::cache_abi;
 use crate::layout::Layout;
 use crate::rope_append::{self, HALVES, INTERLEAVED};
 use ragtag_hal::{Access, EntryAbi};
@@ -42,10 +41,9 @@ const BINDINGS: &[Access] =
     &[Access::Read, Access::Read, Access::ReadWrite, Access::ReadWrite, Access::Write, Access::Read];
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let &[rows, _, _, _, heads, _, head_dim, ..] = constants else { return };
-    let (window, splits, rope) = (constants[10], constants[12], &constants[13..]);
+    let [rows, _, _, _, heads, _, head_dim, _, _, _, window, _, splits, rope @ ..] = array::<16>(constants);
     let mut append = [0; 5];
-    rope_append::extents(kv_type, &[&constants[..8], rope].concat(), &mut append);
+    rope_append::extents(kv_type, &[&constants[..8], &rope].concat(), &mut append);
     let [params, qkv, frequencies, keys, values] = append;
     let qkv = if rows <= 1 && takes(head_dim) && window > 0 { qkv } else { IMPOSSIBLE };
     out.copy_from_slice(&[
@@ -74,7 +72,7 @@ impl Spec for AppendAttention {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        cache_abi!(self.0, "append_attention", BINDINGS, 16, extents)
+        abi_for!(KvType, self.0, "append_attention", BINDINGS, 16, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -1,7 +1,7 @@
 // Attention of a run's queries on matrix units: 64 queries over 32 positions at a time. A slice has 16
 // queries, and a sub-group computes one slice at a time. Keys and values are f16 as stored. Each query and
 // each weight is represented as the sum of two f16 values, which keeps 21 bits. The kernel supports heads of
-// up to MOST_DIMS dimensions, if their number is a multiple of 16. Missing dimensions of queries are zeros.
+// up to MAX_DIMS dimensions, if their number is a multiple of 16. Missing dimensions of queries are zeros.
 // For other heads, the kernel does not use matrix units.
 //
 // The second of the two values is small, and a device may flush f16 values below 2^-14 to zero. Queries and
@@ -41,17 +41,17 @@ const LOG2_E = 1.4426950408889634;
 const SCORE_PITCH = STEP / 4u + 1u;
 const PART_PITCH = STEP / 4u + 2u;
 const KEY_PITCH = STEP / 4u + 2u;
-const VALUE_PITCH = MOST_DIMS / 4u + 2u;
+const VALUE_PITCH = MAX_DIMS / 4u + 2u;
 // Number of 16-byte vectors per dimension of a step's keys, and per position of its values.
 const KEY_VECTORS = STEP / 8u;
-const VALUE_VECTORS = MOST_DIMS / 8u;
+const VALUE_VECTORS = MAX_DIMS / 8u;
 
 // `fours` holds scores, or the sums of 16 dimensions. The other arrays are inputs of matrix units: the two
 // parts of queries or weights, keys, and values.
 var<workgroup> fours: array<vec4<f32>, GROUP_QUERIES * SCORE_PITCH>;
 var<workgroup> high: array<vec4<f16>, GROUP_QUERIES * PART_PITCH>;
 var<workgroup> low: array<vec4<f16>, GROUP_QUERIES * PART_PITCH>;
-var<workgroup> tile_keys: array<vec4<f16>, MOST_DIMS * KEY_PITCH>;
+var<workgroup> tile_keys: array<vec4<f16>, MAX_DIMS * KEY_PITCH>;
 var<workgroup> tile_values: array<vec4<f16>, STEP * VALUE_PITCH>;
 // `factors` scale the sums of each query. `shares` holds each item's part of a maximum over the dimensions of
 // a query, or of a query's sum of weights.
@@ -244,7 +244,7 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
 }
 
 fn attend_run(place: Place, run: Run) {
-    if constants.head_dim % 16u == 0u && constants.head_dim <= MOST_DIMS {
+    if constants.head_dim % 16u == 0u && constants.head_dim <= MAX_DIMS {
         for (var first_query = 0u; first_query < run.queries; first_query += GROUP_QUERIES) {
             for (var turn = 0u; turn < SLICES; turn += place.sub_groups) {
                 attend_slices(place, run, first_query, turn);

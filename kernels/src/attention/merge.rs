@@ -15,7 +15,7 @@
 //! = 0 for all splits of a head, the output of the head is zero.
 
 use super::partial::partials_bytes;
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, abi_for, array};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
@@ -26,27 +26,8 @@ use crate::wgsl::rows::plain;
 use crate::wgsl::{F32_ROWS, HALF_ROWS, INT8_ROWS, repeat};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Binary interface with f32 output.
-pub static ABI_F32: EntryAbi = EntryAbi {
-    name: "attention_merge_f32",
-    bindings: &[Access::Read, Access::Read, Access::Write],
-    constants: 5,
-    extents: |constants, out| extents(Activations::F32, constants, out),
-};
-
-/// Binary interface with int8 output.
-pub static ABI_INT8: EntryAbi = EntryAbi {
-    name: "attention_merge_int8",
-    extents: |c, out| extents(Activations::Int8, c, out),
-    ..ABI_F32
-};
-
-/// Binary interface with f16 output.
-pub static ABI_F16: EntryAbi =
-    EntryAbi { name: "attention_merge_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
-
 fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, heads, head_dim, splits] = *constants else { return };
+    let [rows, _, heads, head_dim, splits] = array(constants);
     let partials = partials_bytes(rows, heads, head_dim, splits);
     let width = heads.checked_mul(head_dim);
     let written = width.map_or(IMPOSSIBLE, |width| activations.rows_extent(rows, width));
@@ -90,7 +71,14 @@ impl Spec for AttentionMerge {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        self.0.select(&ABI_F32, &ABI_INT8, &ABI_F16)
+        abi_for!(
+            Activations,
+            self.0,
+            "attention_merge",
+            &[Access::Read, Access::Read, Access::Write],
+            5,
+            extents
+        )
     }
 
     fn row_kernel(&self) -> Option<RowKernel> {

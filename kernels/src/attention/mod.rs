@@ -28,10 +28,9 @@ pub mod merge;
 pub mod partial;
 mod scene;
 
-use crate::abi::{IMPOSSIBLE, params, strided, words};
+use crate::abi::{IMPOSSIBLE, abi_for, array, params, strided, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
-use crate::kv::cache_abi;
 use crate::layout::Layout;
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append::cache_bytes;
@@ -51,15 +50,24 @@ const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::
 
 /// Returns the binary interface for a cache of type `kv_type`.
 pub(crate) fn abi(kv_type: KvType) -> &'static EntryAbi {
-    cache_abi!(kv_type, "attention", BINDINGS, 12, extents)
+    abi_for!(KvType, kv_type, "attention", BINDINGS, 12, extents)
 }
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, ..] = constants
-    else {
-        return;
-    };
-    let (stride, window) = (constants[9], constants[10]);
+    let [
+        rows,
+        sequences,
+        table_blocks,
+        logit_rows,
+        heads,
+        kv_heads,
+        head_dim,
+        cache_blocks,
+        _,
+        stride,
+        window,
+        _,
+    ] = array(constants);
     let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
     let width = heads.checked_mul(head_dim).filter(|_| divides && window > 0);
     let q = width.map_or(IMPOSSIBLE, |width| strided(rows, stride, width));

@@ -23,10 +23,9 @@
 //! [`merge`](super::merge) combines the splits.
 
 use super::{LONG, Scene, random_scene, scene};
-use crate::abi::{IMPOSSIBLE, words};
+use crate::abi::{IMPOSSIBLE, abi_for, array, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
-use crate::kv::cache_abi;
 use crate::layout::Layout;
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
@@ -42,10 +41,9 @@ pub const MAX_SPLITS: u32 = 64;
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let Some((splits, constants)) = constants.split_last() else { return };
-    let &[rows, _, _, _, heads, _, head_dim, ..] = constants else { return };
-    super::extents(kv_type, constants, out);
-    out[4] = partials_bytes(rows, heads, head_dim, *splits);
+    let [rows, _, _, _, heads, _, head_dim, .., splits] = array::<13>(constants);
+    super::extents(kv_type, &constants[..12], out);
+    out[4] = partials_bytes(rows, heads, head_dim, splits);
 }
 
 /// Returns the number of bytes in the partials, or [`IMPOSSIBLE`] if `splits` is zero.
@@ -77,7 +75,7 @@ impl Spec for AttentionPartial {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        cache_abi!(self.0, "attention_partial", BINDINGS, 13, extents)
+        abi_for!(KvType, self.0, "attention_partial", BINDINGS, 13, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

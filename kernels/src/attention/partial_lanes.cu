@@ -12,7 +12,7 @@
 #define SHARING (16 / VECTOR)
 // Vectors of keys, or of values, of a block that a lane takes.
 #define VECTORS(d) ((d) / 2 / VECTOR)
-#define MOST_DIMS 128
+#define MAX_DIMS 128
 
 FN uint4 load_once(const KV *pointer) {
     uint4 v;
@@ -213,9 +213,9 @@ typedef struct {
 } Work;
 
 typedef struct {
-    float4 query[MOST_DIMS];         // four heads of each dimension
+    float4 query[MAX_DIMS];         // four heads of each dimension
     float4 weights[WARPS * 16];      // of four heads, for each warp's positions
-    float4 values[WARPS * MOST_DIMS]; // [warps][4 heads][dimensions] of f32
+    float4 values[WARPS * MAX_DIMS]; // [warps][4 heads][dimensions] of f32
     float2 extremes[WARPS * 4];
 } Space;
 

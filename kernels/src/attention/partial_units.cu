@@ -10,7 +10,7 @@
 // Columns 2h and 2h + 1 are head h. So a lane holds the scores of two positions, and results, of one head: head t.
 
 #define WARPS (ITEMS / 32)
-#define MOST_DIMS 128
+#define MAX_DIMS 128
 
 FN uint load_word(const KV *pointer) {
     uint v;
@@ -54,7 +54,7 @@ typedef struct {
 } Work;
 
 typedef struct {
-    float values[WARPS * 4 * MOST_DIMS]; // [warps][4 heads][dimensions]
+    float values[WARPS * 4 * MAX_DIMS]; // [warps][4 heads][dimensions]
     float2 extremes[WARPS * 4];          // largest score and sum
 } Space;
 

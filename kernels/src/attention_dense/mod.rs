@@ -32,7 +32,7 @@
 //! A work group computes [`QUERIES`] queries of one kv head. The queries are ordered by row, then by head.
 //! There are at most 2²⁹ rows, 2²⁹ positions, and 2³¹ − 1 work groups.
 
-use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
+use crate::abi::{IMPOSSIBLE, abi_for, array, reach, reach_apart, values};
 use crate::cases::{Build, Case, Content, MANY, Random, Stored, row_starts};
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
 use crate::layout::Layout;
@@ -46,39 +46,30 @@ pub const QUERIES: u32 = 16;
 pub const STEP: usize = 64;
 
 /// Maximum number of rows and maximum number of positions.
-const MOST: u32 = 1 << 29;
+const MAX_LENGTH: u32 = 1 << 29;
 
-macro_rules! abis {
-    ($($name:ident),*) => {
-        /// Returns the binary interface for values of type `element`.
-        pub fn abi(element: ElementType) -> &'static EntryAbi {
-            match element {
-                $(ElementType::$name => {
-                    static ABI: EntryAbi = EntryAbi {
-                        name: concat!("attention_dense_", stringify!($name)),
-                        bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
-                        constants: 23,
-                        extents: |constants, out| extents(ElementType::$name, constants, out),
-                    };
-                    &ABI
-                })*
-            }
-        }
-    };
+/// Returns the binary interface for values of type `element`.
+pub fn abi(element: ElementType) -> &'static EntryAbi {
+    abi_for!(
+        ElementType,
+        element,
+        "attention_dense",
+        &[Access::Read, Access::Read, Access::Read, Access::Write],
+        23,
+        extents
+    )
 }
-abis!(F32, F16, BF16);
 
 fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
-    let [batch, heads, kv_heads, m, n, d, ref strides @ ..] = *constants else { return };
-    let Some(strides) = strides.first_chunk::<12>() else { return };
+    let [batch, heads, kv_heads, m, n, d, strides @ .., _, _, _, _, _] = array::<23>(constants);
     if [batch, heads, m, d].contains(&0) {
         return out.fill(0);
     }
-    if m > MOST || n > MOST || groups(constants).is_none() {
+    if m > MAX_LENGTH || n > MAX_LENGTH || groups(constants).is_none() {
         return out.fill(IMPOSSIBLE);
     }
     let [q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, to_batch, to_head, to_row] =
-        *strides;
+        strides;
     out.copy_from_slice(&[
         values(element, reach(d, &[(batch, q_batch), (heads, q_head), (m, q_row)])),
         values(element, reach(d, &[(batch, k_batch), (kv_heads, k_head), (n, k_row)])),
@@ -90,7 +81,7 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
 /// Returns the number of work groups. Returns `None` if the number of heads is not a multiple of the number
 /// of kv heads, or if the number of work groups exceeds the limit of a launch.
 fn groups(constants: &[u32]) -> Option<u32> {
-    let [batch, heads, kv_heads, m, _, d, ..] = *constants else { return None };
+    let [batch, heads, kv_heads, m, _, d, ..] = array::<23>(constants);
     if [batch, heads, m, d].contains(&0) {
         return Some(0);
     }
@@ -379,7 +370,7 @@ mod tests {
         };
         assert_eq!(extents_of(&constants(3, 2, [1, 1, 4, 4])), [IMPOSSIBLE; 4]);
         assert_eq!(extents_of(&constants(3, 0, [1, 1, 4, 4])), [IMPOSSIBLE; 4]);
-        assert_eq!(extents_of(&constants(2, 2, [MOST + 1, 1, 4, 4])), [IMPOSSIBLE; 4]);
+        assert_eq!(extents_of(&constants(2, 2, [MAX_LENGTH + 1, 1, 4, 4])), [IMPOSSIBLE; 4]);
         assert_eq!(extents_of(&constants(2, 2, [0, 1, 4, 4])), [0; 4]);
         // Batch and head have a stride of four values. Written rows would overlap, which is invalid. Read
         // rows may overlap.

@@ -13,7 +13,7 @@
 //!
 //! The operations use IEEE f32 arithmetic. Max and min are NaN if either input is NaN.
 
-use crate::abi::{IMPOSSIBLE, product};
+use crate::abi::{IMPOSSIBLE, array, product};
 use crate::cases::{Build, Case, Content, Random, Stored};
 use crate::copy::padded;
 use crate::elements::{self, Operator, RANK, in_a_word};
@@ -65,14 +65,14 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Read, Access::Write],
     constants: 2 + 3 * RANK,
     extents: |constants, extents| {
-        let [operation, kind, shape @ ..] = constants else { return };
-        if *operation as usize >= Operation::ALL.len() {
+        let [operation, kind, shape @ ..] = array::<{ 2 + 3 * RANK }>(constants);
+        if operation as usize >= Operation::ALL.len() {
             extents.fill(IMPOSSIBLE);
             return;
         }
         let (sizes, strides) = shape.split_at(RANK);
         let (a, b) = strides.split_at(RANK);
-        let bytes = |count| elements::bytes(*kind, count);
+        let bytes = |count| elements::bytes(kind, count);
         let [a, b] = [a, b].map(|strides| bytes(elements::span(sizes, strides)));
         extents.copy_from_slice(&[a, b, bytes(product(sizes))]);
     },

@@ -9,7 +9,7 @@ use crate::add;
 use crate::attention::partial;
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::layout::{Layout, layout_in};
-use crate::table::{Code, Grid, Text, Variant};
+use crate::variant::{Code, Grid, Text, Variant};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 

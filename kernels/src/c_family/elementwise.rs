@@ -4,7 +4,7 @@ use super::{Function, Items, names, program};
 use crate::elements::{self, operators};
 use crate::file_blocks;
 use crate::kernel::Kernel;
-use crate::table::Variant;
+use crate::variant::Variant;
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 

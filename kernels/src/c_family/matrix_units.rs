@@ -14,7 +14,7 @@ use super::{Items, program};
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, KvType, NumericsClass};
 use crate::layout::Layout;
-use crate::table::{Code, Grid, Text, Variant};
+use crate::variant::{Code, Grid, Text, Variant};
 use crate::{attention, matmul};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;

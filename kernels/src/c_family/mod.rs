@@ -17,11 +17,9 @@ mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::{Layout, layout_in};
-use crate::table::{Code, Grid, Text, Variant};
+use crate::variant::{Code, Grid, Text, Variant};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
-
-pub(crate) use sub_groups::ADDS_IN_F16;
 
 /// Languages in which the shared sources are compiled.
 const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage::CudaC, KernelLanguage::HipC];

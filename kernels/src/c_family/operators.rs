@@ -2,7 +2,7 @@
 
 use super::{Function, Items, names, program};
 use crate::kernel::{ElementType, Kernel};
-use crate::table::Variant;
+use crate::variant::Variant;
 use crate::{attention_dense, conv2d, gemm};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Kernel, KvType};
 use crate::rows::{self, RowKernel, row_kernels};
-use crate::table::Variant;
+use crate::variant::Variant;
 use crate::{attention, checksum, head_norm};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;

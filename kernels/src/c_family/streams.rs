@@ -13,7 +13,7 @@ use crate::blocks::TensorType;
 use crate::composer::composer;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, sections};
-use crate::table::Grid;
+use crate::variant::Grid;
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
@@ -157,14 +157,14 @@ fn function(
 }
 
 /// Returns the number of work groups. Each work group gets the same number of groups of 16 weight rows, at
-/// most `MOST`. If possible, all work groups run at once on `multiprocessors` multiprocessors. Otherwise,
-/// they run in as few rounds as `MOST` allows.
-fn grid<const MOST: u32>(constants: &[u32], multiprocessors: u32) -> [u32; 3] {
+/// most `MAX_GROUPS`. If possible, all work groups run at once on `multiprocessors` multiprocessors. Otherwise,
+/// they run in as few rounds as `MAX_GROUPS` allows.
+fn grid<const MAX_GROUPS: u32>(constants: &[u32], multiprocessors: u32) -> [u32; 3] {
     let groups = constants[2].div_ceil(GROUP_ROWS as u32);
     if constants[0] == 0 || groups == 0 {
         return [0; 3];
     }
-    let turns = groups.div_ceil(multiprocessors * MOST);
+    let turns = groups.div_ceil(multiprocessors * MAX_GROUPS);
     [groups.div_ceil(groups.div_ceil(multiprocessors * turns)), 1, 1]
 }
 

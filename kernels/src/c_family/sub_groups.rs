@@ -1,9 +1,9 @@
-//! Kernels in OpenCL C for devices with sub-groups of 16 work items, such as Intel's GPUs: norms, softmax,
-//! products for few rows, and products for many rows on devices without matrix units.
+//! Kernels in OpenCL C for devices with sub-groups of 16 work items, such as Intel's GPUs: norms, products for
+//! few rows, and products for many rows on devices without matrix units.
 //!
 //! | kernels | what sub-groups replace |
 //! | --- | --- |
-//! | norms, softmax, products of few rows | sums over a group in local memory |
+//! | norms, products of few rows | sums over a group in local memory |
 //! | products of many rows | tiles of x in local memory: an item loads a row of x and broadcasts its values |
 //!
 //! Products with f16 activations multiply in f16. They add up 16 products in f16, and larger sums in f32.
@@ -21,7 +21,7 @@ use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
 use crate::rows::part_grid;
-use crate::table::Variant;
+use crate::variant::{ADDS_IN_F16, Variant};
 use crate::{add, head_norm, layer_norm, matmul};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
@@ -44,9 +44,6 @@ const TILE: u32 = 64;
 
 const SUB_GROUPS: &[Feature] = &[Feature::SubGroups];
 
-/// Features that the products with f16 activations require.
-pub(crate) const ADDS_IN_F16: &[Feature] = &[Feature::SubGroups, Feature::Fp16];
-
 /// Returns the kernels that reduce rows.
 pub(super) fn rows() -> Vec<Variant> {
     row_functions().into_iter().map(|function| variant(function, SUB_GROUPS)).collect()
@@ -66,7 +63,7 @@ fn variant(function: Function, requires: &'static [Feature]) -> Variant {
     Variant { requires, ..function.variant(KernelLanguage::OpenClC) }
 }
 
-fn row_functions() -> [Function; 8] {
+fn row_functions() -> [Function; 7] {
     let row = |kernel, function| Function {
         kernel,
         names: names!("-sub-groups"),
@@ -88,7 +85,6 @@ fn row_functions() -> [Function; 8] {
         row(Kernel::RmsNorm(Activations::Int8), "rms_norm_int8"),
         row(Kernel::RmsNorm(Activations::F16), "rms_norm_f16"),
         Function { grid: layer_norm::grid, ..row(Kernel::LayerNorm, "layer_norm") },
-        row(Kernel::Softmax, "softmax"),
         Function { grid: head_norm::grid, source: head_source, items: HEAD_ITEMS, ..head },
         quantize(Activations::Int8, "quantize"),
         quantize(Activations::F16, "quantize_f16"),
@@ -104,7 +100,6 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
         include_str!("../quantize/quantize.cl"),
         include_str!("../rms_norm/rms_norm.cl"),
         include_str!("../layer_norm/layer_norm.cl"),
-        include_str!("../softmax/softmax.cl"),
     ];
     program(language, ITEMS, &parts)
 }

@@ -15,7 +15,7 @@
 //! given position is a bijection. Therefore both sums change if a single word changes. Words that are swapped,
 //! zero or left from earlier contents change the sums with a probability of almost 1 − 2^−64.
 
-use crate::abi::{IMPOSSIBLE, words};
+use crate::abi::{IMPOSSIBLE, array, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
@@ -33,7 +33,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Write],
     constants: 2,
     extents: |constants, extents| {
-        let [count, part] = *constants else { return };
+        let [count, part] = array(constants);
         let exists = part > 0 && count <= MAX_WORDS;
         let sizes = [words(&[count]), words(&[count.div_ceil(part.max(1)), 2])];
         extents.copy_from_slice(&if exists { sizes } else { [IMPOSSIBLE; 2] });
@@ -80,7 +80,7 @@ pub fn total(sums: &[u8]) -> u64 {
 
 /// Returns a grid with one group per part.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let [words, part] = *constants else { return [0; 3] };
+    let [words, part] = array(constants);
     [words.div_ceil(part.max(1)), 1, 1]
 }
 

@@ -26,32 +26,17 @@
 //! the columns (Chetlur et al., 2014). A work group computes [`TILE`] out channels of [`TILE`] pixels. There
 //! are at most 2³¹ − 1 work groups, and coordinates are below 2³¹.
 
-use crate::abi::{IMPOSSIBLE, product, values};
+use crate::abi::{IMPOSSIBLE, abi_for, array, product, values};
 use crate::cases::{Build, Case, MANY, Random, Stored};
 use crate::gemm::TILE;
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
 use crate::layout::Layout;
 use ragtag_hal::{Access, EntryAbi};
 
-macro_rules! abis {
-    ($($name:ident),*) => {
-        /// Returns the binary interface for values of type `element`.
-        pub fn abi(element: ElementType) -> &'static EntryAbi {
-            match element {
-                $(ElementType::$name => {
-                    static ABI: EntryAbi = EntryAbi {
-                        name: concat!("conv2d_", stringify!($name)),
-                        bindings: &[Access::Read, Access::Read, Access::Write],
-                        constants: 16,
-                        extents: |constants, out| extents(ElementType::$name, constants, out),
-                    };
-                    &ABI
-                })*
-            }
-        }
-    };
+/// Returns the binary interface for values of type `element`.
+pub fn abi(element: ElementType) -> &'static EntryAbi {
+    abi_for!(ElementType, element, "conv2d", &[Access::Read, Access::Read, Access::Write], 16, extents)
 }
-abis!(F32, F16, BF16);
 
 /// Returns the size of the output along an axis on which the image has `size` values. `padding` is the total
 /// padding at both ends. Returns zero if the kernel does not fit into the padded image, or if the stride is
@@ -80,23 +65,23 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Reads the constants. Returns `None` if their number differs from the ABI's.
+    /// Reads the constants.
     #[inline(always)]
-    pub fn new(constants: &[u32]) -> Option<Self> {
-        let &[batch, channels, h, w, out_channels, groups, ref axes @ ..] = constants else { return None };
-        let &[kernel, stride, padding, dilation, out] = axes.as_chunks::<2>().0 else { return None };
-        Some(Self {
+    pub fn new(constants: &[u32]) -> Self {
+        let [batch, channels, h, w, out_channels, groups, axes @ ..] = array::<16>(constants);
+        let axis = |i: usize| [axes[2 * i], axes[2 * i + 1]];
+        Self {
             batch,
             channels,
             groups,
             out_channels,
             size: [h, w],
-            kernel,
-            stride,
-            padding,
-            dilation,
-            out,
-        })
+            kernel: axis(0),
+            stride: axis(1),
+            padding: axis(2),
+            dilation: axis(3),
+            out: axis(4),
+        }
     }
 
     fn constants(&self) -> Vec<u32> {
@@ -131,7 +116,7 @@ impl Sizes {
 }
 
 fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
-    let Some(sizes) = Sizes::new(constants) else { return };
+    let sizes = Sizes::new(constants);
     if sizes.is_empty() {
         return out.fill(0);
     }
@@ -149,7 +134,7 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
 /// Returns a grid with one work group per tile. All work groups are in the first dimension, which has the
 /// largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let Some(sizes) = Sizes::new(constants) else { return [0; 3] };
+    let sizes = Sizes::new(constants);
     let groups = match sizes.tiles() {
         _ if sizes.is_empty() => 0,
         Some(tiles) => u32::try_from(product(&tiles)).unwrap_or(u32::MAX),

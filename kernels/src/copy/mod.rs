@@ -15,7 +15,7 @@
 //! and NaN is preserved. If both types are equal, the kernel copies the bits. [`crate::elements`] defines the
 //! padding after an odd number of 16-bit elements.
 
-use crate::abi::product;
+use crate::abi::{array, product};
 use crate::cases::{Build, Case, Content, Random};
 use crate::elements::{self, Operator, RANK, in_a_word};
 use crate::kernel::{ElementType, Kernel, Spec};
@@ -29,13 +29,13 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Write],
     constants: 3 + 2 * RANK,
     extents: |constants, extents| {
-        let [from, to, first, shape @ ..] = constants else { return };
+        let [from, to, first, shape @ ..] = array::<{ 3 + 2 * RANK }>(constants);
         let (sizes, strides) = shape.split_at(RANK);
         let met = match elements::span(sizes, strides) {
             0 => 0,
-            span => span.saturating_add(u64::from(*first)),
+            span => span.saturating_add(u64::from(first)),
         };
-        extents.copy_from_slice(&[elements::bytes(*from, met), elements::bytes(*to, product(sizes))]);
+        extents.copy_from_slice(&[elements::bytes(from, met), elements::bytes(to, product(sizes))]);
     },
 };
 

@@ -8,7 +8,8 @@
 use super::HostKernel;
 use super::isa::Isa;
 use super::kv::{Stored, pair, part_bytes};
-use super::launch::{Lists, row_mut};
+use super::launch::Lists;
+use crate::abi::array;
 use crate::attention::{self, STEP_TOKENS, TILE_ROWS};
 use crate::kernel::Kernel;
 use crate::params::BLOCK_TOKENS;
@@ -40,7 +41,7 @@ impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[
+        let [
             rows,
             sequences,
             table_blocks,
@@ -53,10 +54,7 @@ impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
             stride,
             window,
             _,
-        ] = call.constants
-        else {
-            return;
-        };
+        ] = array(call.constants);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
@@ -163,8 +161,9 @@ impl<'a> Head<'a> {
     #[inline(always)]
     #[allow(clippy::mut_from_ref)] // Same as `HostCall::write`.
     unsafe fn out(&self, query: &Query) -> &mut [f32] {
+        let at = (query.row * self.heads + query.head) * self.head_dim;
         // SAFETY: guaranteed by the caller.
-        unsafe { row_mut(self.call, 4, query.row * self.heads + query.head, self.head_dim) }
+        unsafe { self.call.write(4, at..at + self.head_dim) }
     }
 
     /// Computes rows `row..end` of the launch. Computes consecutive rows of one sequence together.

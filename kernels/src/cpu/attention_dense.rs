@@ -3,6 +3,7 @@
 use super::HostKernel;
 use super::elements::Element;
 use super::isa::Isa;
+use crate::abi::array;
 use crate::attention_dense::{self, Mask, QUERIES, STEP};
 use crate::kernel::Kernel;
 use ragtag_hal::HostCall;
@@ -21,9 +22,8 @@ impl<E: Element> HostKernel for AttentionDense<E> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let constants: Vec<usize> = call.constants.iter().map(|c| *c as usize).collect();
-        let &[_, heads, kv_heads, m, n, d, ref strides @ ..] = constants.as_slice() else { return };
-        let &[.., causal, window, prefix] = strides else { return };
+        let constants = array::<23>(call.constants).map(|c| c as usize);
+        let [_, heads, kv_heads, m, n, d, strides @ .., _, _, causal, window, prefix] = constants;
         let place = |tensor: usize, sequence: usize, head: usize, row: usize| {
             let strides = &strides[tensor * 3..];
             sequence * strides[0] + head * strides[1] + row * strides[2]

@@ -21,7 +21,7 @@ impl<E: Element> HostKernel for Conv2d<E> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let Some(sizes) = Sizes::new(call.constants) else { return };
+        let sizes = Sizes::new(call.constants);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for this type.
         let (x, weights) = unsafe { (call.read::<E>(0), call.read::<E>(1)) };
         let Sizes { kernel, size: [height, width], .. } = sizes;

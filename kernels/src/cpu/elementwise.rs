@@ -3,6 +3,7 @@
 
 use super::HostKernel;
 use super::isa::Isa;
+use crate::abi::array;
 use crate::binary::{self, Operation};
 use crate::elements::{ITEMS, RANK, convert, element, in_a_word, place};
 use crate::kernel::Kernel;
@@ -63,7 +64,7 @@ impl HostKernel for Copy {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[from, to, first, ref shape @ ..] = call.constants else { return };
+        let [from, to, first, shape @ ..] = array::<{ 3 + 2 * RANK }>(call.constants);
         let (sizes, strides) = shape.split_at(RANK);
         let count = sizes.iter().map(|size| *size as usize).product();
         // SAFETY: no thread writes this binding; all bit patterns are valid words.
@@ -89,7 +90,7 @@ impl HostKernel for GatherRows {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[from, to, rows, table_rows, width] = call.constants else { return };
+        let [from, to, rows, table_rows, width] = array(call.constants);
         // SAFETY: no thread writes these bindings; all bit patterns are valid words.
         let (indices, table) = unsafe { (call.read::<u32>(0), call.read::<u32>(1)) };
         let width = width as usize;
@@ -163,9 +164,9 @@ impl HostKernel for Unary {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[function, kind, count] = call.constants else { return };
-        let Some(function) = Function::ALL.get(function as usize) else { return };
-        let function = function_of(*function);
+        let [function, kind, count] = array(call.constants);
+        let function = Function::ALL[function as usize];
+        let function = function_of(function);
         // SAFETY: no thread writes this binding; all bit patterns are valid words.
         let x = unsafe { call.read::<u32>(0) };
         let bits = |i| bits_of(kind, function(value(x, kind, i)));
@@ -197,12 +198,12 @@ impl HostKernel for Binary {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[operation, kind, ref shape @ ..] = call.constants else { return };
-        let Some(operation) = Operation::ALL.get(operation as usize) else { return };
+        let [operation, kind, shape @ ..] = array::<{ 2 + 3 * RANK }>(call.constants);
+        let operation = Operation::ALL[operation as usize];
         let (sizes, strides) = shape.split_at(RANK);
         let (strides_a, strides_b) = strides.split_at(RANK);
         let count = sizes.iter().map(|size| *size as usize).product();
-        let operation = operation_of(*operation);
+        let operation = operation_of(operation);
         // SAFETY: no thread writes these bindings; all bit patterns are valid words.
         let (a, b) = unsafe { (call.read::<u32>(0), call.read::<u32>(1)) };
         let value = |of, strides, i| value(of, kind, place(i, sizes, strides));
@@ -223,8 +224,7 @@ impl HostKernel for Rope {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[kind, ref sizes @ .., pairing] = call.constants else { return };
-        let &[rows, heads, head_dim, rope_dims] = sizes else { return };
+        let [kind, rows, heads, head_dim, rope_dims, pairing] = array(call.constants);
         let [rows, heads, head_dim, rope_dims] = [rows, heads, head_dim, rope_dims].map(|n| n as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (positions, turns, x) =

@@ -2,6 +2,7 @@
 
 use super::HostKernel;
 use super::isa::Isa;
+use crate::abi::array;
 use crate::blocks::{dequantise, quantise};
 use crate::elements::ITEMS;
 use crate::file_blocks::{self, type_of};
@@ -28,16 +29,16 @@ impl HostKernel for DecodeBlocks {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[id, count] = call.constants else { return };
-        let Some(tensor_type) = type_of(id) else { return };
+        let [id, count] = array(call.constants);
+        let tensor_type = type_of(id).expect("the ABI accepts only types with blocks");
         let (values, bytes) = (tensor_type.block_values(), tensor_type.block_bytes());
         let range = blocks(groups, count);
         // SAFETY: no thread writes the blocks, and each group writes its own values; all bit patterns are
         // valid for these types.
         let (file, out) =
             unsafe { (call.read::<u8>(0), call.write::<f32>(1, range.start * values..range.end * values)) };
-        // The sizes always match, because the range is whole blocks on both sides.
-        let _ = dequantise(tensor_type, &file[range.start * bytes..range.end * bytes], out);
+        let decoded = dequantise(tensor_type, &file[range.start * bytes..range.end * bytes], out);
+        decoded.expect("the range is whole blocks on both sides");
     }
 }
 
@@ -52,8 +53,8 @@ impl HostKernel for EncodeBlocks {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[id, count] = call.constants else { return };
-        let Some(tensor_type) = type_of(id) else { return };
+        let [id, count] = array(call.constants);
+        let tensor_type = type_of(id).expect("the ABI accepts only types with blocks");
         let (values, bytes) = (tensor_type.block_values(), tensor_type.block_bytes());
         let range = blocks(groups, count);
         let end = (range.end * bytes).next_multiple_of(4);
@@ -61,8 +62,8 @@ impl HostKernel for EncodeBlocks {
         // group end at a word.
         let (x, out) = unsafe { (call.read::<f32>(0), call.write::<u8>(1, range.start * bytes..end)) };
         let (out, rest) = out.split_at_mut(range.len() * bytes);
-        // The sizes always match, because the range is whole blocks on both sides.
-        let _ = quantise(tensor_type, &x[range.start * values..range.end * values], out);
+        let encoded = quantise(tensor_type, &x[range.start * values..range.end * values], out);
+        encoded.expect("the range is whole blocks on both sides");
         rest.fill(0);
     }
 }

@@ -6,7 +6,7 @@
 pub(crate) use super::isa::Isa;
 pub(crate) use crate::blocks::TensorType;
 pub(crate) use crate::layout::{COLUMN_BLOCK, GROUP_ROWS};
-pub(crate) use crate::table::Variant;
+pub(crate) use crate::variant::Variant;
 
 use crate::layout::sections;
 use std::marker::PhantomData;

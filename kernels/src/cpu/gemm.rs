@@ -3,6 +3,7 @@
 use super::HostKernel;
 use super::elements::Element;
 use super::isa::Isa;
+use crate::abi::array;
 use crate::gemm::{self, TILE as TILE_WORDS};
 use crate::kernel::Kernel;
 use ragtag_hal::HostCall;
@@ -29,9 +30,8 @@ impl<E: Element> HostKernel for Gemm<E> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[_, _, _, transpose_a, transpose_b, ..] = call.constants else { return };
-        let size = |i: usize| call.constants[i] as usize;
-        let (m, n, k, lda, ldb, ldc) = (size(0), size(1), size(2), size(5), size(6), size(7));
+        let [m, n, k, transpose_a, transpose_b, lda, ldb, ldc, _, stride_a, stride_b, stride_c, _, _] =
+            array(call.constants).map(|c| c as usize);
         let (alpha, beta) = (call.float(12), call.float(13));
         // SAFETY: no thread writes these bindings; all bit patterns are valid for this type.
         let (a, b) = unsafe { (call.read::<E>(0), call.read::<E>(1)) };
@@ -43,15 +43,15 @@ impl<E: Element> HostKernel for Gemm<E> {
             let (rows, columns) = (TILE.min(m - row), TILE.min(n - column));
             let a_at = |i: usize, d: usize| {
                 let at = if transpose_a == 0 { (row + i) * lda + d } else { d * lda + row + i };
-                a[matrix * size(9) + at].value()
+                a[matrix * stride_a + at].value()
             };
             let b_at = |d: usize, j: usize| {
                 let at = if transpose_b == 0 { d * ldb + column + j } else { (column + j) * ldb + d };
-                b[matrix * size(10) + at].value()
+                b[matrix * stride_b + at].value()
             };
             let sums = product(s, [rows, columns, depth], a_at, b_at);
             for (i, sums) in sums.iter().enumerate().take(rows) {
-                let start = matrix * size(11) + (row + i) * ldc + column;
+                let start = matrix * stride_c + (row + i) * ldc + column;
                 // SAFETY: each group writes its own tile, and rows of C do not overlap.
                 let out = unsafe { call.write::<f32>(2, start..start + columns) };
                 for (out, sum) in out.iter_mut().zip(sums) {

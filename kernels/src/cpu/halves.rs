@@ -1,5 +1,4 @@
-//! Kernels for f16 activations. They convert values to f16 activations, multiply weights by them, and
-//! dequantize weights to f16 for these products.
+//! Products of f16 activations, and the conversion of weights to f16 for them.
 //!
 //! On CPUs, f16 activations are no faster than the alternatives. These kernels run only if the user requests
 //! f16, or if a test compares them with another device.
@@ -7,130 +6,17 @@
 use super::formats::{Format, Of};
 use super::isa::Isa;
 use super::launch::count;
-use super::rows::{block, gate_and_up, gated, norm_scale};
+use super::packed::rounded;
 use super::{HostKernel, product};
+use crate::abi::array;
 use crate::blocks::TensorType;
 use crate::half_rows::row_bytes;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
-use crate::quantize::BLOCK;
-use crate::table::NEVER;
-use crate::{add, matmul, widen};
+use crate::variant::NEVER;
+use crate::{matmul, widen};
 use ragtag_hal::HostCall;
 use std::ops::Range;
-
-/// Rounds each lane to f16. Values beyond the range of f16 saturate, and NaN is preserved.
-#[inline(always)]
-pub(super) fn rounded<S: Isa>(s: S, v: S::F) -> [u16; 16] {
-    let largest = half::f16::MAX.to_f32();
-    s.to_f16(s.max(s.splat(-largest), s.min(s.splat(largest), v)))
-}
-
-/// Writes a row of f16 activations, 32 columns at a time, and then its padding.
-///
-/// # Safety
-/// The requirements of [`HostCall::write`] apply: the caller must own the row.
-#[inline(always)]
-pub(super) unsafe fn write_row<S: Isa>(
-    s: S,
-    call: &HostCall<'_>,
-    binding: usize,
-    row: usize,
-    width: usize,
-    values: impl Fn(usize) -> (S::F, S::F),
-) {
-    let pitch = row_bytes(width) / 2;
-    // SAFETY: guaranteed by the caller.
-    let out = unsafe { call.write::<u16>(binding, row * pitch..(row + 1) * pitch) };
-    let (columns, padding) = out.split_at_mut(width);
-    for (b, out) in columns.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-        let (first, last) = values(b);
-        out[..16].copy_from_slice(&rounded(s, first));
-        out[16..].copy_from_slice(&rounded(s, last));
-    }
-    padding.fill(0);
-}
-
-/// RMS norm with f16 output.
-pub(crate) struct RmsNormF16;
-
-impl HostKernel for RmsNormF16 {
-    const KERNEL: Kernel = Kernel::RmsNorm(Activations::F16);
-
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        add::grid(constants)
-    }
-    #[inline(always)]
-    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width, _] = call.constants else { return };
-        let width = width as usize;
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, x, weight) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
-        let rows = count(params, word, rows);
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let x = &x[row * width..][..width];
-            let scale = s.splat(norm_scale(s, x, call.float(3)));
-            let values = |b| {
-                let ((x0, x1), (w0, w1)) = (block(s, x, b), block(s, weight, b));
-                (s.mul(s.mul(x0, scale), w0), s.mul(s.mul(x1, scale), w1))
-            };
-            // SAFETY: each group writes its own row.
-            unsafe { write_row(s, call, 3, row, width, values) };
-        }
-    }
-}
-
-/// f(gate) · up with f16 output.
-pub(crate) struct SiluMulF16;
-
-impl HostKernel for SiluMulF16 {
-    const KERNEL: Kernel = Kernel::SiluMul(Activations::F16);
-
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        add::grid(constants)
-    }
-    #[inline(always)]
-    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width, f] = call.constants else { return };
-        let width = width as usize;
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
-        let rows = count(params, word, rows);
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let (gate, up) = gate_and_up(gate_up, row, width);
-            let values = |b| {
-                let ((g0, g1), (u0, u1)) = (block(s, gate, b), block(s, up, b));
-                (gated(s, f, g0, u0), gated(s, f, g1, u1))
-            };
-            // SAFETY: each group writes its own row.
-            unsafe { write_row(s, call, 2, row, width, values) };
-        }
-    }
-}
-
-/// Converts f32 activations to f16.
-pub(crate) struct QuantizeF16;
-
-impl HostKernel for QuantizeF16 {
-    const KERNEL: Kernel = Kernel::Quantize(Activations::F16);
-
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        add::grid(constants)
-    }
-    #[inline(always)]
-    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width] = call.constants else { return };
-        let width = width as usize;
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
-        let rows = count(params, word, rows);
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let x = &x[row * width..][..width];
-            // SAFETY: each group writes its own row.
-            unsafe { write_row(s, call, 2, row, width, |b| block(s, x, b)) };
-        }
-    }
-}
 
 /// Products of f16 activations with row-major weights that have two bytes per value.
 pub(crate) struct Product<W>(Of<W>);
@@ -144,7 +30,7 @@ impl<W: Format> HostKernel for Product<W> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
+        let [rows, word, n, k, accumulate, stride] = array(call.constants);
         let (n, stride, pitch) = (n as usize, stride as usize, row_bytes(k as usize));
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<u8>(2)) };
@@ -188,7 +74,7 @@ impl<W: Format> HostKernel for Widen<W> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[_, k] = call.constants else { return };
+        let [_, k] = array(call.constants);
         let (k, pitch) = (k as usize, row_bytes(k as usize) / 2);
         let bytes = group_bytes(W::TYPE, k);
         // SAFETY: no thread writes the weights; all bit patterns are valid for this type.

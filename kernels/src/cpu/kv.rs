@@ -1,7 +1,7 @@
 //! Storage types of cached keys and values.
 
-use super::halves::rounded;
 use super::isa::Isa;
+use super::packed::rounded;
 use crate::kernel::CacheType;
 use crate::params::BLOCK_TOKENS;
 use half::f16;

@@ -1,12 +1,11 @@
-//! Code that CPU kernels share. It accesses row counts, the lists of the parameter block, and output rows.
+//! The row counts and lists in the parameter block.
 
 use crate::params::ParamsShape;
-use ragtag_hal::HostCall;
 
-/// Returns the count in word `word` of the parameters, limited to `capacity`.
+/// Returns the count in word `word` of the parameters, limited to `capacity`. The word is in the header.
 #[inline(always)]
 pub(super) fn count(params: &[u32], word: u32, capacity: u32) -> usize {
-    params.get(word as usize).map_or(0, |count| (*count).min(capacity) as usize)
+    params[word as usize].min(capacity) as usize
 }
 
 /// Lists in a parameter block. They are untrusted: any word may have any value.
@@ -26,12 +25,6 @@ impl<'a> Lists<'a> {
     #[inline(always)]
     pub fn rows(&self) -> usize {
         count(self.words, crate::params::ROWS, self.shape.rows)
-    }
-
-    /// Returns the number of logit rows in use.
-    #[inline(always)]
-    pub fn logit_rows(&self) -> usize {
-        count(self.words, crate::params::LOGIT_ROWS, self.shape.logit_rows)
     }
 
     #[inline(always)]
@@ -61,20 +54,4 @@ impl<'a> Lists<'a> {
         let at = self.shape.tables() + sequence.checked_mul(blocks)?;
         if sequence < self.shape.sequences as usize { self.words.get(at..at + blocks) } else { None }
     }
-}
-
-/// Returns row `row` of a binding with f32 rows, for writing.
-///
-/// # Safety
-/// The requirements of [`HostCall::write`] apply.
-#[inline(always)]
-#[allow(clippy::mut_from_ref)] // Same as `HostCall::write`.
-pub(super) unsafe fn row_mut<'a>(
-    call: &'a HostCall<'_>,
-    binding: usize,
-    row: usize,
-    width: usize,
-) -> &'a mut [f32] {
-    // SAFETY: guaranteed by the caller.
-    unsafe { call.write(binding, row * width..(row + 1) * width) }
 }

@@ -3,6 +3,7 @@
 use super::HostKernel;
 use super::elements::Element;
 use super::isa::Isa;
+use crate::abi::array;
 use crate::elements::ITEMS;
 use crate::kernel::Kernel;
 use crate::reduce::{self, Reduction, columns};
@@ -12,7 +13,7 @@ use ragtag_hal::HostCall;
 use std::ops::Range;
 
 /// Maximum number of columns per group.
-const MOST: usize = ITEMS as usize;
+const MAX_COLUMNS: usize = ITEMS as usize;
 
 /// Calls `$function` for the element type with number `$kind`.
 macro_rules! by_type {
@@ -26,7 +27,7 @@ macro_rules! by_type {
 }
 
 /// The part of `[outer, axis, inner]` that one group processes.
-struct Part {
+struct Strip {
     /// Number of values of the part along the axis.
     axis: usize,
     inner: usize,
@@ -37,7 +38,7 @@ struct Part {
     columns: usize,
 }
 
-impl Part {
+impl Strip {
     /// Returns the part for group `group`. The grid has one group per outer index, column strip and part of
     /// the axis. A part has `of_axis` values.
     #[inline(always)]
@@ -66,8 +67,13 @@ impl Part {
     /// Folds the values of each column with `step`, starting from `first`. `step` receives the index of the
     /// column, the result so far, and the next value.
     #[inline(always)]
-    fn fold<E: Element>(&self, x: &[E], first: f64, step: impl Fn(usize, f64, f32) -> f64) -> [f64; MOST] {
-        let mut out = [first; MOST];
+    fn fold<E: Element>(
+        &self,
+        x: &[E],
+        first: f64,
+        step: impl Fn(usize, f64, f32) -> f64,
+    ) -> [f64; MAX_COLUMNS] {
+        let mut out = [first; MAX_COLUMNS];
         for row in self.rows() {
             for (column, (out, x)) in out.iter_mut().zip(&x[row]).enumerate() {
                 *out = step(column, *out, x.value());
@@ -113,12 +119,12 @@ impl HostKernel for Reduce {
 /// The requirements of [`HostKernel::run`] apply.
 #[inline(always)]
 unsafe fn reduce<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
-    let &[reduction, _, outer, axis, inner, of_axis, count] = call.constants else { return };
-    let Some(reduction) = Reduction::ALL.get(reduction as usize) else { return };
+    let [reduction, _, outer, axis, inner, of_axis, count] = array(call.constants);
+    let reduction = Reduction::ALL[reduction as usize];
     // SAFETY: no thread writes this binding; all bit patterns are valid values.
     let x = unsafe { call.read::<E>(0) };
     for group in groups {
-        let part = Part::new([outer, axis, inner], of_axis, group);
+        let part = Strip::new([outer, axis, inner], of_axis, group);
         let sums = || part.fold(x, 0.0, |_, sum, x| sum + f64::from(x));
         let values = match reduction {
             Reduction::Sum => sums(),
@@ -154,11 +160,11 @@ impl HostKernel for SoftmaxAxis {
 /// The requirements of [`HostKernel::run`] apply.
 #[inline(always)]
 unsafe fn softmax<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
-    let &[_, outer, axis, inner] = call.constants else { return };
+    let [_, outer, axis, inner] = array(call.constants);
     // SAFETY: no thread writes this binding; all bit patterns are valid values.
     let x = unsafe { call.read::<E>(0) };
     for group in groups {
-        let part = Part::new([outer, axis, inner], axis, group);
+        let part = Strip::new([outer, axis, inner], axis, group);
         let largest = part.fold(x, f64::NEG_INFINITY, |_, a, b| larger(a, b)).map(|largest| match largest {
             f64::INFINITY => f32::NAN,
             f64::NEG_INFINITY => 0.0, // All scores are −∞: the result is zero.
@@ -199,7 +205,7 @@ impl HostKernel for LayerNorm {
 /// The requirements of [`HostKernel::run`] apply.
 #[inline(always)]
 unsafe fn norm<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
-    let &[_, _, width, _] = call.constants else { return };
+    let [_, _, width, _] = array(call.constants);
     let (width, epsilon) = (width as usize, f64::from(call.float(3)));
     // SAFETY: no thread writes these bindings; all bit patterns are valid values.
     let (x, [weight, bias]) = unsafe { (call.read::<E>(0), [1, 2].map(|binding| call.read::<f32>(binding))) };
@@ -227,7 +233,7 @@ impl HostKernel for Checksum {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[words, part] = call.constants else { return };
+        let [words, part] = array(call.constants);
         // SAFETY: no thread writes this binding; all bit patterns are valid values.
         let x = unsafe { call.read::<u32>(0) };
         for group in groups {

@@ -1,17 +1,9 @@
-//! Kernels that process rows of logits: softmax, arg max, top k.
+//! Kernels that process rows of logits: arg max, top k.
 
-use super::HostKernel;
 use super::isa::Isa;
-use super::launch::{count, row_mut};
-use crate::add;
+use super::row::{Row, RowWise};
 use crate::arg_max::beats;
 use crate::kernel::Kernel;
-use ragtag_hal::HostCall;
-use std::ops::Range;
-
-/// Number of consecutive values whose sum is computed separately and then added to the total of the row.
-/// Short partial sums limit rounding errors.
-const SUM_BLOCK: usize = 1024;
 
 /// Number of consecutive values that top k skips at once if none of them exceeds the smallest result so far.
 const SKIP: usize = 64;
@@ -31,86 +23,21 @@ fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     rest.iter().fold(best, |best, x| if *x > best { *x } else { best })
 }
 
-/// Writes exp(x − max) to `out`. Returns the sums of these values per lane.
-#[inline(always)]
-fn exponentials<S: Isa>(s: S, x: &[f32], max: f32, out: &mut [f32]) -> S::F {
-    // `exp` of −∞, subtracted so that −∞ yields zero.
-    let least = s.exp(s.splat(f32::NEG_INFINITY));
-    let max = s.splat(max);
-    let (x, x_rest) = x.as_chunks::<16>();
-    let (out, out_rest) = out.as_chunks_mut::<16>();
-    let mut sum = s.zero();
-    for (out, x) in out.iter_mut().zip(x) {
-        let e = s.sub(s.exp(s.sub(s.load(x), max)), least);
-        s.store(e, out);
-        sum = s.add(sum, e);
-    }
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    lanes[..x_rest.len()].copy_from_slice(x_rest);
-    let e = s.sub(s.exp(s.sub(s.load(&lanes), max)), least);
-    s.store(e, &mut lanes);
-    out_rest.copy_from_slice(&lanes[..out_rest.len()]);
-    s.add(sum, e)
-}
-
-/// Softmax of rows.
-pub(crate) struct Softmax;
-
-impl HostKernel for Softmax {
-    const KERNEL: Kernel = Kernel::Softmax;
-
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        add::grid(constants)
-    }
-    #[inline(always)]
-    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width] = call.constants else { return };
-        let width = width as usize;
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
-        let rows = count(params, word, rows);
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let x = &x[row * width..][..width];
-            // SAFETY: each group writes its own row.
-            let out = unsafe { row_mut(call, 2, row, width) };
-            // `largest_number` ignores NaN, but a NaN makes the sum NaN. If a row has no numbers, any maximum
-            // works.
-            let max = largest_number(s, x).max(f32::MIN);
-            let mut sums = s.zero();
-            for (x, out) in x.chunks(SUM_BLOCK).zip(out.chunks_mut(SUM_BLOCK)) {
-                sums = s.add(sums, exponentials(s, x, max, out));
-            }
-            let sum = s.sum(sums);
-            let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-            out.iter_mut().for_each(|p| *p *= scale);
-        }
-    }
-}
-
 /// Finds the position of each row's largest value.
 pub(crate) struct ArgMax;
 
-impl HostKernel for ArgMax {
+// SAFETY: `row` reads binding 1 as floats, and writes its word of binding 2 once.
+unsafe impl RowWise for ArgMax {
     const KERNEL: Kernel = Kernel::ArgMax;
 
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        add::grid(constants)
-    }
     #[inline(always)]
-    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width] = call.constants else { return };
-        let width = width as usize;
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
-        let rows = count(params, word, rows);
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let x = &x[row * width..][..width];
-            let largest = largest_number(s, x);
-            // Finds nothing if all values are NaN.
-            let index = x.iter().position(|x| *x == largest).unwrap_or(0);
-            // SAFETY: each group writes its own word.
-            unsafe { call.write::<u32>(2, row..row + 1)[0] = index as u32 };
-        }
+    fn row<S: Isa>(s: S, row: Row<'_>) {
+        let [_, _, width] = row.constants();
+        let x = row.read(1, width as usize);
+        let largest = largest_number(s, x);
+        // Finds nothing if all values are NaN.
+        let index = x.iter().position(|x| *x == largest).unwrap_or(0);
+        row.write_as::<u32>(2, 1)[0] = index as u32;
     }
 }
 
@@ -138,26 +65,15 @@ impl Best<'_> {
 /// Finds the k largest values of each row.
 pub(crate) struct TopK;
 
-impl HostKernel for TopK {
+// SAFETY: `row` reads binding 1 as floats, and writes its rows of bindings 2 and 3 once.
+unsafe impl RowWise for TopK {
     const KERNEL: Kernel = Kernel::TopK;
 
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        add::grid(constants)
-    }
     #[inline(always)]
-    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, width, k] = call.constants else { return };
-        let (width, k) = (width as usize, k as usize);
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
-        let rows = count(params, word, rows);
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let x = &x[row * width..][..width];
-            // SAFETY: each group writes its own rows.
-            let (values, indices) =
-                unsafe { (row_mut(call, 2, row, k), call.write::<u32>(3, row * k..(row + 1) * k)) };
-            top_of_row(s, x, &mut Best { values, indices });
-        }
+    fn row<S: Isa>(s: S, row: Row<'_>) {
+        let [_, _, width, k] = row.constants();
+        let mut best = Best { values: row.write(2, k as usize), indices: row.write_as(3, k as usize) };
+        top_of_row(s, row.read(1, width as usize), &mut best);
     }
 }
 

@@ -9,6 +9,7 @@ use super::formats::{Format, Of, Quantised, Quants};
 use super::isa::Isa;
 use super::launch::count;
 use super::{HostKernel, product};
+use crate::abi::array;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
 use crate::matmul;
@@ -110,7 +111,7 @@ impl<W: Format> HostKernel for Exact<W> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
+        let [rows, word, n, k, accumulate, stride] = array(call.constants);
         let [n, k, stride] = [n, k, stride].map(|count| count as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<f32>(2)) };
@@ -248,7 +249,7 @@ impl<W: Quantised> HostKernel for Fast<W> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
+        let [rows, word, n, k, accumulate, stride] = array(call.constants);
         let [n, k, stride] = [n, k, stride].map(|count| count as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<i32>(2)) };

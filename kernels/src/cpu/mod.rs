@@ -30,20 +30,23 @@ mod logits;
 mod matmul;
 #[cfg(all(target_arch = "aarch64", not(test)))]
 mod neon;
+mod packed;
 mod portable;
 mod rope_append;
+mod row;
 mod rows;
 mod split_attention;
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
-use crate::table::{Code, Grid, Variant};
 use crate::types::cpu::{BF16, F16};
 use crate::types::{self, each_type};
+use crate::variant::{Code, Grid, Variant};
 use formats::{Format, Quantised};
 use half::{bf16, f16};
 use isa::Isa;
+use packed::{Half, Int8, Packed};
 use ragtag_hal::HostCall;
 use std::ops::Range;
 
@@ -90,12 +93,10 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         ($($kernel:ty,)*) => { $(out.push(variant::<S, $kernel>());)* };
     }
     add! {
-        rows::Gather, rows::RmsNorm, rows::RmsNormInt8, rows::HeadNorm, rows::Quantize,
-        rows::SiluMul, rows::SiluMulInt8, rows::Add,
-        halves::RmsNormF16, halves::SiluMulF16, halves::QuantizeF16,
+        rows::Gather, rows::RmsNorm, rows::HeadNorm, rows::SiluMul, rows::Add,
         halves::Product<F16>, halves::Product<BF16>,
-        logits::Softmax, logits::ArgMax, logits::TopK,
-        split_attention::Merge, split_attention::MergeInt8, split_attention::MergeF16,
+        logits::ArgMax, logits::TopK,
+        split_attention::Merge,
         gemm::Gemm<f32>, gemm::Gemm<f16>, gemm::Gemm<bf16>,
         attention_dense::AttentionDense<f32>, attention_dense::AttentionDense<f16>,
         attention_dense::AttentionDense<bf16>,
@@ -104,11 +105,21 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
         lines::Reduce, lines::SoftmaxAxis, lines::LayerNorm, elementwise::Rope,
         file_blocks::DecodeBlocks, file_blocks::EncodeBlocks, lines::Checksum,
     }
+    packed::<S, Int8>(out);
+    packed::<S, Half>(out);
     cached::<S, kv::F32, kv::F32>(out);
     cached::<S, kv::F16, kv::F16>(out);
     cached::<S, kv::Q8_0, kv::Q8_0>(out);
     cached::<S, kv::Q8_0, kv::Q4_0>(out);
     cached::<S, kv::Q4_0, kv::Q4_0>(out);
+}
+
+/// Adds the kernels that write activations of type `O`.
+fn packed<S: Isa, O: Packed>(out: &mut Vec<Variant>) {
+    out.push(variant::<S, rows::Quantize<O>>());
+    out.push(variant::<S, rows::PackedRmsNorm<O>>());
+    out.push(variant::<S, rows::PackedSiluMul<O>>());
+    out.push(variant::<S, split_attention::PackedMerge<O>>());
 }
 
 /// Adds the kernels that access a KV cache.

@@ -4,6 +4,7 @@ use super::HostKernel;
 use super::isa::Isa;
 use super::kv::{Stored, pair, part_bytes};
 use super::launch::Lists;
+use crate::abi::array;
 use crate::kernel::Kernel;
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append;
@@ -85,7 +86,7 @@ impl<K: Stored, V: Stored> HostKernel for RopeAppend<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[
+        let [
             rows,
             sequences,
             table_blocks,
@@ -97,10 +98,7 @@ impl<K: Stored, V: Stored> HostKernel for RopeAppend<K, V> {
             rope_dims,
             pairing,
             _,
-        ] = call.constants
-        else {
-            return;
-        };
+        ] = array(call.constants);
         let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|count| count as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, frequencies) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };

@@ -2,16 +2,17 @@
 //! a single launch is faster. Tests use these plain implementations to check other devices.
 
 use super::HostKernel;
-use super::halves::write_row;
 use super::isa::Isa;
 use super::kv::{Stored, pair, part_bytes};
-use super::launch::{Lists, count, row_mut};
-use super::rows::{Int8Row, block};
+use super::launch::Lists;
+use super::packed::Packed;
+use super::row::{Row, RowWise};
+use super::rows::block;
+use crate::abi::array;
 use crate::attention::partial;
 use crate::kernel::{Activations, Kernel};
 use crate::params::BLOCK_TOKENS;
-use crate::quantize::BLOCK;
-use crate::table::NEVER;
+use crate::variant::NEVER;
 use ragtag_hal::HostCall;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -28,7 +29,7 @@ impl<K: Stored, V: Stored> HostKernel for Partial<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[
+        let [
             rows,
             sequences,
             table_blocks,
@@ -42,10 +43,7 @@ impl<K: Stored, V: Stored> HostKernel for Partial<K, V> {
             window,
             _,
             splits,
-        ] = call.constants
-        else {
-            return;
-        };
+        ] = array(call.constants);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
@@ -122,10 +120,10 @@ struct Runs<'a> {
 
 impl<'a> Runs<'a> {
     #[inline(always)]
-    fn new(partials: &'a [f32], [rows, heads, head_dim, splits]: [u32; 4]) -> Self {
-        let [rows, heads, head_dim, splits] = [rows, heads, head_dim, splits].map(|count| count as usize);
+    fn new(row: Row<'a>) -> Self {
+        let [rows, _, heads, head_dim, splits] = row.constants().map(|count| count as usize);
         let runs = rows * heads * splits;
-        let (means, sums) = partials.split_at(runs * head_dim);
+        let (means, sums) = row.all::<f32>(1).split_at(runs * head_dim);
         Self { means, sums: &sums.as_chunks().0[..runs], heads, head_dim, splits }
     }
 
@@ -153,79 +151,31 @@ impl<'a> Runs<'a> {
 /// Second launch: combines splits into f32 values.
 pub(crate) struct Merge;
 
-impl HostKernel for Merge {
+// SAFETY: `row` reads binding 1 as floats, and writes its row of binding 2 once.
+unsafe impl RowWise for Merge {
     const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F32);
     const MIN_ROWS: u32 = NEVER;
 
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        crate::add::grid(constants)
-    }
     #[inline(always)]
-    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, heads, head_dim, splits] = call.constants else { return };
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
-        let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
-        let rows = count(params, word, rows);
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            // SAFETY: each group writes its own row.
-            runs.merge(row, unsafe { row_mut(call, 2, row, runs.heads * runs.head_dim) });
-        }
+    fn row<S: Isa>(_: S, row: Row<'_>) {
+        let runs = Runs::new(row);
+        runs.merge(row.index, row.write(2, runs.heads * runs.head_dim));
     }
 }
 
-/// Second launch: combines splits into f16 activations.
-pub(crate) struct MergeF16;
+/// Second launch: combines splits into activations of type `O`.
+pub(crate) struct PackedMerge<O>(PhantomData<O>);
 
-impl HostKernel for MergeF16 {
-    const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F16);
+// SAFETY: `row` reads binding 1 as floats, and writes its row of binding 2 once.
+unsafe impl<O: Packed> RowWise for PackedMerge<O> {
+    const KERNEL: Kernel = Kernel::AttentionMerge(O::TYPE);
     const MIN_ROWS: u32 = NEVER;
 
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        crate::add::grid(constants)
-    }
     #[inline(always)]
-    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, heads, head_dim, splits] = call.constants else { return };
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
-        let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
-        let rows = count(params, word, rows);
+    fn row<S: Isa>(s: S, row: Row<'_>) {
+        let runs = Runs::new(row);
         let mut values = vec![0.0; runs.heads * runs.head_dim];
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            runs.merge(row, &mut values);
-            // SAFETY: each group writes its own row.
-            unsafe { write_row(s, call, 2, row, values.len(), |b| block(s, &values, b)) };
-        }
-    }
-}
-
-/// Second launch: combines splits into int8 activations.
-pub(crate) struct MergeInt8;
-
-impl HostKernel for MergeInt8 {
-    const KERNEL: Kernel = Kernel::AttentionMerge(Activations::Int8);
-    const MIN_ROWS: u32 = NEVER;
-
-    fn grid(constants: &[u32]) -> [u32; 3] {
-        crate::add::grid(constants)
-    }
-    #[inline(always)]
-    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, heads, head_dim, splits] = call.constants else { return };
-        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
-        let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
-        let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
-        let rows = count(params, word, rows);
-        let mut values = vec![0.0; runs.heads * runs.head_dim];
-        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            runs.merge(row, &mut values);
-            // SAFETY: each group writes its own row.
-            let mut out = unsafe { Int8Row::new(call, 2, row, values.len()) };
-            for b in 0..values.len() / BLOCK {
-                let (first, last) = block(s, &values, b);
-                out.put(s, b, first, last);
-            }
-        }
+        runs.merge(row.index, &mut values);
+        O::write(s, row, 2, values.len(), |b| block(s, &values, b));
     }
 }

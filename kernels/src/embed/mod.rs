@@ -16,7 +16,7 @@
 //! `Rows16`, reading a row costs a few microseconds more per token, because the row is interleaved with the
 //! other rows of its group.
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, Params, Random};
 use crate::kernel::{Kernel, Spec};
@@ -51,7 +51,7 @@ macro_rules! abi {
 each_type!(abis);
 
 fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut [u64]) {
-    let [rows, vocabulary, width, _] = *constants else { return };
+    let [rows, vocabulary, width, _] = array(constants);
     let table = Resident::new(tensor_type, layout, vocabulary.into(), width.into());
     let table = table.map_or(IMPOSSIBLE, |r| r.bytes());
     out.copy_from_slice(&[HEADER_BYTES + words(&[rows]), table, words(&[rows, width])]);

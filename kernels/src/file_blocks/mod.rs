@@ -23,7 +23,7 @@
 //! [`quantise`](crate::blocks::quantise()). Apart from ties, the relative error of its blocks may exceed that
 //! of the reference's blocks by at most 1e-4.
 
-use crate::abi::{IMPOSSIBLE, product, words};
+use crate::abi::{IMPOSSIBLE, array, product, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, Content, Random};
 use crate::elements::{self, Operator};
@@ -81,7 +81,7 @@ pub static ENCODE_ABI: EntryAbi = EntryAbi {
 /// Returns the number of bytes in the blocks, rounded up to whole words, and the number of bytes in the
 /// values.
 fn sizes(constants: &[u32]) -> [u64; 2] {
-    let [id, blocks] = *constants else { return [IMPOSSIBLE; 2] };
+    let [id, blocks] = array(constants);
     let Some(tensor_type) = type_of(id) else { return [IMPOSSIBLE; 2] };
     let values = tensor_type.block_values() as u32;
     if blocks.checked_mul(values).is_none() {

@@ -9,7 +9,7 @@
 //! The constants are the row capacity, the logit-row capacity, and the width. Row i of `out` is row
 //! `logit_rows[i]` of `x`, or zero if `x` has no such row. A launch has one group per row of `out`.
 
-use crate::abi::{params, words};
+use crate::abi::{array, params, words};
 use crate::cases::{Build, Case, Params, Random, untouched_after};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
@@ -24,7 +24,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Read, Access::Write],
     constants: 3,
     extents: |constants, extents| {
-        let [rows, logit_rows, width] = *constants else { return };
+        let [rows, logit_rows, width] = array(constants);
         extents.copy_from_slice(&[
             params(rows, 0, 0, logit_rows),
             words(&[rows, width]),

@@ -12,7 +12,7 @@
 //! Row i of `out` is row `indices[i]` of the table, or zero if the table has no such row. The kernel converts
 //! elements as [`crate::copy`] does.
 
-use crate::abi::{product, words};
+use crate::abi::{array, product, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::copy::{poison, random_elements};
 use crate::elements::{self, Operator, in_a_word};
@@ -27,7 +27,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Read, Access::Write],
     constants: 5,
     extents: |constants, extents| {
-        let [from, to, rows, table_rows, width] = *constants else { return };
+        let [from, to, rows, table_rows, width] = array(constants);
         let (table, out) = (product(&[table_rows, width]), product(&[rows, width]));
         extents.copy_from_slice(&[words(&[rows]), elements::bytes(from, table), elements::bytes(to, out)]);
     },

@@ -23,7 +23,7 @@
 //! The operation is that of GEMM in the Basic Linear Algebra Subprograms (Dongarra et al., 1990), but for
 //! row-major instead of column-major matrices.
 
-use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
+use crate::abi::{IMPOSSIBLE, abi_for, array, reach, reach_apart, values};
 use crate::cases::{Build, Case, MANY, Random, Stored, row_starts};
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
 use crate::layout::Layout;
@@ -32,32 +32,14 @@ use ragtag_hal::{Access, EntryAbi};
 /// Number of rows and of columns of C that one work group computes.
 pub const TILE: u32 = 64;
 
-macro_rules! abis {
-    ($($name:ident),*) => {
-        /// Returns the binary interface for values of type `element`.
-        pub fn abi(element: ElementType) -> &'static EntryAbi {
-            match element {
-                $(ElementType::$name => {
-                    static ABI: EntryAbi = EntryAbi {
-                        name: concat!("gemm_", stringify!($name)),
-                        bindings: &[Access::Read, Access::Read, Access::ReadWrite],
-                        constants: 14,
-                        extents: |constants, out| extents(ElementType::$name, constants, out),
-                    };
-                    &ABI
-                })*
-            }
-        }
-    };
+/// Returns the binary interface for values of type `element`.
+pub fn abi(element: ElementType) -> &'static EntryAbi {
+    abi_for!(ElementType, element, "gemm", &[Access::Read, Access::Read, Access::ReadWrite], 14, extents)
 }
-abis!(F32, F16, BF16);
 
 fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     let [m, n, k, transpose_a, transpose_b, lda, ldb, ldc, batch, stride_a, stride_b, stride_c, _, _] =
-        *constants
-    else {
-        return;
-    };
+        array(constants);
     if m == 0 || n == 0 || batch == 0 {
         return out.fill(0);
     }

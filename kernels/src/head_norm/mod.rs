@@ -15,7 +15,7 @@
 //! Squares and their sum are computed in f32, with the same limits as in [`crate::rms_norm`] and
 //! [`crate::layer_norm`].
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
@@ -47,7 +47,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::ReadWrite, Access::Read],
     constants: 7,
     extents: |constants, extents| {
-        let [rows, _, heads, kv_heads, head_dim, _, form] = *constants else { return };
+        let [rows, _, heads, kv_heads, head_dim, _, form] = array(constants);
         if form as usize >= Form::ALL.len() {
             return extents.fill(IMPOSSIBLE);
         }

@@ -15,7 +15,7 @@
 //! row must therefore be at most 1.8 · 10¹⁹ / √width. If a row of finite values exceeds this limit, the
 //! result of each column is its bias alone.
 
-use crate::abi::{product, words};
+use crate::abi::{array, product, words};
 use crate::cases::{Build, Case, Random, Stored};
 use crate::elements::{self, Operator};
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
@@ -29,7 +29,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
     constants: 4,
     extents: |constants, extents| {
-        let [kind, rows, width, _] = *constants else { return };
+        let [kind, rows, width, _] = array(constants);
         let (x, column) = (elements::bytes(kind, product(&[rows, width])), words(&[width]));
         extents.copy_from_slice(&[x, column, column, words(&[rows, width])]);
     },

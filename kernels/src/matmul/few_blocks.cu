@@ -8,7 +8,7 @@
 
 #define M 8
 // Most groups of 16 rows of weights of a work group.
-#define MOST_GROUPS 8
+#define MAX_GROUPS 8
 
 // Products of the first, and of the last 16 columns, added to `sum`.
 FN void dot_half(uint a0, uint a1, uint b, int sum[4]) {
@@ -96,7 +96,7 @@ KERNEL(ITEMS) matmul_few_blocks(
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
     extern SHARED uint4 shared[];
-    SHARED float4 partial[WARPS * MOST_GROUPS * 32]; // [warps][groups][lanes]
+    SHARED float4 partial[WARPS * MAX_GROUPS * 32]; // [warps][groups][lanes]
     SHARED ulong barriers[WARPS * BARRIERS];
     LAUNCH_NEXT();
     const uint warp = ITEM / 32, lane = ITEM % 32, groups = own_groups(n), begin = first_group(n) * 16;
@@ -126,7 +126,7 @@ KERNEL(ITEMS) matmul_few_blocks(
                 for (uint b = 0; b < CHUNK_BLOCKS; b++) accumulate_block(stage, &columns[b], acc);
                 ring_drained(&ring);
                 fill(&ring, &chunks);
-                float4 *at = partial + (warp * MOST_GROUPS + group) * 32 + lane;
+                float4 *at = partial + (warp * MAX_GROUPS + group) * 32 + lane;
                 float4 sum = FLOAT4(acc[0], acc[1], acc[2], acc[3]);
                 if (column >= SEGMENT) {
                     float4 before = *at;
@@ -143,7 +143,7 @@ KERNEL(ITEMS) matmul_few_blocks(
             float sum = 0.0f;
             #pragma unroll
             for (uint w = 0; w < WARPS; w++) {
-                if (w * CHUNK < k) sum += from[w * MOST_GROUPS * 32 * 4];
+                if (w * CHUNK < k) sum += from[w * MAX_GROUPS * 32 * 4];
             }
             uint at = begin + group * 16 + r;
             GLOBAL float *to = y + (size_t)(start + m) * stride + at;

@@ -3,14 +3,14 @@
 // parameters.
 
 // Most groups of 16 rows of weights of a work group.
-#define MOST_GROUPS 8
+#define MAX_GROUPS 8
 
 KERNEL(ITEMS) matmul_few_rows(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL float *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
     extern SHARED uint4 shared[];
-    SHARED float partial[WARPS * MOST_GROUPS * 16 * M]; // [warps][rows of weights][rows of x]
+    SHARED float partial[WARPS * MAX_GROUPS * 16 * M]; // [warps][rows of weights][rows of x]
     SHARED ulong barriers[WARPS * BARRIERS];
     LAUNCH_NEXT();
     const uint warp = ITEM / 32, lane = ITEM % 32, pitch = (k + 63) & ~63u;
@@ -74,7 +74,7 @@ KERNEL(ITEMS) matmul_few_rows(
                 fill(&ring, &chunks);
                 sum_lanes<SET * M, 1, 16, 1>(acc);
                 const uint same = 32 / (SET * M);
-                float *at = partial + (warp * MOST_GROUPS * 16 + set * SET) * M + lane / same;
+                float *at = partial + (warp * MAX_GROUPS * 16 + set * SET) * M + lane / same;
                 if (lane % same == 0) *at = column < SEGMENT ? acc[0] : *at + acc[0];
             }
         }
@@ -85,7 +85,7 @@ KERNEL(ITEMS) matmul_few_rows(
             float sum = 0.0f;
             #pragma unroll
             for (uint w = 0; w < WARPS; w++) {
-                if (w * CHUNK < pitch) sum += partial[(w * MOST_GROUPS * 16 + r) * M + m];
+                if (w * CHUNK < pitch) sum += partial[(w * MAX_GROUPS * 16 + r) * M + m];
             }
             GLOBAL float *to = y + (size_t)(start + m) * stride + begin + r;
             if (start + m < used && begin + r < n) *to = accumulate ? *to + sum : sum;

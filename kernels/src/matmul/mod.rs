@@ -31,7 +31,7 @@
 
 pub mod normed;
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, strided};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
@@ -99,7 +99,7 @@ fn extents(
     constants: &[u32],
     out: &mut [u64],
 ) {
-    let [rows, _, n, k, _, stride] = *constants else { return };
+    let [rows, _, n, k, _, stride] = array(constants);
     let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
     let x = activations.rows_extent(rows, k);
     out.copy_from_slice(&[HEADER_BYTES, weights, x, strided(rows, stride, n)]);

@@ -18,7 +18,7 @@
 //! is no int8 version, because each group would have to quantize all of x.
 
 use super::{Resident, TensorType, reference};
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, strided, words};
 use crate::blocks::dequantise;
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Kernel, Spec};
@@ -65,7 +65,7 @@ macro_rules! abi {
 each_type!(abis);
 
 fn extents((tensor_type, layout): (TensorType, Layout), gated: bool, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, n, k, _, stride, _] = *constants else { return };
+    let [rows, _, n, k, _, stride, _] = array(constants);
     let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
     let y = match gated {
         false => strided(rows, stride, n),

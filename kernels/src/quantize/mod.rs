@@ -25,7 +25,7 @@
 //! NaN, and its quants have no meaning. The scale is never infinite, because products could then contain
 //! infinities of either sign.
 
-use crate::abi::{HEADER_BYTES, words};
+use crate::abi::{HEADER_BYTES, abi_for, array, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
@@ -60,20 +60,8 @@ pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     u64::from(rows).saturating_mul(row_bytes(width as usize) as u64)
 }
 
-/// Binary interface with int8 output.
-pub static ABI_INT8: EntryAbi = EntryAbi {
-    name: "quantize_int8",
-    bindings: &[Access::Read, Access::Read, Access::Write],
-    constants: 3,
-    extents: |constants, out| extents(Activations::Int8, constants, out),
-};
-
-/// Binary interface with f16 output.
-pub static ABI_F16: EntryAbi =
-    EntryAbi { name: "quantize_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_INT8 };
-
 fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, width] = *constants else { return };
+    let [rows, _, width] = array(constants);
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), activations.rows_extent(rows, width)]);
 }
 
@@ -131,7 +119,7 @@ impl Spec for Quantize {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        if self.0 == Activations::F16 { &ABI_F16 } else { &ABI_INT8 }
+        abi_for!(Activations, self.0, "quantize", &[Access::Read, Access::Read, Access::Write], 3, extents)
     }
 
     fn row_kernel(&self) -> Option<RowKernel> {

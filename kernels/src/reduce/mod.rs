@@ -24,7 +24,7 @@
 //!
 //! A work group computes adjacent columns of a part.
 
-use crate::abi::{IMPOSSIBLE, product, words};
+use crate::abi::{IMPOSSIBLE, array, product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
 use crate::elements::{self, ITEMS, Operator};
 use crate::kernel::{ElementType, Kernel, Spec};
@@ -73,7 +73,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Write],
     constants: 7,
     extents: |constants, extents| {
-        let [reduction, kind, outer, axis, inner, part, count] = *constants else { return };
+        let [reduction, kind, outer, axis, inner, part, count] = array(constants);
         let exists = (reduction as usize) < Reduction::ALL.len() && part > 0 && count > 0;
         let parts = axis.div_ceil(part.max(1)).max(1);
         let exists = exists && parts <= MAX_PARTS;
@@ -97,13 +97,13 @@ const MAX_PARTS: u32 = 65_535;
 const ENOUGH: u32 = 512;
 
 /// Minimum number of values that each work item processes within its part of a column.
-const LEAST: u32 = 32;
+const MIN_VALUES: u32 = 32;
 
 /// Returns the best part size, which is at most `axis`. The parts yield enough work groups to keep a device
 /// busy, unless parts of this size would be too short for their work items.
 pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     let groups = outer.saturating_mul(inner.div_ceil(columns(inner))).max(1);
-    let least = ITEMS / columns(inner) * LEAST;
+    let least = ITEMS / columns(inner) * MIN_VALUES;
     let parts = ENOUGH.div_ceil(groups).min(axis / least).max(1);
     axis.div_ceil(parts)
 }
@@ -117,7 +117,7 @@ pub(crate) fn strips(outer: u32, inner: u32) -> u32 {
 
 /// Returns a grid with the strips in the first dimension, and the parts of the axis in the last.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let [_, _, outer, axis, inner, part, _] = *constants else { return [0; 3] };
+    let [_, _, outer, axis, inner, part, _] = array(constants);
     [strips(outer, inner), 1, axis.div_ceil(part.max(1))]
 }
 

@@ -14,7 +14,7 @@
 //! Squares and their sum are computed in f32, so the root mean square of a row must be at most 1.8 · 10¹⁹ /
 //! √width. If a row of finite values exceeds this limit, its output is zero.
 
-use crate::abi::{HEADER_BYTES, words};
+use crate::abi::{HEADER_BYTES, abi_for, array, words};
 use crate::add::grid;
 use crate::cases::{Build, Case, Random, RowShape, wide_rows};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
@@ -24,24 +24,8 @@ use crate::wgsl::rows::reducing;
 use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Binary interface with f32 output.
-pub static ABI_F32: EntryAbi = EntryAbi {
-    name: "rms_norm_f32",
-    bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
-    constants: 4,
-    extents: |constants, out| extents(Activations::F32, constants, out),
-};
-
-/// Binary interface with int8 output.
-pub static ABI_INT8: EntryAbi =
-    EntryAbi { name: "rms_norm_int8", extents: |c, out| extents(Activations::Int8, c, out), ..ABI_F32 };
-
-/// Binary interface with f16 output.
-pub static ABI_F16: EntryAbi =
-    EntryAbi { name: "rms_norm_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
-
 fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, width, _] = *constants else { return };
+    let [rows, _, width, _] = array(constants);
     let written = activations.rows_extent(rows, width);
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), words(&[width]), written]);
 }
@@ -68,7 +52,14 @@ impl Spec for RmsNorm {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        self.0.select(&ABI_F32, &ABI_INT8, &ABI_F16)
+        abi_for!(
+            Activations,
+            self.0,
+            "rms_norm",
+            &[Access::Read, Access::Read, Access::Read, Access::Write],
+            4,
+            extents
+        )
     }
 
     fn row_kernel(&self) -> Option<RowKernel> {

@@ -19,7 +19,7 @@
 //! as exact at large positions as at small ones, and the same on every device. The kernels compute sines and
 //! cosines with their own series, because the kernel languages guarantee little accuracy.
 
-use crate::abi::{IMPOSSIBLE, product, words};
+use crate::abi::{IMPOSSIBLE, array, product, words};
 use crate::cases::{Build, Case, Random, Stored};
 use crate::elements::{self, Operator, in_a_word};
 use crate::kernel::{ElementType, Kernel, Spec};
@@ -35,7 +35,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
     constants: 6,
     extents: |constants, extents| {
-        let [kind, rows, heads, head_dim, rope_dims, pairing] = *constants else { return };
+        let [kind, rows, heads, head_dim, rope_dims, pairing] = array(constants);
         let turns = rope_dims <= head_dim && rope_dims.is_multiple_of(2) && pairing <= HALVES;
         let x = product(&[rows, heads, head_dim]);
         let x = if turns { elements::bytes(kind, x) } else { IMPOSSIBLE };

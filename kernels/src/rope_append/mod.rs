@@ -36,10 +36,10 @@
 //! f32, values beyond the range of f16 saturate, and NaN is preserved. If one of the 32 values that share a
 //! scale is NaN, all of them become NaN.
 
-use crate::abi::{IMPOSSIBLE, params, words};
+use crate::abi::{IMPOSSIBLE, abi_for, array, params, words};
 use crate::cases::{Build, Case, Content, Params, Random};
 use crate::kernel::{Accuracy, CacheType, Kernel, KvType, Spec};
-use crate::kv::{CacheLayout, cache_abi};
+use crate::kv::CacheLayout;
 use crate::layout::Layout;
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_hal::{Access, EntryAbi};
@@ -54,11 +54,8 @@ const BINDINGS: &[Access] =
     &[Access::Read, Access::ReadWrite, Access::Read, Access::ReadWrite, Access::ReadWrite];
 
 pub(crate) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, rope_dims, ..] =
-        constants
-    else {
-        return;
-    };
+    let [rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, rope_dims, _, _] =
+        array(constants);
     let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
     let turns = rope_dims <= head_dim && rope_dims.is_multiple_of(2);
     let joint = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads)).filter(|_| divides && turns);
@@ -114,7 +111,7 @@ impl Spec for RopeAppend {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        cache_abi!(self.0, "rope_append", BINDINGS, 11, extents)
+        abi_for!(KvType, self.0, "rope_append", BINDINGS, 11, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {

@@ -9,7 +9,7 @@
 //! The constants are the row capacity, the index of the parameter word that holds the row count, the width,
 //! and the function. A launch has one group per row.
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, abi_for, array, words};
 use crate::cases::{Build, Case, Random, RowShape, wide_rows};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
@@ -46,24 +46,8 @@ impl Gate {
     }
 }
 
-/// Binary interface with f32 output.
-pub static ABI_F32: EntryAbi = EntryAbi {
-    name: "silu_mul_f32",
-    bindings: &[Access::Read, Access::Read, Access::Write],
-    constants: 4,
-    extents: |constants, out| extents(Activations::F32, constants, out),
-};
-
-/// Binary interface with int8 output.
-pub static ABI_INT8: EntryAbi =
-    EntryAbi { name: "silu_mul_int8", extents: |c, out| extents(Activations::Int8, c, out), ..ABI_F32 };
-
-/// Binary interface with f16 output.
-pub static ABI_F16: EntryAbi =
-    EntryAbi { name: "silu_mul_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
-
 fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, width, gate] = *constants else { return };
+    let [rows, _, width, gate] = array(constants);
     if gate as usize >= Gate::ALL.len() {
         return out.fill(IMPOSSIBLE);
     }
@@ -94,7 +78,7 @@ impl Spec for SiluMul {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        self.0.select(&ABI_F32, &ABI_INT8, &ABI_F16)
+        abi_for!(Activations, self.0, "silu_mul", &[Access::Read, Access::Read, Access::Write], 4, extents)
     }
 
     fn row_kernel(&self) -> Option<RowKernel> {

@@ -11,7 +11,7 @@
 //! values of a line are −∞, its output is zero. If a line contains NaN or +∞, all its outputs are NaN. A work
 //! group computes adjacent columns, as in [`crate::reduce`].
 
-use crate::abi::{product, words};
+use crate::abi::{array, product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
 use crate::elements::{self, Operator};
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
@@ -26,15 +26,26 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Write],
     constants: 4,
     extents: |constants, extents| {
-        let [kind, shape @ ..] = constants else { return };
-        extents.copy_from_slice(&[elements::bytes(*kind, product(shape)), words(shape)]);
+        let [kind, shape @ ..] = array::<4>(constants);
+        extents.copy_from_slice(&[elements::bytes(kind, product(&shape)), words(&shape)]);
     },
 };
 
 /// Returns a grid of column strips, as in [`crate::reduce`].
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let [_, outer, axis, inner] = *constants else { return [0; 3] };
+    let [_, outer, axis, inner] = array(constants);
     if axis == 0 { [0; 3] } else { [strips(outer, inner), 1, 1] }
+}
+
+/// Computes the probabilities of one line in f64.
+fn line_reference(row: &[f32]) -> Vec<f64> {
+    let max = row.iter().fold(f64::NEG_INFINITY, |max, x| max.max(f64::from(*x)));
+    if row.iter().all(|x| *x == f32::NEG_INFINITY) {
+        return vec![0.0; row.len()];
+    }
+    let weights: Vec<f64> = row.iter().map(|x| (f64::from(*x) - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|w| w / sum).collect()
 }
 
 /// Computes the probabilities in f64, in the order of `x`.
@@ -44,7 +55,7 @@ fn reference(x: &[f64], shape: [usize; 3]) -> Vec<f64> {
     for (i, line) in lines(x, shape).enumerate() {
         let first = i / inner * axis * inner + i % inner;
         let row: Vec<f32> = line.map(|x| x as f32).collect();
-        for (j, probability) in crate::softmax::reference(&row).into_iter().enumerate() {
+        for (j, probability) in line_reference(&row).into_iter().enumerate() {
             out[first + j * inner] = probability;
         }
     }
@@ -125,4 +136,23 @@ fn edges(random: &mut Random) -> Case {
     let constants = constants(ElementType::F32, shape);
     let case = Build::new(Kernel::SoftmaxAxis, "infinities and NaN".into(), &constants).floats(&x);
     case.floats(&vec![7.0; x.len()]).expect(1, Content::Same(wanted)).done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line_reference as reference;
+
+    #[test]
+    fn the_reference_matches_the_definition() {
+        let quarter = [0.25; 4];
+        assert_eq!(reference(&[1e30; 4]), quarter);
+        assert_eq!(reference(&[f32::NEG_INFINITY; 2]), [0.0; 2]);
+        assert_eq!(reference(&[0.0, f32::NEG_INFINITY]), [1.0, 0.0]);
+        let odds = reference(&[2.0, 2.0 + std::f32::consts::LN_2]);
+        assert!((odds[1] / odds[0] - 2.0).abs() < 1e-6);
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert!(reference(&[bad, 0.0, f32::NEG_INFINITY]).iter().all(|p| p.is_nan()));
+        }
+        assert!(reference(&[f32::NEG_INFINITY, f32::NAN]).iter().all(|p| p.is_nan()));
+    }
 }

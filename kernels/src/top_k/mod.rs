@@ -8,12 +8,12 @@
 //! | 3 | indices: u32 `[rows, k]`, written |
 //!
 //! The constants are the row capacity, the index of the parameter word that holds the row count, the width,
-//! and k. k is 1 to [`MOST`], and at most the width. A launch has one group per row.
+//! and k. k is 1 to [`MAX_K`], and at most the width. A launch has one group per row.
 //!
 //! Values are in descending order, as defined by [`arg_max`](crate::arg_max): among equal values, the one at
 //! the lowest position comes first, and NaN comes after every number.
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, words};
 use crate::add::grid;
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Kernel, Spec};
@@ -23,7 +23,7 @@ use crate::wgsl::rows::{ORDER, reducing};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Maximum value of k.
-pub const MOST: u32 = 64;
+pub const MAX_K: u32 = 64;
 
 /// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
@@ -31,8 +31,8 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Read, Access::Write, Access::Write],
     constants: 4,
     extents: |constants, extents| {
-        let [rows, _, width, k] = *constants else { return };
-        let out = if (1..=MOST.min(width)).contains(&k) { words(&[rows, k]) } else { IMPOSSIBLE };
+        let [rows, _, width, k] = array(constants);
+        let out = if (1..=MAX_K.min(width)).contains(&k) { words(&[rows, k]) } else { IMPOSSIBLE };
         extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), out, out]);
     },
 };
@@ -75,7 +75,7 @@ impl Spec for TopK {
 
     fn random_case(&self, _: Layout, random: &mut Random) -> Case {
         let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
-        let k = 1 + random.below(width.min(MOST as usize));
+        let k = 1 + random.below(width.min(MAX_K as usize));
         case(random, shape, width, k)
     }
 }

@@ -13,7 +13,7 @@
 //! maps to NaN. Large arguments never yield NaN. The logarithm of zero is −∞. The logarithm and the square
 //! root of negative values are NaN.
 
-use crate::abi::IMPOSSIBLE;
+use crate::abi::{IMPOSSIBLE, array};
 use crate::cases::{Build, Case, Content, Random, Stored};
 use crate::elements::{self, Operator, in_a_word};
 use crate::kernel::{Accuracy, ElementType, Kernel, Spec};
@@ -117,7 +117,7 @@ pub static ABI: EntryAbi = EntryAbi {
     bindings: &[Access::Read, Access::Write],
     constants: 3,
     extents: |constants, extents| {
-        let [function, kind, count] = *constants else { return };
+        let [function, kind, count] = array(constants);
         let exists = (function as usize) < Function::ALL.len();
         extents.fill(if exists { elements::bytes(kind, count.into()) } else { IMPOSSIBLE });
     },
@@ -125,7 +125,7 @@ pub static ABI: EntryAbi = EntryAbi {
 
 /// Returns a grid with one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let [_, kind, count] = *constants else { return [0; 3] };
+    let [_, kind, count] = array(constants);
     elements::grid(count.div_ceil(in_a_word(kind).unwrap_or(1)))
 }
 

@@ -3,7 +3,7 @@
 use super::{Function, HALF_RANGE, function, program, program_with, repeat};
 use crate::attention::partial;
 use crate::kernel::{Kernel, KvType};
-use crate::table::Variant;
+use crate::variant::Variant;
 use ragtag_hal::Feature;
 use std::sync::Arc;
 
@@ -182,7 +182,7 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
             let copies = MATRICES_POSITIONS * DIMS / 8 / MATRICES_ITEMS;
             let matrices =
                 repeat(include_str!("../attention/matrices.wgsl"), &[("$d", DIMS / 16), ("$v", copies)]);
-            let figures = format!("const MOST_DIMS = {DIMS}u;\n");
+            let figures = format!("const MAX_DIMS = {DIMS}u;\n");
             program_with(
                 "enable f16;\nenable wgpu_cooperative_matrix;\n",
                 MATRICES_ITEMS,

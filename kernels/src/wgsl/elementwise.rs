@@ -4,8 +4,8 @@ use super::{Function, bare_program, function};
 use crate::elements::{ITEMS, operators};
 use crate::file_blocks;
 use crate::kernel::Kernel;
-use crate::table::Variant;
 use crate::types::Row;
+use crate::variant::Variant;
 use std::sync::Arc;
 
 pub(super) fn variants() -> Vec<Variant> {

@@ -15,7 +15,7 @@ mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::Layout;
-use crate::table::{Code, Grid, Text, Variant};
+use crate::variant::{Code, Grid, Text, Variant};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 

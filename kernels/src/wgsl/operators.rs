@@ -2,7 +2,7 @@
 
 use super::Function;
 use crate::kernel::{ElementType, Kernel};
-use crate::table::Variant;
+use crate::variant::Variant;
 use crate::{attention_dense, conv2d, gemm};
 use std::sync::Arc;
 

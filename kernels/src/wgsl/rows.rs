@@ -3,7 +3,7 @@
 use super::{Function, bare_program, function, program};
 use crate::kernel::Kernel;
 use crate::rows::{ITEMS, RowKernel, row_kernels};
-use crate::table::Variant;
+use crate::variant::Variant;
 use crate::{checksum, head_norm};
 use ragtag_hal::Feature;
 use std::sync::Arc;

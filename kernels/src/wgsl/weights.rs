@@ -9,7 +9,7 @@ use crate::blocks::TensorType;
 use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout, layout_in};
-use crate::table::{NEVER, Variant};
+use crate::variant::{NEVER, Variant};
 use crate::{add, matmul, widen};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;

@@ -9,7 +9,7 @@
 //! the weights once costs less than unpacking them in each tile of the product. The kernel rounds values to
 //! f16. Values beyond the range of f16 saturate.
 
-use crate::abi::IMPOSSIBLE;
+use crate::abi::{IMPOSSIBLE, array};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, Content, Random};
 use crate::half_rows::rounded;
@@ -48,7 +48,7 @@ pub fn out_bytes(n: u32, k: u32) -> u64 {
 }
 
 fn extents(tensor_type: TensorType, constants: &[u32], out: &mut [u64]) {
-    let [n, k] = *constants else { return };
+    let [n, k] = array(constants);
     let weights = Resident::new(tensor_type, Layout::Rows16, n.into(), k.into());
     out.copy_from_slice(&[weights.map_or(IMPOSSIBLE, |r| r.bytes()), out_bytes(n, k)]);
 }
