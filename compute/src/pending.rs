@@ -18,10 +18,10 @@ use std::thread;
 pub struct Pending<T> {
     shared: Arc<Shared>,
     point: u64,
-    result: Option<Outcome<T>>,
+    result: Option<Deferred<T>>,
 }
 
-enum Outcome<T> {
+enum Deferred<T> {
     /// The result. It is valid once the work has ended.
     Queued(T),
     /// Function that creates the result from the device's output.
@@ -30,7 +30,7 @@ enum Outcome<T> {
 
 impl<T> Pending<T> {
     pub(super) fn queued_at(shared: &Arc<Shared>, point: u64, result: T) -> Self {
-        Self { shared: Arc::clone(shared), point, result: Some(Outcome::Queued(result)) }
+        Self { shared: Arc::clone(shared), point, result: Some(Deferred::Queued(result)) }
     }
 
     pub(super) fn after(
@@ -38,7 +38,7 @@ impl<T> Pending<T> {
         point: u64,
         make: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Self {
-        Self { shared: Arc::clone(shared), point, result: Some(Outcome::After(Box::new(make))) }
+        Self { shared: Arc::clone(shared), point, result: Some(Deferred::After(Box::new(make))) }
     }
 
     /// Blocks until the result is ready.
@@ -52,8 +52,8 @@ impl<T> Pending<T> {
 
     fn take(&mut self) -> Result<T> {
         match self.result.take() {
-            Some(Outcome::Queued(result)) => Ok(result),
-            Some(Outcome::After(make)) => make(),
+            Some(Deferred::Queued(result)) => Ok(result),
+            Some(Deferred::After(make)) => make(),
             None => unreachable!("a result is taken once"),
         }
     }
@@ -64,7 +64,7 @@ impl Pending<Tensor> {
     /// device runs them after the work that computes the tensor.
     pub fn queued(&self) -> &Tensor {
         match &self.result {
-            Some(Outcome::Queued(tensor)) => tensor,
+            Some(Deferred::Queued(tensor)) => tensor,
             _ => unreachable!("operators make their tensors before they run"),
         }
     }

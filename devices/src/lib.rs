@@ -16,6 +16,6 @@ pub use memory::{MemoryCapError, MemoryCaps};
 /// Entry point of a child process that compiles HIP sources: see [`Config::hip_compiler`].
 #[cfg(feature = "hip")]
 pub use ragtag_hip::compile_child as compile_for_hip;
-pub use selection::{Choice, Filter, Requested, Selection, SelectionError, Source, Term};
+pub use selection::{Choice, Filter, Requested, Selection, SelectionError, SelectionOrigin, Term};
 pub use table::{BackendReport, Backends, Check, Config, Physical, Report, Status};
 pub use throttle::{ThrottleError, ThrottleSpec};

@@ -221,7 +221,7 @@ pub(crate) fn size_bytes(text: &str) -> Option<u64> {
 /// Origin of a selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Source {
+pub enum SelectionOrigin {
     /// The command line.
     Flag,
     /// The environment variable `RAGTAG_DEVICES`.
@@ -236,7 +236,7 @@ pub struct Requested {
     /// Selection.
     pub selection: Selection,
     /// Origin.
-    pub source: Source,
+    pub source: SelectionOrigin,
 }
 
 impl Requested {
@@ -248,9 +248,9 @@ impl Requested {
     pub fn new(flag: Option<&str>, environment: Option<&str>) -> Result<Self, SelectionError> {
         let environment = environment.filter(|value| !value.trim().is_empty());
         Ok(match (flag, environment) {
-            (Some(flag), _) => Self { selection: flag.parse()?, source: Source::Flag },
-            (None, Some(value)) => Self { selection: value.parse()?, source: Source::Environment },
-            (None, None) => Self { selection: Selection::default(), source: Source::Default },
+            (Some(flag), _) => Self { selection: flag.parse()?, source: SelectionOrigin::Flag },
+            (None, Some(value)) => Self { selection: value.parse()?, source: SelectionOrigin::Environment },
+            (None, None) => Self { selection: Selection::default(), source: SelectionOrigin::Default },
         })
     }
 
@@ -283,7 +283,7 @@ pub struct Choice {
     /// Selection as the user wrote it.
     pub requested: String,
     /// Origin of the selection.
-    pub source: Source,
+    pub source: SelectionOrigin,
     /// Labels of each physical device's adapters, such as `cuda:0 = opencl:1`.
     pub detected: Vec<String>,
     /// Adapters to open, in the requested order.

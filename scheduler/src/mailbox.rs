@@ -9,7 +9,7 @@
 use crate::capacity::Lanes;
 use crate::error::Error;
 use crossbeam_channel::{Receiver, Sender, TrySendError, after, bounded, never, select_biased, unbounded};
-use ragtag_hal::{Outcome, Timeline};
+use ragtag_hal::{Awaited, Timeline};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -86,11 +86,11 @@ fn put<M>(queue: &Sender<M>, message: M) -> Result<(), Error> {
 
 impl<M, U> Mailbox<M, U> {
     /// Blocks until an urgent or waking message arrives, or until `limit` has passed.
-    pub(crate) fn receive(&self, limit: Option<Duration>) -> Outcome<Envelope<M, U>> {
+    pub(crate) fn receive(&self, limit: Option<Duration>) -> Awaited<Envelope<M, U>> {
         select_biased! {
             recv(self.urgent) -> message => found(message.map(Envelope::Urgent)),
             recv(self.waking) -> message => found(message.map(Envelope::Normal)),
-            recv(over(limit)) -> _ => Outcome::Nothing,
+            recv(over(limit)) -> _ => Awaited::Nothing,
         }
     }
 
@@ -118,8 +118,8 @@ pub(crate) fn over(limit: Option<Duration>) -> Receiver<Instant> {
 }
 
 /// Converts the result of a receive operation on a channel.
-pub(crate) fn found<T, E>(message: Result<T, E>) -> Outcome<T> {
-    message.map_or(Outcome::Gone, Outcome::Found)
+pub(crate) fn found<T, E>(message: Result<T, E>) -> Awaited<T> {
+    message.map_or(Awaited::Gone, Awaited::Found)
 }
 
 /// An atomic flag with its fence. A model checker replaces the standard library's flag in a test.
@@ -223,10 +223,10 @@ mod tests {
         assert!(matches!(mailbox.poll(), Some(Envelope::Urgent("stop"))));
         assert!(matches!(mailbox.poll(), Some(Envelope::Normal(7))));
         assert!(matches!(mailbox.poll(), Some(Envelope::Normal(1))));
-        assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Outcome::Found(Envelope::Normal(2))));
-        assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Outcome::Nothing));
+        assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Awaited::Found(Envelope::Normal(2))));
+        assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Awaited::Nothing));
         drop(address);
-        assert!(matches!(mailbox.receive(None), Outcome::Gone) && mailbox.poll().is_none());
+        assert!(matches!(mailbox.receive(None), Awaited::Gone) && mailbox.poll().is_none());
     }
 
     #[test]

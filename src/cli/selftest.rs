@@ -8,7 +8,7 @@ use crate::devices::Devices;
 use crate::error::Result;
 use crate::selftest::SelfTest;
 use ragtag_conformance::{Outcome, Report, Shapes, Verdict};
-use ragtag_devices::Source;
+use ragtag_devices::SelectionOrigin;
 use ragtag_hal::Adapter;
 use ragtag_kernels::NumericsClass;
 
@@ -19,8 +19,8 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     files::check(&args.report, [])?;
     let devices = Devices::probe(&super::device_options(&args.devices))?;
     let adapters: Vec<Adapter> = match devices.choice().source {
-        Source::Default => devices.report().adapters().cloned().collect(),
-        Source::Flag | Source::Environment => devices.selected().to_vec(),
+        SelectionOrigin::Default => devices.report().adapters().cloned().collect(),
+        SelectionOrigin::Flag | SelectionOrigin::Environment => devices.selected().to_vec(),
     };
     let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
     let shapes = Shapes { count: args.shapes, seed: args.seed };

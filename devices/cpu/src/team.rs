@@ -165,8 +165,7 @@ impl Team {
         }
         let run = Arc::new(Run::new(Arc::clone(script), self.helpers.len() as u32 + 1));
         for inbox in self.helpers.iter().filter_map(|helper| helper.inbox.as_ref()) {
-            // A helper receives until its inbox closes, which happens only in `drop`.
-            let _ = inbox.send(Arc::clone(&run));
+            inbox.send(Arc::clone(&run)).expect("a helper receives until `drop` closes its inbox");
         }
         run.work();
         run.failure.get().map_or(Ok(()), |error| Err(error.clone()))

@@ -27,7 +27,7 @@ use ragtag_hal::OpaqueFd;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
 use ragtag_stream::Import;
-use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
+use ragtag_stream::{Driver, FunctionProperties, Heap, Launch, Operands};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
 use std::ptr::null_mut;
@@ -406,10 +406,10 @@ impl Driver for CudaDriver {
         Ok(Function { raw, entry, overlaps: waits && self.abilities.overlaps })
     }
 
-    fn facts(&self, function: &Function) -> Result<Facts> {
+    fn facts(&self, function: &Function) -> Result<FunctionProperties> {
         let items =
             self.attribute(&function.raw, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
-        Ok(Facts {
+        Ok(FunctionProperties {
             max_work_group_items: u32::try_from(items).unwrap_or(u32::MAX),
             parameters: function.entry.map(|entry| entry.parameters),
         })

@@ -34,7 +34,7 @@ pub enum Turn {
 
 /// Result of a turn.
 #[derive(Debug)]
-pub enum Outcome<T> {
+pub enum Awaited<T> {
     /// The awaited item.
     Found(T),
     /// The item has not arrived yet.
@@ -69,7 +69,7 @@ impl Anticipation {
     }
 
     /// Calls `take` until it finds the item. Returns `None` if the item will never arrive.
-    pub fn wait<T>(&mut self, mut take: impl FnMut(Turn) -> Outcome<T>) -> Option<T> {
+    pub fn wait<T>(&mut self, mut take: impl FnMut(Turn) -> Awaited<T>) -> Option<T> {
         let start = Instant::now();
         let found = loop {
             let elapsed = start.elapsed();
@@ -78,11 +78,11 @@ impl Anticipation {
                 Phase::Asleep { until } => Turn::Rest(until.map(|until| until.saturating_sub(elapsed))),
             };
             match take(turn) {
-                Outcome::Found(found) => break Some(found),
-                Outcome::Gone => break None,
+                Awaited::Found(found) => break Some(found),
+                Awaited::Gone => break None,
                 // Let other threads run between polls.
-                Outcome::Nothing if turn == Turn::Look => std::thread::yield_now(),
-                Outcome::Nothing => {}
+                Awaited::Nothing if turn == Turn::Look => std::thread::yield_now(),
+                Awaited::Nothing => {}
             }
         };
         if let Some(history) = &mut self.history {
@@ -194,16 +194,16 @@ mod tests {
     #[test]
     fn an_item_is_found_by_spinning_or_after_parking() {
         let mut anticipation = Anticipation { linger: us(50), history: Some(history(&[20_000; 8])) };
-        let by_looking = |turn| if turn == Turn::Look { Outcome::Found(1) } else { Outcome::Gone };
+        let by_looking = |turn| if turn == Turn::Look { Awaited::Found(1) } else { Awaited::Gone };
         assert_eq!(anticipation.wait(by_looking), Some(1));
         let mut rests = Vec::new();
         let by_resting = |turn| {
-            let Turn::Rest(limit) = turn else { return Outcome::Nothing };
+            let Turn::Rest(limit) = turn else { return Awaited::Nothing };
             rests.push(limit);
-            if rests.len() == 2 { Outcome::Found(2) } else { Outcome::Nothing }
+            if rests.len() == 2 { Awaited::Found(2) } else { Awaited::Nothing }
         };
         assert_eq!(anticipation.wait(by_resting), Some(2));
         assert!(rests[0].is_some_and(|limit| limit <= us(19_850)), "{rests:?}");
-        assert_eq!(anticipation.wait(|_| Outcome::<()>::Gone), None);
+        assert_eq!(anticipation.wait(|_| Awaited::<()>::Gone), None);
     }
 }

@@ -133,12 +133,12 @@ pub struct CacheCounters {
 #[derive(Debug, Default)]
 pub struct Shelf {
     folder: Option<Folder>,
-    places: Mutex<HashMap<Key, Place>>,
+    places: Mutex<HashMap<Key, SharedBinary>>,
     counters: Mutex<CacheCounters>,
 }
 
 /// Binary of a program. The mutex is locked while a thread loads or compiles the program.
-type Place = Arc<Mutex<Option<Arc<[u8]>>>>;
+type SharedBinary = Arc<Mutex<Option<Arc<[u8]>>>>;
 
 impl Shelf {
     /// Returns a shelf that also stores binaries in `folder`. Without a folder, it keeps binaries only in

@@ -71,9 +71,8 @@ impl HostCall<'_> {
     /// The conditions of [`HostFn`] hold. `T` is plain data, and every bit pattern is a valid `T`. No thread
     /// writes this binding during the launch.
     pub unsafe fn read<T>(&self, index: usize) -> &[T] {
-        let binding = self.bindings[index];
-        debug_assert_eq!(binding.pointer as usize % align_of::<T>(), 0);
-        // SAFETY: the caller guarantees that the binding is valid, aligned and not written during the launch.
+        let binding = self.aligned::<T>(index);
+        // SAFETY: the caller guarantees that the binding is valid and not written during the launch.
         // The length is rounded down.
         unsafe { std::slice::from_raw_parts(binding.pointer.cast(), binding.bytes / size_of::<T>()) }
     }
@@ -88,14 +87,22 @@ impl HostCall<'_> {
     /// thread accesses these elements during the launch.
     #[allow(clippy::mut_from_ref)] // the caller guarantees that groups use disjoint ranges
     pub unsafe fn write<T>(&self, index: usize, range: Range<usize>) -> &mut [T] {
-        let binding = self.bindings[index];
-        debug_assert_eq!(binding.pointer as usize % align_of::<T>(), 0);
+        let binding = self.aligned::<T>(index);
         assert!(
             range.start <= range.end && range.end <= binding.bytes / size_of::<T>(),
-            "group writes outside its binding"
+            "a group writes {range:?} of binding {index}, which has {} values",
+            binding.bytes / size_of::<T>()
         );
         // SAFETY: the assertion keeps the range inside the binding. The caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(binding.pointer.cast::<T>().add(range.start), range.len()) }
+    }
+
+    /// Returns a binding after checking that its values are aligned.
+    fn aligned<T>(&self, index: usize) -> HostBinding {
+        let binding = self.bindings[index];
+        let address = binding.pointer as usize;
+        assert!(address.is_multiple_of(align_of::<T>()), "binding {index} is not aligned: {address:#x}");
+        binding
     }
 
     /// Returns the f32 whose bit pattern is constant `index`.

@@ -50,7 +50,7 @@ mod spir_v;
 mod throttle;
 mod timeline;
 
-pub use adaptive_wait::{Anticipation, Outcome, Turn};
+pub use adaptive_wait::{Anticipation, Awaited, Turn};
 pub use backend::{
     Adapter, AdapterKind, Backend, Condition, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory,
     MemorySource, PciAddress, PhysicalIdentity, SharedMemory, SharedSemaphore, Timing,

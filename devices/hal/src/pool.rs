@@ -187,9 +187,19 @@ impl<T> Pool<T> {
 
     /// Removes an allocation of `bytes` bytes from the statistics. The caller must not return this allocation
     /// to the pool.
+    ///
+    /// # Panics
+    /// Panics if the allocations in use are smaller.
     pub fn forget(&mut self, bytes: u64) {
-        self.stats.in_use_buffers = self.stats.in_use_buffers.saturating_sub(1);
-        self.stats.in_use_bytes = self.stats.in_use_bytes.saturating_sub(bytes);
+        let stats = &mut self.stats;
+        assert!(
+            stats.in_use_buffers > 0 && bytes <= stats.in_use_bytes,
+            "{bytes} bytes leave the pool, but {} buffers of {} bytes are in use",
+            stats.in_use_buffers,
+            stats.in_use_bytes
+        );
+        stats.in_use_buffers -= 1;
+        stats.in_use_bytes -= bytes;
     }
 
     /// Frees cached allocations that have been idle for longer than the limit.

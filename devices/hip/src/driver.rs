@@ -15,7 +15,7 @@ use ragtag_hal::DmaBuf;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 #[cfg(unix)]
 use ragtag_stream::Import;
-use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
+use ragtag_stream::{Driver, FunctionProperties, Heap, Launch, Operands};
 use std::ffi::CString;
 #[cfg(unix)]
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -521,7 +521,7 @@ impl Driver for HipDriver {
         }
     }
 
-    fn facts(&self, function: &Function) -> Result<Facts> {
+    fn facts(&self, function: &Function) -> Result<FunctionProperties> {
         let mut items = 0;
         // SAFETY: the function belongs to this device. The call writes one number.
         unsafe {
@@ -532,6 +532,6 @@ impl Driver for HipDriver {
             )?;
         }
         // HIP does not report the number of parameters.
-        Ok(Facts { max_work_group_items: items.unsigned_abs(), parameters: None })
+        Ok(FunctionProperties { max_work_group_items: items.unsigned_abs(), parameters: None })
     }
 }

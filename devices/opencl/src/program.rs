@@ -15,31 +15,31 @@ use std::sync::Arc;
 
 /// Code of a module in OpenCL C or SPIR-V.
 #[derive(Clone, Copy, Debug)]
-enum Source<'a> {
+enum ProgramSource<'a> {
     OpenClC(&'a str),
     SpirV(&'a [u8]),
 }
 
-impl Source<'_> {
+impl ProgramSource<'_> {
     fn language(&self) -> &'static str {
         match self {
-            Source::OpenClC(_) => "OpenCL C",
-            Source::SpirV(_) => "SPIR-V",
+            ProgramSource::OpenClC(_) => "OpenCL C",
+            ProgramSource::SpirV(_) => "SPIR-V",
         }
     }
 
     fn bytes(&self) -> &[u8] {
         match self {
-            Source::OpenClC(text) => text.as_bytes(),
-            Source::SpirV(binary) => binary,
+            ProgramSource::OpenClC(text) => text.as_bytes(),
+            ProgramSource::SpirV(binary) => binary,
         }
     }
 
     /// Returns the compiler options. They are empty for SPIR-V.
     fn options(&self, found: &Found) -> Result<CString> {
         let options = match self {
-            Source::OpenClC(_) => found.options.as_str(),
-            Source::SpirV(_) => "",
+            ProgramSource::OpenClC(_) => found.options.as_str(),
+            ProgramSource::SpirV(_) => "",
         };
         CString::new(options).map_err(|_| Error::invalid("compiler options contain a zero byte"))
     }
@@ -71,7 +71,7 @@ impl Entry {
 }
 
 /// Returns the program for a source. The program is compiled on first use.
-fn get(context: &Context, found: &Found, source: Source<'_>) -> Result<Arc<Program>> {
+fn get(context: &Context, found: &Found, source: ProgramSource<'_>) -> Result<Arc<Program>> {
     let load = |binary: &[u8]| {
         let program = Program::from_binary(context.api(), found.device, binary)?;
         program.build(found.device, &source.options(found)?)?;
@@ -81,10 +81,10 @@ fn get(context: &Context, found: &Found, source: Source<'_>) -> Result<Arc<Progr
     context.programs().get(source.key(found), found.device.id() as usize, load, compile)
 }
 
-fn compile(context: &Context, found: &Found, source: Source<'_>) -> Result<Compiled<Arc<Program>>> {
+fn compile(context: &Context, found: &Found, source: ProgramSource<'_>) -> Result<Compiled<Arc<Program>>> {
     let program = match source {
-        Source::OpenClC(text) => Program::from_source(context.api(), text)?,
-        Source::SpirV(binary) => {
+        ProgramSource::OpenClC(text) => Program::from_source(context.api(), text)?,
+        ProgramSource::SpirV(binary) => {
             if !is_whole_spir_v(binary) {
                 return Err(Error::Compile { log: "the SPIR-V binary is truncated or damaged".into() });
             }
@@ -109,18 +109,18 @@ fn compile(context: &Context, found: &Found, source: Source<'_>) -> Result<Compi
 ///   than the device supports;
 /// - [`Error::Invalid`], if a function does not match its ABI.
 pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Result<Vec<Entry>> {
-    let functions: Vec<(Source<'_>, &DeviceFunction)> = match &module.source {
+    let functions: Vec<(ProgramSource<'_>, &DeviceFunction)> = match &module.source {
         ModuleSource::Text { language: KernelLanguage::OpenClC, entries } => {
-            entries.iter().map(|entry| (Source::OpenClC(&entry.text), &entry.function)).collect()
+            entries.iter().map(|entry| (ProgramSource::OpenClC(&entry.text), &entry.function)).collect()
         }
         ModuleSource::SpirV { entries } => {
-            entries.iter().map(|entry| (Source::SpirV(&entry.binary), &entry.function)).collect()
+            entries.iter().map(|entry| (ProgramSource::SpirV(&entry.binary), &entry.function)).collect()
         }
         ModuleSource::Host(_) | ModuleSource::Text { .. } | ModuleSource::Linked { .. } => {
             return Err(Error::Unsupported { what: format!("module {} on an OpenCL device", module.name) });
         }
     };
-    let mut sources: Vec<Source<'_>> = Vec::new();
+    let mut sources: Vec<ProgramSource<'_>> = Vec::new();
     for (source, _) in &functions {
         if !sources.iter().any(|other| other.bytes() == source.bytes()) {
             sources.push(*source);
@@ -128,7 +128,7 @@ pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Resu
     }
     let programs: Vec<Arc<Program>> =
         sources.par_iter().map(|&source| get(context, found, source)).collect::<Result<_>>()?;
-    let entry = |((source, function), &abi): (&(Source<'_>, &DeviceFunction), &&'static EntryAbi)| {
+    let entry = |((source, function), &abi): (&(ProgramSource<'_>, &DeviceFunction), &&'static EntryAbi)| {
         let at = sources.iter().position(|other| other.bytes() == source.bytes());
         let program = at.and_then(|at| programs.get(at)).map(Arc::clone);
         let program = program.ok_or_else(|| Error::invalid("a function without a program"))?;

@@ -14,7 +14,7 @@
 //!
 //! This module does not depend on IDs or points.
 
-use crate::api::{self, Event, Part};
+use crate::api::{self, BufferPart, Event};
 use crate::clock::Clock;
 use crate::driver::{OpenCl, Script, Span, Step};
 use opencl3::types::cl_event;
@@ -91,9 +91,9 @@ fn enqueue(queue: &api::Queue, step: &Step, ends: api::Ends<'_>) -> Result<Optio
 ///
 /// # Errors
 /// Returns [`Error::Unsupported`] for imported pages of the host.
-pub(crate) fn part(span: &Span) -> Result<Part<'_>> {
+pub(crate) fn part(span: &Span) -> Result<BufferPart<'_>> {
     let memory = span.buffer().memory()?;
-    Ok(Part { memory, offset: span.offset() as usize, bytes: span.bytes() as usize })
+    Ok(BufferPart { memory, offset: span.offset() as usize, bytes: span.bytes() as usize })
 }
 
 /// Returns a pointer to a span of imported pages of the host, or `None` for other memory.

@@ -144,10 +144,10 @@ fn the_flag_precedes_the_environment_and_auto() {
         let requested = Requested::new(flag, environment).unwrap();
         (requested.selection.to_string(), requested.source)
     };
-    assert_eq!(of(Some("cpu"), Some("gpu")), ("cpu".into(), Source::Flag));
-    assert_eq!(of(None, Some("gpu")), ("gpu".into(), Source::Environment));
-    assert_eq!(of(None, Some("  ")), ("auto".into(), Source::Default));
-    assert_eq!(of(None, None), ("auto".into(), Source::Default));
+    assert_eq!(of(Some("cpu"), Some("gpu")), ("cpu".into(), SelectionOrigin::Flag));
+    assert_eq!(of(None, Some("gpu")), ("gpu".into(), SelectionOrigin::Environment));
+    assert_eq!(of(None, Some("  ")), ("auto".into(), SelectionOrigin::Default));
+    assert_eq!(of(None, None), ("auto".into(), SelectionOrigin::Default));
     assert!(Requested::new(Some("cpu"), Some("no sense")).is_ok(), "the overridden value is not parsed");
     assert!(Requested::new(None, Some("no sense")).is_err());
 }

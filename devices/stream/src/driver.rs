@@ -29,7 +29,7 @@ pub struct Heap {
 
 /// Properties of a kernel function, as the driver reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct FunctionProperties {
     /// Maximum number of work items in a group.
     pub max_work_group_items: u32,
     /// Number of parameters, or `None` if the driver does not report it.
@@ -364,5 +364,5 @@ pub trait Driver: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// Returns the driver's error.
-    fn facts(&self, function: &Self::Function) -> Result<Facts>;
+    fn facts(&self, function: &Self::Function) -> Result<FunctionProperties>;
 }

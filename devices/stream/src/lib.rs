@@ -35,6 +35,6 @@ pub use compiler::{CompiledText, CompilerCalls, Output, OutputBytes};
 pub use device::{StreamDevice, Streams, open};
 #[cfg(unix)]
 pub use driver::Import;
-pub use driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
+pub use driver::{Arguments, Driver, FunctionProperties, Heap, Launch, Operands};
 pub use library::{Library, places};
 pub use pins::{Pinned, Pins};

@@ -21,7 +21,7 @@ const UNPACK_HALF_2X16: u32 = 62;
 
 /// Replaces conversions of unpacked f16 values in a module with bitcasts.
 pub(crate) fn keep(words: Vec<u32>) -> Vec<u32> {
-    let facts = Facts::of(&words);
+    let facts = IdsOfHalves::of(&words);
     let Some(two_words) = facts.two_words else { return words };
     let mut out: Vec<u32> = words.get(..HEADER).unwrap_or_default().to_vec();
     for (op, instruction) in instructions(&words) {
@@ -48,7 +48,7 @@ pub(crate) fn keep(words: Vec<u32>) -> Vec<u32> {
 
 /// Types and values that the pass needs, by ID.
 #[derive(Default)]
-struct Facts {
+struct IdsOfHalves {
     /// Type ID of a vector of two words.
     two_words: Option<u32>,
     /// Type IDs of the vectors of two and of four f16 values.
@@ -59,7 +59,7 @@ struct Facts {
     pairs: HashMap<u32, [u32; 2]>,
 }
 
-impl Facts {
+impl IdsOfHalves {
     fn of(words: &[u32]) -> Self {
         let mut facts = Self::default();
         let (mut word, mut half) = (None, None);

@@ -49,7 +49,7 @@ pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
     if !instructions(&words).any(|(op, words)| op == OP_MEMORY_MODEL && words.get(2) == Some(&VULKAN)) {
         return words;
     }
-    let facts = Facts::of(&words);
+    let facts = IdsOfBarriers::of(&words);
     let mut out: Vec<u32> = words[..HEADER].to_vec();
     // Barriers get new constants for their semantics, because other instructions may also use the old
     // constants.
@@ -82,14 +82,14 @@ pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
 }
 
 /// Types and values that the pass needs, by ID.
-struct Facts {
+struct IdsOfBarriers {
     /// IDs of pointers to local memory.
     local: BTreeSet<u32>,
     /// IDs of the constants that barriers use as their semantics.
     semantics: BTreeSet<u32>,
 }
 
-impl Facts {
+impl IdsOfBarriers {
     fn of(words: &[u32]) -> Self {
         let (mut types, mut local, mut semantics) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for (op, instruction) in instructions(words) {
@@ -152,7 +152,7 @@ mod tests {
     fn accesses_and_barriers_of_local_memory_are_completed() {
         let features = [Feature::CooperativeMatrix, Feature::Fp16].into();
         let spirv = translate(TEXT, "main", &SpirVTarget { vulkan: (1, 3), features }).unwrap();
-        let facts = Facts::of(&spirv.words);
+        let facts = IdsOfBarriers::of(&spirv.words);
         let (mut accesses, mut barriers) = (0, 0);
         for (op, words) in instructions(&spirv.words) {
             let (pointer, operands) = match op {

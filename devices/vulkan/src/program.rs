@@ -48,13 +48,13 @@ impl Artefact {
 
 /// A WGSL source, and the interface of its entry point.
 #[derive(Clone, Copy)]
-struct Source<'a> {
+struct WgslSource<'a> {
     text: &'a str,
     function: &'a DeviceFunction,
     abi: &'static EntryAbi,
 }
 
-impl Source<'_> {
+impl WgslSource<'_> {
     /// Returns the number of bindings and the number of push constant bytes.
     fn interface(&self) -> (u32, u32) {
         (self.abi.bindings.len() as u32, ((PLACE_WORDS + self.abi.constants) * WORD_BYTES) as u32)
@@ -92,12 +92,12 @@ impl Programs {
         };
         let entries: Vec<(&TextEntry, &&'static EntryAbi)> = entries.iter().zip(&module.entries).collect();
         let entry = |(entry, abi): &(&TextEntry, &&'static EntryAbi)| {
-            self.pipeline(Source { text: &entry.text, function: &entry.function, abi })
+            self.pipeline(WgslSource { text: &entry.text, function: &entry.function, abi })
         };
         entries.par_iter().map(entry).collect()
     }
 
-    fn pipeline(&self, source: Source<'_>) -> Result<Arc<Pipeline>> {
+    fn pipeline(&self, source: WgslSource<'_>) -> Result<Arc<Pipeline>> {
         self.fits(source)?;
         let load = |bytes: &[u8]| {
             let artefact =
@@ -111,7 +111,7 @@ impl Programs {
     ///
     /// # Errors
     /// Returns an error if the function exceeds a limit.
-    fn fits(&self, source: Source<'_>) -> Result<()> {
+    fn fits(&self, source: WgslSource<'_>) -> Result<()> {
         let limits = &self.logical.facts().limits;
         let DeviceFunction { name, work_group, .. } = source.function;
         let items = work_group.iter().fold(1u64, |items, &side| items.saturating_mul(u64::from(side)));
@@ -130,14 +130,14 @@ impl Programs {
     }
 
     /// Returns the cache key. Sources with equal keys have the same code, target, device and driver.
-    fn key(&self, source: Source<'_>) -> Key {
+    fn key(&self, source: WgslSource<'_>) -> Key {
         let (bindings, push_bytes) = source.interface();
         let shape = format!("{:?} {bindings} {push_bytes} {:?}", source.function, self.target);
         let fingerprint = self.logical.facts().fingerprint.as_bytes().as_slice();
         key([fingerprint, VERSION.as_bytes(), shape.as_bytes(), source.text.as_bytes()])
     }
 
-    fn make(&self, source: Source<'_>, artefact: &Artefact) -> Result<(Pipeline, PipelineCache)> {
+    fn make(&self, source: WgslSource<'_>, artefact: &Artefact) -> Result<(Pipeline, PipelineCache)> {
         let Artefact { words, kept } = artefact;
         // Drivers do not report the size of a failed allocation. The size of the SPIR-V is a lower bound.
         let short = |error| allocation_failure(error, (words.len() * WORD_BYTES) as u64);
@@ -150,7 +150,7 @@ impl Programs {
         Ok((pipeline, cache))
     }
 
-    fn compile(&self, source: Source<'_>) -> Result<Compiled<Arc<Pipeline>>> {
+    fn compile(&self, source: WgslSource<'_>) -> Result<Compiled<Arc<Pipeline>>> {
         let made = translate(source.text, &source.function.name, &self.target)?;
         let (bindings, push_bytes) = source.interface();
         if made.bindings > bindings {

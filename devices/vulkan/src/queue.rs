@@ -98,7 +98,9 @@ impl CopyInThread {
     /// Sends a copy-in to the thread. The thread runs until the queue is dropped.
     fn send(&mut self, copy_in: CopyIn) {
         self.value = copy_in.value;
-        let _ = self.inbox.as_ref().map(|inbox| inbox.send(copy_in));
+        if let Some(inbox) = &self.inbox {
+            inbox.send(copy_in).expect("the copy-in thread receives until the inbox is dropped");
+        }
     }
 }
 

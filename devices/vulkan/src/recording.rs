@@ -2,7 +2,7 @@
 //!
 //! This module does not depend on program IDs.
 
-use crate::api::{Part, Recorder, SharedQueue, Stamps};
+use crate::api::{BufferPart, Recorder, SharedQueue, Stamps};
 use crate::driver::{HostSpan, Launch, Span, Step};
 use crate::error::allocation_failure;
 use crate::hazards::{Hazards, Use};
@@ -129,11 +129,11 @@ fn uses_host(step: &Step) -> bool {
 }
 
 /// Returns the byte range of a span, for copy and fill commands.
-fn part(span: &Span) -> Part<'_> {
-    Part { memory: &span.buffer().memory, offset: span.offset(), bytes: span.bytes() }
+fn part(span: &Span) -> BufferPart<'_> {
+    BufferPart { memory: &span.buffer().memory, offset: span.offset(), bytes: span.bytes() }
 }
 
-fn host_part(span: &HostSpan) -> Part<'_> {
+fn host_part(span: &HostSpan) -> BufferPart<'_> {
     span.registered().hold.part(span.range())
 }
 

@@ -7,7 +7,7 @@
 //!
 //! This module does not depend on commands.
 
-use crate::api::{Logical, Memory, Part};
+use crate::api::{BufferPart, Logical, Memory};
 use crate::error::allocation_failure;
 use crate::memory::{Buffer, MemoryTypes};
 use ragtag_hal::{Error, HostPages, HostRegion, Result};
@@ -79,8 +79,8 @@ impl Mapping {
     }
 
     /// Returns the part of the buffer for a byte range of the region.
-    pub(crate) fn part(&self, range: &Range<usize>) -> Part<'_> {
-        Part { memory: &self.memory, offset: range.start as u64, bytes: range.len() as u64 }
+    pub(crate) fn part(&self, range: &Range<usize>) -> BufferPart<'_> {
+        BufferPart { memory: &self.memory, offset: range.start as u64, bytes: range.len() as u64 }
     }
 
     /// Copies bytes of the region into the staging buffer. Does nothing for an imported region.

@@ -65,11 +65,11 @@ impl Footprint {
 pub(crate) struct Launch {
     pub(crate) pipeline: ComputePipeline,
     pub(crate) bind_group: BindGroup,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<LaunchPart>,
 }
 
 /// One part of a launch.
-pub(crate) struct Part {
+pub(crate) struct LaunchPart {
     /// Position of the first group of the part, followed by the constants.
     pub(crate) immediates: Vec<u8>,
     /// Number of groups in each dimension.
@@ -101,7 +101,7 @@ impl Launch {
             let mut immediates: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
             debug_assert!(first.len() == FIRST_GROUP_WORDS && immediates.len() <= entry.immediate_bytes);
             immediates.resize(entry.immediate_bytes, 0);
-            Part { immediates, groups }
+            LaunchPart { immediates, groups }
         };
         let parts = grid_parts(grid, [most; 3]).map(part).collect();
         Ok(Self { pipeline: entry.pipeline.clone(), bind_group, parts })

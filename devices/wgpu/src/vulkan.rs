@@ -7,7 +7,7 @@ use ragtag_hal::{HeapKind, Memory, MemorySource};
 
 /// Properties of a Vulkan device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct VulkanProperties {
     /// UUID of the physical device.
     pub(crate) uuid: Option<[u8; 16]>,
     /// Sizes of the heap from which buffers are allocated.
@@ -18,18 +18,18 @@ pub(crate) struct Facts {
 
 /// Queries the properties of an adapter.
 #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
-pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
+pub(crate) fn facts(adapter: &wgpu::Adapter) -> VulkanProperties {
     use ash::{ext, khr, vk};
 
     // SAFETY: the handle is used only for queries while the guard keeps it alive.
     let Some(native) = (unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }) else {
-        return Facts::default();
+        return VulkanProperties::default();
     };
     let (shared, device) = (native.shared_instance(), native.raw_physical_device());
     let capabilities = native.physical_device_capabilities();
     // The functions that are called below need Vulkan 1.1.
     if shared.instance_api_version() < vk::API_VERSION_1_1 {
-        return Facts::default();
+        return VulkanProperties::default();
     }
     let instance = shared.raw_instance();
     let (mut id, mut dot) = (
@@ -64,11 +64,11 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
         Memory { heap: HeapKind::Device, total_bytes, free_bytes, source: MemorySource::Api }
     });
     let integer_dot = has_dot && (accelerated || software);
-    Facts { uuid: Some(id.device_uuid), memory, integer_dot }
+    VulkanProperties { uuid: Some(id.device_uuid), memory, integer_dot }
 }
 
 /// Returns default values, because wgpu has no Vulkan on this platform.
 #[cfg(not(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")))]
-pub(crate) fn facts(_: &wgpu::Adapter) -> Facts {
-    Facts::default()
+pub(crate) fn facts(_: &wgpu::Adapter) -> VulkanProperties {
+    VulkanProperties::default()
 }

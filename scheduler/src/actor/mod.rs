@@ -35,7 +35,7 @@ use memory::StageBuffers;
 use owned::OwnedDevice;
 use passing::{LoadedPassage, Passage};
 use ragtag_hal::{
-    Anticipation, Device, HostPages, HostRegion, Outcome, PoolStats, QueueKind, RegionId, Timeline, Timing,
+    Anticipation, Awaited, Device, HostPages, HostRegion, PoolStats, QueueKind, RegionId, Timeline, Timing,
     Turn,
 };
 use ragtag_transfer::Copy;
@@ -247,7 +247,7 @@ impl Actor {
         let mut anticipation = std::mem::take(&mut self.anticipation);
         let mut has_timings = false;
         let envelope = anticipation.wait(|turn| match turn {
-            Turn::Look => self.mailbox.poll().map_or(Outcome::Nothing, Outcome::Found),
+            Turn::Look => self.mailbox.poll().map_or(Awaited::Nothing, Awaited::Found),
             Turn::Rest(limit) => {
                 // The actor is idle, so it has time to read timings.
                 if !std::mem::replace(&mut has_timings, true) {

@@ -14,7 +14,7 @@ use crate::runtime::request::{Client, Reply};
 use crate::runtime::spec::Layout;
 use crate::transfers::Transfers;
 use crossbeam_channel::{Receiver, select_biased};
-use ragtag_hal::{Anticipation, DeviceId, HostRegion, Lease, Outcome, Timeline, Timing, Turn};
+use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Lease, Timeline, Timing, Turn};
 use rayon::prelude::*;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -198,9 +198,9 @@ impl Coordinator {
     fn sleep(&mut self) -> Option<Incoming> {
         let mut anticipation = std::mem::take(&mut self.anticipation);
         let incoming = anticipation.wait(|turn| match turn {
-            Turn::Look => self.poll().map_or(Outcome::Nothing, Outcome::Found),
+            Turn::Look => self.poll().map_or(Awaited::Nothing, Awaited::Found),
             Turn::Rest(limit) => match self.receive(self.until_check(limit)) {
-                Outcome::Nothing => self.stalled(),
+                Awaited::Nothing => self.stalled(),
                 other => other,
             },
         });
@@ -216,18 +216,18 @@ impl Coordinator {
     }
 
     /// Returns a failure if a copy has stalled.
-    fn stalled(&mut self) -> Outcome<Incoming> {
+    fn stalled(&mut self) -> Awaited<Incoming> {
         let error = self.watch.stalled(Instant::now());
-        error.map_or(Outcome::Nothing, |error| Outcome::Found(Incoming::Urgent(RunUrgent::Failed(error))))
+        error.map_or(Awaited::Nothing, |error| Awaited::Found(Incoming::Urgent(RunUrgent::Failed(error))))
     }
 
-    fn receive(&self, limit: Option<Duration>) -> Outcome<Incoming> {
+    fn receive(&self, limit: Option<Duration>) -> Awaited<Incoming> {
         let (stages, urgent) = self.inbox.waking_queues();
         select_biased! {
             recv(urgent) -> message => found(message.map(Incoming::Urgent)),
             recv(stages) -> message => found(message.map(Incoming::Stage)),
             recv(self.requests) -> message => found(message.map(Incoming::Request)),
-            recv(over(limit)) -> _ => Outcome::Nothing,
+            recv(over(limit)) -> _ => Awaited::Nothing,
         }
     }
 

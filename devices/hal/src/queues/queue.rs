@@ -16,7 +16,7 @@
 //! This module knows about scripts, but not about buffers, kernels or other devices.
 
 use super::thread::Thread;
-use crate::adaptive_wait::{Anticipation, Outcome, Turn};
+use crate::adaptive_wait::{Anticipation, Awaited, Turn};
 use crate::backend::Timing;
 use crate::driver::{Driver, Script};
 use crate::error::{Error, Result};
@@ -435,8 +435,9 @@ fn finish<Q: DriverQueue>(queue: &Q) {
 
 fn send<Q: DriverQueue>(order: &mut Order<Q>, flight: Flight<Q>) {
     order.sent += 1;
-    // Sending cannot fail, because the completion thread ends only after the inbox is dropped.
-    let _ = order.inbox.as_ref().map(|inbox| inbox.send(flight));
+    if let Some(inbox) = &order.inbox {
+        inbox.send(flight).expect("the completion thread receives until the inbox is dropped");
+    }
 }
 
 /// Wait policies of a completion thread: one for predecessors, one for the ends of submissions.
@@ -465,14 +466,14 @@ impl Waits {
         let After { event, timeline, value, .. } = after;
         let most = event.is_none().then_some(CLOSING_PERIOD);
         let passed = self.start.wait(|turn| match turn {
-            Turn::Look if timeline.value() >= *value => Outcome::Found(Ok(())),
-            Turn::Look => Outcome::Nothing,
+            Turn::Look if timeline.value() >= *value => Awaited::Found(Ok(())),
+            Turn::Look => Awaited::Nothing,
             Turn::Rest(limit) => match timeline.wait(*value, limit.into_iter().chain(most).min()) {
                 Ok(false) if event.is_none() && closing.load(Ordering::Acquire) => {
-                    Outcome::Found(Err(closed(timeline.id().at(*value))))
+                    Awaited::Found(Err(closed(timeline.id().at(*value))))
                 }
-                Ok(false) => Outcome::Nothing,
-                known => Outcome::Found(known.map(drop)),
+                Ok(false) => Awaited::Nothing,
+                known => Awaited::Found(known.map(drop)),
             },
         });
         passed.unwrap_or(Ok(()))
@@ -484,12 +485,12 @@ impl Waits {
     /// Returns an error if the work of the event failed.
     fn end<Q: DriverQueue>(&mut self, queue: &Q, event: &Q::Event) -> Result<()> {
         let ended = self.end.wait(|turn| match (turn, queue.passed(event)) {
-            (Turn::Look, Some(false)) => Outcome::Nothing,
+            (Turn::Look, Some(false)) => Awaited::Nothing,
             (Turn::Rest(Some(limit)), Some(false)) => {
                 std::thread::sleep(limit.min(NAP));
-                Outcome::Nothing
+                Awaited::Nothing
             }
-            _ => Outcome::Found(queue.wait(event)),
+            _ => Awaited::Found(queue.wait(event)),
         });
         ended.unwrap_or(Ok(()))
     }

@@ -15,7 +15,7 @@
 
 use super::queue::{After, DriverQueue, LINGER, Order, TrackedQueue, closed};
 use super::thread::Thread;
-use crate::adaptive_wait::{Anticipation, Outcome, Turn};
+use crate::adaptive_wait::{Anticipation, Awaited, Turn};
 use crate::driver::{Driver, Script};
 use crate::error::{Error, Result};
 use crate::ids::{Point, QueueKind};
@@ -99,7 +99,7 @@ impl Alarm {
     }
 
     /// Waits until the alarm has rung more than `rings` times or is closing.
-    fn heard(&self, rings: u64, turn: Turn) -> Outcome<()> {
+    fn heard(&self, rings: u64, turn: Turn) -> Awaited<()> {
         let quiet = |state: &mut AlarmState| state.rings == rings && !state.closing;
         let mut state = self.lock();
         match turn {
@@ -112,7 +112,7 @@ impl Alarm {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
         }
-        if quiet(&mut state) { Outcome::Nothing } else { Outcome::Found(()) }
+        if quiet(&mut state) { Awaited::Nothing } else { Awaited::Found(()) }
     }
 
     /// Increments the number of held tasks.

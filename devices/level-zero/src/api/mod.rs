@@ -64,7 +64,7 @@ macro_rules! list {
         // SAFETY: with a null pointer, the call only writes the length.
         let counted = unsafe { call!($api, $function($of, &raw mut count, std::ptr::null_mut())) };
         counted.and_then(|()| {
-            let mut list = vec![$element; (count as usize).min($crate::api::MOST)];
+            let mut list = vec![$element; (count as usize).min($crate::api::MAX_ENTRIES)];
             count = list.len() as u32;
             if count > 0 {
                 // SAFETY: the list has room for this many elements, which have their types.
@@ -78,7 +78,7 @@ macro_rules! list {
 use {call, call_optional, list};
 
 /// Maximum length of a list that a driver returns. Longer lists are truncated.
-const MOST: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 fn check(function: &str, code: Code) -> Result<()> {
     if code == SUCCESS { Ok(()) } else { Err(failure(function, code)) }
@@ -148,7 +148,7 @@ impl Api {
         let mut count = 0;
         // SAFETY: with a null pointer, the call only writes the length.
         unsafe { call!(self, zeDriverGet(&raw mut count, std::ptr::null_mut())) }?;
-        let mut handles = vec![Handle::NULL; (count as usize).min(MOST)];
+        let mut handles = vec![Handle::NULL; (count as usize).min(MAX_ENTRIES)];
         count = handles.len() as u32;
         if count > 0 {
             // SAFETY: the list has room for this many handles.

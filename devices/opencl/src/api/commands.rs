@@ -88,9 +88,9 @@ impl Queue {
         unsafe { enqueue!(self.0, ends, clEnqueueMarkerWithWaitList()) }
     }
 
-    pub(crate) fn fill(&self, to: Part<'_>, word: u32, ends: Ends<'_>) -> Enqueued {
+    pub(crate) fn fill(&self, to: BufferPart<'_>, word: u32, ends: Ends<'_>) -> Enqueued {
         let pattern = (&raw const word).cast::<c_void>();
-        let Part { memory, offset, bytes } = to;
+        let BufferPart { memory, offset, bytes } = to;
         // SAFETY: the call copies the pattern, and the driver checks the range.
         unsafe {
             enqueue!(self.0, ends, clEnqueueFillBuffer(memory.0, pattern, size_of::<u32>(), offset, bytes))
@@ -108,7 +108,7 @@ impl Queue {
     }
 
     /// Copies a range between two buffers. `to` has the length of `from` and does not overlap it.
-    pub(crate) fn copy(&self, from: Part<'_>, to: Part<'_>, ends: Ends<'_>) -> Enqueued {
+    pub(crate) fn copy(&self, from: BufferPart<'_>, to: BufferPart<'_>, ends: Ends<'_>) -> Enqueued {
         let (source, target) = (from.memory.0, to.memory.0);
         // SAFETY: the driver checks the ranges.
         unsafe {
@@ -120,8 +120,8 @@ impl Queue {
     ///
     /// # Safety
     /// The host memory from `from` to `from + to.bytes` is valid until the command has ended.
-    pub(crate) unsafe fn write(&self, from: *const u8, to: Part<'_>, ends: Ends<'_>) -> Enqueued {
-        let Part { memory, offset, bytes } = to;
+    pub(crate) unsafe fn write(&self, from: *const u8, to: BufferPart<'_>, ends: Ends<'_>) -> Enqueued {
+        let BufferPart { memory, offset, bytes } = to;
         // SAFETY: the driver checks the range. The caller guarantees that the host memory is valid.
         unsafe {
             enqueue!(
@@ -137,8 +137,8 @@ impl Queue {
     /// # Safety
     /// The requirements of [`Queue::write`] apply to `to`. Nothing else accesses these bytes while the
     /// command runs.
-    pub(crate) unsafe fn read(&self, from: Part<'_>, to: *mut u8, ends: Ends<'_>) -> Enqueued {
-        let Part { memory, offset, bytes } = from;
+    pub(crate) unsafe fn read(&self, from: BufferPart<'_>, to: *mut u8, ends: Ends<'_>) -> Enqueued {
+        let BufferPart { memory, offset, bytes } = from;
         // SAFETY: the driver checks the range. The caller guarantees that the host memory is valid.
         unsafe {
             enqueue!(self.0, ends, clEnqueueReadBuffer(memory.0, CL_NON_BLOCKING, offset, bytes, to.cast()))
@@ -199,7 +199,7 @@ impl Queue {
 
 /// A byte range of a buffer.
 #[derive(Clone, Copy)]
-pub(crate) struct Part<'a> {
+pub(crate) struct BufferPart<'a> {
     pub(crate) memory: &'a Mem,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,

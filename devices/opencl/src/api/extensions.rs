@@ -1,7 +1,7 @@
 //! Extension functions, which are looked up by name on a platform: command buffers, SPIR-V before OpenCL 2.1,
 //! and Intel's unified shared memory.
 
-use super::commands::{Part, Queue, Range3};
+use super::commands::{BufferPart, Queue, Range3};
 use super::{Kernel, check, library, missing};
 use cl3::ext::{
     cl_command_buffer_khr, cl_platform_id, clCommandCopyBufferKHR_fn, clCommandFillBufferKHR_fn,
@@ -113,7 +113,7 @@ impl CommandBuffer {
         check("clCommandNDRangeKernelKHR", code)
     }
 
-    pub(crate) fn copy(&mut self, from: Part<'_>, to: Part<'_>) -> Result<()> {
+    pub(crate) fn copy(&mut self, from: BufferPart<'_>, to: BufferPart<'_>) -> Result<()> {
         // SAFETY: the command is recorded for the buffer's own queue. The driver checks the ranges.
         let code = unsafe {
             (self.functions.copy)(
@@ -134,7 +134,7 @@ impl CommandBuffer {
         check("clCommandCopyBufferKHR", code)
     }
 
-    pub(crate) fn fill(&mut self, to: Part<'_>, word: u32) -> Result<()> {
+    pub(crate) fn fill(&mut self, to: BufferPart<'_>, word: u32) -> Result<()> {
         // SAFETY: the command is recorded for the buffer's own queue. The call copies the pattern, and the
         // driver checks the range.
         let code = unsafe {

@@ -9,7 +9,7 @@ mod commands;
 mod extensions;
 mod objects;
 
-pub(crate) use commands::{Ends, Part, Queue, Range3, raw};
+pub(crate) use commands::{BufferPart, Ends, Queue, Range3, raw};
 pub(crate) use extensions::{CommandBuffer, CommandBuffers, SpirVLoader, UnifiedMemory};
 pub(crate) use objects::{Context, Event, Kernel, Mem, Program, SharedBlock};
 

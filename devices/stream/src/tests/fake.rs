@@ -6,7 +6,7 @@
 
 #[cfg(unix)]
 use crate::driver::Import;
-use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
+use crate::driver::{Arguments, Driver, FunctionProperties, Heap, Launch, Operands};
 #[cfg(unix)]
 use ragtag_hal::OpaqueFd;
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
@@ -480,7 +480,7 @@ impl Driver for Fake {
         Ok(Function { name: name.into(), parameters: parameters.parse().unwrap() })
     }
 
-    fn facts(&self, function: &Function) -> Result<Facts> {
-        Ok(Facts { max_work_group_items: 512, parameters: Some(function.parameters) })
+    fn facts(&self, function: &Function) -> Result<FunctionProperties> {
+        Ok(FunctionProperties { max_work_group_items: 512, parameters: Some(function.parameters) })
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Memory {
 
 /// A byte range of a buffer.
 #[derive(Clone, Copy)]
-pub(crate) struct Part<'a> {
+pub(crate) struct BufferPart<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
@@ -203,7 +203,7 @@ impl Drop for Memory {
     }
 }
 
-impl Part<'_> {
+impl BufferPart<'_> {
     pub(super) fn buffer(&self) -> vk::Buffer {
         self.memory.raw
     }

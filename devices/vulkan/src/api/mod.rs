@@ -18,7 +18,7 @@ mod shared;
 
 pub(crate) use instance::Instance;
 pub(crate) use logical::{Logical, SharedQueue};
-pub(crate) use memory::{Memory, Part};
+pub(crate) use memory::{BufferPart, Memory};
 pub(crate) use messages::Messages;
 pub(crate) use physical::{Facts, Family};
 pub(crate) use pipeline::{Pipeline, PipelineCache};

@@ -1,6 +1,6 @@
 //! Command buffers, and the descriptor sets and timestamps that belong to them.
 
-use super::{Logical, Part, Pipeline, SharedQueue, said};
+use super::{BufferPart, Logical, Pipeline, SharedQueue, said};
 use ash::vk;
 use ragtag_hal::Result;
 use std::sync::Arc;
@@ -220,7 +220,7 @@ impl Recorder {
     ///
     /// # Errors
     /// Returns an error if the descriptor pool has no room for the bindings.
-    pub(crate) fn bind(&self, pipeline: &Pipeline, parts: &[Part<'_>]) -> Result<()> {
+    pub(crate) fn bind(&self, pipeline: &Pipeline, parts: &[BufferPart<'_>]) -> Result<()> {
         let raw = &self.logical.raw;
         let layouts = [pipeline.set_layout];
         let info = vk::DescriptorSetAllocateInfo::default().descriptor_pool(self.sets).set_layouts(&layouts);
@@ -258,7 +258,7 @@ impl Recorder {
     }
 
     /// Copies a range between two buffers.
-    pub(crate) fn copy(&self, from: Part<'_>, to: Part<'_>) {
+    pub(crate) fn copy(&self, from: BufferPart<'_>, to: BufferPart<'_>) {
         let region = vk::BufferCopy { src_offset: from.offset, dst_offset: to.offset, size: to.bytes };
         // SAFETY: the buffer is being recorded. Both ranges lie in their buffers.
         unsafe {
@@ -267,7 +267,7 @@ impl Recorder {
     }
 
     /// Fills a range with a word.
-    pub(crate) fn fill(&self, to: Part<'_>, word: u32) {
+    pub(crate) fn fill(&self, to: BufferPart<'_>, word: u32) {
         // SAFETY: the buffer is being recorded. The range lies in its buffer and consists of whole words.
         unsafe {
             self.logical.raw.cmd_fill_buffer(self.buffer, to.buffer(), to.offset, to.bytes, word);

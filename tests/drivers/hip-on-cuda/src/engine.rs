@@ -5,7 +5,7 @@ use crate::cuda::{Driver, driver};
 use crate::nvrtc;
 use hip_shim::symbols::Handle;
 use hip_shim::symbols::code::{LAUNCH_FAILURE, NO_DEVICE, NOT_READY};
-use hip_shim::{Engine, Facts, Result, Shape, Signature};
+use hip_shim::{DeviceProperties, Engine, Result, Shape, Signature};
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 use std::sync::OnceLock;
@@ -36,7 +36,7 @@ pub(crate) struct Cuda {
     driver: Driver,
     /// Primary context of each device. The engine never releases it.
     contexts: Vec<Shared>,
-    facts: Vec<Facts>,
+    facts: Vec<DeviceProperties>,
     /// Compute capability of the first device. The engine compiles all code for it.
     capability: i32,
 }
@@ -91,7 +91,7 @@ fn text(write: impl FnOnce(*mut c_char, i32) -> i32) -> Result<String> {
     Ok(text.to_string_lossy().into_owned())
 }
 
-fn facts(driver: &Driver, device: i32) -> Result<Facts> {
+fn facts(driver: &Driver, device: i32) -> Result<DeviceProperties> {
     let number = |attribute| {
         let mut value = 0;
         // SAFETY: the call writes one number.
@@ -102,7 +102,7 @@ fn facts(driver: &Driver, device: i32) -> Result<Facts> {
     check(unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total_bytes, device) })?;
     // SAFETY: the call writes sixteen bytes.
     let identified = check(unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) });
-    Ok(Facts {
+    Ok(DeviceProperties {
         // SAFETY: the call writes no more than `bytes` bytes.
         name: text(|buffer, bytes| unsafe { (driver.cuDeviceGetName)(buffer, bytes, device) })?,
         // SAFETY: the call writes no more than `bytes` bytes.
@@ -171,7 +171,7 @@ impl Engine for Cuda {
         ENGINE.get_or_init(Cuda::new).as_ref().map_err(|code| *code)
     }
 
-    fn devices(&self) -> &[Facts] {
+    fn devices(&self) -> &[DeviceProperties] {
         &self.facts
     }
 

@@ -7,7 +7,7 @@ use hip_shim::symbols::code::{
     HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, LAUNCH_FAILURE, NO_DEVICE,
     NOT_FOUND, NOT_READY, NOT_SUPPORTED, OUT_OF_MEMORY, UNKNOWN,
 };
-use hip_shim::{Engine, Facts, Result, Shape, Signature};
+use hip_shim::{DeviceProperties, Engine, Result, Shape, Signature};
 use opencl3::command_queue::{CL_QUEUE_PROFILING_ENABLE, CommandQueue};
 use opencl3::context::Context;
 use opencl3::device::{CL_DEVICE_SVM_COARSE_GRAIN_BUFFER, CL_DEVICE_TYPE_ALL, Device};
@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 const ALIGNMENT: usize = 256;
 
 /// OpenCL device with its context and memory.
-pub(crate) struct Place {
+pub(crate) struct OpenedDevice {
     pub(crate) device: Device,
     pub(crate) context: Context,
     /// Live allocations. Maps the caller's aligned address to the unaligned start address and the size in
@@ -33,8 +33,8 @@ pub(crate) struct Place {
 
 /// HIP engine over all OpenCL devices.
 pub(crate) struct OpenCl {
-    places: Vec<Place>,
-    facts: Vec<Facts>,
+    places: Vec<OpenedDevice>,
+    facts: Vec<DeviceProperties>,
     /// Start and end of the pinned host memory.
     pinned: Mutex<HashMap<usize, usize>>,
 }
@@ -54,27 +54,27 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn places() -> Vec<Place> {
+fn places() -> Vec<OpenedDevice> {
     let devices = get_platforms().unwrap_or_default().into_iter();
     let devices = devices.flat_map(|platform| platform.get_devices(CL_DEVICE_TYPE_ALL).unwrap_or_default());
     let place = |id| {
         let device = Device::new(id);
         let shared = device.svm_mem_capability() & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER != 0;
         let context = shared.then(|| Context::from_device(&device).ok())??;
-        Some(Place { device, context, blocks: Mutex::default() })
+        Some(OpenedDevice { device, context, blocks: Mutex::default() })
     };
     devices.filter_map(place).collect()
 }
 
-fn facts(device: &Device) -> std::result::Result<Facts, ClError> {
+fn facts(device: &Device) -> std::result::Result<DeviceProperties, ClError> {
     let small = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    Ok(Facts {
+    Ok(DeviceProperties {
         name: device.name()?.trim().into(),
         total_bytes: usize::try_from(device.global_mem_size()?).unwrap_or(usize::MAX),
         units: small(device.max_compute_units()? as usize),
         max_items: small(device.max_work_group_size()?),
         local_bytes: small(usize::try_from(device.local_mem_size()?).unwrap_or(usize::MAX)),
-        ..Facts::default()
+        ..DeviceProperties::default()
     })
 }
 
@@ -111,7 +111,7 @@ impl Engine for OpenCl {
         ENGINE.get_or_init(OpenCl::new).as_ref().map_err(|code| *code)
     }
 
-    fn devices(&self) -> &[Facts] {
+    fn devices(&self) -> &[DeviceProperties] {
         &self.facts
     }
 
@@ -142,8 +142,9 @@ impl Engine for OpenCl {
 
     fn owner(&self, address: usize) -> Option<usize> {
         let within = |(start, bytes): (&usize, usize)| (*start..start + bytes).contains(&address);
-        let owns =
-            |place: &Place| lock(&place.blocks).iter().any(|(start, (_, bytes))| within((start, *bytes)));
+        let owns = |place: &OpenedDevice| {
+            lock(&place.blocks).iter().any(|(start, (_, bytes))| within((start, *bytes)))
+        };
         self.places.iter().position(owns)
     }
 
@@ -177,7 +178,7 @@ impl Engine for OpenCl {
     }
 
     fn stream(&self, device: usize) -> Result<Stream> {
-        let Place { device, context, .. } = &self.places[device];
+        let OpenedDevice { device, context, .. } = &self.places[device];
         // SAFETY: the device belongs to the context and supports the properties.
         let queue = unsafe {
             CommandQueue::create_with_properties(context, device.id(), CL_QUEUE_PROFILING_ENABLE, 0)

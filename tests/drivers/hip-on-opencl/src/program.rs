@@ -1,6 +1,6 @@
 //! Compiles HIP C++ as OpenCL C, loads the programs and looks up their kernels.
 
-use crate::engine::{Place, lock, unknown};
+use crate::engine::{OpenedDevice, lock, unknown};
 use crate::work::Argument;
 use hip_shim::symbols::Handle;
 use hip_shim::symbols::code::{INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
@@ -54,7 +54,7 @@ fn translated(text: &str) -> std::result::Result<String, String> {
 /// # Errors
 /// Returns the compiler's log, or an error if the source has no prelude to replace.
 pub(crate) fn compile(
-    places: &[Place],
+    places: &[OpenedDevice],
     devices: &[usize],
     text: &str,
     hip_options: &[String],
@@ -123,7 +123,7 @@ unsafe impl Sync for DeviceId {}
 
 impl Module {
     pub(crate) fn new(
-        place: &Place,
+        place: &OpenedDevice,
         number: usize,
         signatures: Vec<Signature>,
         binaries: &[u8],

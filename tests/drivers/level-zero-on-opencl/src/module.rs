@@ -37,10 +37,10 @@ struct Code {
 }
 
 /// SPIR-V, options and constants of a program.
-type Source = (Vec<u8>, String, Vec<(u32, Vec<u8>)>);
+type ProgramText = (Vec<u8>, String, Vec<(u32, Vec<u8>)>);
 
 /// Compiled programs. All devices share the OpenCL device, so each source is compiled once.
-static COMPILED: Mutex<Option<HashMap<Source, Arc<Code>>>> = Mutex::new(None);
+static COMPILED: Mutex<Option<HashMap<ProgramText, Arc<Code>>>> = Mutex::new(None);
 
 /// A module, with its kernels' names as C strings.
 struct Module {
@@ -91,7 +91,7 @@ fn options(flags: &str) -> std::result::Result<String, String> {
 ///
 /// # Errors
 /// Returns the build log.
-fn compiled(cl: &Cl, source: Source) -> std::result::Result<Arc<Code>, String> {
+fn compiled(cl: &Cl, source: ProgramText) -> std::result::Result<Arc<Code>, String> {
     let mut all = lock(&COMPILED);
     let all = all.get_or_insert_default();
     if let Some(code) = all.get(&source) {

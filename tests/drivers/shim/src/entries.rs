@@ -15,7 +15,7 @@ use crate::symbols::{
     ExternalBufferDesc, ExternalMemoryDesc, FUNCTION_MAX_THREADS, Handle, OPAQUE_FD, PROPERTIES_R0000,
     PROPERTIES_R0600, Properties, attribute,
 };
-use crate::{Engine, Facts, Result, Shape};
+use crate::{DeviceProperties, Engine, Result, Shape};
 use memmap2::{MmapOptions, MmapRaw};
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -47,7 +47,7 @@ fn physical<E: Engine>(engine: &E, device: i32) -> Result<usize> {
     usize::try_from(device).ok().and_then(|device| shown.get(device).copied()).ok_or(INVALID_DEVICE)
 }
 
-fn facts<E: Engine>(device: i32) -> Result<&'static Facts> {
+fn facts<E: Engine>(device: i32) -> Result<&'static DeviceProperties> {
     let engine = E::engine()?;
     engine.devices().get(physical(engine, device)?).ok_or(INVALID_DEVICE)
 }
@@ -124,7 +124,7 @@ unsafe fn put_properties<E: Engine>(to: *mut u8, device: i32, layout: Properties
     }
 }
 
-fn value_of(facts: &Facts, wanted: i32) -> Result<i32> {
+fn value_of(facts: &DeviceProperties, wanted: i32) -> Result<i32> {
     Ok(match wanted {
         attribute::INTEGRATED => 0,
         attribute::MAX_THREADS_PER_BLOCK => facts.max_items,

@@ -35,7 +35,7 @@ pub type Result<T> = std::result::Result<T, Code>;
 
 /// Properties of a device.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct DeviceProperties {
     /// Device name.
     pub name: String,
     /// PCI address such as `0000:03:00.0`, if any.
@@ -84,7 +84,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// Returns the engine of this process. The first call creates the engine.
     fn engine() -> Result<&'static Self>;
     /// Returns the properties of all devices.
-    fn devices(&self) -> &[Facts];
+    fn devices(&self) -> &[DeviceProperties];
     /// Returns the number of free bytes on a device.
     fn free_bytes(&self, device: usize) -> Result<usize>;
     /// Allocates memory on a device.
