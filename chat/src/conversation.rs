@@ -1,6 +1,6 @@
 //! Conversations: the input of a chat template.
 
-use crate::meter::{Fault, Meter, Outcome};
+use crate::meter::{Evaluated, Fault, Meter};
 use crate::strftime::Moment;
 use crate::value::{Dict, Key, Value};
 use indexmap::IndexMap;
@@ -78,7 +78,7 @@ impl Message {
 
     /// Returns the fields as `transformers` passes them to the template: without fields that are null, and
     /// with the reasoning under each name that templates read.
-    fn value(&self) -> Outcome<Value> {
+    fn value(&self) -> Evaluated<Value> {
         let mut fields = self.0.0.map.clone();
         fields.retain(|_, value| !matches!(value, Value::None));
         let reasoning = REASONING.iter().find_map(|name| fields.get(&Key::text(*name)).cloned());
@@ -131,7 +131,7 @@ impl Conversation {
     }
 
     /// Returns the variables of the template.
-    pub(crate) fn values(&self, meter: &Meter) -> Outcome<BTreeMap<&str, Value>> {
+    pub(crate) fn values(&self, meter: &Meter) -> Evaluated<BTreeMap<&str, Value>> {
         meter.make_items(self.messages.len().saturating_mul(16))?;
         let objects = |objects: &Option<Vec<Object>>| match objects {
             None => Ok(Value::None),
@@ -147,7 +147,7 @@ impl Conversation {
             }
         }
         values.extend(self.variables.iter().map(|(name, value)| (name.as_str(), value.0.clone())));
-        let messages: Vec<_> = self.messages.iter().map(Message::value).collect::<Outcome<_>>()?;
+        let messages: Vec<_> = self.messages.iter().map(Message::value).collect::<Evaluated<_>>()?;
         values.insert("messages", Value::list(messages)?);
         // Without tools and documents, these variables are defined and `None`.
         values.insert("tools", objects(&self.tools)?);

@@ -2,7 +2,7 @@
 
 use crate::ast::{Arguments, Binary, Compare, Expr, Post};
 use crate::interpreter::{Interpreter, Scope, Values};
-use crate::meter::{Fault, Outcome, Sink, wrong};
+use crate::meter::{Evaluated, Fault, Sink, wrong};
 use crate::operators;
 use crate::strftime::strftime;
 use crate::value::{Dict, Function, Key, Value};
@@ -17,7 +17,7 @@ const MAX_RANGE: usize = 100_000;
 
 impl<'t> Interpreter<'t> {
     /// Returns the value of an expression.
-    pub(crate) fn eval(&mut self, expression: &'t Expr, scope: &Rc<Scope>) -> Outcome<Value> {
+    pub(crate) fn eval(&mut self, expression: &'t Expr, scope: &Rc<Scope>) -> Evaluated<Value> {
         self.meter.steps(1)?;
         match expression {
             Expr::Const(value) => Ok(value.clone()),
@@ -26,7 +26,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    fn composite(&mut self, expression: &'t Expr, scope: &Rc<Scope>) -> Outcome<Value> {
+    fn composite(&mut self, expression: &'t Expr, scope: &Rc<Scope>) -> Evaluated<Value> {
         match expression {
             Expr::Const(value) => Ok(value.clone()),
             Expr::Name(name) => self.variable(*name, scope),
@@ -53,12 +53,12 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    fn all(&mut self, items: &'t [Expr], scope: &Rc<Scope>) -> Outcome<Vec<Value>> {
+    fn all(&mut self, items: &'t [Expr], scope: &Rc<Scope>) -> Evaluated<Vec<Value>> {
         self.meter.make_items(items.len())?;
         items.iter().map(|item| self.eval(item, scope)).collect()
     }
 
-    fn dict(&mut self, pairs: &'t [(Expr, Expr)], scope: &Rc<Scope>) -> Outcome<Value> {
+    fn dict(&mut self, pairs: &'t [(Expr, Expr)], scope: &Rc<Scope>) -> Evaluated<Value> {
         self.meter.make_items(pairs.len() * 4)?;
         let mut map = IndexMap::new();
         for (key, value) in pairs {
@@ -69,7 +69,7 @@ impl<'t> Interpreter<'t> {
         Dict::new(map).map(Value::Dict)
     }
 
-    fn binary(&mut self, first: &'t Expr, rest: &'t [(Binary, Expr)], scope: &Rc<Scope>) -> Outcome<Value> {
+    fn binary(&mut self, first: &'t Expr, rest: &'t [(Binary, Expr)], scope: &Rc<Scope>) -> Evaluated<Value> {
         let mut value = self.eval(first, scope)?;
         for (operator, operand) in rest {
             let operand = self.eval(operand, scope)?;
@@ -79,7 +79,7 @@ impl<'t> Interpreter<'t> {
         Ok(value)
     }
 
-    fn concat(&mut self, operands: &'t [Expr], scope: &Rc<Scope>) -> Outcome<Value> {
+    fn concat(&mut self, operands: &'t [Expr], scope: &Rc<Scope>) -> Evaluated<Value> {
         let mut text = Sink::new(self.meter);
         for operand in operands {
             self.eval(operand, scope)?.write(&mut text)?;
@@ -93,7 +93,7 @@ impl<'t> Interpreter<'t> {
         first: &'t Expr,
         rest: &'t [(Compare, Expr)],
         scope: &Rc<Scope>,
-    ) -> Outcome<Value> {
+    ) -> Evaluated<Value> {
         let mut left = self.eval(first, scope)?;
         for (operator, right) in rest {
             let right = self.eval(right, scope)?;
@@ -105,7 +105,7 @@ impl<'t> Interpreter<'t> {
         Ok(Value::Bool(true))
     }
 
-    pub(crate) fn compare(&self, operator: Compare, left: &Value, right: &Value) -> Outcome<bool> {
+    pub(crate) fn compare(&self, operator: Compare, left: &Value, right: &Value) -> Evaluated<bool> {
         let order = || left.compare(right, self.meter);
         Ok(match operator {
             Compare::Equal => left.equals(right, self.meter)?,
@@ -120,7 +120,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Returns the first operand whose truth is `decisive`, or else the last operand.
-    fn logic(&mut self, operands: &'t [Expr], decisive: bool, scope: &Rc<Scope>) -> Outcome<Value> {
+    fn logic(&mut self, operands: &'t [Expr], decisive: bool, scope: &Rc<Scope>) -> Evaluated<Value> {
         let mut value = Value::None;
         for operand in operands {
             value = self.eval(operand, scope)?;
@@ -137,7 +137,7 @@ impl<'t> Interpreter<'t> {
         mut value: Value,
         posts: &'t [(Post, u32)],
         scope: &Rc<Scope>,
-    ) -> Outcome<Value> {
+    ) -> Evaluated<Value> {
         let mut posts = posts.iter().peekable();
         while let Some((post, line)) = posts.next() {
             self.meter.steps(1)?;
@@ -156,7 +156,7 @@ impl<'t> Interpreter<'t> {
         Ok(value)
     }
 
-    fn postfix(&mut self, value: Value, post: &'t Post, line: u32, scope: &Rc<Scope>) -> Outcome<Value> {
+    fn postfix(&mut self, value: Value, post: &'t Post, line: u32, scope: &Rc<Scope>) -> Evaluated<Value> {
         match post {
             Post::Attribute(name) => {
                 self.line = line;
@@ -195,7 +195,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    fn arguments(&mut self, arguments: &'t Arguments, scope: &Rc<Scope>) -> Outcome<Values> {
+    fn arguments(&mut self, arguments: &'t Arguments, scope: &Rc<Scope>) -> Evaluated<Values> {
         let mut values = Values { positional: self.all(&arguments.positional, scope)?, named: Vec::new() };
         for (name, value) in &arguments.named {
             values.named.push((Arc::clone(name), self.eval(value, scope)?));
@@ -224,7 +224,7 @@ impl<'t> Interpreter<'t> {
         call: &'t Expr,
         caller: Value,
         scope: &Rc<Scope>,
-    ) -> Outcome<Value> {
+    ) -> Evaluated<Value> {
         let Expr::Postfix(operand, posts) = call else { return wrong("the tag call needs a call") };
         let Some(((Post::Call(arguments), _), before)) = posts.split_last() else {
             return wrong("the tag call needs a call");
@@ -236,7 +236,7 @@ impl<'t> Interpreter<'t> {
         self.call(&callee, values)
     }
 
-    pub(crate) fn call(&mut self, callee: &Value, values: Values) -> Outcome<Value> {
+    pub(crate) fn call(&mut self, callee: &Value, values: Values) -> Evaluated<Value> {
         match callee {
             Value::Macro(index) => self.call_macro(*index, values),
             Value::Loop(place, id) => {
@@ -253,7 +253,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    fn function(&mut self, function: Function, values: Values) -> Outcome<Value> {
+    fn function(&mut self, function: Function, values: Values) -> Evaluated<Value> {
         match function {
             Function::Range => range(values),
             Function::Dict => self.new_dict(values).map(Value::Dict),
@@ -291,7 +291,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Creates a dictionary from pairs or another dictionary, and from named values.
-    fn new_dict(&mut self, values: Values) -> Outcome<Arc<Dict>> {
+    fn new_dict(&mut self, values: Values) -> Evaluated<Arc<Dict>> {
         let mut map = IndexMap::new();
         if values.positional.len() > 1 {
             return wrong("a dictionary is made from at most one value");
@@ -318,7 +318,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Returns an attribute as Jinja does: a method, or else the item of this name.
-    pub(crate) fn attribute(&mut self, value: &Value, name: &Arc<str>) -> Outcome<Value> {
+    pub(crate) fn attribute(&mut self, value: &Value, name: &Arc<str>) -> Evaluated<Value> {
         if let Value::Undefined(message) = value {
             return wrong(message.to_string());
         }
@@ -335,7 +335,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Returns an attribute that belongs to the type of the value.
-    fn own_attribute(&mut self, value: &Value, name: &Arc<str>) -> Outcome<Option<Value>> {
+    fn own_attribute(&mut self, value: &Value, name: &Arc<str>) -> Evaluated<Option<Value>> {
         if methods::exists(value, name) {
             return Ok(Some(Value::Method(Arc::new((value.clone(), Arc::clone(name))))));
         }
@@ -355,7 +355,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    fn loop_attribute(&mut self, place: usize, id: u64, name: &Arc<str>) -> Outcome<Option<Value>> {
+    fn loop_attribute(&mut self, place: usize, id: u64, name: &Arc<str>) -> Evaluated<Option<Value>> {
         let running = self.running(place, id)?;
         let (index, length) = (running.index as i128, running.items.items.len() as i128);
         let neighbor = |at: Option<usize>, which: &str| match at.and_then(|at| running.items.items.get(at)) {
@@ -379,7 +379,7 @@ impl<'t> Interpreter<'t> {
         }))
     }
 
-    fn loop_method(&mut self, place: usize, id: u64, name: &str, values: Values) -> Outcome<Value> {
+    fn loop_method(&mut self, place: usize, id: u64, name: &str, values: Values) -> Evaluated<Value> {
         let meter = self.meter;
         let running = self.running(place, id)?;
         let values = values.positional;
@@ -398,7 +398,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Returns an item as Jinja does: the item, or else the attribute of this name.
-    pub(crate) fn item(&mut self, value: &Value, index: &Value) -> Outcome<Value> {
+    pub(crate) fn item(&mut self, value: &Value, index: &Value) -> Evaluated<Value> {
         if let Value::Str(name) = index {
             self.meter.read(name.len())?;
         }
@@ -424,7 +424,7 @@ impl<'t> Interpreter<'t> {
     }
 }
 
-fn range(values: Values) -> Outcome<Value> {
+fn range(values: Values) -> Evaluated<Value> {
     let mut numbers = Vec::new();
     for value in &values.positional {
         match value {

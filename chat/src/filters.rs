@@ -4,7 +4,7 @@ use crate::ast::{Binary, Compare};
 use crate::format;
 use crate::interpreter::{Interpreter, Values};
 use crate::json;
-use crate::meter::{Fault, Meter, Outcome, Sink, wrong};
+use crate::meter::{Evaluated, Fault, Meter, Sink, wrong};
 use crate::methods;
 use crate::operators;
 use crate::tests_of_values;
@@ -66,7 +66,7 @@ pub(crate) fn exists(name: &str) -> bool {
 }
 
 /// Applies a filter.
-pub(crate) fn apply(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -> Outcome<Value> {
+pub(crate) fn apply(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -> Evaluated<Value> {
     match name {
         // A filter may be unknown as long as the template does not use it.
         unknown if !exists(unknown) => wrong(format!("no filter is called {unknown:.40}")),
@@ -80,7 +80,7 @@ pub(crate) fn apply(to: &mut Interpreter<'_>, name: &str, value: Value, values: 
     }
 }
 
-fn basic(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -> Outcome<Value> {
+fn basic(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -> Evaluated<Value> {
     let meter = to.meter;
     match name {
         "default" | "d" => {
@@ -163,7 +163,7 @@ fn truncated(number: f64) -> Option<i128> {
     (number.abs() < 1.7e38).then_some(number.trunc() as i128)
 }
 
-fn to_int(value: &Value, default: Value, base: i128, meter: &Meter) -> Outcome<Value> {
+fn to_int(value: &Value, default: Value, base: i128, meter: &Meter) -> Evaluated<Value> {
     let base = u32::try_from(base).ok().filter(|base| (2..=36).contains(base));
     let Some(base) = base else { return wrong("the base of int is not from 2 to 36") };
     let number = match value {
@@ -180,7 +180,7 @@ fn to_int(value: &Value, default: Value, base: i128, meter: &Meter) -> Outcome<V
     Ok(number.map_or(default, Value::Int))
 }
 
-fn numeric(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -> Outcome<Value> {
+fn numeric(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -> Evaluated<Value> {
     let meter = to.meter;
     match name {
         "abs" => {
@@ -242,7 +242,7 @@ fn numeric(to: &mut Interpreter<'_>, name: &str, value: Value, values: Values) -
     }
 }
 
-fn round(value: &Value, values: Values) -> Outcome<Value> {
+fn round(value: &Value, values: Values) -> Evaluated<Value> {
     let [precision, method] = values.bind("round", ["precision", "method"])?;
     let digits = methods::whole(precision, 0, "round")?;
     let digits = i32::try_from(digits).unwrap_or(0).clamp(-300, 300);
@@ -277,7 +277,7 @@ fn round(value: &Value, values: Values) -> Outcome<Value> {
     }
 }
 
-fn selection(to: &mut Interpreter<'_>, name: &str, value: &Value, mut values: Values) -> Outcome<Value> {
+fn selection(to: &mut Interpreter<'_>, name: &str, value: &Value, mut values: Values) -> Evaluated<Value> {
     let meter = to.meter;
     // Jinja takes whatever is false for an empty list.
     let items = if value.truth() { value.items(meter)? } else { Vec::new() };
@@ -329,14 +329,14 @@ fn selection(to: &mut Interpreter<'_>, name: &str, value: &Value, mut values: Va
     Ok(Value::Iterator(Items::new(results)?))
 }
 
-fn filter_name(value: Value) -> Outcome<Arc<str>> {
+fn filter_name(value: Value) -> Evaluated<Arc<str>> {
     match value {
         Value::Str(name) => Ok(name),
         _ => wrong("the name of a filter is not a text"),
     }
 }
 
-fn test_name(value: Value) -> Outcome<Arc<str>> {
+fn test_name(value: Value) -> Evaluated<Arc<str>> {
     match value {
         Value::Str(name) => Ok(name),
         _ => wrong("the name of a test is not a text"),
@@ -345,7 +345,7 @@ fn test_name(value: Value) -> Outcome<Arc<str>> {
 
 impl Interpreter<'_> {
     /// Returns the value at an attribute path such as `function.name`.
-    fn path(&mut self, item: &Value, attribute: Option<&Value>, default: Option<&Value>) -> Outcome<Value> {
+    fn path(&mut self, item: &Value, attribute: Option<&Value>, default: Option<&Value>) -> Evaluated<Value> {
         let path = match attribute {
             None | Some(Value::None) => return Ok(item.clone()),
             Some(Value::Str(path)) => Arc::clone(path),
@@ -366,7 +366,7 @@ impl Interpreter<'_> {
         Ok(value)
     }
 
-    fn sort_key(&mut self, item: &Value, attribute: Option<&Value>, sensitive: bool) -> Outcome<Value> {
+    fn sort_key(&mut self, item: &Value, attribute: Option<&Value>, sensitive: bool) -> Evaluated<Value> {
         match self.path(item, attribute, None)? {
             Value::Str(text) if !sensitive => {
                 self.meter.make(text.len())?;
@@ -377,7 +377,7 @@ impl Interpreter<'_> {
     }
 
     /// Sorts items by key. The sort is stable.
-    fn sorted(&self, mut keyed: Vec<(Value, Value)>, reverse: bool) -> Outcome<Vec<(Value, Value)>> {
+    fn sorted(&self, mut keyed: Vec<(Value, Value)>, reverse: bool) -> Evaluated<Vec<(Value, Value)>> {
         let mut fault: Option<Box<Fault>> = None;
         keyed.sort_by(|(a, _), (b, _)| match a.compare(b, self.meter) {
             Ok(order) => {
@@ -393,7 +393,7 @@ impl Interpreter<'_> {
     }
 }
 
-fn sequence(to: &mut Interpreter<'_>, name: &str, value: &Value, values: Values) -> Outcome<Value> {
+fn sequence(to: &mut Interpreter<'_>, name: &str, value: &Value, values: Values) -> Evaluated<Value> {
     let meter = to.meter;
     match name {
         "reverse" => {
@@ -434,7 +434,7 @@ fn sequence(to: &mut Interpreter<'_>, name: &str, value: &Value, values: Values)
     }
 }
 
-fn dict_sort(to: &mut Interpreter<'_>, value: &Value, values: Values) -> Outcome<Value> {
+fn dict_sort(to: &mut Interpreter<'_>, value: &Value, values: Values) -> Evaluated<Value> {
     let [sensitive, by, reverse] = values.bind("dictsort", ["case_sensitive", "by", "reverse"])?;
     let sensitive = sensitive.is_some_and(|sensitive| sensitive.truth());
     let Value::Dict(dict) = value else {
@@ -461,7 +461,7 @@ fn dict_sort(to: &mut Interpreter<'_>, value: &Value, values: Values) -> Outcome
 }
 
 /// Splits a sequence into lists of a length (`batch`) or into a number of lists (`slice`).
-fn batches(name: &str, value: &Value, values: Values, meter: &Meter) -> Outcome<Value> {
+fn batches(name: &str, value: &Value, values: Values, meter: &Meter) -> Evaluated<Value> {
     let [count, fill] = values.bind(name, ["count", "fill_with"])?;
     let count = usize::try_from(methods::whole(count, 0, name)?).unwrap_or(0);
     if count == 0 {
@@ -495,7 +495,7 @@ fn batches(name: &str, value: &Value, values: Values, meter: &Meter) -> Outcome<
     Ok(Value::Iterator(Items::new(lists)?))
 }
 
-fn text(to: &mut Interpreter<'_>, name: &str, value: &Value, values: Values) -> Outcome<Value> {
+fn text(to: &mut Interpreter<'_>, name: &str, value: &Value, values: Values) -> Evaluated<Value> {
     let meter = to.meter;
     if name == "join" {
         return join(to, value, values);
@@ -581,7 +581,7 @@ fn title(text: &str) -> String {
     titled
 }
 
-fn join(to: &mut Interpreter<'_>, value: &Value, values: Values) -> Outcome<Value> {
+fn join(to: &mut Interpreter<'_>, value: &Value, values: Values) -> Evaluated<Value> {
     let [separator, attribute] = values.bind("join", ["d", "attribute"])?;
     let separator = separator.unwrap_or_else(|| Value::from("")).to_text(to.meter)?;
     let mut joined = Sink::new(to.meter);
@@ -594,7 +594,7 @@ fn join(to: &mut Interpreter<'_>, value: &Value, values: Values) -> Outcome<Valu
     Ok(Value::Str(joined.finish().into()))
 }
 
-fn indent(text: &str, values: Values, meter: &Meter) -> Outcome<Value> {
+fn indent(text: &str, values: Values, meter: &Meter) -> Evaluated<Value> {
     let [width, first, blank] = values.bind("indent", ["width", "first", "blank"])?;
     let mut indentation = Sink::new(meter);
     match width {
@@ -624,7 +624,7 @@ fn indent(text: &str, values: Values, meter: &Meter) -> Outcome<Value> {
     Ok(Value::Str(indented.finish().into()))
 }
 
-fn truncate(text: &str, values: Values, meter: &Meter) -> Outcome<Value> {
+fn truncate(text: &str, values: Values, meter: &Meter) -> Evaluated<Value> {
     let [length, kill, end, leeway] = values.bind("truncate", ["length", "killwords", "end", "leeway"])?;
     let length = usize::try_from(methods::whole(length, 255, "truncate")?).unwrap_or(0);
     let leeway = usize::try_from(methods::whole(leeway, 5, "truncate")?).unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Python's formatting of values: the operator `%` and the method `format` of texts.
 
 use crate::interpreter::Values;
-use crate::meter::{Meter, Outcome, Sink, wrong};
+use crate::meter::{Evaluated, Meter, Sink, wrong};
 use crate::operators::real;
 use crate::value::{Value, float_repr};
 
@@ -31,7 +31,7 @@ const MAX_WIDTH: usize = 1 << 20;
 /// Maximum number of digits after the point.
 const MAX_DIGITS: usize = 1000;
 
-fn number(digits: &str, most: usize) -> Outcome<Option<usize>> {
+fn number(digits: &str, most: usize) -> Evaluated<Option<usize>> {
     if digits.is_empty() {
         return Ok(None);
     }
@@ -49,7 +49,7 @@ fn leading_digits(text: &str) -> (&str, &str) {
 // ---- the operator % ----
 
 /// Formats `value` by the operator `%`.
-pub(crate) fn percent(text: &str, value: &Value, meter: &Meter) -> Outcome<Value> {
+pub(crate) fn percent(text: &str, value: &Value, meter: &Meter) -> Evaluated<Value> {
     let (positional, mapping) = match value {
         Value::Tuple(items) => (items.items.clone(), None),
         // As in Python, values with items may be left over.
@@ -62,7 +62,7 @@ pub(crate) fn percent(text: &str, value: &Value, meter: &Meter) -> Outcome<Value
 }
 
 /// Formats the arguments of the filter `format`.
-pub(crate) fn percent_with(text: &str, values: Values, meter: &Meter) -> Outcome<Value> {
+pub(crate) fn percent_with(text: &str, values: Values, meter: &Meter) -> Evaluated<Value> {
     if values.named.is_empty() {
         return percent_values(text, &values.positional, None, meter);
     }
@@ -79,7 +79,7 @@ fn percent_values(
     positional: &[Value],
     mapping: Option<&Value>,
     meter: &Meter,
-) -> Outcome<Value> {
+) -> Evaluated<Value> {
     let mut out = Sink::new(meter);
     let mut arguments = positional.iter();
     let mut rest = text;
@@ -123,7 +123,7 @@ fn percent_values(
 }
 
 /// Parses the specification after `%`. Returns the text after it.
-fn percent_spec(text: &str) -> Outcome<(Spec, &str)> {
+fn percent_spec(text: &str) -> Evaluated<(Spec, &str)> {
     let mut spec = Spec { align: Some('>'), ..Spec::default() };
     let mut rest = text;
     let mut zero = false;
@@ -154,7 +154,7 @@ fn percent_spec(text: &str) -> Outcome<(Spec, &str)> {
     Ok((spec, &rest[kind.len_utf8()..]))
 }
 
-fn write_percent(value: &Value, mut spec: Spec, out: &mut Sink<'_>) -> Outcome<()> {
+fn write_percent(value: &Value, mut spec: Spec, out: &mut Sink<'_>) -> Evaluated<()> {
     if let Value::Undefined(message) = value
         && !"sra".contains(spec.kind)
     {
@@ -196,7 +196,7 @@ fn write_percent(value: &Value, mut spec: Spec, out: &mut Sink<'_>) -> Outcome<(
 // ---- the method format ----
 
 /// Formats `values` by the method `format`.
-pub(crate) fn braces(text: &str, values: &Values, meter: &Meter) -> Outcome<Value> {
+pub(crate) fn braces(text: &str, values: &Values, meter: &Meter) -> Evaluated<Value> {
     let mut out = Sink::new(meter);
     let mut next = 0;
     let mut rest = text;
@@ -238,7 +238,7 @@ pub(crate) fn braces(text: &str, values: &Values, meter: &Meter) -> Outcome<Valu
 }
 
 /// Returns the value of a field such as `0`, `name`, `name.attribute` or `name[key]`.
-fn field_value(field: &str, values: &Values, next: &mut usize) -> Outcome<Value> {
+fn field_value(field: &str, values: &Values, next: &mut usize) -> Evaluated<Value> {
     let (first, mut path) = field.split_at(field.find(['.', '[']).unwrap_or(field.len()));
     let missing = || format!("a format has no value for {first:?}");
     let mut value = if first.is_empty() {
@@ -267,7 +267,7 @@ fn field_value(field: &str, values: &Values, next: &mut usize) -> Outcome<Value>
     value.map_or_else(|| wrong(missing()), Ok)
 }
 
-fn parse_spec(text: &str) -> Outcome<Spec> {
+fn parse_spec(text: &str) -> Evaluated<Spec> {
     let mut spec = Spec::default();
     let mut rest = text;
     let mut chars = text.chars();
@@ -310,7 +310,7 @@ fn parse_spec(text: &str) -> Outcome<Spec> {
     if kinds.next().is_some() { wrong(format!("the format {text:.40} is invalid")) } else { Ok(spec) }
 }
 
-fn write_formatted(value: &Value, spec: &str, out: &mut Sink<'_>) -> Outcome<()> {
+fn write_formatted(value: &Value, spec: &str, out: &mut Sink<'_>) -> Evaluated<()> {
     if spec.is_empty() {
         return value.write(out);
     }
@@ -324,7 +324,7 @@ fn write_formatted(value: &Value, spec: &str, out: &mut Sink<'_>) -> Outcome<()>
 
 // ---- common ----
 
-fn write_text(text: &str, spec: &Spec, out: &mut Sink<'_>) -> Outcome<()> {
+fn write_text(text: &str, spec: &Spec, out: &mut Sink<'_>) -> Evaluated<()> {
     let text = match spec.precision {
         Some(most) => text.char_indices().nth(most).map_or(text, |(at, _)| &text[..at]),
         None => text,
@@ -333,7 +333,7 @@ fn write_text(text: &str, spec: &Spec, out: &mut Sink<'_>) -> Outcome<()> {
 }
 
 /// Writes a sign and a body, filled up to the width.
-fn write_padded(sign: &str, body: &str, spec: &Spec, align: char, out: &mut Sink<'_>) -> Outcome<()> {
+fn write_padded(sign: &str, body: &str, spec: &Spec, align: char, out: &mut Sink<'_>) -> Evaluated<()> {
     let missing = spec.width.saturating_sub(sign.len() + body.chars().count());
     let (left, middle, right) = match spec.align.unwrap_or(align) {
         '<' => (0, 0, missing),
@@ -349,7 +349,7 @@ fn write_padded(sign: &str, body: &str, spec: &Spec, align: char, out: &mut Sink
     out.push_repeated(&fill, right)
 }
 
-fn write_number(value: &Value, spec: &Spec, out: &mut Sink<'_>) -> Outcome<()> {
+fn write_number(value: &Value, spec: &Spec, out: &mut Sink<'_>) -> Evaluated<()> {
     let whole = match value {
         Value::Int(number) => Some(*number),
         Value::Bool(flag) => Some(i128::from(*flag)),
@@ -391,7 +391,7 @@ fn radix(number: u128, spec: &Spec) -> String {
 }
 
 /// Formats a number that is not negative.
-fn digits(number: f64, kind: char, spec: &Spec) -> Outcome<String> {
+fn digits(number: f64, kind: char, spec: &Spec) -> Evaluated<String> {
     let precision = spec.precision.unwrap_or(6);
     if precision > MAX_DIGITS {
         return wrong(format!("a format has more than {MAX_DIGITS} digits"));

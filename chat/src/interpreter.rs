@@ -2,7 +2,7 @@
 
 use crate::ast::{For, Kind, Macro, Name, Post, Statement, Target};
 use crate::error::Limit;
-use crate::meter::{Fault, Meter, Outcome, Sink, wrong};
+use crate::meter::{Evaluated, Fault, Meter, Sink, wrong};
 use crate::parser::{CALLER, KWARGS, LOOP, Parsed, VARARGS};
 use crate::strftime::Moment;
 use crate::value::{Dict, Items, Key, Value};
@@ -36,7 +36,7 @@ pub(crate) struct Values {
 
 impl Values {
     /// Assigns the arguments to the parameters called `names`.
-    pub(crate) fn bind<const N: usize>(self, of: &str, names: [&str; N]) -> Outcome<[Option<Value>; N]> {
+    pub(crate) fn bind<const N: usize>(self, of: &str, names: [&str; N]) -> Evaluated<[Option<Value>; N]> {
         let mut bound = [const { None }; N];
         if self.positional.len() > N {
             return wrong(format!("{of} takes at most {N} arguments, not {}", self.positional.len()));
@@ -120,12 +120,12 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Renders the statements of a template.
-    pub(crate) fn render(&mut self, body: &'t [Statement], out: &mut Sink<'t>) -> Outcome<()> {
+    pub(crate) fn render(&mut self, body: &'t [Statement], out: &mut Sink<'t>) -> Evaluated<()> {
         self.body(body, &Rc::new(Scope::default()), out).map(|_| ())
     }
 
     /// Runs `run` one level deeper. Nested statements, expressions and calls share the depth.
-    pub(crate) fn nested<T>(&mut self, run: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
+    pub(crate) fn nested<T>(&mut self, run: impl FnOnce(&mut Self) -> Evaluated<T>) -> Evaluated<T> {
         if self.depth >= MAX_DEPTH {
             return Err(Box::new(Fault::Limit(Limit::Depth)));
         }
@@ -136,7 +136,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Returns the value of a variable.
-    pub(crate) fn variable(&self, name: Name, scope: &Scope) -> Outcome<Value> {
+    pub(crate) fn variable(&self, name: Name, scope: &Scope) -> Evaluated<Value> {
         let mut scope = Some(scope);
         while let Some(current) = scope {
             let variables = current.variables.borrow();
@@ -152,7 +152,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    fn assign(&self, name: Name, value: Value, scope: &Scope) -> Outcome<()> {
+    fn assign(&self, name: Name, value: Value, scope: &Scope) -> Evaluated<()> {
         let mut variables = scope.variables.borrow_mut();
         self.meter.steps(1 + variables.len() / 16)?;
         match variables.iter_mut().find(|(known, _)| *known == name) {
@@ -165,7 +165,7 @@ impl<'t> Interpreter<'t> {
         Ok(())
     }
 
-    fn assign_target(&mut self, target: &Target, value: Value, scope: &Scope) -> Outcome<()> {
+    fn assign_target(&mut self, target: &Target, value: Value, scope: &Scope) -> Evaluated<()> {
         match target {
             Target::Name(name) => self.assign(*name, value, scope),
             Target::Tuple(targets) => {
@@ -188,7 +188,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    pub(crate) fn set_in_namespace(&mut self, index: usize, name: Arc<str>, value: Value) -> Outcome<()> {
+    pub(crate) fn set_in_namespace(&mut self, index: usize, name: Arc<str>, value: Value) -> Evaluated<()> {
         if name.starts_with('_') {
             return wrong(format!("the namespace attribute {name} starts with an underscore"));
         }
@@ -199,7 +199,7 @@ impl<'t> Interpreter<'t> {
         Ok(())
     }
 
-    fn body(&mut self, body: &'t [Statement], scope: &Rc<Scope>, out: &mut Sink<'t>) -> Outcome<Flow> {
+    fn body(&mut self, body: &'t [Statement], scope: &Rc<Scope>, out: &mut Sink<'t>) -> Evaluated<Flow> {
         for statement in body {
             self.line = statement.line;
             self.meter.steps(1)?;
@@ -222,7 +222,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Executes a statement that is not text or output.
-    fn block(&mut self, statement: &'t Statement, scope: &Rc<Scope>, out: &mut Sink<'t>) -> Outcome<Flow> {
+    fn block(&mut self, statement: &'t Statement, scope: &Rc<Scope>, out: &mut Sink<'t>) -> Evaluated<Flow> {
         match &statement.kind {
             Kind::Text(_) | Kind::Output(_) => {}
             Kind::Break => return Ok(Flow::Break),
@@ -274,7 +274,7 @@ impl<'t> Interpreter<'t> {
         body: &'t [Statement],
         filters: &'t [(Post, u32)],
         scope: &Rc<Scope>,
-    ) -> Outcome<Value> {
+    ) -> Evaluated<Value> {
         let mut text = Sink::new(self.meter);
         self.body(body, &Scope::within(scope), &mut text)?;
         let text = Value::Str(text.finish().into());
@@ -290,7 +290,7 @@ impl<'t> Interpreter<'t> {
         depth: usize,
         scope: &Rc<Scope>,
         out: &mut Sink<'t>,
-    ) -> Outcome<Flow> {
+    ) -> Evaluated<Flow> {
         let mut items = match items {
             Value::List(items) | Value::Tuple(items) | Value::Iterator(items) => items,
             other => Items::new(other.items(self.meter)?)?,
@@ -325,7 +325,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Runs the innermost loop.
-    fn iterations(&mut self, code: &'t For, scope: &Rc<Scope>, out: &mut Sink<'t>) -> Outcome<Flow> {
+    fn iterations(&mut self, code: &'t For, scope: &Rc<Scope>, out: &mut Sink<'t>) -> Evaluated<Flow> {
         let place = self.loops.len() - 1;
         let value = Value::Loop(place, self.loops[place].id);
         let items = Arc::clone(&self.loops[place].items);
@@ -342,7 +342,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Returns a running loop.
-    pub(crate) fn running(&mut self, place: usize, id: u64) -> Outcome<&mut Loop<'t>> {
+    pub(crate) fn running(&mut self, place: usize, id: u64) -> Evaluated<&mut Loop<'t>> {
         match self.loops.get_mut(place) {
             Some(found) if found.id == id => Ok(found),
             _ => wrong("the loop has ended"),
@@ -350,7 +350,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Runs a recursive loop again, with other items.
-    pub(crate) fn recurse(&mut self, place: usize, id: u64, items: Value) -> Outcome<Value> {
+    pub(crate) fn recurse(&mut self, place: usize, id: u64, items: Value) -> Evaluated<Value> {
         let running = self.running(place, id)?;
         let Some((code, scope)) = running.recursive.clone() else {
             return wrong("loop can be called only in a loop that is marked as recursive");
@@ -363,14 +363,14 @@ impl<'t> Interpreter<'t> {
 
     // ---- macros ----
 
-    fn bind_macro(&mut self, code: &'t Macro, scope: &Rc<Scope>) -> Outcome<Value> {
+    fn bind_macro(&mut self, code: &'t Macro, scope: &Rc<Scope>) -> Evaluated<Value> {
         self.meter.make_items(2)?;
         self.macros.push(BoundMacro { code, scope: Rc::clone(scope) });
         Ok(Value::Macro(self.macros.len() - 1))
     }
 
     /// Calls a macro and returns the text that it renders.
-    pub(crate) fn call_macro(&mut self, index: usize, mut values: Values) -> Outcome<Value> {
+    pub(crate) fn call_macro(&mut self, index: usize, mut values: Values) -> Evaluated<Value> {
         let Some(found) = self.macros.get(index) else { return wrong("the macro does not exist") };
         let (code, inner) = (found.code, Scope::within(&found.scope));
         let caller = values.named.iter().position(|(name, _)| code.takes_caller && &**name == "caller");
@@ -408,7 +408,7 @@ impl<'t> Interpreter<'t> {
         positional: Vec<Value>,
         named: Vec<(Arc<str>, Value)>,
         scope: &Scope,
-    ) -> Outcome<()> {
+    ) -> Evaluated<()> {
         if code.takes_rest {
             self.assign(VARARGS, Value::Tuple(Items::new(positional)?), scope)?;
         } else if !positional.is_empty() {

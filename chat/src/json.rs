@@ -1,7 +1,7 @@
 //! The filter `tojson`, which writes what Python's `json.dumps` writes.
 
 use crate::interpreter::Values;
-use crate::meter::{Meter, Outcome, Sink, wrong};
+use crate::meter::{Evaluated, Meter, Sink, wrong};
 use crate::methods;
 use crate::value::{Dict, Key, Value, float_repr};
 
@@ -16,7 +16,7 @@ struct Style {
 }
 
 /// Writes `value` as JSON.
-pub(crate) fn tojson(value: &Value, values: Values, meter: &Meter) -> Outcome<Value> {
+pub(crate) fn tojson(value: &Value, values: Values, meter: &Meter) -> Evaluated<Value> {
     let [ascii, indent, separators, sort_keys] =
         values.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let flag = |value: Option<Value>| value.is_some_and(|value| value.truth());
@@ -49,7 +49,7 @@ pub(crate) fn tojson(value: &Value, values: Values, meter: &Meter) -> Outcome<Va
 }
 
 impl Style {
-    fn write(&self, value: &Value, level: usize, out: &mut Sink<'_>) -> Outcome<()> {
+    fn write(&self, value: &Value, level: usize, out: &mut Sink<'_>) -> Evaluated<()> {
         out.meter().steps(1)?;
         match value {
             Value::None => out.push("null"),
@@ -68,7 +68,7 @@ impl Style {
         }
     }
 
-    fn dict(&self, dict: &Dict, level: usize, out: &mut Sink<'_>) -> Outcome<()> {
+    fn dict(&self, dict: &Dict, level: usize, out: &mut Sink<'_>) -> Evaluated<()> {
         let mut entries: Vec<(&Key, &Value)> = dict.map.iter().collect();
         out.meter().make_items(entries.len())?;
         if self.sort_keys {
@@ -104,8 +104,8 @@ impl Style {
         count: usize,
         level: usize,
         out: &mut Sink<'m>,
-        write: impl Fn(usize, &mut Sink<'m>) -> Outcome<()>,
-    ) -> Outcome<()> {
+        write: impl Fn(usize, &mut Sink<'m>) -> Evaluated<()>,
+    ) -> Evaluated<()> {
         out.push(open)?;
         for index in 0..count {
             if index > 0 {
@@ -120,7 +120,7 @@ impl Style {
         out.push(close)
     }
 
-    fn line_break(&self, level: usize, out: &mut Sink<'_>) -> Outcome<()> {
+    fn line_break(&self, level: usize, out: &mut Sink<'_>) -> Evaluated<()> {
         match &self.indent {
             None => Ok(()),
             Some(indent) => {
@@ -130,7 +130,7 @@ impl Style {
         }
     }
 
-    fn text(&self, text: &str, out: &mut Sink<'_>) -> Outcome<()> {
+    fn text(&self, text: &str, out: &mut Sink<'_>) -> Evaluated<()> {
         out.push("\"")?;
         for c in text.chars() {
             match c {

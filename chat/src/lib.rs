@@ -107,7 +107,7 @@ impl Template {
         conversation: &Conversation,
         meter: &Meter,
         line: &mut u32,
-    ) -> meter::Outcome<String> {
+    ) -> meter::Evaluated<String> {
         let variables = conversation.values(meter)?;
         let global = |name: &str| variables.get(name).cloned().or_else(|| function(name));
         let mut interpreter = Interpreter::new(&self.parsed, meter, conversation.now, global);

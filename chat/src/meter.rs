@@ -16,10 +16,10 @@ pub(crate) enum Fault {
 }
 
 /// Result of an operation of the interpreter. The error is boxed, because recursive functions return it.
-pub(crate) type Outcome<T> = Result<T, Box<Fault>>;
+pub(crate) type Evaluated<T> = Result<T, Box<Fault>>;
 
 /// Returns the error of an invalid operation.
-pub(crate) fn wrong<T>(what: impl Into<String>) -> Outcome<T> {
+pub(crate) fn wrong<T>(what: impl Into<String>) -> Evaluated<T> {
     Err(Box::new(Fault::Wrong(what.into())))
 }
 
@@ -61,28 +61,28 @@ impl Meter {
     }
 
     /// Pays for `count` operations.
-    pub(crate) fn steps(&self, count: usize) -> Outcome<()> {
+    pub(crate) fn steps(&self, count: usize) -> Evaluated<()> {
         pay(&self.steps, count, Limit::Steps)
     }
 
     /// Pays for reading `bytes` bytes.
-    pub(crate) fn read(&self, bytes: usize) -> Outcome<()> {
+    pub(crate) fn read(&self, bytes: usize) -> Evaluated<()> {
         self.steps(1 + bytes / BYTES_PER_STEP)
     }
 
     /// Pays for creating `bytes` bytes. Callers pay before they allocate.
-    pub(crate) fn make(&self, bytes: usize) -> Outcome<()> {
+    pub(crate) fn make(&self, bytes: usize) -> Evaluated<()> {
         pay(&self.bytes, bytes, Limit::ValueBytes)?;
         self.read(bytes)
     }
 
     /// Pays for creating a list of `items` items.
-    pub(crate) fn make_items(&self, items: usize) -> Outcome<()> {
+    pub(crate) fn make_items(&self, items: usize) -> Evaluated<()> {
         self.make(items.saturating_mul(size_of::<crate::value::Value>()))
     }
 }
 
-fn pay(left: &Cell<u64>, amount: usize, limit: Limit) -> Outcome<()> {
+fn pay(left: &Cell<u64>, amount: usize, limit: Limit) -> Evaluated<()> {
     match left.get().checked_sub(amount as u64) {
         Some(rest) => {
             left.set(rest);
@@ -117,13 +117,13 @@ impl<'m> Sink<'m> {
         Sink { text: String::new(), meter, most_bytes, unpaid: 0 }
     }
 
-    pub(crate) fn push(&mut self, text: &str) -> Outcome<()> {
+    pub(crate) fn push(&mut self, text: &str) -> Evaluated<()> {
         self.pay(text.len())?;
         self.text.push_str(text);
         Ok(())
     }
 
-    fn pay(&mut self, bytes: usize) -> Outcome<()> {
+    fn pay(&mut self, bytes: usize) -> Evaluated<()> {
         if (self.text.len() as u64).saturating_add(bytes as u64) > self.most_bytes {
             return Err(Box::new(Fault::Limit(Limit::OutputBytes)));
         }
@@ -134,12 +134,12 @@ impl<'m> Sink<'m> {
         Ok(())
     }
 
-    pub(crate) fn push_char(&mut self, c: char) -> Outcome<()> {
+    pub(crate) fn push_char(&mut self, c: char) -> Evaluated<()> {
         self.push(c.encode_utf8(&mut [0; 4]))
     }
 
     /// Adds `text` `count` times.
-    pub(crate) fn push_repeated(&mut self, text: &str, count: usize) -> Outcome<()> {
+    pub(crate) fn push_repeated(&mut self, text: &str, count: usize) -> Evaluated<()> {
         self.pay(text.len().saturating_mul(count))?;
         (0..if text.is_empty() { 0 } else { count }).for_each(|_| self.text.push_str(text));
         Ok(())

@@ -3,7 +3,7 @@
 
 use crate::format;
 use crate::interpreter::Values;
-use crate::meter::{Meter, Outcome, Sink, wrong};
+use crate::meter::{Evaluated, Meter, Sink, wrong};
 use crate::value::{Value, View, is_space};
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ pub(crate) fn is_mutating(value: &Value, name: &str) -> bool {
 }
 
 /// Calls a method.
-pub(crate) fn call(value: &Value, name: &str, values: Values, meter: &Meter) -> Outcome<Value> {
+pub(crate) fn call(value: &Value, name: &str, values: Values, meter: &Meter) -> Evaluated<Value> {
     match value {
         Value::Str(text) => text_method(text, name, values, meter),
         Value::Dict(dict) => match name {
@@ -120,7 +120,7 @@ pub(crate) fn call(value: &Value, name: &str, values: Values, meter: &Meter) -> 
     }
 }
 
-fn text_of(value: Option<Value>, method: &str) -> Outcome<Arc<str>> {
+fn text_of(value: Option<Value>, method: &str) -> Evaluated<Arc<str>> {
     match value {
         Some(Value::Str(text)) => Ok(text),
         Some(Value::Undefined(message)) => wrong(message.to_string()),
@@ -129,7 +129,7 @@ fn text_of(value: Option<Value>, method: &str) -> Outcome<Arc<str>> {
     }
 }
 
-fn optional_text(value: Option<Value>, method: &str) -> Outcome<Option<Arc<str>>> {
+fn optional_text(value: Option<Value>, method: &str) -> Evaluated<Option<Arc<str>>> {
     match value {
         None | Some(Value::None) => Ok(None),
         some => text_of(some, method).map(Some),
@@ -137,7 +137,7 @@ fn optional_text(value: Option<Value>, method: &str) -> Outcome<Option<Arc<str>>
 }
 
 /// Returns a whole number, or `default` if there is none.
-pub(crate) fn whole(value: Option<Value>, default: i128, method: &str) -> Outcome<i128> {
+pub(crate) fn whole(value: Option<Value>, default: i128, method: &str) -> Evaluated<i128> {
     match value {
         None => Ok(default),
         Some(Value::Int(number)) => Ok(number),
@@ -146,12 +146,12 @@ pub(crate) fn whole(value: Option<Value>, default: i128, method: &str) -> Outcom
     }
 }
 
-fn made(text: String, meter: &Meter) -> Outcome<Value> {
+fn made(text: String, meter: &Meter) -> Evaluated<Value> {
     meter.make(text.len())?;
     Ok(Value::Str(text.into()))
 }
 
-fn texts<'a>(parts: impl IntoIterator<Item = &'a str>, meter: &Meter) -> Outcome<Vec<Value>> {
+fn texts<'a>(parts: impl IntoIterator<Item = &'a str>, meter: &Meter) -> Evaluated<Vec<Value>> {
     let mut values = Vec::new();
     for part in parts {
         meter.make_items(2)?;
@@ -162,11 +162,11 @@ fn texts<'a>(parts: impl IntoIterator<Item = &'a str>, meter: &Meter) -> Outcome
 }
 
 /// Pays for the list of the parts of a text, whose separators have at least `separator` bytes.
-fn pay_for_parts(text: &str, separator: usize, meter: &Meter) -> Outcome<()> {
+fn pay_for_parts(text: &str, separator: usize, meter: &Meter) -> Evaluated<()> {
     meter.make((text.len() / separator).saturating_mul(size_of::<&str>()))
 }
 
-fn text_method(text: &Arc<str>, name: &str, values: Values, meter: &Meter) -> Outcome<Value> {
+fn text_method(text: &Arc<str>, name: &str, values: Values, meter: &Meter) -> Evaluated<Value> {
     // Every method reads the text. Changes of case may make it longer.
     meter.read(text.len())?;
     match name {
@@ -331,12 +331,12 @@ fn window(
     start: Option<Value>,
     end: Option<Value>,
     name: &str,
-) -> Outcome<Option<(usize, usize)>> {
+) -> Evaluated<Option<(usize, usize)>> {
     if start.is_none() && end.is_none() {
         return Ok(Some((0, text.len())));
     }
     let length = text.chars().count() as i128;
-    let place = |bound: Option<Value>, default: i128| -> Outcome<i128> {
+    let place = |bound: Option<Value>, default: i128| -> Evaluated<i128> {
         let bound = bound.filter(|bound| !matches!(bound, Value::None));
         let at = whole(bound, default, name)?;
         Ok((if at < 0 { at.saturating_add(length) } else { at }).max(0))
@@ -352,7 +352,7 @@ fn window(
     Ok(Some((byte(start), byte(end))))
 }
 
-fn affix(text: &str, name: &str, values: Values, meter: &Meter) -> Outcome<Value> {
+fn affix(text: &str, name: &str, values: Values, meter: &Meter) -> Evaluated<Value> {
     let [affixes, start, end] = values.bind(name, ["affix", "start", "end"])?;
     let Some((start, end)) = window(text, start, end, name)? else { return Ok(Value::Bool(false)) };
     let text = &text[start..end];
@@ -372,7 +372,7 @@ fn affix(text: &str, name: &str, values: Values, meter: &Meter) -> Outcome<Value
     }
 }
 
-fn search(text: &str, name: &str, values: Values, meter: &Meter) -> Outcome<Value> {
+fn search(text: &str, name: &str, values: Values, meter: &Meter) -> Evaluated<Value> {
     let [part, start, end] = values.bind(name, ["sub", "start", "end"])?;
     let part = text_of(part, name)?;
     // Finding the bounds reads the text again.
@@ -395,7 +395,7 @@ fn search(text: &str, name: &str, values: Values, meter: &Meter) -> Outcome<Valu
 }
 
 /// Replaces up to `count` occurrences.
-pub(crate) fn replace(text: &str, old: &str, new: &str, count: usize, meter: &Meter) -> Outcome<Value> {
+pub(crate) fn replace(text: &str, old: &str, new: &str, count: usize, meter: &Meter) -> Evaluated<Value> {
     let mut replaced = Sink::new(meter);
     let mut rest = 0;
     for (at, _) in text.match_indices(old).take(count) {
@@ -407,7 +407,7 @@ pub(crate) fn replace(text: &str, old: &str, new: &str, count: usize, meter: &Me
     Ok(Value::Str(replaced.finish().into()))
 }
 
-fn pad(text: &str, name: &str, values: Values, meter: &Meter) -> Outcome<Value> {
+fn pad(text: &str, name: &str, values: Values, meter: &Meter) -> Evaluated<Value> {
     let [width, fill] = values.bind(name, ["width", "fillchar"])?;
     let fill = match optional_text(fill, name)? {
         None if name == "zfill" => "0".into(),
@@ -433,7 +433,7 @@ fn pad(text: &str, name: &str, values: Values, meter: &Meter) -> Outcome<Value> 
     Ok(Value::Str(padded.finish().into()))
 }
 
-fn expand_tabs(text: &str, size: i128, meter: &Meter) -> Outcome<Value> {
+fn expand_tabs(text: &str, size: i128, meter: &Meter) -> Evaluated<Value> {
     let size = usize::try_from(size).unwrap_or(0);
     let mut expanded = Sink::new(meter);
     let mut column = 0;

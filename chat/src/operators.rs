@@ -2,7 +2,7 @@
 
 use crate::ast::Binary;
 use crate::format;
-use crate::meter::{Meter, Outcome, Sink, wrong};
+use crate::meter::{Evaluated, Meter, Sink, wrong};
 use crate::value::{Key, Value};
 
 /// A number in an operation. Python computes with whole numbers as long as both operands are whole.
@@ -33,12 +33,12 @@ fn pair(left: &Value, right: &Value) -> Option<Pair> {
     }
 }
 
-fn in_range(number: Option<i128>) -> Outcome<Value> {
+fn in_range(number: Option<i128>) -> Evaluated<Value> {
     number.map_or_else(|| wrong("the result of an operation is too large"), |number| Ok(Value::Int(number)))
 }
 
 /// Returns the result of an operator with two operands.
-pub(crate) fn binary(operator: Binary, left: &Value, right: &Value, meter: &Meter) -> Outcome<Value> {
+pub(crate) fn binary(operator: Binary, left: &Value, right: &Value, meter: &Meter) -> Evaluated<Value> {
     if let Value::Undefined(message) = left {
         return wrong(message.to_string());
     }
@@ -69,12 +69,12 @@ pub(crate) fn binary(operator: Binary, left: &Value, right: &Value, meter: &Mete
     }
 }
 
-fn joined(a: &[Value], b: &[Value], meter: &Meter) -> Outcome<Vec<Value>> {
+fn joined(a: &[Value], b: &[Value], meter: &Meter) -> Evaluated<Vec<Value>> {
     meter.make_items(a.len() + b.len())?;
     Ok(a.iter().chain(b).cloned().collect())
 }
 
-fn repeated(sequence: &Value, count: i128, meter: &Meter) -> Outcome<Value> {
+fn repeated(sequence: &Value, count: i128, meter: &Meter) -> Evaluated<Value> {
     let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
     match sequence {
         Value::Str(text) => {
@@ -92,7 +92,7 @@ fn repeated(sequence: &Value, count: i128, meter: &Meter) -> Outcome<Value> {
     }
 }
 
-fn arithmetic(operator: Binary, numbers: Pair) -> Outcome<Value> {
+fn arithmetic(operator: Binary, numbers: Pair) -> Evaluated<Value> {
     match numbers {
         Pair::Whole(_, 0) | Pair::Real(_, 0.0)
             if matches!(operator, Binary::Divide | Binary::FloorDivide | Binary::Modulo) =>
@@ -138,7 +138,7 @@ fn floor_divide(a: i128, b: i128) -> Option<i128> {
     Some(if rest != 0 && (rest < 0) != (b < 0) { quotient - 1 } else { quotient })
 }
 
-pub(crate) fn negate(value: &Value) -> Outcome<Value> {
+pub(crate) fn negate(value: &Value) -> Evaluated<Value> {
     match value {
         Value::Float(number) => Ok(Value::Float(-number)),
         Value::Undefined(message) => wrong(message.to_string()),
@@ -149,7 +149,7 @@ pub(crate) fn negate(value: &Value) -> Outcome<Value> {
     }
 }
 
-pub(crate) fn plus(value: &Value) -> Outcome<Value> {
+pub(crate) fn plus(value: &Value) -> Evaluated<Value> {
     match value {
         Value::Float(_) => Ok(value.clone()),
         Value::Undefined(message) => wrong(message.to_string()),
@@ -161,7 +161,7 @@ pub(crate) fn plus(value: &Value) -> Outcome<Value> {
 }
 
 /// Returns whether `container` contains `item`.
-pub(crate) fn contains(container: &Value, item: &Value, meter: &Meter) -> Outcome<bool> {
+pub(crate) fn contains(container: &Value, item: &Value, meter: &Meter) -> Evaluated<bool> {
     match (container, item) {
         (Value::Undefined(_), _) => Ok(false),
         (Value::Str(text), Value::Str(part)) => {
@@ -189,7 +189,7 @@ pub(crate) fn contains(container: &Value, item: &Value, meter: &Meter) -> Outcom
 }
 
 /// Returns the item at an index, which may count from the end.
-pub(crate) fn indexed(value: &Value, index: &Value, meter: &Meter) -> Outcome<Value> {
+pub(crate) fn indexed(value: &Value, index: &Value, meter: &Meter) -> Evaluated<Value> {
     let index = whole(index).unwrap_or_default();
     let place = |length: usize| {
         let from_start = if index < 0 { index.saturating_add(length as i128) } else { index };
@@ -216,7 +216,7 @@ pub(crate) fn indexed(value: &Value, index: &Value, meter: &Meter) -> Outcome<Va
 }
 
 /// Returns the indices that a slice `start:end:step` selects from `length` items.
-fn slice_places(bounds: &[Value; 3], length: usize) -> Outcome<Vec<usize>> {
+fn slice_places(bounds: &[Value; 3], length: usize) -> Evaluated<Vec<usize>> {
     let mut numbers = [None; 3];
     for (number, bound) in numbers.iter_mut().zip(bounds) {
         *number = match bound {
@@ -251,11 +251,11 @@ fn slice_places(bounds: &[Value; 3], length: usize) -> Outcome<Vec<usize>> {
 }
 
 /// Returns the items that a slice selects.
-pub(crate) fn slice(value: &Value, bounds: &[Value; 3], meter: &Meter) -> Outcome<Value> {
+pub(crate) fn slice(value: &Value, bounds: &[Value; 3], meter: &Meter) -> Evaluated<Value> {
     if let Value::Undefined(message) = value {
         return wrong(message.to_string());
     }
-    let pick = |items: &[Value]| -> Outcome<Vec<Value>> {
+    let pick = |items: &[Value]| -> Evaluated<Vec<Value>> {
         meter.make_items(items.len())?;
         let places = slice_places(bounds, items.len())?;
         Ok(places.into_iter().filter_map(|at| items.get(at).cloned()).collect())

@@ -1,6 +1,6 @@
 //! The function `strftime_now`, which formats the time as C's `strftime` does in the locale "C".
 
-use crate::meter::{Outcome, Sink};
+use crate::meter::{Evaluated, Sink};
 use std::fmt::Write;
 
 /// A point in local time. `strftime_now` formats it.
@@ -127,7 +127,7 @@ impl Moment {
 }
 
 /// Writes `now` by `format`.
-pub(crate) fn strftime(now: &Moment, format: &str, out: &mut Sink<'_>) -> Outcome<()> {
+pub(crate) fn strftime(now: &Moment, format: &str, out: &mut Sink<'_>) -> Evaluated<()> {
     let mut rest = format;
     while let Some(at) = rest.find('%') {
         out.push(&rest[..at])?;

@@ -2,7 +2,7 @@
 
 use crate::filters;
 use crate::interpreter::{Interpreter, Values};
-use crate::meter::{Outcome, wrong};
+use crate::meter::{Evaluated, wrong};
 use crate::methods;
 use crate::operators;
 use crate::value::Value;
@@ -56,7 +56,7 @@ pub(crate) fn exists(name: &str) -> bool {
 }
 
 /// Returns whether a test holds for `value`.
-pub(crate) fn holds(with: &Interpreter<'_>, name: &str, value: &Value, values: Values) -> Outcome<bool> {
+pub(crate) fn holds(with: &Interpreter<'_>, name: &str, value: &Value, values: Values) -> Evaluated<bool> {
     // A test may be unknown as long as the template does not use it.
     if !exists(name) {
         return wrong(format!("no test is called {name:.40}"));
@@ -135,7 +135,7 @@ fn same(a: &Value, b: &Value) -> bool {
     }
 }
 
-fn remainder(value: &Value, divisor: &Value, with: &Interpreter<'_>) -> Outcome<Value> {
+fn remainder(value: &Value, divisor: &Value, with: &Interpreter<'_>) -> Evaluated<Value> {
     if matches!(value, Value::Str(_)) {
         return wrong("a text has no remainder");
     }

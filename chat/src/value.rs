@@ -1,7 +1,7 @@
 //! Values of a template, with Python's types and conversions to text.
 
 use crate::error::Limit;
-use crate::meter::{Fault, Meter, Outcome, Sink, wrong};
+use crate::meter::{Evaluated, Fault, Meter, Sink, wrong};
 use indexmap::{Equivalent, IndexMap};
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
@@ -89,7 +89,7 @@ fn number_of(value: &Value) -> Option<f64> {
 
 impl Key {
     /// Returns the key for `value`, or the error of an unhashable type.
-    pub(crate) fn new(value: Value) -> Outcome<Key> {
+    pub(crate) fn new(value: Value) -> Evaluated<Key> {
         match &value {
             Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Str(_) => Ok(Key(value)),
             Value::Tuple(items) => {
@@ -163,20 +163,20 @@ impl Equivalent<Key> for TextKey<'_> {
     }
 }
 
-fn depth_above(values: impl Iterator<Item = u32>) -> Outcome<u32> {
+fn depth_above(values: impl Iterator<Item = u32>) -> Evaluated<u32> {
     let depth = values.max().unwrap_or(0) + 1;
     if depth > MAX_DEPTH { Err(Box::new(Fault::Limit(Limit::Depth))) } else { Ok(depth) }
 }
 
 impl Items {
-    pub(crate) fn new(items: Vec<Value>) -> Outcome<Arc<Items>> {
+    pub(crate) fn new(items: Vec<Value>) -> Evaluated<Arc<Items>> {
         let depth = depth_above(items.iter().map(Value::depth))?;
         Ok(Arc::new(Items { items, depth }))
     }
 }
 
 impl Dict {
-    pub(crate) fn new(map: IndexMap<Key, Value>) -> Outcome<Arc<Dict>> {
+    pub(crate) fn new(map: IndexMap<Key, Value>) -> Evaluated<Arc<Dict>> {
         // A key may be a tuple.
         let depths = map.iter().map(|(key, value)| key.0.depth().max(value.depth()));
         let depth = depth_above(depths)?;
@@ -195,11 +195,11 @@ impl From<&str> for Value {
 }
 
 impl Value {
-    pub(crate) fn list(items: Vec<Value>) -> Outcome<Value> {
+    pub(crate) fn list(items: Vec<Value>) -> Evaluated<Value> {
         Items::new(items).map(Value::List)
     }
 
-    pub(crate) fn tuple(items: Vec<Value>) -> Outcome<Value> {
+    pub(crate) fn tuple(items: Vec<Value>) -> Evaluated<Value> {
         Items::new(items).map(Value::Tuple)
     }
 
@@ -284,7 +284,7 @@ impl Value {
     }
 
     /// Returns the items over which Python iterates.
-    pub(crate) fn items(&self, meter: &Meter) -> Outcome<Vec<Value>> {
+    pub(crate) fn items(&self, meter: &Meter) -> Evaluated<Vec<Value>> {
         match self {
             Value::Undefined(_) => Ok(Vec::new()),
             Value::Str(text) => {
@@ -308,7 +308,7 @@ impl Value {
     }
 
     /// Returns whether two values are equal.
-    pub(crate) fn equals(&self, other: &Value, meter: &Meter) -> Outcome<bool> {
+    pub(crate) fn equals(&self, other: &Value, meter: &Meter) -> Evaluated<bool> {
         meter.steps(1)?;
         Ok(match (self, other) {
             (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
@@ -351,7 +351,7 @@ impl Value {
     }
 
     /// Compares two values. Values of different types have no order, except numbers.
-    pub(crate) fn compare(&self, other: &Value, meter: &Meter) -> Outcome<Option<Ordering>> {
+    pub(crate) fn compare(&self, other: &Value, meter: &Meter) -> Evaluated<Option<Ordering>> {
         meter.steps(1)?;
         match (self, other) {
             (Value::Undefined(message), _) | (_, Value::Undefined(message)) => wrong(message.to_string()),
@@ -376,7 +376,7 @@ impl Value {
     }
 
     /// Writes the value as Python's `str` does.
-    pub(crate) fn write(&self, out: &mut Sink<'_>) -> Outcome<()> {
+    pub(crate) fn write(&self, out: &mut Sink<'_>) -> Evaluated<()> {
         match self {
             Value::Undefined(_) => Ok(()),
             Value::Str(text) => out.push(text),
@@ -385,7 +385,7 @@ impl Value {
     }
 
     /// Returns the value as text, as Python's `str` does.
-    pub(crate) fn to_text(&self, meter: &Meter) -> Outcome<Arc<str>> {
+    pub(crate) fn to_text(&self, meter: &Meter) -> Evaluated<Arc<str>> {
         if let Value::Str(text) = self {
             return Ok(Arc::clone(text));
         }
@@ -395,7 +395,7 @@ impl Value {
     }
 
     /// Writes the value as Python's `repr` does.
-    pub(crate) fn write_repr(&self, out: &mut Sink<'_>) -> Outcome<()> {
+    pub(crate) fn write_repr(&self, out: &mut Sink<'_>) -> Evaluated<()> {
         out.meter().steps(1)?;
         match self {
             Value::Undefined(_) => out.push("Undefined"),
@@ -421,7 +421,7 @@ impl Value {
     }
 }
 
-fn view_items(dict: &Dict, view: View, meter: &Meter) -> Outcome<Vec<Value>> {
+fn view_items(dict: &Dict, view: View, meter: &Meter) -> Evaluated<Vec<Value>> {
     meter.make_items(dict.map.len())?;
     Ok(match view {
         View::Keys => dict.map.keys().map(|key| key.0.clone()).collect(),
@@ -429,12 +429,12 @@ fn view_items(dict: &Dict, view: View, meter: &Meter) -> Outcome<Vec<Value>> {
         View::Items => {
             meter.make_items(dict.map.len().saturating_mul(3))?;
             let pairs = dict.map.iter().map(|(key, value)| Value::tuple(vec![key.0.clone(), value.clone()]));
-            pairs.collect::<Outcome<_>>()?
+            pairs.collect::<Evaluated<_>>()?
         }
     })
 }
 
-fn write_sequence(items: &[Value], open: &str, close: &str, out: &mut Sink<'_>) -> Outcome<()> {
+fn write_sequence(items: &[Value], open: &str, close: &str, out: &mut Sink<'_>) -> Evaluated<()> {
     out.push(open)?;
     for (index, item) in items.iter().enumerate() {
         if index > 0 {
@@ -445,7 +445,7 @@ fn write_sequence(items: &[Value], open: &str, close: &str, out: &mut Sink<'_>) 
     out.push(close)
 }
 
-fn write_dict(dict: &Dict, out: &mut Sink<'_>) -> Outcome<()> {
+fn write_dict(dict: &Dict, out: &mut Sink<'_>) -> Evaluated<()> {
     out.push("{")?;
     for (index, (key, value)) in dict.map.iter().enumerate() {
         if index > 0 {
@@ -477,7 +477,7 @@ pub(crate) fn float_repr(number: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-fn write_text_repr(text: &str, out: &mut Sink<'_>) -> Outcome<()> {
+fn write_text_repr(text: &str, out: &mut Sink<'_>) -> Evaluated<()> {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push_char(quote)?;
     for c in text.chars() {
