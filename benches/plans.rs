@@ -161,7 +161,8 @@ impl Rates {
 impl<'a> Bench<'a> {
     fn new(arguments: &'a Arguments) -> Result<Self> {
         let model = model(&arguments.model, arguments.layers)?;
-        let mut options = DeviceOptions::selecting(&*arguments.device).throttled(arguments.throttle.clone());
+        let mut options = DeviceOptions::selecting(&*arguments.device);
+        options.throttles = arguments.throttle.clone();
         (options.cpu_devices, options.cpu_threads) = (arguments.cpu_devices, arguments.threads);
         let devices = Devices::probe(&options)?;
         println!("{}", devices.start_line());

@@ -46,7 +46,8 @@ fn main() -> Result<()> {
     let shape = Shape { tensor_type: TensorType::Q8_0, layers: 4, vocabulary: 2048, ..Preset::M300.shape() };
     let model = Model::from_bytes("synthetic", ragtag_synth::in_memory(&shape, 1)?)?;
     let throttles = vec!["cpu:0=threads:2".parse()?, "cpu:1=duty:50%".parse()?];
-    let mut options = DeviceOptions::selecting("cpu").throttled(throttles);
+    let mut options = DeviceOptions::selecting("cpu");
+    options.throttles = throttles;
     (options.cpu_devices, options.cpu_threads) = (2, Some(1));
     let devices = Devices::probe(&options)?;
     println!(

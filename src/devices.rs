@@ -40,13 +40,13 @@ pub struct DeviceOptions {
     pub cpu_threads: Option<u32>,
     /// Child process in which drivers are probed, because a driver may crash. If it is `None`, this process
     /// probes the drivers.
-    pub(crate) probe_child: Option<ProbeChild>,
+    pub probe_child: Option<ProbeChild>,
     /// Program and arguments of the child process that compiles HIP kernels, because the HIP compiler may
     /// crash. The program must call `ragtag::compile_for_hip`. If the list is empty, this process compiles
     /// the kernels.
-    pub(crate) hip_compiler: Vec<OsString>,
+    pub hip_compiler: Vec<OsString>,
     /// Artificial slow-downs of devices and links, for tests.
-    pub(crate) throttles: Vec<ThrottleSpec>,
+    pub throttles: Vec<ThrottleSpec>,
     /// Kernels for matmuls with many rows: Ragtag's own kernels, or those of a GEMM library.
     pub gemm: GemmChoice,
 }
@@ -61,12 +61,6 @@ impl DeviceOptions {
     /// Caps the memory that plans use, as described at [`memory`](Self::memory).
     pub fn capping_memory(self, caps: impl Into<String>) -> Self {
         Self { memory: Some(caps.into()), ..self }
-    }
-
-    /// Replaces the throttles of devices and links, for benchmarks.
-    #[doc(hidden)]
-    pub fn throttled(self, throttles: Vec<ThrottleSpec>) -> Self {
-        Self { throttles, ..self }
     }
 }
 

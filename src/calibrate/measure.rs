@@ -87,7 +87,7 @@ struct Wanted<'a> {
 
 /// Timings of the blocks that are timed together, with warnings for the user.
 #[derive(Default)]
-struct Outcome {
+struct BlockTimings {
     timed: Vec<Timed>,
     /// Number of batches that were dropped because their timings vary too much.
     unsteady: usize,
@@ -279,7 +279,8 @@ impl Timer<'_> {
         if steps.window.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let Outcome { timed: whole, unsteady, mut warnings } = self.window(device, stage_us, together)?;
+        let BlockTimings { timed: whole, unsteady, mut warnings } =
+            self.window(device, stage_us, together)?;
         if unsteady > 0 {
             let (label, all) = (device.adapter().label(), whole.len() + unsteady);
             warnings.push(format!(
@@ -362,7 +363,7 @@ impl Timer<'_> {
 
     /// Times each decode step and each chunk on the window of blocks. Skips chunks that would take too long.
     /// A CPU's caches are swept before each decode step if the model is larger than the window.
-    fn window(&self, device: &mut SoloDevice, stage_us: f64, together: u32) -> Result<Outcome> {
+    fn window(&self, device: &mut SoloDevice, stage_us: f64, together: u32) -> Result<BlockTimings> {
         let (steps, label) = (self.steps, device.adapter().label());
         let window = self.decode_window(device)?;
         let sweep = self.sweep(device, &window, together);
@@ -370,23 +371,23 @@ impl Timer<'_> {
         self.warm_up(&mut stage, &steps.decode[0])?;
         let until = self.budget.share_after(DECODE_PART);
         let wanted = Wanted { batches: &steps.decode, segments: window, until, sweep };
-        let mut outcome = Outcome::default();
-        self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
+        let mut timings = BlockTimings::default();
+        self.steadily(&mut stage, &label, &mut timings, |stage, tick| {
             self.batches(stage, stage_us, &wanted, tick)
         })?;
         drop((stage, wanted));
         let chunks = steps.chunk_window(device.adapter());
         let batches = steps.chunks(device.adapter());
         if batches.is_empty() {
-            return Ok(outcome);
+            return Ok(timings);
         }
         let mut stage = self.load_window(device, chunks.clone(), false)?;
         let until = self.budget.share_after(CHUNKS_PART);
         let wanted = Wanted { batches, segments: chunks, until, sweep: None };
-        self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
+        self.steadily(&mut stage, &label, &mut timings, |stage, tick| {
             self.batches(stage, stage_us, &wanted, tick)
         })?;
-        Ok(outcome)
+        Ok(timings)
     }
 
     /// Returns a sweep of the weights that a CPU reads between two executions of `segments`, or `None` on a
@@ -429,22 +430,22 @@ impl Timer<'_> {
         &self,
         stage: &mut SoloStage<'_>,
         label: &str,
-        outcome: &mut Outcome,
+        timings: &mut BlockTimings,
         times: impl Fn(&mut SoloStage<'_>, &dyn Fn()) -> Result<Vec<Timed>>,
     ) -> Result<()> {
         let mut timed = times(stage, self.tick)?;
         if !self.is_quick() && self.drift(stage, &timed)?.is_some() {
             timed = times(stage, &|| ())?;
             if let Some((blocks, [first, last])) = self.drift(stage, &timed)? {
-                outcome.warnings.push(format!(
+                timings.warnings.push(format!(
                     "{label} drifts: {blocks} blocks took {first:.0} µs at the start and {last:.0} µs at the end"
                 ));
             }
         }
         let count = timed.len();
         timed.retain(|timed| !timed.stats.is_unsteady());
-        outcome.unsteady += count - timed.len();
-        outcome.timed.extend(timed);
+        timings.unsteady += count - timed.len();
+        timings.timed.extend(timed);
         Ok(())
     }
 

@@ -1,16 +1,15 @@
 //! Implements `ragtag bench`, which measures the speed of prompt processing (pp) and generation (tg) in
 //! tokens per second, like llama-bench.
 
-use super::args::BenchArgs;
+use super::args::{BenchArgs, BenchCommand};
 use super::compare;
-use super::defaults::median;
 use super::files;
 use super::output::{inform, print_json, set_quiet, show, table};
-use super::plan::{check_blocks, placed, summary};
+use super::placed::{check_blocks, placed};
+use super::plan_table::summary;
 use super::progress;
-use super::records::Records;
 use super::wanted::{Needs, workload};
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::session::Session;
@@ -37,16 +36,12 @@ struct Measurement {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
-    set_quiet(args.quiet);
-    if args.links {
+    if let Some(BenchCommand::Links(args)) = &args.command {
         return super::links::bench(args);
     }
-    if args.defaults {
-        return super::defaults::run(args);
-    }
+    set_quiet(args.quiet);
     let outputs = args.records.files().chain(&args.comparison.html);
     files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
-    let records = Records::new(&args.records);
     let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let tests = tests(args);
     if tests.is_empty() {
@@ -55,7 +50,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let longest = |lengths: &[u32]| lengths.iter().copied().max().unwrap_or(0);
     let needs = Needs {
         asked: args.parallel,
-        context: tests.iter().map(|test| test.positions()).max(),
+        context: tests.iter().map(|test| test.tokens()).max(),
         request: args.request,
         workload: workload(longest(&args.pp) as usize, longest(&args.tg)),
         verified: args.transfers.verify_transfers,
@@ -64,13 +59,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
     let parallel = placed.plan.sequences;
-    let options = || {
-        args.transfers.over(EngineOptions {
-            trace: records.wants_trace() || args.comparison.html.is_some(),
-            progress: Some(progress::loading()),
-            ..EngineOptions::default()
-        })
-    };
+    let is_traced = args.records.trace.is_some() || args.comparison.html.is_some();
+    let options = || args.transfers.options(is_traced);
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
         for test in &tests {
@@ -118,7 +108,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     };
     // A failed write does not affect the other outputs.
     let drawn = compare::write_page(&args.comparison, &engine, &comparison);
-    printed.and(drawn).and(records.write(&model, &placed.devices, engine))
+    printed.and(drawn).and(args.records.write(&model, &placed.devices, engine))
 }
 
 fn tests(args: &BenchArgs) -> Vec<Test> {
@@ -135,22 +125,6 @@ impl Test {
         }
     }
 
-    /// Returns the number of prompt tokens and the number of new tokens per sequence. A prompt test generates
-    /// one token, because the arrival of this token marks the end of prefill.
-    fn shape(self) -> (u32, u32) {
-        match self {
-            Test::Prompt(n) => (n, 1),
-            Test::Generate(n) => (1, n),
-        }
-    }
-
-    /// Returns the number of KV positions that a sequence of the test needs. The last new token needs no
-    /// position, because it is never an input.
-    fn positions(self) -> u32 {
-        let (prompt, new) = self.shape();
-        prompt.saturating_add(new - 1)
-    }
-
     /// Returns the burst that runs the test with `sequences` sequences.
     fn burst(self, sequences: u32) -> Burst {
         match self {
@@ -159,7 +133,10 @@ impl Test {
         }
     }
 
-    fn counted_tokens(self) -> u32 {
+    /// Returns the number of tokens that the rate of a sequence counts. It is also the number of KV positions
+    /// that the sequence needs: a prompt is followed by one new token, a generation follows a prompt of one
+    /// token, and the last new token is never an input.
+    fn tokens(self) -> u32 {
         match self {
             Test::Prompt(n) | Test::Generate(n) => n,
         }
@@ -173,7 +150,7 @@ fn measure(
     repetitions: u32,
     bar: &indicatif::ProgressBar,
 ) -> Result<Measurement> {
-    let tokens = u64::from(test.counted_tokens()) * u64::from(parallel);
+    let tokens = u64::from(test.tokens()) * u64::from(parallel);
     let mut samples = Vec::new();
     for _ in 0..repetitions {
         samples.push(tokens as f64 / once(session, &test.burst(parallel))?);
@@ -213,4 +190,12 @@ fn as_table(model: &Model, engine: &Engine, measurements: &[Measurement]) -> Str
         ]);
     }
     format!("{table}\n")
+}
+
+fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let (low, high) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
+    let at = |index: usize| sorted.get(index).copied().unwrap_or(0.0);
+    (at(low) + at(high)) / 2.0
 }

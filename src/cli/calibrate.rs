@@ -15,17 +15,17 @@ use std::sync::OnceLock;
 
 pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
-    let mut devices = super::open_devices(&args.devices)?;
+    let mut selection = super::device_options(&args.devices);
     if args.every_api {
-        let mut every = super::device_options(&args.devices);
-        every.requested = Some(devices.labels_of_every_api().join(","));
-        devices = super::opened(Devices::probe_all(&every))?;
+        // `Devices::probe` would probe only the APIs that the selection names.
+        selection.requested = Some(Devices::probe_all(&selection)?.labels_of_every_api().join(","));
     }
+    let devices = super::opened(Devices::probe(&selection))?;
     if args.devices.strict {
         super::strict::check(&devices, &model)?;
     }
     let options = CalibrationOptions {
-        activations: args.activations.into(),
+        activations: args.activations,
         kv: args.kv.types(usual_kv(args.activations))?,
         chunk: args.chunk.unwrap_or(MAX_CHUNK),
         sequences: args.parallel,

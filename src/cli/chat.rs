@@ -1,15 +1,15 @@
 //! Implements `ragtag chat`, a conversation in the terminal.
 
-use super::args::{ChatArgs, ReasoningArg};
+use super::args::ChatArgs;
 use super::files::{input_name, read_input, write_file};
 use super::output::{inform, note, offer, offer_shown, set_quiet, to_json};
-use super::plan::{placed, summary};
-use super::progress;
+use super::placed::placed;
+use super::plan_table::summary;
 use super::run::{figures, generation};
 use super::stream::events;
 use super::wanted::Needs;
 use crate::dialogue::{Dialogue, Piece, ReasoningSplitter};
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
 use crate::model::{Model, file_name};
@@ -48,11 +48,8 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     generation.max_tokens = args.tokens.unwrap_or(placed.plan.context);
     inform(&summary(&placed.plan));
-    let options = EngineOptions { progress: Some(progress::loading()), ..EngineOptions::default() };
-    let engine = placed.start(&model, args.transfers.over(options))?;
-    let mut chat =
-        Chat { dialogue, engine, generation, shows_reasoning: args.reasoning == ReasoningArg::Show };
-    chat.converse()
+    let engine = placed.start(&model, args.transfers.options(false))?;
+    Chat { dialogue, engine, generation, shows_reasoning: args.reasoning }.converse()
 }
 
 /// Creates the conversation that the arguments describe. Checks templates and files before anything is loaded.

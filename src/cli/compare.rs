@@ -4,7 +4,7 @@
 use super::args::CompareArgs;
 use super::files::write_file;
 use super::output::{inform, note, table};
-use super::plan::Placed;
+use super::placed::Placed;
 use crate::calibrate::Calibration;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;

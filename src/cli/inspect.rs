@@ -11,8 +11,7 @@ use std::collections::BTreeMap;
 
 pub(super) fn run(args: &InspectArgs) -> Result<()> {
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
-    let (graph, activations) =
-        (model.graph().with_granularity(args.granularity.into()), args.activations.into());
+    let (graph, activations) = (model.graph().with_granularity(args.granularity), args.activations);
     if args.dot {
         return print(&graph.dot(activations));
     }

@@ -1,7 +1,8 @@
 //! Requested types of keys and values.
 
+use super::args::choice;
 use crate::error::{Error, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ragtag_kernels::{CacheType, KvType};
 
 /// Arguments that select the types of keys and values.
@@ -9,39 +10,19 @@ use ragtag_kernels::{CacheType, KvType};
 pub(crate) struct KvArgs {
     /// Type of keys and values in the KV cache. q8_0 and q4_0 quantize 32 dimensions of a head together.
     /// Default: the type in the plan with --plan, otherwise f32 with --activations f32, otherwise f16.
-    #[arg(long, value_name = "TYPE")]
-    kv: Option<Kv>,
+    #[arg(long, value_name = "TYPE", value_parser = choice(TYPES))]
+    kv: Option<CacheType>,
     /// Type of keys in the KV cache. Default: the type of --kv.
-    #[arg(long, value_name = "TYPE")]
-    kv_keys: Option<Kv>,
+    #[arg(long, value_name = "TYPE", value_parser = choice(TYPES))]
+    kv_keys: Option<CacheType>,
     /// Type of values in the KV cache: the type of keys, or q4_0 with q8_0 keys. Default: the type of --kv.
-    #[arg(long, value_name = "TYPE")]
-    kv_values: Option<Kv>,
+    #[arg(long, value_name = "TYPE", value_parser = choice(TYPES))]
+    kv_values: Option<CacheType>,
 }
 
-/// Type of keys, or of values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kv {
-    #[value(name = "f32")]
-    F32,
-    #[value(name = "f16")]
-    F16,
-    #[value(name = "q8_0")]
-    Q8_0,
-    #[value(name = "q4_0")]
-    Q4_0,
-}
-
-impl From<Kv> for CacheType {
-    fn from(arg: Kv) -> Self {
-        match arg {
-            Kv::F32 => CacheType::F32,
-            Kv::F16 => CacheType::F16,
-            Kv::Q8_0 => CacheType::Q8_0,
-            Kv::Q4_0 => CacheType::Q4_0,
-        }
-    }
-}
+/// Names of the types.
+const TYPES: &[(&str, CacheType)] =
+    &[("f32", CacheType::F32), ("f16", CacheType::F16), ("q8_0", CacheType::Q8_0), ("q4_0", CacheType::Q4_0)];
 
 impl KvArgs {
     /// Returns the requested types. `usual` are the types that apply if the user requests none.
@@ -49,8 +30,8 @@ impl KvArgs {
     /// # Errors
     /// [`Error::Usage`] if no kernels exist for the pair of types.
     pub(super) fn types(&self, usual: KvType) -> Result<KvType> {
-        let keys = self.kv_keys.or(self.kv).map_or(usual.keys(), CacheType::from);
-        let values = self.kv_values.or(self.kv).map_or(usual.values(), CacheType::from);
+        let keys = self.kv_keys.or(self.kv).unwrap_or(usual.keys());
+        let values = self.kv_values.or(self.kv).unwrap_or(usual.values());
         KvType::new(keys, values).map_err(|error| Error::Usage(error.to_string()))
     }
 }
@@ -63,10 +44,13 @@ mod tests {
     fn keys_and_values_default_to_the_common_type() {
         let types = |kv, kv_keys, kv_values| KvArgs { kv, kv_keys, kv_values }.types(KvType::F16);
         assert_eq!(types(None, None, None).unwrap(), KvType::F16);
-        assert_eq!(types(Some(Kv::F32), None, None).unwrap(), KvType::F32);
-        assert_eq!(types(Some(Kv::Q8_0), None, Some(Kv::Q4_0)).unwrap(), KvType::Q8_0Q4_0);
-        assert_eq!(types(Some(Kv::F32), Some(Kv::Q4_0), Some(Kv::Q4_0)).unwrap(), KvType::Q4_0);
-        let error = types(None, Some(Kv::Q8_0), None).unwrap_err().to_string();
+        assert_eq!(types(Some(CacheType::F32), None, None).unwrap(), KvType::F32);
+        assert_eq!(types(Some(CacheType::Q8_0), None, Some(CacheType::Q4_0)).unwrap(), KvType::Q8_0Q4_0);
+        assert_eq!(
+            types(Some(CacheType::F32), Some(CacheType::Q4_0), Some(CacheType::Q4_0)).unwrap(),
+            KvType::Q4_0
+        );
+        let error = types(None, Some(CacheType::Q8_0), None).unwrap_err().to_string();
         assert!(error.contains("q8_0 keys and f16 values"), "{error}");
     }
 }

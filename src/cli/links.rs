@@ -1,9 +1,9 @@
 //! Implements `ragtag devices --links`, which shows how devices are connected and which routes keep data
-//! intact, and `ragtag bench --links`, which measures the links.
+//! intact, and `ragtag bench links`, which measures the links.
 
-use super::args::{BenchArgs, DeviceArgs, DevicesArgs};
+use super::args::{BenchLinksArgs, DeviceArgs, DevicesArgs};
 use super::files::{self, is_standard, write_file};
-use super::output::{bytes, inform, note, print, print_json, show, table};
+use super::output::{bytes, inform, note, print, print_json, set_quiet, show, table};
 use super::progress;
 use crate::calibrate::{LinkOptions, LinkReport, ProbedLink};
 use crate::devices::Devices;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Selection if the user selects no devices. The links between GPUs and the processor are of interest too.
 const USUAL_SELECTION: &str = "auto,cpu";
-/// Time limit of `ragtag bench --links`.
+/// Time limit of `ragtag bench links`.
 const BENCH_LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs `ragtag devices --links`.
@@ -43,8 +43,9 @@ fn draw(path: &Path, report: &LinkReport) -> Result<()> {
     if is_standard(path) { print(&drawing) } else { write_file(path, drawing.as_bytes()) }
 }
 
-/// Runs `ragtag bench --links`. Measures all links again, with more repetitions and a longer time limit.
-pub(super) fn bench(args: &BenchArgs) -> Result<()> {
+/// Runs `ragtag bench links`. Measures all links again, with more repetitions and a longer time limit.
+pub(super) fn bench(args: &BenchLinksArgs) -> Result<()> {
+    set_quiet(args.quiet);
     let repetitions = args.repetitions as usize * LinkOptions::default().repetitions;
     let options = LinkOptions { reprobe: true, repetitions, limit: BENCH_LIMIT, ..LinkOptions::default() };
     let (devices, report) = probed(&args.devices, &options)?;

@@ -4,9 +4,9 @@
 use super::args::LogitsArgs;
 use super::files::{self, write_file};
 use super::output::inform;
-use super::plan::{placed, summary};
-use super::progress;
-use super::records::{self, Records};
+use super::placed::placed;
+use super::plan_table::summary;
+use super::records;
 use super::wanted::Needs;
 use crate::engine::EngineOptions;
 use crate::error::Result;
@@ -15,23 +15,17 @@ use crate::npy;
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let outputs = args.records.files().chain([&args.output]);
     files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
-    let records = Records::new(&args.records);
     let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let (context, verified) = (Some(args.ids.len() as u32), args.transfers.verify_transfers);
     let needs = Needs { all_logits: true, context, verified, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
-    let options = args.transfers.over(EngineOptions {
-        trace: records.wants_trace(),
-        all_logits: true,
-        progress: Some(progress::loading()),
-        ..EngineOptions::default()
-    });
+    let options = EngineOptions { all_logits: true, ..args.transfers.options(args.records.trace.is_some()) };
     let engine = placed.start(&model, options)?;
     let logits = super::block_on(engine.session().logits(&args.ids))?;
     let matrix = npy::encode(&logits, model.hyperparameters().vocabulary as usize);
     let done = || inform(&format!("{}: {} positions", args.output.display(), args.ids.len()));
     records::inform_verified(&engine);
     let written = write_file(&args.output, &matrix).map(|()| done());
-    written.and(records.write(&model, &placed.devices, engine))
+    written.and(args.records.write(&model, &placed.devices, engine))
 }

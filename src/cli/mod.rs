@@ -1,5 +1,5 @@
-//! The `ragtag` command. Each subcommand has its own module. The command uses only the public API of the
-//! library.
+//! The `ragtag` command. Each subcommand has its own module. Devices, plans and engines come from the public API
+//! of the library.
 
 mod args;
 mod bench;
@@ -7,7 +7,6 @@ mod calibrate;
 mod cards;
 mod chat;
 mod compare;
-mod defaults;
 mod devices;
 mod doctor;
 mod files;
@@ -18,7 +17,9 @@ mod logits;
 mod output;
 mod perplexity;
 mod pictures;
+mod placed;
 mod plan;
+mod plan_table;
 mod progress;
 mod records;
 mod run;
@@ -179,11 +180,7 @@ fn hip_compiler() -> Vec<OsString> {
     own.unwrap_or_default()
 }
 
-/// Probes and selects devices, and prints the selection to standard error.
-fn open_devices(args: &DeviceArgs) -> Result<Devices> {
-    opened(Devices::probe(&device_options(args)))
-}
-
+/// Prints the selection of devices to standard error.
 fn opened(devices: Result<Devices>) -> Result<Devices> {
     let devices = devices?;
     output::inform(&devices.start_line());

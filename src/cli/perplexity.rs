@@ -7,9 +7,10 @@
 use super::args::PerplexityArgs;
 use super::files;
 use super::output::{inform, print, print_json};
-use super::plan::{placed, summary};
+use super::placed::placed;
+use super::plan_table::summary;
 use super::progress;
-use super::records::{self, Records};
+use super::records;
 use super::wanted::Needs;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
@@ -27,7 +28,6 @@ const MAX_BYTES: u64 = 1 << 30;
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let inputs = args.model.iter().chain(&args.placement.plan).chain([&args.file]);
     files::check(args.records.files(), inputs)?;
-    let records = Records::new(&args.records);
     let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
@@ -36,12 +36,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let needs = Needs { all_logits: true, context: Some(context), verified, ..Needs::of(2) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
-    let options = args.transfers.over(EngineOptions {
-        trace: records.wants_trace(),
-        all_logits: true,
-        progress: Some(progress::loading()),
-        ..EngineOptions::default()
-    });
+    let options = EngineOptions { all_logits: true, ..args.transfers.options(args.records.trace.is_some()) };
     let engine = placed.start(&model, options)?;
     let score = super::block_on(score(&engine.session(), &pieces))?;
     let printed = if args.json {
@@ -59,7 +54,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
         let (perplexity, uncertainty) = (score.perplexity(), score.uncertainty());
         print(&format!("perplexity {perplexity:.4} ± {uncertainty:.4} over {} tokens\n", score.count))
     };
-    printed.and(records.write(&model, &placed.devices, engine))
+    printed.and(args.records.write(&model, &placed.devices, engine))
 }
 
 fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Vec<u32>>> {

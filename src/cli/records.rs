@@ -8,37 +8,19 @@ use crate::engine::{Engine, VerifiedTransfers};
 use crate::error::Result;
 use crate::model::Model;
 use serde_json::json;
+use std::path::PathBuf;
 
-/// Records that the user requested.
-#[derive(Debug)]
-pub(super) struct Records {
-    args: RecordArgs,
-}
-
-impl Records {
-    pub(super) fn new(args: &RecordArgs) -> Self {
-        Self { args: args.clone() }
-    }
-
-    pub(super) fn wants_trace(&self) -> bool {
-        self.args.trace.is_some()
-    }
-
-    /// Shuts the engine down and writes the requested records.
+impl RecordArgs {
+    /// Shuts the engine down and writes the records that the user requested.
     pub(super) fn write(&self, model: &Model, devices: &Devices, engine: Engine) -> Result<()> {
-        let receipt = match &self.args.receipt {
-            Some(path) => Some((path, receipt(model, devices, &engine)?)),
-            None => None,
-        };
+        let receipt = self.receipt.as_ref().map(|_| receipt(model, devices, &engine)).transpose()?;
         let trace = engine.shutdown();
-        let traced = match &self.args.trace {
-            Some(path) => write_file(path, trace.to_chrome_json().as_bytes()),
-            None => Ok(()),
+        let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| {
+            path.iter().try_for_each(|path| write_file(path, text().as_bytes()))
         };
-        let receipted = match receipt {
-            Some((path, receipt)) => write_file(path, format!("{receipt:#}\n").as_bytes()),
-            None => Ok(()),
-        };
+        // A failed write does not affect the other record.
+        let traced = write(&self.trace, &|| trace.to_chrome_json());
+        let receipted = write(&self.receipt, &|| format!("{:#}\n", receipt.clone().unwrap_or_default()));
         traced.and(receipted)
     }
 }

@@ -4,13 +4,13 @@ use super::args::{RunArgs, SamplingArgs};
 use super::compare;
 use super::files::{self, is_standard, read_input};
 use super::output::{inform, offer, print, print_json, set_quiet};
-use super::plan::{as_table, check_blocks, placed, summary};
-use super::progress;
-use super::records::{self, Records};
+use super::placed::{check_blocks, placed};
+use super::plan_table::{as_table, summary};
+use super::records;
 use super::stream::events;
 use super::wanted::{Needs, workload};
 use crate::dialogue::Dialogue;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Summary};
 use ragtag_scheduler::compare::Burst;
@@ -28,7 +28,6 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     set_quiet(args.quiet);
     let outputs = args.records.files().chain(&args.comparison.html);
     files::check(outputs, args.model.iter().chain(&args.placement.plan).chain(&args.file))?;
-    let records = Records::new(&args.records);
     let mut prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
     // Checks the settings before anything is loaded.
@@ -55,13 +54,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             inform(as_table(&placed.plan, is_capped).trim_end());
         }
     }
-    let options = || {
-        args.transfers.over(EngineOptions {
-            trace: records.wants_trace() || args.comparison.html.is_some(),
-            progress: Some(progress::loading()),
-            ..EngineOptions::default()
-        })
-    };
+    let is_traced = args.records.trace.is_some() || args.comparison.html.is_some();
+    let options = || args.transfers.options(is_traced);
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
         super::block_on(warm_up(&engine, ids.len()))?;
@@ -72,24 +66,24 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     }
 
     let echo = if args.no_echo { "" } else { &prompt };
-    let outcome = super::block_on(generate(&engine, echo, &ids, &generation, !args.json))?;
-    let comparison = placed.planner.compare(&engine, &bursts(&outcome.summary))?;
+    let generated = super::block_on(generate(&engine, echo, &ids, &generation, !args.json))?;
+    let comparison = placed.planner.compare(&engine, &bursts(&generated.summary))?;
     compare::note_contradictions(&placed, &comparison);
     let printed = if args.json {
         print_json(&json!({
-            "text": outcome.text,
-            "tokens": outcome.tokens,
+            "text": generated.text,
+            "tokens": generated.tokens,
             "prompt_tokens": ids,
-            "finish_reason": outcome.summary.reason,
+            "finish_reason": generated.summary.reason,
             "seed": generation.sampling.seed,
             "plan": engine.plan(),
-            "timings": outcome.summary.timings(),
+            "timings": generated.summary.timings(),
             "comparison": comparison,
             "replanned": replanned,
             "verified_transfers": engine.verified_transfers(),
         }))
     } else {
-        inform(&figures(&outcome.summary, generation.sampling.seed));
+        inform(&figures(&generated.summary, generation.sampling.seed));
         records::inform_verified(&engine);
         if args.compare || args.comparison.html.is_some() {
             inform(compare::as_table(&comparison).trim_end());
@@ -98,7 +92,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     };
     // A failed write does not affect the other outputs.
     let drawn = compare::write_page(&args.comparison, &engine, &comparison);
-    printed.and(drawn).and(records.write(&model, &placed.devices, engine))
+    printed.and(drawn).and(args.records.write(&model, &placed.devices, engine))
 }
 
 /// Returns the pipeline's error for a prompt that is too long, so that the command can fail before it loads
@@ -134,7 +128,7 @@ fn bursts(summary: &Summary) -> Vec<(Burst, f64)> {
     [prefill, decode].into_iter().filter(|(_, tokens_per_s)| *tokens_per_s > 0.0).collect()
 }
 
-struct Outcome {
+struct GeneratedText {
     text: String,
     tokens: Vec<u32>,
     summary: Summary,
@@ -148,7 +142,7 @@ async fn generate(
     ids: &[u32],
     generation: &Generation,
     shown: bool,
-) -> Result<Outcome> {
+) -> Result<GeneratedText> {
     let (mut text, mut tokens) = (String::new(), Vec::new());
     // The echo is printed with the first event, so that a rejected prompt is not echoed.
     let mut unprinted = shown.then_some(echo);
@@ -166,7 +160,7 @@ async fn generate(
         }
     });
     let summary = summary.await?;
-    Ok(Outcome { text, tokens, summary })
+    Ok(GeneratedText { text, tokens, summary })
 }
 
 fn prompt_text(args: &RunArgs) -> Result<String> {

@@ -3,7 +3,8 @@
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
 use super::output::{TextTable, bytes, inform, print_json, show, table};
-use super::plan::{for_fleet_or_devices, summary};
+use super::placed::for_fleet_or_devices;
+use super::plan_table::summary;
 use super::wanted::Needs;
 use crate::error::{Error, Result};
 use crate::files::read_text;

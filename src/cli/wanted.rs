@@ -1,6 +1,6 @@
 //! Requested placements. Merges the placement arguments with the plan file of `--plan`.
 
-use super::args::{ActivationsArg, GranularityArg, MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
+use super::args::{MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use super::files::{input_name, read_input};
 use super::output::note;
 use crate::error::{Error, Result};
@@ -20,34 +20,13 @@ const MAX_PINS: usize = 1 << 16;
 /// Device selection if the user gives none.
 const AUTO: &str = "auto";
 
-impl From<ActivationsArg> for Activations {
-    fn from(arg: ActivationsArg) -> Self {
-        match arg {
-            ActivationsArg::F32 => Activations::F32,
-            ActivationsArg::Int8 => Activations::Int8,
-        }
-    }
-}
-
-impl From<GranularityArg> for Granularity {
-    fn from(arg: GranularityArg) -> Self {
-        match arg {
-            GranularityArg::Block => Granularity::Block,
-            GranularityArg::Half => Granularity::HalfBlock,
-        }
-    }
-}
-
 /// Returns the default KV cache type for the type of activations.
-pub(super) fn usual_kv(activations: ActivationsArg) -> KvType {
-    match activations {
-        ActivationsArg::F32 => KvType::F32,
-        ActivationsArg::Int8 => KvType::F16,
-    }
+pub(super) fn usual_kv(activations: Activations) -> KvType {
+    if activations == Activations::F32 { KvType::F32 } else { KvType::F16 }
 }
 
 /// Requirements that a command sets for its plan, in addition to the user's placement arguments.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Needs {
     /// Number of concurrent sequences that the user requested, or `None` for the default.
     pub(super) asked: Option<u32>,
@@ -69,15 +48,7 @@ impl Needs {
     /// Creates needs in which `sequences` is the default number of concurrent sequences. All other fields
     /// have their defaults.
     pub(super) fn of(sequences: u32) -> Self {
-        Self {
-            asked: None,
-            sequences,
-            all_logits: false,
-            verified: false,
-            context: None,
-            request: RequestArgs::default(),
-            workload: Workload::default(),
-        }
+        Self { sequences, ..Self::default() }
     }
 }
 
@@ -123,7 +94,7 @@ impl<'a> Wanted<'a> {
     pub(super) fn activations(&self) -> Activations {
         match (self.args.activations, self.plan()) {
             (None, Some(plan)) => plan.activations,
-            (form, _) => form.unwrap_or(ActivationsArg::Int8).into(),
+            (form, _) => form.unwrap_or(Activations::Int8),
         }
     }
 
@@ -135,7 +106,7 @@ impl<'a> Wanted<'a> {
     fn usual_kv(&self) -> KvType {
         match self.plan() {
             Some(plan) if plan.activations == self.activations() => plan.kv,
-            _ => usual_kv(self.args.activations.unwrap_or(ActivationsArg::Int8)),
+            _ => usual_kv(self.args.activations.unwrap_or(Activations::Int8)),
         }
     }
 
@@ -157,7 +128,7 @@ impl<'a> Wanted<'a> {
 
     fn granularity(&self) -> Granularity {
         let usual = self.plan().map(|plan| plan.model.granularity).unwrap_or_default();
-        self.args.granularity.map_or(usual, Granularity::from)
+        self.args.granularity.unwrap_or(usual)
     }
 
     /// Checks that the plan file is valid for `model` and for the planner's devices.

@@ -2,8 +2,6 @@
 //! library's.
 
 mod caps;
-mod defaults;
-mod page;
 mod plans;
 mod selftest;
 mod tables;

@@ -92,10 +92,13 @@ fn commands_probe_links_once_unless_they_are_to_measure_again() {
     }
     assert_eq!(shown(&["--json"]), first, "the results are cached");
     // Each of these measures for seconds, so a commit tests one of them.
-    let anew: [&[&str]; 3] =
-        [&["bench", "-r", "1"], &["bench", "-r", "1", "--json"], &["devices", "--reprobe"]];
+    let anew: [&[&str]; 3] = [
+        &["bench", "links", "-r", "1"],
+        &["bench", "links", "-r", "1", "--json"],
+        &["devices", "--links", "--reprobe"],
+    ];
     for command in support::share(anew, anew.len(), 0) {
-        let (code, out, said) = run(cache.path(), &[command, &["--links"]].concat());
+        let (code, out, said) = run(cache.path(), command);
         assert_eq!(code, Some(0), "{said}");
         if command.contains(&"--json") {
             assert_eq!(out, shown(&["--json"]));

@@ -241,3 +241,13 @@ fn a_plan_meets_its_constraints_or_an_error_names_them() {
         assert!(err.contains(said), "{options:?}: {err}");
     }
 }
+
+#[test]
+fn old_spellings_of_options_still_work() {
+    let old =
+        done(&["plan", "--cpu-devices", "2", "--handicap", "cpu:1=duty:50%", "--boundary", "f32", "--json"]);
+    let new =
+        done(&["plan", "--cpu-devices", "2", "--throttle", "cpu:1=duty:50%", "--wire", "f32", "--json"]);
+    assert_eq!(old.json()["wire_type"], new.json()["wire_type"]);
+    assert!(old.err.contains("cpu:1=duty:50%"), "{}", old.err);
+}

@@ -1,0 +1,92 @@
+//! Arguments that describe a placement: its limits, its types, and the request to plan for.
+
+use super::{MAX_TOKENS, choice, switch};
+use crate::cli::kv::KvArgs;
+use clap::{Args, ValueEnum};
+use ragtag_graph::{Granularity, RopeScaling};
+use ragtag_kernels::Activations;
+use ragtag_planner::Objective;
+use std::path::PathBuf;
+
+/// Values of `--activations` and of `--granularity`.
+pub(super) const ACTIVATIONS: &[(&str, Activations)] =
+    &[("f32", Activations::F32), ("int8", Activations::Int8)];
+pub(super) const GRANULARITIES: &[(&str, Granularity)] =
+    &[("block", Granularity::Block), ("half|half-block", Granularity::HalfBlock)];
+
+/// Placement of the model on the devices.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Placement")]
+pub(crate) struct PlacementArgs {
+    /// Smallest unit of placement: a transformer block, or its attention and feed-forward halves. Default:
+    /// the granularity of the plan with --plan, otherwise block.
+    #[arg(long, value_name = "SIZE", value_parser = choice(GRANULARITIES))]
+    pub(crate) granularity: Option<Granularity>,
+    /// Place the segments yourself, first to last: 0-5=cpu:0,6-13=cpu:1. `ragtag inspect` lists the segment
+    /// numbers.
+    #[arg(long, value_name = "SPLIT", conflicts_with = "plan")]
+    pub(crate) split: Option<String>,
+    /// Use a plan written by `ragtag plan --json` ("-": standard input).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Place segments on a device, in the syntax of --split. For example, 0=cpu:0 places the embedding.
+    /// Repeatable.
+    #[arg(long, value_name = "SEGMENTS=DEVICE", conflicts_with_all = ["split", "plan"])]
+    pub(crate) pin: Vec<String>,
+    /// Leave a device out of the plan. Repeatable.
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["split", "plan"])]
+    pub(crate) exclude: Vec<String>,
+    /// Maximum number of stages.
+    #[arg(long, value_name = "N", conflicts_with_all = ["split", "plan"], value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
+    pub(crate) max_stages: Option<u32>,
+    /// Longest sequence that must fit, in tokens. Default: the longest sequence that fits, up to the model's
+    /// context.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16777216), allow_negative_numbers = true)]
+    pub(crate) ctx: Option<u32>,
+    /// RoPE scaling in place of the model's own, for contexts beyond the trained length: yarn:FACTOR or
+    /// linear:FACTOR. The model's context becomes its original context times the factor.
+    #[arg(long, value_name = "SCALING")]
+    pub(crate) rope_scaling: Option<RopeScaling>,
+    /// Maximum number of prompt tokens in one prefill micro-batch.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
+    pub(crate) chunk: Option<u32>,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
+    /// Type of activations in matmuls with quantized weights: f32 is exact, int8 is fast. Default: the type
+    /// in the plan with --plan, otherwise int8.
+    #[arg(long, value_name = "TYPE", value_parser = choice(ACTIVATIONS))]
+    pub(crate) activations: Option<Activations>,
+    /// Wire type of activations between stages. f16 halves the bytes, but is not allowed with --activations
+    /// f32. Default: the type in the plan with --plan, otherwise the type that is predicted to be faster.
+    #[arg(long, alias = "boundary", value_name = "TYPE")]
+    pub(crate) wire: Option<WireArg>,
+    /// Do not calibrate devices without a cached profile. Use datasheet, reported or assumed speeds instead.
+    /// Calibration takes at most 3 seconds, plus the time to compile kernels. Its result is cached.
+    #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
+    pub(crate) no_calibration: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WireArg {
+    Auto,
+    F32,
+    F16,
+}
+
+/// Request and objective to plan for.
+#[derive(Clone, Copy, Debug, Default, Args)]
+#[command(next_help_heading = "Request")]
+pub(crate) struct RequestArgs {
+    /// Optimization goal: latency (of one sequence), throughput, first-token, or a mix such as
+    /// mix:latency=1,throughput=2. Default: the goal of the plan with --plan, otherwise throughput.
+    #[arg(long, value_name = "OBJECTIVE")]
+    pub(crate) objective: Option<Objective>,
+    /// Prompt tokens of the request to plan for. Default: the number in the plan with --plan, otherwise the
+    /// length of the prompt (`run`), the longest -p (`bench`), or 512 (`plan`).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
+    pub(crate) prompt_tokens: Option<u32>,
+    /// Generated tokens of the request to plan for. Default: the number in the plan with --plan, otherwise -n
+    /// (`run`), the longest -n (`bench`), or 128 (`plan`).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
+    pub(crate) new_tokens: Option<u32>,
+}

@@ -1,0 +1,247 @@
+//! Arguments of the commands that run a model, and of their records.
+
+use super::devices::DeviceArgs;
+use super::placement::{PlacementArgs, RequestArgs};
+use super::{MAX_TOKENS, choice};
+use crate::cli::progress::loading;
+use crate::engine::EngineOptions;
+use clap::{ArgAction, Args};
+use ragtag_chat::Data;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ragtag run -p \"Once upon a time\"
+  ragtag run model.gguf -p \"The old woman\" -n 64 --temp 0 --cpu-devices 2
+  ragtag run model.gguf --chat -p \"Why is the sky blue?\"
+  ragtag run model.gguf -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
+  ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json
+  ragtag run -p \"Once upon a time\" --cpu-devices 2 --replan --compare")]
+pub(crate) struct RunArgs {
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
+    pub(crate) model: Option<PathBuf>,
+    /// Text to continue.
+    #[arg(short, long, value_name = "TEXT", default_value = "Once upon a time")]
+    pub(crate) prompt: String,
+    /// Read the prompt from a file ("-": standard input). One trailing line break is removed.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) file: Option<PathBuf>,
+    /// Use the prompt as a message of the user, in the model's chat format. The prompt is not echoed.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// System message of the chat.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub(crate) system: Option<String>,
+    /// Maximum number of tokens to generate.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
+    pub(crate) tokens: u32,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
+    #[command(flatten)]
+    pub(crate) request: RequestArgs,
+    #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
+    #[command(flatten)]
+    pub(crate) records: RecordArgs,
+    #[command(flatten)]
+    pub(crate) comparison: CompareArgs,
+    /// Compare predicted and measured times on standard error.
+    #[arg(long, help_heading = "Predicted against measured")]
+    pub(crate) compare: bool,
+    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
+    /// differ, exit with code 1. Loads a copy of these blocks.
+    #[arg(long)]
+    pub(crate) canary: bool,
+    /// Do not print the prompt before the generated text.
+    #[arg(long)]
+    pub(crate) no_echo: bool,
+    /// Print only errors and warnings on standard error.
+    #[arg(short, long, conflicts_with = "compare")]
+    pub(crate) quiet: bool,
+    /// Print one JSON object on standard output instead of the text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Sampling of the next token.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Temperature; 0 always takes the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
+    pub(crate) temp: f32,
+    /// Sample from the K most likely tokens; 0 disables the limit.
+    #[arg(long, value_name = "K", default_value_t = 40, allow_negative_numbers = true)]
+    pub(crate) top_k: u32,
+    /// Sample from the most likely tokens whose probabilities sum up to P; 1 disables the limit.
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
+    pub(crate) top_p: f32,
+    /// Sample only tokens at least P times as likely as the most likely token; 0 disables the limit.
+    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true)]
+    pub(crate) min_p: f32,
+    /// Penalty on tokens that occur in the recent text; 1 disables it.
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) repeat_penalty: f32,
+    /// Seed of the sampler. Default: a random seed, which is printed.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) seed: Option<u64>,
+    /// Stop before this text. Repeatable.
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) stop: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ragtag chat model.gguf
+  ragtag chat model.gguf --system \"Answer in one sentence.\" --device cuda:0,vulkan:1
+  ragtag chat model.gguf --set enable_thinking=false
+  ragtag chat model.gguf --load talk.json
+
+Commands in the chat: /help, /reset, /save FILE, /load FILE, /system TEXT, /exit. A line that ends with \\ continues on the \
+next line. Ctrl-C stops an answer.")]
+pub(crate) struct ChatArgs {
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
+    pub(crate) model: Option<PathBuf>,
+    /// System message.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Continue the conversation in this file, a JSON list of messages such as /save writes.
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
+    pub(crate) load: Option<PathBuf>,
+    /// Use the chat template in this file instead of the model's template.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) template: Option<PathBuf>,
+    /// Set a variable of the template to a JSON value. Repeatable.
+    #[arg(long, value_name = "NAME=JSON", value_parser = crate::cli::template::assignment)]
+    pub(crate) set: Vec<(String, Data)>,
+    /// Whether to show the reasoning of models that think before they answer.
+    #[arg(long, value_name = "CHOICE", default_value = "show", action = ArgAction::Set, value_parser = choice(&[("show", true), ("hide", false)]))]
+    pub(crate) reasoning: bool,
+    /// Maximum number of tokens of an answer. Default: as many as the context holds.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
+    pub(crate) tokens: Option<u32>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
+    #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
+    /// Print only answers, errors and warnings.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  ragtag logits model.gguf --ids 1,1798,717 -o out.npy --activations f32")]
+pub(crate) struct LogitsArgs {
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
+    pub(crate) model: Option<PathBuf>,
+    /// Comma-separated token ids. The model needs no tokenizer.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true, allow_negative_numbers = true)]
+    pub(crate) ids: Vec<u32>,
+    /// Output file: a float32 array [positions, vocabulary].
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
+    #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
+    #[command(flatten)]
+    pub(crate) records: RecordArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  ragtag perplexity model.gguf -f held.txt --ctx 256 --chunks 16")]
+pub(crate) struct PerplexityArgs {
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
+    pub(crate) model: Option<PathBuf>,
+    /// Text file to evaluate.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Number of pieces of --ctx tokens to evaluate, from the start of the text. Default: all.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    pub(crate) chunks: Option<u32>,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
+    #[command(flatten)]
+    pub(crate) transfers: TransferArgs,
+    #[command(flatten)]
+    pub(crate) records: RecordArgs,
+    /// Print JSON instead of a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Checks of the activations that pass between stages.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Transfers")]
+pub(crate) struct TransferArgs {
+    /// Verify the activations that a stage receives with checksums, before it computes. Wrong activations are
+    /// sent again, over another route if the plan has one. Wrong keys and values of a prefill stage end the
+    /// run. The end of the run shows the cost.
+    #[arg(long)]
+    pub(crate) verify_transfers: bool,
+    /// End the run if a copy takes longer than this, without the time in which it waits for a computation. 0
+    /// disables the limit.
+    #[arg(long, value_name = "SECONDS", default_value_t = ragtag_scheduler::STALL_TIMEOUT.as_secs(), value_parser = clap::value_parser!(u64).range(..=86400), allow_negative_numbers = true)]
+    pub(crate) stall_timeout: u64,
+}
+
+impl TransferArgs {
+    /// Returns engine options with these checks and a progress bar for loading. `trace` records a trace.
+    pub(crate) fn options(self, trace: bool) -> EngineOptions {
+        EngineOptions {
+            trace,
+            progress: Some(loading()),
+            verify_transfers: self.verify_transfers,
+            stall_timeout: Some(Duration::from_secs(self.stall_timeout)),
+            ..EngineOptions::default()
+        }
+    }
+}
+
+/// Output files that record a run.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Records")]
+pub(crate) struct RecordArgs {
+    /// Write a trace for Perfetto or chrome://tracing, with one track per device
+    /// queue, actor and stage that reads weights from the model's file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Write a receipt of the run: model digest, devices, drivers, plan, kernels, routes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) receipt: Option<PathBuf>,
+}
+
+impl RecordArgs {
+    /// Returns the paths of the trace and of the receipt that the user requested.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.trace.iter().chain(&self.receipt)
+    }
+}
+
+/// Comparison of the plan's predictions with the run.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Predicted against measured")]
+pub(crate) struct CompareArgs {
+    /// Write an HTML page that compares predicted and measured times.
+    #[arg(long, value_name = "FILE", alias = "report")]
+    pub(crate) html: Option<PathBuf>,
+    /// Plan again from the measurements of a first run, and use the new plan if it is predicted to be more
+    /// than 3 % faster.
+    #[arg(long)]
+    pub(crate) replan: bool,
+}
