@@ -62,10 +62,21 @@ fn serves_sixteen_sequences() {
 fn draws_and_traces_the_overlap() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
-    let lines = ["sixteen sequences decode: ", "  stage 1  ", "  both     ", " spans\n"];
-    prints("05-overlap", &[trace.to_str().unwrap()], &lines);
+    let out = printed("05-overlap", &[trace.to_str().unwrap()]);
+    // Each of the three runs has a bar for each stage and one for both.
+    for bar in ["stage 0", "stage 1", "both"] {
+        assert_eq!(
+            out.lines().filter(|line| line.trim_start().starts_with(bar)).count(),
+            3,
+            "{bar} in {out}"
+        );
+    }
+    let spans: usize = out.lines().last().unwrap().rsplit(' ').nth(1).unwrap().parse().unwrap();
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
-    assert!(trace["traceEvents"].as_array().is_some_and(|events| !events.is_empty()));
+    let events = trace["traceEvents"].as_array().unwrap();
+    let is_span = |event: &&serde_json::Value| event["ph"] == "X" && event["name"] != "turn";
+    assert_eq!(events.iter().filter(is_span).count(), spans, "{out}");
+    assert!(spans > 0);
 }
 
 #[test]
