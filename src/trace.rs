@@ -74,8 +74,8 @@ impl Trace {
         &self.turns
     }
 
-    /// Exports the trace in Chrome's trace-event format, which Perfetto also reads. Each device is a process,
-    /// and each queue or actor is a thread.
+    /// Exports the trace in Chrome's trace-event format, which Perfetto also reads. Each stage is a process
+    /// with the name of its device. Each queue, the actor and the reads from the model's file are threads.
     pub fn to_chrome_json(&self) -> String {
         let mut events = Vec::new();
         for (stage, device) in self.devices.iter().enumerate() {
@@ -224,6 +224,21 @@ mod tests {
         ];
         let turns = vec![Turn { stage: 1, start_ns: 300, end_ns: 400 }];
         Trace { spans, turns, devices: vec!["cpu:0".into(), "cpu:1".into()] }
+    }
+
+    #[test]
+    fn the_page_names_the_tracks_of_a_trace() {
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/formats.md")).unwrap();
+        let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        let events: serde_json::Value = serde_json::from_str(&trace().to_chrome_json()).unwrap();
+        let names: Vec<_> = events["traceEvents"].as_array().unwrap().iter().collect();
+        let names = names.iter().filter(|event| event["name"] == "thread_name" && event["pid"] == 1);
+        let tracks =
+            names.map(|event| format!("{} `{}`", event["tid"], event["args"]["name"].as_str().unwrap()));
+        let tracks: Vec<_> = tracks.collect();
+        let (last, others) = tracks.split_last().unwrap();
+        let stated = format!("Its tracks (`tid`) are {} and {last}.", others.join(", "));
+        assert!(page.contains(&stated), "docs/formats.md lacks: {stated}");
     }
 
     #[test]

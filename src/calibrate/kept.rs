@@ -304,6 +304,15 @@ pub(super) mod tests {
     use ragtag_kernels::{Activations, KvType};
     use ragtag_planner::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
 
+    #[test]
+    fn the_page_states_the_versions_of_links_and_probes() {
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/formats.md")).unwrap();
+        for (field, version) in [("ragtag_link", LINK_VERSION), ("ragtag_probe", PROBE_VERSION)] {
+            let stated = format!("`{field}` (version of the format: {version})");
+            assert!(page.contains(&stated), "docs/formats.md lacks: {stated}");
+        }
+    }
+
     /// Returns a profile that was measured at `measured_unix_s`.
     pub(crate) fn profile(measured_unix_s: u64) -> Profile {
         Profile {

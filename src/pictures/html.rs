@@ -81,13 +81,13 @@ fn tile(name: &str, value: &str, unit: &str) -> Markup {
 
 /// Returns the relative gap between the plan and a better plan, with a description. If the plan uses a user's
 /// split and the planner's own split is faster, this is the predicted gap to the planner's split. Otherwise
-/// it is the maximum gap to the best possible plan, or `None` if no bound is known.
+/// it is the maximum gap to the best placement with one stage per device, or `None` if no bound is known.
 fn gap(plan: &Plan) -> Option<(f64, &'static str)> {
     let Explanation { score_us, bound_us, alternatives, .. } = &plan.explanation;
     let own = alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
     let (best_us, to) = match own {
         Some(own) if own.score_us < *score_us => (own.score_us, "to the planner's own split, as predicted"),
-        _ => (*bound_us, "at most, to the best possible plan, as predicted"),
+        _ => (*bound_us, "at most, to the best plan with one stage per device, as predicted"),
     };
     (*score_us > 0.0 && best_us > 0.0).then(|| ((score_us / best_us - 1.0).max(0.0), to))
 }

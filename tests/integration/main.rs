@@ -12,6 +12,7 @@ mod chat;
 mod checkpoint;
 mod closed;
 mod command;
+mod docs;
 mod drivers;
 mod examples;
 mod faults;

@@ -329,7 +329,10 @@ fn the_gap_of_a_users_split_is_relative_to_the_planners_split() {
         Some(texts.collect::<Vec<_>>().join(" "))
     };
     let mut plan = synthetic(2, "big", |at| format!("cuda:{at}"));
-    assert_eq!(tile(&plan).unwrap(), "Gap 2.5 % at most, to the best possible plan, as predicted");
+    assert_eq!(
+        tile(&plan).unwrap(),
+        "Gap 2.5 % at most, to the best plan with one stage per device, as predicted"
+    );
     let own =
         Alternative { why: Alternative::PLANNERS_OWN.into(), ..plan.explanation.alternatives[0].clone() };
     plan.explanation.alternatives.push(Alternative { score_us: 1_400_000.0, ..own });

@@ -26,11 +26,12 @@ This page lists the devices on which the conformance suite has run. `cargo xtask
 [reports/](reports), and `cargo xtask test` checks that the page is up to date. `ragtag selftest --report FILE` writes the report of a
 machine, and `cargo xtask support-table --add FILE` adds its summary.
 
-- **executed**: the suite ran on this device, and the columns give the numbers of tests. A test is skipped if the device or the driver
+- **executed**: the suite ran on this device. The columns give the numbers of tests in the report, whose suite may be older
+  than this page. A test is skipped if the device or the driver
   lacks a feature, and the report gives the reason. In the report `hip-on-cuda-h200`, a stand-in for AMD's driver ran on the device shown.
   [hip.md](hip.md) describes what such a report covers.
 - **failed**: the suite ran, and no test passed.
-- **compiled**: the backend is built and linted, and no device has a report.
+- **compiled**: the backend is built, linted and tested on a stand-in for its driver. No device has a report.
 - **never**: the backend does not exist yet.
 
 | backend | state | device | driver | system | passed | failed | skipped | exact | fast | report |

@@ -197,4 +197,15 @@ mod tests {
             PreTokenizer::find("m.gguf", name).unwrap().build().unwrap();
         }
     }
+    #[test]
+    fn the_page_lists_the_names_with_the_same_rules_together() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/formats.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let (_, list) = page.split_once("`tokenizer.ggml.pre` accepts these names.").unwrap();
+        let listed: Vec<&str> = list.lines().skip(2).take_while(|line| !line.is_empty()).collect();
+        let quoted =
+            |row: &PreTokenizer| row.names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>();
+        let rows: Vec<String> = TABLE.iter().map(|row| format!("- {}", quoted(row).join(", "))).collect();
+        assert_eq!(listed, rows, "docs/formats.md");
+    }
 }
