@@ -82,7 +82,7 @@ pub fn test(root: &Path, args: &TestArgs) -> Result<(), String> {
 /// Lints everything, builds the documentation if `documents` is set, and runs the tests.
 fn test_after(root: &Path, args: &TestArgs, documents: bool, mut done: Done) -> Result<(), String> {
     done.cargo(root, &["fmt", "--all", "--check"], &[])?;
-    done.timed("tidy", || tidy::run(root, tidy::Args::default()))?;
+    done.timed("tidy", || tidy::run(root))?;
     done.timed("support table", || support::run(root, true))?;
     // Clippy denies compiler warnings along with its own, in every target. The tests therefore need no
     // RUSTFLAGS, which would recompile everything.

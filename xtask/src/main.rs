@@ -37,8 +37,8 @@ enum Task {
     /// Run the checks before a commit: formatting, lints, tidy, documentation and the workspace's tests.
     Test(run_tests::TestArgs),
     /// Check the project's rules, for example dependencies between crates, modules that may contain `unsafe`,
-    /// file length and prose.
-    Tidy(tidy::Args),
+    /// and prose.
+    Tidy,
     /// Run all checks of a commit: those of `test`, single features, cargo-deny, fuzz targets, packages and
     /// AArch64. Skips steps whose tools are not installed.
     Ci(run_tests::TestArgs),
@@ -76,7 +76,7 @@ fn root() -> PathBuf {
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Test(args) => checks::test(&root(), &args),
-        Task::Tidy(args) => tidy::run(&root(), args),
+        Task::Tidy => tidy::run(&root()),
         Task::Mutants(args) => mutants::run(&root(), &args),
         Task::Ci(args) => checks::ci(&root(), &args),
         Task::Packages => packages::run(&root(), packages::Depth::Run, &mut checks::Done::default()),

@@ -3,7 +3,7 @@
 //!
 //! Reads manifests line by line as text. The module `imports` uses the output of `cargo metadata` instead.
 
-use super::{Source, Violation};
+use super::{TextFile, Violation};
 
 /// Manifests of crates that cargo-fuzz requires to be outside the workspace.
 const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
@@ -12,7 +12,7 @@ const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
 const PUBLISHED: &[&str] = &["description", "include", "license", "readme", "[package.metadata.docs.rs]"];
 
 /// Checks all rules on all manifests.
-pub(super) fn check(manifests: &[&Source]) -> Vec<Violation> {
+pub(super) fn check(manifests: &[&TextFile]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for manifest in manifests {
         violations.extend(reasons(manifest));
@@ -25,7 +25,7 @@ pub(super) fn check(manifests: &[&Source]) -> Vec<Violation> {
 }
 
 /// Checks that a crate of the workspace inherits the workspace's lints.
-fn lints(manifest: &Source) -> Option<Violation> {
+fn lints(manifest: &TextFile) -> Option<Violation> {
     let mut section = "";
     for line in manifest.text.lines().map(str::trim) {
         if line.starts_with('[') {
@@ -42,7 +42,7 @@ fn lints(manifest: &Source) -> Option<Violation> {
 }
 
 /// Checks that a published package describes itself to registries.
-fn published(manifest: &Source) -> Option<Violation> {
+fn published(manifest: &TextFile) -> Option<Violation> {
     let has = |wanted: &str| {
         let mut keys = manifest.text.lines().map(|line| line.split(['=', ' ']).next().unwrap_or_default());
         keys.any(|key| key == wanted || key.strip_suffix(".workspace") == Some(wanted))
@@ -55,7 +55,7 @@ fn published(manifest: &Source) -> Option<Violation> {
 /// Checks that the line above every dependency is a comment that gives the reason for the dependency. Crates
 /// of the workspace are exempt, because the import rule covers them. Dependencies that a manifest inherits
 /// from `[workspace.dependencies]` are also exempt, because that section gives the reason.
-fn reasons(manifest: &Source) -> Vec<Violation> {
+fn reasons(manifest: &TextFile) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut within = false;
     let mut above = "";
@@ -99,8 +99,8 @@ fn dependency_of(line: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn manifest(text: &str) -> Source {
-        Source { path: "a/Cargo.toml".into(), text: text.into() }
+    fn manifest(text: &str) -> TextFile {
+        TextFile { path: "a/Cargo.toml".into(), text: text.into() }
     }
 
     fn names(text: &str) -> Vec<(usize, String)> {
@@ -151,7 +151,7 @@ mod tests {
         assert!(lints(&manifest("[package]\nname = \"x\"\n")).is_some());
         assert!(lints(&manifest("[dependencies]\nworkspace = true\n")).is_some());
         assert!(lints(&manifest("[lints]\nworkspace = false\n")).is_some());
-        let outside = Source { path: "fuzz/Cargo.toml".into(), text: "publish = false\n".into() };
+        let outside = TextFile { path: "fuzz/Cargo.toml".into(), text: "publish = false\n".into() };
         assert_eq!(check(&[&outside]), []);
         assert_eq!(check(&[&manifest("[dependencies]\nrand = \"1\"\n")]).len(), 3);
     }

@@ -5,7 +5,6 @@
 
 mod imports;
 mod manifests;
-mod mask;
 mod prose;
 mod sources;
 
@@ -44,38 +43,27 @@ impl fmt::Display for Violation {
 
 /// Text file of the tree.
 #[derive(Debug)]
-struct Source {
+struct TextFile {
     path: String,
     text: String,
 }
 
-/// Options of `cargo xtask tidy`.
-#[derive(Clone, Copy, Debug, Default, clap::Args)]
-pub(crate) struct Args {
-    /// Before the check, lower each allowance of prose patterns to the number of matches.
-    #[arg(long)]
-    shrink_prose: bool,
-}
-
 /// Runs every rule over the tree. Returns an error if a rule is broken.
-pub(crate) fn run(root: &Path, args: Args) -> Result<(), String> {
+pub(crate) fn run(root: &Path) -> Result<(), String> {
     let paths = tracked(root)?;
-    let (bytes, mut texts) = read(root, &paths)?;
-    if args.shrink_prose {
-        prose::shrink(root, &mut texts)?;
-    }
+    let (bytes, texts) = read(root, &paths)?;
     let mut violations: Vec<_> = tree_size(bytes).into_iter().collect();
     for source in &texts {
         violations.extend(sources::machine_paths(source));
+        violations.extend(prose::check(source));
         if source.path.ends_with(".rs") {
             violations.extend(sources::check(source));
         }
     }
-    let manifest = |source: &&Source| source.path == "Cargo.toml" || source.path.ends_with("/Cargo.toml");
+    let manifest = |source: &&TextFile| source.path == "Cargo.toml" || source.path.ends_with("/Cargo.toml");
     let manifests: Vec<_> = texts.iter().filter(manifest).collect();
     violations.extend(manifests::check(&manifests));
     violations.extend(imports::check(&edges(root)?));
-    violations.extend(prose::check(&texts));
     for violation in &violations {
         eprintln!("{violation}");
     }
@@ -117,13 +105,13 @@ fn tracked(root: &Path) -> Result<Vec<String>, String> {
 }
 
 /// Reads all files. Returns their total size in bytes, and the texts of the files that are valid UTF-8.
-fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<Source>), String> {
+fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<TextFile>), String> {
     let (mut bytes, mut texts) = (0, Vec::new());
     for path in paths {
         let content = std::fs::read(root.join(path)).map_err(|e| format!("{path}: {e}"))?;
         bytes += content.len() as u64;
         if let Ok(text) = String::from_utf8(content) {
-            texts.push(Source { path: path.clone(), text });
+            texts.push(TextFile { path: path.clone(), text });
         }
     }
     Ok((bytes, texts))

@@ -1,11 +1,9 @@
-//! Checks rules about source files: module headers, file lengths, places that may contain `unsafe`, banned
-//! words, and impure calls in pure code.
+//! Checks rules about source files: module headers, places that may contain `unsafe`, ignored tests, and impure calls
+//! in pure code. Clippy checks that each `unsafe` block has a `SAFETY:` comment.
+//!
+//! The rules read texts line by line. Comments do not count as code, and few strings contain the words.
 
-use super::mask::{code, is_word};
-use super::{Source, Violation};
-
-/// Maximum number of lines in a source file.
-const LINES: usize = 900;
+use super::{TextFile, Violation};
 
 /// Paths of code that may contain `unsafe`. A path is a file, or a folder that ends in a slash.
 const UNSAFE: &[&str] = &[
@@ -57,6 +55,8 @@ const UNSAFE: &[&str] = &[
     "kernels/src/cpu/",
     // Launches of CPU kernels in tests.
     "kernels/tests/cpu.rs",
+    // Spells out examples of this rule.
+    "xtask/src/tidy/sources.rs",
     // Calls of NVRTC.
     "xtask/src/kernels/nvrtc.rs",
     // Memory-mapped model files.
@@ -100,13 +100,8 @@ const IMPURE: &[&str] = &[
     "Timing::now_ns",
 ];
 
-/// Strings that no source may contain, each with an alternative to suggest.
-const BANNED: &[(&str, &str)] = &[
-    ("todo!", "write it, or say in an error that it is unsupported"),
-    ("unimplemented!", "write it, or say in an error that it is unsupported"),
-    ("dbg!", "use tracing"),
-    ("#[ignore", "a test runs, or skips visibly with the reason"),
-];
+/// Attribute that no source may contain. It is split into two strings, because the rule also checks this file.
+const IGNORED: &str = concat!("#[ig", "nore");
 
 /// Prefixes of absolute paths that exist on one machine only. Each prefix is split into two strings, because
 /// the rule also checks this file.
@@ -119,40 +114,49 @@ const MACHINE_PATHS: &[&str] = &[
 ];
 
 /// Checks all rules on a Rust source.
-pub(super) fn check(source: &Source) -> Vec<Violation> {
-    let masked = code(&source.text);
-    let mut violations: Vec<_> = opening(source).into_iter().chain(length(source)).collect();
-    violations.extend(banned(source, &masked));
-    violations.extend(unsafe_code(source, &masked));
-    violations.extend(impure(source, &masked));
+pub(super) fn check(source: &TextFile) -> Vec<Violation> {
+    let mut violations: Vec<_> = opening(source).into_iter().collect();
+    violations.extend(forbids_unsafe(source));
+    let is_pure =
+        within(&source.path, PURE) && !source.path.ends_with("tests.rs") && !source.path.contains("/tests/");
+    let mut in_tests = false;
+    for (number, line) in (1..).zip(source.text.lines()) {
+        // Unit tests are at the end of a file and are exempt from the rule about pure code.
+        in_tests |= line.starts_with("#[cfg(test)]");
+        let line = line.split("//").next().unwrap_or_default();
+        let mut broken = |what: String| violations.push(Violation::new(&source.path, number, what));
+        if line.contains(IGNORED) {
+            broken(format!("{IGNORED}]: a test runs, or skips visibly with the reason"));
+        }
+        if !within(&source.path, UNSAFE) && words(line, "unsafe").any(|at| is_unsafe(&line[at..])) {
+            broken("unsafe is allowed only in the modules that xtask/src/tidy/sources.rs lists".into());
+        }
+        for word in IMPURE.iter().filter(|word| is_pure && !in_tests && words(line, word).next().is_some()) {
+            broken(format!("{word}: this part does no I/O, starts no thread and reads no clock"));
+        }
+    }
     violations
+}
+
+/// Returns whether `code`, which starts with the word `unsafe`, opens a block or declares an item.
+fn is_unsafe(code: &str) -> bool {
+    let rest = code.trim_start_matches("unsafe");
+    rest.trim().is_empty()
+        || [" {", " fn", " impl", " extern", " trait", "("].iter().any(|next| rest.starts_with(next))
+}
+
+/// Returns whether a character may be part of an identifier.
+pub(super) fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 fn within(path: &str, list: &[&str]) -> bool {
     list.iter().any(|entry| path == *entry || (entry.ends_with('/') && path.starts_with(entry)))
 }
 
-fn opening(source: &Source) -> Option<Violation> {
+fn opening(source: &TextFile) -> Option<Violation> {
     let what = "a module must open with //! and its purpose";
     (!source.text.starts_with("//!")).then(|| Violation::new(&source.path, 1, what))
-}
-
-fn length(source: &Source) -> Option<Violation> {
-    let lines = source.text.lines().count();
-    let what = format!("{lines} lines; a file has one subject and at most {LINES} lines");
-    (lines > LINES).then(|| Violation::new(&source.path, 0, what))
-}
-
-fn banned(source: &Source, masked: &str) -> Vec<Violation> {
-    let mut violations = Vec::new();
-    for (number, line) in (1..).zip(masked.lines()) {
-        for (word, instead) in BANNED {
-            if words(line, word).next().is_some() {
-                violations.push(Violation::new(&source.path, number, format!("{word}: {instead}")));
-            }
-        }
-    }
-    violations
 }
 
 /// Returns the positions in `line` at which `word` is not part of a longer word.
@@ -165,76 +169,14 @@ pub(super) fn words<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = us
     })
 }
 
-fn unsafe_code(source: &Source, masked: &str) -> Vec<Violation> {
-    let mut violations = Vec::new();
-    let path = source.path.as_str();
-    if FORBID_UNSAFE.contains(&path) && !masked.contains("#![forbid(unsafe_code)]") {
-        violations.push(Violation::new(path, 0, "missing #![forbid(unsafe_code)]"));
-    }
-    let texts: Vec<_> = source.text.lines().collect();
-    let codes: Vec<_> = masked.lines().collect();
-    for (index, line) in codes.iter().enumerate() {
-        if words(line, "unsafe").next().is_none() {
-            continue;
-        }
-        if !within(path, UNSAFE) {
-            let what = "unsafe is allowed only in the modules that xtask/src/tidy/sources.rs lists";
-            violations.push(Violation::new(path, index + 1, what));
-        }
-        let needs_reason = words(line, "unsafe").any(|at| !is_function(&line[at..]));
-        if needs_reason && !has_safety_comment(&texts, &codes, index) {
-            violations.push(Violation::new(path, index + 1, "unsafe without a SAFETY: comment above it"));
-        }
-    }
-    violations
-}
-
-/// Returns whether `code` declares an `unsafe fn`, possibly with a masked ABI string. An `unsafe fn` or a
-/// function type only states a requirement, and clippy checks that public functions document it. In contrast,
-/// `unsafe` blocks and impls need a comment that says why the requirement is met.
-fn is_function(code: &str) -> bool {
-    let rest = code.trim_start_matches("unsafe").trim_start();
-    let rest = rest.strip_prefix("extern").unwrap_or(rest).trim_start();
-    words(rest, "fn").next() == Some(0)
-}
-
-/// Returns whether a SAFETY: comment is on `line`, or above the statement that `line` belongs to.
-fn has_safety_comment(texts: &[&str], codes: &[&str], line: usize) -> bool {
-    let says = |at: usize| texts[at].find("//").is_some_and(|start| texts[at][start..].contains("SAFETY:"));
-    if says(line) {
-        return true;
-    }
-    // Go up through the statement and its comments, to the end of the previous statement.
-    for at in (0..line).rev() {
-        let ended = codes[at].trim_end().ends_with([';', '{', '}']);
-        if ended || texts[at].trim().is_empty() {
-            return false;
-        }
-        if says(at) {
-            return true;
-        }
-    }
-    false
-}
-
-fn impure(source: &Source, masked: &str) -> Vec<Violation> {
-    let path = source.path.as_str();
-    if !within(path, PURE) || path.ends_with("tests.rs") || path.contains("/tests/") {
-        return Vec::new();
-    }
-    let mut violations = Vec::new();
-    // Unit tests are at the end of a file and are exempt.
-    for (number, line) in (1..).zip(masked.lines().take_while(|line| !line.starts_with("#[cfg(test)]"))) {
-        for word in IMPURE.iter().filter(|word| words(line, word).next().is_some()) {
-            let what = format!("{word}: this part does no I/O, starts no thread and reads no clock");
-            violations.push(Violation::new(path, number, what));
-        }
-    }
-    violations
+fn forbids_unsafe(source: &TextFile) -> Option<Violation> {
+    let is_missing = FORBID_UNSAFE.contains(&&*source.path)
+        && !source.text.lines().any(|line| line == "#![forbid(unsafe_code)]");
+    is_missing.then(|| Violation::new(&source.path, 0, "missing #![forbid(unsafe_code)]"))
 }
 
 /// Finds machine-specific paths in the text files of the tree.
-pub(super) fn machine_paths(source: &Source) -> Vec<Violation> {
+pub(super) fn machine_paths(source: &TextFile) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (number, line) in (1..).zip(source.text.lines()) {
         for path in MACHINE_PATHS {
@@ -257,7 +199,7 @@ mod tests {
     use super::*;
 
     fn at(path: &str, text: &str) -> Vec<(usize, String)> {
-        let source = Source { path: path.into(), text: text.into() };
+        let source = TextFile { path: path.into(), text: text.into() };
         check(&source).into_iter().map(|v| (v.line, v.what)).collect()
     }
 
@@ -276,19 +218,9 @@ mod tests {
     }
 
     #[test]
-    fn the_length_of_a_file_is_bounded() {
-        let text = |lines: usize| "//! Why.\n".repeat(lines);
-        assert_eq!(lines(&text(LINES)), NONE);
-        assert_eq!(lines(&text(LINES + 1)), [0]);
-    }
-
-    #[test]
-    fn banned_words_are_found_only_in_code() {
-        for word in ["todo!()", "unimplemented!(\"x\")", "dbg!(x)", "#[ignore]", "#[ignore = \"slow\"]"] {
-            assert_eq!(lines(&format!("//! Why.\nfn f() {{\n    {word}\n}}\n")), [3], "{word}");
-            assert_eq!(lines(&format!("//! No {word} here.\n")), NONE, "{word}");
-        }
-        assert_eq!(lines("//! Why.\nfn f() { g(\"todo!\"); not_todo!() }\n"), NONE);
+    fn ignored_tests_are_found() {
+        assert_eq!(lines(&format!("//! Why.\n{IGNORED}]\n    {IGNORED} = \"slow\"]\n")), [2, 3]);
+        assert_eq!(lines(&format!("//! No {IGNORED}] here.\n")), NONE);
     }
 
     #[test]
@@ -303,28 +235,16 @@ mod tests {
                 "{path}"
             );
         }
-        assert_eq!(at("src/lib.rs", "//! unsafe\nfn f() { not_unsafe(\"unsafe\") }\n"), []);
     }
 
     #[test]
-    fn unsafe_needs_a_safety_comment_above_it() {
-        let with = |code: &str| lines(&format!("//! Why.\nfn f() {{\n{code}\n}}\n"));
-        assert_eq!(with("    unsafe { g() }"), [3]);
-        assert_eq!(with("    // SAFETY: it is.\n    unsafe { g() }"), NONE);
-        assert_eq!(with("    unsafe { g() } // SAFETY: it is."), NONE);
-        assert_eq!(
-            with("    // SAFETY: it is,\n    // at length.\n    let x =\n        unsafe { g() };"),
-            NONE
-        );
-        assert_eq!(with("    // SAFETY: it is.\n    unsafe { g() };\n    unsafe { h() }"), [5]);
-        assert_eq!(with("    // SAFETY: it is.\n\n    unsafe { g() }"), [5]);
-        assert_eq!(with("    let s = \"SAFETY:\";\n    unsafe { g() }"), [4]);
-        assert_eq!(lines("//! Why.\nunsafe impl Send for X {}\n"), [2]);
-        assert_eq!(lines("//! Why.\n// SAFETY: it is.\nunsafe impl Send for X {}\n"), NONE);
-        assert_eq!(lines("//! Why.\nunsafe extern \"C\" {}\n"), [2]);
-        assert_eq!(lines("//! Why.\nunsafe fn f() {}\npub unsafe extern \"C\" fn g() {}\n"), NONE);
-        assert_eq!(lines("//! Why.\ntype F = unsafe fn(u32);\ntype G = unsafe extern \"C\" fn();\n"), NONE);
-        assert_eq!(lines("//! Why.\nunsafe fn f() { unsafe { g() } }\n"), [2]);
+    fn unsafe_code_is_found_in_every_form() {
+        for code in ["unsafe { g() }", "unsafe fn f() {}", "unsafe impl A for B {}", "let x = unsafe"] {
+            assert_eq!(at("src/lib.rs", &format!("//! Why.\n{code}\n")).len(), 1, "{code}");
+        }
+        for code in ["// unsafe { g() }", "not_unsafe(\"unsafe\")", "let unsafes = 1;"] {
+            assert_eq!(at("src/lib.rs", &format!("//! Why.\n{code}\n")), [], "{code}");
+        }
     }
 
     #[test]
@@ -357,7 +277,8 @@ mod tests {
 
     #[test]
     fn finds_paths_of_a_machine_in_any_text() {
-        let found = |text: &str| machine_paths(&Source { path: "README.md".into(), text: text.into() }).len();
+        let found =
+            |text: &str| machine_paths(&TextFile { path: "README.md".into(), text: text.into() }).len();
         for path in MACHINE_PATHS {
             assert_eq!(found(&format!("see {path}me/x")), 1, "{path}");
             assert_eq!(found(&format!("`{path}x`\n\n\"{path}y\"")), 2, "{path}");
