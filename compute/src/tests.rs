@@ -15,33 +15,31 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use test_drivers::with_level_zero_on_opencl;
-use test_support::{Child, share};
+use test_support::{Child, nightly};
 
 /// Full name of the test that runs the operators on the test driver of Level Zero.
 const TEST_DRIVER: &str = "tests::operators_run_on_the_test_driver_of_level_zero";
 
-/// Runs `test` on every adapter except software adapters that are identical to others. A third of the software
-/// adapters gets each test, by test and seed. In the process of [`TEST_DRIVER`], uses only adapters of Level Zero.
+/// Software devices that run each test for each commit: the start of the driver's name, by API.
+const SOFTWARE: [(&str, &str); 3] =
+    [("opencl", "Portable Computing Language"), ("vulkan", "llvmpipe"), ("level-zero", "")];
+
+/// Runs `test` on every GPU, on the CPU, and on the devices in [`SOFTWARE`]. The nightly run uses every software
+/// device that is not identical to another. In the process of [`TEST_DRIVER`], uses only adapters of Level Zero.
 fn everywhere(test: impl Fn(&Compute)) {
     let backends = Backends::new(&Config::default());
     let report = backends.probe();
     let in_use = |backend: &str| !Child::inside(TEST_DRIVER) || backend == "level-zero";
-    for backend in report.backends.iter().filter(|backend| in_use(&backend.name)) {
-        if !report.adapters().any(|adapter| adapter.backend == backend.name) {
-            test_support::skip!(test_support::driver(&backend.name), "{:?}", backend.status);
-        }
-    }
     let mut adapters: Vec<_> = report.adapters().filter(|adapter| in_use(&adapter.backend)).collect();
     adapters.dedup_by(|b, a| {
         a.kind == AdapterKind::Software
             && (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver)
     });
-    let (software, mut adapters): (Vec<_>, Vec<_>) =
-        adapters.into_iter().partition(|adapter| adapter.kind == AdapterKind::Software);
-    // The process of the test driver runs only some of the tests.
-    let of = if Child::inside(TEST_DRIVER) { 1 } else { 3 };
-    let turn = std::thread::current().name().map_or(0, |test| test.bytes().map(u32::from).sum());
-    adapters.extend(share(software, of, turn));
+    adapters.retain(|one| {
+        let is_chosen =
+            |(api, driver): &(&str, &str)| one.backend == *api && one.driver.name.starts_with(driver);
+        nightly() || one.kind != AdapterKind::Software || SOFTWARE.iter().any(is_chosen)
+    });
     for adapter in adapters {
         #[allow(clippy::print_stdout)] // a failure names its device
         {
@@ -548,7 +546,8 @@ const OPERATORS: [fn(); 13] = [
 
 #[test]
 fn operators_run_on_the_test_driver_of_level_zero() {
-    // Intel's compiler takes seconds per operator, so half of them run.
-    let run = || share(OPERATORS, 2, 0).into_iter().for_each(|test| test());
+    // Intel's compiler takes seconds per operator. The first ones, with matrices, use every feature of the backend.
+    let count = if nightly() { OPERATORS.len() } else { 7 };
+    let run = || OPERATORS[..count].iter().for_each(|test| test());
     with_level_zero_on_opencl(TEST_DRIVER, &[], run);
 }

@@ -6,7 +6,7 @@
 
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
-use crate::suite::{Listed, Outcomes, Shapes};
+use crate::suite::{Outcomes, Shapes};
 use ragtag_hal::{
     Binding, BufferRange, Caps, Command, Dispatch, Feature, KernelLanguage, Module, ModuleId, ModuleSource,
     QueueKind, Work,
@@ -50,11 +50,11 @@ impl Guise {
     }
 }
 
-/// Runs the listed cases of a variant that `listed` selects, and cases with the random `shapes`.
+/// Runs every `step`-th listed case of a variant from the one at `first`, and cases with the random `shapes`.
 pub(crate) fn run(
     bench: &mut Bench,
     (variant, guise): (&Variant, Guise),
-    listed: Listed,
+    (first, step): (usize, usize),
     shapes: Shapes,
 ) -> Outcomes {
     let caps = guise.caps(bench.caps());
@@ -75,7 +75,7 @@ pub(crate) fn run(
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
     let random = shapes.seeds().map(|seed| variant.random_case(seed));
-    for case in listed.of(variant.cases(SEED)).chain(random) {
+    for case in variant.cases(SEED).into_iter().skip(first).step_by(step).chain(random) {
         worst = worst.max(run_case(bench, variant, module, &case)?);
         bench.clear()?;
     }

@@ -26,4 +26,4 @@ pub mod timing;
 
 pub use known::KnownFailure;
 pub use report::{Absent, Outcome, Report, Summary, Verdict};
-pub use suite::{Part, Shapes, Suite, absent, run, run_all};
+pub use suite::{Shapes, Suite, absent, run, run_all};

@@ -47,66 +47,14 @@ impl Shapes {
     }
 }
 
-/// Selection among the listed shapes of a variant.
-#[derive(Clone, Copy)]
-pub(crate) struct Listed {
-    /// Index of the first selected shape.
-    pub(crate) first: usize,
-    /// Step between the selected shapes, at least 1.
-    pub(crate) one_in: usize,
-}
-
-impl Listed {
-    /// Selects every `one_in`th listed shape for the variant at position `place` in its part. Neighbouring
-    /// variants start at different shapes, and each `turn` shifts the selection by one shape.
-    fn at(place: usize, turn: usize, one_in: usize) -> Self {
-        let one_in = one_in.max(1);
-        Self { first: (place % one_in + turn % one_in) % one_in, one_in }
-    }
-
-    pub(crate) fn of<T>(self, shapes: Vec<T>) -> impl Iterator<Item = T> {
-        shapes.into_iter().skip(self.first).step_by(self.one_in)
-    }
-}
-
-/// One of several equal parts of the selected kernel variants. The variants of each language, which are those
-/// that a device runs, are spread evenly. Each of several similar devices tests one part.
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    /// Number of parts. The value 0 counts as 1.
-    pub of: usize,
-    /// Index of this part, from 0.
-    pub index: usize,
-}
-
-impl Default for Part {
-    fn default() -> Self {
-        Self { of: 1, index: 0 }
-    }
-}
-
-impl Part {
-    fn select(self, all: impl Iterator<Item = &'static Variant>) -> impl Iterator<Item = &'static Variant> {
-        let (of, mut placed) = (self.of.max(1), HashMap::new());
-        all.filter(move |variant| {
-            let place: &mut usize = placed.entry(variant.language()).or_default();
-            // The table repeats the same few forms for each tensor type. With a plain remainder, a part could have
-            // all variants of a form, or of none.
-            let part = (*place + *place / of) % of;
-            *place += 1;
-            part == self.index
-        })
-    }
-}
-
 /// Selection of the tests to run, and the known failures of the adapter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Suite<'a> {
     only: &'a str,
-    part: Part,
+    /// Number of devices that divide the variants, and the index of this device. The number 0 counts as 1.
+    divided: (usize, usize),
     shapes: Shapes,
-    listed_one_in: usize,
-    listed_turn: usize,
+    one_listed_in: usize,
     known: &'a [KnownFailure],
     guise: Guise,
 }
@@ -127,17 +75,16 @@ impl<'a> Suite<'a> {
         Self { shapes, ..self }
     }
 
-    /// Limits the suite to one part of the kernel variants and, for each variant, to one in `listed_one_in`
-    /// of its listed shapes (0 counts as 1). All tests without kernels still run. `seed` rotates the parts
-    /// and selects the random shapes, so devices that share the suite exchange parts when the seed changes.
-    /// Over `part.of` · `listed_one_in` consecutive seeds, each device tests every listed shape of every
-    /// variant once.
-    pub fn by_turns(self, part: Part, listed_one_in: usize, seed: u64) -> Self {
-        let of = part.of.max(1);
-        let (index, turn) = (seed % of as u64, seed / of as u64 % listed_one_in.max(1) as u64);
-        let part = Part { of, index: (part.index + index as usize) % of };
-        let shapes = Shapes { seed, ..self.shapes };
-        Self { part, listed_one_in, listed_turn: turn as usize, shapes, ..self }
+    /// Divides the kernel variants among `devices` similar devices, and selects those of the device at `index`. The
+    /// variants of each language are spread evenly. All tests without kernels still run.
+    pub fn divided(self, devices: usize, index: usize) -> Self {
+        Self { divided: (devices, index), ..self }
+    }
+
+    /// Limits the suite to one in `count` of the listed shapes of each variant. Neighbouring variants start at
+    /// different shapes. The value 0 counts as 1.
+    pub fn one_listed_in(self, count: usize) -> Self {
+        Self { one_listed_in: count, ..self }
     }
 
     /// Runs the kernels in `language` only, as on a device that accepts no other language.
@@ -190,7 +137,16 @@ impl<'a> Suite<'a> {
         let is_selected = |entry: &Entry| known::matches(self.only, &entry.name());
         let kernels = ragtag_kernels::variants().iter();
         let kernels = kernels.filter(move |variant| is_selected(&Entry::Kernel((0, variant))));
-        let kernels = self.part.select(kernels).enumerate();
+        let (mut placed, (of, index)) = (HashMap::<_, usize>::new(), self.divided);
+        let kernels = kernels.map(move |variant| {
+            let place = placed.entry(variant.language()).or_default();
+            *place += 1;
+            (*place - 1, variant)
+        });
+        // The table repeats the same few forms for each tensor type. With a plain remainder, a device could have all
+        // variants of a form, or of none.
+        let of = of.max(1);
+        let kernels = kernels.filter(move |(place, _)| (place + place / of) % of == index);
         devices.filter(is_selected).chain(kernels.map(Entry::Kernel))
     }
 }
@@ -228,7 +184,7 @@ fn open(backends: &Backends, adapter: &Adapter) -> Result<Checked> {
 #[derive(Clone, Copy)]
 enum Entry {
     Device(&'static Test),
-    /// A kernel variant, with its position in the part.
+    /// A kernel variant, with its position among those of its language.
     Kernel((usize, &'static Variant)),
 }
 
@@ -255,8 +211,8 @@ impl Entry {
         match self {
             Entry::Device(test) => (test.run)(bench),
             Entry::Kernel((place, variant)) => {
-                let listed = Listed::at(place, suite.listed_turn, suite.listed_one_in);
-                kernels::run(bench, (variant, suite.guise), listed, suite.shapes)
+                let step = suite.one_listed_in.max(1);
+                kernels::run(bench, (variant, suite.guise), (place % step, step), suite.shapes)
             }
         }
     }
@@ -293,75 +249,42 @@ impl<F: Fn() -> Result<Checked>> Stand<F> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn neighbours_together_test_all_listed_shapes() {
-        let of =
-            |place, turn, one_in| Listed::at(place, turn, one_in).of((0..8).collect()).collect::<Vec<_>>();
-        assert_eq!([5, 6, 7].map(|place| of(place, 0, 3)), [vec![2, 5], vec![0, 3, 6], vec![1, 4, 7]]);
-        assert_eq!([5, 6, 7].map(|turn| of(0, turn, 3)), [vec![2, 5], vec![0, 3, 6], vec![1, 4, 7]]);
-        assert_eq!([of(3, 2, 0), of(3, 2, 1)], [(0..8).collect::<Vec<_>>(), (0..8).collect()]);
-    }
-
-    /// Returns the variants that a device tests with `seed`, each along with the index of its first listed
-    /// shape.
-    fn tried(of: usize, index: usize, seed: u64) -> Vec<(String, usize)> {
-        let suite = Suite::new().only("kernel/").by_turns(Part { of, index }, 3, seed);
-        assert_eq!(suite.shapes.seeds().next(), Some(seed));
-        let first = |entry: Entry| match entry {
-            Entry::Kernel((place, _)) => {
-                (entry.name(), Listed::at(place, suite.listed_turn, suite.listed_one_in).first)
-            }
-            Entry::Device(_) => unreachable!("only kernels were asked for"),
-        };
-        suite.entries().map(first).collect()
+    /// Returns the names of the variants that each of `devices` devices tests.
+    fn divided(devices: usize) -> Vec<Vec<String>> {
+        let suite = |index| Suite::new().only("kernel/").divided(devices, index);
+        (0..devices).map(|index| suite(index).names()).collect()
     }
 
     #[test]
-    fn each_device_tests_each_shape_of_each_variant_once_over_all_seeds() {
-        let variants = ragtag_kernels::variants().len();
-        for of in [1, 2, 3, 4, 6] {
-            // Seeds are hashes, so any range of seeds must work, including the largest.
-            for from in [0, u64::from(u32::MAX) - 7] {
-                for index in 0..of {
-                    let seeds = from..from + 3 * of as u64;
-                    let mut all: Vec<_> = seeds.flat_map(|seed| tried(of, index, seed)).collect();
-                    all.sort();
-                    all.dedup();
-                    assert_eq!(all.len(), 3 * variants, "device {index} of {of}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn parts_have_a_fair_share_of_each_language_and_form() {
-        for of in [2, 3, 4, 6, 12] {
-            for (language, form) in [
-                (KernelLanguage::HipC, ""),
-                (KernelLanguage::HipC, "tiled"),
-                (KernelLanguage::Wgsl, ""),
-                (KernelLanguage::Wgsl, "gemv"),
-            ] {
-                let is_counted =
-                    |variant: &&Variant| variant.language() == Some(language) && variant.name.contains(form);
-                let variants = || ragtag_kernels::variants().iter();
-                let count = |index| Part { of, index }.select(variants()).filter(is_counted).count();
-                let counts: Vec<_> = (0..of).map(count).collect();
-                let mean = counts.iter().sum::<usize>() / of;
-                let most = if form.is_empty() { mean + 1 } else { 2 * mean };
-                assert!(counts.iter().all(|&count| count <= most), "{language:?} {form}: {counts:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn devices_together_test_each_variant_once_with_any_seed() {
-        for seed in [0, 1, 5, u64::from(u32::MAX)] {
-            let mut names: Vec<_> =
-                (0..4).flat_map(|index| tried(4, index, seed)).map(|(name, _)| name).collect();
+    fn devices_together_test_each_variant_once() {
+        let all = Suite::new().only("kernel/").names();
+        assert_eq!(all.len(), ragtag_kernels::variants().len());
+        for devices in [1, 2, 3, 4, 16] {
+            let mut names = divided(devices).concat();
             names.sort();
-            names.dedup();
-            assert_eq!(names.len(), ragtag_kernels::variants().len(), "seed {seed}");
+            let mut all = all.clone();
+            all.sort();
+            assert_eq!(names, all, "{devices} devices");
         }
+    }
+
+    #[test]
+    fn devices_have_a_fair_part_of_each_language_and_form() {
+        for devices in [2, 3, 4, 6, 12] {
+            for (language, form) in [("/hip", ""), ("/hip", "tiled"), ("/wgsl", ""), ("/wgsl", "gemv")] {
+                let is_counted = |name: &&String| name.contains(language) && name.contains(form);
+                let count = |names: &Vec<String>| names.iter().filter(is_counted).count();
+                let counts: Vec<_> = divided(devices).iter().map(count).collect();
+                let mean = counts.iter().sum::<usize>() / devices;
+                let most = if form.is_empty() { mean + 1 } else { 2 * mean };
+                assert!(counts.iter().all(|&count| count <= most), "{language} {form}: {counts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_selection_does_not_depend_on_the_seed() {
+        let suite = |seed| Suite::new().divided(3, 1).shapes(Shapes { seed, ..Shapes::default() });
+        assert_eq!(suite(1).names(), suite(u64::MAX).names());
     }
 }

@@ -1,7 +1,7 @@
 //! Runs the suite on CPU devices with one thread, with several threads, and with every available instruction
 //! set. Also runs it on devices with injected faults, and checks that the suite finds the faults.
 
-use ragtag_conformance::{KnownFailure, Part, Report, Shapes, Suite, Verdict, run, run_all};
+use ragtag_conformance::{KnownFailure, Report, Suite, Verdict, run, run_all};
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{
@@ -50,17 +50,9 @@ fn tried(report: &Report, variant: &str) -> bool {
     tests.peek().is_some() && tests.all(|test| matches!(test.verdict, Verdict::Passed { .. }))
 }
 
-/// Returns a third of the kernels, by turns, and all other tests. `two_threads` runs all kernels for all
-/// instruction sets. If `RAGTAG_TEST_ALL` is set, returns the whole suite.
-fn third(turn: usize) -> Suite<'static> {
-    let of = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 1 } else { 3 };
-    let suite = Suite::new().by_turns(Part { of, index: turn }, 1, test_support::seed());
-    suite.shapes(Shapes::default())
-}
-
 #[test]
 fn one_thread() {
-    assert_passes(&suite_report(third(0), 1, None, |device| device));
+    assert_passes(&suite_report(Suite::new(), 1, None, |device| device));
 }
 
 #[test]
@@ -70,12 +62,12 @@ fn two_threads() {
 
 #[test]
 fn more_threads_than_cores() {
-    assert_passes(&suite_report(third(1), 5, None, |device| device));
+    assert_passes(&suite_report(Suite::new(), 5, None, |device| device));
 }
 
 #[test]
 fn avx2_only() {
-    let report = suite_report(third(2), 2, Some(Features::from([Feature::Avx2])), |device| device);
+    let report = suite_report(Suite::new(), 2, Some(Features::from([Feature::Avx2])), |device| device);
     assert_passes(&report);
     assert!(tried(&report, "/portable") && !tried(&report, "/avx512-vnni"));
     assert_eq!(tried(&report, "/avx2"), report.adapter.caps.features.contains(&Feature::Avx2));
@@ -83,7 +75,7 @@ fn avx2_only() {
 
 #[test]
 fn portable_code_only() {
-    let report = suite_report(third(0), 2, Some(Features::new()), |device| device);
+    let report = suite_report(Suite::new(), 2, Some(Features::new()), |device| device);
     assert_passes(&report);
     assert!(tried(&report, "/portable") && !tried(&report, "/avx2"));
 }

@@ -5,7 +5,7 @@
 
 mod support;
 
-use ragtag_conformance::{Part, Suite, Verdict};
+use ragtag_conformance::{Suite, Verdict};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::GemmChoice;
 use test_drivers::{rocblas_kernels, with_hip_on_opencl};
@@ -25,7 +25,7 @@ fn the_stand_in_on_opencl() {
     });
 }
 
-/// Checks one of the four matrix-unit products by turns, on a single device of the stand-in. The stand-in replaces
+/// Checks the four matrix-unit products on a single device of the stand-in. The stand-in replaces
 /// AMD's instructions with functions that follow the ISA documents, and executes everything else unchanged.
 #[track_caller]
 fn matrix_units(test: &str, architecture: &str, names: &str) {
@@ -38,15 +38,13 @@ fn matrix_units(test: &str, architecture: &str, names: &str) {
             Err(why) => return test_support::skip!("OpenCL driver", "HIP on OpenCL: {why}"),
         };
         for adapter in adapters {
-            let suite = support::by_turns(Suite::new().only(names), Part { of: 4, index: 0 });
-            let report = support::run_on(&backends, &adapter, suite);
+            let report = support::run_on(&backends, &adapter, support::seeded(Suite::new().only(names)));
             for test in &report.tests {
                 println!("{architecture}, {}: {}: {:?}", adapter.name, test.name, test.verdict);
                 assert!(matches!(test.verdict, Verdict::Passed { .. }), "{}: {:?}", test.name, test.verdict);
             }
             // The four products have f16 or bf16 weights, and few rows or many.
-            let all = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 4 } else { 1 };
-            assert_eq!(report.tests.len(), all, "{}", support::repeat());
+            assert_eq!(report.tests.len(), 4, "{}", support::repeat());
         }
     });
 }

@@ -5,7 +5,7 @@
 
 mod support;
 
-use ragtag_conformance::{Part, Suite, Verdict};
+use ragtag_conformance::{Suite, Verdict};
 use ragtag_devices::{Backends, Config};
 use test_drivers::with_level_zero_on_opencl;
 
@@ -21,21 +21,19 @@ fn the_test_driver() {
     });
 }
 
-/// Checks one of the four products for Intel's matrix units by turns. The test driver replaces the instructions
-/// with functions.
+/// Checks the four products for Intel's matrix units. The test driver replaces the instructions with functions.
 #[test]
 fn matrix_units() {
     with_level_zero_on_opencl("matrix_units", &[("RAGTAG_FAKE_MATRIX_UNITS", "1")], || {
         let backends = Backends::new(&Config::default());
         let adapter = support::adapters(&backends, "level-zero").unwrap().swap_remove(0);
-        let suite = support::by_turns(Suite::new().only("kernel/*/opencl-xmx"), Part { of: 4, index: 0 });
+        let suite = support::seeded(Suite::new().only("kernel/*/opencl-xmx"));
         let report = support::run_on(&backends, &adapter, suite);
         for test in &report.tests {
             println!("{}: {}: {:?}", adapter.label(), test.name, test.verdict);
             assert!(matches!(test.verdict, Verdict::Passed { .. }), "{}: {:?}", test.name, test.verdict);
         }
         // The four products have f16 or bf16 weights, and few rows or many.
-        let all = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { 4 } else { 1 };
-        assert_eq!(report.tests.len(), all, "{}", support::repeat());
+        assert_eq!(report.tests.len(), 4, "{}", support::repeat());
     });
 }

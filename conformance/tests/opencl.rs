@@ -4,9 +4,10 @@
 
 mod support;
 
-use ragtag_conformance::{Outcome, Part, Suite, Verdict};
+use ragtag_conformance::{Outcome, Suite, Verdict};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{Adapter, Feature, KernelLanguage};
+use test_support::nightly;
 
 #[test]
 fn every_opencl_device() {
@@ -18,8 +19,16 @@ fn every_opencl_device() {
 fn kernels_in_spir_v() {
     // Other tests run the same variants in OpenCL C.
     let suite = Suite::new().only("kernel/*/opencl").in_language(KernelLanguage::SpirV);
+    let suite = if nightly() { suite } else { suite.divided(16, 0) };
     let takes = |adapter: &Adapter| adapter.caps.languages.contains(&KernelLanguage::SpirV);
-    on_adapters("OpenCL driver that accepts SPIR-V", takes, suite, 48);
+    on_adapters("OpenCL driver that accepts SPIR-V", takes, suite);
+}
+
+/// Runs the kernels with sub-groups on Intel's driver. PoCL, which runs all other kernels, has no sub-groups.
+#[test]
+fn kernels_on_intel_sub_groups() {
+    let takes = |adapter: &Adapter| adapter.driver.name.starts_with("Intel(R) OpenCL");
+    on_adapters("Intel's OpenCL driver", takes, Suite::new().only("kernel/*/opencl-sub-groups"));
 }
 
 /// Functions in place of the matrix instructions of Intel's GPUs.
@@ -30,22 +39,22 @@ const MATRIX_UNITS: &str = include_str!("../../tests/drivers/level-zero-on-openc
 fn kernels_on_intel_matrix_units() {
     let suite = Suite::new().only("kernel/*/opencl-xmx").emulating(Feature::Xmx, MATRIX_UNITS);
     let takes = |adapter: &Adapter| adapter.driver.name.starts_with("Intel(R) OpenCL");
-    on_adapters("Intel's OpenCL driver", takes, suite, 4);
+    on_adapters("Intel's OpenCL driver", takes, suite);
 }
 
-/// Runs one of `parts` of `suite` on each adapter for which `takes` is true, by turns. All tests must pass,
-/// except those of kernels that require another feature.
+/// Runs `suite` on the first adapter of each driver for which `takes` is true. All tests must pass, except those of
+/// kernels that require another feature.
 #[track_caller]
-fn on_adapters(missing: &str, takes: impl Fn(&Adapter) -> bool, suite: Suite<'_>, parts: usize) {
+fn on_adapters(missing: &str, takes: impl Fn(&Adapter) -> bool, suite: Suite<'_>) {
     let backends = Backends::new(&Config::default());
     let adapters = support::adapters(&backends, "opencl").unwrap_or_default();
-    let adapters: Vec<_> = adapters.into_iter().filter(takes).collect();
+    let mut adapters: Vec<_> = adapters.into_iter().filter(takes).collect();
+    adapters.dedup_by(|b, a| a.driver == b.driver);
     if adapters.is_empty() {
         test_support::skip!(missing, "no adapter");
     }
-    for (index, adapter) in adapters.into_iter().enumerate() {
-        let suite = support::by_turns(suite, Part { of: parts, index });
-        let report = support::run_on(&backends, &adapter, suite);
+    for adapter in adapters {
+        let report = support::run_on(&backends, &adapter, support::seeded(suite));
         let lacks =
             |verdict: &Verdict| matches!(verdict, Verdict::Skipped { reason } if reason.contains("lacks"));
         let (passed, others): (Vec<_>, Vec<_>) =

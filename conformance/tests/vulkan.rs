@@ -4,9 +4,10 @@
 
 mod support;
 
-use ragtag_conformance::{Part, Suite, Verdict};
+use ragtag_conformance::{Suite, Verdict};
 use ragtag_devices::{Backends, Config};
-use ragtag_hal::{Adapter, Feature};
+use ragtag_hal::{Adapter, Feature, KernelLanguage};
+use ragtag_kernels::{Kernel, Variant, variants};
 
 #[test]
 fn every_vulkan_device() {
@@ -21,9 +22,7 @@ fn kernels_on_sub_groups() {
     let Ok(name) = std::env::var("RAGTAG_TEST_SUB_GROUPS") else {
         return test_support::skip!("device with known sub-groups", "RAGTAG_TEST_SUB_GROUPS selects none");
     };
-    // Each takes seconds to compile for wide vectors.
-    let part = Part { of: 8, index: 0 };
-    let passed = try_kernels(|one| one.name.contains(&name), &["kernel/*sub-groups"], part);
+    let passed = try_kernels(|one| one.name.contains(&name), &["kernel/*sub-groups"]);
     println!("{passed} kernels on sub-groups passed");
     assert!(passed > 0, "no device {name} has sub-groups");
 }
@@ -35,7 +34,7 @@ fn kernels_on_sub_groups() {
 fn kernels_on_matrix_units() {
     let has = |one: &Adapter| one.caps.features.contains(&Feature::CooperativeMatrix);
     let names = ["kernel/attention*matrices-short", "kernel/matmul/F16*matrices-"];
-    let passed = try_kernels(has, &names, Part::default());
+    let passed = try_kernels(has, &names);
     println!("{passed} kernels on matrix units passed");
     if passed == 0 {
         assert!(
@@ -46,17 +45,46 @@ fn kernels_on_matrix_units() {
     }
 }
 
-/// Runs a part of the kernels that `names` selects on the devices that `chosen` selects, or all of them if
-/// `RAGTAG_TEST_ALL` is set. Fails if a kernel fails. Returns the number of passed tests.
+/// Kernels that exist in WGSL alone, because they fuse kernels that other languages have.
+const FUSED: [&str; 3] = ["kernel/append-attention/", "kernel/gated-matmul/", "kernel/norm-matmul/"];
+
+#[test]
+fn fused_kernels_on_swiftshader() {
+    let passed = try_kernels(|one| one.driver.name.contains("SwiftShader"), &FUSED);
+    println!("{passed} fused kernels passed");
+    if passed == 0 {
+        test_support::skip!("Vulkan driver", "SwiftShader is not installed");
+    }
+}
+
+/// Checks that each kernel runs in continuous integration on at least two independent devices: two of the CPU, PoCL
+/// (OpenCL C) and lavapipe (WGSL), or lavapipe and SwiftShader.
+#[test]
+fn every_kernel_runs_on_two_devices() {
+    // These devices lack sub-groups or matrix units.
+    let lacking = [Feature::SubGroups, Feature::Xmx, Feature::CooperativeMatrix];
+    for kernel in Kernel::all() {
+        let is_general = |variant: &&Variant| {
+            variant.kernel == kernel && !variant.requires.iter().any(|feature| lacking.contains(feature))
+        };
+        let of_kernel: Vec<_> = variants().iter().filter(is_general).filter_map(Variant::language).collect();
+        let languages = [KernelLanguage::Host, KernelLanguage::OpenClC, KernelLanguage::Wgsl];
+        let count = languages.iter().filter(|language| of_kernel.contains(language)).count();
+        let is_fused = FUSED.iter().any(|fused| format!("kernel/{kernel}").starts_with(fused));
+        assert!(count >= 2 || (count == 1 && is_fused), "{kernel}: {of_kernel:?}");
+    }
+}
+
+/// Runs the kernels that `names` selects on the devices that `chosen` selects. Fails if a kernel fails. Returns the
+/// number of passed tests.
 #[track_caller]
-fn try_kernels(chosen: impl Fn(&Adapter) -> bool, names: &[&str], part: Part) -> usize {
+fn try_kernels(chosen: impl Fn(&Adapter) -> bool, names: &[&str]) -> usize {
     let backends = Backends::new(&Config::default());
     let adapters = support::adapters(&backends, "vulkan").unwrap_or_default();
-    let (part, seed) = (support::or_all(part), test_support::seed());
     let mut passed = 0;
     for adapter in adapters.iter().filter(|one| chosen(one)) {
         for only in names {
-            let suite = Suite::new().only(only).by_turns(part, support::SOME, seed);
+            let suite = support::seeded(Suite::new().only(only)).one_listed_in(support::SOME);
             let report = support::run_on(&backends, adapter, suite);
             for test in &report.tests {
                 println!("{} ({}): {}: {:?}", adapter.label(), adapter.driver, test.name, test.verdict);

@@ -52,24 +52,9 @@ fn has(feature: &Feature) -> bool {
     }
 }
 
-/// Returns the variants to test: a share of those that this machine can run.
+/// Returns the variants to test: those that this machine can run.
 fn runnable() -> impl Iterator<Item = &'static Variant> {
-    share(variants().iter().filter(|v| matches!(v.code, Code::Host(_)) && v.requires.iter().all(has)))
-}
-
-/// Returns one of [`shares`] shares of `all`, by seed.
-fn share<T>(all: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
-    all.skip(number("RAGTAG_TEST_SEED").unwrap_or(0) % shares()).step_by(shares())
-}
-
-/// Returns the number of shares that the variants are divided into: 1 by default, and more on emulated processors,
-/// which take minutes for all variants.
-fn shares() -> usize {
-    number("RAGTAG_TEST_SHARES").map_or(1, |shares| shares.max(1))
-}
-
-fn number(variable: &str) -> Option<usize> {
-    std::env::var(variable).ok().map(|value| value.parse().expect("a number"))
+    variants().iter().filter(|v| matches!(v.code, Code::Host(_)) && v.requires.iter().all(has))
 }
 
 /// Runs a case with its groups split into `pieces` calls. The calls run in reverse order, so the last groups
@@ -111,7 +96,7 @@ fn variants_match_the_references_for_any_split_of_groups() {
             launches += 2;
         }
     }
-    assert!(launches * shares() > 200, "{launches}");
+    assert!(launches > 200, "{launches}");
 }
 
 /// Increases the magnitude of the computed f32 outputs by the relative amount `part`. Returns whether any of
@@ -146,7 +131,7 @@ fn rejects_errors_of_ten_times_the_bound() {
             }
         }
     }
-    assert!(enlarged * shares() > 200, "{enlarged}");
+    assert!(enlarged > 200, "{enlarged}");
 }
 
 #[test]
@@ -184,7 +169,7 @@ fn processor(features: &[Feature]) -> Caps {
 
 #[test]
 fn every_kernel_has_cases_that_can_fail() {
-    for kernel in share(Kernel::all().into_iter()) {
+    for kernel in Kernel::all() {
         let cases = cases(kernel, None, 3);
         assert!(cases.len() >= 3, "{kernel}");
         let untouched = cases.iter().filter(|case| case.check(&case.bindings).is_ok()).count();
@@ -228,9 +213,7 @@ fn rows_do_not_depend_on_other_rows() {
                 _ => break,
             };
             let together = rows_of(&case, &launch(variant, &case, 1), output);
-            // Emulated processors compute the first and the last row alone, because each takes as long as all rows.
-            let step = if shares() > 1 { together.len().saturating_sub(1).max(1) } else { 1 };
-            for (row, expected) in together.iter().enumerate().step_by(step) {
+            for (row, expected) in together.iter().enumerate() {
                 let mut alone = case.clone();
                 move_row_to_front(&mut alone, row, [input, output]);
                 let alone = rows_of(&alone, &launch(variant, &alone, 1), output);

@@ -129,7 +129,7 @@ fn cuda_caps() -> Caps {
 
 #[test]
 fn scratch_is_proved_for_all_kernels() {
-    for name in test_support::share(["tales-q8_0", "tales-bitnet-tq2_0"], 2, 0) {
+    for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
         let model = model(name);
         for (chunk, logit_rows) in [(1, 1), (5, 1), (8, 1), (31, 31), (32, 1), (100, 1), (100, 100)] {
             let (kv, activations) = (KvType::F16, Activations::Int8);
@@ -182,7 +182,7 @@ fn plans_within_buffer_limits_compile() {
 
 #[test]
 fn the_proof_is_what_compiled_stages_take() {
-    for name in test_support::share(["tales-q8_0", "tales-bitnet-tq2_0"], 2, 1) {
+    for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
         let model = model(name);
         let forms = [
             (KvType::F16, Activations::Int8, WireType::F32),

@@ -8,7 +8,7 @@ use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, s
 use ragtag_scheduler::trial;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use test_support::share;
+use test_support::nightly;
 use worlds::*;
 
 // Shared with the planner's tests.
@@ -88,7 +88,7 @@ fn plans_whose_stages_stream_weights_are_not_tried() {
 #[test]
 fn tried_placements_serve_at_least_as_much_as_predictions_and_rules() {
     let (mut worlds, mut better) = (0, 0);
-    for seed in share(0..60, 3, 0) {
+    for seed in 0..if nightly() { 60 } else { 20 } {
         let mut world = random_world(seed);
         world.limits.sequences = world.limits.sequences.max(2);
         let Ok(predicted) = world.plan() else { continue };
@@ -113,7 +113,7 @@ fn tried_placements_serve_at_least_as_much_as_predictions_and_rules() {
 #[test]
 fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less() {
     let (mut plans, mut better) = (0, 0);
-    for seed in share(0..60, 3, 0) {
+    for seed in 0..if nightly() { 60 } else { 20 } {
         let mut world = random_world(seed);
         world.limits.sequences = world.limits.sequences.max(2);
         // The planner also tries the chunk lengths of other engines. Each chunk length has its own scratch
@@ -265,7 +265,7 @@ fn shared_links_cost_as_much_as_in_simulation() {
 fn reasons_report_decisions_by_simulation() {
     let mut overruled = 0;
     // Simulation decides in few worlds. These two are among them.
-    for seed in [31, 65].into_iter().chain(share(0..120, 3, 0)) {
+    for seed in [31, 65].into_iter().chain(0..if nightly() { 120 } else { 40 }) {
         let mut world = World { objective: Objective::Throughput, ..unlike_world(seed) };
         world.limits.sequences = world.limits.sequences.max(2);
         let others = [64, 256, 512].map(|chunk| (chunk, world.segments.as_slice()));

@@ -129,7 +129,7 @@ fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
 }
 
 /// Checks the perplexity of each model against the value published with the model. Another engine computed
-/// these values with int8 activations. Each commit checks half of the models.
+/// these values with int8 activations.
 #[test]
 fn fast_perplexity_is_within_a_percent() {
     let published = [
@@ -138,17 +138,17 @@ fn fast_perplexity_is_within_a_percent() {
         ("tales-q4_k_m", 29.53),
         ("tales-bitnet-tq2_0", 32.51),
     ];
-    for (name, published) in support::share(published, 2, 0) {
+    for (name, published) in published {
         check_perplexity(name, published, &["--cpu-devices", "2"]);
     }
 }
 
 /// Checks the perplexity of each model against the same published values, in a pipeline with three f16
-/// transfers. Each commit checks one of the models.
+/// transfers.
 #[test]
 fn fast_perplexity_with_the_f16_wire_type_is_within_a_percent() {
     let split = "0-2=cpu:0,3-6=cpu:1,7-10=cpu:2,11-13=cpu:3";
-    for (name, published) in support::share([("tales-q8_0", 29.56), ("tales-bitnet-tq2_0", 32.51)], 2, 0) {
+    for (name, published) in [("tales-q8_0", 29.56), ("tales-bitnet-tq2_0", 32.51)] {
         check_perplexity(name, published, &["--cpu-devices", "4", "--wire", "f16", "--split", split]);
     }
 }

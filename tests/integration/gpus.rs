@@ -14,7 +14,7 @@ use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
 use std::collections::BTreeSet;
 use std::time::Instant;
-use test_support::Child;
+use test_support::{Child, nightly};
 
 const BITNET: &str = "tales-bitnet-tq2_0";
 /// Test models, one per architecture.
@@ -25,7 +25,8 @@ const WHOLE: (usize, u32) = (usize::MAX, 32);
 /// row, or as a chunk of three rows and a chunk of one row.
 const FEW_ROWS: usize = 4;
 
-/// Returns all adapters except those of the CPU backend. Records a skip for each backend without adapters.
+/// Returns all adapters except those of the CPU backend. Records a skip if there is none. The conformance tests record
+/// each API without adapters.
 fn adapters() -> Vec<Adapter> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let found: Vec<_> =
@@ -36,10 +37,8 @@ fn adapters() -> Vec<Adapter> {
         opencl >= wanted,
         "found {opencl} OpenCL adapters, but RAGTAG_TEST_OPENCL_ADAPTERS demands {wanted}"
     );
-    for backend in devices.report().backends.iter().filter(|b| b.name != "cpu") {
-        if !found.iter().any(|adapter| adapter.backend == backend.name) {
-            test_support::skip!(test_support::driver(&backend.name), "{:?}", backend.status);
-        }
+    if found.is_empty() {
+        test_support::skip!(test_support::driver("vulkan"), "the CPU is the only device");
     }
     found
 }
@@ -75,47 +74,35 @@ fn distinct() -> Vec<Adapter> {
     all
 }
 
-/// Returns the adapters from [`distinct`] that have a shader cache. For one in eleven values of `turn` plus the
-/// seed, adds one without, because such an adapter compiles shaders for twenty seconds per engine. Tests
-/// divide the result into two or three shares by seed. Eleven has no factor in common with these, so that all
-/// shares get that adapter.
-pub(crate) fn distinct_and_quick(turn: u32) -> Vec<Adapter> {
-    let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
-    all.extend(support::share(slowest.into_iter().take(1), 11, turn));
+/// Device that emulates a GPU on the CPU: its API, and the start of its driver's name.
+pub(crate) type SoftwareDevice = (&'static str, &'static str);
+
+pub(crate) const POCL: SoftwareDevice = ("opencl", "Portable Computing Language");
+pub(crate) const INTEL: SoftwareDevice = ("opencl", "Intel(R) OpenCL");
+pub(crate) const LAVAPIPE: SoftwareDevice = ("vulkan", "llvmpipe");
+pub(crate) const WGPU: SoftwareDevice = ("wgpu", "vulkan, llvmpipe");
+pub(crate) const SWIFTSHADER: SoftwareDevice = ("vulkan", "SwiftShader");
+
+fn is_one_of(adapter: &Adapter, devices: &[SoftwareDevice]) -> bool {
+    devices.iter().any(|(api, driver)| adapter.backend == *api && adapter.driver.name.starts_with(driver))
+}
+
+/// Returns the GPUs and, of the devices that emulate a GPU on the CPU, those in `software`. The nightly run gets
+/// all devices. Records a skip if there is none.
+pub(crate) fn gpus_and(software: &[SoftwareDevice]) -> Vec<Adapter> {
+    let mut all = distinct();
+    all.retain(|one| nightly() || one.kind != AdapterKind::Software || is_one_of(one, software));
+    if all.is_empty() {
+        test_support::skip!(test_support::driver(software[0].0), "no GPU, and no driver of {software:?}");
+    }
     all
 }
 
-/// Returns the GPUs among `adapters`, and one of `of` shares of the devices that emulate a GPU on the CPU.
-pub(crate) fn gpus_and_share(adapters: Vec<Adapter>, of: usize, turn: u32) -> Vec<Adapter> {
-    let (software, mut gpus): (Vec<_>, Vec<_>) =
-        adapters.into_iter().partition(|adapter| adapter.kind == AdapterKind::Software);
-    gpus.extend(support::share(software, of, turn));
-    gpus
-}
-
-/// Returns the first adapter of each API, with a shader cache if possible. Of the software devices, returns a
-/// third. The next `turn` returns the next third.
-pub(crate) fn first_of_each_api(turn: u32) -> Vec<Adapter> {
-    let mut seen = BTreeSet::new();
-    let firsts = distinct().into_iter().filter(|adapter| seen.insert(adapter.backend.clone())).collect();
-    gpus_and_share(firsts, 3, turn)
-}
-
-/// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU gets one
-/// model, in one of the two numerics classes by turns. Through its other API (Vulkan or wgpu), it gets one in the
-/// other class.
-fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
-    if adapter.kind != AdapterKind::Software {
-        return MODELS.to_vec();
-    }
-    let others = u32::from(adapter.backend == "wgpu") + u32::from(class == NumericsClass::Exact);
-    support::share(MODELS, 2 * MODELS.len(), others * MODELS.len() as u32 + adapter.index)
-}
-
-/// Returns one model per architecture. A device that emulates a GPU gets one of these by turns.
-fn architectures(adapter: &Adapter) -> Vec<&'static str> {
-    let of = if adapter.kind == AdapterKind::Software { 2 } else { 1 };
-    support::share(ARCHITECTURES, of, 0)
+/// Returns the first adapter of each API among [`gpus_and`].
+pub(crate) fn first_of_each_api(software: &[SoftwareDevice]) -> Vec<Adapter> {
+    let (mut seen, mut all) = (BTreeSet::new(), gpus_and(software));
+    all.retain(|adapter| seen.insert(adapter.backend.clone()));
+    all
 }
 
 /// Returns the API name in a device label such as `vulkan:0`.
@@ -165,22 +152,23 @@ fn check_logits<'a>(
 fn exact_logits_are_within_1e_4_on_every_adapter() {
     let class = NumericsClass::Exact;
     within(600, move || {
-        let adapters = gpus_and_share(distinct(), 3, 0);
-        check_logits(&adapters, |one| assigned_models(one, class), WHOLE, Activations::F32, class)
+        // The four models differ in their tensor types and architecture, not in ways that depend on the device.
+        let models = |one: &Adapter| match one {
+            _ if nightly() || one.kind != AdapterKind::Software || is_one_of(one, &[POCL]) => MODELS.to_vec(),
+            _ if one.backend == "wgpu" => vec![BITNET],
+            _ => vec!["tales-q8_0"],
+        };
+        check_logits(&gpus_and(&[POCL, INTEL, LAVAPIPE, WGPU]), models, WHOLE, Activations::F32, class)
     });
 }
 
 /// Checks the checkpoints' prompts in chunks of eight rows and a last chunk of one row. Skips adapters without a
-/// shader cache, because they take seconds per model and compile the same shaders as other adapters. Of the
-/// devices that emulate a GPU on the CPU, a third gets a seventh of the checkpoints. The next `turn` selects the
-/// next third.
-fn check_checkpoints(activations: Activations, turn: u32) {
-    let adapters = distinct().into_iter().filter(|one| !compiles_anew(one)).collect();
-    for adapter in gpus_and_share(adapters, 3, turn) {
+/// shader cache, because they take seconds per model and compile the same shaders as other adapters.
+fn check_checkpoints(software: &[SoftwareDevice], activations: Activations) {
+    for adapter in gpus_and(software).into_iter().filter(|one| !compiles_anew(one)) {
         let label = adapter.label();
         let setup = Setup { devices: &label, chunk: 8, activations, ..Setup::default() };
-        let of = if adapter.kind == AdapterKind::Software { 7 } else { 1 };
-        for name in support::share(support::CHECKPOINTS, of, adapter.index) {
+        for name in support::CHECKPOINTS {
             Checkpoint::open(name).check_logits(&format!("{label}, {name}"), &setup);
         }
     }
@@ -188,15 +176,14 @@ fn check_checkpoints(activations: Activations, turn: u32) {
 
 #[test]
 fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
-    within(600, || check_checkpoints(Activations::F32, 0));
+    within(1800, || check_checkpoints(&[POCL], Activations::F32));
 }
 
 #[test]
 fn fast_logits_of_checkpoints_are_within_2e_2_on_every_adapter() {
-    within(600, || {
-        for activations in support::share([Activations::F16, Activations::Int8], 2, 0) {
-            check_checkpoints(activations, 1);
-        }
+    within(1800, || {
+        check_checkpoints(&[LAVAPIPE], Activations::F16);
+        check_checkpoints(&[POCL], Activations::Int8);
     });
 }
 
@@ -204,8 +191,12 @@ fn fast_logits_of_checkpoints_are_within_2e_2_on_every_adapter() {
 fn fast_logits_are_within_2e_2_on_every_adapter() {
     let class = NumericsClass::Fast;
     within(600, move || {
-        let adapters = gpus_and_share(distinct(), 3, 1);
-        check_logits(&adapters, |one| assigned_models(one, class), WHOLE, Activations::Int8, class)
+        let models = |one: &Adapter| match one {
+            _ if nightly() || one.kind != AdapterKind::Software || is_one_of(one, &[POCL]) => MODELS.to_vec(),
+            _ if one.backend == "wgpu" => vec!["tales-q4_0"],
+            _ => vec!["tales-q4_k_m"],
+        };
+        check_logits(&gpus_and(&[POCL, INTEL, LAVAPIPE, WGPU]), models, WHOLE, Activations::Int8, class)
     });
 }
 
@@ -213,35 +204,31 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
 /// devices do not support f16 activations.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
-    let all = gpus_and_share(distinct_and_quick(0), 3, 2);
-    let slow = slow(&all);
-    let (slow, fast): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| slow.contains(&one.label()));
+    let class = NumericsClass::Fast;
     within(600, move || {
-        check_logits(
-            &fast,
-            |one| assigned_models(one, NumericsClass::Fast),
-            WHOLE,
-            Activations::F16,
-            NumericsClass::Fast,
-        );
-        check_logits(&slow, architectures, WHOLE, Activations::F16, NumericsClass::Fast);
+        let models = |one: &Adapter| match one.kind {
+            AdapterKind::Software => ARCHITECTURES.to_vec(),
+            _ => MODELS.to_vec(),
+        };
+        check_logits(&gpus_and(&[LAVAPIPE]), models, WHOLE, Activations::F16, class);
     });
 }
 
 /// Checks chunks of one row and of three rows, which have separate shader programs. Adapters on the CPU load
 /// these programs slowly. Therefore only the first adapter runs all combinations of chunk size and numerics
-/// class.
+/// class. SwiftShader runs the programs without f16.
 #[test]
 fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
-    let adapters = distinct_and_quick(1).into_iter().filter(|adapter| runs_shaders(&adapter.label()));
-    let adapters = gpus_and_share(adapters.collect(), 3, 0);
+    let adapters = gpus_and(&[LAVAPIPE, SWIFTSHADER]).into_iter();
+    let adapters: Vec<_> = adapters.filter(|adapter| runs_shaders(&adapter.label())).collect();
     for (devices, chunk, activations, class) in [
         (usize::MAX, 1, Activations::F32, NumericsClass::Exact),
         (1, 3, Activations::F32, NumericsClass::Exact),
         (1, 1, Activations::Int8, NumericsClass::Fast),
     ] {
         let adapters: Vec<_> = adapters.iter().take(devices).cloned().collect();
-        within(600, move || check_logits(&adapters, architectures, (FEW_ROWS, chunk), activations, class));
+        let models = |_: &Adapter| ARCHITECTURES.to_vec();
+        within(600, move || check_logits(&adapters, models, (FEW_ROWS, chunk), activations, class));
     }
 }
 
@@ -250,28 +237,22 @@ fn check_pipeline(setup: &Setup<'_>) {
     Checkpoint::open(SMALL).check_logits(setup.split.unwrap(), &Setup { chunk: 8, ..setup.clone() });
 }
 
-/// Checks one of all cuts of each pair of drivers, or all cuts if `RAGTAG_TEST_ALL` is set.
+/// Checks a cut between neighbours in the list of drivers, without the drivers that have no shader cache. The nightly
+/// run checks all cuts between all drivers.
 #[test]
 fn cuts_over_two_apis_in_both_orders_give_the_golden_logits() {
     within(3600, || {
-        let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
-        // Pairs of software devices take turns: one in two, one in eight with shaders, or one in sixteen without a
-        // shader cache.
-        let turns = |adapter: &Adapter| match adapter.kind {
-            AdapterKind::Software if compiles_anew(adapter) => 16,
-            AdapterKind::Software if runs_shaders(&adapter.label()) => 8,
-            AdapterKind::Software => 2,
-            _ => 1,
-        };
-        let turns: Vec<_> = adapters().iter().map(|one| (one.label(), turns(one))).collect();
+        let mut devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
+        let slowest: Vec<_> =
+            adapters().iter().filter(|one| compiles_anew(one)).map(Adapter::label).collect();
+        devices.retain(|[first, _]| nightly() || !slowest.contains(first));
+        let all = (0..devices.len()).flat_map(|a| (0..devices.len()).map(move |b| (a, b)));
+        let pairs = all.filter(|(a, b)| nightly() || a.abs_diff(*b) <= 1);
         // If a driver has several devices, the two stages use different devices.
-        let pairs =
-            devices.iter().flat_map(|a| devices.iter().map(|b| (&a[0], &b[1]))).filter(|(a, b)| a != b);
+        let pairs = pairs.map(|(a, b)| (&devices[a][0], &devices[b][1])).filter(|(a, b)| a != b);
         for (pair, (first, second)) in (0..).zip(pairs) {
-            let turns = turns.iter().filter(|(label, _)| label == first || label == second);
-            let of = turns.map(|(_, of)| *of).max().unwrap_or(1);
-            let cuts = support::share(1..SMALL_SEGMENTS, SMALL_SEGMENTS as usize - 1, pair);
-            for cut in support::share([cuts], of, pair).concat() {
+            let cut = 1 + pair % (SMALL_SEGMENTS - 1);
+            for cut in if nightly() { 1..SMALL_SEGMENTS } else { cut..cut + 1 } {
                 let split = format!("0-{}={first},{cut}-{}={second}", cut - 1, SMALL_SEGMENTS - 1);
                 let devices = format!("{first},{second}");
                 check_pipeline(&Setup { devices: &devices, split: Some(&split), ..Setup::default() });
@@ -280,8 +261,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_logits() {
     });
 }
 
-/// Checks the f16 wire type between the CPU and each API, and from each API to the next, in half of these pipelines
-/// per commit.
+/// Checks the f16 wire type between the CPU and each API, and from each API to the next.
 #[test]
 fn the_f16_wire_type_between_apis_is_within_2e_2() {
     within(900, || {
@@ -295,7 +275,7 @@ fn the_f16_wire_type_between_apis_is_within_2e_2() {
         all.sort();
         let pairs = all.windows(2).flat_map(|pair| [(&pair[0], &pair[1]), (&pair[1], &pair[0])]);
         let all = (1..SMALL_SEGMENTS).cycle().step_by(2).zip(pairs);
-        for (cut, (first, second)) in support::share(all, 2, 0) {
+        for (cut, (first, second)) in all {
             let split = format!("0-{}={first},{cut}-{}={second}", cut - 1, SMALL_SEGMENTS - 1);
             let devices = format!("{first},{second}");
             let (activations, wire_type) = (Activations::Int8, WireType::F16);
@@ -415,7 +395,7 @@ fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
         let session = engine.session();
         let alone: Vec<Vec<u32>> =
             (0..8).map(|i| block_on(listen(tokens(&session, i))).unwrap().ids).collect();
-        for round in support::share(0..3, 3, 0) {
+        for round in 0..if nightly() { 3 } else { 1 } {
             block_on(async {
                 let mut streams: Vec<_> = (0..8).map(|i| Some(tokens(&session, i))).collect();
                 // Drop three streams after a few tokens while the others continue.
@@ -451,7 +431,7 @@ fn free_bytes(label: &str) -> Option<u64> {
     (memory.heap == HeapKind::Device && memory.source == MemorySource::Api).then_some(memory.free_bytes?)
 }
 
-/// Checks the CPU and the first device of each driver, a third of these by turns.
+/// Checks the CPU and PoCL. The nightly run checks the first device of each driver, with six times as many loads.
 #[test]
 fn repeated_loads_leak_nothing() {
     // Run in a separate process, because other tests allocate memory as well.
@@ -471,7 +451,7 @@ fn repeated_loads_leak_nothing() {
             .collect();
         // Compiling shaders for the CPU takes seconds each time. Other tests load such programs repeatedly.
         let slow = slow(&adapters());
-        let (warm_up, loads) = if std::env::var_os("RAGTAG_TEST_ALL").is_some() { (10, 90) } else { (5, 15) };
+        let (warm_up, loads) = if nightly() { (10, 90) } else { (5, 15) };
         let load = |label: &str, times: usize| {
             // Mean time of each part of a load, printed for information.
             let mut parts = [("probe", 0.0), ("start", 0.0), ("run", 0.0), ("stop", 0.0)];
@@ -495,8 +475,10 @@ fn repeated_loads_leak_nothing() {
             }
             println!("{label}: ms of each of {times} loads: {parts:.1?}");
         };
-        let labels = drivers().into_iter().map(|[first, _]| first).filter(|label| !slow.contains(label));
-        for label in support::share(std::iter::once("cpu:0".to_string()).chain(labels), 3, 0) {
+        let tested: Vec<_> = gpus_and(&[POCL]).iter().map(Adapter::label).collect();
+        let labels = drivers().into_iter().map(|[first, _]| first);
+        let labels = labels.filter(|label| tested.contains(label) && !slow.contains(label));
+        for label in std::iter::once("cpu:0".to_string()).chain(labels) {
             // Warm up contexts, compilers and allocators.
             load(&label, warm_up);
             let before = (free_bytes(&label), resident_bytes());

@@ -2,8 +2,8 @@
 //! fail or never complete.
 
 use crate::support::{
-    Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, ragtag, read_json,
-    share, text, with_prefill, within,
+    Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, ragtag, read_json, text,
+    with_prefill, within,
 };
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Error, KvType, Model, Planner, Prompt};
 use ragtag_hal::{Checked, CopyFault, CopyFaultKind, Error as DeviceError, Faults, FaultyCopies};
@@ -281,7 +281,7 @@ fn the_next_route_replaces_a_refused_peer_route_between_opencl_devices() {
     let Some([from, to]) = opencl_pair() else { return };
     within(300, move || {
         let (devices, split) = (format!("{from},{to}"), format!("0-6={from},7-13={to}"));
-        for verify_transfers in share([false, true], 2, 0) {
+        for verify_transfers in [false, true] {
             let setup = Setup { route: Some(Route::Peer), verify_transfers, ..setup() };
             let setup = Setup { devices: &devices, split: Some(&split), cpu_devices: 1, ..setup };
             let devices = refusing(&setup, from.clone(), FaultyCopies::Shared, None);

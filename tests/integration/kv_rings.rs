@@ -1,10 +1,10 @@
 //! Tests models whose layers have a window, with KV rings that sequences fill several times: golden logits, the
 //! same bits as without rings, concurrent and cancelled sequences, prefill stages, and memory.
 
-use crate::gpus::{distinct_and_quick, first_of_each_api, gpus_and_share};
+use crate::gpus::{LAVAPIPE, POCL, first_of_each_api, gpus_and};
 use crate::streaming::{start, tokens};
 use crate::support::{
-    Checkpoint, Setup, block_on, devices, engine, greedy, listen, relative_error, share, with_prefill,
+    Checkpoint, Setup, block_on, devices, engine, greedy, listen, relative_error, with_prefill,
 };
 use ragtag::{Granularity, Model, Planner, Prompt, SpanKind};
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -62,9 +62,9 @@ fn rings_give_the_same_logits_on_every_device() {
     let (model, ids) = (&checkpoint.models[0], long_ids(&checkpoint)[..100].to_vec());
     let logits = |setup: &Setup<'_>| block_on(engine(model, setup).session().logits(&ids)).unwrap();
     let expected = logits(&setup(WITHOUT));
-    for adapter in gpus_and_share(distinct_and_quick(3), 3, 1) {
+    for adapter in gpus_and(&[POCL, LAVAPIPE]) {
         let label = adapter.label();
-        for chunk in share([3, 17], 2, adapter.index) {
+        for chunk in [3, 17] {
             let error = relative_error(&logits(&Setup { devices: &label, ..setup(chunk) }), &expected);
             println!("{label}, chunks of {chunk}: relative error {error:.2e}");
             assert!(error <= NumericsClass::Exact.tolerance(), "{label}, chunks of {chunk}: {error}");
@@ -107,12 +107,11 @@ fn prefill_stages_pass_the_blocks_of_rings() {
         let engine = engine(model, &Setup { all_logits: false, ..setup(WITHOUT) });
         tokens(&engine.session(), &ids, 60)
     };
-    let firsts = first_of_each_api(0);
+    let firsts = first_of_each_api(&[POCL]);
     let pairs = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
-    for (turn, (selected, other, cpu_devices)) in (0..).zip(pairs.chain([("cpu".into(), "cpu:1".into(), 2)]))
-    {
+    for (selected, other, cpu_devices) in pairs.chain([("cpu".into(), "cpu:1".into(), 2)]) {
         let found = devices(&Setup { devices: &selected, cpu_devices, ..Setup::default() });
-        for chunk in share([5, 24], 2, turn) {
+        for chunk in [5, 24] {
             let planner = Planner::new(model).devices(&found).context(512).chunk(chunk);
             let planner = planner.activations(Activations::F32).kv(KvType::F32);
             // The first layer has a window. Keys and values of the other two layers pass.

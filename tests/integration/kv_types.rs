@@ -1,7 +1,7 @@
 //! Tests quantized KV caches: accuracy, the same bits for every cut, agreement of devices, KV rings, prefill
 //! stages, memory, plan files, and the command.
 
-use crate::gpus::{distinct_and_quick, gpus_and_share};
+use crate::gpus::{INTEL, LAVAPIPE, POCL, gpus_and};
 use crate::streaming::{start, tokens};
 use crate::support::{
     Checkpoint, MODELS, Setup, block_on, devices, engine, engine_on, golden, model_path, ragtag,
@@ -62,7 +62,7 @@ fn devices_agree() {
     let kv = KvType::Q8_0Q4_0;
     let setup = Setup { kv: Some(kv), chunk: 48, ..Setup::default() };
     let expected = logits(model, &setup, &ids);
-    for adapter in gpus_and_share(distinct_and_quick(4), 3, 0) {
+    for adapter in gpus_and(&[POCL, INTEL, LAVAPIPE]) {
         let label = adapter.label();
         let error = relative_error(&logits(model, &Setup { devices: &label, ..setup }, &ids), &expected);
         println!("{label}, {kv}: relative error {error:.2e}");

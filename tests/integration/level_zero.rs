@@ -12,6 +12,7 @@ use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, NumericsClass};
 use ragtag_transfer::{Route, Routes};
 use test_drivers::with_level_zero_on_opencl;
+use test_support::nightly;
 
 const DEVICES: [&str; 2] = ["level-zero:0", "level-zero:1"];
 
@@ -20,10 +21,12 @@ fn logits_match_the_golden_ones_in_both_classes() {
     with_level_zero_on_opencl("level_zero::logits_match_the_golden_ones_in_both_classes", &[], || {
         let classes = [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)];
         within(1800, move || {
-            // Intel's compiler takes seconds per model, so one of the models runs in one of the classes.
+            // Intel's compiler takes seconds per model.
+            let few =
+                [(DEVICES[0], "tales-bitnet-tq2_0", classes[0]), (DEVICES[1], "tales-q4_k_m", classes[1])];
             let all = DEVICES.into_iter().flat_map(|label| support::MODELS.map(|name| (label, name)));
             let all = all.flat_map(|(label, name)| classes.map(|class| (label, name, class)));
-            for (label, name, (activations, class)) in support::share(all, 16, 0) {
+            for (label, name, (activations, class)) in if nightly() { all.collect() } else { few.to_vec() } {
                 let (model, golden) = (Model::open(model_path(name)).unwrap(), golden(name));
                 let setup = Setup { devices: label, activations, ..Setup::default() };
                 let engine = support::engine(&model, &setup);
@@ -44,9 +47,11 @@ fn logits_of_checkpoints_match_the_golden_ones_in_both_classes() {
         || {
             within(1800, || {
                 let classes = [Activations::F32, Activations::F16];
+                // Other devices compute all checkpoints with the same kernels.
+                let few = [("tiny-gemma3", classes[0]), ("tiny-fp8", classes[1])];
                 let all =
                     support::CHECKPOINTS.into_iter().flat_map(|name| classes.map(|class| (name, class)));
-                for (name, activations) in support::share(all, 40, 0) {
+                for (name, activations) in if nightly() { all.collect() } else { few.to_vec() } {
                     let setup = Setup { devices: "level-zero:0", activations, ..Setup::default() };
                     Checkpoint::open(name).check_logits(name, &setup);
                 }
@@ -60,7 +65,7 @@ fn two_devices_give_the_tokens_of_the_cpu() {
     with_level_zero_on_opencl("level_zero::two_devices_give_the_tokens_of_the_cpu", &[], || {
         within(600, || {
             let (alone, _) = tokens_and_routes("cpu:0", None);
-            for cut in support::share([1, 3, 5], 3, 0) {
+            for cut in if nightly() { vec![1, 3, 5] } else { vec![3] } {
                 let split = format!("0-{}=level-zero:0,{cut}-5=level-zero:1", cut - 1);
                 assert_eq!(tokens_and_routes("level-zero:0,level-zero:1", Some(&split)).0, alone, "{split}");
             }
@@ -84,8 +89,7 @@ fn two_peers_give_the_tokens_of_the_cpu() {
 }
 
 /// Checks pipelines over Level Zero and two devices of the CPU, OpenCL and Vulkan. There are three sets of three
-/// devices with six orders each. The seed selects one of the eighteen pipelines.
-/// `RAGTAG_TEST_ALL` selects all.
+/// devices, and the nightly run checks all six orders of each.
 #[test]
 fn pipelines_of_three_apis_give_the_tokens_of_the_cpu() {
     with_level_zero_on_opencl("level_zero::pipelines_of_three_apis_give_the_tokens_of_the_cpu", &[], || {
@@ -110,8 +114,11 @@ fn pipelines_of_three_apis_give_the_tokens_of_the_cpu() {
             let pairs =
                 pairs.flat_map(|(at, second)| others[at + 1..].iter().map(move |third| [second, third]));
             let orders = [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1], [1, 2, 0], [2, 1, 0]];
-            let all = pairs.flat_map(|pair| orders.map(|order| (pair, order)));
-            for ([second, third], [a, b, c]) in support::share(all, 18, 0) {
+            let all = pairs.enumerate().flat_map(|(at, pair)| {
+                let chosen = if nightly() { &orders[..] } else { &orders[at..=at] };
+                chosen.iter().map(move |order| (pair, *order))
+            });
+            for ([second, third], [a, b, c]) in all {
                 let three = ["level-zero:0", second.as_str(), third.as_str()];
                 let split = format!("0-1={},2-3={},4-5={}", three[a], three[b], three[c]);
                 assert_eq!(tokens_and_routes(&three.join(","), Some(&split)).0, alone, "{split}");

@@ -91,13 +91,12 @@ fn commands_probe_links_once_unless_they_are_to_measure_again() {
         assert_eq!(code, Some(0), "{said}");
     }
     assert_eq!(shown(&["--json"]), first, "the results are cached");
-    // Each of these measures for seconds, so a commit tests one of them.
     let anew: [&[&str]; 3] = [
         &["bench", "links", "-r", "1"],
         &["bench", "links", "-r", "1", "--json"],
         &["devices", "--links", "--reprobe"],
     ];
-    for command in support::share(anew, anew.len(), 0) {
+    for command in anew {
         let (code, out, said) = run(cache.path(), command);
         assert_eq!(code, Some(0), "{said}");
         if command.contains(&"--json") {
@@ -156,10 +155,6 @@ fn links_between_apis_are_verified() {
         labels.push("cpu:0".into());
         if labels.len() < 2 {
             return;
-        }
-        // One of three devices is left out by turns, because each pair takes seconds.
-        if let (3, [left_out]) = (labels.len(), &support::share(0..labels.len(), 3, 0)[..]) {
-            labels.remove(*left_out);
         }
         let cache = tempfile::tempdir().unwrap();
         let probe = |more: &[&str]| {

@@ -1,10 +1,10 @@
 //! Tests models whose weights are streamed from host memory or from their file: the same bits as with resident
 //! weights, on every device and in pipelines, and plans for less memory than the model needs.
 
-use crate::gpus::{distinct_and_quick, first_of_each_api, gpus_and_share};
+use crate::gpus::{LAVAPIPE, POCL, first_of_each_api, gpus_and};
 use crate::support::{
     Checkpoint, Golden, SMALL, Setup, block_on, devices, golden, greedy, listen, model_path, relative_error,
-    share, with_prefill,
+    with_prefill,
 };
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Error, Model, Plan, Planner, Prompt, Session, SpanKind,
@@ -13,6 +13,7 @@ use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::streaming::{Arenas, MAX_ARENAS};
 use ragtag_scheduler::Error as RunError;
+use test_support::nightly;
 
 const MODEL: &str = "tales-q8_0";
 /// Streamed segments of a stage that holds the whole model: neighbours, and segments apart.
@@ -65,9 +66,9 @@ fn bundled() -> Checkpoint {
     Checkpoint { models, ids: cases.swap_remove(0).prompt_ids, logits }
 }
 
-/// Checks that streaming `segments` changes no bit. Each stage streams the segments that it holds. If a device
-/// emulates a GPU, one or two of the three ways to stream are checked, by `turn` and seed.
-fn check(checkpoint: &Checkpoint, found: &Devices, mut plan: Plan, segments: &[u32], turn: u32) {
+/// Checks that streaming `segments` changes no bit. Each stage streams the segments that it holds. Devices that
+/// emulate a GPU use most arenas in the nightly run only, because the number does not depend on the device.
+fn check(checkpoint: &Checkpoint, found: &Devices, mut plan: Plan, segments: &[u32]) {
     let (model, ids) = (&checkpoint.models[0], &checkpoint.ids);
     let resident = start(model, found, &plan, true);
     let session = resident.session();
@@ -78,8 +79,9 @@ fn check(checkpoint: &Checkpoint, found: &Devices, mut plan: Plan, segments: &[u
     let error = relative_error(&values, &checkpoint.logits);
     assert!(error <= NumericsClass::Exact.tolerance(), "{:?}: {error}", found.labels());
     let emulates = |adapter: &Adapter| adapter.kind == AdapterKind::Software;
-    let of = if found.selected().iter().any(emulates) { 2 } else { 1 };
-    for (most, from_file) in share([(0, false), (MAX_ARENAS, false), (0, true)], of, turn) {
+    let is_short = found.selected().iter().any(emulates) && !nightly();
+    let ways = [(0, false), (MAX_ARENAS, false), (0, true)];
+    for (most, from_file) in ways.into_iter().filter(|(most, _)| *most == 0 || !is_short) {
         let mut copied = 0;
         for stage in &mut plan.stages {
             let holds = |segment: &&u32| stage.segments.range().contains(&(**segment as usize));
@@ -105,45 +107,43 @@ fn check(checkpoint: &Checkpoint, found: &Devices, mut plan: Plan, segments: &[u
 
 #[test]
 fn streamed_weights_change_no_bit_on_any_device() {
-    // Software devices take turns, because each of them starts several engines.
-    let adapters = gpus_and_share(distinct_and_quick(2), 3, 0);
+    let adapters = gpus_and(&[POCL, LAVAPIPE]);
     let (bundled, small) = (bundled(), Checkpoint::open(SMALL));
     let all = adapters.iter().map(|one| (one.label(), one.kind == AdapterKind::Software));
-    for (turn, (label, is_software)) in (0..).zip(all.chain([("cpu:0".into(), false)])) {
+    for (label, is_software) in all.chain([("cpu:0".into(), false)]) {
         let found = devices(&Setup { devices: &label, threads: 2, ..Setup::default() });
         let (checkpoint, segments) =
             if is_software { (&small, &[1, 2, 3, 4][..]) } else { (&bundled, STREAMED) };
         let plan = planner(&checkpoint.models[0], &found).plan().unwrap();
-        check(checkpoint, &found, plan, segments, turn);
+        check(checkpoint, &found, plan, segments);
     }
 }
 
 #[test]
 fn streamed_stages_of_pipelines_change_no_bit() {
     let bundled = bundled();
-    let firsts = first_of_each_api(0);
+    let firsts = first_of_each_api(&[POCL]);
     let splits = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
     let splits = splits.chain([("cpu".into(), "cpu:1".into(), 2)]);
     for (selected, other, cpu_devices) in splits {
         let setup = Setup { devices: &selected, cpu_devices, ..Setup::default() };
         let found = devices(&setup);
         let splits = [format!("0-6={other},7-13=cpu:0"), format!("0-2=cpu:0,3-8={other},9-13=cpu:0")];
-        for (turn, split) in (0..).zip(splits) {
+        for split in splits {
             let plan = planner(&bundled.models[0], &found).split(split.parse().unwrap()).plan().unwrap();
-            check(&bundled, &found, plan, &[3, 4, 5, 6], turn);
+            check(&bundled, &found, plan, &[3, 4, 5, 6]);
         }
     }
 }
 
-/// Checks one of two splits for each device by turns.
 #[test]
 fn prefill_stages_change_no_token() {
     let model = Model::open(model_path(MODEL)).unwrap();
-    let firsts = first_of_each_api(1);
+    let firsts = first_of_each_api(&[POCL]);
     let pairs = firsts.iter().map(|adapter| (format!("{},cpu", adapter.label()), adapter.label(), 1));
     for (selected, gpu, cpu_devices) in pairs.chain([("cpu".into(), "cpu:1".into(), 2)]) {
         let found = devices(&Setup { devices: &selected, cpu_devices, ..Setup::default() });
-        for split in share([format!("0-6={gpu},7-13=cpu:0"), format!("0-7=cpu:0,8-13={gpu}")], 2, 0) {
+        for split in [format!("0-6={gpu},7-13=cpu:0"), format!("0-7=cpu:0,8-13={gpu}")] {
             let plan = planner(&model, &found).split(split.parse().unwrap()).plan().unwrap();
             let case = &golden(MODEL).cases[0];
             let prompt_tokens = case.prompt_ids.len() as u32;
@@ -163,7 +163,7 @@ fn prefill_stages_change_no_token() {
 #[test]
 fn plans_for_less_memory_stream_and_change_no_token() {
     let model = Model::open(model_path(MODEL)).unwrap();
-    let firsts = first_of_each_api(2);
+    let firsts = first_of_each_api(&[POCL]);
     let singles = firsts.iter().map(|adapter| (adapter.label(), 0.75));
     // Two devices have half of the weights each, so each needs less memory.
     let pairs = firsts.iter().map(|adapter| (format!("{},cpu:0", adapter.label()), 0.35));
@@ -205,7 +205,7 @@ fn plans_for_less_host_memory_read_the_file_and_change_no_token() {
         let found = limited_with_host(label, 1 << 50, host_bytes);
         check_host_limit(&model, label, &found, host_bytes);
     }
-    for adapter in first_of_each_api(3) {
+    for adapter in first_of_each_api(&[LAVAPIPE]) {
         let label = adapter.label();
         let found = limited_with_host(&label, (whole as f64 * 0.75) as u64, 1 << 50);
         let pinned = planner(&model, &found).plan().unwrap();

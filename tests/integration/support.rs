@@ -12,7 +12,7 @@ use ragtag_transfer::{Route, Routes};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-pub use test_support::{model as model_path, share};
+pub use test_support::model as model_path;
 
 /// Names of the four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];

@@ -5,7 +5,6 @@
 // This command-line program prints its results.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
-mod aarch64;
 mod checks;
 mod kernels;
 mod metadata;
@@ -17,8 +16,6 @@ mod schemas;
 mod skips;
 mod support;
 mod tidy;
-mod timing;
-mod turns;
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};

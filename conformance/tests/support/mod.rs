@@ -1,12 +1,23 @@
 //! Runs the suite on every device of a backend. If the backend has no device, names the missing library or
 //! driver.
 
-use ragtag_conformance::{Outcome, Part, Report, Suite, Verdict};
+use ragtag_conformance::{Outcome, Report, Shapes, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
+use test_support::{nightly, seed};
 
-/// Step between the listed shapes that are tested on devices that compile shaders for the CPU.
+/// Step between the listed shapes that are tested on devices that run shaders on the CPU.
 pub const SOME: usize = 3;
+/// Software devices that run every kernel for each commit: the start of the driver's name, by API. PoCL runs OpenCL C,
+/// lavapipe WGSL, the stand-in for HIP its own variants, and the test driver of Level Zero the committed SPIR-V. The
+/// others repeat these kernels, so one in [`FEW`] suffices to test their backends.
+const COMPLETE: [(&str, &str); 4] = [
+    ("opencl", "Portable Computing Language"),
+    ("vulkan", "llvmpipe"),
+    ("hip", "HIP"),
+    ("level-zero", "Level Zero"),
+];
+const FEW: usize = 16;
 
 /// Test that runs the suite on the stand-in for HIP.
 pub const HIP_STAND_IN: &str = "the_stand_in_on_opencl";
@@ -63,12 +74,8 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// device, records a skip that names `missing`. Software devices run in parallel, because each of their
 /// drivers compiles on a single core.
 ///
-/// Drivers that compile for the CPU would need too much time for all variants of all kernels, so similar
-/// devices share a sixteenth of the variants. The devices of one driver are similar, and so are all devices that run
-/// shaders on the CPU, regardless of their API. Intel's OpenCL runtime shares with the two devices of the test
-/// driver of Level Zero, which run the same kernels on this runtime. Shaders also run slowly on the CPU, so these
-/// devices test only some of the listed shapes.
-/// `RAGTAG_TEST_SEED` rotates the selection. If `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
+/// Devices of one software driver divide the kernels among them. Together they run all if [`COMPLETE`] lists the
+/// driver or in the nightly run, and otherwise one in [`FEW`].
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
     let backends = Backends::new(&Config::default());
@@ -79,7 +86,7 @@ pub fn every_device_of(name: &str, missing: &str) -> usize {
             return 0;
         }
     };
-    let (repeat, seed) = (repeat(), test_support::seed());
+    let repeat = repeat();
     println!("{repeat}");
     // The stand-in for HIP describes an AMD GPU, but runs on the CPU.
     let is_software = |adapter: &&Adapter| {
@@ -89,14 +96,13 @@ pub fn every_device_of(name: &str, missing: &str) -> usize {
     std::thread::scope(|scope| {
         let running: Vec<_> = parts
             .iter()
-            .map(|one| (one, of_part(one, &parts)))
+            .map(|one| (one, software_suite(one, &parts)))
             .map(|(one, suite)| {
                 let (backends, repeat) = (&backends, &repeat);
                 scope.spawn(move || try_device(backends, one, suite, repeat))
             })
             .collect();
-        let whole = Suite::new().by_turns(Part::default(), 1, seed);
-        others.into_iter().for_each(|one| try_device(&backends, one, whole, &repeat));
+        others.into_iter().for_each(|one| try_device(&backends, one, seeded(Suite::new()), &repeat));
         for device in running {
             device.join().unwrap_or_else(|failure| std::panic::resume_unwind(failure));
         }
@@ -106,44 +112,25 @@ pub fn every_device_of(name: &str, missing: &str) -> usize {
 
 /// Returns the command that repeats the current test with its seed.
 pub fn repeat() -> String {
-    let (thread, seed) = (std::thread::current(), test_support::seed());
+    let (thread, seed) = (std::thread::current(), seed());
     let (file, test) = (env!("CARGO_CRATE_NAME"), thread.name().unwrap_or_default());
     format!("RAGTAG_TEST_SEED={seed} cargo test -p ragtag-conformance --test {file} -- {test}")
 }
 
-/// Returns the part of the suite that the CPU-emulated device `one` runs. `all` lists the CPU-emulated
-/// devices of the same backend.
-fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
-    if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
-        return by_turns(Suite::new(), Part::default());
-    }
-    let shades = ["vulkan", "wgpu"].contains(&&*one.backend);
-    let alike: Vec<_> = all.iter().filter(|other| shades || other.driver == one.driver).collect();
+/// Returns the suite of the software device `one`, one of the devices in `all`.
+fn software_suite(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
+    let alike: Vec<_> = all.iter().filter(|other| other.driver == one.driver).collect();
     let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
-    if !shades {
-        let is_intel = one.driver.name.starts_with("Intel(R) OpenCL");
-        let (before, after) = match &*one.backend {
-            "level-zero" => (0, 1),
-            "opencl" if is_intel => (2, 0),
-            _ => (0, 0),
-        };
-        let of = 16 * (before + alike.len() + after);
-        return by_turns(Suite::new(), Part { of, index: before + place });
-    }
-    let is_wgpu = usize::from(one.backend == "wgpu");
-    let part = Part { of: 16 * 2 * alike.len(), index: 2 * place + is_wgpu };
-    Suite::new().by_turns(part, SOME, test_support::seed())
+    let is_listed = |(api, driver): &(&str, &str)| one.backend == *api && one.driver.name.starts_with(driver);
+    let parts = if nightly() || COMPLETE.iter().any(is_listed) { 1 } else { FEW };
+    let suite = seeded(Suite::new()).divided(parts * alike.len(), place);
+    let runs_shaders = ["vulkan", "wgpu"].contains(&&*one.backend);
+    if runs_shaders && !nightly() { suite.one_listed_in(SOME) } else { suite }
 }
 
-/// Limits a suite to one part of its variants, by seed. If `RAGTAG_TEST_ALL` is set, the suite keeps all of
-/// them.
-pub fn by_turns(suite: Suite<'_>, part: Part) -> Suite<'_> {
-    suite.by_turns(or_all(part), 1, test_support::seed())
-}
-
-/// Returns `part`, or all variants if `RAGTAG_TEST_ALL` is set.
-pub fn or_all(part: Part) -> Part {
-    if std::env::var_os("RAGTAG_TEST_ALL").is_some() { Part::default() } else { part }
+/// Draws the random shapes of a suite from the seed of the tests.
+pub fn seeded(suite: Suite<'_>) -> Suite<'_> {
+    suite.shapes(Shapes { seed: seed(), ..Shapes::default() })
 }
 
 /// Runs `suite` on an adapter.

@@ -31,7 +31,7 @@ use ragtag_kernels::{Activations, KvType};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
-use test_support::share;
+use test_support::nightly;
 use worlds::*;
 
 impl World {
@@ -196,7 +196,7 @@ fn scores_are_what_the_objectives_mean() {
 #[test]
 fn the_plan_is_the_best_of_all_placements() {
     let (mut planned, mut refused) = (0, 0);
-    for seed in share(0..300, 5, 0) {
+    for seed in (0..300).step_by(if nightly() { 1 } else { 5 }) {
         for objective in OBJECTIVES {
             let world = World { objective, ..random_world(seed) };
             let input = world.input();
@@ -289,7 +289,7 @@ fn the_last_of_many_devices_lacks_what_is_left() {
 #[test]
 fn plans_are_valid_within_memory_and_the_same_each_time() {
     let mut planned = 0;
-    for seed in share(0..300, 5, 0) {
+    for seed in (0..300).step_by(if nightly() { 1 } else { 5 }) {
         let mut world = random_world(seed);
         world.limits.context = if seed % 2 == 0 { Some(512) } else { None };
         let Ok(plan) = world.plan() else { continue };
@@ -326,7 +326,7 @@ fn plans_are_valid_within_memory_and_the_same_each_time() {
 #[test]
 fn more_of_anything_never_makes_a_plan_worse() {
     let mut compared = 0;
-    for seed in share(0..400, 5, 0) {
+    for seed in (0..400).step_by(if nightly() { 1 } else { 5 }) {
         let objective = OBJECTIVES[seed as usize % 4];
         let world = World { objective, ..random_world(seed) };
         let Ok(plan) = world.plan() else { continue };

@@ -421,7 +421,7 @@ fn slow_devices_do_not_change_tokens() {
 }
 
 /// Checks that a sleeping thread is always woken. Submissions complete at once, so notifications often race
-/// with threads that are going to sleep. A third of the pipelines runs by turns.
+/// with threads that are going to sleep.
 #[test]
 fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
     // A chunk holds less than a micro-batch's rows, so places of the ring run out too.
@@ -438,7 +438,7 @@ fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
         (&[0, 1, 0, 1, 2, 0], 8, 2, 1, ring),
         (&[0, 1, 0, 1, 2, 0], 8, 2, 1, Route::Peer),
     ];
-    for (hosts, sequences, slots, times, route) in test_support::share(pipelines, 3, 0) {
+    for (hosts, sequences, slots, times, route) in pipelines {
         let specs = support::null::pipeline(hosts);
         let mut options = PipelineOptions::new(hosts.len(), 4096, 2048, 16);
         options.slots = slots;

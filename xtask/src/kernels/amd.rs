@@ -2,7 +2,7 @@
 //! into ROCm's device library stay unresolved. This step therefore proves that the sources compile, but not
 //! that the code links.
 
-use super::jobs::{self, Share};
+use super::jobs;
 use super::programs::{Program, in_language};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::path::Path;
@@ -38,8 +38,8 @@ const OPTIONS: &[&str] = &[
     if cfg!(windows) { "NUL" } else { "/dev/null" },
 ];
 
-/// Compiles a share of the HIP C++ sources in `folder`, each for all GPUs in [`GPUS`] that can run it.
-pub(super) fn compile(programs: &[&Program], share: Share, folder: &Path) -> Result<(), String> {
+/// Compiles the HIP C++ sources in `folder`, each for all GPUs in [`GPUS`] that can run it.
+pub(super) fn compile(programs: &[&Program], folder: &Path) -> Result<(), String> {
     if let Some(why) = jobs::missing(CLANG) {
         println!("SKIPPED AMD's GPUs: {CLANG} does not start: {why}");
         return Ok(());
@@ -47,7 +47,7 @@ pub(super) fn compile(programs: &[&Program], share: Share, folder: &Path) -> Res
     let programs = in_language(programs, KernelLanguage::HipC);
     let all = programs.iter().flat_map(|program| GPUS.map(|(gpu, features)| (program, gpu, features)));
     let jobs = all.filter(|(program, _, features)| program.runs_with(features));
-    let jobs = share.of(jobs.map(|(program, gpu, _)| (program, gpu)).collect());
+    let jobs: Vec<_> = jobs.map(|(program, gpu, _)| (program, gpu)).collect();
     let results = jobs::each("AMD", &jobs, |(program, gpu)| {
         let mut command = Command::new(CLANG);
         command.arg(format!("--offload-arch={gpu}")).args(OPTIONS);

@@ -1,7 +1,7 @@
 //! Committed programs, which compilers built ahead of time: builds them, or checks that they match the
 //! current sources.
 
-use super::jobs::{self, Share};
+use super::jobs;
 use super::programs::{Program, in_language};
 use super::write;
 use flate2::read::GzDecoder;
@@ -169,15 +169,14 @@ impl Committed {
         Err(format!("{name} is stale: `cargo xtask kernels {arguments}` builds it\n  {wrong}"))
     }
 
-    /// Compiles a share of the programs and calls `compare` with the committed and the compiled code of each.
+    /// Compiles the programs and calls `compare` with the committed and the compiled code of each.
     pub fn compare(
         &self,
         programs: &[&Program],
-        share: Share,
         compile: impl Fn(&Program, &str) -> Result<Vec<u8>, String> + Sync,
         compare: impl Fn(&[u8], &[u8]) -> Result<(), String> + Sync,
     ) -> Result<(), String> {
-        let jobs = share.of(self.wanted(programs));
+        let jobs = self.wanted(programs);
         let what = format!("{} compared", self.name);
         let results = jobs::each(&what, &jobs, |(program, architecture)| {
             compare(&self.code(program, architecture)?, &compile(program, architecture)?)

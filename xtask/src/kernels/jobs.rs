@@ -2,26 +2,9 @@
 
 use rayon::prelude::*;
 use std::io;
-use std::num::NonZeroUsize;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-
-/// Selects every `one_in`-th job of a list.
-#[derive(Clone, Copy)]
-pub(super) struct Share {
-    /// Distance in the list between two consecutive selected jobs.
-    pub one_in: NonZeroUsize,
-    /// Index of the first selected job, modulo `one_in`. Any `one_in` consecutive seeds select all jobs.
-    pub seed: usize,
-}
-
-impl Share {
-    pub fn of<J>(self, jobs: Vec<J>) -> Vec<J> {
-        let one_in = self.one_in.get();
-        jobs.into_iter().skip(self.seed % one_in).step_by(one_in).collect()
-    }
-}
 
 /// Runs `work` on each job in parallel and reports progress on stderr. Returns the results in the order of
 /// the jobs.
@@ -67,19 +50,4 @@ pub(super) fn run(command: &mut Command) -> Result<String, String> {
 /// Starts `program` to find out whether it is installed. Returns the error if it does not start.
 pub(super) fn missing(program: &str) -> Option<io::Error> {
     Command::new(program).arg("--version").output().err()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn consecutive_seeds_cover_all_jobs_once() {
-        let share =
-            |seed| Share { one_in: NonZeroUsize::new(3).unwrap(), seed }.of((0..8).collect::<Vec<_>>());
-        let mut all = [7, 8, 9].map(share).concat();
-        all.sort_unstable();
-        assert_eq!(all, (0..8).collect::<Vec<_>>());
-        assert_eq!(share(4), [1, 4, 7]);
-    }
 }

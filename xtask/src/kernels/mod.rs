@@ -18,10 +18,8 @@ mod spirv;
 
 use clap::Args as ClapArgs;
 use committed::{PTX, SPIR_V};
-use jobs::Share;
 use programs::Program;
 use std::fs;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `cargo xtask kernels`.
@@ -61,12 +59,6 @@ pub struct Args {
     /// or another name, Mesa also compiles for an absent AMD GPU.
     #[arg(long)]
     vulkan_pipelines: bool,
-    /// Compile or validate only every N-th job. A job is one program for one architecture or set of features.
-    #[arg(long, default_value = "1", value_name = "N")]
-    one_in: NonZeroUsize,
-    /// Index of the first job to compile, modulo N. Any N consecutive seeds cover all jobs.
-    #[arg(long, default_value = "0", value_name = "S")]
-    seed: usize,
     /// Devices to compile for, by their ocloc names.
     #[arg(long, value_delimiter = ',', default_value = "acm-g10,acm-g11")]
     devices: Vec<String>,
@@ -80,14 +72,13 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
         write(&args.out.join(program.file_name()), program.text.as_bytes())?;
     }
     println!("{} programs written to {}", chosen.len(), args.out.display());
-    let share = Share { one_in: args.one_in, seed: args.seed };
     let mut failures = Vec::new();
     let mut note = |result: Result<(), String>| failures.extend(result.err());
     let nvrtc = args.nvrtc.as_deref().map(nvrtc::Nvrtc::load).transpose()?;
     match &nvrtc {
         None => println!("SKIPPED building PTX: --nvrtc names no folder with NVRTC"),
         Some(nvrtc) if args.check => {
-            note(PTX.compare(&chosen, share, |p, a| ptx::compile(nvrtc, p, a), ptx::compare));
+            note(PTX.compare(&chosen, |p, a| ptx::compile(nvrtc, p, a), ptx::compare));
         }
         Some(nvrtc) => PTX.build(root, &programs, &args.only, |p, a| ptx::compile(nvrtc, p, a))?,
     }
@@ -95,7 +86,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     match clang::missing() {
         _ if !args.spir_v => {}
         Some(why) => println!("SKIPPED building SPIR-V: {why}"),
-        None if args.check => note(SPIR_V.compare(&chosen, share, spir_v, clang::compare)),
+        None if args.check => note(SPIR_V.compare(&chosen, spir_v, clang::compare)),
         None => SPIR_V.build(root, &programs, &args.only, spir_v)?,
     }
     if args.check {
@@ -103,19 +94,19 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
         note(SPIR_V.check(root, &programs));
     }
     if let Some(folder) = &args.ptxas {
-        note(ptxas::assemble(root, &chosen, share, folder, &args.out));
+        note(ptxas::assemble(root, &chosen, folder, &args.out));
     }
     if args.amd {
-        note(amd::compile(&chosen, share, &args.out));
+        note(amd::compile(&chosen, &args.out));
     }
     if args.ocloc {
-        note(ocloc::compile(root, &chosen, share, &args.devices, &args.out));
+        note(ocloc::compile(root, &chosen, &args.devices, &args.out));
     }
     if args.spirv_val {
-        note(spirv::validate(&chosen, share, &args.out));
+        note(spirv::validate(&chosen, &args.out));
     }
     if args.vulkan_pipelines {
-        note(pipelines::compile(&args.only, share));
+        note(pipelines::compile(&args.only));
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nerror: ")) }
 }

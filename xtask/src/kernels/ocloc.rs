@@ -1,7 +1,7 @@
 //! Compiles kernels for Intel GPUs with ocloc, Intel's offline compiler.
 
 use super::committed::SPIR_V;
-use super::jobs::{self, Share};
+use super::jobs;
 use super::programs::{Program, in_language};
 use super::write;
 use ragtag_hal::KernelLanguage;
@@ -11,11 +11,10 @@ use std::process::Command;
 /// Options that the OpenCL backend passes to the drivers of these devices.
 const OPTIONS: &str = "-cl-std=CL3.0 -DRT_FP16 -DRT_SUBGROUPS -DRT_INTEGER_DOT";
 
-/// Compiles a share of the OpenCL C sources in `folder` and of the committed SPIR-V for `devices`.
+/// Compiles the OpenCL C sources in `folder` and of the committed SPIR-V for `devices`.
 pub(super) fn compile(
     root: &Path,
     programs: &[&Program],
-    share: Share,
     devices: &[String],
     folder: &Path,
 ) -> Result<(), String> {
@@ -32,7 +31,6 @@ pub(super) fn compile(
         inputs.push((path, ["-spirv_input", "-q"]));
     }
     let jobs: Vec<_> = inputs.iter().flat_map(|input| devices.iter().map(move |d| (input, d))).collect();
-    let jobs = share.of(jobs);
     let results = jobs::each("ocloc", &jobs, |((path, arguments), device)| {
         let mut command = Command::new("ocloc");
         command.arg("compile").arg("-file").arg(path).args(["-device", device]).args(arguments);

@@ -2,7 +2,7 @@
 //! registers, spills and shared memory of each kernel.
 
 use super::committed::PTX;
-use super::jobs::{self, Share};
+use super::jobs;
 use super::programs::Program;
 use super::write;
 use std::fmt::Write;
@@ -19,18 +19,12 @@ struct Usage {
     shared: u32,
 }
 
-/// Assembles a share of the committed PTX, each file for its own architecture. Writes the assembled files and
+/// Assembles the committed PTX, each file for its own architecture. Writes the assembled files and
 /// a table with the resources of each entry to `out`.
-pub(super) fn assemble(
-    root: &Path,
-    programs: &[&Program],
-    share: Share,
-    folder: &Path,
-    out: &Path,
-) -> Result<(), String> {
+pub(super) fn assemble(root: &Path, programs: &[&Program], folder: &Path, out: &Path) -> Result<(), String> {
     let ptxas = folder.join(if cfg!(windows) { "ptxas.exe" } else { "ptxas" });
     jobs::run(Command::new(&ptxas).arg("--version"))?;
-    let jobs = share.of(PTX.read(root, programs)?);
+    let jobs = PTX.read(root, programs)?;
     let results = jobs::each("ptxas", &jobs, |(architecture, program, text)| {
         let path = out.join("ptx").join(architecture).join(format!("{}.ptx", program.name));
         write(&path, text)?;

@@ -1,6 +1,6 @@
 //! Translates WGSL to SPIR-V as the Vulkan backend does, and validates it with spirv-val.
 
-use super::jobs::{self, Share};
+use super::jobs;
 use super::programs::{Program, in_language};
 use ragtag_hal::{Feature, Features, KernelLanguage};
 use ragtag_vulkan::{SpirVTarget, translate};
@@ -18,8 +18,8 @@ const FEATURES: [Feature; 4] =
 const MATRICES_SINCE: (u32, u32) = (2023, 4);
 
 /// Translates each WGSL program once per feature set that a variant requires, and once for all features
-/// together. Writes a share of the SPIR-V modules to `folder` and validates them.
-pub(super) fn validate(programs: &[&Program], share: Share, folder: &Path) -> Result<(), String> {
+/// together. Writes the SPIR-V modules to `folder` and validates them.
+pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), String> {
     let programs = in_language(programs, KernelLanguage::Wgsl);
     if let Some(why) = jobs::missing(VALIDATOR) {
         println!("SKIPPED SPIR-V: {VALIDATOR} does not start: {why}");
@@ -36,7 +36,6 @@ pub(super) fn validate(programs: &[&Program], share: Share, folder: &Path) -> Re
             wanted.extend(VERSIONS.map(|version| (program, features.clone(), version)));
         }
     }
-    let wanted = share.of(wanted);
     let results = jobs::each(VALIDATOR, &wanted, |(program, features, (vulkan, environment))| {
         let target = SpirVTarget { vulkan: *vulkan, features: features.clone() };
         let module =
