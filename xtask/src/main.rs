@@ -36,13 +36,13 @@ enum Task {
     /// Check the project's rules, for example dependencies between crates, modules that may contain `unsafe`,
     /// and prose.
     Tidy,
-    /// Run all checks of a commit: those of `test`, single features, cargo-deny, fuzz targets, packages and
+    /// Run all checks of a commit: those of `test`, other features, cargo-deny, fuzz targets, packages and
     /// AArch64. Skips steps whose tools are not installed.
     Ci(run_tests::TestArgs),
     /// Package the published crates, then build and run the examples with these packages alone.
     Packages,
-    /// Run the checks that take too long for each commit: `ci` with the complete tests, fuzzing, mutants,
-    /// 100,000 simulations and clean Debian systems.
+    /// Run parts of the checks that take too long for each commit, such as the complete tests, fuzzing, 100,000
+    /// simulations and clean Debian systems.
     Nightly(nightly::Args),
     /// Try a seeded sample of an area's mutants. Surviving mutants must be accepted in docs/mutants.md.
     Mutants(mutants::Args),

@@ -139,7 +139,7 @@ const TIMEOUT_S: &str = "300";
 const ACCEPTED: &str = "docs/mutants.md";
 
 /// Returns the names of all areas.
-pub fn areas() -> impl Iterator<Item = &'static str> {
+fn areas() -> impl Iterator<Item = &'static str> {
     AREAS.iter().map(|area| area.name)
 }
 
@@ -201,7 +201,7 @@ fn tree(root: &Path) -> Result<PathBuf, String> {
 }
 
 /// Runs git and returns its output.
-fn git(folder: &Path, args: &[&str]) -> Result<String, String> {
+pub(crate) fn git(folder: &Path, args: &[&str]) -> Result<String, String> {
     let output = Command::new("git").current_dir(folder).args(args).stderr(Stdio::inherit()).output();
     let Output { status, stdout, .. } = output.map_err(|e| format!("cannot start git: {e}"))?;
     match status.success() {
