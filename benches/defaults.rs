@@ -1,4 +1,4 @@
-//! Compares the speed of the default settings with the speed of a few alternatives, each of which changes one
+//! Compares the speed of the default settings with the speed of a few alternatives. Each alternative changes one
 //! setting.
 //!
 //! Usage: `cargo bench --bench defaults -- --device cuda:0 7b:q4_0 > defaults.json`. The model is PRESET:TYPE

@@ -71,7 +71,7 @@ pub enum Error {
     #[error("stages {} on {device}: {cause}", listed(stages))]
     Device {
         /// Indices of the stages, in ascending order.
-        stages: Vec<u32>,
+        stages: Box<[u32]>,
         /// Label of the device.
         device: String,
         /// Error that the device reported.
@@ -301,7 +301,7 @@ impl Error {
     pub(crate) fn of_device(stages: Vec<u32>, device: String, cause: ragtag_hal::Error) -> Self {
         match stages[..] {
             [stage] => Error::Stage { stage, device, cause },
-            _ => Error::Device { stages, device, cause },
+            _ => Error::Device { stages: stages.into(), device, cause },
         }
     }
 
