@@ -1,7 +1,7 @@
 //! Builds operator graphs. Each call adds a node, infers the shape of its output, and checks the shapes of
 //! its weights.
 
-use crate::arch::Rope;
+use crate::arch::rope::Rope;
 use crate::error::ModelError;
 use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows, Scores};
 use crate::stack::Stack;

@@ -3,7 +3,7 @@
 //! A node has one output. The micro-batch determines the number of rows of the output. The builder infers the
 //! width of the output when it adds the node.
 
-use crate::arch::Rope;
+use crate::arch::rope::Rope;
 use crate::stack::Stack;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};

@@ -1,9 +1,11 @@
 //! BitNet. Both architectures have ternary weights, extra norms before the attention output projection and
 //! the FFN down projection, and RoPE that pairs the two halves of a head.
 
+use super::architecture::{ATTENTION_BIAS, Architecture, USUAL, kv_heads, rope_base};
+use super::hyperparameters::Hyperparameters;
+use super::keys::Setting;
 use super::names::{COMMON, GATED, NORMS};
 use super::transformer::{Attention, FeedForward, Layer};
-use super::{ATTENTION_BIAS, Architecture, Hyperparameters, Setting, USUAL, kv_heads, rope_base};
 use ragtag_kernels::silu_mul::Gate as Function;
 
 pub(super) static BITNET: Architecture =

@@ -2,9 +2,11 @@
 //! together. The norms are layer norms without biases, logits have a factor, and RoPE pairs neighbouring
 //! dimensions. Command R+ also normalises each query head and each key head.
 
+use super::architecture::{ATTENTION_BIAS, Architecture, TIED, USUAL, rope_base};
+use super::keys::Setting;
 use super::names::{COMMON, GATED, HEAD_NORMS};
+use super::rope::RopePairing;
 use super::transformer::{Attention, Layer, NormKind, QkNorm};
-use super::{ATTENTION_BIAS, Architecture, RopePairing, Setting, TIED, USUAL, rope_base};
 
 pub(super) static COMMAND_R: Architecture = Architecture {
     name: "command-r",

@@ -1,6 +1,6 @@
 //! Hyperparameters that only some architectures have.
 
-use super::{Rope, RopeFactors};
+use super::rope::{Rope, RopeFactors};
 use serde::Serialize;
 
 /// Some of a model's layers. A rule instead of a list takes no memory, however many layers a file claims.

@@ -1,12 +1,12 @@
 //! Gemma 2: norms before and after each half of a layer, a scaled embedding, a GELU gate, caps of attention
 //! scores and logits, and a window in every other layer. Checkpoints store the weights of norms less 1.
 
+use super::architecture::{ATTENTION_BIAS, Architecture, EPSILON, TIED, USUAL, kv_heads, sliding_window};
+use super::hyperparameters::Hyperparameters;
 use super::keys::Keys;
+use super::keys::Setting;
 use super::names::{COMMON, GATED, Names};
 use super::transformer::{FeedForward, Function, Layer, Norms};
-use super::{
-    ATTENTION_BIAS, Architecture, EPSILON, Hyperparameters, Setting, TIED, USUAL, kv_heads, sliding_window,
-};
 use crate::error::ModelError;
 
 pub(super) static GEMMA2: Architecture = Architecture {

@@ -1,12 +1,14 @@
 //! Gemma 3 (text): Gemma 2 with norms of query and key heads instead of caps, a window in five of six layers,
 //! and another RoPE base in these layers.
 
-use super::gemma2::{GELU, HEAD, NORMS, SCALAR, layer, read};
-use super::names::{COMMON, GATED, HEAD_NORMS};
-use super::transformer::{Attention, Layer, QkNorm};
-use super::{
-    ATTENTION_BIAS, Architecture, EPSILON, Rope, Setting, TIED, USUAL, kv_heads, rope_base, sliding_window,
+use super::architecture::{
+    ATTENTION_BIAS, Architecture, EPSILON, TIED, USUAL, kv_heads, rope_base, sliding_window,
 };
+use super::gemma2::{GELU, HEAD, NORMS, SCALAR, layer, read};
+use super::keys::Setting;
+use super::names::{COMMON, GATED, HEAD_NORMS};
+use super::rope::Rope;
+use super::transformer::{Attention, Layer, QkNorm};
 
 /// RoPE base of windowed layers in files without one.
 const WINDOWED_BASE: f32 = 10_000.0;

@@ -1,9 +1,11 @@
 //! GLM-4 (0414): norms before and after each half of a layer, biases for queries, keys and values, half of
 //! each head rotating in neighbouring pairs, and gate and up projections in one tensor.
 
+use super::architecture::{ATTENTION_BIAS, Architecture, USUAL, kv_heads};
+use super::keys::Setting;
 use super::names::{COMMON, FUSED_GATED};
+use super::rope::RopePairing;
 use super::transformer::{Attention, FeedForward, Layer, Norms};
-use super::{ATTENTION_BIAS, Architecture, RopePairing, Setting, USUAL, kv_heads};
 
 pub(super) static GLM4: Architecture = Architecture {
     name: "glm4",

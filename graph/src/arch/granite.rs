@@ -1,8 +1,10 @@
 //! Granite: Llama with factors of the embedding, of what each layer adds, of attention scores and of logits.
 //! GGUF files may switch RoPE off.
 
+use super::architecture::{Architecture, BIASES, EPSILON, USUAL};
 use super::extras::LayerSet;
-use super::{Architecture, BIASES, EPSILON, RopePairing, Setting, USUAL};
+use super::keys::Setting;
+use super::rope::RopePairing;
 
 pub(super) static GRANITE: Architecture = Architecture {
     name: "granite",

@@ -2,7 +2,7 @@
 
 use super::extras::LayerSet;
 use super::hyperparameters::{Hyperparameters, in_range, positive};
-use crate::checkpoint::Fields;
+use crate::checkpoint::fields::Fields;
 use crate::error::ModelError;
 use crate::gguf::{Array, Metadata};
 use std::cell::RefCell;

@@ -4,7 +4,8 @@
 //! keep the trained order, in which RoPE pairs the two halves of a head. GGUF files of Mistral models name
 //! this architecture, and may have a window.
 
-use super::{Architecture, BIASES, RopePairing, USUAL};
+use super::architecture::{Architecture, BIASES, USUAL};
+use super::rope::RopePairing;
 
 pub(super) static LLAMA: Architecture = Architecture {
     name: "llama",

@@ -1,7 +1,8 @@
 //! Mistral: Llama whose layers all attend to a window of positions. GGUF files of these models name the
 //! architecture `llama`.
 
-use super::{Architecture, EPSILON, RopePairing, USUAL, kv_heads, sliding_window};
+use super::architecture::{Architecture, EPSILON, USUAL, kv_heads, sliding_window};
+use super::rope::RopePairing;
 
 pub(super) static MISTRAL: Architecture = Architecture {
     name: "mistral",

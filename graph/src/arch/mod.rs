@@ -8,7 +8,7 @@ mod gemma2;
 mod gemma3;
 mod glm4;
 mod granite;
-mod hyperparameters;
+pub(crate) mod hyperparameters;
 mod keys;
 mod llama;
 mod metadata;
@@ -18,7 +18,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
-mod rope;
+pub(crate) mod rope;
 mod rope_scaling;
 mod smollm3;
 mod starcoder2;
@@ -30,12 +30,11 @@ pub use hyperparameters::Hyperparameters;
 pub use rope::{DynamicScaling, Llama3Scaling, Rope, RopeFactors, RopePairing, Yarn};
 pub use rope_scaling::{RopeScaling, RopeScalingError};
 
-pub(crate) use hyperparameters::{in_range, positive};
-pub(crate) use keys::{Keys, Setting};
+pub(crate) use hyperparameters::positive;
+pub(crate) use keys::Keys;
 pub(crate) use names::{HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, is_derived};
 
 use crate::error::{ModelError, Quoted};
-use architecture::{ATTENTION_BIAS, BIASES, EPSILON, TIED, USUAL, kv_heads, rope_base, sliding_window};
 
 /// All supported architectures.
 pub static ARCHITECTURES: [&Architecture; 15] = [

@@ -1,9 +1,10 @@
 //! OLMo 2: norms after each half of a layer instead of before it, and one norm each for all queries and all
 //! keys of a row.
 
+use super::architecture::{ATTENTION_BIAS, Architecture, USUAL};
+use super::keys::Setting;
 use super::names::{COMMON, GATED, HEAD_NORMS};
 use super::transformer::{Attention, Layer, Norms, QkNorm};
-use super::{ATTENTION_BIAS, Architecture, Setting, USUAL};
 
 pub(super) static OLMO2: Architecture = Architecture {
     name: "olmo2",

@@ -1,9 +1,10 @@
 //! Phi-3: Llama whose queries, keys and values are one tensor, and whose gate and up projections are one
 //! tensor. Part of a head may rotate, with factors that depend on the context (LongRoPE).
 
+use super::architecture::{Architecture, USUAL};
+use super::keys::Setting;
 use super::names::{COMMON, FUSED_GATED, NORMS};
 use super::transformer::{Attention, FeedForward, Layer};
-use super::{Architecture, Setting, USUAL};
 
 pub(super) static PHI3: Architecture = Architecture {
     name: "phi3",

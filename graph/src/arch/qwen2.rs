@@ -1,10 +1,11 @@
 //! Qwen2: Llama with biases for queries, keys and values. RoPE pairs the two halves of a head, both in GGUF
 //! files and in checkpoints. The last layers may attend to a window of positions.
 
+use super::architecture::{Architecture, EPSILON, USUAL, kv_heads, sliding_window};
 use super::extras::LayerSet;
+use super::hyperparameters::Hyperparameters;
 use super::keys::Keys;
 use super::transformer::{Attention, Layer};
-use super::{Architecture, EPSILON, Hyperparameters, USUAL, kv_heads, sliding_window};
 use crate::error::ModelError;
 
 pub(super) static QWEN2: Architecture = Architecture {

@@ -1,9 +1,11 @@
 //! Qwen3: Llama with a norm for each query head and each key head. RoPE pairs the two halves of a head, both
 //! in GGUF files and in checkpoints. The last layers may attend to a window of positions.
 
+use super::architecture::{ATTENTION_BIAS, Architecture, EPSILON, USUAL, kv_heads, sliding_window};
+use super::keys::Setting;
 use super::names::{COMMON, GATED, HEAD_NORMS, NORMS};
+use super::qwen2;
 use super::transformer::{Attention, Layer, QkNorm};
-use super::{ATTENTION_BIAS, Architecture, EPSILON, Setting, USUAL, kv_heads, qwen2, sliding_window};
 
 pub(super) static QWEN3: Architecture = Architecture {
     name: "qwen3",

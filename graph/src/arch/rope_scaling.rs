@@ -1,6 +1,7 @@
 //! RoPE scaling that replaces a model's own, so that the model can use longer contexts.
 
-use super::{Hyperparameters, RopeFactors, Yarn};
+use super::hyperparameters::Hyperparameters;
+use super::rope::{RopeFactors, Yarn};
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,7 +1,8 @@
 //! SmolLM3: Llama in which every fourth layer has no RoPE.
 
+use super::architecture::{Architecture, BIASES, EPSILON, TIED, USUAL, kv_heads, rope_base};
 use super::extras::LayerSet;
-use super::{Architecture, BIASES, EPSILON, RopePairing, TIED, USUAL, kv_heads, rope_base};
+use super::rope::RopePairing;
 use crate::error::ModelError;
 
 /// Distance between layers without RoPE, unless the file gives one.

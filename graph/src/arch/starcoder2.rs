@@ -1,9 +1,10 @@
 //! StarCoder2: layer norms, a feed-forward network with GELU instead of a gate, biases in most models, and a
 //! window in all layers.
 
+use super::architecture::{Architecture, TIED, USUAL, kv_heads};
+use super::keys::Setting;
 use super::names::{COMMON, NORMS};
 use super::transformer::{FeedForward, Function, Layer, NormKind};
-use super::{Architecture, Setting, TIED, USUAL, kv_heads};
 
 pub(super) static STARCODER2: Architecture = Architecture {
     name: "starcoder2",

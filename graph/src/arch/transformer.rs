@@ -4,8 +4,9 @@
 //! another. The graph divides the stream by one of them instead, its *unit*. This leaves the results of
 //! norms unchanged if ε is divided by the square of the unit.
 
+use super::hyperparameters::Hyperparameters;
 use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
-use super::{Hyperparameters, Rope, RopeFactors};
+use super::rope::{Rope, RopeFactors};
 use crate::builder::Builder;
 use crate::error::ModelError;
 use crate::op::{Affine, Heads, Scores};

@@ -1,7 +1,7 @@
 //! Fields of JSON objects, such as those of `config.json`. Each error names the file and the field.
 
 use super::files::{CONFIG, MAX_CONFIG_BYTES};
-use crate::arch::{in_range, positive};
+use crate::arch::hyperparameters::{in_range, positive};
 use crate::error::{FormatError, ModelError, Quoted};
 use crate::json;
 use crate::source::Source;

@@ -6,7 +6,7 @@
 
 mod config;
 mod described;
-mod fields;
+pub(crate) mod fields;
 mod files;
 mod index;
 mod quantization;
