@@ -186,7 +186,7 @@ pub(super) fn activations(activations: Activations) -> &'static str {
 /// is never busy.
 pub(super) fn bottleneck(plan: &Plan) -> Option<String> {
     let bottleneck = plan.explanation.bottleneck;
-    let device = |at: usize| plan.stages.get(at).map(|stage| stage.device.clone());
+    let device = |at: usize| plan.all_stages().nth(at).map(|stage| stage.device.clone());
     let place = match bottleneck.place {
         _ if bottleneck.busy_us <= 0.0 => return None,
         Place::Stage => format!("stage {} on {}", bottleneck.index, device(bottleneck.index)?),
