@@ -1,18 +1,20 @@
 //! Programs that were built ahead of time: PTX from this crate's CUDA C++, and SPIR-V from its OpenCL C.
 //! With PTX, a device needs only NVIDIA's driver. Level Zero accepts no source text at all.
 //!
-//! `cargo xtask kernels` writes the compressed programs to `artefacts`. The key of a program is the digest of
-//! its source text, so a program of an older text is never used. This module never calls a compiler.
+//! `cargo xtask kernels` writes the programs to one archive per form. The key of a program is the digest of its
+//! source text, so a program of an older text is never used. This module never calls a compiler.
+//!
+//! An archive is a sequence of Zstandard frames. The first contains the index, and each of the others a block
+//! of similar programs. In the index, the line `= BYTES` starts a block with its compressed size. A line
+//! `ARCHITECTURE PROGRAM DIGEST BYTES` describes the next program in the block.
 
-#[path = "../artefacts/opencl/index.rs"]
-mod opencl;
-#[path = "../artefacts/cuda/index.rs"]
-mod ptx_index;
+mod registers;
 
-use flate2::read::GzDecoder;
 use ragtag_hal::{Feature, Features};
+pub use registers::{restore, shorten};
+use ruzstd::decoding::StreamingDecoder;
 use std::io::Read;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Virtual architectures for which PTX is built, oldest first. Each is paired with the feature that a device
 /// must have to accept it.
@@ -60,9 +62,6 @@ pub const TRANSLATOR_OPTIONS: [&str; 2] = ["--spirv-max-version=1.1", "--spirv-f
 /// The only architecture of SPIR-V, with 64-bit pointers.
 pub const SPIR_V: &str = "spirv64";
 
-/// Maximum size of a program, in bytes.
-const MAX_BYTES: u64 = 16 << 20;
-
 /// Form of prebuilt programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -81,42 +80,13 @@ pub struct Artefact {
     pub program: &'static str,
     /// The digest of the program's source text.
     pub digest: &'static str,
-    compressed: &'static [u8],
+    form: Form,
+    /// The compressed block that contains the program.
+    block: &'static [u8],
+    /// Position of the program in the block.
+    start: usize,
+    bytes: usize,
 }
-
-/// Defines a row of an index, and includes the compressed program that the row describes.
-macro_rules! artefact {
-    ($folder:literal, $extension:literal, $architecture:literal, $program:literal, $digest:literal) => {
-        $crate::artefacts::Artefact {
-            architecture: $architecture,
-            program: $program,
-            digest: $digest,
-            compressed: include_bytes!(concat!(
-                env!("CARGO_MANIFEST_DIR"),
-                "/artefacts/",
-                $folder,
-                "/",
-                $architecture,
-                "/",
-                $program,
-                ".",
-                $extension,
-                ".gz"
-            )),
-        }
-    };
-}
-macro_rules! ptx {
-    ($architecture:literal, $program:literal, $digest:literal) => {
-        $crate::artefacts::artefact!("cuda", "ptx", $architecture, $program, $digest)
-    };
-}
-macro_rules! spir_v {
-    ($architecture:literal, $program:literal, $digest:literal) => {
-        $crate::artefacts::artefact!("opencl", "spv", $architecture, $program, $digest)
-    };
-}
-use {artefact, ptx, spir_v};
 
 impl Artefact {
     /// Decompresses PTX. Returns `None` if the compressed data is damaged.
@@ -126,19 +96,59 @@ impl Artefact {
 
     /// Decompresses the program. Returns `None` if the compressed data is damaged.
     pub fn bytes(&self) -> Option<Vec<u8>> {
-        let mut bytes = Vec::new();
-        GzDecoder::new(self.compressed).take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-        Some(bytes)
+        let block = decompress(&mut &*self.block)?;
+        let bytes = block.get(self.start..)?.get(..self.bytes)?;
+        match self.form {
+            Form::Ptx => Some(restore(str::from_utf8(bytes).ok()?).into_bytes()),
+            Form::SpirV => Some(bytes.to_vec()),
+        }
     }
+}
+
+/// Decompresses the frame at the start of `frames`, and removes it from there.
+fn decompress(frames: &mut &[u8]) -> Option<Vec<u8>> {
+    let mut content = Vec::new();
+    StreamingDecoder::new(frames).ok()?.read_to_end(&mut content).ok()?;
+    Some(content)
 }
 
 impl Form {
     /// Returns all programs of this form that were built ahead of time.
     pub fn artefacts(self) -> &'static [Artefact] {
+        static PTX: LazyLock<Vec<Artefact>> =
+            LazyLock::new(|| Form::Ptx.built_in(include_bytes!("../artefacts/cuda.zst")));
+        static SPIR_V: LazyLock<Vec<Artefact>> =
+            LazyLock::new(|| Form::SpirV.built_in(include_bytes!("../artefacts/opencl.zst")));
         match self {
-            Form::Ptx => ptx_index::ALL,
-            Form::SpirV => opencl::ALL,
+            Form::Ptx => &PTX,
+            Form::SpirV => &SPIR_V,
         }
+    }
+
+    fn built_in(self, archive: &'static [u8]) -> Vec<Artefact> {
+        let artefacts = self.parse(archive);
+        assert!(artefacts.is_some(), "the built-in archive of {self:?} is damaged ({} bytes)", archive.len());
+        artefacts.unwrap_or_default()
+    }
+
+    /// Returns the programs in an archive. Returns `None` if the archive is damaged. Keeps the index in memory
+    /// until the process ends.
+    pub fn parse(self, mut archive: &'static [u8]) -> Option<Vec<Artefact>> {
+        let index = String::from_utf8(decompress(&mut archive)?).ok()?.leak();
+        let (mut artefacts, mut block, mut start) = (Vec::new(), &[][..], 0);
+        for line in index.lines() {
+            if let Some(bytes) = line.strip_prefix("= ") {
+                (block, archive) = archive.split_at_checked(bytes.parse().ok()?)?;
+                start = 0;
+                continue;
+            }
+            let mut words = line.split(' ');
+            let [architecture, program, digest, bytes] = std::array::from_fn(|_| words.next().unwrap_or(""));
+            let bytes = bytes.parse().ok()?;
+            artefacts.push(Artefact { architecture, program, digest, form: self, block, start, bytes });
+            start += bytes;
+        }
+        archive.is_empty().then_some(artefacts)
     }
 
     /// Returns the key of the program for source `text`: half of the BLAKE3 hash of the compiler options and

@@ -1,18 +1,17 @@
 //! Committed programs, which compilers built ahead of time: builds them, or checks that they match the
 //! current sources.
 
+use super::archive::{self, Programs};
 use super::jobs;
 use super::programs::{Program, in_language};
 use super::write;
-use flate2::read::GzDecoder;
 use ragtag_hal::KernelLanguage;
 use ragtag_kernels::artefacts::{Artefact, Form};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Index of files. Maps the architecture and the program name to the digest of the program's source.
+/// Maps the name and the architecture of a program to the digest of its source.
 type Index = BTreeMap<(String, String), String>;
 
 /// A program and an architecture for which it is built.
@@ -28,11 +27,8 @@ pub(super) struct Committed {
     name: &'static str,
     /// Language of the sources.
     language: KernelLanguage,
-    /// Folder in `kernels/artefacts`.
-    folder: &'static str,
-    extension: &'static str,
-    /// Macro that defines a row of the index.
-    row: &'static str,
+    /// Path of the archive in the repository.
+    archive: &'static str,
     /// Arguments of `cargo xtask kernels` that build the programs.
     arguments: &'static str,
 }
@@ -41,9 +37,7 @@ pub(super) static PTX: Committed = Committed {
     form: Form::Ptx,
     name: "PTX",
     language: KernelLanguage::CudaC,
-    folder: "cuda",
-    extension: "ptx",
-    row: "ptx",
+    archive: "kernels/artefacts/cuda.zst",
     arguments: "--nvrtc DIR",
 };
 
@@ -51,21 +45,11 @@ pub(super) static SPIR_V: Committed = Committed {
     form: Form::SpirV,
     name: "SPIR-V",
     language: KernelLanguage::OpenClC,
-    folder: "opencl",
-    extension: "spv",
-    row: "spir_v",
+    archive: "kernels/artefacts/opencl.zst",
     arguments: "--spir-v",
 };
 
 impl Committed {
-    fn folder(&self, root: &Path) -> PathBuf {
-        root.join("kernels/artefacts").join(self.folder)
-    }
-
-    fn file(&self, root: &Path, architecture: &str, program: &str) -> PathBuf {
-        self.folder(root).join(architecture).join(format!("{program}.{}.gz", self.extension))
-    }
-
     /// Returns all pairs of a program and an architecture that must be committed.
     fn wanted<'a>(&self, programs: &[&'a Program]) -> Vec<Job<'a>> {
         let programs = in_language(programs, self.language);
@@ -74,7 +58,7 @@ impl Committed {
 
     fn index(&self, jobs: &[Job<'_>]) -> Index {
         let row = |(program, architecture): &Job<'_>| {
-            ((String::from(*architecture), program.name.clone()), self.form.digest(&program.text))
+            ((program.name.clone(), String::from(*architecture)), self.form.digest(&program.text))
         };
         jobs.iter().map(row).collect()
     }
@@ -82,70 +66,68 @@ impl Committed {
     /// Returns the index of the committed programs, which are compiled into this binary.
     fn committed(&self) -> Index {
         let artefacts = self.form.artefacts().iter();
-        artefacts.map(|a| ((a.architecture.into(), a.program.into()), a.digest.into())).collect()
+        artefacts.map(|a| ((a.program.into(), a.architecture.into()), a.digest.into())).collect()
     }
 
-    /// Builds all programs whose names contain `only`. Keeps the other programs if their sources are
-    /// unchanged. Deletes files that belong to no program.
+    /// Builds the programs whose sources have changed, or, if `only` is not empty, all programs whose names
+    /// contain `only`. Keeps the other programs. Writes the archive, and uses files in `folder`.
     pub fn build(
         &self,
         root: &Path,
         programs: &[Program],
         only: &str,
+        folder: &Path,
         compile: impl Fn(&Program, &str) -> Result<Vec<u8>, String> + Sync,
     ) -> Result<(), String> {
         let programs: Vec<&Program> = programs.iter().collect();
-        let wanted = self.wanted(&programs);
-        let jobs: Vec<_> =
-            wanted.iter().copied().filter(|(program, _)| program.name.contains(only)).collect();
-        let results = jobs::each(self.name, &jobs, |(program, architecture)| {
-            store(&self.file(root, architecture, &program.name), &compile(program, architecture)?)
+        let mut jobs = self.wanted(&programs);
+        let (mut codes, mut failed) = (self.kept(&self.index(&jobs))?, Vec::new());
+        jobs.retain(|(program, architecture)| match only {
+            "" => !codes.contains_key(&(program.name.clone(), String::from(*architecture))),
+            only => program.name.contains(only),
         });
-        jobs::verdict(self.name, jobs.len(), &failures(&jobs, results))?;
-        let (built, before) = (self.index(&jobs), self.committed());
-        let mut index = self.index(&wanted);
-        index.retain(|key, digest| built.contains_key(key) || before.get(key) == Some(digest));
-        for stray in self.strays(root, &index)? {
-            fs::remove_file(&stray).map_err(|e| format!("{}: {e}", stray.display()))?;
+        let results = jobs::each(self.name, &jobs, |(program, architecture)| compile(program, architecture));
+        for ((key, digest), result) in self.index(&jobs).into_iter().zip(results) {
+            match result {
+                Ok(code) => _ = codes.insert(key, (digest, code)),
+                Err(error) => failed.push((format!("{} for {}", key.0, key.1), error)),
+            }
         }
-        self.write_index(root, &index)?;
-        let bytes = |(a, p): &(String, String)| fs::metadata(self.file(root, a, p)).map_or(0, |m| m.len());
-        let bytes = index.keys().map(bytes).sum::<u64>();
-        println!("{}: {} built, {} in all, {} KiB", self.name, built.len(), index.len(), bytes >> 10);
-        Ok(())
+        jobs::verdict(self.name, jobs.len(), &failed)?;
+        let archive = archive::pack(self.form, &codes, folder)?;
+        let (name, built, all, kib) = (self.name, jobs.len(), codes.len(), archive.len() >> 10);
+        println!("{name}: {built} built, {all} in all, {kib} KiB");
+        write(&root.join(self.archive), &archive)
     }
 
-    /// Returns the files in the tree that `index` does not list.
-    fn strays(&self, root: &Path, index: &Index) -> Result<Vec<PathBuf>, String> {
-        let named: BTreeSet<PathBuf> = index.keys().map(|(a, p)| self.file(root, a, p)).collect();
-        let mut strays = Vec::new();
-        for folder in list(&self.folder(root))?.into_iter().filter(|path| path.is_dir()) {
-            strays.extend(list(&folder)?.into_iter().filter(|path| !named.contains(path)));
-        }
-        Ok(strays)
+    /// Writes the archive without the programs that do not exist or that have another source now.
+    pub fn prune(&self, root: &Path, programs: &[Program], folder: &Path) -> Result<(), String> {
+        let programs: Vec<&Program> = programs.iter().collect();
+        let codes = self.kept(&self.index(&self.wanted(&programs)))?;
+        write(&root.join(self.archive), &archive::pack(self.form, &codes, folder)?)
     }
 
-    fn write_index(&self, root: &Path, index: &Index) -> Result<(), String> {
-        let Self { name, row, .. } = self;
-        let mut text = format!(
-            "//! {name} built ahead of time, with the digests of its sources. `cargo xtask kernels` writes this file.\n\n\
-             use super::{{Artefact, {row}}};\n\n/// By architecture and name.\npub(super) const ALL: &[Artefact] = &[\n",
-        );
-        for ((architecture, program), digest) in index {
-            text.push_str(&format!("    {row}!(\"{architecture}\", \"{program}\", \"{digest}\"),\n"));
+    /// Returns the committed programs that `wanted` lists with the same digests.
+    fn kept(&self, wanted: &Index) -> Result<Programs, String> {
+        let mut kept = Programs::new();
+        for artefact in self.form.artefacts() {
+            let key = (artefact.program.into(), artefact.architecture.into());
+            if wanted.get(&key).is_some_and(|digest| digest == artefact.digest) {
+                let code = artefact.bytes().ok_or_else(|| format!("{}: damaged", self.archive))?;
+                kept.insert(key, (artefact.digest.into(), code));
+            }
         }
-        text.push_str("];\n");
-        write(&self.folder(root).join("index.rs"), text.as_bytes())
+        Ok(kept)
     }
 
     /// Checks that every program is committed for each of its architectures, and that it was built from the
-    /// current source. Also checks that no other file is committed.
-    pub fn check(&self, root: &Path, programs: &[Program]) -> Result<(), String> {
+    /// current source. Also checks that no other program is committed.
+    pub fn check(&self, programs: &[Program]) -> Result<(), String> {
         let programs: Vec<&Program> = programs.iter().collect();
         let (wanted, committed) = (self.index(&self.wanted(&programs)), self.committed());
         let (name, mut wrong) = (self.name, Vec::new());
-        for ((architecture, program), digest) in &wanted {
-            match committed.get(&(architecture.clone(), program.clone())) {
+        for (key @ (program, architecture), digest) in &wanted {
+            match committed.get(key) {
                 None => wrong.push(format!("{program}: no {name} for {architecture}")),
                 Some(found) if found != digest => {
                     wrong.push(format!("{program} for {architecture}: built from another source"));
@@ -157,10 +139,8 @@ impl Committed {
             committed
                 .keys()
                 .filter(|key| !wanted.contains_key(*key))
-                .map(|(a, p)| format!("{p} for {a}: the program does not exist")),
+                .map(|(p, a)| format!("{p} for {a}: the program does not exist")),
         );
-        let strays = self.strays(root, &committed)?;
-        wrong.extend(strays.into_iter().map(|path| format!("{}: not in the index", path.display())));
         if wrong.is_empty() {
             println!("{name}: {} committed, each built from its current source", committed.len());
             return Ok(());
@@ -185,73 +165,30 @@ impl Committed {
     }
 
     fn code(&self, program: &Program, architecture: &str) -> Result<Vec<u8>, String> {
-        let same = |a: &&Artefact| a.architecture == architecture && a.program == program.name;
-        let committed = self.form.artefacts().iter().find(same).and_then(Artefact::bytes);
-        committed.ok_or_else(|| format!("the committed {} is missing or damaged", self.name))
+        self.code_in(self.form.artefacts(), program, architecture)
     }
 
-    /// Reads the committed files of `programs`. Returns the architecture, the program and the code of each.
+    fn code_in(&self, all: &[Artefact], program: &Program, architecture: &str) -> Result<Vec<u8>, String> {
+        let same = |a: &&Artefact| a.architecture == architecture && a.program == program.name;
+        let missing =
+            || format!("{} of {} for {architecture} is missing or damaged", self.name, program.name);
+        all.iter().find(same).and_then(Artefact::bytes).ok_or_else(missing)
+    }
+
+    /// Reads the codes of `programs` from the archive. Returns the architecture, the program and the code of each.
     pub fn read<'a>(&self, root: &Path, programs: &[&'a Program]) -> Result<Vec<Code<'a>>, String> {
+        let path = root.join(self.archive);
+        let archive = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let artefacts = self.form.parse(archive.leak());
+        let artefacts = artefacts.ok_or_else(|| format!("{} is damaged", path.display()))?;
         let one = |(program, architecture): Job<'a>| {
-            let path = self.file(root, architecture, &program.name);
-            let code = stored(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-            Ok((architecture, program, code))
+            Ok((architecture, program, self.code_in(&artefacts, program, architecture)?))
         };
         self.wanted(programs).into_iter().map(one).collect()
     }
 }
 
-/// Reads the code in a compressed file.
-fn stored(path: &Path) -> io::Result<Vec<u8>> {
-    let mut code = Vec::new();
-    io::copy(&mut GzDecoder::new(fs::File::open(path)?), &mut code).map(|_| code)
-}
-
-/// Compresses `code` and writes it to a file, unless the file contains this code. Compression takes longer
-/// than most compilations. The output has no time stamp and is therefore reproducible.
-fn store(path: &Path, code: &[u8]) -> Result<(), String> {
-    if stored(path).is_ok_and(|before| before == code) {
-        return Ok(());
-    }
-    let mut compressed = Vec::new();
-    zopfli::compress(zopfli::Options::default(), zopfli::Format::Gzip, code, &mut compressed)
-        .map_err(|e| e.to_string())?;
-    write(path, &compressed)
-}
-
 fn failures<T>(jobs: &[Job<'_>], results: Vec<Result<T, String>>) -> Vec<(String, String)> {
     let name = |(program, architecture): &Job<'_>| format!("{} for {architecture}", program.name);
     jobs.iter().zip(results).filter_map(|(job, result)| Some((name(job), result.err()?))).collect()
-}
-
-fn list(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    let entries = fs::read_dir(folder).and_then(|entries| entries.map(|e| Ok(e?.path())).collect());
-    entries.map_err(|e| format!("{}: {e}", folder.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stored_program_is_small_and_is_written_only_when_it_changes() {
-        let folder = std::env::temp_dir().join(format!("ragtag-committed-{}", std::process::id()));
-        let path = folder.join("program.ptx.gz");
-        let code = b"mov.b32 %r1, %r2;\n".repeat(200);
-        store(&path, &code).unwrap();
-        assert_eq!(stored(&path).unwrap(), code);
-        assert!(fs::metadata(&path).unwrap().len() < 100);
-
-        // A file by another writer stays as it is.
-        let mut plain = flate2::GzBuilder::new().write(Vec::new(), flate2::Compression::none());
-        io::copy(&mut &code[..], &mut plain).unwrap();
-        let plain = plain.finish().unwrap();
-        fs::write(&path, &plain).unwrap();
-        store(&path, &code).unwrap();
-        assert_eq!(fs::read(&path).unwrap(), plain);
-        store(&path, &code[1..]).unwrap();
-        assert_eq!(stored(&path).unwrap(), &code[1..]);
-        assert_ne!(fs::read(&path).unwrap(), plain);
-        fs::remove_dir_all(&folder).unwrap();
-    }
 }

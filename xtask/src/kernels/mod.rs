@@ -5,6 +5,7 @@
 //! installed, or an argument must name its folder.
 
 mod amd;
+mod archive;
 mod clang;
 mod committed;
 mod jobs;
@@ -31,14 +32,17 @@ pub struct Args {
     /// Process only the programs with this text in their names.
     #[arg(long, default_value = "")]
     only: String,
-    /// Build PTX with the NVRTC in this folder, and write it to kernels/artefacts/cuda.
+    /// Build PTX with the NVRTC in this folder, and write it to kernels/artefacts/cuda.zst.
     #[arg(long, value_name = "DIR", env = "RAGTAG_NVRTC")]
     nvrtc: Option<PathBuf>,
     /// Build SPIR-V with clang-15 and llvm-spirv-15, if they are installed, and write it to
-    /// kernels/artefacts/opencl.
+    /// kernels/artefacts/opencl.zst.
     #[arg(long)]
     spir_v: bool,
-    /// Write no PTX and SPIR-V; fail if the committed files were built from other sources. With --nvrtc, also
+    /// Remove PTX and SPIR-V of other sources from both archives. Needs no compiler.
+    #[arg(long, conflicts_with_all = ["nvrtc", "spir_v", "check"])]
+    prune: bool,
+    /// Write no PTX and SPIR-V; fail if the committed programs were built from other sources. With --nvrtc, also
     /// fail if NVRTC's output differs in its launch interface. With --spir-v, also fail if the compilers'
     /// output differs.
     #[arg(long)]
@@ -80,18 +84,24 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
         Some(nvrtc) if args.check => {
             note(PTX.compare(&chosen, |p, a| ptx::compile(nvrtc, p, a), ptx::compare));
         }
-        Some(nvrtc) => PTX.build(root, &programs, &args.only, |p, a| ptx::compile(nvrtc, p, a))?,
+        Some(nvrtc) => {
+            PTX.build(root, &programs, &args.only, &args.out, |p, a| ptx::compile(nvrtc, p, a))?;
+        }
     }
     let spir_v = |program: &Program, _: &str| clang::compile(program, &args.out.join("spir-v"));
     match clang::missing() {
         _ if !args.spir_v => {}
         Some(why) => println!("SKIPPED building SPIR-V: {why}"),
         None if args.check => note(SPIR_V.compare(&chosen, spir_v, clang::compare)),
-        None => SPIR_V.build(root, &programs, &args.only, spir_v)?,
+        None => SPIR_V.build(root, &programs, &args.only, &args.out, spir_v)?,
+    }
+    if args.prune {
+        note(PTX.prune(root, &programs, &args.out));
+        note(SPIR_V.prune(root, &programs, &args.out));
     }
     if args.check {
-        note(PTX.check(root, &programs));
-        note(SPIR_V.check(root, &programs));
+        note(PTX.check(&programs));
+        note(SPIR_V.check(&programs));
     }
     if let Some(folder) = &args.ptxas {
         note(ptxas::assemble(root, &chosen, folder, &args.out));
