@@ -1,7 +1,7 @@
 //! Tests of `ragtag chat` and `ragtag run --chat`: turns, commands and Ctrl-C in a pseudo-terminal, and chats over
 //! pipes.
 
-use crate::support::ragtag;
+use crate::support::{self, ragtag};
 use serde_json::Value;
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -55,6 +55,12 @@ fn a_chat_has_turns_and_ctrl_c_stops_only_an_answer() {
     let answer = folder.messages("whole.json").swap_remove(3).1;
     // Without the runner that `ragtag` would start the command with.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ragtag"));
+    for (variable, value) in support::environment() {
+        match value {
+            Some(value) => command.env(variable, value),
+            None => command.env_remove(variable),
+        };
+    }
     command.args(["chat", "--template", "t.jinja", "--device", "cpu", "--no-calibration", "--temp", "0"]);
     // The throttle makes sure that the answer is not complete before Ctrl-C.
     command.args(["-n", "30", "--throttle", "cpu:0=duty:2%"]).current_dir(folder.0.path());

@@ -120,6 +120,8 @@ fn two_apis_generate_the_same_text() {
         let first = value.and_then(|value| std::env::split_paths(&value).next());
         command.env_remove(name).envs(first.map(|value| (name, value)));
     }
+    let cache = std::env::var_os("RAGTAG_CACHE_DIR");
+    command.envs(cache.map(|folder| ("RAGTAG_CACHE_DIR", folder)));
     // The bundled model takes a second per token where shaders run on the CPU. This example probes no links, so it
     // may use the programs that other tests compiled.
     let done = command.arg(test_support::golden("tiny-llama3")).assert().success();

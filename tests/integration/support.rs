@@ -9,7 +9,7 @@ use ragtag_planner::Split;
 use ragtag_planner::plan::{Plan, PlanStage, PrefillStage};
 use ragtag_planner::split::Span;
 use ragtag_transfer::{Route, Routes};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 pub use test_support::model as model_path;
@@ -227,20 +227,34 @@ pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
     command
 }
 
-/// Gives `command` a clean environment, which its child processes inherit.
+/// Gives `command` an environment without the user's settings and caches, and without GPUs. Its child processes
+/// inherit the environment.
 pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
-    for variable in ["RAGTAG_DEVICES", "RAGTAG_MEMORY", "RAGTAG_STRICT", "RUST_LOG"] {
-        command.env_remove(variable);
+    for (variable, value) in environment() {
+        match value {
+            Some(value) => command.env(variable, value),
+            None => command.env_remove(variable),
+        };
     }
-    // These tests assume a fixed set of devices. The settings below therefore hide all OpenCL and Vulkan
-    // drivers and all GPUs. OCL_ICD_FILENAMES, which oneAPI sets, names drivers in addition to OCL_ICD_VENDORS.
-    command.env("OCL_ICD_VENDORS", test_support::golden("tiny-hf")).env_remove("OCL_ICD_FILENAMES");
-    command.env("VK_DRIVER_FILES", root().join("no-driver.json"));
-    command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
-    // Only tests of calibration time the devices.
-    command.env("RAGTAG_NO_CALIBRATION", "1");
-    command.timeout(std::time::Duration::from_secs(300));
+    command.timeout(Duration::from_secs(300));
     command
+}
+
+/// Returns the changes that [`sheltered`] makes to the environment.
+pub fn environment() -> Vec<(OsString, Option<OsString>)> {
+    // These tests assume a fixed set of devices. The settings below therefore hide all OpenCL and Vulkan
+    // drivers and all GPUs.
+    let hidden: [(&str, OsString); 5] = [
+        ("OCL_ICD_VENDORS", test_support::golden("tiny-hf").into()),
+        ("VK_DRIVER_FILES", root().join("no-driver.json").into()),
+        ("CUDA_VISIBLE_DEVICES", "-1".into()),
+        ("HIP_VISIBLE_DEVICES", "-1".into()),
+        // Only tests of calibration time the devices.
+        ("RAGTAG_NO_CALIBRATION", "1".into()),
+    ];
+    let mut changes = test_support::clean_environment();
+    changes.extend(hidden.map(|(name, value)| (name.into(), Some(value))));
+    changes
 }
 
 /// Runs `ragtag` with the Vulkan drivers in `drivers`, or with the system's drivers if `drivers` is `None`.

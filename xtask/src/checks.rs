@@ -5,7 +5,7 @@
 
 use crate::packages::Depth;
 use crate::run_tests::{self, TestArgs};
-use crate::{packages, support, tidy};
+use crate::{hostile, packages, support, tidy};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
@@ -80,6 +80,7 @@ fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String
     done.cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])?;
     let doc = ["doc", "--workspace", "--no-deps", "--locked"];
     done.cargo(root, &doc, &[("RUSTDOCFLAGS", "-D warnings")])?;
+    hostile::check(root, &mut done)?;
     run_tests::run(root, args, done)
 }
 

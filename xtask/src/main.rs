@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod checks;
+mod hostile;
 mod kernels;
 mod metadata;
 mod mutants;
@@ -72,10 +73,10 @@ fn root() -> PathBuf {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
-        Task::Test(args) => checks::test(&root(), &args),
+        Task::Test(args) => hostile::empty_caches(&root()).and_then(|()| checks::test(&root(), &args)),
         Task::Tidy => tidy::run(&root()),
         Task::Mutants(args) => mutants::run(&root(), &args),
-        Task::Ci(args) => checks::ci(&root(), &args),
+        Task::Ci(args) => hostile::empty_caches(&root()).and_then(|()| checks::ci(&root(), &args)),
         Task::Packages => packages::run(&root(), packages::Depth::Run, &mut checks::Done::default()),
         Task::Nightly(args) => nightly::run(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),

@@ -38,9 +38,7 @@ impl CorruptModels {
 /// for this count.
 fn refused_in_little_memory(path: &str) -> String {
     let mut command = if cfg!(target_os = "linux") {
-        let mut shell = assert_cmd::Command::new("sh");
-        shell.args(["-c", "ulimit -v 1000000 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_ragtag")]);
-        shell
+        support::shell("ulimit -v 1000000 && exec \"$0\" \"$@\"", &[])
     } else {
         ragtag()
     };

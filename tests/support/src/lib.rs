@@ -7,10 +7,12 @@
 
 mod child;
 mod data;
+mod environment;
 mod skips;
 
 pub use child::{Child, child};
 pub use data::{golden, model};
+pub use environment::clean_environment;
 pub use skips::{Skip, driver, record, recorded};
 
 /// Returns the seed for random test inputs. The seed is the value of `RAGTAG_TEST_SEED`, or 0 if the variable is
