@@ -1,7 +1,7 @@
 //! Tests of `ragtag chat` and `ragtag run --chat`: turns, commands and Ctrl-C in a pseudo-terminal, and chats over
 //! pipes.
 
-use crate::support::{self, ragtag};
+use crate::support::ragtag;
 use serde_json::Value;
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -55,7 +55,7 @@ fn a_chat_has_turns_and_ctrl_c_stops_only_an_answer() {
     let answer = folder.messages("whole.json").swap_remove(3).1;
     // Without the runner that `ragtag` would start the command with.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ragtag"));
-    for (variable, value) in support::environment() {
+    for (variable, value) in crate::support::environment() {
         match value {
             Some(value) => command.env(variable, value),
             None => command.env_remove(variable),

@@ -27,6 +27,7 @@ mod kv_types;
 mod level_zero;
 mod links;
 mod losses;
+mod made;
 mod measured;
 mod memory;
 mod models;

@@ -1,5 +1,6 @@
 //! Shared test support: models, golden data, engines, errors, and the command itself.
 
+pub use crate::made::model_path;
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
     Planner, Prompt, Summary, TokenStream, WireType,
@@ -12,7 +13,6 @@ use ragtag_transfer::{Route, Routes};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-pub use test_support::model as model_path;
 
 /// Names of the four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
