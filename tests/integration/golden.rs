@@ -128,14 +128,14 @@ fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
     assert_eq!(json["tokens"], 16 * 127);
 }
 
-/// Checks the perplexity of each model against the value published with the model. Another engine computed
-/// these values with int8 activations.
+/// Checks the perplexity of each model against the value of another implementation: for bundled models an engine
+/// with int8 activations, for made models numpy in float64.
 #[test]
 fn fast_perplexity_is_within_a_percent() {
     let published = [
         ("tales-q8_0", 29.56),
-        ("tales-q4_0", 29.66),
-        ("tales-q4_k_m", 29.53),
+        ("tales-q4_0", 29.667),
+        ("tales-q4_k_m", 29.634),
         ("tales-bitnet-tq2_0", 32.51),
     ];
     for (name, published) in published {
