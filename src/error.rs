@@ -144,7 +144,7 @@ pub enum Error {
     },
     /// A plan that cannot be simulated.
     #[error(transparent)]
-    Simulation(#[from] ragtag_scheduler::sim::SimPlanError),
+    Simulation(Box<ragtag_scheduler::sim::SimPlanError>),
     /// A simulation that violated an invariant of the scheduler.
     #[error("internal error: the simulation violated an invariant: {0}")]
     Simulated(#[from] ragtag_scheduler::sim::SimFailure),
@@ -221,6 +221,12 @@ fn known_templates(known: &[String]) -> String {
     match known {
         [] => "give one with --template FILE".into(),
         names => format!("it has {}; choose one with --name", names.join(", ")),
+    }
+}
+
+impl From<ragtag_scheduler::sim::SimPlanError> for Error {
+    fn from(cause: ragtag_scheduler::sim::SimPlanError) -> Self {
+        Error::Simulation(Box::new(cause))
     }
 }
 

@@ -4,7 +4,6 @@
 use super::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use test_support::nightly;
 
 /// Returns a random cost of at most `largest`. It is often 0 or a multiple of `largest / 4`, so that ties
 /// occur.
@@ -254,7 +253,7 @@ fn equals_the_enumeration() {
 #[test]
 fn placements_that_beat_a_known_score_are_found() {
     let (mut beaten, mut kept) = (0, 0);
-    for seed in (0..600).step_by(if nightly() { 1 } else { 5 }) {
+    for seed in (0..600).step_by(if test_support::nightly() { 1 } else { 5 }) {
         let (devices, segments) = sizes(seed);
         let instance = random_instance(seed, devices, segments);
         let all = enumerate(&instance);
@@ -284,7 +283,7 @@ fn placements_that_beat_a_known_score_are_found() {
 /// its bound never exceeds the optimum.
 #[test]
 fn bounds_hold() {
-    for seed in (0..300).step_by(if nightly() { 1 } else { 5 }) {
+    for seed in (0..300).step_by(if test_support::nightly() { 1 } else { 5 }) {
         let instance = random_instance(seed, 6, 12);
         let (exact, bounded) = (solve(&instance), bounded::solve(&instance));
         let what = format!("seed {seed}");
@@ -299,7 +298,7 @@ fn bounds_hold() {
 /// Checks that more memory, or another optional device, never makes the best score worse.
 #[test]
 fn more_is_never_worse() {
-    for seed in (0..500).step_by(if nightly() { 1 } else { 5 }) {
+    for seed in (0..500).step_by(if test_support::nightly() { 1 } else { 5 }) {
         let instance = random_instance(seed, 5, 10);
         let before = solve(&instance).best();
         let mut roomier = instance.clone();
