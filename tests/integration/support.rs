@@ -265,6 +265,10 @@ pub fn run_with_vulkan(
 ) -> (Option<i32>, String, String) {
     let mut command = ragtag();
     command.env_remove("VK_DRIVER_FILES").envs(drivers.map(|files| ("VK_DRIVER_FILES", files)));
+    // The layer that lets calls fail.
+    for variable in ["VK_ADD_LAYER_PATH", "VK_INSTANCE_LAYERS"] {
+        command.envs(std::env::var_os(variable).map(|value| (variable, value)));
+    }
     prepare(&mut command);
     let output = command.output().unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
