@@ -118,7 +118,7 @@ impl Directory {
         self.file(name).ok_or_else(|| self.missing(name))
     }
 
-    /// Returns the error for a missing file. `file` is its name, or the names of several of which one suffices.
+    /// Returns the error for a missing file. `file` is its name, or several names if any one of them suffices.
     pub(crate) fn missing(&self, file: impl Into<String>) -> FormatError {
         FormatError::MissingFile { directory: self.name.clone(), file: file.into() }
     }

@@ -1,4 +1,4 @@
-//! Which device runs which stage, and which host reads streamed weights from the model's file. Each such host
+//! Placement of stages on devices, and of the hosts that read streamed weights from the model's file. Each such host
 //! is a device with a single queue, which signals the timeline of the reads of one stage.
 
 use crate::capacity::Lanes;
