@@ -29,9 +29,9 @@ pub struct Variant {
     /// Layout of the weight matrices that the variant reads, or `None` if it reads none.
     pub layout: Option<Layout>,
     /// Minimum row capacity for which programs prefer this variant to an alternative sequence of kernels: see
-    /// [`preferred`]. [`NEVER`] marks a variant that is correct but not fast.
+    /// [`preferred`](crate::preferred). [`NEVER`] marks a variant that is correct but not fast.
     pub min_rows: u32,
-    /// Maximum row capacity for which [`select`] returns the variant. Its results are correct for any
+    /// Maximum row capacity for which [`select`](crate::select) returns the variant. Its results are correct for any
     /// capacity.
     pub max_rows: u32,
     /// Code of the variant.

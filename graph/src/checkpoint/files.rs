@@ -1,6 +1,6 @@
 //! Names of the files of a model directory.
 
-/// Files that the caller opens if they exist, in addition to the shards that [`shard_names`] returns.
+/// Files that the caller opens if they exist, in addition to the shards that [`shard_names`](super::shard_names) returns.
 pub const FILES: [&str; 9] = [
     CONFIG,
     GENERATION_CONFIG,

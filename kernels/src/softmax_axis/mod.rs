@@ -7,7 +7,7 @@
 //!
 //! The constants are the [number](crate::elements::number) of the element type, outer, axis, and inner.
 //!
-//! Infinities and NaN have the same effect as in [`crate::softmax`]. The probability of −∞ is zero. If all
+//! out = exp(x − max) / Σ exp(x − max), in f32. The probability of −∞ is zero. If all
 //! values of a line are −∞, its output is zero. If a line contains NaN or +∞, all its outputs are NaN. A work
 //! group computes adjacent columns, as in [`crate::reduce`].
 
