@@ -62,8 +62,7 @@ impl<'t> Interpreter<'t> {
         self.meter.make_items(pairs.len() * 4)?;
         let mut map = IndexMap::new();
         for (key, value) in pairs {
-            let key = Key::new(self.eval(key, scope)?)?;
-            self.meter.read(key.as_str().map_or(0, str::len))?;
+            let key = Key::new(self.eval(key, scope)?, self.meter)?;
             map.insert(key, self.eval(value, scope)?);
         }
         Dict::new(map).map(Value::Dict)
@@ -301,6 +300,7 @@ impl<'t> Interpreter<'t> {
             None => {}
             Some(Value::Dict(dict)) => {
                 self.meter.make_items(dict.map.len() * 4)?;
+                dict.map.keys().try_for_each(|key| key.pay(self.meter))?;
                 map.extend(dict.map.iter().map(|(key, value)| (key.clone(), value.clone())));
             }
             Some(pairs) => {
@@ -309,7 +309,7 @@ impl<'t> Interpreter<'t> {
                         return wrong("an item of a new dictionary is not a pair");
                     };
                     self.meter.make_items(4)?;
-                    map.insert(Key::new(key)?, value);
+                    map.insert(Key::new(key, self.meter)?, value);
                 }
             }
         }
@@ -411,7 +411,8 @@ impl<'t> Interpreter<'t> {
                 Some(found) => Ok(found.clone()),
                 None => self.attribute(value, name),
             },
-            (Value::Dict(dict), key) => match Key::new(key.clone()) {
+            (Value::Dict(dict), key) => match Key::new(key.clone(), self.meter) {
+                Err(fault) if matches!(*fault, Fault::Limit(_)) => Err(fault),
                 Ok(key) if dict.map.contains_key(&key) => Ok(dict.map[&key].clone()),
                 _ => {
                     Ok(Value::undefined(format!("a dict has no item for a key of type {}", key.type_name())))

@@ -424,7 +424,8 @@ fn sequence(to: &mut Interpreter<'_>, name: &str, value: &Value, values: Values)
             let mut seen = std::collections::HashSet::new();
             let mut kept = Vec::new();
             for item in value.items(meter)? {
-                if seen.insert(Key::new(to.sort_key(&item, attribute.as_ref(), sensitive)?)?) {
+                let key = to.sort_key(&item, attribute.as_ref(), sensitive)?;
+                if seen.insert(Key::new(key, meter)?) {
                     kept.push(item);
                 }
             }

@@ -7,7 +7,8 @@
 //!
 //! The crate has an interpreter of its own. minijinja 3.1, with its limit on steps, ends the process on hostile
 //! templates: nested values and long expressions overflow its stack, values that share parts take unbounded
-//! time, and a format width takes gigabytes.
+//! time, and a format width takes gigabytes. Its filters and methods can be replaced, but its operators cannot:
+//! they compare, hash and print a value before they pay for it.
 //!
 //! ```
 //! use ragtag_chat::{Conversation, Message, Template};

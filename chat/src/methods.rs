@@ -81,10 +81,9 @@ pub(crate) fn call(value: &Value, name: &str, values: Values, meter: &Meter) -> 
             "get" => {
                 let [key, default] = values.bind("get", ["key", "default"])?;
                 let default = default.unwrap_or(Value::None);
-                meter.read(if let Some(Value::Str(text)) = &key { text.len() } else { 0 })?;
                 let key = match key {
                     Some(Value::Undefined(_)) => return Ok(default),
-                    Some(key) => crate::value::Key::new(key)?,
+                    Some(key) => crate::value::Key::new(key, meter)?,
                     None => return wrong("get needs a key"),
                 };
                 Ok(dict.map.get(&key).cloned().unwrap_or(default))

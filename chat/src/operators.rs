@@ -172,10 +172,7 @@ pub(crate) fn contains(container: &Value, item: &Value, meter: &Meter) -> Evalua
         (Value::Str(_), other) => wrong(format!("a text cannot contain a {}", other.type_name())),
         (Value::Dict(dict), key) => match key {
             Value::Undefined(_) => Ok(false),
-            key => {
-                meter.read(if let Value::Str(text) = key { text.len() } else { 0 })?;
-                Ok(dict.map.contains_key(&Key::new(key.clone())?))
-            }
+            key => Ok(dict.map.contains_key(&Key::new(key.clone(), meter)?)),
         },
         (other, item) => {
             for candidate in other.items(meter)? {

@@ -88,18 +88,16 @@ fn number_of(value: &Value) -> Option<f64> {
 }
 
 impl Key {
-    /// Returns the key for `value`, or the error of an unhashable type.
-    pub(crate) fn new(value: Value) -> Evaluated<Key> {
-        match &value {
-            Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Str(_) => Ok(Key(value)),
-            Value::Tuple(items) => {
-                for item in &items.items {
-                    Key::new(item.clone())?;
-                }
-                Ok(Key(value))
-            }
-            other => wrong(format!("a {} cannot be a key of a dictionary", other.type_name())),
-        }
+    /// Returns the key for `value`, or the error of an unhashable type. Pays for one use of the key.
+    pub(crate) fn new(value: Value, meter: &Meter) -> Evaluated<Key> {
+        let key = Key(value);
+        key.pay(meter)?;
+        Ok(key)
+    }
+
+    /// Pays for hashing the key and comparing it with an equal one.
+    pub(crate) fn pay(&self, meter: &Meter) -> Evaluated<()> {
+        pay_for_key(&self.0, meter)
     }
 
     pub(crate) fn text(text: impl Into<Arc<str>>) -> Key {
@@ -115,6 +113,18 @@ impl Key {
             Value::Str(text) => Some(text),
             _ => None,
         }
+    }
+}
+
+fn pay_for_key(value: &Value, meter: &Meter) -> Evaluated<()> {
+    match value {
+        Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) => meter.steps(1),
+        Value::Str(text) => meter.read(text.len()),
+        Value::Tuple(items) => {
+            meter.steps(1)?;
+            items.items.iter().try_for_each(|item| pay_for_key(item, meter))
+        }
+        other => wrong(format!("a {} cannot be a key of a dictionary", other.type_name())),
     }
 }
 
@@ -333,6 +343,7 @@ impl Value {
                     return Ok(false);
                 }
                 for (key, value) in &a.map {
+                    key.pay(meter)?;
                     match b.map.get(key) {
                         Some(other) if value.equals(other, meter)? => {}
                         _ => return Ok(false),

@@ -34,6 +34,17 @@ fn endless_work_exceeds_the_limit_of_steps() {
          {{ n.l == n.l[:] }}",
         "{% set n = namespace(l=[]) %}{% for i in range(60) %}{% set n.l = [n.l, n.l] %}{% endfor %}\
          {{ n.l | tojson | length }}",
+        // Keys of dictionaries are hashed as a whole.
+        "{% set n = namespace(t=()) %}{% for i in range(60) %}{% set n.t = (n.t, n.t) %}{% endfor %}\
+         {% set x = {n.t: 1} %}",
+        "{% set n = namespace(t=()) %}{% for i in range(60) %}{% set n.t = (n.t, n.t) %}{% endfor %}\
+         {{ {}[n.t] }}",
+        "{% set n = namespace(t=()) %}{% for i in range(60) %}{% set n.t = (n.t, n.t) %}{% endfor %}\
+         {{ [n.t] | unique | list | length }}",
+        "{% set d = {'a' * 10000000: 1} %}{% set e = {'a' * 10000000: 1} %}\
+         {% for i in range(100000) %}{% if d == e %}{% endif %}{% endfor %}",
+        "{% set d = {'a' * 10000000: 1} %}{% for i in range(100000) %}{% set x = dict(d) %}{% endfor %}",
+        "{% set t = ('a' * 10000000,) %}{% for i in range(100000) %}{% if t in {1: 1, 2: 2} %}{% endif %}{% endfor %}",
     ] {
         assert!(matches!(limit(source), Limit::Steps | Limit::ValueBytes), "{source:.100}");
     }
