@@ -32,6 +32,11 @@ pub(crate) fn gemma2() -> Model {
     open("gemma2", include_bytes!("../../tests/support/golden/tiny-gemma2/model.gguf"))
 }
 
+/// Opens a tiny model whose products read the residual stream without a norm.
+pub(crate) fn olmo2() -> Model {
+    open("olmo2", include_bytes!("../../tests/support/golden/tiny-olmo2/model.gguf"))
+}
+
 /// Opens a tiny model with a factor of its embedding.
 pub(crate) fn granite() -> Model {
     open("granite", include_bytes!("../../tests/support/golden/tiny-granite/model.gguf"))

@@ -169,8 +169,13 @@ fn logits_of_checkpoints_are_within_1e_4() {
 #[test]
 fn fast_logits_of_checkpoints_are_within_2e_2() {
     for name in support::CHECKPOINTS {
+        let checkpoint = Checkpoint::open(name);
+        let split = format!("0-1=cpu:0,2-{}=cpu:1", checkpoint.models[0].graph().segment_count() - 1);
         for activations in [Activations::F16, Activations::Int8] {
-            Checkpoint::open(name).check_logits(name, &Setup { activations, ..Default::default() });
+            for split in [None, Some(&*split)] {
+                checkpoint
+                    .check_logits(name, &Setup { activations, cpu_devices: 2, split, ..Default::default() });
+            }
         }
     }
 }

@@ -217,9 +217,13 @@ mod tests {
 
     /// Returns each test model at half-block granularity and at block granularity.
     fn models() -> Vec<Model> {
-        use test_models::{bitnet, command_r, gemma2, granite, llama, qwen2, qwen3, starcoder2};
-        let models = [bitnet(), llama(), qwen2(), qwen3(), gemma2(), granite(), starcoder2(), command_r()];
-        models.into_iter().flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
+        use test_models::{bitnet, command_r, gemma2, granite, llama, olmo2, qwen2, qwen3, starcoder2};
+        let tiny = [qwen2(), qwen3(), gemma2(), granite(), starcoder2(), command_r(), olmo2()];
+        [bitnet(), llama()]
+            .into_iter()
+            .chain(tiny)
+            .flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m])
+            .collect()
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Sets the activation type of each product. If all readers of a norm or gate take the same type, the norm or
 //! gate writes that type directly. Otherwise the pass inserts one quantize node per type, which all readers
-//! of that type share.
+//! of that type share. The node is in the readers' segment: if they read the residual stream, only its f32 rows
+//! cross a cut.
 
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
@@ -11,15 +12,15 @@ use std::collections::BTreeMap;
 /// Sets the activation type of every product. `form` selects the type from the weights and the row count.
 pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Stack, Rows) -> Activations) {
     for source in graph.ordered() {
-        let mut readers: BTreeMap<Activations, Vec<NodeIndex>> = BTreeMap::new();
+        let mut readers: BTreeMap<(Activations, usize), Vec<NodeIndex>> = BTreeMap::new();
         for (consumer, input) in graph.consumers(source) {
             let node = graph.node(consumer);
             if let (Operator::MatMul { weights, .. }, 0) = (&node.operator, input) {
-                readers.entry(form(weights, node.rows)).or_default().push(consumer);
+                readers.entry((form(weights, node.rows), node.segment)).or_default().push(consumer);
             }
         }
-        readers.remove(&Activations::F32);
-        for (form, readers) in readers {
+        readers.retain(|(form, _), _| *form != Activations::F32);
+        for ((form, segment), readers) in readers {
             for &reader in &readers {
                 if let Operator::MatMul { activations, .. } = &mut graph.node_mut(reader).operator {
                     *activations = form;
@@ -27,7 +28,7 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
             }
             let all = readers.len() == graph.consumers(source).len();
             if !(all && writes(graph, source, form)) {
-                insert(graph, source, form, &readers);
+                insert(graph, source, form, segment, &readers);
             }
         }
     }
@@ -47,12 +48,18 @@ fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bo
     }
 }
 
-fn insert(graph: &mut OperatorGraph, source: NodeIndex, form: Activations, readers: &[NodeIndex]) {
+fn insert(
+    graph: &mut OperatorGraph,
+    source: NodeIndex,
+    form: Activations,
+    segment: usize,
+    readers: &[NodeIndex],
+) {
     let before = graph.node(source).clone();
     // Each type gets its own position, because several quantize nodes may follow one source.
     let order = (before.order.0, before.order.1 + 1 + form as u32);
     let operator = Operator::Quantize { output: form };
-    let quantize = graph.add(Node { operator, order, ..before }, &[source]);
+    let quantize = graph.add(Node { operator, segment, order, ..before }, &[source]);
     for &reader in readers {
         graph.connect(quantize, reader, 0);
     }
