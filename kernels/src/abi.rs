@@ -18,6 +18,17 @@ pub(crate) fn array<const N: usize>(constants: &[u32]) -> [u32; N] {
     std::array::from_fn(|i| constants[i])
 }
 
+/// Returns the capacities of the parameter block, which come first in the constants of some kernels, and the
+/// other constants.
+///
+/// # Panics
+/// Panics like [`array`].
+#[inline(always)]
+pub(crate) fn split_capacities<const N: usize>(constants: &[u32]) -> ([u32; 4], [u32; N]) {
+    let (capacities, others) = constants.split_at(constants.len().min(4));
+    (array(capacities), array(others))
+}
+
 /// Number of bytes in the header of a parameter block.
 pub(crate) const HEADER_BYTES: u64 = HEADER_WORDS as u64 * 4;
 

@@ -28,7 +28,7 @@ pub mod merge;
 pub mod partial;
 mod scene;
 
-use crate::abi::{IMPOSSIBLE, abi_for, array, params, strided, words};
+use crate::abi::{IMPOSSIBLE, abi_for, params, split_capacities, strided, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Accuracy, Kernel, KvType, Spec};
 use crate::layout::Layout;
@@ -54,20 +54,8 @@ pub(crate) fn abi(kv_type: KvType) -> &'static EntryAbi {
 }
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let [
-        rows,
-        sequences,
-        table_blocks,
-        logit_rows,
-        heads,
-        kv_heads,
-        head_dim,
-        cache_blocks,
-        _,
-        stride,
-        window,
-        _,
-    ] = array(constants);
+    let ([rows, sequences, table_blocks, logit_rows], others) = split_capacities(constants);
+    let [heads, kv_heads, head_dim, cache_blocks, _, stride, window, _] = others;
     let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
     let width = heads.checked_mul(head_dim).filter(|_| divides && window > 0);
     let q = width.map_or(IMPOSSIBLE, |width| strided(rows, stride, width));

@@ -9,7 +9,7 @@ use super::HostKernel;
 use super::isa::Isa;
 use super::kv::{Stored, pair, part_bytes};
 use super::launch::Lists;
-use crate::abi::array;
+use crate::abi::split_capacities;
 use crate::attention::{self, STEP_TOKENS, TILE_ROWS};
 use crate::kernel::Kernel;
 use crate::params::BLOCK_TOKENS;
@@ -41,25 +41,13 @@ impl<K: Stored, V: Stored> HostKernel for Attention<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let [
-            rows,
-            sequences,
-            table_blocks,
-            logit_rows,
-            heads,
-            kv_heads,
-            head_dim,
-            cache_blocks,
-            _,
-            stride,
-            window,
-            _,
-        ] = array(call.constants);
+        let (capacities, [heads, kv_heads, head_dim, cache_blocks, _, stride, window, _]) =
+            split_capacities(call.constants);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
         let (keys, values) = unsafe { (call.read::<u8>(2), call.read::<u8>(3)) };
-        let lists = Lists::new(params, [rows, sequences, table_blocks, logit_rows]);
+        let lists = Lists::new(params, capacities);
         let tiles = call.grid[0].max(1);
         for group in groups {
             let (tile, kv_head) = (group % tiles, (group / tiles) as usize);

@@ -4,7 +4,7 @@ use super::HostKernel;
 use super::isa::Isa;
 use super::kv::{Stored, pair, part_bytes};
 use super::launch::Lists;
-use crate::abi::array;
+use crate::abi::split_capacities;
 use crate::kernel::Kernel;
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append;
@@ -86,23 +86,12 @@ impl<K: Stored, V: Stored> HostKernel for RopeAppend<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let [
-            rows,
-            sequences,
-            table_blocks,
-            logit_rows,
-            heads,
-            kv_heads,
-            head_dim,
-            cache_blocks,
-            rope_dims,
-            pairing,
-            _,
-        ] = array(call.constants);
+        let (capacities, [heads, kv_heads, head_dim, cache_blocks, rope_dims, pairing, _]) =
+            split_capacities(call.constants);
         let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|count| count as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, frequencies) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };
-        let lists = Lists::new(params, [rows, sequences, table_blocks, logit_rows]);
+        let lists = Lists::new(params, capacities);
         if head_dim == 0 {
             return;
         }

@@ -8,7 +8,7 @@ use super::launch::Lists;
 use super::packed::Packed;
 use super::row::{Row, RowWise};
 use super::rows::block;
-use crate::abi::array;
+use crate::abi::split_capacities;
 use crate::attention::partial;
 use crate::kernel::{Activations, Kernel};
 use crate::params::BLOCK_TOKENS;
@@ -29,28 +29,15 @@ impl<K: Stored, V: Stored> HostKernel for Partial<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let [
-            rows,
-            sequences,
-            table_blocks,
-            logit_rows,
-            heads,
-            kv_heads,
-            head_dim,
-            cache_blocks,
-            _,
-            stride,
-            window,
-            _,
-            splits,
-        ] = array(call.constants);
+        let (capacities, [heads, kv_heads, head_dim, cache_blocks, _, stride, window, _, splits]) =
+            split_capacities(call.constants);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
         let (keys, values) = unsafe { (call.read::<u8>(2), call.read::<u8>(3)) };
-        let lists = Lists::new(params, [rows, sequences, table_blocks, logit_rows]);
+        let lists = Lists::new(params, capacities);
         let [rows, heads, kv_heads, head_dim, stride, splits] =
-            [rows, heads, kv_heads, head_dim, stride, splits].map(|count| count as usize);
+            [capacities[0], heads, kv_heads, head_dim, stride, splits].map(|count| count as usize);
         for group in groups.start as usize..groups.end as usize {
             let (split, kv_head, row) =
                 (group % splits, group / splits % kv_heads, group / splits / kv_heads);
