@@ -167,8 +167,8 @@ impl Receiver {
             // The sender alone knows which routes were replaced.
             let held = self.ends.iter().enumerate().filter_map(|(at, end)| Some((end.held()?, at)));
             let Some((transfer, route)) = held.min() else { return Ok(()) };
-            // If a copy was refused, later transfers over another route arrive first.
-            if self.ends.len() > 1 && transfer > incoming.transfer {
+            // If a copy over the peer route was refused, later transfers arrive first.
+            if self.announces && transfer > incoming.transfer {
                 return Ok(());
             }
             if !self.ends[route].advance(incoming, &mut Requests { points, actions })? {
