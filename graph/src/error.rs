@@ -230,7 +230,7 @@ pub enum TokenizerError {
         /// Kind of tokenizer in the file.
         model: String,
         /// Supported kinds.
-        known: &'static str,
+        known: String,
     },
     /// Ragtag does not know the pre-tokenizer.
     #[error("{file}: pre-tokenizer \"{found}\" (tokenizer.ggml.pre) is not known; known are {known}")]

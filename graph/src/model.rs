@@ -10,7 +10,7 @@ use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::source::Directory;
 use crate::stack::Stack;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{self, Tokenizer};
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::matmul;
 use ragtag_kernels::{Activations, KvType, TensorType};
@@ -124,6 +124,17 @@ impl Model {
         match &self.description {
             Description::Metadata(metadata) => Tokenizer::from_metadata(metadata),
             Description::Directory(directory) => Tokenizer::from_directory(directory),
+        }
+    }
+
+    /// Returns the number of tokens in the tokenizer's vocabulary. Does not build the tokenizer of a GGUF file.
+    ///
+    /// # Errors
+    /// Fails if the model has no tokenizer, or if its tokenizer is unsupported.
+    pub fn token_count(&self) -> Result<usize, TokenizerError> {
+        match &self.description {
+            Description::Metadata(metadata) => tokenizer::count_tokens(metadata),
+            Description::Directory(directory) => Ok(Tokenizer::from_directory(directory)?.vocabulary_size()),
         }
     }
 

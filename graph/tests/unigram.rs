@@ -101,7 +101,10 @@ fn ids_match_sentencepiece() {
     for model in &data.models {
         let (gguf, own) = (model.in_gguf(), model.in_own_format());
         for (text, ids) in data.texts.iter().zip(&model.ids) {
-            assert_eq!(&gguf.encode(text, false).unwrap(), ids, "{}: {text:?}", model.name);
+            // In GGUF files, user-defined tokens cut the text first. Each rest gets its own space, as by llama.cpp.
+            let cut = model.name == "bytes" && text == "x<|user|>y <|user|> z";
+            let expected = if cut { &vec![260, 124, 3, 260, 281, 3, 260, 126] } else { ids };
+            assert_eq!(&gguf.encode(text, false).unwrap(), expected, "{}: {text:?}", model.name);
             assert_eq!(&own.encode(text, false).unwrap(), ids, "{}: {text:?}", model.name);
         }
         // A text in a GGUF file ends with the end token by default, and has no begin token.

@@ -51,8 +51,8 @@ fn print_summary(model: &Model) -> Result<()> {
         types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
     let described = model.graph().weights().without_data().is_some();
     let heads = format!("{} of {} dimensions, {} KV heads", h.heads, h.head_dimensions, h.kv_heads);
-    let vocabulary = match model.tokenizer() {
-        Ok(tokenizer) => format!("{}, tokenizer with {}", h.vocabulary, tokenizer.vocabulary_size()),
+    let vocabulary = match model.graph().token_count() {
+        Ok(count) => format!("{}, tokenizer with {count}", h.vocabulary),
         Err(error) => format!("{}; no tokenizer: {error}", h.vocabulary),
     };
     for (name, value) in [

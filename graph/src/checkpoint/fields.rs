@@ -6,7 +6,7 @@ use crate::error::{FormatError, ModelError, Quoted};
 use crate::json;
 use crate::source::Source;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Fields of a JSON object, which callers read by key. A `null` field counts as missing.
 pub(crate) struct Fields {
@@ -58,18 +58,18 @@ impl Fields {
     }
 
     /// Returns the token ids under `key`, whose value may be a number or a list of numbers. Returns an empty
-    /// list if the key is missing.
-    pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, FormatError> {
+    /// list if the key is missing. Ids may be outside the vocabulary. Converters write -1 for "none".
+    pub(crate) fn ids(&self, key: &str) -> Result<Vec<i128>, FormatError> {
         let values = match self.find(key) {
             None => return Ok(Vec::new()),
             Some(Value::Array(values)) => values.as_slice(),
             Some(value) => std::slice::from_ref(value),
         };
         let id = |value: &Value| {
-            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+            let id = value.as_i64().map(i128::from).or(value.as_u64().map(i128::from));
             id.ok_or_else(|| self.wrong_type(key, "a token id or a list of them", value))
         };
-        values.iter().map(id).collect()
+        values.iter().filter(|value| !value.is_null()).map(id).collect()
     }
 
     /// Returns the texts of special tokens by their keys, such as `bos_token`. The value of a key is a text or an
@@ -81,6 +81,23 @@ impl Fields {
         };
         let tokens = self.map.iter().filter(|(key, _)| key.ends_with("_token"));
         tokens.filter_map(|(key, value)| Some((key.clone(), text(value)?))).collect()
+    }
+
+    /// Returns the texts of all special tokens, including those under `additional_special_tokens`.
+    pub(crate) fn special_texts(&self) -> BTreeSet<String> {
+        let more = self.find("additional_special_tokens").and_then(Value::as_array).into_iter().flatten();
+        let more = more.filter_map(|value| value.get("content").unwrap_or(value).as_str().map(str::to_owned));
+        self.special_tokens().into_values().chain(more).collect()
+    }
+
+    /// Returns all fields.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &Value)> {
+        self.map.iter()
+    }
+
+    /// Returns the name of the file.
+    pub(crate) fn file(&self) -> &str {
+        &self.file
     }
 
     /// Returns the list of strings under `key`.

@@ -1,7 +1,7 @@
 //! Names of the files of a model directory.
 
 /// Files that the caller opens if they exist, in addition to the shards that [`shard_names`](super::shard_names) returns.
-pub const FILES: [&str; 9] = [
+pub const FILES: [&str; 10] = [
     CONFIG,
     GENERATION_CONFIG,
     MODEL,
@@ -9,6 +9,7 @@ pub const FILES: [&str; 9] = [
     TOKENIZER,
     TOKENIZER_CONFIG,
     SENTENCEPIECE,
+    ADDED_TOKENS,
     CHAT_TEMPLATE,
     CHAT_TEMPLATE_JSON,
 ];
@@ -31,6 +32,10 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// File with the tokenizer in the format of the sentencepiece library.
 pub(crate) const SENTENCEPIECE: &str = "tokenizer.model";
+
+/// File with the ids of tokens that were added to those of a `tokenizer.model`. Newer models list them in
+/// [`TOKENIZER_CONFIG`].
+pub(crate) const ADDED_TOKENS: &str = "added_tokens.json";
 
 /// File with the source of a chat template.
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";

@@ -22,8 +22,8 @@ pub use index::shard_names;
 pub(crate) use described::describe;
 pub(crate) use fields::Fields;
 pub(crate) use files::{
-    CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, CONFIG, GENERATION_CONFIG, MAX_CONFIG_BYTES, SENTENCEPIECE, TOKENIZER,
-    TOKENIZER_CONFIG,
+    ADDED_TOKENS, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, CONFIG, GENERATION_CONFIG, MAX_CONFIG_BYTES,
+    SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG,
 };
 
 use crate::arch::{Architecture, HEAD, Hyperparameters, is_derived};

@@ -209,6 +209,7 @@ integers! {
     u32: "an unsigned 32-bit integer"
     i32: "a signed 32-bit integer"
     u64: "an unsigned 64-bit integer"
+    i128: "an integer"
 }
 
 impl FromValue<'_> for f32 {

@@ -1,82 +1,72 @@
 //! Builds tokenizers with byte-level vocabularies from GGUF files (`tokenizer.ggml.model = gpt2`). Such a
 //! tokenizer splits text into words and each word into bytes. It then merges the bytes by an explicit list of
-//! merges.
+//! merges. It drops a byte without a token.
 
 use super::Tokenizer;
 use super::alphabet;
-use super::merges;
+use super::merging::{self, Fallback, Merging, Order};
 use super::normaliser::Normaliser;
 use super::pre::PreTokenizer;
 use super::special::{Added, Finder};
-use super::stream::Piece;
+use super::stream::{Form, Pieces};
+use super::texts::{Index, Texts};
 use super::vocabulary::{self, Kind, Token};
 use super::words::{Algorithm, Words};
 use crate::error::TokenizerError;
 use crate::gguf::Metadata;
-use std::collections::HashMap;
-use tokenizers::models::bpe::{BPE, Vocab};
+use std::sync::Arc;
 
 /// Builds the tokenizer from the metadata of a GGUF file.
 pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let file = metadata.file();
     let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
-    let pre = PreTokenizer::find(file, metadata.get("tokenizer.ggml.pre")?)?;
+    let pre = PreTokenizer::find(file, metadata.find("tokenizer.ggml.pre")?)?;
     let tokens = vocabulary::read_unscored(metadata)?;
-    let vocabulary = normal(&tokens);
-    require_all_bytes(|letter| vocabulary.contains_key(letter)).map_err(wrong)?;
-    let algorithm = Algorithm::Merging(merging(metadata, vocabulary, pre.whole_words)?.into());
+    let texts = Arc::new(Texts::new(tokens.iter().map(|token| token.text)).map_err(wrong)?);
+    let index = Index::new(texts.clone(), vocabulary::mergeable(&tokens));
+    let has = |byte: &u8| index.find(alphabet::letter(*byte).encode_utf8(&mut [0; 4])).is_some();
+    // UTF-8 never contains the bytes C0, C1, and F5 and above.
+    let missing: Vec<u8> = (0..0xF5).filter(|byte| !matches!(byte, 0xC0 | 0xC1) && !has(byte)).collect();
+    if !missing.is_empty() {
+        tracing::debug!(file, ?missing, "the vocabulary has no tokens for some bytes; text loses them");
+    }
+    let order = merges(metadata, &index)?;
+    let merging = Merging { index, order, fallback: Fallback::default(), whole_words: pre.whole_words };
     let cuts = pre.build().map_err(|error| wrong(format!("cannot be cut into words: {error}")))?;
-    let added = |kinds: &[Kind]| {
-        let of_kind = (0u32..).zip(&tokens).filter(|(_, token)| kinds.contains(&token.kind));
-        let added = of_kind.map(|(id, token)| Added::new(id, token.text, token.kind != Kind::UserDefined));
-        Finder::new(added.collect()).map_err(wrong)
-    };
+    let raw = vocabulary::added(&tokens).map(|(id, token, control)| Added::new(id, token.text, control));
     Ok(Tokenizer {
-        raw: added(&[Kind::Control, Kind::Unknown, Kind::UserDefined])?,
+        raw: Finder::new(raw.collect()).map_err(wrong)?,
         normaliser: Normaliser::default(),
-        normalised: added(&[])?,
-        words: Words { first: Some(cuts.clone()), later: Some(cuts), algorithm },
-        pieces: tokens.iter().map(piece).collect(),
+        normalised: Finder::new(Vec::new()).map_err(wrong)?,
+        words: Words {
+            first: Some(cuts.clone()),
+            later: Some(cuts),
+            algorithm: Algorithm::Merging(merging.into()),
+        },
+        pieces: Pieces::new(texts, tokens.iter().map(form).collect()).into(),
         strip_space: false,
         special: vocabulary::special(metadata, &tokens, pre.add_bos, false)?,
     })
 }
 
-/// Returns the id of each token text that merges can use. If several tokens have the same text, returns the
-/// id of the first one.
-fn normal(tokens: &[Token<'_>]) -> HashMap<String, u32> {
-    let mut ids = HashMap::new();
-    for (id, token) in (0u32..).zip(tokens).filter(|(_, token)| token.kind == Kind::Normal) {
-        ids.entry(token.text.to_owned()).or_insert(id);
-    }
-    ids
-}
-
-/// Checks that every byte has a token, because encoding would otherwise drop characters.
-pub(super) fn require_all_bytes(has: impl Fn(&str) -> bool) -> Result<(), String> {
-    match (0..=255u8).find(|byte| !has(alphabet::letter(*byte).encode_utf8(&mut [0; 4]))) {
-        Some(byte) => Err(format!("has no token for the byte {byte:#04x} ({})", alphabet::letter(byte))),
-        None => Ok(()),
-    }
-}
-
-/// Builds the byte-pair encoding from the list of merges, highest rank first. Each entry of the list contains
-/// two tokens, separated by a space.
-fn merging(metadata: &Metadata, ids: HashMap<String, u32>, whole_words: bool) -> Result<BPE, TokenizerError> {
+/// Reads the list of merges, highest rank first. Each entry of the list contains two tokens, separated by a space.
+pub(super) fn merges(metadata: &Metadata, index: &Index) -> Result<Order, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause };
-    let pair = |merge: Result<&str, _>| merges::pair(merge?).map_err(wrong);
-    let merges = metadata.list("tokenizer.ggml.merges")?.map(pair).collect::<Result<_, _>>()?;
-    let builder = BPE::builder().cache_capacity(0).ignore_merges(whole_words);
-    merges::build(builder.vocab_and_merges(ids.into_iter().collect::<Vocab>(), merges)).map_err(wrong)
+    let texts = metadata.list::<&str>("tokenizer.ggml.merges")?;
+    let mut pairs = Vec::new();
+    for text in texts {
+        pairs.push(merging::pair(text?).map_err(wrong)?);
+    }
+    Order::by_list(index, pairs.into_iter()).map_err(wrong)
 }
 
-/// Returns the text or bytes that a token decodes to.
-fn piece(token: &Token<'_>) -> Piece {
+/// Returns what a token decodes to.
+fn form(token: &Token<'_>) -> Form {
     match token.kind {
-        Kind::Normal => Piece::byte_level(token.text),
-        Kind::Byte(byte) => Piece::Byte(byte),
-        Kind::Control | Kind::Unknown => Piece::Silent,
+        Kind::Normal => Form::Letters,
+        Kind::Byte(byte) => Form::Byte(byte),
+        Kind::Control | Kind::Unknown => Form::Silent,
         // These tokens are stored as plain text.
-        Kind::UserDefined | Kind::Unused => Piece::Text(token.text.into()),
+        Kind::UserDefined | Kind::Unused => Form::Plain,
     }
 }

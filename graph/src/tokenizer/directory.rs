@@ -1,13 +1,17 @@
 //! Loads the tokenizer from a model directory. Selects the tokenizer file, and combines the BOS and EOS
 //! settings from several files.
 
-use super::ends::Special;
+use super::document::AddedToken;
+use super::ends::{self, Special};
 use super::{Tokenizer, document, sentencepiece};
-use crate::checkpoint::{CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG};
+use crate::checkpoint::{
+    ADDED_TOKENS, CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG,
+};
 use crate::error::{Quoted, TokenizerError};
 use crate::source::Directory;
+use serde::Deserialize;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 
 impl Tokenizer {
     /// Builds the tokenizer from `tokenizer.json` in a model directory, or from `tokenizer.model` if there is
@@ -17,42 +21,83 @@ impl Tokenizer {
     /// # Errors
     /// Fails if the directory has no tokenizer, or if its tokenizer is unsupported or invalid.
     pub fn from_directory(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
-        let (mut tokenizer, ids) = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
+        let config =
+            directory.file(TOKENIZER_CONFIG).map(|source| Fields::read(source.as_ref())).transpose()?;
+        let mut tokenizer = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
             (Some(source), _) => document::read(source.as_ref())?,
-            (None, Some(source)) => sentencepiece::from_model(source.as_ref())?,
+            (None, Some(source)) => {
+                let added = added_tokens(directory, config.as_ref())?;
+                sentencepiece::from_model(source.as_ref(), &added)?
+            }
             (None, None) => {
                 return Err(directory.missing(format!("{TOKENIZER} and no {SENTENCEPIECE}")).into());
             }
         };
-        let special = &mut tokenizer.special;
-        if let Some(source) = directory.file(TOKENIZER_CONFIG) {
-            settle(special, source.name(), &Fields::read(source.as_ref())?, &ids)?;
+        let count = tokenizer.vocabulary_size();
+        let Tokenizer { special, pieces, .. } = &mut tokenizer;
+        special.retain(directory.name(), count);
+        if let Some(config) = &config {
+            settle(special, config, |text| pieces.find(text))?;
         }
         for source in [CONFIG, GENERATION_CONFIG].into_iter().filter_map(|name| directory.file(name)) {
             let config = Fields::read(source.as_ref())?;
-            special.ends.extend(config.ids("eos_token_id")?);
-            special.bos = special.bos.or(config.ids("bos_token_id")?.first().copied());
+            let ids = |key: &str| -> Result<Vec<u32>, TokenizerError> {
+                let id = |id: i128| {
+                    let token = u32::try_from(id).ok().filter(|id| (*id as usize) < count);
+                    if token.is_none() {
+                        ends::warn_of_id(source.name(), key, id, count);
+                    }
+                    token
+                };
+                Ok(config.ids(key)?.into_iter().filter_map(id).collect())
+            };
+            special.ends.extend(ids("eos_token_id")?);
+            special.bos = special.bos.or(ids("bos_token_id")?.first().copied());
         }
         let by_text = std::mem::take(&mut special.ends_by_text);
         special.ends.extend(by_text);
-        check_ids(directory, &tokenizer)?;
         Ok(tokenizer)
     }
+}
+
+/// Reads the tokens that a model adds to those of its `tokenizer.model`: from the settings, or from the older
+/// `added_tokens.json`, which has only their ids.
+fn added_tokens(directory: &Directory, config: Option<&Fields>) -> Result<Vec<AddedToken>, TokenizerError> {
+    let invalid = |file: &str, key: &str| TokenizerError::Vocabulary {
+        file: file.to_owned(),
+        cause: format!("has an invalid added token \"{}\"", Quoted(key)),
+    };
+    if let Some(listed) = config.map(|config| config.object("added_tokens_decoder")).transpose()?.flatten() {
+        let token = |(id, token): (&String, &Value)| {
+            let parsed = AddedToken::deserialize(token).ok().zip(id.parse().ok());
+            let (token, id) = parsed.ok_or_else(|| invalid(TOKENIZER_CONFIG, id))?;
+            Ok(AddedToken { id, ..token })
+        };
+        return listed.iter().map(token).collect();
+    }
+    let Some(source) = directory.file(ADDED_TOKENS) else { return Ok(Vec::new()) };
+    let special: BTreeSet<String> = config.map(Fields::special_texts).unwrap_or_default();
+    let token = |(text, id): (&String, &Value)| {
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id = id.ok_or_else(|| invalid(source.name(), text))?;
+        Ok(AddedToken { id, special: special.contains(text), ..AddedToken::new(text) })
+    };
+    Fields::read(source.as_ref())?.iter().map(token).collect()
 }
 
 /// Applies the settings in `tokenizer_config.json`, which override those of the tokenizer file.
 fn settle(
     special: &mut Special,
-    file: &str,
     config: &Fields,
-    ids: &HashMap<String, u32>,
+    find: impl Fn(&str) -> Option<u32>,
 ) -> Result<(), TokenizerError> {
-    let wrong = |cause: &str| TokenizerError::Vocabulary { file: file.to_owned(), cause: cause.to_owned() };
-    if let Some(bos) = named(file, config, "bos_token", ids)? {
+    let wrong =
+        |cause: &str| TokenizerError::Vocabulary { file: config.file().to_owned(), cause: cause.to_owned() };
+    if let Some(bos) = named(config, "bos_token", &find)? {
         let old = special.bos.replace(bos);
         special.before.iter_mut().filter(|id| Some(**id) == old).for_each(|id| *id = bos);
     }
-    let eos = named(file, config, "eos_token", ids)?;
+    let eos = named(config, "eos_token", &find)?;
     special.ends.extend(eos);
     let eos = eos.or(special.ends.first().copied());
     match (config.flag("add_bos_token")?, special.bos) {
@@ -71,35 +116,23 @@ fn settle(
 }
 
 /// Returns the id of the token under `key`. The value of `key` is the token's text, or an object that
-/// contains the text.
+/// contains the text. A text that is no token counts as missing.
 fn named(
-    file: &str,
     config: &Fields,
     key: &str,
-    ids: &HashMap<String, u32>,
+    find: impl Fn(&str) -> Option<u32>,
 ) -> Result<Option<u32>, TokenizerError> {
     let text = match config.find(key) {
         None => return Ok(None),
         Some(Value::Object(token)) => token.get("content").and_then(Value::as_str),
         Some(other) => other.as_str(),
     };
-    let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
-    let text = text.ok_or_else(|| wrong(format!("has a {key} without a text")))?;
-    let id = ids.get(text).copied();
-    id.map(Some).ok_or_else(|| wrong(format!("has no token \"{}\", which {key} names", Quoted(text))))
-}
-
-/// Checks that all special ids are in the vocabulary. The ids come from several files, which may belong to
-/// different models.
-fn check_ids(directory: &Directory, tokenizer: &Tokenizer) -> Result<(), TokenizerError> {
-    let special = &tokenizer.special;
-    let all = special.ends.iter().chain(&special.bos).chain(&special.before).chain(&special.behind);
-    let count = tokenizer.vocabulary_size();
-    match all.copied().find(|id| usize::try_from(*id).map_or(true, |id| id >= count)) {
-        Some(id) => {
-            let cause = format!("has {count} tokens, but {id} is named as a begin or end token");
-            Err(TokenizerError::Vocabulary { file: directory.name().to_owned(), cause })
-        }
-        None => Ok(()),
+    let cause = || format!("has a {key} without a text");
+    let text =
+        text.ok_or_else(|| TokenizerError::Vocabulary { file: config.file().to_owned(), cause: cause() })?;
+    let id = find(text);
+    if id.is_none() {
+        tracing::warn!(file = config.file(), key, text = %Quoted(text), "ignoring a special token that is no token");
     }
+    Ok(id)
 }

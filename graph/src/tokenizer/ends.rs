@@ -41,6 +41,23 @@ pub(super) struct Special {
     pub(super) behind: Vec<u32>,
 }
 
+impl Special {
+    /// Removes tokens outside a vocabulary of `count` tokens, with a warning. `file` names them.
+    pub(super) fn retain(&mut self, file: &str, count: usize) {
+        let is_token = |id: u32| {
+            let is_token = (id as usize) < count;
+            if !is_token {
+                warn_of_id(file, "begin or end token", id, count);
+            }
+            is_token
+        };
+        self.bos = self.bos.filter(|id| is_token(*id));
+        self.ends.retain(|id| is_token(*id));
+        self.before.retain(|id| is_token(*id));
+        self.behind.retain(|id| is_token(*id));
+    }
+}
+
 /// Returns the tokens among `control` whose texts are those of end tokens. `control` contains the ids and the
 /// texts of control tokens. Other tokens may occur within a text, so generation does not stop at them.
 pub(super) fn by_text<'a>(control: impl Iterator<Item = (u32, &'a str)>) -> Vec<u32> {
@@ -49,6 +66,11 @@ pub(super) fn by_text<'a>(control: impl Iterator<Item = (u32, &'a str)>) -> Vec<
         found.retain(|(_, text)| *text != END);
     }
     found.into_iter().map(|(id, _)| id).collect()
+}
+
+/// Warns that a file names a special token that the vocabulary lacks.
+pub(super) fn warn_of_id(file: &str, key: &str, id: impl std::fmt::Display, tokens: usize) {
+    tracing::warn!(file, key, %id, tokens, "ignoring a special token outside the vocabulary");
 }
 
 #[cfg(test)]

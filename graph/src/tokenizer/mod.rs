@@ -1,12 +1,12 @@
 //! Converts text to tokens and back, using the vocabulary from a model's files.
 //!
 //! GGUF files may contain a vocabulary for SentencePiece-style byte-pair encoding with byte fallback
-//! (`tokenizer.ggml.model = llama`), for byte-level byte-pair encoding (`gpt2`), or of SentencePiece's type
-//! Unigram (`t5`). Model directories may contain a `tokenizer.json` that describes byte-pair encoding or
+//! (`tokenizer.ggml.model = llama`, `gemma4`), for byte-level byte-pair encoding (`gpt2`), of SentencePiece's type
+//! Unigram (`t5`), or of type WordPiece (`bert`). Model directories may contain a `tokenizer.json` that describes byte-pair encoding or
 //! Unigram, or a `tokenizer.model`.
 //!
 //! Every tokenizer finds special tokens in the text, normalises the text between them, splits it into words,
-//! and splits each word into tokens. The `tokenizers` crate cuts out the words and merges pieces.
+//! and splits each word into tokens. The `tokenizers` crate cuts out the words.
 
 mod alphabet;
 mod byte_level;
@@ -14,7 +14,7 @@ mod character_map;
 mod directory;
 mod document;
 mod ends;
-mod merges;
+mod merging;
 mod metadata;
 mod normaliser;
 mod pre;
@@ -22,8 +22,10 @@ mod proto;
 mod sentencepiece;
 mod special;
 mod stream;
+mod texts;
 mod unigram;
 mod vocabulary;
+mod word_piece;
 mod words;
 
 #[cfg(test)]
@@ -31,6 +33,7 @@ mod hostile;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use metadata::count_tokens;
 pub use stream::TextStream;
 
 use crate::error::TokenizerError;
@@ -39,7 +42,7 @@ use normaliser::Normaliser;
 use special::{Finder, TextPart};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use stream::Piece;
+use stream::Pieces;
 use words::Words;
 
 /// A model's tokenizer.
@@ -51,7 +54,7 @@ pub struct Tokenizer {
     /// Finder for special tokens in the normalised text.
     normalised: Finder,
     words: Words,
-    pieces: Arc<[Piece]>,
+    pieces: Arc<Pieces>,
     /// Whether decoding removes the leading space that the normaliser adds to a text.
     strip_space: bool,
     special: Special,

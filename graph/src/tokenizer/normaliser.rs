@@ -4,7 +4,8 @@ use super::character_map::CharacterMap;
 use super::vocabulary::SPACE;
 use std::borrow::Cow;
 use std::sync::Arc;
-use tokenizers::NormalizedString;
+use tokenizers::normalizers::BertNormalizer;
+use tokenizers::{NormalizedString, Normalizer};
 
 /// One change to a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(super) enum TextChange {
     Strip { left: bool, right: bool },
     /// Replaces every run of at least two spaces.
     Runs(String),
+    /// Converts to lower case without accents, and removes control characters, as for BERT.
+    Bert,
 }
 
 /// Sequence of changes that normalise a text.
@@ -65,6 +68,13 @@ impl Normaliser {
                 if *right { text.trim_end() } else { text }.to_owned().into()
             }
             TextChange::Runs(to) => without_runs(&text, to).into(),
+            TextChange::Bert => {
+                let mut changed = NormalizedString::from(text.as_ref());
+                match BertNormalizer::new(true, true, Some(true), true).normalize(&mut changed) {
+                    Ok(()) => changed.get().to_owned().into(),
+                    Err(_) => text,
+                }
+            }
         })
     }
 }

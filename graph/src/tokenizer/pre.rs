@@ -162,8 +162,15 @@ static TABLE: [PreTokenizer; 15] = [
 ];
 
 impl PreTokenizer {
-    /// Returns the pre-tokenizer called `name`.
-    pub(super) fn find(file: &str, name: &str) -> Result<&'static PreTokenizer, TokenizerError> {
+    /// Returns the pre-tokenizer called `name`. Old files have no name; llama.cpp's default is then a guess.
+    pub(super) fn find(file: &str, name: Option<&str>) -> Result<&'static PreTokenizer, TokenizerError> {
+        let name = name.filter(|name| !name.is_empty()).unwrap_or_else(|| {
+            tracing::warn!(
+                file,
+                "no tokenizer.ggml.pre; splitting text into words by the rules of \"default\""
+            );
+            "default"
+        });
         TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
             let known: Vec<&str> = TABLE.iter().flat_map(|row| row.names).copied().collect();
             TokenizerError::UnknownPreTokenizer {
@@ -194,7 +201,7 @@ mod tests {
         let names: Vec<&str> = TABLE.iter().flat_map(|row| row.names).copied().collect();
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         for name in names {
-            PreTokenizer::find("m.gguf", name).unwrap().build().unwrap();
+            PreTokenizer::find("m.gguf", Some(name)).unwrap().build().unwrap();
         }
     }
     #[test]

@@ -1,6 +1,8 @@
 //! Finds special tokens that occur literally in a text.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use fancy_regex::Regex;
+use std::sync::LazyLock;
 
 /// A special token to search for.
 #[derive(Clone, Debug)]
@@ -14,12 +16,14 @@ pub(super) struct Added {
     pub(super) strips_left: bool,
     /// Whether a match includes the whitespace after the token.
     pub(super) strips_right: bool,
+    /// Whether the token matches only between characters that are not part of words.
+    pub(super) single_word: bool,
 }
 
 impl Added {
     /// Creates a token whose matches do not include the surrounding whitespace.
     pub(super) fn new(id: u32, text: impl Into<String>, control: bool) -> Self {
-        Added { id, text: text.into(), control, strips_left: false, strips_right: false }
+        Added { id, text: text.into(), control, strips_left: false, strips_right: false, single_word: false }
     }
 }
 
@@ -79,6 +83,9 @@ impl Set {
         let mut rest = 0;
         for found in self.matcher.find_iter(text) {
             let token = &self.tokens[found.pattern().as_usize()];
+            if token.single_word && is_within_word(text, found.start(), found.end()) {
+                continue;
+            }
             // The previous match may include this whitespace token. In that case, there is no text before it.
             let mut before = text.get(rest..found.start()).unwrap_or("");
             if token.strips_left {
@@ -96,6 +103,13 @@ impl Set {
         parts.extend((!after.is_empty()).then_some(TextPart::Text(after)));
         parts
     }
+}
+
+/// Returns whether a character of a word comes before `start` or is at `end`, as the `tokenizers` library decides.
+fn is_within_word(text: &str, start: usize, end: usize) -> bool {
+    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w").expect("this expression is valid"));
+    let neighbours = [text[..start].chars().next_back(), text[end..].chars().next()];
+    neighbours.into_iter().flatten().any(|c| WORD.is_match(c.encode_utf8(&mut [0; 4])).unwrap_or(false))
 }
 
 #[cfg(test)]

@@ -1,35 +1,64 @@
 //! Decodes tokens one at a time, and returns only complete characters.
 
+use super::alphabet;
+use super::texts::Texts;
+use super::vocabulary::SPACE;
 use std::sync::Arc;
 
-/// Text or bytes that a token decodes to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
-    /// Complete UTF-8 text.
-    Text(Box<str>),
+/// What a token decodes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Nothing.
+    Silent,
     /// One byte, which may be part of a longer character.
     Byte(u8),
-    /// Bytes that may start or end within a character.
-    Bytes(Box<[u8]>),
-    /// No text.
-    Silent,
+    /// Its text.
+    Plain,
+    /// Its text, in which `▁` stands for a space.
+    Spaced,
+    /// The bytes that its characters represent in a byte-level vocabulary. If some character represents no byte, its
+    /// text.
+    Letters,
+    /// SentencePiece's sign for unknown text.
+    Unknown,
+    /// U+FFFD, because no token has this id.
+    Missing,
 }
 
-impl Piece {
-    /// Converts the text of a token in a byte-level vocabulary to bytes. If some character does not represent
-    /// a byte, returns the text unchanged.
-    pub(super) fn byte_level(text: &str) -> Self {
-        match super::alphabet::bytes(text) {
-            Some(bytes) => Piece::Bytes(bytes.into_boxed_slice()),
-            None => Piece::Text(text.into()),
-        }
+/// What all tokens decode to, by id.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    texts: Arc<Texts>,
+    forms: Vec<Form>,
+}
+
+impl Pieces {
+    /// Combines the texts of all tokens with their forms.
+    pub(super) fn new(texts: Arc<Texts>, forms: Vec<Form>) -> Self {
+        assert_eq!(texts.len(), forms.len(), "each token has a text and a form");
+        Pieces { texts, forms }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.forms.len()
+    }
+
+    /// Returns the first token with the text `text`.
+    pub(super) fn find(&self, text: &str) -> Option<u32> {
+        (0..).zip(&self.forms).find(|(id, _)| self.texts.get(*id) == Some(text)).map(|(id, _)| id)
+    }
+
+    /// Returns the form and the text of the token `id`.
+    fn get(&self, id: u32) -> (Form, &str) {
+        let form = usize::try_from(id).ok().and_then(|id| self.forms.get(id)).copied();
+        (form.unwrap_or(Form::Missing), self.texts.get(id).unwrap_or_default())
     }
 }
 
 /// Decoder that receives one token at a time. See [`Tokenizer::stream`](super::Tokenizer::stream).
 #[derive(Clone, Debug)]
 pub struct TextStream {
-    pieces: Arc<[Piece]>,
+    pieces: Arc<Pieces>,
     /// Whether to remove the leading space of the next text. This is the space that the tokenizer added.
     strip_space: bool,
     /// Bytes of a character that is still incomplete.
@@ -37,23 +66,38 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    pub(super) fn new(pieces: Arc<[Piece]>, strip_space: bool) -> Self {
+    pub(super) fn new(pieces: Arc<Pieces>, strip_space: bool) -> Self {
         TextStream { pieces, strip_space, pending: Vec::new() }
     }
 
     /// Adds a token and returns all text that is now complete, which may be empty. Invalid UTF-8 and tokens
     /// outside the vocabulary become U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
-        match usize::try_from(id).ok().and_then(|id| self.pieces.get(id)) {
-            Some(Piece::Silent) => return String::new(),
-            Some(Piece::Byte(byte)) => self.pending.push(*byte),
-            Some(Piece::Bytes(bytes)) => self.pending.extend_from_slice(bytes),
-            Some(Piece::Text(text)) => {
-                let text = if self.strip_space { text.strip_prefix(' ').unwrap_or(text) } else { text };
-                self.pending.extend_from_slice(text.as_bytes());
+        let (form, text) = self.pieces.get(id);
+        let spaced;
+        let text = match form {
+            Form::Silent => return String::new(),
+            Form::Byte(byte) => {
+                self.pending.push(byte);
+                ""
             }
-            None => self.pending.extend_from_slice("\u{fffd}".as_bytes()),
-        }
+            Form::Letters => match alphabet::bytes(text) {
+                Some(bytes) => {
+                    self.pending.extend(bytes);
+                    ""
+                }
+                None => text,
+            },
+            Form::Plain => text,
+            Form::Spaced => {
+                spaced = text.replace(SPACE, " ");
+                &spaced
+            }
+            Form::Unknown => " \u{2047} ",
+            Form::Missing => "\u{fffd}",
+        };
+        let text = if self.strip_space { text.strip_prefix(' ').unwrap_or(text) } else { text };
+        self.pending.extend_from_slice(text.as_bytes());
         self.strip_space = false;
         self.take_whole()
     }

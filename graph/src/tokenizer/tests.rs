@@ -60,16 +60,15 @@ fn merges_by_score_not_by_length() {
     assert_eq!((t.bos(), t.eos(), t.vocabulary_size()), (Some(1), &BTreeSet::from([2]), 259 + 7));
 }
 
+/// The library `sentencepiece` 0.2 gives these ids for both vocabularies, whatever the order of the tokens.
 #[test]
-fn smaller_id_merges_first_among_equal_scores() {
-    for (texts, expected) in [
-        (["bc", "ab", "▁", "a", "b", "c"], [FIRST + 2, FIRST + 3, FIRST]),
-        (["ab", "bc", "▁", "a", "b", "c"], [FIRST + 2, FIRST, FIRST + 5]),
-    ] {
+fn leftmost_merge_comes_first_among_equal_scores() {
+    for texts in [["bc", "ab", "▁", "a", "b", "c"], ["ab", "bc", "▁", "a", "b", "c"]] {
         let mut tokens = with_bytes(&texts);
         tokens.iter_mut().for_each(|token| token.1 = 0.0);
         let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
-        assert_eq!(t.encode("abc", false).unwrap(), expected, "{texts:?}");
+        let ab = FIRST + texts.iter().position(|text| *text == "ab").unwrap() as u32;
+        assert_eq!(t.encode("abc", false).unwrap(), [FIRST + 2, ab, FIRST + 5], "{texts:?}");
     }
 }
 
@@ -157,8 +156,153 @@ fn user_defined_tokens_come_before_merges_and_the_longest_wins() {
     let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
     let (space, a, c, b_c, b) = (FIRST + 2, FIRST + 3, FIRST + 5, FIRST + 6, FIRST + 7);
     assert_eq!(t.encode("ab c", false).unwrap(), [space, a, b_c]);
-    assert_eq!(t.encode("abc", false).unwrap(), [space, a, b, c]);
+    assert_eq!(t.encode("abc", false).unwrap(), [space, a, b, space, c], "each rest gets its own space");
     assert_eq!(t.decode(&[b_c]), "b c");
+}
+
+/// Checks that user-defined tokens of GGUF files are cut out of the text first, and that each rest gets its own space, as
+/// by llama.cpp and `transformers`.
+#[test]
+fn user_defined_and_control_tokens_split_texts_alike() {
+    let normal = ["▁", "u", "s", "h", "i", "▁u", "▁us", "us", "hi", "▁hi"];
+    let id = |text: &str| FIRST + normal.iter().position(|other| *other == text).unwrap() as u32;
+    let (line, start, end) = (3 + 0x0A, FIRST + 10, FIRST + 11);
+    for kind in [USER, CONTROL] {
+        let mut tokens = with_bytes(&normal);
+        tokens.extend(["<|start|>", "<|end|>", "\n\n"].map(|text| (text.to_owned(), 0.0, kind)));
+        let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
+        for (text, ids) in [
+            ("<|start|>us\nhi<|end|>\n", vec![start, id("▁us"), line, id("hi"), end, id("▁"), line]),
+            ("hi<|end|>us", vec![id("▁hi"), end, id("▁us")]),
+            ("us<|end|> hi", vec![id("▁us"), end, id("▁"), id("▁hi")]),
+            ("us\n\n\nhi", vec![id("▁us"), FIRST + 12, id("▁"), line, id("hi")]),
+        ] {
+            assert_eq!(t.encode_with_control(text, false).unwrap(), ids, "{text:?}");
+            assert_eq!(t.encode(text, false).unwrap() == ids, kind == USER, "{text:?}");
+        }
+    }
+}
+
+/// Checks runs of spaces as user-defined tokens, which Gemma's files have beside `add_space_prefix = false`. The values are
+/// llama.cpp's.
+#[test]
+fn runs_of_spaces_are_tokens() {
+    let mut tokens = with_bytes(&["▁a", "▁", "a"]);
+    tokens.extend(["  ", "   "].map(|text| (text.to_owned(), -1000.0, USER)));
+    let m = metadata(&tokens, |w| w.put("tokenizer.ggml.add_space_prefix", false));
+    let t = Tokenizer::from_metadata(&m).unwrap();
+    let [word, space, a, two, three] = [0, 1, 2, 3, 4].map(|n| FIRST + n);
+    for (text, ids) in [
+        ("  a", vec![two, a]),
+        (" a", vec![word]),
+        ("a     a", vec![a, three, two, a]),
+        ("a ", vec![a, space]),
+    ] {
+        assert_eq!(t.encode(text, false).unwrap(), ids, "{text:?}");
+        assert_eq!(t.decode(&ids), text);
+    }
+}
+
+/// Checks that special tokens of Phi-3 remove the white space behind them, except three, as in the model's own tokenizer.
+/// The values are those of llama.cpp and of `transformers`.
+#[test]
+fn special_tokens_of_phi3_remove_white_space() {
+    let mut tokens = with_bytes(&["▁", "h", "i", "▁h", "▁hi"]);
+    tokens.extend(["<|user|>", "<|endoftext|>"].map(|text| (text.to_owned(), 0.0, CONTROL)));
+    let [space, hi, user, end] = [FIRST, FIRST + 4, FIRST + 5, FIRST + 6];
+    let kept = [user, space, 3 + 0x0A, FIRST + 1, FIRST + 2];
+    for (name, ids) in [
+        ("Phi-3-mini-4k-instruct", &[user, hi][..]),
+        ("Phi 3.5 Mini Instruct", &[user, hi]),
+        ("phi3", &[user, hi]),
+        ("Phi-2", &kept),
+        ("Llama", &kept),
+    ] {
+        let t = Tokenizer::from_metadata(&metadata(&tokens, |w| w.put("general.name", name))).unwrap();
+        assert_eq!(t.encode_with_control("<|user|>\nhi", false).unwrap(), ids, "{name}");
+        assert_eq!(t.encode_with_control("<|endoftext|> hi", false).unwrap(), [end, space, hi], "{name}");
+        assert_eq!(t.encode_with_control("<unk> <s> ", false).unwrap(), [0, space, space, 1, space, space]);
+    }
+}
+
+/// Checks that two pieces merge if their joined text is a token, even if one of them is no token. Adjacent unknown
+/// characters become one unknown token. The values are those of the library `sentencepiece` 0.2.
+#[test]
+fn pieces_without_tokens_merge() {
+    let tokens: Vec<_> = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("xy", NORMAL), ("▁", NORMAL), ("x", NORMAL)]
+        .map(|(text, kind)| (text.to_owned(), 0.0, kind))
+        .to_vec();
+    let t = Tokenizer::from_metadata(&metadata(&tokens, |_| ())).unwrap();
+    assert_eq!(t.encode("xyxy", false).unwrap(), [3, 2, 2]);
+    assert_eq!(t.encode("x€€y", false).unwrap(), [3, 4, 0]);
+    assert_eq!(t.encode("<unk>", false).unwrap(), [3, 0], "unknown characters behind a space");
+    assert_eq!(t.encode_with_control("<unk>", false).unwrap(), [0]);
+}
+
+#[test]
+fn special_tokens_outside_the_vocabulary_count_as_missing() {
+    let good = with_bytes(&["▁", "a"]);
+    let count = good.len() as u32;
+    let check = |put: &dyn Fn(&mut Writer, &str)| {
+        for key in ["bos", "eos", "eot", "eom", "padding", "unknown"] {
+            let m = metadata(&good, |w| put(w, &format!("tokenizer.ggml.{key}_token_id")));
+            let t = Tokenizer::from_metadata(&m).unwrap();
+            assert_eq!(
+                (t.bos(), t.eos()),
+                (None, &BTreeSet::from([2])),
+                "{key}: the text of </s> ends a text"
+            );
+            assert_eq!(t.encode("a", true).unwrap(), [FIRST, FIRST + 1], "{key}");
+        }
+    };
+    check(&|w, key| w.put(key, u32::MAX));
+    check(&|w, key| w.put(key, count));
+    check(&|w, key| w.put(key, -1i32));
+    check(&|w, key| w.put(key, u64::MAX));
+}
+
+/// Checks a vocabulary of Gemma 4, which has `▁` for the space, a list of merges, and byte tokens. The values are those
+/// of the library `tokenizers` 0.23 for the same merges.
+#[test]
+fn gemma4_merges_by_a_list() {
+    let tokens = with_bytes(&["▁", "a", "b", "ab", "▁a", "\n", "\n\n"]);
+    let mut w = Writer::new();
+    w.put("tokenizer.ggml.model", "gemma4");
+    w.put("tokenizer.ggml.tokens", &tokens.iter().map(|t| t.0.as_str()).collect::<Vec<_>>()[..]);
+    w.put("tokenizer.ggml.token_type", &tokens.iter().map(|t| t.2).collect::<Vec<_>>()[..]);
+    w.put("tokenizer.ggml.merges", &["▁ a", "a b", "\n \n"][..]);
+    specials(&mut w);
+    let model = ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap();
+    let t = Tokenizer::from_metadata(&model.metadata).unwrap();
+    let [space, a, b, ab, space_a, line, lines] = [0, 1, 2, 3, 4, 5, 6].map(|n| FIRST + n);
+    for (text, ids) in [
+        ("ab ab", vec![ab, space_a, b]),
+        ("a\n\n\n b", vec![a, lines, line, space, b]),
+        ("é", vec![3 + 0xC3, 3 + 0xA9]),
+    ] {
+        assert_eq!(t.encode(text, false).unwrap(), ids, "{text:?}");
+        assert_eq!(t.decode(&ids), text);
+    }
+    assert_eq!(t.encode("a", true).unwrap(), [1, a], "the begin token is there by default");
+}
+
+/// Checks a WordPiece vocabulary. The values are llama.cpp's, which are also those of `transformers`.
+#[test]
+fn word_piece_takes_the_longest_tokens() {
+    let tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁na", "ive", "▁naive", "s", "▁!", "▁中"];
+    let mut w = Writer::new();
+    w.put("tokenizer.ggml.model", "bert");
+    w.put("tokenizer.ggml.tokens", &tokens[..]);
+    w.put("tokenizer.ggml.token_type", &[3, 3, 3, 3, 1, 1, 1, 1, 1, 1][..]);
+    for (key, id) in [("unknown", 1u32), ("cls", 2), ("seperator", 3)] {
+        w.put(&format!("tokenizer.ggml.{key}_token_id"), id);
+    }
+    let model = ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap();
+    let t = Tokenizer::from_metadata(&model.metadata).unwrap();
+    assert_eq!(t.encode("NaïveS  naive!中x", false).unwrap(), [6, 7, 6, 8, 9, 1]);
+    assert_eq!(t.encode("", true).unwrap(), [2, 3]);
+    assert_eq!(t.encode_with_control("na[MASK][SEP]", false).unwrap(), [4, 1, 1, 1, 3]);
+    assert_eq!(t.decode(&[2, 6, 7, 8, 3]), "naives !");
 }
 
 #[test]
@@ -187,22 +331,14 @@ fn rejects_bad_vocabularies() {
     for text in ["<0x4>", "<0x+4>", "<0x4g>", "A", ""] {
         assert!(fails(&changed(text, 0.0, BYTE), |_| ()).contains("should be a byte"), "{text}");
     }
-    assert!(fails(&changed("<0x41>", 0.0, NORMAL), |_| ()).contains("reserved text <0x41>"));
     assert!(fails(&changed(&"x".repeat(513), 0.0, NORMAL), |_| ()).contains("513 bytes"));
-    assert!(fails(&good, |w| w.put("tokenizer.ggml.bos_token_id", 260u32)).contains("bos_token_id is 260"));
-    assert!(
-        fails(&good, |w| w.put("tokenizer.ggml.eos_token_id", u32::MAX))
-            .contains("eos_token_id is 4294967295")
-    );
-    assert!(fails(&good[250..], |_| ()).contains("neither all byte tokens nor an unknown token"));
-
     let mut w = Writer::new();
     w.put("tokenizer.ggml.model", "rwkv");
     let m = ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata;
     let message = Tokenizer::from_metadata(&m).unwrap_err().to_string();
     assert_eq!(
         message,
-        "m.gguf: tokenizer model \"rwkv\" is not supported; supported are \"llama\", \"gpt2\", \"t5\""
+        "m.gguf: tokenizer model \"rwkv\" is not supported; supported are \"llama\", \"gpt2\", \"t5\", \"gemma4\", \"bert\""
     );
 }
 

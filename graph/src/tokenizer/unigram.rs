@@ -1,6 +1,6 @@
 //! Unigram vocabularies: a text becomes the tokens whose scores have the largest sum.
 
-use super::merges::LONGEST_TOKEN_BYTES;
+use super::merging;
 use crate::error::TokenizerError;
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use std::collections::HashMap;
@@ -44,12 +44,7 @@ impl Unigram {
         if unknown.is_none() && bytes.len() < 256 {
             return Err("has neither all byte tokens nor an unknown token".into());
         }
-        let longest = tokens.iter().map(|(text, ..)| text.len()).max().unwrap_or_default();
-        if longest > LONGEST_TOKEN_BYTES {
-            return Err(format!(
-                "has a token of {longest} bytes; at most {LONGEST_TOKEN_BYTES} are supported"
-            ));
-        }
+        merging::check_lengths(tokens.iter().map(|(text, ..)| *text))?;
         if tokens.iter().map(|(text, ..)| text.len()).sum::<usize>() > MAX_BYTES {
             return Err(format!("has tokens with more than {MAX_BYTES} bytes in all"));
         }

@@ -110,27 +110,22 @@ pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerErr
 }
 
 /// Returns the tokens that mark the beginning and the end of a text. Control tokens whose texts are those of
-/// end tokens are also end tokens. Rejects ids outside the vocabulary `tokens`. `add_bos` and `add_eos` are
-/// the defaults for the keys `add_bos_token` and `add_eos_token`.
+/// end tokens are also end tokens. An id outside the vocabulary `tokens` counts as missing. `add_bos` and `add_eos`
+/// are the defaults for the keys `add_bos_token` and `add_eos_token`.
 pub(super) fn special(
     metadata: &Metadata,
     tokens: &[Token<'_>],
     add_bos: bool,
     add_eos: bool,
 ) -> Result<Special, TokenizerError> {
-    let count = tokens.len();
-    let id = |key: &str| match metadata.find::<u32>(key)? {
-        Some(id) if usize::try_from(id).map_or(true, |id| id >= count) => {
-            let cause = format!("has {count} tokens, but {key} is {id}");
-            Err(TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause })
-        }
-        id => Ok(id),
-    };
-    let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id(END_KEYS[0])?);
+    let (bos, eos) =
+        (id(metadata, tokens, "tokenizer.ggml.bos_token_id")?, id(metadata, tokens, END_KEYS[0])?);
     let add_bos = metadata.find("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
     let add_eos = metadata.find("tokenizer.ggml.add_eos_token")?.unwrap_or(add_eos);
-    let mut ends: BTreeSet<u32> =
-        END_KEYS.iter().filter_map(|key| id(key).transpose()).collect::<Result<_, _>>()?;
+    let mut ends = BTreeSet::from_iter(eos);
+    for key in &END_KEYS[1..] {
+        ends.extend(id(metadata, tokens, key)?);
+    }
     ends.extend(ends::by_text(control(tokens)));
     Ok(Special {
         bos,
@@ -139,6 +134,35 @@ pub(super) fn special(
         before: bos.into_iter().filter(|_| add_bos).collect(),
         behind: eos.into_iter().filter(|_| add_eos).collect(),
     })
+}
+
+/// Returns the token whose id is under `key`. Warns if no token has this id. Converters write -1 for "none".
+pub(super) fn id(
+    metadata: &Metadata,
+    tokens: &[Token<'_>],
+    key: &str,
+) -> Result<Option<u32>, TokenizerError> {
+    let Some(id) = metadata.find::<i128>(key)? else { return Ok(None) };
+    let token = u32::try_from(id).ok().filter(|id| (*id as usize) < tokens.len());
+    if token.is_none() {
+        ends::warn_of_id(metadata.file(), key, id, tokens.len());
+    }
+    Ok(token)
+}
+
+/// Returns the tokens that text may become without merging: their ids, and whether only trusted text does.
+pub(super) fn added<'t, 'a>(tokens: &'t [Token<'a>]) -> impl Iterator<Item = (u32, &'t Token<'a>, bool)> {
+    (0..).zip(tokens).filter_map(|(id, token)| match token.kind {
+        Kind::Control | Kind::Unknown => Some((id, token, true)),
+        Kind::UserDefined => Some((id, token, false)),
+        Kind::Normal | Kind::Unused | Kind::Byte(_) => None,
+    })
+}
+
+/// Returns the tokens that merges may produce.
+pub(super) fn mergeable(tokens: &[Token<'_>]) -> impl Iterator<Item = u32> {
+    let kinds = (0..).zip(tokens).filter(|(_, token)| matches!(token.kind, Kind::Normal | Kind::UserDefined));
+    kinds.map(|(id, _)| id)
 }
 
 /// Returns the ids and the texts of the control tokens.

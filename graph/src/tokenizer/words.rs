@@ -1,16 +1,15 @@
 //! Converts text without special tokens to token ids. Splits the text into words, and each word into tokens.
 
+use super::merging::Merging;
 use super::unigram::Unigram;
+use super::word_piece::WordPiece;
 use crate::error::TokenizerError;
 use fancy_regex::Regex;
 use std::sync::Arc;
-use tokenizers::models::bpe::BPE;
 use tokenizers::pattern::Invert;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{
-    Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
-};
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
 /// Cuts that are applied in order. The slice is shared, because cloning a cut would compile its regular
 /// expression again.
@@ -61,9 +60,11 @@ impl Cut {
 #[derive(Clone, Debug)]
 pub(super) enum Algorithm {
     /// Merges adjacent pieces.
-    Merging(Box<BPE>),
+    Merging(Arc<Merging>),
     /// Finds the tokens with the largest sum of scores.
     Unigram(Unigram),
+    /// Finds the longest tokens.
+    WordPiece(WordPiece),
 }
 
 /// Encoder that splits text into words and each word into tokens.
@@ -97,12 +98,12 @@ impl Words {
 
     fn tokens(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         match &self.algorithm {
-            Algorithm::Merging(merging) => {
-                let tokens = merging.tokenize(word).map_err(failed)?;
-                ids.extend(tokens.iter().map(|token| token.id));
+            Algorithm::Merging(merging) => merging.encode(word, ids),
+            Algorithm::Unigram(unigram) => unigram.encode(word, ids),
+            Algorithm::WordPiece(pieces) => {
+                pieces.encode(word, ids);
                 Ok(())
             }
-            Algorithm::Unigram(unigram) => unigram.encode(word, ids),
         }
     }
 }

@@ -82,12 +82,6 @@ impl PreTokenizer {
         }
     }
 
-    /// Returns whether the pre-tokenizer converts bytes to the characters that represent them in byte-level
-    /// vocabularies.
-    pub(super) fn makes_letters(&self) -> bool {
-        self.steps().iter().any(|step| matches!(step, PreTokenizer::ByteLevel { .. }))
-    }
-
     /// Builds the cuts for the first part of a text, and the cuts for later parts. The `tokenizers` library
     /// applies some rules only at the start of a text. Ragtag passes it only the parts between special
     /// tokens, so the library cannot recognize the first part.

@@ -5,8 +5,7 @@ use super::cuts;
 use super::reader::{Pattern, Reader, is_space};
 use crate::error::TokenizerError;
 use crate::tokenizer::ends::Special;
-use crate::tokenizer::stream::Piece;
-use crate::tokenizer::vocabulary::SPACE;
+use crate::tokenizer::stream::Form;
 use serde::Deserialize;
 use std::collections::HashMap;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
@@ -172,10 +171,10 @@ impl Decoding {
         Ok(())
     }
 
-    /// Returns the text or bytes that a token with the text `text` decodes to.
-    pub(super) fn piece(&self, text: &str) -> Piece {
+    /// Returns what a token with the text `text` decodes to.
+    pub(super) fn form(&self, text: &str) -> Form {
         if self.letters {
-            return Piece::byte_level(text);
+            return Form::Letters;
         }
         let byte = || {
             let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -183,9 +182,9 @@ impl Decoding {
             u8::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
         };
         match byte().filter(|_| self.bytes) {
-            Some(byte) => Piece::Byte(byte),
-            None if self.spaces => Piece::Text(text.replace(SPACE, " ").into_boxed_str()),
-            None => Piece::Text(text.into()),
+            Some(byte) => Form::Byte(byte),
+            None if self.spaces => Form::Spaced,
+            None => Form::Plain,
         }
     }
 }

@@ -6,7 +6,8 @@
 
 use super::normaliser::Normaliser;
 use super::special::{Added, Finder};
-use super::stream::Piece;
+use super::stream::{Form, Pieces};
+use super::texts::Texts;
 use super::words::Words;
 use super::{Tokenizer, ends};
 use crate::error::{Quoted, TokenizerError};
@@ -14,10 +15,12 @@ use crate::json;
 use crate::source::Source;
 use merging::Merging;
 use normalizer::normaliser;
-use parts::{AddedToken, Document, Model};
+pub(super) use parts::AddedToken;
+use parts::{Document, Model};
 use reader::Reader;
 use serde::Deserialize;
 use std::collections::HashMap;
+use std::sync::Arc;
 use unigram::Unigram;
 
 mod cuts;
@@ -42,8 +45,8 @@ struct Kind {
     kind: Option<String>,
 }
 
-/// Reads the tokenizer from `source`. Also returns a map from token texts to ids.
-pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
+/// Reads the tokenizer from `source`.
+pub(super) fn read(source: &dyn Source) -> Result<Tokenizer, TokenizerError> {
     let reader = Reader { file: source.name() };
     let head: Head = json::parse(source, MAX_BYTES)?;
     match head.model.kind.as_deref() {
@@ -53,108 +56,93 @@ pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u3
     }
 }
 
-fn read_as<M: Model>(
-    reader: &Reader<'_>,
-    source: &dyn Source,
-) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
+fn read_as<M: Model>(reader: &Reader<'_>, source: &dyn Source) -> Result<Tokenizer, TokenizerError> {
     let document: Document<M> = json::parse(source, MAX_BYTES)?;
     let normaliser = normaliser(reader, document.normalizer.as_ref())?;
     let decoding = frame::Decoding::of(reader, document.decoder.as_ref())?;
     let pieces = pieces(reader, &document, &decoding)?;
+    let texts = Texts::new(pieces.iter().map(|(_, text)| *text)).map_err(|cause| reader.wrong(cause))?;
+    let texts = Arc::new(texts);
     let mut special = frame::special(reader, document.post_processor.as_ref())?;
     let control = document.added_tokens.iter().filter(|token| token.special);
     special.ends_by_text = ends::by_text(control.map(|token| (token.id, token.content.as_str())));
-    let (raw, normalised) = finders(reader, &document.added_tokens, &normaliser)?;
-    let mut ids: HashMap<String, u32> =
-        document.model.tokens().into_iter().map(|(text, id)| (text.to_owned(), id)).collect();
-    ids.extend(document.added_tokens.iter().map(|token| (token.content.clone(), token.id)));
+    let (raw, normalised) =
+        finders(&document.added_tokens, &normaliser).map_err(|cause| reader.wrong(cause))?;
     let (first, later) = match &document.pre_tokenizer {
         Some(cuts) => cuts.build(reader).map(|(first, later)| (Some(first), Some(later)))?,
         None => (None, None),
     };
-    let tokenizer = Tokenizer {
+    Ok(Tokenizer {
         raw,
         normaliser,
         normalised,
-        words: Words { first, later, algorithm: M::build(reader, &document)? },
-        pieces: pieces.into(),
+        words: Words { first, later, algorithm: M::build(reader, &document, texts.clone())? },
+        pieces: Pieces::new(texts, pieces.into_iter().map(|(form, _)| form).collect()).into(),
         strip_space: decoding.strip_space,
         special,
-    };
-    Ok((tokenizer, ids))
+    })
 }
 
-/// Returns the text or bytes that each token decodes to, by id. Rejects vocabularies in which most ids are
-/// unused.
-fn pieces<M: Model>(
+/// Returns what each token decodes to, and its text, by id. Rejects vocabularies in which most ids are unused.
+fn pieces<'d, M: Model>(
     reader: &Reader<'_>,
-    document: &Document<M>,
+    document: &'d Document<M>,
     decoding: &frame::Decoding,
-) -> Result<Vec<Piece>, TokenizerError> {
+) -> Result<Vec<(Form, &'d str)>, TokenizerError> {
     let tokens = document.model.tokens();
-    let vocabulary: HashMap<&str, u32> = tokens.iter().copied().collect();
     let most = 2 * (tokens.len() + document.added_tokens.len());
-    let mut pieces: Vec<Option<Piece>> = Vec::new();
-    let mut place = |id: u32, text: &str| match usize::try_from(id) {
+    let mut pieces = vec![(Form::Missing, ""); tokens.len()];
+    let place = |pieces: &mut Vec<(Form, &str)>, id: u32, text: &str| match usize::try_from(id) {
         Ok(place) if place < most => {
-            pieces.resize(pieces.len().max(place + 1), None);
+            pieces.resize(pieces.len().max(place + 1), (Form::Missing, ""));
             Ok(place)
         }
         _ => Err(reader.wrong(format!("has the id {id} for \"{}\", but far fewer tokens", Quoted(text)))),
     };
-    let places: Vec<(usize, &str)> = tokens
-        .iter()
-        .map(|(text, id)| Ok((place(*id, text)?, *text)))
-        .collect::<Result<_, TokenizerError>>()?;
-    let added: Vec<(usize, &AddedToken)> = document
-        .added_tokens
-        .iter()
-        .map(|token| Ok((place(token.id, &token.content)?, token)))
-        .collect::<Result<_, TokenizerError>>()?;
-    for (place, text) in places {
-        if pieces[place].replace(decoding.piece(text)).is_some() {
-            return Err(reader.wrong(format!("gives the id {place} to \"{}\" and another", Quoted(text))));
+    let twice = |place: usize, text: &str| {
+        reader.wrong(format!("gives the id {place} to \"{}\" and another", Quoted(text)))
+    };
+    let added: HashMap<&str, u32> =
+        document.added_tokens.iter().map(|token| (token.content.as_str(), token.id)).collect();
+    for (text, id) in tokens {
+        let place = place(&mut pieces, id, text)?;
+        if let Some(id) = added.get(text).filter(|added| **added != id) {
+            return Err(twice(*id as usize, text));
         }
+        if pieces[place].0 != Form::Missing {
+            return Err(twice(place, text));
+        }
+        pieces[place] = (decoding.form(text), text);
     }
-    for (place, token) in added {
-        let own = vocabulary.get(token.content.as_str());
-        if own.is_some_and(|id| *id != token.id) || own.is_none() && pieces[place].is_some() {
-            let text = Quoted(&token.content);
-            return Err(reader.wrong(format!("gives the id {place} to \"{text}\" and another")));
+    for token in &document.added_tokens {
+        let place = place(&mut pieces, token.id, &token.content)?;
+        let (form, text) = pieces[place];
+        if form != Form::Missing && text != token.content {
+            return Err(twice(place, &token.content));
         }
-        pieces[place] = Some(match token.special {
-            true => Piece::Silent,
+        pieces[place] = match token.special {
+            true => (Form::Silent, &token.content),
             // Decoders apply to these tokens, too: those of Gemma for several spaces are written with `▁`.
-            false => decoding.piece(&token.content),
-        });
+            false => (decoding.form(&token.content), &token.content),
+        };
     }
-    Ok(pieces.into_iter().map(|piece| piece.unwrap_or(Piece::Text("\u{fffd}".into()))).collect())
+    pieces.truncate(pieces.iter().rposition(|(form, _)| *form != Form::Missing).map_or(0, |last| last + 1));
+    Ok(pieces)
 }
 
 /// Builds the finders for added tokens. One searches the raw text, and the other searches the normalised
-/// text.
-fn finders(
-    reader: &Reader<'_>,
-    tokens: &[AddedToken],
-    normaliser: &Normaliser,
-) -> Result<(Finder, Finder), TokenizerError> {
-    if let Some(token) = tokens.iter().find(|token| token.single_word) {
-        let text = Quoted(&token.content);
-        return Err(reader.unsupported(format!("the added token \"{text}\" with single_word set")));
-    }
+/// text. An error completes the sentence "The vocabulary …".
+fn finders(tokens: &[AddedToken], normaliser: &Normaliser) -> Result<(Finder, Finder), String> {
     let finder = |normalised: bool| {
         let of_kind = tokens.iter().filter(|token| token.normalized == normalised);
         let added = of_kind.map(|token| Added {
-            id: token.id,
             text: match normalised {
                 true => normaliser.apply(&token.content).into_owned(),
                 false => token.content.clone(),
             },
-            control: token.special,
-            strips_left: token.lstrip,
-            strips_right: token.rstrip,
+            ..token.added()
         });
-        Finder::new(added.collect()).map_err(|cause| reader.wrong(cause))
+        Finder::new(added.collect())
     };
     Ok((finder(false)?, finder(true)?))
 }

@@ -3,10 +3,12 @@
 use super::parts::{Document, Model};
 use super::reader::Reader;
 use crate::error::TokenizerError;
+use crate::tokenizer::texts::Texts;
 use crate::tokenizer::words::Algorithm;
 use crate::tokenizer::{unigram, vocabulary};
 use serde::Deserialize;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 #[derive(Deserialize)]
 pub(super) struct Unigram {
@@ -22,7 +24,11 @@ impl Model for Unigram {
         self.vocab.iter().map(|(text, _)| text.as_str()).zip(0..).collect()
     }
 
-    fn build(reader: &Reader<'_>, document: &Document<Self>) -> Result<Algorithm, TokenizerError> {
+    fn build(
+        reader: &Reader<'_>,
+        document: &Document<Self>,
+        _: Arc<Texts>,
+    ) -> Result<Algorithm, TokenizerError> {
         let model = &document.model;
         let count = model.vocab.len();
         if let Some(id) = model.unk_id.filter(|id| usize::try_from(*id).map_or(true, |id| id >= count)) {
