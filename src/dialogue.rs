@@ -4,8 +4,10 @@
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_chat::{Conversation, Data, Message, Moment, Template};
+use ragtag_graph::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Texts around the reasoning of an answer. Models of these families write them as plain text.
@@ -21,6 +23,8 @@ pub struct Dialogue {
     variables: BTreeMap<String, Data>,
     /// Messages as JSON objects, oldest first.
     messages: Vec<Map<String, Value>>,
+    /// Whether control tokens in the messages become tokens.
+    special: bool,
 }
 
 /// Input for the next answer of a model.
@@ -56,12 +60,24 @@ impl Dialogue {
     fn of(model: &Model, template: Template, name: &str) -> Result<Self> {
         let tokens = model.chat_templates()?.tokens;
         let variables = tokens.iter().map(|(name, text)| (name.clone(), text.as_str().into())).collect();
-        Ok(Self { model: model.clone(), template, name: name.into(), variables, messages: Vec::new() })
+        Ok(Self {
+            model: model.clone(),
+            template,
+            name: name.into(),
+            variables,
+            messages: Vec::new(),
+            special: false,
+        })
     }
 
     /// Sets a variable of the template, such as `enable_thinking`.
     pub fn set(&mut self, name: &str, value: Data) {
         self.variables.insert(name.into(), value);
+    }
+
+    /// Sets whether the texts of control tokens in the messages become control tokens. By default, they stay text.
+    pub fn set_special(&mut self, special: bool) {
+        self.special = special;
     }
 
     /// Returns the messages, oldest first.
@@ -82,7 +98,7 @@ impl Dialogue {
             self.messages = before;
             return Err(format!("message {} has no role", at + 1));
         }
-        if let Err(cause) = self.render(false) {
+        if let Err(cause) = self.render(&self.messages, false) {
             self.messages = before;
             return Err(cause.to_string());
         }
@@ -128,27 +144,66 @@ impl Dialogue {
 
     /// Returns the prompt for the next answer.
     ///
-    /// Texts of control tokens in the messages become control tokens, as in `transformers`. Messages of
-    /// strangers therefore need a check by the caller.
+    /// The texts of control tokens in the messages stay text, except after [`Dialogue::set_special`]. Those of the
+    /// template become control tokens. The role of a message belongs to the template.
     ///
     /// # Errors
     /// Returns [`Error::Template`] if the template rejects the messages or exceeds its limits, and
     /// [`Error::Tokenizer`] if the prompt cannot be encoded.
     pub fn prompt(&self) -> Result<AnswerPrompt> {
-        let text = self.render(true)?;
         let failed = |cause| Error::Tokenizer { name: self.model.name().into(), cause };
         let tokenizer = self.model.tokenizer()?;
-        let mut ids = tokenizer.encode_with_control(&text, false).map_err(failed)?;
+        let (text, ids) = if self.special {
+            let text = self.render(&self.messages, true)?;
+            let ids = tokenizer.encode_with_control(&text, false);
+            (text, ids)
+        } else {
+            let mark = self.mark();
+            let text = self.render(&self.marked(tokenizer, mark), true)?;
+            let ids = tokenizer.encode_marked(&text, false, mark);
+            (text, ids)
+        };
+        let mut ids = ids.map_err(failed)?;
         // Most templates write the start token. The others rely on the tokenizer to add it.
-        let start = tokenizer.encode("", true).map_err(failed)?.first().copied();
-        if start.is_some() && start == tokenizer.bos() && start != ids.first().copied() {
+        let start = tokenizer.added_bos();
+        if start.is_some() && start != ids.first().copied() {
             ids.splice(0..0, start);
         }
         Ok(AnswerPrompt { ids, splitter: ReasoningSplitter::after(&text) })
     }
 
-    fn render(&self, add_generation_prompt: bool) -> Result<String> {
-        let parsed = serde_json::from_value::<Vec<Message>>(json!(self.messages));
+    /// Returns whether the template adds nothing to the only message. The prompt then is the message itself.
+    ///
+    /// # Errors
+    /// Returns [`Error::Template`] if the template rejects the messages or exceeds its limits.
+    pub fn is_bare(&self) -> Result<bool> {
+        let [only] = &self.messages[..] else { return Ok(false) };
+        let text = self.render(&self.messages, true)?;
+        Ok(only.get("content").and_then(Value::as_str) == Some(text.as_str()))
+    }
+
+    /// Returns a character that does not occur in the messages. Texts use no noncharacters, so it is almost always
+    /// the first one.
+    fn mark(&self) -> char {
+        let used: HashSet<char> = json!(self.messages).to_string().chars().collect();
+        let mut free = ('\u{FDD0}'..='\u{FDEF}').chain('\u{E000}'..='\u{F8FF}').filter(|c| !used.contains(c));
+        // Messages with all these characters lose the replacement character.
+        free.next().unwrap_or(char::REPLACEMENT_CHARACTER)
+    }
+
+    /// Returns the messages with `mark` in all control tokens, except in roles.
+    fn marked(&self, tokenizer: &Tokenizer, mark: char) -> Vec<Map<String, Value>> {
+        let mut messages = self.messages.clone();
+        for (name, value) in messages.iter_mut().flat_map(|message| message.iter_mut()) {
+            if name != "role" {
+                mark_texts(value, tokenizer, mark);
+            }
+        }
+        messages
+    }
+
+    fn render(&self, messages: &[Map<String, Value>], add_generation_prompt: bool) -> Result<String> {
+        let parsed = serde_json::from_value::<Vec<Message>>(json!(messages));
         let messages = parsed.map_err(|cause| Error::Usage(format!("invalid message: {cause}")))?;
         let mut conversation = Conversation::new(messages);
         conversation.add_generation_prompt = add_generation_prompt;
@@ -157,6 +212,26 @@ impl Dialogue {
         conversation.now = now.and_then(|since| Moment::from_epoch(since.as_secs()));
         let rendered = self.template.render(&conversation);
         rendered.map_err(|cause| Error::Template { name: self.name.clone(), cause })
+    }
+}
+
+/// Inserts `mark` into the control tokens in all texts of `value`, and in the names of its fields.
+fn mark_texts(value: &mut Value, tokenizer: &Tokenizer, mark: char) {
+    match value {
+        Value::String(text) => {
+            if let Cow::Owned(marked) = tokenizer.mark_control(text, mark) {
+                *text = marked;
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| mark_texts(item, tokenizer, mark)),
+        Value::Object(fields) => {
+            let marked = std::mem::take(fields).into_iter().map(|(name, mut value)| {
+                mark_texts(&mut value, tokenizer, mark);
+                (tokenizer.mark_control(&name, mark).into_owned(), value)
+            });
+            *fields = marked.collect();
+        }
+        _ => {}
     }
 }
 

@@ -1,7 +1,9 @@
 //! Chat templates and special tokens, from the metadata of a GGUF file or from a model directory. This module
 //! only reads them. The crate `ragtag-chat` renders them.
 
-use crate::checkpoint::{CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, Fields, MAX_CONFIG_BYTES, TOKENIZER_CONFIG};
+use crate::checkpoint::{
+    CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, Fields, MAX_CONFIG_BYTES, SPECIAL_TOKENS, TOKENIZER_CONFIG,
+};
 use crate::error::FormatError;
 use crate::gguf::{Array, Metadata};
 use crate::json;
@@ -67,10 +69,13 @@ impl ChatTemplates {
     /// Fails if a file is damaged or a value has the wrong type.
     pub fn from_directory(directory: &Directory) -> Result<ChatTemplates, FormatError> {
         let mut found = ChatTemplates::default();
+        if let Some(source) = directory.file(SPECIAL_TOKENS) {
+            found.tokens = Fields::read(source.as_ref())?.special_tokens();
+        }
         if let Some(source) = directory.file(TOKENIZER_CONFIG) {
             let config = Fields::read(source.as_ref())?;
             found.read_templates(&config)?;
-            found.tokens = config.special_tokens();
+            found.tokens.extend(config.special_tokens());
         }
         if let Some(source) = directory.file(CHAT_TEMPLATE_JSON) {
             found.read_templates(&Fields::read(source.as_ref())?)?;
@@ -191,6 +196,9 @@ mod tests {
         let found = ChatTemplates::from_directory(&directory(&files)).unwrap();
         let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
         assert_eq!(found.tokens, tokens.map(|(name, text)| (name.to_owned(), text.to_owned())).into());
+        let map = ("special_tokens_map.json", r#"{"eos_token": "old", "pad_token": {"content": "<p>"}}"#);
+        let found = ChatTemplates::from_directory(&directory(&[files[0], map])).unwrap();
+        assert_eq!((found.tokens["eos_token"].as_str(), found.tokens["pad_token"].as_str()), ("</s>", "<p>"));
         files.push(("chat_template.json", r#"{"chat_template": "json"}"#));
         assert_eq!(source(&files), "json");
         files.push(("chat_template.jinja", "jinja\n"));

@@ -34,6 +34,9 @@ const COMMANDS: &str = "\
 /exit         leave (or Ctrl-D)
 A line that ends with \\ continues on the next line. Ctrl-C stops an answer.";
 
+/// Default of the maximum number of tokens of an answer of the bundled model.
+const BUNDLED_TOKENS: u32 = 80;
+
 /// Prompt of the editor.
 const PROMPT: &str = "> ";
 
@@ -46,7 +49,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let needs = Needs { verified: args.transfers.verify_transfers, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
-    generation.max_tokens = args.tokens.unwrap_or(placed.plan.context);
+    // The bundled model tells without end, so that its first answer would fill its context.
+    let usual = if args.model.is_none() { BUNDLED_TOKENS } else { placed.plan.context };
+    generation.max_tokens = args.tokens.unwrap_or(usual);
     inform(&summary(&placed.plan));
     let engine = placed.start(&model, args.transfers.options(false))?;
     Chat { dialogue, engine, generation, shows_reasoning: args.reasoning }.converse()
@@ -64,6 +69,7 @@ fn dialogue(model: &Model, args: &ChatArgs) -> Result<Dialogue> {
     for (name, value) in &args.set {
         dialogue.set(name, value.clone());
     }
+    dialogue.set_special(args.special);
     dialogue.set_system(args.system.as_deref().unwrap_or_default());
     if let Some(path) = &args.load {
         load(&mut dialogue, path)?;

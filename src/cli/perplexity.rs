@@ -1,7 +1,7 @@
 //! Implements `ragtag perplexity`, which computes the perplexity of a model on a text.
 //!
-//! The command cuts the text into pieces of `--ctx` tokens and replaces the first token of each piece with
-//! BOS. The model predicts each token in the second half of a piece from all earlier tokens of the piece. The
+//! The command cuts the text into pieces of `--ctx` tokens. If the tokenizer adds BOS before a text, BOS replaces
+//! the first token of each piece. The model predicts each token in the second half of a piece from all earlier tokens of the piece. The
 //! perplexity is the exponential of the mean negative log-probability of these tokens.
 
 use super::args::PerplexityArgs;
@@ -80,7 +80,7 @@ fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Ve
         )));
     }
     for piece in &mut pieces {
-        piece[0] = tokenizer.bos().unwrap_or(piece[0]);
+        piece[0] = tokenizer.added_bos().unwrap_or(piece[0]);
     }
     Ok(pieces)
 }

@@ -12,6 +12,7 @@ use super::wanted::{Needs, workload};
 use crate::dialogue::Dialogue;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::model::Model;
 use crate::session::{Event, Generation, Prompt, Summary};
 use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};
@@ -38,9 +39,11 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             let mut dialogue = Dialogue::new(&model)?;
             dialogue.set_system(args.system.as_deref().unwrap_or_default());
             dialogue.ask(&std::mem::take(&mut prompt));
+            // A template without a format of its own leaves the format to the prompt.
+            dialogue.set_special(args.special || dialogue.is_bare()?);
             dialogue.prompt()?.ids
         }
-        false => model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?,
+        false => encode(&model, &prompt, !args.no_special)?,
     };
     let request = workload(ids.len(), args.tokens);
     let verified = args.transfers.verify_transfers;
@@ -163,6 +166,23 @@ async fn generate(
     Ok(GeneratedText { text, tokens, summary })
 }
 
+/// Returns the tokens of a prompt without a chat format. If `special` is set, its control tokens become tokens. A
+/// prompt that begins with BOS gets no second one.
+fn encode(model: &Model, prompt: &str, special: bool) -> Result<Vec<u32>> {
+    let tokenizer = model.tokenizer()?;
+    let ids = match special {
+        true => tokenizer.encode_with_control(prompt, true),
+        false => tokenizer.encode(prompt, true),
+    };
+    let mut ids = ids.map_err(|cause| Error::Tokenizer { name: model.name().into(), cause })?;
+    if let Some(bos) = tokenizer.added_bos()
+        && ids.starts_with(&[bos, bos])
+    {
+        ids.remove(0);
+    }
+    Ok(ids)
+}
+
 fn prompt_text(args: &RunArgs) -> Result<String> {
     let Some(path) = &args.file else { return Ok(args.prompt.clone()) };
     if [Some(path), args.placement.plan.as_ref()]
@@ -211,8 +231,4 @@ fn rate(tokens: u32, what: &str, tokens_per_s: f64) -> String {
     let plural = if tokens == 1 { "" } else { "s" };
     let speed = if tokens_per_s > 0.0 { format!("{tokens_per_s:.1}") } else { "–".into() };
     format!("{tokens} {what} token{plural} at {speed} tokens/s")
-}
-
-fn tokenizer_error(model: &crate::Model, cause: ragtag_graph::TokenizerError) -> Error {
-    Error::Tokenizer { name: model.name().into(), cause }
 }

@@ -110,22 +110,68 @@ fn tokenizers_agree_with_the_golden_ids_and_texts() {
     }
 }
 
+/// Returns the JSON of `ragtag perplexity` for the held-out text.
+fn perplexity(model: &std::path::Path, arguments: &[&str]) -> serde_json::Value {
+    let text = test_support::golden("held.txt");
+    let mut command = support::ragtag();
+    command.args([
+        "perplexity",
+        support::text(model),
+        "-f",
+        support::text(&text),
+        "--json",
+        "--threads",
+        "1",
+    ]);
+    let output = command.args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
 /// Compares the perplexity that the command reports for the held-out text with a published value.
 fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
-    let path = support::model_path(name);
-    let text = test_support::golden("held.txt");
-    let output = support::ragtag()
-        .args(["perplexity", path.to_str().unwrap(), "-f", text.to_str().unwrap()])
-        .args(["--ctx", "256", "--chunks", "16", "--json", "--threads", "1"])
-        .args(arguments)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let arguments = [&["--ctx", "256", "--chunks", "16"], arguments].concat();
+    let json = perplexity(&support::model_path(name), &arguments);
     let perplexity = json["perplexity"].as_f64().unwrap();
     println!("{name}: {perplexity:.3}, published {published}");
     assert!((perplexity / published - 1.0).abs() <= 0.01, "{name}: {perplexity}");
     assert_eq!(json["tokens"], 16 * 127);
+}
+
+/// Checks that BOS replaces the first token of each piece only if the tokenizer adds BOS, as in llama.cpp.
+#[test]
+fn pieces_begin_with_bos_only_if_the_tokenizer_adds_it() {
+    let mut bytes = support::model_bytes("tales-q8_0");
+    let flag = support::metadata_value(&bytes, "tokenizer.ggml.add_bos_token");
+    let held = std::fs::read_to_string(test_support::golden("held.txt")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for adds_bos in [1, 0] {
+        bytes[flag] = adds_bos;
+        let path = folder.path().join(format!("{adds_bos}.gguf"));
+        std::fs::write(&path, &bytes).unwrap();
+        let model = Model::open(&path).unwrap();
+        let ids = model.tokenizer().unwrap().encode(&held, false).unwrap();
+        // With BOS before the text, its first token moves to the second place.
+        let mut pieces: Vec<Vec<u32>> = match adds_bos {
+            1 => [&[1], &ids[..]].concat()[..32].chunks(16).map(<[u32]>::to_vec).collect(),
+            _ => ids[..32].chunks(16).map(<[u32]>::to_vec).collect(),
+        };
+        pieces.iter_mut().filter(|_| adds_bos == 1).for_each(|piece| piece[0] = 1);
+        let engine = support::engine(&model, &Setup::default());
+        let mut sum = 0.0;
+        for piece in &pieces {
+            let logits = support::block_on(engine.session().logits(piece)).unwrap();
+            for (position, row) in logits.chunks(logits.len() / 16).enumerate().take(15).skip(8) {
+                let all: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+                sum += all.ln() - f64::from(row[piece[position + 1] as usize]);
+            }
+        }
+        let reference = (sum / 14.0).exp();
+        let json =
+            perplexity(&path, &["--ctx", "16", "--chunks", "2", "--activations", "f32", "--no-calibration"]);
+        let found = json["perplexity"].as_f64().unwrap();
+        assert!((found / reference - 1.0).abs() < 1e-3, "{adds_bos}: {found} instead of {reference}");
+    }
 }
 
 /// Checks the perplexity of each model against the value of another implementation: for bundled models an engine

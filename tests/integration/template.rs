@@ -131,7 +131,7 @@ fn errors_name_the_file_and_what_is_wrong() {
 
 /// Writes the header of a model file whose metadata has chat templates.
 fn write_model(path: &Path, put: impl Fn(&mut Writer)) {
-    let model = ragtag::Model::open(model_path("tales-bitnet-tq2_0")).unwrap();
+    let model = ragtag::Model::open(model_path("tales-q8_0")).unwrap();
     let mut writer = Writer::new();
     put_metadata(&mut writer, &model);
     put(&mut writer);
@@ -156,7 +156,14 @@ fn model_files_have_templates_and_tokens() {
     assert_eq!(inputs.prompt(&["m.gguf", "--tools", "tools.json", "--name", "default"]), "default <s></s>");
     let none = "m.gguf has no chat template called \"x\" (it has default, tool_use; choose one with --name)";
     inputs.refused(&["m.gguf", "--name", "x"], 3, none);
-    inputs.refused(&[], 3, "has no chat template (give one with --template FILE)");
+    let none = model_path("tales-q8_0");
+    inputs.refused(&[text(&none)], 3, "has no chat template (give one with --template FILE)");
+    // The bundled model continues the text of the user, and starts a paragraph with the next one.
+    inputs.file(
+        "messages.json",
+        r#"[{"role": "user", "content": "One day"}, {"role": "assistant", "content": " it rained."}, {"role": "user", "content": "Then"}]"#,
+    );
+    assert_eq!(inputs.prompt(&[]), "<s>One day it rained.\nThen");
     write_model(&inputs.0.path().join("bad.gguf"), |writer| {
         writer.put("tokenizer.chat_template", "{{ 1");
     });

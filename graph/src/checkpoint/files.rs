@@ -1,13 +1,14 @@
 //! Names of the files of a model directory.
 
 /// Files that the caller opens if they exist, in addition to the shards that [`shard_names`](super::shard_names) returns.
-pub const FILES: [&str; 10] = [
+pub const FILES: [&str; 11] = [
     CONFIG,
     GENERATION_CONFIG,
     MODEL,
     INDEX,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    SPECIAL_TOKENS,
     SENTENCEPIECE,
     ADDED_TOKENS,
     CHAT_TEMPLATE,
@@ -30,6 +31,8 @@ pub(crate) const MODEL: &str = "model.safetensors";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// File with settings for the tokens that the tokenizer adds to a text.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// File that names special tokens, which older versions of `transformers` write.
+pub(crate) const SPECIAL_TOKENS: &str = "special_tokens_map.json";
 /// File with the tokenizer in the format of the sentencepiece library.
 pub(crate) const SENTENCEPIECE: &str = "tokenizer.model";
 

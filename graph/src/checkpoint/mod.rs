@@ -23,7 +23,7 @@ pub(crate) use described::describe;
 pub(crate) use fields::Fields;
 pub(crate) use files::{
     ADDED_TOKENS, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON, CONFIG, GENERATION_CONFIG, MAX_CONFIG_BYTES,
-    SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG,
+    SENTENCEPIECE, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
 };
 
 use crate::arch::{Architecture, HEAD, Hyperparameters, is_derived};

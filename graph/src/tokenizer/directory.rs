@@ -5,7 +5,8 @@ use super::document::AddedToken;
 use super::ends::{self, Special};
 use super::{Tokenizer, document, sentencepiece};
 use crate::checkpoint::{
-    ADDED_TOKENS, CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG,
+    ADDED_TOKENS, CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, SPECIAL_TOKENS, TOKENIZER,
+    TOKENIZER_CONFIG,
 };
 use crate::error::{Quoted, TokenizerError};
 use crate::source::Directory;
@@ -16,7 +17,7 @@ use std::collections::BTreeSet;
 impl Tokenizer {
     /// Builds the tokenizer from `tokenizer.json` in a model directory, or from `tokenizer.model` if there is
     /// no `tokenizer.json`. Also reads BOS and EOS settings from `tokenizer_config.json`,
-    /// `generation_config.json` and `config.json`.
+    /// `special_tokens_map.json`, `generation_config.json` and `config.json`.
     ///
     /// # Errors
     /// Fails if the directory has no tokenizer, or if its tokenizer is unsupported or invalid.
@@ -26,7 +27,8 @@ impl Tokenizer {
         let mut tokenizer = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
             (Some(source), _) => document::read(source.as_ref())?,
             (None, Some(source)) => {
-                let added = added_tokens(directory, config.as_ref())?;
+                let mut added = added_tokens(directory, config.as_ref())?;
+                document::mark_ends(&mut added);
                 sentencepiece::from_model(source.as_ref(), &added)?
             }
             (None, None) => {
@@ -38,6 +40,12 @@ impl Tokenizer {
         special.retain(directory.name(), count);
         if let Some(config) = &config {
             settle(special, config, |text| pieces.find(text))?;
+        }
+        if let Some(source) = directory.file(SPECIAL_TOKENS) {
+            let names = Fields::read(source.as_ref())?.special_tokens();
+            let id = |name: &str| names.get(name).and_then(|text| pieces.find(text));
+            special.ends.extend(id("eos_token"));
+            special.bos = special.bos.or_else(|| id("bos_token"));
         }
         for source in [CONFIG, GENERATION_CONFIG].into_iter().filter_map(|name| directory.file(name)) {
             let config = Fields::read(source.as_ref())?;

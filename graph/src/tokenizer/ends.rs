@@ -3,28 +3,84 @@
 
 use std::collections::BTreeSet;
 
-/// Texts of control tokens that end a text, a turn or a message.
-const ENDS: [&str; 14] = [
-    "</s>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<|endofturn|>",
-    "<|return|>",
-    "<|call|>",
-    "<｜end▁of▁sentence｜>",
-    "<end_of_utterance>",
+/// Texts of tokens with a meaning for the model, and whether generation stops at them. The list has all texts of
+/// llama.cpp's list. Some files give such a token the type of a normal or user-defined token. It still is a control
+/// token, as in llama.cpp.
+const NAMES: [(&str, bool); 48] = [
+    // Ends of a text.
+    ("</s>", true),
+    ("<eos>", true),
+    ("[EOS]", true),
+    ("<|endoftext|>", true),
+    ("<|end_of_text|>", true),
+    ("<｜end▁of▁sentence｜>", true),
+    // Ends of a turn or of a message.
+    ("<|im_end|>", true),
+    ("<|end|>", true),
+    ("<|eot_id|>", true),
+    ("<|eom_id|>", true),
+    ("<end_of_turn>", true),
+    ("<turn|>", true),
+    ("<end_of_utterance>", true),
+    ("<|endofturn|>", true),
+    ("<|END_OF_TURN_TOKEN|>", true),
+    ("<EOT>", true),
+    ("_<EOT>", true),
+    ("▁<EOT>", true),
+    ("[EOT]", true),
+    ("[e~[", true),
+    ("<|return|>", true),
+    ("<|flush|>", true),
+    // Calls of tools, which the caller answers.
+    ("<|call|>", true),
+    ("<|calls|>", true),
+    ("<|tool_response>", true),
+    // Padding, and beginnings of the next file or repository, after a completion of code.
+    ("<|fim_pad|>", true),
+    ("<fim-pad>", true),
+    ("<fim_pad>", true),
+    ("<PAD>", true),
+    ("[PAD]", true),
+    ("<|fim_repo|>", true),
+    ("<|repo_name|>", true),
+    ("<fim-repo>", true),
+    ("<REPO>", true),
+    ("<reponame>", true),
+    ("<|file_sep|>", true),
+    // Texts before, after and between which the model writes code.
+    ("<|fim_prefix|>", false),
+    ("<fim-prefix>", false),
+    ("<fim_prefix>", false),
+    ("<｜fim▁begin｜>", false),
+    ("<|fim_suffix|>", false),
+    ("<fim-suffix>", false),
+    ("<fim_suffix>", false),
+    ("<｜fim▁hole｜>", false),
+    ("<|fim_middle|>", false),
+    ("<fim-middle>", false),
+    ("<fim_middle>", false),
+    ("<｜fim▁end｜>", false),
 ];
 
-/// Text of a token that ends a turn in most vocabularies.
-const END: &str = "<|end|>";
-/// Text of a token that ends a turn. In a vocabulary with this token, [`END`] ends only a part of a turn.
-const RETURN: &str = "<|return|>";
+/// Token that ends a text, or an HTML tag.
+const END_OF_TEXT: &str = "</s>";
+/// HTML tag. In a vocabulary with this token, [`END_OF_TEXT`] is an HTML tag, too, unless the file says otherwise.
+const BOLD_END: &str = "</b>";
+
+/// Returns the position and the text of the tokens among `texts` that are control tokens because of their texts.
+/// `texts` has no tokens that stand for ordinary text.
+pub(super) fn control_names<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<(usize, &'a str)> {
+    let (mut found, mut has_tags) = (Vec::new(), false);
+    for (at, text) in texts.enumerate() {
+        has_tags |= text == BOLD_END;
+        // Comparing all texts of a large vocabulary with all names takes tens of milliseconds.
+        if text.ends_with(['>', ']', '[']) && NAMES.iter().any(|(name, _)| *name == text) {
+            found.push((at, text));
+        }
+    }
+    found.retain(|(_, text)| !has_tags || *text != END_OF_TEXT);
+    found
+}
 
 /// Tokens that mark the beginning and the end of a text.
 #[derive(Clone, Debug, Default)]
@@ -58,14 +114,26 @@ impl Special {
     }
 }
 
-/// Returns the tokens among `control` whose texts are those of end tokens. `control` contains the ids and the
-/// texts of control tokens. Other tokens may occur within a text, so generation does not stop at them.
-pub(super) fn by_text<'a>(control: impl Iterator<Item = (u32, &'a str)>) -> Vec<u32> {
-    let mut found: Vec<_> = control.filter(|(_, text)| ENDS.contains(text)).collect();
-    if found.iter().any(|(_, text)| *text == RETURN) {
-        found.retain(|(_, text)| *text != END);
-    }
-    found.into_iter().map(|(id, _)| id).collect()
+/// Returns whether `text` is the text of an end token.
+pub(super) fn is_end(text: &str) -> bool {
+    NAMES.iter().any(|(name, ends)| *ends && *name == text)
+}
+
+/// Splits the tokens among `control` with the texts of end tokens into those that stop generation, and those that
+/// do not because of other tokens in the vocabulary. `control` has the ids and the texts of control tokens.
+pub(super) fn by_text<'a>(control: impl Iterator<Item = (u32, &'a str)>) -> (Vec<u32>, Vec<u32>) {
+    let found: Vec<_> = control.filter(|(_, text)| is_end(text)).collect();
+    let has = |name: &str| found.iter().any(|(_, text)| *text == name);
+    // Here, `<|end|>` ends only a part of a turn.
+    let has_parts =
+        has("<|call|>") && has("<|return|>") || (has("<|call|>") || has("<|calls|>")) && has("<|flush|>");
+    // Here, `</s>` is an HTML tag.
+    let has_tags = has("<|tool_response>");
+    let (within, ends): (Vec<_>, Vec<_>) = found
+        .iter()
+        .partition(|(_, text)| has_parts && *text == "<|end|>" || has_tags && *text == END_OF_TEXT);
+    let ids = |tokens: Vec<(u32, &str)>| tokens.into_iter().map(|(id, _)| id).collect();
+    (ids(ends), ids(within))
 }
 
 /// Warns that a file names a special token that the vocabulary lacks.
@@ -80,8 +148,19 @@ mod tests {
     #[test]
     fn end_tokens_have_known_texts() {
         let ends = |texts: &[&'static str]| by_text((0..).zip(texts.iter().copied()));
-        assert_eq!(ends(&["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|end|>"]), [1, 3, 4]);
-        assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"]), [1, 2]);
-        assert_eq!(ends(&["", "<|END|>", "end"]), [] as [u32; 0]);
+        assert_eq!(ends(&["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|end|>"]), (vec![1, 3, 4], vec![]));
+        assert_eq!(ends(&["", "<|END|>", "end", "<fim_prefix>"]), (vec![], vec![]));
+        // The four vocabularies in which llama.cpp leaves a token out.
+        assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"]), (vec![1, 2], vec![0]));
+        assert_eq!(ends(&["<|end|>", "<|flush|>", "<|calls|>"]), (vec![1, 2], vec![0]));
+        assert_eq!(ends(&["<|end|>", "<|return|>"]), (vec![0, 1], vec![]));
+        assert_eq!(ends(&["</s>", "<turn|>", "<|tool_response>"]), (vec![1, 2], vec![0]));
+    }
+
+    #[test]
+    fn names_of_control_tokens_are_not_html_tags() {
+        let names = |texts: &[&'static str]| control_names(texts.iter().copied());
+        assert_eq!(names(&["a", "</s>", "<EOT>"]), [(1, "</s>"), (2, "<EOT>")]);
+        assert_eq!(names(&["</s>", "<EOT>", "</b>"]), [(1, "<EOT>")]);
     }
 }

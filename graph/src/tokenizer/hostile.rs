@@ -646,6 +646,25 @@ fn rejects_truncated_and_deeply_nested_documents() {
     }
 }
 
+/// An end token that `tokenizer.json` does not call special is a control token. Ordinary tokens with such texts are
+/// not end tokens.
+#[test]
+fn added_tokens_with_known_texts_end_a_turn() {
+    let mut text = document();
+    let added = |id: u32, text: &str| json!({ "id": id, "content": text, "special": false });
+    for token in [added(263, "<|im_end|>"), added(264, "<fim_prefix>"), added(265, "<tool_call>")] {
+        text["added_tokens"].as_array_mut().unwrap().push(token);
+    }
+    text["model"]["vocab"]["<eos>"] = json!(266);
+    let text = text.to_string();
+    let t = Tokenizer::from_directory(&directory(&[("tokenizer.json", text.as_bytes())])).unwrap();
+    assert_eq!(*t.eos(), [263].into());
+    assert_eq!(t.decode(&[263, 265]), "<tool_call>");
+    assert_eq!(t.encode_with_control("<|im_end|><fim_prefix>", false).unwrap(), [263, 264]);
+    let literal = t.encode("<|im_end|><fim_prefix>", false).unwrap();
+    assert!(!literal.contains(&263) && literal.ends_with(&[264]), "{literal:?}");
+}
+
 /// Checks that ids of tokens that the vocabulary lacks count as missing. Converters write -1 for "none".
 #[test]
 fn special_tokens_outside_the_vocabulary_count_as_missing() {
@@ -667,6 +686,9 @@ fn special_tokens_outside_the_vocabulary_count_as_missing() {
             assert_eq!(ends(name, json).unwrap(), expected, "{name}: {json}");
         }
     }
+    let old = r#"{"eos_token": {"content": "ab"}}"#;
+    assert_eq!(ends("special_tokens_map.json", old).unwrap(), [6]);
+    assert_eq!(ends("special_tokens_map.json", r#"{"eos_token": "of another"}"#).unwrap(), [0u32; 0]);
     let config = r#"{"bos_token": "<none>", "eos_token": null, "add_bos_token": null, "unk_token": null}"#;
     assert_eq!(with("tokenizer_config.json", config).unwrap().encode("", true).unwrap(), [1]);
     let template = changed("/post_processor/special_tokens/<s>/ids", json!([70_000, 2])).unwrap();

@@ -40,10 +40,23 @@ use crate::error::TokenizerError;
 use ends::Special;
 use normaliser::Normaliser;
 use special::{Finder, TextPart};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use stream::Pieces;
+use vocabulary::SPACE;
 use words::Words;
+
+/// Treatment of the texts of control tokens in a text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Control {
+    /// They are text.
+    Text,
+    /// They are control tokens.
+    Tokens,
+    /// Those that contain this character are text, without the character. The others are control tokens.
+    Unmarked(char),
+}
 
 /// A model's tokenizer.
 #[derive(Clone, Debug)]
@@ -67,7 +80,7 @@ impl Tokenizer {
     /// # Errors
     /// Fails if the vocabulary cannot represent the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_all(text, add_special, false)
+        self.encode_all(text, add_special, Control::Text)
     }
 
     /// Returns the tokens of `text` like [`Tokenizer::encode`], but recognizes control tokens in `text`.
@@ -76,15 +89,58 @@ impl Tokenizer {
     /// # Errors
     /// Fails if the vocabulary cannot represent the text.
     pub fn encode_with_control(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_all(text, add_special, true)
+        self.encode_all(text, add_special, Control::Tokens)
     }
 
-    fn encode_all(&self, text: &str, add_special: bool, control: bool) -> Result<Vec<u32>, TokenizerError> {
+    /// Returns the tokens of `text` like [`Tokenizer::encode_with_control`], but does not recognize control tokens
+    /// that [`Tokenizer::mark_control`] has marked. Removes the marks.
+    ///
+    /// # Errors
+    /// Fails if the vocabulary cannot represent the text.
+    pub fn encode_marked(
+        &self,
+        text: &str,
+        add_special: bool,
+        mark: char,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_all(text, add_special, Control::Unmarked(mark))
+    }
+
+    /// Inserts `mark` into each control token in the untrusted text `text`, and into the beginning of a control
+    /// token at its end. `mark` is a character that occurs neither in `text` nor in the text around it.
+    pub fn mark_control<'a>(&self, text: &'a str, mark: char) -> Cow<'a, str> {
+        let mut places = self.raw.control_places(text);
+        // The texts of these tokens are normalised, so they have `▁` instead of spaces.
+        for token in self.normalised.control() {
+            let token = token.replace(SPACE, " ");
+            let first = token.trim_start().chars().next().map_or(0, char::len_utf8);
+            places.extend(text.match_indices(token.trim_start()).map(|(at, _)| at + first));
+        }
+        if places.is_empty() {
+            return text.into();
+        }
+        let mut marked = String::with_capacity(text.len() + places.len() * mark.len_utf8());
+        let mut rest = 0;
+        for place in places {
+            marked.push_str(&text[rest..place]);
+            marked.push(mark);
+            rest = place;
+        }
+        marked.push_str(&text[rest..]);
+        marked.into()
+    }
+
+    fn encode_all(
+        &self,
+        text: &str,
+        add_special: bool,
+        control: Control,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::new();
         if add_special {
             ids.extend(&self.special.before);
         }
-        for (number, part) in self.raw.parts(text, control).into_iter().enumerate() {
+        for (number, part) in self.raw.parts(text, control != Control::Text).into_iter().enumerate() {
             match part {
                 // Each part is normalised separately, because a control token starts a new text.
                 TextPart::Text(text) => self.encode_text(text, number == 0, control, &mut ids)?,
@@ -101,13 +157,19 @@ impl Tokenizer {
         &self,
         text: &str,
         at_start: bool,
-        control: bool,
+        control: Control,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
         let text = self.normaliser.apply(text);
-        for (number, part) in self.normalised.parts(&text, control).into_iter().enumerate() {
+        for (number, part) in self.normalised.parts(&text, control != Control::Text).into_iter().enumerate() {
             match part {
-                TextPart::Text(text) => self.words.encode(text, at_start && number == 0, ids)?,
+                TextPart::Text(text) => {
+                    let text = match control {
+                        Control::Unmarked(mark) if text.contains(mark) => Cow::from(text.replace(mark, "")),
+                        _ => text.into(),
+                    };
+                    self.words.encode(&text, at_start && number == 0, ids)?;
+                }
                 TextPart::Token(id) => ids.push(id),
             }
         }
@@ -131,6 +193,11 @@ impl Tokenizer {
     /// Returns the BOS token, if the model has one.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos
+    }
+
+    /// Returns the BOS token if the tokenizer adds it before a text.
+    pub fn added_bos(&self) -> Option<u32> {
+        self.special.bos.filter(|bos| self.special.before.first() == Some(bos))
     }
 
     /// Returns the tokens that stop generation: those that end a text, a turn or a message.

@@ -114,6 +114,7 @@ pub(super) fn from_model(source: &dyn Source, added: &[AddedToken]) -> Result<To
     let mut tokens = model.tokens(file)?;
     vocabulary::check(file, &tokens)?;
     add(&mut tokens, added).map_err(|cause| TokenizerError::Vocabulary { file: file.into(), cause })?;
+    vocabulary::settle_kinds(&mut tokens, |_| Ok(false))?;
     let id = |id: i32| u32::try_from(id).ok().filter(|id| (*id as usize) < tokens.len());
     let (bos, eos) = (id(model.bos), id(model.eos));
     let (user_defined, raw): (Vec<_>, Vec<_>) =
@@ -135,7 +136,7 @@ pub(super) fn from_model(source: &dyn Source, added: &[AddedToken]) -> Result<To
         special: Special {
             bos,
             ends: eos.into_iter().collect(),
-            ends_by_text: ends::by_text(vocabulary::control(&tokens)),
+            ends_by_text: ends::by_text(vocabulary::control(&tokens)).0,
             before: bos.into_iter().collect(),
             behind: Vec::new(),
         },

@@ -1,7 +1,8 @@
 //! Finds special tokens that occur literally in a text.
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Anchored, Input, MatchKind, StartKind};
 use fancy_regex::Regex;
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 /// A special token to search for.
@@ -55,6 +56,28 @@ impl Finder {
     pub(super) fn parts<'a>(&self, text: &'a str, control: bool) -> Vec<TextPart<'a>> {
         if control { self.all.parts(text) } else { self.plain.parts(text) }
     }
+
+    /// Returns the texts of the control tokens.
+    pub(super) fn control(&self) -> impl Iterator<Item = &str> {
+        self.all.tokens.iter().filter(|token| token.control).map(|token| token.text.as_str())
+    }
+
+    /// Returns the position after the first character of each control token in `text`, and of each beginning of a
+    /// control token at the end of `text`. Control tokens may overlap.
+    pub(super) fn control_places(&self, text: &str) -> BTreeSet<usize> {
+        let firsts: BTreeSet<char> = self.control().filter_map(|token| token.chars().next()).collect();
+        let longest = self.control().map(str::len).max().unwrap_or_default();
+        let is_control = |rest: &str, at: usize| {
+            let token = self.all.matcher.find(Input::new(rest).anchored(Anchored::Yes));
+            token.is_some_and(|found| self.all.tokens[found.pattern().as_usize()].control)
+                || text.len() - at < longest && self.control().any(|token| token.starts_with(rest))
+        };
+        let starts = text.char_indices().filter(|(_, first)| firsts.contains(first));
+        starts
+            .filter(|(at, _)| is_control(&text[*at..], *at))
+            .map(|(at, first)| at + first.len_utf8())
+            .collect()
+    }
 }
 
 /// A set of tokens to search for. The leftmost match wins. If several tokens match at the same position, the
@@ -73,6 +96,7 @@ impl Set {
             .match_kind(MatchKind::LeftmostLongest)
             // The memory of a contiguous NFA stays close to the total size of the texts, even if they are long.
             .kind(Some(AhoCorasickKind::ContiguousNFA))
+            .start_kind(StartKind::Both)
             .build(tokens.iter().map(|token| &token.text))
             .map_err(|error| format!("has special tokens that cannot be searched for: {error}"))?;
         Ok(Set { matcher, tokens })

@@ -149,6 +149,70 @@ fn control_tokens_in_a_text_are_text_by_default() {
 }
 
 #[test]
+fn marked_control_tokens_are_text() {
+    let mut tokens = with_bytes(&["▁", "a", "<", "s", ">", "/", "|"]);
+    tokens.extend(["<|a|>", "<|a|>a"].map(|text| (text.to_owned(), 0.0, CONTROL)));
+    tokens.push(("<a>".to_owned(), 0.0, USER));
+    let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
+    let [turn, html] = [FIRST + 7, FIRST + 9];
+    let marked = |text: &str| t.mark_control(text, '\u{FDD0}').replace('\u{FDD0}', "^");
+    assert_eq!(marked("a <a> < | b"), "a <a> < | b");
+    assert_eq!(marked("</s><|a|><a>"), "<^/s><^|a|><a>");
+    // The next text may complete a token.
+    assert_eq!(marked("<|a|><|a"), "<^|a|><^|a");
+    assert_eq!(marked("a<"), "a<^");
+    let ids = |text: &str| t.encode_marked(text, true, '^').unwrap();
+    let plain = t.encode("<|a|><a>", false).unwrap();
+    assert_eq!(ids("<|a|><^|a|><a>"), [&[1, turn], &plain[..]].concat());
+    assert!(plain.ends_with(&[html]) && !plain.contains(&turn));
+}
+
+/// Tokens of older converters, which gave end tokens the types of normal or user-defined tokens.
+#[test]
+fn end_tokens_of_any_type_are_control_tokens() {
+    let normal = ["▁", "a", "<", "s", ">", "/"];
+    for kind in [NORMAL, CONTROL, USER] {
+        let mut tokens = with_bytes(&normal);
+        tokens.extend(["<|im_end|>", "[EOT]", "<fim_prefix>"].map(|text| (text.to_owned(), 0.0, kind)));
+        let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
+        let [end, prefix] = [FIRST + 6, FIRST + 8];
+        assert_eq!(*t.eos(), [2, end, end + 1].into(), "type {kind}");
+        assert_eq!(t.encode_with_control("<|im_end|>", false).unwrap(), [end]);
+        assert_eq!(t.encode_with_control("<fim_prefix>", false).unwrap(), [prefix]);
+        assert!(!t.encode("<|im_end|>", false).unwrap().contains(&end), "type {kind}");
+        assert_eq!(t.decode(&[FIRST + 1, end]), "a");
+    }
+    // In the vocabularies of Gemma, `</s>` is the HTML tag. Generation ends at it only if the file says so.
+    let mut tokens = with_bytes(&normal);
+    tokens[2].2 = USER;
+    let ends = |tokens: &[(String, f32, i32)], w: fn(&mut Writer)| {
+        Tokenizer::from_metadata(&metadata(tokens, w)).unwrap().eos().clone()
+    };
+    assert_eq!(ends(&tokens, |_| ()), [2].into());
+    tokens.push(("</b>".to_owned(), 0.0, USER));
+    assert_eq!(ends(&tokens, |_| ()), [].into());
+    assert_eq!(ends(&tokens, specials), [2].into());
+    for key in ["eot", "eom", "fim_pad", "fim_rep", "fim_sep"] {
+        let tokenizer = Tokenizer::from_metadata(&metadata(&with_bytes(&normal), |w| {
+            w.put(&format!("tokenizer.ggml.{key}_token_id"), FIRST);
+        }));
+        assert_eq!(*tokenizer.unwrap().eos(), [2, FIRST].into(), "{key}");
+    }
+}
+
+/// The merges of Qwen 2 produce `</s>`, which is ordinary text there. Its added tokens are not.
+#[test]
+fn tokens_that_merges_produce_are_ordinary_text() {
+    let mut w = Writer::new();
+    w.put("tokenizer.ggml.tokens", &["</", "s>", "</s>", "<EOT>", "<|endoftext|>"][..]);
+    w.put("tokenizer.ggml.merges", &["< /", "s >", "</ s>", "<E OT>x"][..]);
+    let m = ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata;
+    let tokens = vocabulary::read_unscored(&m).unwrap();
+    let control: Vec<u32> = vocabulary::control(&tokens).map(|(id, _)| id).collect();
+    assert_eq!(control, [3, 4]);
+}
+
+#[test]
 fn user_defined_tokens_come_before_merges_and_the_longest_wins() {
     let mut tokens = with_bytes(&["ab", "bc", "▁", "a", "b", "c"]);
     tokens.push(("b c".into(), 0.0, USER));
@@ -169,12 +233,12 @@ fn user_defined_and_control_tokens_split_texts_alike() {
     let (line, start, end) = (3 + 0x0A, FIRST + 10, FIRST + 11);
     for kind in [USER, CONTROL] {
         let mut tokens = with_bytes(&normal);
-        tokens.extend(["<|start|>", "<|end|>", "\n\n"].map(|text| (text.to_owned(), 0.0, kind)));
+        tokens.extend(["<|start|>", "<|stop|>", "\n\n"].map(|text| (text.to_owned(), 0.0, kind)));
         let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
         for (text, ids) in [
-            ("<|start|>us\nhi<|end|>\n", vec![start, id("▁us"), line, id("hi"), end, id("▁"), line]),
-            ("hi<|end|>us", vec![id("▁hi"), end, id("▁us")]),
-            ("us<|end|> hi", vec![id("▁us"), end, id("▁"), id("▁hi")]),
+            ("<|start|>us\nhi<|stop|>\n", vec![start, id("▁us"), line, id("hi"), end, id("▁"), line]),
+            ("hi<|stop|>us", vec![id("▁hi"), end, id("▁us")]),
+            ("us<|stop|> hi", vec![id("▁us"), end, id("▁"), id("▁hi")]),
             ("us\n\n\nhi", vec![id("▁us"), FIRST + 12, id("▁"), line, id("hi")]),
         ] {
             assert_eq!(t.encode_with_control(text, false).unwrap(), ids, "{text:?}");

@@ -33,9 +33,15 @@ pub(super) struct Token<'a> {
     pub(super) kind: Kind,
 }
 
-/// Metadata keys of the tokens that end a text, a turn and a message.
-const END_KEYS: [&str; 3] =
-    ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
+/// Metadata keys of the tokens that end a text, a turn, a message, and a completion of code.
+const END_KEYS: [&str; 6] = [
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+    "tokenizer.ggml.fim_pad_token_id",
+    "tokenizer.ggml.fim_rep_token_id",
+    "tokenizer.ggml.fim_sep_token_id",
+];
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const SCORES: &str = "tokenizer.ggml.scores";
@@ -59,6 +65,7 @@ pub(super) fn read(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError
         tokens.push(token(metadata.file(), id, text, score, kind.unwrap_or_default())?);
     }
     check(metadata.file(), &tokens)?;
+    settle_kinds(&mut tokens, |_| Ok(false))?;
     Ok(tokens)
 }
 
@@ -76,7 +83,35 @@ pub(super) fn read_unscored(metadata: &Metadata) -> Result<Vec<Token<'_>>, Token
         let kind = types.as_mut().and_then(Iterator::next).transpose()?;
         tokens.push(token(metadata.file(), id, text?, 0.0, kind.unwrap_or_default())?);
     }
+    // A token that merges produce is ordinary text, such as `</s>` in the vocabulary of Qwen 2.
+    settle_kinds(&mut tokens, |text| {
+        let merges = metadata.find::<Array<'_>>("tokenizer.ggml.merges")?.map(Array::list::<&str>);
+        for merge in merges.into_iter().flatten() {
+            let merge = merge?;
+            if merge.len() == text.len() + 1
+                && merge.split_once(' ').is_some_and(|(a, b)| text.strip_prefix(a) == Some(b))
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    })?;
     Ok(tokens)
+}
+
+/// Makes control tokens of normal and user-defined tokens whose texts are those of control tokens.
+/// `is_ordinary` returns whether a normal token stands for ordinary text.
+pub(super) fn settle_kinds(
+    tokens: &mut [Token<'_>],
+    is_ordinary: impl Fn(&str) -> Result<bool, TokenizerError>,
+) -> Result<(), TokenizerError> {
+    for (at, text) in ends::control_names(tokens.iter().map(|token| token.text)) {
+        let kind = &mut tokens[at].kind;
+        if *kind == Kind::UserDefined || *kind == Kind::Normal && !is_ordinary(text)? {
+            *kind = Kind::Control;
+        }
+    }
+    Ok(())
 }
 
 /// Creates a token after checking its score and its type number.
@@ -126,7 +161,9 @@ pub(super) fn special(
     for key in &END_KEYS[1..] {
         ends.extend(id(metadata, tokens, key)?);
     }
-    ends.extend(ends::by_text(control(tokens)));
+    let (by_text, within) = ends::by_text(control(tokens));
+    ends.extend(by_text);
+    ends.retain(|id| !within.contains(id));
     Ok(Special {
         bos,
         ends,

@@ -16,6 +16,7 @@ Examples:
   ragtag run -p \"Once upon a time\"
   ragtag run model.gguf -p \"The old woman\" -n 64 --temp 0 --cpu-devices 2
   ragtag run model.gguf --chat -p \"Why is the sky blue?\"
+  ragtag run model.gguf -p \"<fim_prefix>fn one() -> u8 {<fim_suffix>}<fim_middle>\"
   ragtag run model.gguf -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
   ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json
   ragtag run -p \"Once upon a time\" --cpu-devices 2 --replan --compare")]
@@ -34,6 +35,13 @@ pub(crate) struct RunArgs {
     /// System message of the chat.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub(crate) system: Option<String>,
+    /// Write the control tokens that the prompt contains, such as <|im_start|>, as tokens and not as text. This is the
+    /// default without --chat.
+    #[arg(long)]
+    pub(crate) special: bool,
+    /// Write the control tokens that the prompt contains as text. This is the default with --chat.
+    #[arg(long, conflicts_with = "special")]
+    pub(crate) no_special: bool,
     /// Maximum number of tokens to generate.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
     pub(crate) tokens: u32,
@@ -99,6 +107,7 @@ pub(crate) struct SamplingArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  ragtag chat                    # the bundled model, which continues tales
   ragtag chat model.gguf
   ragtag chat model.gguf --system \"Answer in one sentence.\" --device cuda:0,vulkan:1
   ragtag chat model.gguf --set enable_thinking=false
@@ -115,6 +124,9 @@ pub(crate) struct ChatArgs {
     /// Continue the conversation in this file, a JSON list of messages such as /save writes.
     #[arg(long, value_name = "FILE", conflicts_with = "system")]
     pub(crate) load: Option<PathBuf>,
+    /// Write the control tokens that messages contain as tokens and not as text.
+    #[arg(long)]
+    pub(crate) special: bool,
     /// Use the chat template in this file instead of the model's template.
     #[arg(long, value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
@@ -124,7 +136,7 @@ pub(crate) struct ChatArgs {
     /// Whether to show the reasoning of models that think before they answer.
     #[arg(long, value_name = "CHOICE", default_value = "show", action = ArgAction::Set, value_parser = choice(&[("show", true), ("hide", false)]))]
     pub(crate) reasoning: bool,
-    /// Maximum number of tokens of an answer. Default: as many as the context holds.
+    /// Maximum number of tokens of an answer. Default: as many as the context holds, and 80 with the bundled model.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
     pub(crate) tokens: Option<u32>,
     #[command(flatten)]

@@ -57,7 +57,8 @@ pub(super) fn read(source: &dyn Source) -> Result<Tokenizer, TokenizerError> {
 }
 
 fn read_as<M: Model>(reader: &Reader<'_>, source: &dyn Source) -> Result<Tokenizer, TokenizerError> {
-    let document: Document<M> = json::parse(source, MAX_BYTES)?;
+    let mut document: Document<M> = json::parse(source, MAX_BYTES)?;
+    mark_ends(&mut document.added_tokens);
     let normaliser = normaliser(reader, document.normalizer.as_ref())?;
     let decoding = frame::Decoding::of(reader, document.decoder.as_ref())?;
     let pieces = pieces(reader, &document, &decoding)?;
@@ -65,7 +66,7 @@ fn read_as<M: Model>(reader: &Reader<'_>, source: &dyn Source) -> Result<Tokeniz
     let texts = Arc::new(texts);
     let mut special = frame::special(reader, document.post_processor.as_ref())?;
     let control = document.added_tokens.iter().filter(|token| token.special);
-    special.ends_by_text = ends::by_text(control.map(|token| (token.id, token.content.as_str())));
+    special.ends_by_text = ends::by_text(control.map(|token| (token.id, token.content.as_str()))).0;
     let (raw, normalised) =
         finders(&document.added_tokens, &normaliser).map_err(|cause| reader.wrong(cause))?;
     let (first, later) = match &document.pre_tokenizer {
@@ -81,6 +82,16 @@ fn read_as<M: Model>(reader: &Reader<'_>, source: &dyn Source) -> Result<Tokeniz
         strip_space: decoding.strip_space,
         special,
     })
+}
+
+/// Marks the end tokens that the file does not call special.
+pub(super) fn mark_ends(tokens: &mut [AddedToken]) {
+    let named = ends::control_names(tokens.iter().map(|token| token.content.as_str()));
+    let named: Vec<usize> =
+        named.into_iter().filter(|(_, text)| ends::is_end(text)).map(|(at, _)| at).collect();
+    for at in named {
+        tokens[at].special = true;
+    }
 }
 
 /// Returns what each token decodes to, and its text, by id. Rejects vocabularies in which most ids are unused.
