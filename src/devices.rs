@@ -258,6 +258,11 @@ impl Devices {
         &self.choice
     }
 
+    /// Returns whether the selection names the device with this label, or its backend.
+    pub(crate) fn is_named(&self, label: &str) -> bool {
+        self.report.adapter(label).is_some_and(|adapter| self.choice.names(adapter))
+    }
+
     /// Returns the device options that plans record.
     pub(crate) fn plan_options(&self) -> &PlanDeviceOptions {
         &self.plan_options
@@ -393,6 +398,15 @@ impl Devices {
         self.open_with(labels, |_| None)
     }
 
+    /// Returns the selected adapter with this label.
+    ///
+    /// # Errors
+    /// Returns [`Error::Usage`] if it is not selected.
+    pub(crate) fn selected_adapter(&self, label: &str) -> Result<&Adapter> {
+        let missing = || Error::Usage(format!("the plan needs device {label}, which is not selected"));
+        self.selected().iter().find(|adapter| adapter.label() == label).ok_or_else(missing)
+    }
+
     /// Opens the devices of a pipeline's stages. `stages` has the device label of each stage, and `prefill`
     /// that of the prefill stage, which is the last of the hosts. Opens a device with several stages only
     /// once. Throttles the links between the stages.
@@ -422,9 +436,7 @@ impl Devices {
         link: impl Fn(&str) -> Option<u64> + Send + Sync,
     ) -> Result<Vec<(Adapter, Checked)>> {
         let find = |(index, label): (usize, &String)| {
-            let adapter = self.selected().iter().find(|a| a.label() == *label).cloned();
-            let missing = || Error::Usage(format!("the plan needs device {label}, which is not selected"));
-            Ok((adapter.ok_or_else(missing)?, DeviceId(index as u16)))
+            Ok((self.selected_adapter(label)?.clone(), DeviceId(index as u16)))
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
         let check = |adapter: &Adapter, device: Box<dyn Device>| {

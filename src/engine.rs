@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::session::Session;
 use crate::trace::Trace;
+use crate::trust;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
 use ragtag_planner::plan::{Plan, PlanStage};
@@ -16,6 +17,7 @@ use ragtag_scheduler::{
 use ragtag_transfer::Routes;
 use serde::Serialize;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +47,13 @@ pub struct EngineOptions {
     /// Time after which a copy that does not complete ends the run. `None` selects 60 seconds.
     /// Zero disables the limit. Time in which a copy waits for a computation does not count.
     pub stall_timeout: Option<Duration>,
+    /// Whether to skip the self-test of kernels that are new on a device. By default, the engine runs each of
+    /// them on small inputs before the device computes with it, and compares the results with a reference. The
+    /// outcome is cached. CPU devices are not tested.
+    pub no_self_test: bool,
+    /// Cache folder for the outcomes of self-tests. The default is that of
+    /// [`CalibrationOptions::folder`](crate::CalibrationOptions::folder).
+    pub cache_folder: Option<PathBuf>,
 }
 
 /// Engine options that remain usable after a failed start. Starting an engine only borrows these options,
@@ -55,14 +64,24 @@ pub(crate) struct Options {
     progress: Arc<Mutex<Option<Progress>>>,
     verify_transfers: bool,
     stall_timeout: Option<Duration>,
+    no_self_test: bool,
+    cache_folder: Option<PathBuf>,
 }
 
 impl From<EngineOptions> for Options {
     fn from(options: EngineOptions) -> Self {
-        let EngineOptions { trace, all_logits, progress, verify_transfers, stall_timeout } = options;
+        let EngineOptions {
+            trace,
+            all_logits,
+            progress,
+            verify_transfers,
+            stall_timeout,
+            no_self_test,
+            cache_folder,
+        } = options;
         let stall_timeout = Some(stall_timeout.unwrap_or(STALL_TIMEOUT)).filter(|limit| !limit.is_zero());
         let progress = Arc::new(Mutex::new(progress));
-        Self { trace, all_logits, progress, verify_transfers, stall_timeout }
+        Self { trace, all_logits, progress, verify_transfers, stall_timeout, no_self_test, cache_folder }
     }
 }
 
@@ -110,8 +129,8 @@ impl Engine {
     ///
     /// # Errors
     /// Returns [`Error::Usage`] if a device of the plan is not selected, [`Error::Device`] if it cannot be
-    /// opened, [`Error::Compile`] if it cannot run its segments, and [`Error::Run`] if loading fails. Does
-    /// not validate the plan. Plans from a [`Planner`](crate::Planner) are valid.
+    /// opened, [`Error::Compile`] if it cannot run its segments, [`Error::Untrusted`] if a kernel fails its
+    /// self-test, and [`Error::Run`] if loading fails. Does not validate the plan. Plans from a [`Planner`](crate::Planner) are valid.
     pub fn start_exact(
         model: &Model,
         devices: &Devices,
@@ -133,16 +152,24 @@ impl Engine {
         let prefill = plan.prefill_stage.as_ref();
         let graph = model.graph().with_granularity(plan.model.granularity);
         let prefill_label = prefill.map(|prefill| label(&prefill.stage));
+        let all: Vec<&PlanStage> = plan.all_stages().collect();
+        let compile = |stage: &&PlanStage| {
+            let adapter = devices.selected_adapter(&stage.device)?.clone();
+            let compiled = ragtag_graph::compile(&graph, stage.segments.range(), &lowering, &adapter.caps);
+            let compiled = compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
+            Ok((adapter, compiled))
+        };
+        let compiled = all.iter().map(compile).collect::<Result<Vec<_>>>()?;
+        if !options.no_self_test {
+            trust::check(devices, &compiled, options.cache_folder.clone())?;
+        }
         let StageDevices { devices: opened, hosts } = devices.open_stages(&labels, prefill_label)?;
         let topology = Topology::new("/");
         let ends = hosts[..labels.len()].windows(2).map(|pair| [&opened[pair[0]].0, &opened[pair[1]].0]);
         let ring_cores = ends.map(|ends| topology.ring_cores(ends)).collect();
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
-        let all = plan.stages.iter().chain(prefill.map(|prefill| &prefill.stage));
-        for (stage, device) in all.zip(hosts) {
-            let (adapter, segments) = (opened[device].0.clone(), stage.segments.range());
-            let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
-                .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
+        for ((stage, device), (adapter, compiled)) in all.into_iter().zip(hosts).zip(compiled) {
+            let segments = stage.segments.range();
             stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
             let weights = Box::new(FileWeights::new(model, &compiled));
             let streamed = stage.streamed.iter().map(|&segment| segment as usize).collect();

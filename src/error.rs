@@ -175,6 +175,19 @@ pub enum Error {
         /// The driver's error.
         cause: ragtag_hal::Error,
     },
+    /// A device that fails the self-test of its kernels at its first use.
+    #[error(
+        "{device} ({driver}) fails its self-test: {kernel} (update the driver, leave the device out with --exclude or \
+         --device, or run `ragtag selftest --device {device}` for all tests; --no-self-test uses it anyway)"
+    )]
+    Untrusted {
+        /// Label of the device.
+        device: String,
+        /// Name of the device, and name and version of its driver.
+        driver: String,
+        /// The failed kernel with its error and the allowed error, and the number of other failed kernels.
+        kernel: String,
+    },
     /// A failed pipeline, or a request that the pipeline rejected.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
@@ -255,7 +268,7 @@ impl Error {
                 | ragtag_scheduler::Error::Memory { cause, .. },
             ) if cause.is_out_of_memory() => 6,
             Error::Compile { .. } | Error::Device { .. } | Error::Run(_) | Error::SelfTest { .. } => 1,
-            Error::Simulated(_) | Error::Canary { .. } => 1,
+            Error::Simulated(_) | Error::Canary { .. } | Error::Untrusted { .. } => 1,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Starts an engine, and replans if a device has less memory than it reports or cannot be opened.
+//! Starts an engine, and replans if a device has less memory than it reports, cannot be opened, or computes wrong
+//! values in its self-test.
 //!
 //! A device may have less usable memory than it reports because other programs or the driver use part of it,
 //! or because it is fragmented. After a failed allocation, Ragtag frees everything that it has loaded, and
@@ -24,8 +25,8 @@ impl Engine {
     ///
     /// If a device is out of memory, makes a new plan for the available memory. The new plan moves segments
     /// to other devices, uses a smaller chunk or fewer slots, or, as a last resort, has a shorter context. It
-    /// keeps a chunk or a context that the caller has set. If a device cannot be opened, makes a new plan
-    /// without this device.
+    /// keeps a chunk or a context that the caller has set. If a device cannot be opened, or if it fails its
+    /// self-test and the selection does not name it, makes a new plan without this device.
     ///
     /// # Errors
     /// Fails like [`Planner::plan`] and [`Engine::start_exact`]. If no smaller plan fits, returns the error
@@ -63,6 +64,11 @@ impl Engine {
             let next = match &error {
                 Error::Device { device, cause } => {
                     tracing::warn!(device, %cause, "cannot open the device");
+                    planner = planner.exclude(device);
+                    planner.plan().ok()
+                }
+                Error::Untrusted { device, .. } if !devices.is_named(device) => {
+                    tracing::debug!(device, "leaving the device out");
                     planner = planner.exclude(device);
                     planner.plan().ok()
                 }

@@ -56,6 +56,7 @@ mod simulate;
 mod stop;
 mod strict;
 mod trace;
+mod trust;
 
 pub use burst::BurstTimes;
 pub use calibrate::{

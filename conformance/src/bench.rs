@@ -5,6 +5,7 @@ use ragtag_hal::{
     BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Module, ModuleId, Point, ProgramId,
     QueueKind, RegionId, Submission, Timeline, Work,
 };
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,6 +71,7 @@ pub(crate) struct Bench {
     staging: Option<(RegionId, Arc<HostRegion>)>,
     programs: Vec<ProgramId>,
     modules: Vec<ModuleId>,
+    is_out_of_memory: Cell<bool>,
 }
 
 impl Drop for Bench {
@@ -96,7 +98,20 @@ impl Bench {
             staging: None,
             programs: Vec::new(),
             modules: Vec::new(),
+            is_out_of_memory: Cell::new(false),
         }
+    }
+
+    /// Returns whether an allocation has failed, or work for lack of memory.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.is_out_of_memory.get()
+    }
+
+    /// Remembers whether a call has failed for lack of memory.
+    fn noted<T>(&self, result: ragtag_hal::Result<T>) -> ragtag_hal::Result<T> {
+        result.inspect_err(|error| {
+            self.is_out_of_memory.set(self.is_out_of_memory.get() || error.is_out_of_memory());
+        })
     }
 
     pub(crate) fn device(&mut self) -> &mut Checked {
@@ -139,7 +154,8 @@ impl Bench {
 
     pub(crate) fn try_buffer(&mut self, bytes: u64) -> ragtag_hal::Result<BufferId> {
         let id = BufferId(self.id());
-        self.device.create_buffer(id, bytes)?;
+        let created = self.device.create_buffer(id, bytes);
+        self.noted(created)?;
         self.buffers.push(id);
         Ok(id)
     }
@@ -152,9 +168,10 @@ impl Bench {
     }
 
     fn registered(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
-        let region = Arc::new(HostRegion::new(bytes).context("a host region")?);
+        let region = Arc::new(self.noted(HostRegion::new(bytes)).context("a host region")?);
         let id = RegionId(self.id());
-        self.device.register_region(id, Arc::clone(&region)).context("registering a region")?;
+        let registered = self.device.register_region(id, Arc::clone(&region));
+        self.noted(registered).context("registering a region")?;
         Ok((id, region))
     }
 
@@ -175,7 +192,8 @@ impl Bench {
     /// Creates a module that exists as long as the device.
     pub(crate) fn module(&mut self, module: &Module) -> Attempt<ModuleId> {
         let id = ModuleId(self.id());
-        self.device.create_module(id, module).context("creating a module")?;
+        let created = self.device.create_module(id, module);
+        self.noted(created).context("creating a module")?;
         self.modules.push(id);
         Ok(id)
     }
@@ -183,7 +201,8 @@ impl Bench {
     /// Records a program that exists until the end of the test.
     pub(crate) fn record(&mut self, commands: Vec<Command>) -> Attempt<ProgramId> {
         let id = ProgramId(self.id());
-        self.device.record(id, commands).context("recording")?;
+        let recorded = self.device.record(id, commands);
+        self.noted(recorded).context("recording")?;
         self.programs.push(id);
         Ok(id)
     }
@@ -194,7 +213,8 @@ impl Bench {
         *value += 1;
         let signal = self.device.timeline(queue).id().at(*value);
         let submission = Submission::timed(queue, work, waits.to_vec(), signal);
-        self.device.submit(submission).context("a submission")?;
+        let submitted = self.device.submit(submission);
+        self.noted(submitted).context("a submission")?;
         Ok(signal)
     }
 
@@ -230,7 +250,7 @@ impl Bench {
         match self.timeline(point.timeline.queue).wait(point.value, Some(WAIT_LIMIT)) {
             Ok(true) => Ok(None),
             Ok(false) => Err(format!("{point} has not passed after {} s", WAIT_LIMIT.as_secs())),
-            Err(error) => Ok(Some(error)),
+            Err(error) => Ok(self.noted(Err::<(), _>(error)).err()),
         }
     }
 

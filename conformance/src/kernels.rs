@@ -76,13 +76,19 @@ pub(crate) fn run(
     let mut worst: f64 = 0.0;
     let random = shapes.seeds().map(|seed| variant.random_case(seed));
     for case in variant.cases(SEED).into_iter().skip(first).step_by(step).chain(random) {
-        worst = worst.max(run_case(bench, variant, module, &case)?);
+        worst = worst.max(run_case(bench, variant, (module, 0), &case)?);
         bench.clear()?;
     }
     Ok(Verdict::Passed { relative_error: Some(worst) })
 }
 
-fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case) -> Attempt<f64> {
+/// Runs a case with an entry of a module. Returns the largest relative error.
+pub(crate) fn run_case(
+    bench: &mut Bench,
+    variant: &Variant,
+    (module, entry): (ModuleId, u32),
+    case: &Case,
+) -> Attempt<f64> {
     let mut guarded = Vec::new();
     for bytes in &case.bindings {
         guarded.push(Guarded::new(bench, bytes.len() as u64)?);
@@ -91,7 +97,7 @@ fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case)
     let bindings =
         ranges.zip(variant.abi.bindings).map(|(range, &access)| Binding { range, access }).collect();
     let grid = variant.grid(&case.constants, bench.caps());
-    let dispatch = Dispatch { module, entry: 0, bindings, constants: case.constants.clone(), grid };
+    let dispatch = Dispatch { module, entry, bindings, constants: case.constants.clone(), grid };
     let program = bench.record(vec![Command::Dispatch(dispatch.clone())])?;
     let mut results = Vec::new();
     for work in [Work::Commands(vec![Command::Dispatch(dispatch)]), Work::Program(program)] {
@@ -107,7 +113,7 @@ fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case)
     if results[0] != results[1] {
         return Err(format!("{}: the recorded program and the same command give different bits", case.label));
     }
-    case.check(&results[0])
+    case.check(&results[0]).map_err(|why| format!("{why}, at most {:.0e} is allowed", case.tolerance))
 }
 
 /// A binding with guard bytes before and after it.

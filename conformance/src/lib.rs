@@ -2,8 +2,8 @@
 //! layer.
 //!
 //! Each test is written once, against the interface of the hardware layer. It passes, fails with a reason, or
-//! is skipped with a reason. If hardware is absent, the report shows a skip. Only tests and the command
-//! `ragtag selftest` use this crate.
+//! is skipped with a reason. If hardware is absent, the report shows a skip. Tests and the command
+//! `ragtag selftest` run the suite. An engine tries the kernels of its plan ([`try_kernels`]).
 //!
 //! | tests | subject |
 //! | --- | --- |
@@ -23,7 +23,9 @@ mod queues;
 mod report;
 mod suite;
 pub mod timing;
+mod trial;
 
 pub use known::KnownFailure;
 pub use report::{Absent, Outcome, Report, Summary, Verdict};
 pub use suite::{Shapes, Suite, absent, run, run_all};
+pub use trial::{Trial, try_kernels};

@@ -1,5 +1,5 @@
 //! Probes backends in a child process, so that a driver that crashes or hangs cannot take the application
-//! down.
+//! down. The doctor opens drivers' libraries in the same way.
 //!
 //! The caller names the program that the child runs, usually the application's own program. The child
 //! receives a backend's name, probes the backend ([`crate::Backends::answer`]) and prints one line. The
@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 
 /// Prefix of the answer. It is needed because drivers also print to standard output.
 const MARK: &str = "ragtag-probe ";
+/// Prefix of an argument of the child that names a library instead of a backend.
+const LIBRARY: &str = "library:";
+/// Work of a child that probes a backend.
+const LISTING: &str = "listing its devices";
 /// Interval at which the parent checks whether a child that has not answered has exited.
 const STEP: Duration = Duration::from_millis(5);
 /// Time for which the parent waits for the remaining output of a child that has exited.
@@ -26,12 +30,12 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Maximum number of characters that an error quotes from the output of a crashed child.
 const MAX_QUOTED: usize = 200;
 
-/// Command that starts a child process, which probes one backend.
+/// Command that starts a child process, which probes one backend or opens a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeChild {
     /// Program.
     pub program: PathBuf,
-    /// Arguments. The backend's name is appended.
+    /// Arguments. The name of a backend is appended, or `library:` and the name of a library.
     pub arguments: Vec<OsString>,
     /// Time limit of a probe.
     pub limit: Duration,
@@ -41,12 +45,26 @@ impl ProbeChild {
     /// Default time limit of a probe. On machines with many GPUs, drivers take seconds to initialise.
     pub const LIMIT: Duration = Duration::from_secs(30);
 
+    /// Opens each library in a child process of its own, as a driver's loader does. All processes run at the
+    /// same time. Returns the dynamic loader's error for each library that cannot be opened, and `None` if no
+    /// child can be started.
+    pub fn open_libraries(&self, libraries: &[String]) -> Option<Vec<Result<(), String>>> {
+        let ask = |library: &String| self.ask_for(LIBRARY, library, "loading");
+        let asked = libraries.iter().map(ask).collect::<Option<Vec<_>>>()?;
+        Some(asked.into_iter().map(|one| one.wait().map(drop).map_err(|why| why.cause)).collect())
+    }
+
     /// Starts the child. Returns `None` if the child cannot be started. In that case, the caller probes in
     /// this process.
     pub(crate) fn ask(&self, backend: &str) -> Option<Asked> {
+        self.ask_for("", backend, LISTING)
+    }
+
+    fn ask_for(&self, prefix: &str, name: &str, work: &'static str) -> Option<Asked> {
+        let backend = name;
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
-            .arg(backend)
+            .arg(format!("{prefix}{name}"))
             // This process logs the child's output, which must not contain colour codes.
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())
@@ -58,8 +76,16 @@ impl ProbeChild {
         let answer = answer_of(child.stdout.take()?);
         let said = said_by(child.stderr.take()?);
         let (backend, deadline) = (backend.to_string(), Instant::now() + self.limit);
-        Some(Asked { backend, child, answer, said, limit: self.limit, deadline })
+        Some(Asked { backend, work, child, answer, said, limit: self.limit, deadline })
     }
+}
+
+/// Opens the library that an argument names, and returns the line that the child must print. Returns `None` if
+/// the argument names a backend.
+pub(crate) fn opened(argument: &str) -> Option<String> {
+    let name = argument.strip_prefix(LIBRARY)?;
+    let opened = crate::library::open(name);
+    Some(line(&opened.map(|()| Vec::new()).map_err(|cause| Unavailable { tried: vec![name.into()], cause })))
 }
 
 /// Formats a probe result as the line that the child prints.
@@ -83,6 +109,8 @@ enum Answer {
 /// A child whose answer is pending.
 pub(crate) struct Asked {
     backend: String,
+    /// Work of the child, for errors.
+    work: &'static str,
     child: Child,
     answer: Receiver<String>,
     said: Receiver<String>,
@@ -112,8 +140,9 @@ impl Asked {
             }
             if Instant::now() > self.deadline {
                 let limit_s = self.limit.as_secs_f32();
+                let did_not = if self.work == LISTING { "list its devices" } else { "load" };
                 self.end();
-                return Err(unavailable(format!("the driver did not list its devices within {limit_s} s")));
+                return Err(unavailable(format!("the driver did not {did_not} within {limit_s} s")));
             }
         }
     }
@@ -139,7 +168,7 @@ impl Asked {
         let said: String = said.trim().chars().filter(|c| !c.is_control()).take(MAX_QUOTED).collect();
         let said = if said.is_empty() { said } else { format!("; its last output: {said}") };
         let how = exit_in_words(status);
-        unavailable(format!("the driver crashed while listing its devices: {how}{said}"))
+        unavailable(format!("the driver crashed while {}: {how}{said}", self.work))
     }
 
     /// Kills the child. Another thread waits for the child to exit, because this may take long.

@@ -6,6 +6,7 @@
 
 mod child;
 mod identity;
+mod library;
 mod memory;
 mod selection;
 mod table;

@@ -88,10 +88,12 @@ pub enum SelectionError {
         existing: Vec<String>,
     },
     /// A GPU was requested, but the machine has none.
-    #[error("no GPU found; there are {}", list(found))]
+    #[error("no GPU found; {}", instead(found, software))]
     NoGpu {
         /// Labels of the devices that exist.
         found: Vec<String>,
+        /// Labels and names of the devices that emulate a GPU on the CPU.
+        software: Vec<(String, String)>,
     },
     /// No device matches the selection.
     #[error("no device fits {requested:?}; there are {}", list(found))]
@@ -105,6 +107,16 @@ pub enum SelectionError {
 
 pub(crate) fn list(labels: &[String]) -> String {
     if labels.is_empty() { "none".into() } else { labels.join(", ") }
+}
+
+/// Describes the devices of a machine without a GPU, and what the user can do.
+fn instead(found: &[String], software: &[(String, String)]) -> String {
+    let Some((first, _)) = software.first() else {
+        return format!("there are {} (`ragtag devices --doctor` shows what is missing)", list(found));
+    };
+    let named: Vec<_> = software.iter().map(|(label, name)| format!("{label} ({name})")).collect();
+    let named = named.join(", ");
+    format!("software devices: {named}; use --device cpu, or name a software device: --device {first}")
 }
 
 /// A device term of a selection.
@@ -291,6 +303,16 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// Returns whether the selection names an adapter or its backend, other than by `auto`, `gpu` or `cpu`.
+    pub fn names(&self, adapter: &Adapter) -> bool {
+        let is_own = |term: &Term| match term {
+            Term::Auto | Term::Gpu | Term::Cpu => false,
+            Term::Backend(name) => *name == adapter.backend,
+            Term::Adapter(label) => label.backend == adapter.backend && label.index == adapter.index,
+        };
+        self.requested.parse::<Selection>().is_ok_and(|selection| selection.terms.iter().any(is_own))
+    }
+
     /// Returns whether the free memory of every selected device is known.
     pub fn has_free_memory(&self) -> bool {
         let free = |adapter: &Adapter| adapter.memory.first().and_then(|memory| memory.free_bytes);
@@ -327,7 +349,7 @@ impl Selection {
                     gpus => gpus,
                 },
                 Term::Gpu => match of_kind(report, is_gpu) {
-                    gpus if gpus.is_empty() => return Err(SelectionError::NoGpu { found: labels(report) }),
+                    gpus if gpus.is_empty() => return Err(no_gpu(report)),
                     gpus => gpus,
                 },
                 Term::Cpu => of_kind(report, is_cpu),
@@ -387,6 +409,12 @@ fn is_gpu(adapter: &Adapter) -> bool {
 /// the same cores a second time.
 fn is_cpu(adapter: &Adapter) -> bool {
     adapter.backend == CPU
+}
+
+fn no_gpu(report: &Report) -> SelectionError {
+    let software = report.adapters().filter(|adapter| adapter.kind == AdapterKind::Software);
+    let software = software.map(|adapter| (adapter.label(), adapter.name.clone())).collect();
+    SelectionError::NoGpu { found: labels(report), software }
 }
 
 fn labels(report: &Report) -> Vec<String> {

@@ -420,9 +420,13 @@ impl Backends {
         self.rows.iter().any(|row| row.name == backend && row.backend.is_some())
     }
 
-    /// Probes one backend and returns the line that a child process must print (see [`ProbeChild`]). Returns
-    /// `None` if this build does not include the backend.
+    /// Probes one backend, or opens the library that an argument of [`ProbeChild::open_libraries`] names.
+    /// Returns the line that a child process must print. Returns `None` if this build does not include the
+    /// backend.
     pub fn answer(&self, backend: &str) -> Option<String> {
+        if let Some(line) = child::opened(backend) {
+            return Some(line);
+        }
         let row = self.rows.iter().find(|row| row.name == backend)?;
         Some(child::line(&row.backend.as_ref()?.probe()))
     }

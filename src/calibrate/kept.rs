@@ -1,5 +1,5 @@
-//! Cache of measurements on disk. Each profile, each link and each probe has its own JSON file, which is
-//! written atomically.
+//! Cache of measurements on disk. Each profile, each link, each probe and the tried kernels of each device have
+//! their own JSON file, which is written atomically.
 //!
 //! No function of this module returns an error. The cache treats an unreadable file as missing. After a
 //! failed write, [`Kept::failure`] returns the reason. The name of a file is a digest of its key. The content
@@ -16,6 +16,7 @@ use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
 use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,8 @@ const LINK_VERSION: u32 = 5;
 /// Format version of the JSON files of probes. It also changes when devices offer more routes than before, or
 /// when a probe measures more.
 const PROBE_VERSION: u32 = 5;
+/// Format version of the JSON files of tried kernels.
+const KERNELS_VERSION: u32 = 1;
 /// Age in seconds after which a measurement expires: 30 days.
 const MAX_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval between attempts to take a lock that another process holds.
@@ -54,8 +57,30 @@ struct KeptProbe {
     link: ProbedLink,
 }
 
+/// The tried kernels of a device, as their JSON file stores them.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptKernels {
+    ragtag_kernels: u32,
+    device: LinkEnd,
+    /// Outcomes by the names of the kernel and its variant.
+    kernels: BTreeMap<String, TriedKernel>,
+}
+
+/// Outcome of the trial of a kernel on a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TriedKernel {
+    /// Digest of the kernel's code.
+    pub(crate) digest: String,
+    /// Time of the trial, in seconds since 1970.
+    pub(crate) tested_unix_s: u64,
+    /// Description of the failure, or `None` if the kernel has passed.
+    pub(crate) why: Option<String>,
+}
+
 /// The cache folder.
-pub(super) struct Kept {
+pub(crate) struct Kept {
     folder: Option<PathBuf>,
     /// Whether another process still held the lock at the end of the timeout.
     is_taken: bool,
@@ -72,7 +97,7 @@ pub(super) struct Lock {
 
 impl Kept {
     /// Creates a cache in `folder`, or in the default folder if `folder` is `None`.
-    pub(super) fn new(folder: Option<PathBuf>) -> Self {
+    pub(crate) fn new(folder: Option<PathBuf>) -> Self {
         let folder = folder.or_else(|| ragtag_hal::cache::default_folder("profiles"));
         Self { folder, is_taken: false, failure: OnceLock::new() }
     }
@@ -179,6 +204,36 @@ impl Kept {
         self.keep(path, &KeptProbe { ragtag_probe: PROBE_VERSION, ends, link: link.clone() });
     }
 
+    /// Reads the outcomes of the kernels that were tried on a device with its present driver. Leaves out those
+    /// that have expired.
+    pub(crate) fn kernels(&self, adapter: &Adapter) -> BTreeMap<String, TriedKernel> {
+        let device = end(adapter);
+        let path = self.path("kernels", &device);
+        let Some((path, json)) = path.and_then(|path| Some((path.clone(), read(&path)?))) else {
+            return BTreeMap::new();
+        };
+        let kernels = match serde_json::from_str::<KeptKernels>(&json) {
+            Ok(kept) if kept.ragtag_kernels != KERNELS_VERSION => {
+                ignored(&path, "it has another format version")
+            }
+            Ok(kept) if kept.device != device => ignored(&path, "it has another key"),
+            Ok(kept) => Some(kept.kernels),
+            Err(error) => ignored(&path, &error.to_string()),
+        };
+        let mut kernels: BTreeMap<_, TriedKernel> = kernels.unwrap_or_default();
+        kernels.retain(|_, kernel| !is_old(kernel.tested_unix_s));
+        kernels
+    }
+
+    /// Adds the outcomes of kernels to those of a device.
+    pub(crate) fn keep_kernels(&self, adapter: &Adapter, tried: BTreeMap<String, TriedKernel>) {
+        let mut kernels = self.kernels(adapter);
+        kernels.extend(tried);
+        let device = end(adapter);
+        let path = self.path("kernels", &device);
+        self.keep(path, &KeptKernels { ragtag_kernels: KERNELS_VERSION, device, kernels });
+    }
+
     /// Returns the routes from one device to another: the fastest verified routes of a cached probe, or the
     /// usual routes.
     pub(super) fn routes(&self, from: &Adapter, to: &Adapter) -> Routes {
@@ -240,7 +295,7 @@ fn mark(path: &Path) -> Option<Mark> {
 }
 
 /// Returns the current time, in seconds since 1970.
-pub(super) fn now_unix_s() -> u64 {
+pub(crate) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
@@ -308,7 +363,11 @@ pub(super) mod tests {
     fn the_page_states_the_versions_of_links_and_probes() {
         let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/formats.md")).unwrap();
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
-        for (field, version) in [("ragtag_link", LINK_VERSION), ("ragtag_probe", PROBE_VERSION)] {
+        for (field, version) in [
+            ("ragtag_link", LINK_VERSION),
+            ("ragtag_probe", PROBE_VERSION),
+            ("ragtag_kernels", KERNELS_VERSION),
+        ] {
             let stated = format!("`{field}` (version of the format: {version})");
             assert!(page.contains(&stated), "docs/formats.md lacks: {stated}");
         }

@@ -27,7 +27,7 @@ pub(crate) use apis::fastest as fastest_apis;
 use budget::Budget;
 use found::KnownFacts;
 use job::Job;
-use kept::Kept;
+pub(crate) use kept::{Kept, TriedKernel, now_unix_s};
 pub(crate) use links::Topology;
 pub use links::{LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use ragtag_hal::{Adapter, AdapterKind};

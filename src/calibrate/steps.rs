@@ -5,8 +5,9 @@ use super::{CalibrationOptions, is_processor};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::MAX_CHUNK;
+use crate::trust::code;
 use ragtag_graph::{CompiledStage, Lowering, Segment, WireType, buckets};
-use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
+use ragtag_hal::Adapter;
 use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
 use ragtag_scheduler::SoloBatch;
 use std::ops::Range;
@@ -306,30 +307,12 @@ impl Steps {
         let usual = Lowering { context: chunk, sequences: 1, chunk, logit_rows: 1, ..self.lowering };
         for segments in [0..first + 1, self.head()..self.keys.len()] {
             let compiled = self.compile_for(&usual, segments, adapter)?;
-            for variant in &compiled.variants {
+            for (entry, variant) in compiled.variants.iter().enumerate() {
                 hasher.update(variant.as_bytes());
-            }
-            match &compiled.module.source {
-                ModuleSource::Host(_) => {}
-                ModuleSource::Text { entries, .. } => {
-                    for entry in entries {
-                        hasher.update(entry.text.as_bytes());
-                    }
-                }
-                ModuleSource::Linked { entries, .. } => {
-                    hasher.update(format!("{:?}", adapter.caps.gemm).as_bytes());
-                    for entry in entries {
-                        let LinkedEntry::Text(text) = entry else { continue };
-                        hasher.update(text.text.as_bytes());
-                    }
-                }
-                ModuleSource::SpirV { entries } => {
-                    for entry in entries {
-                        hasher.update(&entry.binary);
-                    }
-                }
+                hasher.update(code(&compiled.module.source, entry).unwrap_or_default());
             }
         }
+        hasher.update(format!("{:?}", adapter.caps.gemm).as_bytes());
         Ok(hasher.finalize().to_hex()[..32].to_owned())
     }
 }

@@ -25,19 +25,22 @@ pub(super) struct Placed {
     /// File from which the plan was read, if any.
     pub(super) file: Option<PathBuf>,
     strict: bool,
+    no_self_test: bool,
 }
 
 impl Placed {
-    /// Starts an engine with the plan. If a device is out of memory or cannot be opened, replaces the plan
-    /// and prints the new one to standard error. With `--strict` or a plan from a file, returns an error
+    /// Starts an engine with the plan. If a device is out of memory, cannot be opened or fails its self-test,
+    /// replaces the plan and prints the new one to standard error. With `--strict` or a plan from a file, returns an error
     /// instead. With `--strict`, also returns an error if a route of the plan is not verified.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
-        let Self { devices, planner, plan, file, strict } = self;
+        let options = EngineOptions { no_self_test: self.no_self_test, ..options };
+        let Self { devices, planner, plan, file, strict, .. } = self;
         if *strict {
             super::strict::check_routes(devices, plan)?;
         }
         if let Some(path) = file {
             return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
+                error if *strict => super::strict::refused(error),
                 Error::Run(cause) if cause.refused_memory().is_some() => {
                     Error::PlanMemory { path: path.clone(), cause: Box::new(cause) }
                 }
@@ -45,13 +48,17 @@ impl Placed {
             });
         }
         if *strict {
-            return Engine::start_exact(model, devices, plan, options);
+            return Engine::start_exact(model, devices, plan, options).map_err(super::strict::refused);
         }
         let mut known = planner.clone();
         let engine =
             Engine::start_replanning(model, devices, planner, plan, options, |error, bounded, next| {
                 let what = match error {
                     Error::Device { device, .. } => format!("trying without {device}"),
+                    Error::Untrusted { device, .. } => {
+                        note(&format!("warning: {error}"));
+                        format!("trying without {device}")
+                    }
                     _ => "trying a smaller plan".into(),
                 };
                 note(&format!("{what}: {}", summary(next)));
@@ -110,7 +117,8 @@ pub(super) fn placed(
     let planner = wanted.over(planner, model)?;
     let plan = planner.plan()?;
     let file = placement.plan.as_deref().map(|path| input_name(path).into());
-    Ok(Placed { devices, planner, plan, file, strict: device_args.strict })
+    let (strict, no_self_test) = (device_args.strict, placement.no_self_test);
+    Ok(Placed { devices, planner, plan, file, strict, no_self_test })
 }
 
 /// Creates a planner for the fleet that the arguments name, or for the devices of this machine if they name

@@ -43,6 +43,14 @@ pub(super) fn check_routes(devices: &Devices, plan: &Plan) -> Result<()> {
     refuse(unverified(plan, &LinkReport::kept(devices, None)))
 }
 
+/// Returns the refusal of a device that has failed its self-test, or `error` if it is another one.
+pub(super) fn refused(error: Error) -> Error {
+    match error {
+        Error::Untrusted { .. } => Error::Strict { findings: vec![error.to_string()] },
+        other => other,
+    }
+}
+
 fn unverified(plan: &Plan, links: &LinkReport) -> Vec<String> {
     let mut findings = Vec::new();
     for edge in &plan.edges {

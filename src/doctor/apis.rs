@@ -1,6 +1,6 @@
 //! Checks the requirements of each API: libraries, kernel drivers, device nodes and environment variables.
 
-use super::machine::{Access, Distribution, Gpu, Icd, Library, Machine, Node, Vendor};
+use super::machine::{Access, Distribution, Fault, Gpu, Icd, Library, Machine, Node, Vendor};
 use super::packages;
 use super::{Finding, State};
 use ragtag_devices::{BackendReport, Report, Status};
@@ -27,8 +27,14 @@ const LEVEL_ZERO_VARIABLES: [&str; 7] = [
     "ZES_ENABLE_SYSMAN",
     "NEOReadDebugKeys",
 ];
-const OPENCL_VARIABLES: [&str; 5] =
-    ["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES", "RUSTICL_ENABLE", "CUDA_VISIBLE_DEVICES"];
+const OPENCL_VARIABLES: [&str; 6] = [
+    "OCL_ICD_VENDORS",
+    "OPENCL_VENDOR_PATH",
+    "OCL_ICD_FILENAMES",
+    "POCL_DEVICES",
+    "RUSTICL_ENABLE",
+    "CUDA_VISIBLE_DEVICES",
+];
 
 const VULKAN_VARIABLES: [&str; 7] = [
     "VK_DRIVER_FILES",
@@ -327,15 +333,8 @@ struct Drivers {
 /// Returns a finding for each driver file, and for each vendor whose GPUs have no driver.
 fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding> {
     let Drivers { api, found, drives, advice } = drivers;
-    let one = |icd: &Icd| match &icd.library {
-        Some(library) => {
-            Finding::new("driver", State::Ok, format!("{} names {}", icd.file.display(), shown(library)))
-        }
-        None => {
-            let found = format!("{} names {}, which does not exist", icd.file.display(), icd.names);
-            Finding::new("driver", State::Missing, found).advise("reinstall its package, or remove the file")
-        }
-    };
+    let some_work = found.iter().any(|icd| icd.library.is_ok());
+    let one = |icd: &Icd| driver(icd, some_work, on);
     let mut all: Vec<_> = found.iter().map(one).collect();
     for vendor in vendors.iter().filter(|vendor| !found.iter().any(|icd| drives(&icd.names, **vendor))) {
         let missing =
@@ -347,6 +346,27 @@ fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding>
         all.push(Finding::new("driver", State::Note, none).advise(advice(on, None)));
     }
     all
+}
+
+/// Returns the finding about a driver's file. `some_work` states whether another driver of the API works.
+fn driver(icd: &Icd, some_work: bool, on: Distribution) -> Finding {
+    let Icd { file, names, library } = icd;
+    let (file, missing) = (file.display(), |found| Finding::new("driver", State::Missing, found));
+    match library {
+        Ok(library) => Finding::new("driver", State::Ok, format!("{file} names {}", shown(library))),
+        Err(Fault::File(why)) => missing(format!("{file} cannot be used: {why}"))
+            .advise("reinstall its package, or correct the variable that names it"),
+        Err(Fault::NoLibrary) => missing(format!("{file} names {names}, which does not exist"))
+            .advise("reinstall its package, or remove the file"),
+        Err(Fault::Bits(bits)) => {
+            // A machine may have drivers for both kinds of programs.
+            let state = if some_work { State::Note } else { State::Missing };
+            Finding::new("driver", state, format!("{file} names {names}, which is for {bits} programs"))
+                .advise("install the driver for this architecture, unless another file names it")
+        }
+        Err(Fault::Closed(why)) => missing(format!("{file} names {names}, which cannot be opened: {why}"))
+            .advise(packages::mending(on, why)),
+    }
 }
 
 /// Returns whether the library with the file name `library` is a Vulkan driver for the vendor's GPUs.

@@ -2,7 +2,8 @@
 //! variables. Linux exposes all of them as files, except the variables. Tests therefore use a folder as the
 //! root of a fake machine.
 
-use std::collections::BTreeMap;
+use ragtag_devices::ProbeChild;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -81,9 +82,23 @@ pub(super) struct Library {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Icd {
     pub(super) file: PathBuf,
-    /// Name or path of the library, as written in the file.
+    /// Name or path of the library, as written in the file. Empty if the file cannot be read.
     pub(super) names: String,
-    pub(super) library: Option<Library>,
+    /// The library that the loader would open.
+    pub(super) library: Result<Library, Fault>,
+}
+
+/// Reason why a driver's file is useless.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The file cannot be read, or names no library.
+    File(String),
+    /// The library does not exist.
+    NoLibrary,
+    /// The library is for programs with another size of pointers.
+    Bits(String),
+    /// The dynamic loader cannot open the library. The text is its error.
+    Closed(String),
 }
 
 /// A machine: its root folder and its environment variables.
@@ -91,12 +106,19 @@ pub(super) struct Icd {
 pub(super) struct Machine {
     root: PathBuf,
     variables: BTreeMap<String, String>,
+    /// Child process that opens drivers' libraries, as their loaders do.
+    opener: Option<ProbeChild>,
 }
 
 impl Machine {
     /// Creates a machine with the files under `root` and the environment variables `variables`.
     pub(super) fn new(root: PathBuf, variables: BTreeMap<String, String>) -> Self {
-        Self { root, variables }
+        Self { root, variables, opener: None }
+    }
+
+    /// Opens the libraries of drivers in child processes, instead of only looking for them.
+    pub(super) fn opening_with(self, opener: Option<ProbeChild>) -> Self {
+        Self { opener, ..self }
     }
 
     /// Converts a path on the machine to the path of the same file in this process's file system.
@@ -277,52 +299,154 @@ impl Machine {
         text.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from).collect()
     }
 
-    /// Returns the drivers that the OpenCL loader would load.
+    /// Returns the drivers that the OpenCL loader would load. `OCL_ICD_FILENAMES` names libraries. The
+    /// other variables name a folder, a file or a library.
     pub(super) fn icds(&self) -> Vec<Icd> {
-        let folder = self.variable("OCL_ICD_VENDORS").unwrap_or("/etc/OpenCL/vendors");
-        let files = match folder.ends_with(".icd") {
-            true => vec![PathBuf::from(folder)],
-            false => self.list(folder),
+        let set = |name: &str| self.variable(name).filter(|value| !value.is_empty());
+        let vendors = ["OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"];
+        let named = vendors.iter().find_map(|name| Some((*name, set(name)?)));
+        let (variable, place) = named.unwrap_or(("", "/etc/OpenCL/vendors"));
+        let more = set("OCL_ICD_FILENAMES").unwrap_or_default();
+        let more = more.split(':').filter(|name| !name.is_empty());
+        let mut icds: Vec<_> =
+            more.map(|name| self.icd("OCL_ICD_FILENAMES".into(), name.into(), Path::new(""))).collect();
+        let is_library = place.contains(".so") && !self.at(place).is_dir();
+        let files = match () {
+            () if is_library => {
+                icds.push(self.icd(variable.into(), place.into(), Path::new("")));
+                Vec::new()
+            }
+            () if place.ends_with(".icd") => vec![PathBuf::from(place)],
+            () => self.list(place),
         };
         let files = files.into_iter().filter(|path| path.extension().is_some_and(|e| e == "icd"));
-        let icd = |file: PathBuf| {
-            let names = self.line(&file)?;
-            let library = match names.starts_with('/') {
-                true => self.library_at(PathBuf::from(&names), true),
-                false => self.library(&[&names], &[]),
-            };
-            Some(Icd { file, names, library })
-        };
-        files.filter_map(icd).collect()
+        icds.extend(files.map(|file| match self.line(&file) {
+            Some(names) if !names.is_empty() => self.icd(file, names, Path::new("")),
+            _ => unusable(file, "it names no library"),
+        }));
+        self.opened(icds)
     }
 
-    /// Returns the drivers that the Vulkan loader would load. The loader uses the driver files that its
-    /// environment variables name. If no variable is set, it uses the files in its search folders. Source:
-    /// LoaderDriverInterface.md of the Vulkan loader.
+    /// Returns the drivers that the Vulkan loader would load. The loader uses the files and folders that its
+    /// environment variables name. If no such variable is set, it uses its search folders, after the files of
+    /// `VK_ADD_DRIVER_FILES`. Source: LoaderDriverInterface.md of the Vulkan loader.
     pub(super) fn vulkan_icds(&self) -> Vec<Icd> {
-        let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
-        let named = named.iter().find_map(|name| self.variable(name).filter(|value| !value.is_empty()));
-        let folders = ["/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d"];
-        let files = match named {
-            Some(named) => named.split(':').map(PathBuf::from).collect(),
-            None => folders.iter().flat_map(|folder| self.list(folder)).collect(),
+        let set = |name: &str| self.variable(name).filter(|value| !value.is_empty());
+        let paths = |value: &str| value.split(':').filter(|p| !p.is_empty()).map(PathBuf::from).collect();
+        let named: Vec<PathBuf> = match set("VK_DRIVER_FILES").or(set("VK_ICD_FILENAMES")) {
+            Some(named) => paths(named),
+            None => {
+                let mut all: Vec<PathBuf> = set("VK_ADD_DRIVER_FILES").map(paths).unwrap_or_default();
+                all.extend(self.vulkan_folders());
+                all
+            }
         };
-        let is_json = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
-        let files: Vec<PathBuf> = files;
-        files.into_iter().filter(is_json).filter_map(|file| self.vulkan_icd(file)).collect()
+        let files = named.into_iter().flat_map(|path| match self.at(&path).is_dir() {
+            true => self.list(&path).into_iter().filter(|path| is_json(path)).collect(),
+            false if is_json(&path) => vec![path],
+            false => Vec::new(),
+        });
+        let icds = files.map(|file| self.vulkan_icd(file)).collect();
+        self.opened(icds)
     }
 
-    fn vulkan_icd(&self, file: PathBuf) -> Option<Icd> {
-        let text = fs::read_to_string(self.at(&file)).ok()?;
-        let json: serde_json::Value = serde_json::from_str(&text).ok()?;
-        let names = json["ICD"]["library_path"].as_str()?.to_string();
+    /// Returns the search folders of the Vulkan loader, in order.
+    fn vulkan_folders(&self) -> Vec<PathBuf> {
+        let set = |name: &str| self.variable(name).filter(|value| !value.is_empty());
+        let home = |variable: &str, usual: &str| {
+            let folder = set(variable).map(PathBuf::from);
+            folder.or_else(|| Some(Path::new(set("HOME")?).join(usual)))
+        };
+        let many = |variable: &str, usual: &str| -> Vec<PathBuf> {
+            set(variable).unwrap_or(usual).split(':').map(PathBuf::from).collect()
+        };
+        let mut folders: Vec<PathBuf> = home("XDG_CONFIG_HOME", ".config").into_iter().collect();
+        folders.extend(many("XDG_CONFIG_DIRS", "/etc/xdg"));
+        folders.push("/etc".into());
+        folders.extend(home("XDG_DATA_HOME", ".local/share"));
+        folders.extend(many("XDG_DATA_DIRS", "/usr/local/share:/usr/share"));
+        let folders = folders.into_iter().map(|folder| folder.join("vulkan/icd.d"));
+        folders.filter(|folder| folder.is_absolute() && self.at(folder).is_dir()).collect()
+    }
+
+    fn vulkan_icd(&self, file: PathBuf) -> Icd {
+        let text = match fs::read_to_string(self.at(&file)) {
+            Ok(text) => text,
+            Err(error) => return unusable(file, &error.to_string()),
+        };
+        let json: serde_json::Value = match serde_json::from_str(&text) {
+            Ok(json) => json,
+            Err(error) => return unusable(file, &error.to_string()),
+        };
+        let Some(names) = json["ICD"]["library_path"].as_str() else {
+            return unusable(file, "it has no ICD.library_path");
+        };
+        let folder = file.parent().unwrap_or(&file).to_path_buf();
+        let icd = self.icd(file, names.into(), &folder);
+        match json["ICD"]["library_arch"].as_str().filter(|bits| *bits != BITS) {
+            Some(bits) => Icd { library: Err(Fault::Bits(format!("{bits}-bit"))), ..icd },
+            None => icd,
+        }
+    }
+
+    /// Returns a driver with the library `names`. A path starts at `folder` if it is relative.
+    fn icd(&self, file: PathBuf, names: String, folder: &Path) -> Icd {
         let library = match names.contains('/') {
-            // A relative path starts at the file's folder.
-            true => self.library_at(file.parent().unwrap_or(&file).join(&names), true),
+            true => self.library_at(folder.join(&names), true),
             false => self.library(&[&names], &[]),
         };
-        Some(Icd { file, names, library })
+        Icd { file, names, library: library.ok_or(Fault::NoLibrary) }
     }
+
+    /// Opens the libraries of drivers, if this machine can. Replaces a library that cannot be opened by the
+    /// error of the dynamic loader.
+    fn opened(&self, mut icds: Vec<Icd>) -> Vec<Icd> {
+        let Some(opener) = &self.opener else { return icds };
+        let name = |icd: &Icd| match &icd.library {
+            Ok(library) if icd.names.contains('/') => Some(library.path.display().to_string()),
+            // The dynamic loader searches more folders than the doctor.
+            Ok(_) | Err(Fault::NoLibrary) if !icd.names.contains('/') => Some(icd.names.clone()),
+            _ => None,
+        };
+        let names: Vec<_> = icds.iter().map(name).collect();
+        let unique: BTreeSet<_> = names.iter().flatten().cloned().collect();
+        let unique: Vec<_> = unique.into_iter().collect();
+        let Some(results) = opener.open_libraries(&unique) else { return icds };
+        let results: BTreeMap<_, _> = unique.into_iter().zip(results).collect();
+        for (icd, name) in icds.iter_mut().zip(names) {
+            let Some((name, result)) = name.and_then(|name| Some((name.clone(), results.get(&name)?))) else {
+                continue;
+            };
+            let is_absent =
+                |error: &str| error.starts_with(&format!("{name}: cannot open shared object file"));
+            match result {
+                Ok(()) if icd.library.is_err() => {
+                    icd.library = Ok(Library { path: name.into(), version: String::new(), on_path: true });
+                }
+                Ok(()) => {}
+                Err(error) if is_absent(error) => icd.library = Err(Fault::NoLibrary),
+                Err(error) => {
+                    let bits =
+                        ["32", "64"].into_iter().find(|bits| error.contains(&format!("ELFCLASS{bits}")));
+                    let fault = bits.map(|bits| Fault::Bits(format!("{bits}-bit")));
+                    icd.library = Err(fault.unwrap_or_else(|| Fault::Closed(error.clone())));
+                }
+            }
+        }
+        icds
+    }
+}
+
+/// Number of bits of a pointer, as files of Vulkan's drivers state it.
+const BITS: &str = if cfg!(target_pointer_width = "64") { "64" } else { "32" };
+
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json")
+}
+
+/// Returns a driver's file that names no library.
+fn unusable(file: PathBuf, why: &str) -> Icd {
+    Icd { file, names: String::new(), library: Err(Fault::File(why.into())) }
 }
 
 #[cfg(unix)]

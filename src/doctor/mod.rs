@@ -64,13 +64,14 @@ pub struct Diagnosis {
 const VARIABLES: [&str; 5] =
     ["RAGTAG_DEVICES", "RAGTAG_MEMORY", "RAGTAG_STRICT", "RAGTAG_PROBE_LIMIT", "RAGTAG_CACHE_DIR"];
 
-/// Checks whether this machine meets the requirements of each API. Probes devices but does not open them. The
+/// Checks whether this machine meets the requirements of each API. Probes devices but does not open them. With
+/// [`DeviceOptions::probe_child`], opens the libraries of OpenCL's and Vulkan's drivers in child processes. The
 /// first diagnosis is about Ragtag itself. Each of the others is about one API.
 pub fn examine(options: &DeviceOptions) -> Vec<Diagnosis> {
     // Variables whose values are not UTF-8 are skipped, because no check uses them.
     let variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let machine = Machine::new("/".into(), variables.collect());
+    let machine = Machine::new("/".into(), variables.collect()).opening_with(options.probe_child.clone());
     diagnose(&Devices::survey(options), options, &machine)
 }
 

@@ -137,3 +137,62 @@ pub(super) fn vulkan_driver(on: Distribution, vendor: Option<Vendor>) -> String 
         (None, _) => format!("to use the CPU: {mesa}"),
     }
 }
+
+/// Libraries on which drivers depend, by the start of their names, and the packages of Debian and Ubuntu that
+/// hold them.
+const DEPENDENCIES: [(&str, &str); 24] = [
+    ("libGLdispatch.so.0", "libglvnd0"),
+    ("libGLX.so.0", "libglx0"),
+    ("libEGL.so.1", "libegl1"),
+    ("libGL.so.1", "libgl1"),
+    ("libX11.so.6", "libx11-6"),
+    ("libX11-xcb.so.1", "libx11-xcb1"),
+    ("libXext.so.6", "libxext6"),
+    ("libxcb.so.1", "libxcb1"),
+    ("libxcb-dri3.so.0", "libxcb-dri3-0"),
+    ("libxcb-present.so.0", "libxcb-present0"),
+    ("libxcb-randr.so.0", "libxcb-randr0"),
+    ("libxcb-shm.so.0", "libxcb-shm0"),
+    ("libxcb-sync.so.1", "libxcb-sync1"),
+    ("libxcb-xfixes.so.0", "libxcb-xfixes0"),
+    ("libxshmfence.so.1", "libxshmfence1"),
+    ("libwayland-client.so.0", "libwayland-client0"),
+    ("libdrm.so.2", "libdrm2"),
+    ("libdrm_amdgpu.so.1", "libdrm-amdgpu1"),
+    ("libdrm_intel.so.1", "libdrm-intel1"),
+    ("libz3.so.4", "libz3-4"),
+    ("libhwloc.so.15", "libhwloc15"),
+    ("libpocl.so.2", "libpocl2"),
+    ("libigdgmm.so.12", "libigdgmm12"),
+    ("libigc.so.1", "libigc1"),
+];
+
+/// Returns the advice for a driver's library that the dynamic loader refuses with the error `why`.
+pub(super) fn mending(on: Distribution, why: &str) -> String {
+    let missing = why.split_once(": cannot open shared object file").map(|(library, _)| library);
+    let Some(library) = missing.filter(|library| !library.contains('/')) else {
+        return "reinstall the driver's package and the packages on which it depends".into();
+    };
+    // A container sees only the parts of NVIDIA's driver that it asks for.
+    if library.starts_with("libnvidia-") || library.starts_with("libcuda.so") {
+        return format!(
+            "{library} is part of NVIDIA's driver: reinstall it, or start the container with \
+             NVIDIA_DRIVER_CAPABILITIES=all"
+        );
+    }
+    let known = DEPENDENCIES.iter().find(|(name, _)| *name == library).map(|(_, package)| *package);
+    // LLVM's library has the version in its name: libLLVM-15.so.1, and libLLVM.so.19.1 from version 18 on.
+    let llvm = library.strip_prefix("libLLVM").map(|rest| {
+        let version = rest.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let major = version.split(['.', '-']).next().unwrap_or_default();
+        format!("libllvm{major}")
+    });
+    match (known.map(str::to_owned).or(llvm), on) {
+        (Some(package), Debian(_) | Ubuntu) => format!("apt install {package}"),
+        (None, Debian(_) | Ubuntu) => {
+            format!("install the package that holds {library} (apt-file search {library})")
+        }
+        (_, Fedora) => format!("dnf install '{library}()(64bit)'"),
+        (_, Other) => format!("install the package that holds {library}"),
+    }
+}

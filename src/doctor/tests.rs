@@ -1,7 +1,7 @@
 //! Tests the doctor on fake machines. A fake machine is a folder with the files that the doctor reads.
 
 use super::machine::{Access, Distribution, Machine, Node};
-use super::{Diagnosis, Finding, State, apis, diagnose};
+use super::{Diagnosis, Finding, State, apis, diagnose, packages};
 use crate::devices::{DeviceOptions, Devices};
 use ragtag_devices::{BackendReport, Report, Status};
 use ragtag_hal::{Adapter, Condition, Unavailable};
@@ -268,11 +268,15 @@ fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
     assert_eq!(about(&found, "library"), ["Ok: /usr/lib/x86_64-linux-gnu/libvulkan.so.1 (1.3.239)"]);
     let drivers = about(&found, "driver");
     assert!(
-        drivers[0].starts_with("Ok: /usr/share/vulkan/icd.d/radeon_icd.x86_64.json names "),
+        drivers[0].starts_with("Missing: /etc/vulkan/icd.d/broken.json cannot be used: EOF while parsing"),
+        "{drivers:?}"
+    );
+    assert!(
+        drivers[1].starts_with("Ok: /usr/share/vulkan/icd.d/radeon_icd.x86_64.json names "),
         "{drivers:?}"
     );
     assert_eq!(
-        drivers[1..],
+        drivers[2..],
         ["Missing: no Vulkan driver for the NVIDIA GPU → apt install nvidia-vulkan-icd (component non-free)"]
     );
     assert!(about(&found, "node")[0].starts_with("Missing: no /dev/dri/renderD128 → "), "{found:?}");
@@ -287,6 +291,7 @@ fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
         ),
         "{drivers:?}"
     );
+    assert!(drivers[1].starts_with("Missing: /opt/gone.json cannot be used: No such file"), "{drivers:?}");
     fake.library("/opt/soft", "libvk_swiftshader.so", "unused.so");
     let found = fake.findings("vulkan");
     assert!(about(&found, "driver")[0].starts_with("Ok: /opt/soft/icd.json names /opt/soft/"), "{found:?}");
@@ -324,6 +329,70 @@ fn opencl_drivers_are_followed_from_their_files_to_their_libraries() {
     let found = fake.findings("opencl");
     assert_eq!(about(&found, "variable"), ["Note: OCL_ICD_VENDORS=/opt/mine.icd"]);
     assert!(about(&found, "driver")[0].contains("libigdrcl.so, which does not exist"), "{found:?}");
+}
+
+#[test]
+fn variables_of_the_loaders_add_and_replace_drivers() {
+    let mut fake = Fake::new(DEBIAN);
+    let json = |library: &str, more: &str| format!("{{\"ICD\": {{\"library_path\": \"{library}\"{more}}}}}");
+    fake.file("/usr/share/vulkan/icd.d/usual.json", &json("/opt/gone.so", ""));
+    fake.file("/home/me/.config/vulkan/icd.d/own.json", &json("/opt/gone.so", ""));
+    fake.file("/opt/folder/one.json", &json("/opt/gone.so", ""));
+    fake.file("/opt/folder/two.json", &json("/opt/gone.so", ", \"library_arch\": \"32\""));
+    fake.file("/opt/empty.json", "{}");
+    let files = |fake: &Fake, api: &str| -> Vec<String> {
+        let found = about(&fake.findings(api), "driver");
+        found.iter().map(|line| line.split(' ').nth(1).unwrap().rsplit('/').next().unwrap().into()).collect()
+    };
+    let home = ("HOME", "/home/me".to_string());
+    fake.variables = vec![home.clone(), ("VK_ADD_DRIVER_FILES", "/opt/empty.json".into())];
+    assert_eq!(files(&fake, "vulkan"), ["empty.json", "own.json", "usual.json"]);
+    fake.variables.push(("VK_ICD_FILENAMES", "/opt/folder".into()));
+    assert_eq!(files(&fake, "vulkan"), ["one.json", "two.json"], "a folder replaces all others");
+    let found = about(&fake.findings("vulkan"), "driver");
+    let other = "Missing: /opt/folder/two.json names /opt/gone.so, which is for 32-bit programs";
+    assert!(found[1].starts_with(other), "{found:?}");
+    fake.variables = vec![("VK_DRIVER_FILES", "/opt/empty.json".into())];
+    let found = about(&fake.findings("vulkan"), "driver");
+    assert!(found[0].contains("/opt/empty.json cannot be used: it has no ICD.library_path"), "{found:?}");
+
+    fake.file("/etc/OpenCL/vendors/usual.icd", "/opt/gone.so\n");
+    fake.file("/etc/OpenCL/vendors/empty.icd", "\n");
+    fake.variables = vec![("OCL_ICD_FILENAMES", "libmine.so:/opt/own.so".into())];
+    let found = about(&fake.findings("opencl"), "driver");
+    assert!(found[0].starts_with("Missing: OCL_ICD_FILENAMES names libmine.so, which does not"), "{found:?}");
+    assert!(found[1].starts_with("Missing: OCL_ICD_FILENAMES names /opt/own.so"), "{found:?}");
+    assert!(found[2].contains("/empty.icd cannot be used: it names no library"), "{found:?}");
+    assert!(found[3].starts_with("Missing: /etc/OpenCL/vendors/usual.icd names /opt/gone.so"), "{found:?}");
+    fake.variables = vec![("OPENCL_VENDOR_PATH", "/opt/libintelocl.so".into())];
+    let found = about(&fake.findings("opencl"), "driver");
+    assert!(found[0].starts_with("Missing: OPENCL_VENDOR_PATH names /opt/libintelocl.so"), "{found:?}");
+}
+
+#[test]
+fn missing_dependencies_name_their_packages() {
+    let advice = |on, library: &str| {
+        let why = format!("{library}: cannot open shared object file: No such file or directory");
+        packages::mending(on, &why)
+    };
+    for (on, library, expected) in [
+        (Distribution::Debian(12), "libGLdispatch.so.0", "apt install libglvnd0"),
+        (Distribution::Ubuntu, "libxshmfence.so.1", "apt install libxshmfence1"),
+        (Distribution::Debian(12), "libLLVM-15.so.1", "apt install libllvm15"),
+        (Distribution::Debian(13), "libLLVM.so.19.1", "apt install libllvm19"),
+        (Distribution::Fedora, "libGLdispatch.so.0", "dnf install 'libGLdispatch.so.0()(64bit)'"),
+        (Distribution::Other, "libz3.so.4", "install the package that holds libz3.so.4"),
+    ] {
+        assert_eq!(advice(on, library), expected);
+    }
+    let unknown = advice(Distribution::Debian(12), "libabacus.so.1");
+    assert_eq!(unknown, "install the package that holds libabacus.so.1 (apt-file search libabacus.so.1)");
+    let nvidia = advice(Distribution::Debian(12), "libnvidia-glcore.so.580.159.03");
+    assert!(nvidia.contains("NVIDIA_DRIVER_CAPABILITIES=all"), "{nvidia}");
+    let symbol = "/opt/driver.so: undefined symbol: abacus";
+    assert!(
+        packages::mending(Distribution::Debian(12), symbol).starts_with("reinstall the driver's package")
+    );
 }
 
 #[test]

@@ -124,3 +124,100 @@ fn a_probe_prints_one_line() {
     let help = ragtag().arg("--help").output().unwrap();
     assert!(!String::from_utf8(help.stdout).unwrap().contains("probe "), "the subcommand is hidden");
 }
+
+/// Compiles a library from C code. Without a compiler, records a skip and returns `false`.
+fn library(path: &Path, code: &str, more: &[&str]) -> bool {
+    let source = path.with_extension("c");
+    std::fs::write(&source, code).unwrap();
+    let arguments = ["-shared", "-fPIC", "-Wl,--no-as-needed", "-o", text(path), text(&source)];
+    match Command::new("cc").args(arguments).args(more).status() {
+        Ok(status) => assert!(status.success(), "cannot compile {}", path.display()),
+        Err(error) => test_support::skip!("C compiler", "{error}"),
+    }
+    path.exists()
+}
+
+/// Checks that the doctor opens the libraries of drivers and says why it cannot: a missing dependency, another
+/// architecture, a file that is no library, or a crash. The drivers' loaders say nothing of that.
+#[test]
+fn the_doctor_says_which_dependency_of_a_driver_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    if !library(
+        &at("libragtag-absent.so.7"),
+        "int absent(void) { return 1; }",
+        &["-Wl,-soname,libragtag-absent.so.7"],
+    ) {
+        return;
+    }
+    library(
+        &at("needy.so"),
+        "int absent(void); int needy(void) { return absent(); }",
+        &[text(&at("libragtag-absent.so.7"))],
+    );
+    std::fs::remove_file(at("libragtag-absent.so.7")).unwrap();
+    library(&at("good.so"), "int good;", &[]);
+    library(
+        &at("crashing.so"),
+        "__attribute__((constructor)) void crash(void) { *(volatile int *)0 = 1; }",
+        &[],
+    );
+    std::fs::write(
+        at("text.so"),
+        "not a library, but longer than the header of one, which has 64 bytes .......",
+    )
+    .unwrap();
+    // The header of an ELF file for 32-bit programs on x86.
+    let mut header = vec![0x7f, b'E', b'L', b'F', 1, 1, 1];
+    header.resize(4096, 0);
+    (header[16], header[18], header[20]) = (3, 3, 1);
+    std::fs::write(at("old.so"), header).unwrap();
+    let mut files = Vec::new();
+    for name in ["good", "needy", "crashing", "text", "old", "gone"] {
+        let json =
+            format!("{{\"file_format_version\": \"1.0.0\", \"ICD\": {{\"library_path\": \"./{name}.so\"}}}}");
+        std::fs::write(at(&format!("{name}.json")), json).unwrap();
+        std::fs::write(at(&format!("{name}.icd")), format!("{}\n", text(&at(&format!("{name}.so")))))
+            .unwrap();
+        files.push(text(&at(&format!("{name}.json"))).to_owned());
+    }
+    let output = ragtag()
+        .env("VK_DRIVER_FILES", files.join(":"))
+        .env("OCL_ICD_VENDORS", folder.path())
+        .args(["devices", "--doctor", "--json"])
+        .output()
+        .unwrap();
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for api in ["vulkan", "opencl"] {
+        if !Backends::new(&Config::default()).compiled(api) {
+            continue;
+        }
+        let of_api = json["apis"].as_array().unwrap().iter().find(|one| one["api"] == api).unwrap();
+        let finding = |name: &str| {
+            let is_own = |finding: &&Value| {
+                let found = finding["found"].as_str().unwrap();
+                finding["subject"] == "driver"
+                    && found.contains(&format!("/{name}.{}", if api == "vulkan" { "json" } else { "icd" }))
+            };
+            let found = of_api["findings"].as_array().unwrap().iter().find(is_own).unwrap();
+            let part = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+            (part("state"), part("found"), part("advice"))
+        };
+        let (state, found, advice) = finding("needy");
+        assert_eq!(state, "missing", "{api}: {found}");
+        assert!(
+            found.contains("which cannot be opened: libragtag-absent.so.7: cannot open shared"),
+            "{api}: {found}"
+        );
+        assert!(advice.contains("libragtag-absent.so.7"), "{api}: {advice}");
+        assert_eq!(finding("good").0, "ok", "{api}");
+        let (state, found, _) = finding("crashing");
+        assert!(state == "missing" && found.contains("crashed while loading: SIGSEGV"), "{api}: {found}");
+        let (state, found, _) = finding("text");
+        assert!(state == "missing" && found.contains("invalid ELF header"), "{api}: {found}");
+        let (state, found, _) = finding("old");
+        assert!(state == "note" && found.contains("which is for 32-bit programs"), "{api}: {found}");
+        let (state, found, _) = finding("gone");
+        assert!(state == "missing" && found.contains("which does not exist"), "{api}: {found}");
+    }
+}

@@ -38,3 +38,4 @@ mod streaming;
 mod support;
 mod template;
 mod tensor_types;
+mod trust;

@@ -26,7 +26,47 @@ fn words_select_classes_of_devices() {
     assert_eq!(choose("cpu,gpu").unwrap(), ["cpu:0", "cpu:1", "cuda:0", "vulkan:0"]);
     assert_eq!(choose_on(&cpu_only(), "auto").unwrap(), ["cpu:0", "cpu:1"]);
     let found = vec!["cpu:0".into(), "cpu:1".into()];
-    assert_eq!(choose_on(&cpu_only(), "gpu"), Err(SelectionError::NoGpu { found }));
+    assert_eq!(choose_on(&cpu_only(), "gpu"), Err(SelectionError::NoGpu { found, software: Vec::new() }));
+}
+
+#[test]
+fn software_devices_are_no_gpus_and_the_error_says_how_to_use_them() {
+    let software = |backend, index, name: &str| {
+        let adapter = adapter(backend, index, AdapterKind::Software, 4);
+        Adapter { name: name.into(), ..adapter }
+    };
+    let only = Backends::of(vec![
+        found("vulkan", vec![software("vulkan", 0, "llvmpipe (LLVM 15.0.6, 256 bits)")]),
+        found("opencl", vec![software("opencl", 0, "pthread-Intel Xeon"), software("opencl", 1, "Oclgrind")]),
+        found("cpu", vec![adapter("cpu", 0, AdapterKind::Cpu, 4)]),
+    ]);
+    for text in ["gpu", "cpu,gpu", "gpu,vulkan:0"] {
+        let error = choose_on(&only, text).unwrap_err().to_string();
+        let expected = "no GPU found; software devices: vulkan:0 (llvmpipe (LLVM 15.0.6, 256 bits)), opencl:0 \
+             (pthread-Intel Xeon), opencl:1 (Oclgrind); use --device cpu, or name a software device: --device vulkan:0";
+        assert_eq!(error, expected, "{text}");
+    }
+    assert_eq!(choose_on(&only, "auto").unwrap(), ["cpu:0"]);
+    let error = choose_on(&cpu_only(), "gpu").unwrap_err().to_string();
+    assert!(error.starts_with("no GPU found; there are cpu:0, cpu:1 ("), "{error}");
+}
+
+#[test]
+fn a_choice_knows_the_devices_that_its_selection_names() {
+    let report = machine().probe();
+    let names = |text: &str, label: &str| {
+        let choice = Requested::new(Some(text), None).unwrap().choose(&report).unwrap();
+        choice.names(report.adapter(label).unwrap())
+    };
+    for (text, label, named) in [
+        ("vulkan:0,cpu", "vulkan:0", true),
+        ("vulkan", "vulkan:1", true),
+        ("vulkan:0,cpu", "vulkan:1", false),
+        ("auto", "cuda:0", false),
+        ("gpu,cpu", "cpu:0", false),
+    ] {
+        assert_eq!(names(text, label), named, "{label} in {text}");
+    }
 }
 
 #[test]

@@ -64,6 +64,10 @@ pub(crate) struct PlacementArgs {
     /// Calibration takes at most 3 seconds, plus the time to compile kernels. Its result is cached.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
     pub(crate) no_calibration: bool,
+    /// Do not test kernels at the first use of a device. The test takes about a second per device and driver.
+    /// It leaves out devices that compute wrong values. Its result is cached.
+    #[arg(long, env = "RAGTAG_NO_SELF_TEST", value_parser = switch("RAGTAG_NO_SELF_TEST"))]
+    pub(crate) no_self_test: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

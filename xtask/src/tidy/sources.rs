@@ -15,6 +15,8 @@ const UNSAFE: &[&str] = &[
     // The CPU backend passes bindings to kernels.
     "devices/cpu/src/script.rs",
     "devices/cpu/src/tests.rs",
+    // Opens drivers' libraries in a child process.
+    "devices/src/library.rs",
     // OpenCL calls, and the code that passes them host memory, kernels and handles.
     "devices/opencl/src/api/",
     "devices/opencl/src/context.rs",

@@ -1,5 +1,5 @@
-//! Runs tests in separate processes in which a test can make a Vulkan device fail: the device is lost, or its
-//! allocations fail.
+//! Runs tests in separate processes in which a test can make a Vulkan device fail: the device is lost, its
+//! allocations fail, or a kernel computes wrong values.
 //!
 //! Vulkan's loader puts a layer between itself and the drivers. The test opens the layer's library and
 //! controls the layer through its functions.

@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const LIMIT: &str = "RAGTAG_VULKAN_FAULTS_LIMIT_BYTES";
 /// Environment variable. If it is set, every device fails to open with an out-of-memory error.
 const CLOSED: &str = "RAGTAG_VULKAN_FAULTS_CLOSED";
+/// Environment variable. If it is set, every device says that it is a GPU.
+const GPUS: &str = "RAGTAG_VULKAN_FAULTS_GPUS";
 
 /// Kind of Vulkan call at which a device is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +107,11 @@ fn records() -> MutexGuard<'static, Records> {
 /// Returns whether all devices fail to open.
 pub fn all_are_closed() -> bool {
     std::env::var_os(CLOSED).is_some()
+}
+
+/// Returns whether all devices say that they are GPUs.
+pub fn are_gpus() -> bool {
+    std::env::var_os(GPUS).is_some()
 }
 
 /// Reserves and returns the number of a device that was just opened.

@@ -4,8 +4,9 @@
 #![allow(clippy::missing_safety_doc)] // the requirements are those of Vulkan's specification
 
 use crate::chain::{DeviceLink, INTERFACE_VERSION, InstanceLink, Negotiation, key, take};
-use crate::control::all_are_closed;
+use crate::control::{all_are_closed, are_gpus};
 use crate::device::Device;
+use crate::kernel;
 use ash::vk;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -16,6 +17,9 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 struct Instance {
     raw: vk::Instance,
     get_proc_addr: vk::PFN_vkGetInstanceProcAddr,
+    /// Functions of the next layer, which it only returns while the instance is created.
+    properties: Option<vk::PFN_vkGetPhysicalDeviceProperties>,
+    properties2: Option<vk::PFN_vkGetPhysicalDeviceProperties2>,
 }
 
 /// Locks the table that maps keys to instances. A new instance replaces a destroyed instance that had the
@@ -61,6 +65,11 @@ fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
         b"vkAllocateMemory" => allocate_memory as *const c_void,
         b"vkFreeMemory" => free_memory as *const c_void,
         b"vkEndCommandBuffer" => end_command_buffer as *const c_void,
+        b"vkGetPhysicalDeviceProperties" => properties as *const c_void,
+        b"vkGetPhysicalDeviceProperties2" | b"vkGetPhysicalDeviceProperties2KHR" => {
+            properties2 as *const c_void
+        }
+        b"vkCreateShaderModule" => create_shader_module as *const c_void,
         b"vkCreateComputePipelines" => create_compute_pipelines as *const c_void,
         _ => return None,
     };
@@ -116,7 +125,23 @@ unsafe extern "system" fn create_instance(
         let create = std::mem::transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateInstance>(create);
         let result = create(info, allocator, instance);
         if result == vk::Result::SUCCESS {
-            instances().insert(key(*instance), Instance { raw: *instance, get_proc_addr });
+            let find = |name: &CStr| get_proc_addr(*instance, name.as_ptr());
+            let properties = find(c"vkGetPhysicalDeviceProperties");
+            let properties2 = find(c"vkGetPhysicalDeviceProperties2")
+                .or_else(|| find(c"vkGetPhysicalDeviceProperties2KHR"));
+            let known = Instance {
+                raw: *instance,
+                get_proc_addr,
+                properties: std::mem::transmute::<
+                    vk::PFN_vkVoidFunction,
+                    Option<vk::PFN_vkGetPhysicalDeviceProperties>,
+                >(properties),
+                properties2: std::mem::transmute::<
+                    vk::PFN_vkVoidFunction,
+                    Option<vk::PFN_vkGetPhysicalDeviceProperties2>,
+                >(properties2),
+            };
+            instances().insert(key(*instance), known);
         }
         result
     }
@@ -302,5 +327,57 @@ unsafe extern "system" fn create_compute_pipelines(
                 create(device, cache, count, infos, allocator, pipelines)
             })
         })
+    }
+}
+
+unsafe extern "system" fn create_shader_module(
+    device: vk::Device,
+    info: *const vk::ShaderModuleCreateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    module: *mut vk::ShaderModule,
+) -> vk::Result {
+    // SAFETY: the caller meets the next layer's requirements, so the code has this size.
+    unsafe {
+        let code = std::slice::from_raw_parts((*info).p_code, (*info).code_size / 4);
+        let changed = kernel::changed(code);
+        let info = (*info).code(changed.as_deref().unwrap_or(code));
+        on(device, |known| {
+            known.take(|next| (next.fp_v1_0().create_shader_module)(device, &info, allocator, module))
+        })
+    }
+}
+
+unsafe extern "system" fn properties(
+    physical: vk::PhysicalDevice,
+    properties: *mut vk::PhysicalDeviceProperties,
+) {
+    // SAFETY: the caller meets the next layer's requirements.
+    unsafe {
+        let known = instances().get(&key(physical)).copied();
+        if let Some(next) = known.and_then(|known| known.properties) {
+            next(physical, properties);
+            as_a_gpu(&mut *properties);
+        }
+    }
+}
+
+unsafe extern "system" fn properties2(
+    physical: vk::PhysicalDevice,
+    properties: *mut vk::PhysicalDeviceProperties2<'_>,
+) {
+    // SAFETY: the caller meets the next layer's requirements.
+    unsafe {
+        let known = instances().get(&key(physical)).copied();
+        if let Some(next) = known.and_then(|known| known.properties2) {
+            next(physical, properties);
+            as_a_gpu(&mut (*properties).properties);
+        }
+    }
+}
+
+/// Reports a device as a GPU if the environment asks for it.
+fn as_a_gpu(properties: &mut vk::PhysicalDeviceProperties) {
+    if are_gpus() {
+        properties.device_type = vk::PhysicalDeviceType::DISCRETE_GPU;
     }
 }

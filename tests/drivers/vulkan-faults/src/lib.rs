@@ -1,5 +1,5 @@
-//! Vulkan layer between the loader and any driver. It forwards all calls. On request it loses a device or
-//! makes memory allocations fail.
+//! Vulkan layer between the loader and any driver. It forwards all calls. On request it loses a device, makes
+//! memory allocations fail, or changes a kernel. It may also report software devices as GPUs.
 //!
 //! A lost device returns `VK_ERROR_DEVICE_LOST` from every call that may return this code. The device is lost
 //! only after all submitted work has ended, because the real driver below the layer still runs this work and
@@ -14,3 +14,4 @@ mod chain;
 mod control;
 mod device;
 mod entries;
+mod kernel;
