@@ -4,7 +4,7 @@ use super::args::{DeviceArgs, FleetArgs, PlacementArgs};
 use super::files::input_name;
 use super::output::{bytes, inform, note};
 use super::plan_table::summary;
-use super::wanted::{Needs, Wanted};
+use super::wanted::{AUTO, Needs, Wanted};
 use crate::CheckedBlock;
 use crate::calibrate::{LinkReport, ProbedLink};
 use crate::devices::Devices;
@@ -24,30 +24,51 @@ pub(super) struct Placed {
     pub(super) plan: Plan,
     /// File from which the plan was read, if any.
     pub(super) file: Option<PathBuf>,
-    strict: bool,
-    no_self_test: bool,
+    device_args: DeviceArgs,
+    placement: PlacementArgs,
+    needs: Needs,
 }
 
 impl Placed {
     /// Starts an engine with the plan. If a device is out of memory, cannot be opened or fails its self-test,
     /// replaces the plan and prints the new one to standard error. With `--strict` or a plan from a file, returns an error
     /// instead. With `--strict`, also returns an error if a route of the plan is not verified.
+    ///
+    /// If the GPUs of the selection `auto` fail their self-tests, uses the CPU, as if there were no GPU.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
-        let options = EngineOptions { no_self_test: self.no_self_test, ..options };
-        let Self { devices, planner, plan, file, strict, .. } = self;
-        if *strict {
+        let (trace, all_logits) = (options.trace, options.all_logits);
+        let (verify_transfers, stall_timeout) = (options.verify_transfers, options.stall_timeout);
+        let error = match self.start_here(model, options) {
+            Err(error @ Error::Untrusted { .. }) if self.devices.choice().requested == AUTO => error,
+            other => return other,
+        };
+        note(&format!("warning: {error}\nusing the CPU"));
+        let device_args = DeviceArgs { device: Some("cpu".into()), ..self.device_args.clone() };
+        *self = placed(model, &device_args, &self.placement, self.needs)?;
+        inform(&summary(&self.plan));
+        let options =
+            EngineOptions { trace, all_logits, verify_transfers, stall_timeout, ..EngineOptions::default() };
+        self.start_here(model, options)
+    }
+
+    /// Starts an engine on the selected devices.
+    fn start_here(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
+        let options = EngineOptions { no_self_test: self.placement.no_self_test, ..options };
+        let strict = self.device_args.strict;
+        let Self { devices, planner, plan, file, .. } = self;
+        if strict {
             super::strict::check_routes(devices, plan)?;
         }
         if let Some(path) = file {
             return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
-                error if *strict => super::strict::refused(error),
+                error if strict => super::strict::refused(error),
                 Error::Run(cause) if cause.refused_memory().is_some() => {
                     Error::PlanMemory { path: path.clone(), cause: Box::new(cause) }
                 }
                 other => other,
             });
         }
-        if *strict {
+        if strict {
             return Engine::start_exact(model, devices, plan, options).map_err(super::strict::refused);
         }
         let mut known = planner.clone();
@@ -117,8 +138,8 @@ pub(super) fn placed(
     let planner = wanted.over(planner, model)?;
     let plan = planner.plan()?;
     let file = placement.plan.as_deref().map(|path| input_name(path).into());
-    let (strict, no_self_test) = (device_args.strict, placement.no_self_test);
-    Ok(Placed { devices, planner, plan, file, strict, no_self_test })
+    let (device_args, placement) = (device_args.clone(), placement.clone());
+    Ok(Placed { devices, planner, plan, file, device_args, placement, needs })
 }
 
 /// Creates a planner for the fleet that the arguments name, or for the devices of this machine if they name

@@ -18,7 +18,7 @@ use std::path::Path;
 const MAX_PINS: usize = 1 << 16;
 
 /// Device selection if the user gives none.
-const AUTO: &str = "auto";
+pub(super) const AUTO: &str = "auto";
 
 /// Returns the default KV cache type for the type of activations.
 pub(super) fn usual_kv(activations: Activations) -> KvType {

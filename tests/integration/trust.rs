@@ -58,6 +58,12 @@ fn a_device_with_one_wrong_bit_is_left_out_by_name() {
             names_all(&said);
             assert!(said.contains(&format!("trying without {label}: plan: 0-13=cpu:0")), "{said}");
 
+            // Without another GPU, the selection auto uses the CPU.
+            let (code, out, said) = wrong(&[]);
+            assert_eq!((code, &out), (0, &right), "{said}");
+            names_all(&said);
+            assert!(said.contains("using the CPU") && said.contains("plan: 0-13=cpu:0"), "{said}");
+
             for (arguments, expected) in [
                 (&[&one_stage[..], &["--strict"]].concat()[..], 8),
                 (&["--device", &format!("{label},cpu:0"), "--max-stages", "1"], 1),
