@@ -6,7 +6,8 @@ KERNEL(ITEMS) arg_max(
 ) {
     BEGIN();
     SHARED ulong scratch[REDUCE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
+    bool is_used = GROUP(0) < count(params, word, rows);
+    width = is_used ? width : 0;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     ulong best = ranked(NAN, 0);
     for (uint first = 0; first < width; first += ITEMS) {
@@ -14,5 +15,5 @@ KERNEL(ITEMS) arg_max(
         if (c < width) best = max(best, ranked(from[c], c));
     }
     best = group_best(scratch, best);
-    if (ITEM == 0) out[GROUP(0)] = place_of(best);
+    if (ITEM == 0 && is_used) out[GROUP(0)] = place_of(best);
 }

@@ -7,17 +7,17 @@
 // Local memory of `merge`: for each item four sums, and that of the weights.
 #define MERGE_SPACE (5 * ITEMS)
 
-// Columns `column` … of the group's row. All items of the group come here together; what the first QUADS items get is right.
+// Columns `column` … of the group's row, which has `width`. All items of the group come here together; what the first QUADS items get is right.
 FN void merge(
-    LOCAL float *scratch, const GLOBAL float *partials, uint rows, uint heads, uint head_dim, uint splits, uint column,
-    PRIVATE float values[4]
+    LOCAL float *scratch, const GLOBAL float *partials, uint rows, uint heads, uint head_dim, uint splits, uint width,
+    uint column, PRIVATE float values[4]
 ) {
     const GLOBAL float *sums = partials + (size_t)rows * heads * splits * head_dim;
     uint share = ITEM / QUADS, quad = ITEM % QUADS;
     // Four columns are of one head, or are taken one at a time.
     uint together = head_dim % 4 == 0 ? 4 : 1;
     for (uint i = 0; i < 4; i += together) {
-        bool used = column + i < heads * head_dim;
+        bool used = column + i < width;
         size_t first = used ? ((size_t)GROUP(0) * heads + (column + i) / head_dim) * splits : 0;
         uint runs = used ? splits : 0, dim = (column + i) % head_dim;
         float largest = -INFINITE;
@@ -66,10 +66,9 @@ KERNEL(ITEMS) attention_merge_f32(
 ) {
     BEGIN();
     SHARED float scratch[MERGE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
-    uint width = heads * head_dim, column = GROUP(1) * 4 * QUADS + ITEM % QUADS * 4;
+    uint width = used_width(params, word, rows, heads * head_dim), column = GROUP(1) * 4 * QUADS + ITEM % QUADS * 4;
     float values[4];
-    merge(scratch, partials, rows, heads, head_dim, splits, column, values);
+    merge(scratch, partials, rows, heads, head_dim, splits, width, column, values);
     GLOBAL float *to = out + (size_t)GROUP(0) * width;
     #pragma unroll
     for (uint i = 0; i < 4; i++) {
@@ -84,10 +83,9 @@ KERNEL(ITEMS) attention_merge_int8(
     BEGIN();
     SHARED float scratch[MERGE_SPACE];
     SHARED uint quantising[QUANTISE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
-    uint width = heads * head_dim, column = GROUP(1) * 4 * QUADS + ITEM % QUADS * 4;
+    uint width = used_width(params, word, rows, heads * head_dim), column = GROUP(1) * 4 * QUADS + ITEM % QUADS * 4;
     float values[4];
-    merge(scratch, partials, rows, heads, head_dim, splits, column, values);
+    merge(scratch, partials, rows, heads, head_dim, splits, width, column, values);
     // Those whose columns are another's bring none, and what columns beyond the row hold is nobody's.
     uint own = ITEM < QUADS ? column : width;
     quantise(quantising, values, own, width, out + (size_t)GROUP(0) * row_bytes(width));
@@ -99,9 +97,8 @@ KERNEL(ITEMS) attention_merge_f16(
 ) {
     BEGIN();
     SHARED float scratch[MERGE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
-    uint width = heads * head_dim, column = GROUP(1) * 4 * QUADS + ITEM % QUADS * 4;
+    uint width = used_width(params, word, rows, heads * head_dim), column = GROUP(1) * 4 * QUADS + ITEM % QUADS * 4;
     float values[4];
-    merge(scratch, partials, rows, heads, head_dim, splits, column, values);
+    merge(scratch, partials, rows, heads, head_dim, splits, width, column, values);
     if (ITEM < QUADS) put_halves(values, column, width, out + (size_t)GROUP(0) * half_row_bytes(width));
 }

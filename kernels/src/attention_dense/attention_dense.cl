@@ -30,6 +30,12 @@ FN bool sees(Span span, uint prefix, uint position) {
     return position < prefix || ((int)position >= span.first && (int)position < span.end);
 }
 
+// The first step from `first` on of which a row of the tile may see a position.
+FN uint next_step(uint first, uint stop, uint prefix, int begin, int end) {
+    while (first < stop && first >= prefix && ((int)(first + POSITIONS) <= begin || (int)first >= end)) first += POSITIONS;
+    return first;
+}
+
 // cap · tanh(score / cap).
 FN float capped(float score, float cap) {
     return cap == 0.0f ? score : cap * tanh_of(score / cap);
@@ -75,8 +81,8 @@ KERNEL(ITEMS) attention_dense(
             #pragma unroll
             for (uint j = 0; j < DIMS / 64; j++) acc[i][j] = 0.0f;
         }
-        for (uint first = 0; first < stop; first += POSITIONS) {
-            if (first >= prefix && ((int)(first + POSITIONS) <= begin || (int)first >= end)) continue;
+        uint first = next_step(0, stop, prefix, begin, end);
+        for (; first < stop; first = next_step(first + POSITIONS, stop, prefix, begin, end)) {
             // Scores.
             float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             for (uint d0 = 0; d0 < d; d0 += CHUNK) {

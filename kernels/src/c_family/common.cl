@@ -5,6 +5,12 @@ FN uint count(const GLOBAL uint *params, uint word, uint capacity) {
     return word < 4 ? min(params[word], capacity) : 0;
 }
 
+// The width of a group's row: zero beyond the count. A kernel with barriers does not return there, because compilers that
+// run the items of a group one after the other must run the first one ahead to a barrier behind a branch.
+FN uint used_width(const GLOBAL uint *params, uint word, uint rows, uint width) {
+    return GROUP(0) < count(params, word, rows) ? width : 0;
+}
+
 // First column of the part of a row that is a group's: four columns an item.
 #define PART (GROUP(1) * 4 * ITEMS)
 

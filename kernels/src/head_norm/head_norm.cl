@@ -9,20 +9,24 @@ KERNEL(ITEMS) head_norm(
     uint form
 ) {
     BEGIN();
-    SHARED float scratch[REDUCE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
+    SHARED float scratch[2 * REDUCE_SPACE];
     uint first = form == WHOLE ? GROUP(1) * heads : GROUP(1);
-    uint dims = form == WHOLE ? head_dim * (GROUP(1) ? kv_heads : heads) : head_dim;
+    uint dims = used_width(params, word, rows, form == WHOLE ? head_dim * (GROUP(1) ? kv_heads : heads) : head_dim);
     GLOBAL float *head = qkv + ((size_t)GROUP(0) * (heads + 2 * kv_heads) + first) * head_dim;
     const GLOBAL float *weight = weights + (form ? first : first >= heads) * head_dim;
-    float sum = 0.0f, mean = 0.0f;
-    if (form == CENTRED) {
-        for (uint d = ITEM; d < dims; d += ITEMS) sum += head[d];
-        mean = group_sum(scratch, sum) / (float)dims;
-        BARRIER();
-        sum = 0.0f;
+    float mean = 0.0f, squares = 0.0f;
+    // The first turn computes the mean, the second one the squares. A branch around a reduction would be shorter, but
+    // PoCL 5 and 6 then compute other reductions of the kernel wrong.
+    for (uint turn = form == CENTRED ? 0 : 1; turn < 2; turn++) {
+        float sum = 0.0f;
+        for (uint d = ITEM; d < dims; d += ITEMS) {
+            float rest = head[d] - mean;
+            sum = turn == 0 ? sum + rest : fma(rest, rest, sum);
+        }
+        sum = group_sum(scratch + turn * REDUCE_SPACE, sum) / (float)dims;
+        mean = turn == 0 ? sum : mean;
+        squares = sum;
     }
-    for (uint d = ITEM; d < dims; d += ITEMS) sum = fma(head[d] - mean, head[d] - mean, sum);
-    float scale = 1.0f / sqrt(group_sum(scratch, sum) / (float)dims + AS_FLOAT(epsilon));
+    float scale = 1.0f / sqrt(squares + AS_FLOAT(epsilon));
     for (uint d = ITEM; d < dims; d += ITEMS) head[d] = (head[d] - mean) * scale * weight[d];
 }

@@ -29,18 +29,19 @@ fn head_norm(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     let dims = select(1u, select(constants.kv_heads, constants.heads, group.y == 0u), is_whole) * head_dim;
     let head = (group.x * (constants.heads + 2u * constants.kv_heads) + first) * head_dim;
     let weight = select(first, u32(first >= constants.heads), constants.form == 0u) * head_dim;
-    var sum = 0.0;
     var mean = 0.0;
-    if constants.form == CENTRED {
-        for (var d = item.index; d < dims; d += ITEMS) { sum += qkv[head + d]; }
-        mean = group_sum(item, sum) / f32(dims);
-        sum = 0.0;
+    var squares = 0.0;
+    // The first turn computes the mean, the second one the squares, without a branch around a barrier.
+    for (var turn = select(1u, 0u, constants.form == CENTRED); turn < 2u; turn++) {
+        var sum = 0.0;
+        for (var d = item.index; d < dims; d += ITEMS) {
+            let rest = qkv[head + d] - mean;
+            sum += select(rest * rest, rest, turn == 0u);
+        }
+        squares = group_sum(item, sum) / f32(dims);
+        mean = select(mean, squares, turn == 0u);
     }
-    for (var d = item.index; d < dims; d += ITEMS) {
-        let rest = qkv[head + d] - mean;
-        sum += rest * rest;
-    }
-    let scale = inverseSqrt(group_sum(item, sum) / f32(dims) + constants.epsilon);
+    let scale = inverseSqrt(squares + constants.epsilon);
     for (var d = item.index; d < dims; d += ITEMS) {
         qkv[head + d] = (qkv[head + d] - mean) * scale * weights[weight + d];
     }

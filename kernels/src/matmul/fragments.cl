@@ -71,12 +71,13 @@ KERNEL(ITEMS) matmul_fragments(
     SHARED ushort tile_w[TILE * TILE_PITCH] ALIGNED;
     FRAGMENT_SPACE();
     uint used = count(params, word, rows), m0 = GROUP(0) * TILE, n0 = GROUP(1) * TILE;
-    if (m0 >= used) return;
-    uint pitch = half_pitch(k), lane = ITEM % WAVE, wave = ITEM / WAVE;
+    // Groups beyond the count have no columns. They load row m0, which exists, and write none.
+    uint last = max(used, m0 + 1) - 1, pitch = half_pitch(k), end = m0 < used ? pitch : 0;
+    uint lane = ITEM % WAVE, wave = ITEM / WAVE;
     uint wave_row = wave / WAVES_ABREAST * WAVE_ROWS, wave_column = wave % WAVES_ABREAST * WAVE_COLUMNS;
     const GLOBAL ushort *from_x = x + (size_t)m0 * pitch, *from_w = weights + (size_t)n0 * pitch;
     uint4 next_x[PIECES], next_w[PIECES];
-    load_pieces(next_x, from_x, used - 1 - m0, pitch);
+    load_pieces(next_x, from_x, last - m0, pitch);
     load_pieces(next_w, from_w, n - 1 - n0, pitch);
     float d[WAVE_ROWS / SIDE][WAVE_COLUMNS / SIDE][SUMS];
     #pragma unroll
@@ -87,7 +88,7 @@ KERNEL(ITEMS) matmul_fragments(
             for (uint e = 0; e < SUMS; e++) d[i][j][e] = 0.0f;
         }
     }
-    for (uint at = TILE_K; at <= pitch; at += TILE_K) {
+    for (uint at = TILE_K; at <= end; at += TILE_K) {
         BARRIER();
         #pragma unroll
         for (uint i = 0; i < PIECES; i++) {
@@ -97,7 +98,7 @@ KERNEL(ITEMS) matmul_fragments(
         }
         BARRIER();
         if (at < pitch) {
-            load_pieces(next_x, from_x + at, used - 1 - m0, pitch);
+            load_pieces(next_x, from_x + at, last - m0, pitch);
             load_pieces(next_w, from_w + at, n - 1 - n0, pitch);
         }
         #pragma unroll
@@ -127,7 +128,7 @@ KERNEL(ITEMS) matmul_fragments(
                 // Values beyond the edge repeat the edge and are not written, so no load waits for another.
                 #pragma unroll
                 for (uint e = 0; e < SUMS; e++) {
-                    uint from = min(row + sum_row(lane, e), used - 1);
+                    uint from = min(row + sum_row(lane, e), last);
                     d[i][j][e] += y[(size_t)from * stride + min(column, n - 1)];
                 }
             }

@@ -10,19 +10,19 @@ KERNEL(ITEMS) matmul_tiled(
     SHARED uint w_tile[16 * 64] ALIGNED;
     SHARED float w_scales[2 * 64 * (1 + UNEQUAL) * (1 + MINIMA)];
     uint used = count(params, word, rows);
-    if (GROUP(0) * 64 >= used) return;
     uint line = GROUP(0) * 64 + SUB_GROUP / 4 * WIDTH, lane = SUB_GROUP % 4 * WIDTH + LANE;
     // Rows beyond the count are computed from the last and not written.
     const GLOBAL uchar *from_x = x + (size_t)min(line + LANE, used - 1) * row_bytes(k);
     float acc[WIDTH];
     #pragma unroll
     for (uint r = 0; r < WIDTH; r++) acc[r] = 0.0f;
-    uint groups = (n + 15) / 16, blocks = k / 32;
+    // Groups beyond the count have no columns.
+    uint groups = (n + 15) / 16, blocks = k / 32, end = GROUP(0) * 64 < used ? blocks : 0;
     // Weights: 2 blocks × 4 groups × 8 quads × 4 parts.
     uint part = ITEM % 4, quad = ITEM / 4 % 8, tile_group = ITEM / 32 % 4, own = ITEM / 128;
     uint group = min(GROUP(1) * 4 + tile_group, groups - 1);
     const GLOBAL uchar *from_w = weights + (size_t)group * group_bytes(k);
-    for (uint first = 0; first < blocks; first += 2) {
+    for (uint first = 0; first < end; first += 2) {
         if (first + own < blocks) {
             uint words[4], to = tile_group * 16 + part * 4;
             quad_words(from_w, blocks, first + own, quad, part, words);

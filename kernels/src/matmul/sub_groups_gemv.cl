@@ -12,7 +12,8 @@ KERNEL(ITEMS) matmul_gemv(
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
     BEGIN();
-    SHARED float partial[16 * STRIDE];
+    // Rows of x take turns, so that none waits for the readers of the sums before.
+    SHARED float partials[2 * 16 * STRIDE];
     const GLOBAL uchar *group = weights + (size_t)GROUP(0) * group_bytes(k);
     uint used = count(params, word, rows), column = GROUP(0) * 16 + SUB_GROUP;
     // With room for one row only, nothing waits for the count: it matters when the row is written.
@@ -21,7 +22,7 @@ KERNEL(ITEMS) matmul_gemv(
         #pragma unroll
         for (uint r = 0; r < LANES; r++) acc[0][r] = 0.0f;
         accumulate_rows(group, x + (size_t)row * row_bytes(k), k, 1, acc);
-        if (row > 0) BARRIER(); // the sums of the row before have been read
+        LOCAL float *partial = partials + row % 2 * 16 * STRIDE;
         #pragma unroll
         for (uint r = 0; r < LANES; r++) {
             partial[(ITEM % PARTS * LANES + r) * STRIDE + ITEM / PARTS] = acc[0][r];

@@ -13,8 +13,8 @@ KERNEL(ITEMS) matmul_rows(
 ) {
     BEGIN();
     uint used = count(params, word, rows), to_column = GROUP(0) * (ITEMS / WIDTH) + SUB_GROUP;
-    if (to_column >= n) return;
-    const GLOBAL uchar *row = weights + (size_t)to_column * pitch_bytes(k);
+    // Beyond the last row of weights a sub-group computes that row, and does not write.
+    const GLOBAL uchar *row = weights + (size_t)min(to_column, n - 1) * pitch_bytes(k);
     for (uint start = 0; start < used; start += M) {
         float acc[M];
         #pragma unroll
@@ -52,7 +52,7 @@ KERNEL(ITEMS) matmul_rows(
             float sum = sub_group_reduce_add(acc[m]);
             if (LANE == m) value = sum;
         }
-        if (LANE < M && start + LANE < used) {
+        if (LANE < M && start + LANE < used && to_column < n) {
             GLOBAL float *to = y + (size_t)(start + LANE) * stride + to_column;
             *to = accumulate ? *to + value : value;
         }

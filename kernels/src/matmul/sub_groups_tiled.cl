@@ -9,19 +9,19 @@ KERNEL(ITEMS) matmul_tiled(
     BEGIN();
     SHARED VALUE w_tile[64 * 64];
     uint used = count(params, word, rows);
-    if (GROUP(0) * 64 >= used) return;
     uint line = GROUP(0) * 64 + SUB_GROUP / 4 * WIDTH, lane = SUB_GROUP % 4 * WIDTH + LANE;
     // Rows beyond the count are computed from the last and not written.
     const GLOBAL INPUT *from_x = x + (size_t)min(line + LANE, used - 1) * ROW_LENGTH(k);
     float acc[WIDTH];
     #pragma unroll
     for (uint r = 0; r < WIDTH; r++) acc[r] = 0.0f;
-    uint groups = (n + 15) / 16;
+    // Groups beyond the count have no columns.
+    uint groups = (n + 15) / 16, end = GROUP(0) * 64 < used ? k : 0;
     // Weights: 2 blocks × 4 groups × 8 quads × 4 parts.
     uint part = ITEM % 4, quad = ITEM / 4 % 8, tile_group = ITEM / 32 % 4, own = ITEM / 128;
     uint group = min(GROUP(1) * 4 + tile_group, groups - 1);
     const GLOBAL uchar *from_w = weights + (size_t)group * group_bytes(k);
-    for (uint first = 0; first < k; first += 64) {
+    for (uint first = 0; first < end; first += 64) {
         if (first + own * 32 < k) {
             float values[4][4];
             quad_values(from_w, k, first / 32 + own, quad, part, values);

@@ -12,7 +12,6 @@ KERNEL(ITEMS) matmul_tiled(
     SHARED float w_tile[32 * COLUMN] ALIGNED;
     SHARED float x_tile[32 * COLUMN] ALIGNED;
     uint used = count(params, word, rows), first_row = GROUP(0) * 64;
-    if (first_row >= used) return;
     // The item's weights are 4 from `lane` and 4 from `lane` + 32, its rows of x 4 from `line`.
     uint lane = ITEM % 8 * 4, line = ITEM / 8 * 4;
     float acc[4][8];
@@ -21,8 +20,9 @@ KERNEL(ITEMS) matmul_tiled(
         #pragma unroll
         for (uint j = 0; j < 8; j++) acc[i][j] = 0.0f;
     }
-    uint groups = (n + 15) / 16;
-    for (uint block = 0; block < k / 32; block++) {
+    // Groups beyond the count have no columns.
+    uint groups = (n + 15) / 16, blocks = first_row < used ? k / 32 : 0;
+    for (uint block = 0; block < blocks; block++) {
         // Weights: 4 groups × 8 quads × 4 parts.
         uint part = ITEM % 4, quad = ITEM / 4 % 8, tile_group = ITEM / 32;
         uint group = min(GROUP(1) * 4 + tile_group, groups - 1);

@@ -15,7 +15,6 @@ KERNEL(ITEMS) matmul_tiled(
     SHARED float x_scales[2 * 64];
     SHARED int x_sums[2 * 2 * 64];
     uint used = count(params, word, rows), first_row = GROUP(0) * 64;
-    if (first_row >= used) return;
     // The item's weights are 4 from `lane` and 4 from `lane` + 32, its rows of x 4 from `line`.
     uint lane = ITEM % 8 * 4, line = ITEM / 8 * 4;
     float acc[4][8];
@@ -24,8 +23,9 @@ KERNEL(ITEMS) matmul_tiled(
         #pragma unroll
         for (uint j = 0; j < 8; j++) acc[i][j] = 0.0f;
     }
-    uint groups = (n + 15) / 16, blocks = k / 32;
-    for (uint first = 0; first < blocks; first += 2) {
+    // Groups beyond the count have no columns.
+    uint groups = (n + 15) / 16, blocks = k / 32, end = first_row < used ? blocks : 0;
+    for (uint first = 0; first < end; first += 2) {
         uint step = min(2u, blocks - first);
         // Weights: 4 groups × 8 quads × 4 parts of each block.
         for (uint b = 0; b < step; b++) {

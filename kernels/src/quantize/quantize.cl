@@ -41,7 +41,7 @@ KERNEL(ITEMS) quantize(
 ) {
     BEGIN();
     SHARED uint scratch[QUANTISE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
+    width = used_width(params, word, rows, width);
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
     uint column = PART + 4 * ITEM;

@@ -23,7 +23,7 @@ KERNEL(ITEMS) rms_norm_f32(
 ) {
     BEGIN();
     SHARED float scratch[REDUCE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
+    width = used_width(params, word, rows, width);
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL float *to = out + (size_t)GROUP(0) * width;
     float scale = norm_scale(scratch, from, width, AS_FLOAT(epsilon));
@@ -41,7 +41,7 @@ KERNEL(ITEMS) rms_norm_int8(
     BEGIN();
     SHARED float scratch[REDUCE_SPACE];
     SHARED uint quantising[QUANTISE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
+    width = used_width(params, word, rows, width);
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
     float scale = norm_scale(scratch, from, width, AS_FLOAT(epsilon));
@@ -65,7 +65,7 @@ KERNEL(ITEMS) rms_norm_f16(
 ) {
     BEGIN();
     SHARED float scratch[REDUCE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
+    width = used_width(params, word, rows, width);
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * half_row_bytes(width);
     float scale = norm_scale(scratch, from, width, AS_FLOAT(epsilon));

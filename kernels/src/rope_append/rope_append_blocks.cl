@@ -40,10 +40,10 @@ KERNEL(ITEMS) rope_append(
     BEGIN();
     SHARED float fresh[ITEMS] ALIGNED;
     uint row = GROUP(0), kv_head = GROUP(1), group = heads / kv_heads, pairs = rope_dims / 2;
-    if (row >= count(params, 0, rows)) return;
+    bool is_used = row < count(params, 0, rows);
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row], position = at.positions[row];
-    bool exists = sequence < sequences && position / 16 < table_blocks;
+    bool exists = is_used && sequence < sequences && position / 16 < table_blocks;
     uint block = exists ? at.tables[(size_t)sequence * table_blocks + position / 16] : cache_blocks;
     GLOBAL float *joint = qkv + (size_t)row * (heads + 2 * kv_heads) * head_dim;
     GLOBAL float *q = joint + (size_t)kv_head * group * head_dim;
@@ -52,7 +52,7 @@ KERNEL(ITEMS) rope_append(
     // Items beside each other take pairs beside each other. If there are more items than pairs, the remaining
     // items take further queries.
     uint columns = min(pairs, (uint)ITEMS), lines = columns ? ITEMS / columns : 0;
-    bool turns = ITEM < columns * lines;
+    bool turns = is_used && ITEM < columns * lines;
     for (uint i = turns ? ITEM % columns : pairs; i < pairs; i += columns) {
         float sine, cosine;
         turn(position, frequencies[i], AS_FLOAT(magnitude), &sine, &cosine);
@@ -64,15 +64,16 @@ KERNEL(ITEMS) rope_append(
             to[second] = fma(a, sine, b * cosine);
         }
     }
-    if (block >= cache_blocks) return;
-    size_t part = (size_t)block * kv_heads + kv_head, blocks = head_dim / 32;
+    exists = block < cache_blocks;
+    size_t part = exists ? (size_t)block * kv_heads + kv_head : 0, blocks = head_dim / 32;
+    uint end = exists ? head_dim : 0;
     uint slot = position % 16;
     GLOBAL uchar *to_keys = keys + part * blocks * 16 * (KEY_BYTES + 2);
     GLOBAL uchar *to_values = values + part * blocks * 16 * (VALUE_BYTES + 2);
     GLOBAL HALF *key_scales = (GLOBAL HALF *)(to_keys + scales_from(head_dim, KEY_BYTES));
     GLOBAL HALF *value_scales = (GLOBAL HALF *)(to_values + scales_from(head_dim, VALUE_BYTES));
     const LOCAL float *mine = fresh + ITEM / 32 * 32;
-    for (uint first = 0; first < head_dim; first += ITEMS) {
+    for (uint first = 0; first < end; first += ITEMS) {
         // An item takes one dimension of the key, turned, then of the value.
         uint dim = first + ITEM, i = dim % 32;
         size_t of_block = dim / 32;

@@ -28,7 +28,7 @@ KERNEL(ITEMS) silu_mul_int8(
 ) {
     BEGIN();
     SHARED uint quantising[QUANTISE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
+    width = used_width(params, word, rows, width);
     const GLOBAL float *gate = gate_up + (size_t)GROUP(0) * 2 * width, *up = gate + width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
     uint column = PART + 4 * ITEM;

@@ -9,7 +9,8 @@ KERNEL(ITEMS) top_k(
 ) {
     BEGIN();
     SHARED ulong scratch[REDUCE_SPACE];
-    if (GROUP(0) >= count(params, word, rows)) return;
+    width = used_width(params, word, rows, width);
+    k = min(k, width);
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     size_t to = (size_t)GROUP(0) * k;
     ulong left = 0;
