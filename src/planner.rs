@@ -508,6 +508,7 @@ pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
         context: h.context,
         row_bytes: u64::from(h.width) * 4,
         logit_row_bytes: u64::from(h.vocabulary) * 4,
+        sequence_frequencies: h.rope.sequence_frequencies(),
     })
 }
 

@@ -22,6 +22,7 @@ pub mod model;
 pub mod op;
 mod passes;
 pub mod program;
+mod rope_lengths;
 mod safetensors;
 pub mod segment;
 pub mod source;
@@ -47,6 +48,7 @@ pub use model::Model;
 pub use program::{
     CompiledStage, Program, ProgramStep, Slice, StageBuffer, WeightBuffer, WeightChunk, WeightContent,
 };
+pub use rope_lengths::RopeLengths;
 pub use segment::{Segment, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};

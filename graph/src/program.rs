@@ -3,6 +3,7 @@
 
 use crate::error::ModelError;
 use crate::kv_ring::KvRing;
+use crate::rope_lengths::RopeLengths;
 use crate::stack::StackedMatrix;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_hal::{Access, Module};
@@ -244,6 +245,8 @@ pub struct CompiledStage {
     pub kv_blocks: u32,
     /// KV ring of the layers with a window. `None` if all layers of the model keep all positions.
     pub kv_ring: Option<KvRing>,
+    /// RoPE frequencies that depend on the length of a sequence. `None` if those of the model do not.
+    pub rope_lengths: Option<RopeLengths>,
     /// Whether the blocks of each buffer of the KV cache are those of KV rings.
     pub is_kv_ring: Vec<bool>,
     /// Names of the kernel variants that implement the module's entries, for receipts.
@@ -279,11 +282,11 @@ impl CompiledStage {
         self.programs.last().map_or(0, |p| p.params.logit_rows)
     }
 
-    /// Returns the size in bytes of the parameters of a program: one parameter block, and a second one with
-    /// the block tables of KV rings if the model has any.
+    /// Returns the size in bytes of the parameters of a program: one parameter block, a second one with the
+    /// block tables of KV rings if the model has any, and RoPE frequencies that depend on the length.
     pub fn params_bytes(&self, program: &Program) -> u64 {
-        let shape = &program.params;
-        if self.kv_ring.is_some() { shape.kv_ring_offset() + shape.bytes() } else { shape.bytes() }
+        let pairs = self.rope_lengths.as_ref().map_or(0, RopeLengths::pairs);
+        program.params.all_bytes(self.kv_ring.is_some(), pairs)
     }
 
     /// Returns the size in bytes of a cache block in a buffer of the KV cache.

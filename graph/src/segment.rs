@@ -150,9 +150,8 @@ impl<'a> Measure<'a> {
     }
 
     fn tensors(&self, nodes: &[NodeIndex]) -> Result<Vec<SegmentTensor>, ModelError> {
-        let in_layout = |kept: fn(TensorType) -> Layout| {
-            compile::weight_buffers(self.model, &self.graph, nodes, self.lowering.context, kept)
-        };
+        let in_layout =
+            |kept: fn(TensorType) -> Layout| compile::weight_buffers(self.model, &self.graph, nodes, kept);
         let (rows16, row_major) = (in_layout(|_| Layout::Rows16)?, in_layout(row_major_if_plain)?);
         let larger = |(a, b): (&WeightBuffer, &WeightBuffer)| SegmentTensor {
             name: a.name.clone(),

@@ -28,8 +28,8 @@ pub const SEQUENCES: u32 = 2;
 /// Number of words in the header, before the lists.
 pub const HEADER_WORDS: usize = 4;
 
-/// Alignment of the second parameter block in bytes. Every device can bind a range that starts at a multiple.
-const RING_ALIGNMENT_BYTES: u64 = 512;
+/// Alignment in bytes of what follows the first parameter block. Every device can bind a range that starts at a multiple.
+const ALIGNMENT_BYTES: u64 = 512;
 
 /// Capacities of a parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +83,27 @@ impl ParamsShape {
     /// Returns the offset in bytes of the second parameter block of models that have KV rings. Kernels that
     /// access a cache with a KV ring read this block. It differs from the first one only in its block tables.
     pub fn kv_ring_offset(&self) -> u64 {
-        self.bytes().next_multiple_of(RING_ALIGNMENT_BYTES)
+        self.bytes().next_multiple_of(ALIGNMENT_BYTES)
+    }
+
+    /// Returns the offset in bytes of the RoPE frequencies that depend on the length of a sequence, f32
+    /// `[sequences, pairs]`. They follow the parameter blocks.
+    pub fn frequencies_offset(&self, has_ring: bool) -> u64 {
+        self.all_bytes(has_ring, 0).next_multiple_of(ALIGNMENT_BYTES)
+    }
+
+    /// Returns the bytes of these frequencies, with `pairs` of them per sequence.
+    pub fn frequencies_bytes(&self, pairs: u32) -> u64 {
+        u64::from(self.sequences) * u64::from(pairs) * 4
+    }
+
+    /// Returns the bytes of all parameters: one block or, with KV rings, two, and `pairs` frequencies per
+    /// sequence. `pairs` is 0 if frequencies do not depend on the length.
+    pub fn all_bytes(&self, has_ring: bool, pairs: u32) -> u64 {
+        match pairs {
+            0 if has_ring => self.kv_ring_offset() + self.bytes(),
+            0 => self.bytes(),
+            _ => self.frequencies_offset(has_ring) + self.frequencies_bytes(pairs),
+        }
     }
 }

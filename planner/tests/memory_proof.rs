@@ -73,6 +73,7 @@ fn plan_verifying(
         context: h.context,
         row_bytes: u64::from(h.width) * 4,
         logit_row_bytes: u64::from(h.vocabulary) * 4,
+        sequence_frequencies: h.rope.sequence_frequencies(),
     };
     ragtag_planner::plan(&PlannerInput {
         model: &facts,

@@ -484,6 +484,7 @@ mod tests {
         let item = |first_position: u32, tokens: &[u32], logits| Item {
             sequence: SequenceId(first_position.into()),
             first_position,
+            prompt_tokens: 0,
             tokens: tokens.into(),
             blocks: [].into(),
             ring: [].into(),

@@ -33,6 +33,7 @@ mod memory;
 mod models;
 mod pictures;
 mod pipelines;
+mod rope_lengths;
 mod simulation;
 mod streaming;
 mod support;

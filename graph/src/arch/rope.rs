@@ -48,8 +48,8 @@ pub enum RopeFactors {
     None,
     /// The tensor `rope_freqs.weight`.
     File,
-    /// Two lists of factors as in LongRoPE: one for contexts of up to `original_context` positions, and one
-    /// for longer contexts.
+    /// Two lists of factors as in LongRoPE: one for sequences of up to `original_context` tokens, and one for
+    /// longer sequences.
     ByContext {
         /// Maximum sequence length before scaling, in tokens.
         original_context: u32,
@@ -127,7 +127,7 @@ impl Llama3Scaling {
     }
 }
 
-/// RoPE scaling of type `dynamic`. Contexts longer than the original context get a larger base.
+/// RoPE scaling of type `dynamic`. Sequences longer than the original context get a larger base.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DynamicScaling {
     /// Factor from which the base follows.
@@ -137,21 +137,32 @@ pub struct DynamicScaling {
 }
 
 impl DynamicScaling {
-    /// Returns the base for sequences of up to `context` tokens.
-    fn base(&self, rope: &Rope, context: u32) -> f32 {
-        if context <= self.original_context || rope.dimensions <= 2 {
+    /// Returns the base for a sequence of `length` tokens.
+    fn base(&self, rope: &Rope, length: u32) -> f32 {
+        if length <= self.original_context || rope.dimensions <= 2 {
             return rope.base;
         }
         let (factor, dimensions) = (f64::from(self.factor), f64::from(rope.dimensions));
-        let growth = factor * f64::from(context) / f64::from(self.original_context) - (factor - 1.0);
+        let growth = factor * f64::from(length) / f64::from(self.original_context) - (factor - 1.0);
         (f64::from(rope.base) * growth.powf(dimensions / (dimensions - 2.0))) as f32
     }
 }
 
 impl Rope {
-    /// Returns the parameters for sequences of up to `context` tokens, without dynamic scaling.
-    pub(crate) fn for_context(&self, context: u32) -> Self {
-        let base = self.dynamic.map_or(self.base, |dynamic| dynamic.base(self, context));
+    /// Returns the number of frequencies that depend on the length of a sequence: all or none.
+    pub fn sequence_frequencies(&self) -> u32 {
+        let depend = self.dynamic.is_some() || matches!(self.factors, RopeFactors::ByContext { .. });
+        if depend { self.dimensions / 2 } else { 0 }
+    }
+
+    /// Returns whether frequencies depend on the length of a sequence.
+    pub(crate) fn depends_on_length(&self) -> bool {
+        self.sequence_frequencies() > 0
+    }
+
+    /// Returns the parameters for a sequence of `length` tokens, without dynamic scaling.
+    pub(crate) fn at_length(&self, length: u32) -> Self {
+        let base = self.dynamic.map_or(self.base, |dynamic| dynamic.base(self, length));
         Rope { base, dynamic: None, ..*self }
     }
 
@@ -210,7 +221,7 @@ impl fmt::Display for Rope {
             RopeFactors::None => Ok(()),
             RopeFactors::File => f.write_str(", factors of the file"),
             RopeFactors::ByContext { original_context } => {
-                write!(f, ", factors for contexts up to {original_context} and beyond")
+                write!(f, ", factors for sequences up to {original_context} tokens and beyond")
             }
         }
     }

@@ -4,6 +4,7 @@ use super::files::{INDEX, MODEL};
 use super::*;
 use crate::arch::RopePairing;
 use crate::model::Model;
+use crate::rope_lengths::RopeLengths;
 use crate::safetensors::Dtype;
 use crate::source::MemorySource;
 use ragtag_kernels::TensorType;
@@ -265,16 +266,22 @@ fn rotary_scaling_of_llama_3() {
     assert!(fails("original_max_position_embeddings", (-1).into()).contains("-1 is not in 1 …"));
 }
 
-/// Compares the bases for several contexts with the formula of the `transformers` library.
+/// Compares the frequencies for several lengths with the formula of the `transformers` library.
 #[test]
-fn dynamic_scaling_depends_on_the_context() {
+fn dynamic_scaling_depends_on_the_length() {
     let scaling = json!({ "rope_type": "dynamic", "factor": 4.0 });
     let made = Made::new().with("rope_scaling", scaling).with("max_position_embeddings", 64.into());
-    let rope = made.open().unwrap().hyperparameters().rope;
-    assert_eq!(rope.for_context(64), Made::new().open().unwrap().hyperparameters().rope);
-    let longer = rope.for_context(96).base;
-    let expected = 10_000.0 * (4.0 * 96.0 / 64.0 - 3.0f64).powf(16.0 / 14.0);
-    assert!((f64::from(longer) / expected - 1.0).abs() < 1e-6, "{longer} for {expected}");
+    let lengths = RopeLengths::of(&made.open().unwrap()).unwrap().unwrap();
+    assert_eq!(lengths.recompute_at(), None);
+    let plain = Made::new().open().unwrap().hyperparameters().rope.frequencies(None);
+    assert_eq!([1, 64].map(|length| lengths.frequencies(length).to_vec()), [plain.clone(), plain]);
+    for length in [65, 96, 1000] {
+        let base = 10_000.0 * (4.0 * f64::from(length) / 64.0 - 3.0).powf(16.0 / 14.0);
+        for (pair, found) in lengths.frequencies(length).iter().enumerate() {
+            let wanted = base.powf(-2.0 * pair as f64 / 16.0);
+            assert!((f64::from(*found) / wanted - 1.0).abs() < 1e-6, "{found} for {wanted}");
+        }
+    }
     assert!(made.with("rope_scaling", json!({ "type": "dynamic" })).error().contains("rope_scaling.factor"));
 }
 

@@ -184,9 +184,14 @@ impl Emitter<'_> {
                 (Kernel::HeadNorm, [output].into_iter().chain(weight).collect(), constants)
             }
             Operator::RopeAppend { layer, heads, rope } => {
-                let constants = [self.cache_constants(*layer, heads), rope_constants(rope).into()].concat();
-                let cache = self.caches.arguments(*layer);
-                let arguments = [output].into_iter().chain(weight).chain(cache).collect();
+                let (frequencies, tables) = match weight {
+                    Some(weight) => (weight, 1),
+                    None => (self.sequence_frequencies(rope), p.sequences),
+                };
+                let cache = self.cache_constants(*layer, heads);
+                let constants = [&cache[..], &rope_constants(rope), &[tables]].concat();
+                let [keys, values] = self.caches.arguments(*layer);
+                let arguments = vec![output, frequencies, keys, values];
                 (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
             }
             Operator::Attention { layer, heads, scores } => {
@@ -249,6 +254,12 @@ impl Emitter<'_> {
         arguments[0] = self.output(self.graph.inputs(index)[0]);
         arguments.push(self.weight(&frequencies_name(rope))?);
         Ok((Kernel::AppendAttention(self.lowering.kv), arguments, constants))
+    }
+
+    /// Returns the RoPE frequencies of each sequence, which follow the parameter blocks.
+    fn sequence_frequencies(&self, rope: &Rope) -> Argument {
+        let offset = self.params.frequencies_offset(self.caches.ring.is_some());
+        (StageBuffer::Params, offset, self.params.frequencies_bytes(rope.dimensions / 2))
     }
 
     /// Returns whether an operator accesses a KV cache whose blocks are those of KV rings.
@@ -429,7 +440,7 @@ mod tests {
     fn every_weight_needs_its_buffer() {
         for model in [test_models::qwen2(), test_models::starcoder2()] {
             let graph = model.graph(Activations::F32);
-            let all = weight_buffers(&model, &graph, &graph.ordered(), 64, |_| Layout::Rows16).unwrap();
+            let all = weight_buffers(&model, &graph, &graph.ordered(), |_| Layout::Rows16).unwrap();
             assert!(emit(&model, &all).is_ok());
             for missing in 0..all.len() {
                 let (mut others, wanted) = (all.clone(), &all[missing].name);

@@ -20,6 +20,7 @@ use crate::model::Model;
 use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer};
+use crate::rope_lengths::RopeLengths;
 use crate::stack::{Stack, StackShape};
 use crate::wire_type::WireType;
 use caches::Caches;
@@ -51,7 +52,7 @@ pub fn compile(
     let plain = model.graph(Activations::F32);
     let caches = Caches::new(&plain, &segments, lowering);
     let nodes = plain.within(&segments);
-    let weights = weight_buffers(model, &plain, &nodes, lowering.context, |t| layout_for(t, caps))?;
+    let weights = weight_buffers(model, &plain, &nodes, |t| layout_for(t, caps))?;
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let is_widened = |t: TensorType| {
         let form = |rows| activations_for(t, lowering.activations, caps, rows);
@@ -94,6 +95,7 @@ pub fn compile(
         kv_bytes,
         kv_blocks: lowering.cache_blocks(),
         kv_ring: caches.ring,
+        rope_lengths: RopeLengths::of(model)?,
         is_kv_ring,
         scratch_bytes,
         row_bytes,
@@ -131,7 +133,10 @@ fn fuse(
     });
     // With several rows, one row could read keys and values while another row appends them.
     if params.rows == 1 && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
-        passes::fuse_appends(graph, |heads| append::takes(heads.dimensions));
+        // The fused kernel has one table of frequencies.
+        passes::fuse_appends(graph, |heads, rope| {
+            append::takes(heads.dimensions) && !rope.depends_on_length()
+        });
     }
     graph.check();
 }

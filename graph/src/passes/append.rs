@@ -1,13 +1,14 @@
 //! Fuses RoPE and KV append into the split attention that follows them, in programs for a single row.
 
+use crate::arch::Rope;
 use crate::op::{Heads, Operator, OperatorGraph};
 
 /// Fuses every [`Operator::RopeAppend`] whose only reader is a split attention operator, if `fuses` accepts
-/// its heads.
-pub(crate) fn fuse_appends(graph: &mut OperatorGraph, fuses: impl Fn(Heads) -> bool) {
+/// its heads and its RoPE.
+pub(crate) fn fuse_appends(graph: &mut OperatorGraph, fuses: impl Fn(Heads, &Rope) -> bool) {
     for append in graph.ordered() {
         let Operator::RopeAppend { heads, rope, .. } = graph.node(append).operator else { continue };
-        if !fuses(heads) {
+        if !fuses(heads, &rope) {
             continue;
         }
         let [(attention, _)] = graph.consumers(append)[..] else { continue };

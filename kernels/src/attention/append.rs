@@ -43,7 +43,7 @@ const BINDINGS: &[Access] =
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let [rows, _, _, _, heads, _, head_dim, _, _, _, window, _, splits, rope @ ..] = array::<16>(constants);
     let mut append = [0; 5];
-    rope_append::extents(kv_type, &[&constants[..8], &rope].concat(), &mut append);
+    rope_append::extents(kv_type, &[&constants[..8], &rope, &[1]].concat(), &mut append);
     let [params, qkv, frequencies, keys, values] = append;
     let qkv = if rows <= 1 && takes(head_dim) && window > 0 { qkv } else { IMPOSSIBLE };
     out.copy_from_slice(&[

@@ -38,21 +38,20 @@ fn sin_cos(angle: f64) -> (f32, f32) {
 }
 
 /// Sines and cosines of the rotation angles at one position, times the magnitude.
-struct Turns<'a> {
-    frequencies: &'a [f32],
+struct Turns {
     sines: Vec<f32>,
     cosines: Vec<f32>,
 }
 
-impl<'a> Turns<'a> {
-    fn new(frequencies: &'a [f32]) -> Self {
-        Self { frequencies, sines: vec![0.0; frequencies.len()], cosines: vec![0.0; frequencies.len()] }
+impl Turns {
+    fn new(pairs: usize) -> Self {
+        Self { sines: vec![0.0; pairs], cosines: vec![0.0; pairs] }
     }
 
     #[inline(always)]
-    fn set(&mut self, position: usize, magnitude: f32) {
+    fn set(&mut self, frequencies: &[f32], position: usize, magnitude: f32) {
         let places = self.sines.iter_mut().zip(&mut self.cosines);
-        for (frequency, (sin, cos)) in self.frequencies.iter().zip(places) {
+        for (frequency, (sin, cos)) in frequencies.iter().zip(places) {
             (*sin, *cos) = sin_cos(position as f64 * f64::from(*frequency));
             (*sin, *cos) = (*sin * magnitude, *cos * magnitude);
         }
@@ -86,7 +85,7 @@ impl<K: Stored, V: Stored> HostKernel for RopeAppend<K, V> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let (capacities, [heads, kv_heads, head_dim, cache_blocks, rope_dims, pairing, _]) =
+        let (capacities, [heads, kv_heads, head_dim, cache_blocks, rope_dims, pairing, _, tables]) =
             split_capacities(call.constants);
         let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|count| count as usize);
         // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
@@ -95,7 +94,8 @@ impl<K: Stored, V: Stored> HostKernel for RopeAppend<K, V> {
         if head_dim == 0 {
             return;
         }
-        let mut turns = Turns::new(&frequencies[..rope_dims as usize / 2]);
+        let pairs = rope_dims as usize / 2;
+        let mut turns = Turns::new(pairs);
         let (group, width) = (heads / kv_heads.max(1), (heads + 2 * kv_heads) * head_dim);
         let mut key = vec![0.0; head_dim];
         for head in groups.start as usize..groups.end as usize {
@@ -106,7 +106,8 @@ impl<K: Stored, V: Stored> HostKernel for RopeAppend<K, V> {
                     unsafe { call.write::<f32>(1, at..at + count * head_dim) }
                 };
                 let position = lists.position(row);
-                turns.set(position, call.float(10));
+                let table = lists.sequence(row).min(tables as usize - 1);
+                turns.set(&frequencies[table * pairs..][..pairs], position, call.float(10));
                 for q in part(head * group, group).chunks_exact_mut(head_dim) {
                     turns.turn(q, pairing);
                 }

@@ -13,6 +13,7 @@ struct Constants {
     rope_dims: u32,
     pairing: u32,
     magnitude: f32,
+    tables: u32,
 }
 var<immediate> constants: Constants;
 

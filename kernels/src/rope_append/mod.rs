@@ -5,16 +5,17 @@
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | qkv: f32 `[rows, (heads + 2 · kv heads) · head dimension]`, read and written: queries, keys and values of each row |
-//! | 2 | inverse frequencies: f32 `[rope dimensions / 2]` |
+//! | 2 | inverse frequencies: f32 `[tables, rope dimensions / 2]` |
 //! | 3 | key cache, read and written |
 //! | 4 | value cache, read and written |
 //!
 //! The constants are four capacities (rows, sequences, table blocks, logit rows), heads, kv heads, head
-//! dimension, cache blocks, rope dimensions, pairing, and magnitude (the bits of an f32). The number of heads
-//! is a multiple of the number of kv heads.
+//! dimension, cache blocks, rope dimensions, pairing, magnitude (the bits of an f32), and tables. The number of
+//! heads is a multiple of the number of kv heads.
 //!
 //! Each query head and key head is rotated pair by pair, and multiplied by the magnitude. The angle of
-//! pair i is position · frequency i. With [`INTERLEAVED`], pair i consists of values 2i and 2i + 1. With
+//! pair i is position · frequency i. A row of sequence s takes its frequencies from table s, or from the last
+//! table if there are fewer: with one table, all sequences share it. With [`INTERLEAVED`], pair i consists of values 2i and 2i + 1. With
 //! [`HALVES`], it consists of values i and i + rope dimensions / 2. The number of rope dimensions is even
 //! and at most the head dimension. The other dimensions are neither rotated nor multiplied. The kernel
 //! leaves the keys and values in `qkv` unchanged.
@@ -54,15 +55,27 @@ const BINDINGS: &[Access] =
     &[Access::Read, Access::ReadWrite, Access::Read, Access::ReadWrite, Access::ReadWrite];
 
 pub(crate) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let [rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, rope_dims, _, _] =
-        array(constants);
+    let [
+        rows,
+        sequences,
+        table_blocks,
+        logit_rows,
+        heads,
+        kv_heads,
+        head_dim,
+        cache_blocks,
+        rope_dims,
+        _,
+        _,
+        tables,
+    ] = array(constants);
     let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-    let turns = rope_dims <= head_dim && rope_dims.is_multiple_of(2);
+    let turns = rope_dims <= head_dim && rope_dims.is_multiple_of(2) && tables > 0;
     let joint = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads)).filter(|_| divides && turns);
     let qkv = joint.map_or(IMPOSSIBLE, |joint| words(&[rows, joint, head_dim]));
     let [keys, values] = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
     let params = params(rows, sequences, table_blocks, logit_rows);
-    out.copy_from_slice(&[params, qkv, words(&[rope_dims / 2]), keys, values]);
+    out.copy_from_slice(&[params, qkv, words(&[tables, rope_dims / 2]), keys, values]);
 }
 
 /// Returns the number of bytes in a key cache and in a value cache.
@@ -111,7 +124,7 @@ impl Spec for RopeAppend {
     }
 
     fn abi(&self, _: Layout) -> &'static EntryAbi {
-        abi_for!(KvType, self.0, "rope_append", BINDINGS, 11, extents)
+        abi_for!(KvType, self.0, "rope_append", BINDINGS, 12, extents)
     }
 
     fn cases(&self, _: Layout, random: &mut Random) -> Vec<Case> {
@@ -216,7 +229,15 @@ fn case(
         params.row_sequences[0] = shape.sequences;
         params.tables[0][0] = cache_blocks as u32;
     }
-    let frequencies = frequencies(rope_dims);
+    // One table per sequence, one table, or a last table that several sequences share.
+    let tables = match content {
+        Qkv::Plain => starts.len() + 1,
+        Qkv::Lies => starts.len(),
+        Qkv::BeyondF16 => 1,
+    };
+    let divided = |table: usize| move |frequency: f32| frequency / (1 + table) as f32;
+    let tables: Vec<Vec<f32>> =
+        (0..tables).map(|t| frequencies(rope_dims).into_iter().map(divided(t)).collect()).collect();
     let width = (q_heads + 2 * kv_heads) * head_dim;
     let mut qkv = random.floats(capacity * width, 2.0);
     if content == Qkv::BeyondF16 {
@@ -229,8 +250,9 @@ fn case(
     for (row, (position, sequence)) in params.positions.iter().zip(&params.row_sequences).enumerate() {
         let mut turned: Vec<f64> = qkv[row * width..][..width].iter().map(|x| f64::from(*x)).collect();
         let (turning, v) = turned.split_at_mut((q_heads + kv_heads) * head_dim);
+        let frequencies = &tables[(*sequence as usize).min(tables.len() - 1)];
         for head in turning.chunks_exact_mut(head_dim) {
-            reference(head, &frequencies, *position, pairing, magnitude);
+            reference(head, frequencies, *position, pairing, magnitude);
         }
         let (q, k) = turning.split_at(q_heads * head_dim);
         for (i, value) in q.iter().enumerate().filter(|(i, _)| i % head_dim < rope_dims) {
@@ -250,13 +272,14 @@ fn case(
     }
     let label = format!(
         "{starts:?} in {capacity} rows, {q_heads} heads on {kv_heads} of {head_dim}, {rope_dims} turned, \
-         pairing {pairing}, {content:?}"
+         pairing {pairing}, {} tables, {content:?}",
+        tables.len()
     );
     let sequences = starts.len() + 1;
     let mut constants = vec![capacity, sequences, table_blocks, 3, q_heads, kv_heads, head_dim, cache_blocks];
-    constants.extend([rope_dims, pairing as usize, magnitude.to_bits() as usize]);
+    constants.extend([rope_dims, pairing as usize, magnitude.to_bits() as usize, tables.len()]);
     let build = Build::new(Kernel::RopeAppend(kv_type), label, &constants).words(&params.words());
-    let build = build.floats(&qkv).floats(&frequencies);
+    let build = build.floats(&qkv).floats(&tables.concat());
     let [before_keys, before_values] = [(layouts[0], &keys), (layouts[1], &cached)].map(before);
     let build = build.bytes(before_keys).bytes(before_values);
     let build = build.expect(1, Content::F32(queries)).expect(3, expected(layouts[0], keys));

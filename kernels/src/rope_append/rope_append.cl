@@ -2,13 +2,14 @@ KERNEL(ITEMS) rope_append(
     const GLOBAL uint *RESTRICT params, GLOBAL float *RESTRICT qkv, const GLOBAL float *RESTRICT frequencies,
     GLOBAL KV *RESTRICT keys, GLOBAL KV *RESTRICT values,
     uint rows, uint sequences, uint table_blocks, uint logit_rows, uint heads, uint kv_heads, uint head_dim,
-    uint cache_blocks, uint rope_dims, uint pairing, uint magnitude
+    uint cache_blocks, uint rope_dims, uint pairing, uint magnitude, uint tables
 ) {
     BEGIN();
     uint row = GROUP(0), kv_head = GROUP(1), group = heads / kv_heads, pairs = rope_dims / 2;
     if (row >= count(params, 0, rows)) return;
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row], position = at.positions[row];
+    frequencies += (size_t)min(sequence, tables - 1) * pairs;
     bool exists = sequence < sequences && position / 16 < table_blocks;
     uint block = exists ? at.tables[(size_t)sequence * table_blocks + position / 16] : cache_blocks;
     exists = block < cache_blocks;

@@ -15,7 +15,7 @@ KERNEL(ITEMS) rope_append(
     const GLOBAL uint *RESTRICT params, GLOBAL float *RESTRICT qkv, const GLOBAL float *RESTRICT frequencies,
     GLOBAL KV *RESTRICT keys, GLOBAL KV *RESTRICT values,
     uint rows, uint sequences, uint table_blocks, uint logit_rows, uint heads, uint kv_heads, uint head_dim,
-    uint cache_blocks, uint rope_dims, uint pairing, uint magnitude
+    uint cache_blocks, uint rope_dims, uint pairing, uint magnitude, uint tables
 ) {
     LAUNCH_NEXT();
     // No launch writes parameters and frequencies: they are read before the launch before has ended.
@@ -26,6 +26,7 @@ KERNEL(ITEMS) rope_append(
     }
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row], position = at.positions[row];
+    frequencies += (size_t)min(sequence, tables - 1) * pairs;
     bool is_query = head < heads, is_value = head >= heads + kv_heads;
     bool exists = sequence < sequences && position / 16 < table_blocks;
     uint block = exists ? at.tables[(size_t)sequence * table_blocks + position / 16] : cache_blocks;

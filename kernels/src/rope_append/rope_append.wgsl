@@ -23,9 +23,10 @@ fn rope_append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
     let pairs = constants.rope_dims / 2u;
     let columns = max(1u, min(pairs, ITEMS));
     let lines = ITEMS / columns;
+    let table = min(sequence_of(row), constants.tables - 1u) * pairs;
     if item < columns * lines {
         for (var i = item % columns; i < pairs; i += columns) {
-            let turn = turned(position, frequencies[i]) * constants.magnitude;
+            let turn = turned(position, frequencies[table + i]) * constants.magnitude;
             let first = select(i, 2u * i, constants.pairing == 0u);
             let second = select(i + pairs, 2u * i + 1u, constants.pairing == 0u);
             for (var head = item / columns; head <= sharing; head += lines) {

@@ -57,8 +57,11 @@ fn byte_of(first: u32, i: u32, scale: Scale, bytes: u32) -> u32 {
     return min(15u, u32(low + 8.5)) | (min(15u, u32(high + 8.5)) << 4u);
 }
 
+// Index of the first frequency of the row.
+var<private> table: u32;
+
 fn turn_of(position: u32, pair: u32) -> vec2<f32> {
-    return turned(position, frequencies[pair]) * constants.magnitude;
+    return turned(position, frequencies[table + pair]) * constants.magnitude;
 }
 
 // Returns the first dimension of a pair.
@@ -95,6 +98,7 @@ fn rope_append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
     let key = joint + (constants.heads + kv_head) * head_dim;
     let value = key + constants.kv_heads * head_dim;
     let pairs = constants.rope_dims / 2u;
+    table = min(sequence_of(row), constants.tables - 1u) * pairs;
     for (var i = item; i < pairs * sharing; i += ITEMS) {
         let turn = turn_of(position, i % pairs);
         let first = query + i / pairs * head_dim + first_of(i % pairs);

@@ -34,6 +34,8 @@ pub struct StageCapacity {
     pub wire_type: WireType,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
+    /// Number of RoPE frequencies of a sequence that depend on its length.
+    pub sequence_frequencies: u32,
     /// Whether the stage verifies transfers, so that each end of each slot has memory for checksums.
     pub verified: bool,
 }
@@ -79,8 +81,7 @@ impl StageCapacity {
             sequences: self.sequences,
             table_blocks: u32::try_from(self.blocks()).expect("a context has fewer blocks than positions"),
         };
-        // Models with KV rings have a second parameter block.
-        params.bytes() + self.kv_ring().map_or(0, |_| params.kv_ring_offset())
+        params.all_bytes(self.kv_ring().is_some(), self.sequence_frequencies)
     }
 
     /// Returns the bytes of all slots of a stage, and of the checksums of their transfers. If `last` is set,

@@ -120,6 +120,7 @@ fn a_shared_tensor_counts_once_in_a_stage() {
         row_bytes: 100,
         wire_type: WireType::F32,
         logit_row_bytes: 1000,
+        sequence_frequencies: 0,
         verified: false,
     };
     let weights = |first, end| sizes.stage(first..end, Streamed::NONE, &shape, 0, &device()).weights;
@@ -157,6 +158,7 @@ fn sizes_beyond_64_bits_saturate() {
         row_bytes: u64::MAX,
         wire_type: WireType::F16,
         logit_row_bytes: u64::MAX,
+        sequence_frequencies: u32::MAX,
         verified: false,
     };
     let sizes = RunSizes::new(&[huge]);

@@ -22,6 +22,8 @@ pub struct ModelFacts {
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
+    /// Number of RoPE frequencies of a sequence that depend on its length.
+    pub sequence_frequencies: u32,
 }
 
 /// Capacity limits and micro-batch sizes.

@@ -60,6 +60,7 @@ impl<'a> Problem<'a> {
             row_bytes: input.model.row_bytes,
             wire_type: point.wire_type,
             logit_row_bytes: input.model.logit_row_bytes,
+            sequence_frequencies: input.model.sequence_frequencies,
             verified: limits.verified,
         };
         let workload_times = WorkloadTimes::new(input, context, point);

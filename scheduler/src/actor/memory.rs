@@ -300,6 +300,15 @@ impl StageBuffers {
             let gap = shape.kv_ring_offset() as usize / 4 - shape.words();
             write_params(batch, &shape, true, &mut ring[gap..]).map_err(failure)?;
         }
+        if let Some(rope) = &self.compiled.rope_lengths {
+            let at = shape.frequencies_offset(self.compiled.kv_ring.is_some()) as usize / 4;
+            let rows = words[at..].chunks_exact_mut(rope.pairs() as usize);
+            for (item, row) in batch.items.iter().zip(rows) {
+                for (word, frequency) in row.iter_mut().zip(&*rope.frequencies(item.length())) {
+                    *word = frequency.to_bits();
+                }
+            }
+        }
         let start = u64::from(slot) * self.params_stride;
         let range = start as usize..(start + bytes) as usize;
         // The slot's last program has completed, so no device reads these bytes.

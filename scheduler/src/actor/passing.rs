@@ -315,6 +315,7 @@ mod tests {
         let item = |first_position, rows: u32, blocks: &[u32]| Item {
             sequence: SequenceId(0),
             first_position,
+            prompt_tokens: 0,
             tokens: vec![0; rows as usize],
             blocks: blocks.into(),
             ring: [1, 2, 5].into(),

@@ -47,6 +47,9 @@ pub struct Item {
     pub sequence: SequenceId,
     /// Position of the first token in its sequence.
     pub first_position: u32,
+    /// Number of tokens of the sequence's prompt. They count for RoPE frequencies that depend on the length.
+    #[serde(default)]
+    pub prompt_tokens: u32,
     /// The tokens. Each is one row.
     pub tokens: Vec<u32>,
     /// The cache blocks of the sequence in layers that keep all positions, in position order.
@@ -75,6 +78,11 @@ impl Item {
         let block =
             if in_ring { self.ring.get(index % self.ring.len().max(1)) } else { self.blocks.get(index) };
         block.copied()
+    }
+
+    /// Returns the length that determines the RoPE frequencies of all rows.
+    pub fn length(&self) -> u32 {
+        self.prompt_tokens.max(self.end_position())
     }
 
     /// Returns the position after the last token.
@@ -191,6 +199,7 @@ mod tests {
         Item {
             sequence: SequenceId(sequence),
             first_position,
+            prompt_tokens: 0,
             tokens: tokens.into(),
             blocks: blocks.into(),
             ring: [11, 12].into(),

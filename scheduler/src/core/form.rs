@@ -101,7 +101,8 @@ impl RunCore {
             assert!(generation.new_tokens > 0, "{id} is ready without a token");
             draft.add(Item {
                 sequence: id,
-                first_position: sequence.prompt.len() as u32 + generation.new_tokens - 1,
+                first_position: sequence.prompt_tokens + generation.new_tokens - 1,
+                prompt_tokens: sequence.prompt.len() as u32,
                 tokens: vec![generation.last_token],
                 blocks: blocks.full.clone(),
                 ring: blocks.ring.clone(),
@@ -169,6 +170,7 @@ fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Ite
     Some(Item {
         sequence: id,
         first_position: sequence.entered,
+        prompt_tokens: sequence.prompt.len() as u32,
         tokens: sequence.prompt[first..first + rows as usize].to_vec(),
         blocks: blocks.full.clone(),
         ring: blocks.ring.clone(),

@@ -42,6 +42,9 @@ pub struct RunShape {
     /// Minimum number of tokens of a prompt that the prefill stage computes. `None` without a prefill stage.
     #[serde(default)]
     pub prefill_from: Option<u32>,
+    /// Length at which all keys of a sequence are computed again, because its RoPE frequencies change.
+    #[serde(default)]
+    pub recompute_at: Option<u32>,
 }
 
 /// Path of a micro-batch through the pipeline.
@@ -336,7 +339,9 @@ impl RunCore {
         let (context, vocabulary) = (self.shape.context, self.shape.vocabulary);
         match Sequence::new(prompt, context, vocabulary, self.pool.total(), self.now) {
             Err(refusal) => actions.push(RunAction::Fail { sequence: id, error: refusal.into() }),
-            Ok(sequence) => {
+            Ok(mut sequence) => {
+                let is_shorter = |at: &u32| (sequence.prompt.len() as u64) < u64::from(*at);
+                sequence.recompute_at = self.shape.recompute_at.filter(is_shorter);
                 self.sequences.insert(id, sequence);
                 self.waiting.push_back(id);
             }
@@ -424,7 +429,7 @@ impl RunCore {
         let vocabulary = self.shape.vocabulary;
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let Some(generation) = &mut sequence.generation else { return };
-        let position = sequence.prompt.len() + generation.new_tokens as usize;
+        let position = (sequence.prompt_tokens + generation.new_tokens) as usize;
         let error = match *token {
             Ok(token) if token < vocabulary => None,
             Ok(token) => Some(Refusal::UnknownToken { token, position, vocabulary }.into()),
@@ -445,6 +450,8 @@ impl RunCore {
         actions.push(RunAction::Emit { sequence: id, token });
         if done {
             self.finish(id, reason, actions);
+        } else if sequence.recomputes(token) {
+            self.prefilling.push_back(id);
         } else {
             self.ready.push_back(id);
         }

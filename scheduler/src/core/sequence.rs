@@ -78,7 +78,15 @@ pub struct Finished {
 /// State of a sequence.
 #[derive(Debug)]
 pub(crate) struct Sequence {
+    /// Tokens to compute before the next one is sampled: those of the request, and generated tokens if the
+    /// sequence is computed again.
     pub(crate) prompt: Arc<[u32]>,
+    /// Number of tokens in the request.
+    pub(crate) prompt_tokens: u32,
+    /// Length at which the sequence is computed again. `None` if it is not.
+    pub(crate) recompute_at: Option<u32>,
+    /// Generated tokens of a sequence that may be computed again.
+    generated: Vec<u32>,
     /// Generation state. `None` if the request asks for logits.
     pub(crate) generation: Option<Generation>,
     /// Number of cache blocks that the sequence needs.
@@ -146,15 +154,38 @@ impl Sequence {
             return Err(Refusal::TooManyBlocks { wanted: wanted_blocks, total: total_blocks });
         }
         let times = SequenceTimes { submitted_ns: now, ..SequenceTimes::default() };
-        Ok(Self { prompt: tokens, generation, wanted_blocks, blocks: None, entered: 0, times })
+        Ok(Self {
+            prompt: tokens,
+            prompt_tokens: length,
+            recompute_at: None,
+            generated: Vec::new(),
+            generation,
+            wanted_blocks,
+            blocks: None,
+            entered: 0,
+            times,
+        })
     }
 
     /// Returns the path of the prompt. `prefill_from` is the minimum number of tokens of a prompt that the
     /// prefill stage computes. All chunks of a prompt take the same path, so that its keys and values are in
     /// one place.
     pub(crate) fn prefill_path(&self, prefill_from: Option<u32>) -> Path {
-        let is_long = prefill_from.is_some_and(|from| self.prompt.len() as u64 >= u64::from(from));
+        let is_long = prefill_from.is_some_and(|from| self.prompt_tokens >= from);
         if is_long && self.generation.is_some() { Path::Prefill } else { Path::Stages }
+    }
+
+    /// Takes a generated token. Returns whether the sequence has reached the length at which it is computed
+    /// again. It then enters with all its tokens as its prompt, and into the same cache blocks.
+    pub(crate) fn recomputes(&mut self, token: u32) -> bool {
+        let Some(at) = self.recompute_at else { return false };
+        self.generated.push(token);
+        if self.prompt.len() + self.generated.len() < at as usize {
+            return false;
+        }
+        self.prompt = [&self.prompt[..], &self.generated].concat().into();
+        (self.recompute_at, self.generated, self.entered) = (None, Vec::new(), 0);
+        true
     }
 
     /// Returns whether the sequence has its cache blocks.
@@ -165,7 +196,7 @@ impl Sequence {
     pub(crate) fn finished(&self, reason: FinishReason, now: Nanoseconds) -> Finished {
         Finished {
             reason,
-            prompt_tokens: self.prompt.len() as u32,
+            prompt_tokens: self.prompt_tokens,
             new_tokens: self.generation.as_ref().map_or(0, |g| g.new_tokens),
             times: SequenceTimes { finished_ns: now, ..self.times },
         }

@@ -26,6 +26,7 @@ fn shape(stages: u32) -> RunShape {
         kv_blocks: 32,
         kv_ring: None,
         prefill_from: None,
+        recompute_at: None,
     }
 }
 
@@ -88,6 +89,36 @@ impl Run {
 /// Returns the sequence, first position and number of rows of each item.
 fn items(batch: &MicroBatch) -> Vec<(u64, u32, usize)> {
     batch.items.iter().map(|i| (i.sequence.0, i.first_position, i.tokens.len())).collect()
+}
+
+/// Checks a sequence that reaches the length at which its RoPE frequencies change: all its tokens enter again, and
+/// then it goes on. A prompt that is as long from the start enters once.
+#[test]
+fn a_growing_sequence_is_computed_again_once() {
+    let mut run = Run::new(RunShape { recompute_at: Some(11), ..shape(1) });
+    run.submit(0, 9, 5);
+    let batch = |run: &mut Run| {
+        let batch = run.give_back();
+        (items(&batch), batch.items[0].length(), batch.items[0].logits)
+    };
+    let wanted = [(0, 8, 9, LogitRows::None), (8, 1, 9, LogitRows::Last), (9, 1, 10, LogitRows::Last)];
+    let again = [(0, 8, 11, LogitRows::None), (8, 3, 11, LogitRows::Last)];
+    let after = [(11, 1, 12, LogitRows::Last), (12, 1, 13, LogitRows::Last)];
+    for (first, rows, length, logits) in [&wanted[..], &again, &after].concat() {
+        assert_eq!(batch(&mut run), (vec![(0, first, rows)], length, logits));
+    }
+    assert_eq!(run.tokens, [(SequenceId(0), 7); 5]);
+    assert_eq!(run.finished, [(SequenceId(0), FinishReason::MaxTokens)]);
+    let tokens: Vec<_> = (0..9).chain([7, 7]).collect();
+    run.submit(1, 11, 2);
+    assert_eq!(batch(&mut run), (vec![(1, 0, 8)], 11, LogitRows::None));
+    assert_eq!(batch(&mut run), (vec![(1, 8, 3)], 11, LogitRows::Last));
+    assert_eq!(batch(&mut run), (vec![(1, 11, 1)], 12, LogitRows::Last));
+    // The tokens that enter again are those of the prompt and the generated ones.
+    run.submit(2, 9, 5);
+    let rows = |run: &mut Run| run.give_back().items[0].tokens.clone();
+    let entered: Vec<_> = (0..5).map(|_| rows(&mut run)).collect();
+    assert_eq!(entered[3..].concat(), tokens);
 }
 
 #[test]
@@ -369,6 +400,7 @@ fn batch(id: u64, rows: usize) -> Arc<MicroBatch> {
     let item = Item {
         sequence: SequenceId(0),
         first_position: 0,
+        prompt_tokens: 0,
         tokens: vec![0; rows],
         blocks: [0].into(),
         ring: [].into(),

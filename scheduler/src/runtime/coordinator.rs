@@ -428,6 +428,7 @@ mod tests {
             kv_blocks: 1,
             kv_ring: None,
             prefill_from: None,
+            recompute_at: None,
         };
         let layout =
             Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16, passing_blocks: 1 };

@@ -6,7 +6,7 @@ use crate::actor::streaming::{Streamed, Streaming};
 use crate::core::RunShape;
 use crate::error::{Error, Result};
 use crate::runtime::shared_weights::shared_weights;
-use ragtag_graph::CompiledStage;
+use ragtag_graph::{CompiledStage, RopeLengths};
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
@@ -195,7 +195,9 @@ impl Layout {
                 )));
             }
             let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.crossing_row_bytes);
-            let is_alike = rows(&stage.compiled) == rows(last) && stage.compiled.kv_ring == last.kv_ring;
+            let is_alike = rows(&stage.compiled) == rows(last)
+                && stage.compiled.kv_ring == last.kv_ring
+                && stage.compiled.rope_lengths == last.rope_lengths;
             if stage.compiled.programs.is_empty() || !is_alike {
                 return Err(spec(format!("stage {index} was not compiled for this pipeline")));
             }
@@ -239,6 +241,7 @@ impl Layout {
             kv_blocks: options.kv_blocks,
             kv_ring: last.kv_ring,
             prefill_from: prefill.as_ref().map(|_| options.prefill_from),
+            recompute_at: last.rope_lengths.as_ref().and_then(RopeLengths::recompute_at),
         };
         let passing_blocks = passing_blocks(run.max_rows, run.max_sequences);
         Ok(Self {

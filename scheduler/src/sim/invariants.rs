@@ -268,6 +268,7 @@ mod tests {
             max_logit_rows: 5,
             max_sequences: 2,
             prefill_from: None,
+            recompute_at: None,
             kv_ring: None,
             ..spec.run
         };
@@ -285,7 +286,7 @@ mod tests {
         };
         let (sequence, tokens) = (SequenceId(sequence), vec![0; rows]);
         let blocks: Arc<[u32]> = [].into();
-        Item { sequence, first_position, tokens, ring: blocks.clone(), blocks, logits }
+        Item { sequence, first_position, prompt_tokens: 0, tokens, ring: blocks.clone(), blocks, logits }
     }
 
     fn batch(id: u64, credit: u32, items: &[Item]) -> Arc<MicroBatch> {

@@ -533,6 +533,7 @@ mod tests {
             let item = Item {
                 sequence: SequenceId(3),
                 first_position,
+                prompt_tokens: 0,
                 tokens: (first_position..first_position + rows).map(|p| token_at(3, p, 500)).collect(),
                 blocks: (0..8).collect(),
                 ring: (0..blocks).collect(),

@@ -100,6 +100,8 @@ impl SimSpec {
                 plan.sequences,
             ),
             prefill_from: plan.prefill_stage.as_ref().map(|prefill| prefill.from_tokens),
+            // A simulated sequence is computed once.
+            recompute_at: None,
         };
         let sizes = RunSizes::new(segments);
         let simulated = |stage: &PlanStage, facts: &DeviceFacts| SimStage {

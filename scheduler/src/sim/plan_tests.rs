@@ -44,6 +44,7 @@ impl Planned {
             context: 1024,
             row_bytes: ROW_BYTES,
             logit_row_bytes: VOCABULARY * 4,
+            sequence_frequencies: 0,
         };
         let (mut first, mut split) = (0, Vec::new());
         for (at, &blocks_here) in blocks.iter().enumerate() {

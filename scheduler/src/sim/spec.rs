@@ -267,6 +267,7 @@ impl SimSpec {
             kv_blocks: rng.random_range(1..=24),
             kv_ring: None,
             prefill_from: None,
+            recompute_at: None,
         };
         let run = RunShape { kv_ring: random_kv_ring(seed, &run), ..run };
         let row_bytes = rng.random_range(1..=64);

@@ -95,6 +95,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         kv_blocks: 1024,
         kv_ring: None,
         prefill_from: None,
+        recompute_at: None,
     };
     let want = Want::Generate { max_new_tokens: 32, end_tokens: [].into() };
     let request = SimRequest { at_ns: 0, prompt_tokens: 32, want, cancel_ns: None };

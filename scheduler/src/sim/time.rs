@@ -122,7 +122,15 @@ mod tests {
 
     fn item(sequence: u64, first_position: u32, rows: usize, logits: LogitRows) -> Item {
         let (tokens, blocks): (_, std::sync::Arc<[u32]>) = (vec![0; rows], [].into());
-        Item { sequence: SequenceId(sequence), first_position, tokens, ring: blocks.clone(), blocks, logits }
+        Item {
+            sequence: SequenceId(sequence),
+            first_position,
+            prompt_tokens: 0,
+            tokens,
+            ring: blocks.clone(),
+            blocks,
+            logits,
+        }
     }
 
     #[test]

@@ -91,6 +91,7 @@ impl Model {
             kv_bytes: layers.iter().map(|_| self.kv_bytes()).collect(),
             kv_blocks: self.kv_blocks,
             kv_ring: None,
+            rope_lengths: None,
             is_kv_ring: vec![false; layers.len()],
             variants: Vec::new(),
             scratch_bytes: 0,

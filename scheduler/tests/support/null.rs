@@ -177,6 +177,7 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
             kv_bytes: Vec::new(),
             kv_blocks: 0,
             kv_ring: None,
+            rope_lengths: None,
             is_kv_ring: Vec::new(),
             variants: Vec::new(),
             scratch_bytes: 0,

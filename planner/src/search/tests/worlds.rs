@@ -109,6 +109,7 @@ impl World {
                 context: 2048,
                 row_bytes: 2048,
                 logit_row_bytes: 16384,
+                sequence_frequencies: 0,
             },
             segments,
             devices,

@@ -274,6 +274,7 @@ impl SoloBatch {
         let item = |s: u32| Item {
             sequence: SequenceId(u64::from(s)),
             first_position: self.first_position,
+            prompt_tokens: 0,
             // The token values do not matter, but they should differ.
             tokens: (0..self.rows_each).map(|row| (row * 7 + s) % 13).collect(),
             blocks: (s * table_blocks..(s + 1) * table_blocks).collect(),
