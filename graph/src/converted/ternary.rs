@@ -9,12 +9,12 @@ use super::{Conversion, Lookup, TensorBytes, values};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::quantise;
-use std::sync::OnceLock;
 
 /// Weights that are read at once, to find the scale of weights that are rounded.
 const PIECE: usize = 1 << 16;
 
 /// Form of the weights in the file.
+#[derive(Clone, Copy)]
 pub(crate) enum Packing {
     /// Each byte holds four weights of a column, a quarter of all rows apart, from the lowest bits on.
     Rows,
@@ -38,15 +38,15 @@ pub(crate) struct Ternary {
     tensor_type: TensorType,
     /// Factor by which the values of the blocks must be multiplied.
     factor: f32,
-    /// Scale, once it is known.
-    scale: OnceLock<Result<f32, SourceError>>,
+    scale: f32,
 }
 
 impl Ternary {
-    /// Creates the conversion of the weights in `values`. `scale` is `None` for [`Packing::Rounded`] only.
+    /// Creates the conversion of the weights in `values`. `scale` is `None` for [`Packing::Rounded`] only, whose
+    /// scale takes a read of all weights.
     ///
     /// # Errors
-    /// Fails if the scale is not finite and positive.
+    /// Fails if the scale is not finite and positive, or if the weights cannot be read.
     pub(crate) fn new(
         tensor: &str,
         [columns, rows]: [u64; 2],
@@ -54,65 +54,19 @@ impl Ternary {
         packing: Packing,
         scale: Option<f32>,
     ) -> Result<Self, SourceError> {
-        let is_half = match packing {
-            // The scale has the type of the weights, and f16 holds the usual values of bf16.
-            Packing::Rounded(tensor_type) => tensor_type != TensorType::F32,
-            _ => true,
+        let scale = match (packing, scale) {
+            (Packing::Rounded(tensor_type), _) => {
+                mean_magnitude(&values, tensor_type, columns.saturating_mul(rows))?
+            }
+            (_, scale) => scale.expect("packed weights have a scale"),
         };
-        let is_half = is_half && columns.is_multiple_of(TensorType::TQ2_0.block_values() as u64);
-        let tensor_type = if is_half { TensorType::TQ2_0 } else { TensorType::F8_E4M3 };
-        let factor = scale.filter(|_| is_half).map_or(1.0, factor);
-        let ternary = Self {
-            tensor: tensor.to_owned(),
-            columns,
-            rows,
-            values,
-            packing,
-            tensor_type,
-            factor,
-            scale: OnceLock::new(),
-        };
-        if let Some(scale) = scale {
-            ternary.scale.get_or_init(|| ternary.checked(scale)).clone()?;
-        }
-        Ok(ternary)
-    }
-
-    /// Returns the scale, or the error for one that the blocks and the factor cannot represent.
-    fn checked(&self, scale: f32) -> Result<f32, SourceError> {
         if !(scale.is_finite() && scale > 0.0) {
-            return Err(self
-                .values
-                .invalid(&self.tensor, format!("its scale {scale} is not finite and positive")));
+            return Err(values.invalid(tensor, format!("its scale {scale} is not finite and positive")));
         }
-        let is_half = |scale| rounded(TensorType::F16, scale) == scale;
-        if self.tensor_type == TensorType::TQ2_0 && self.factor == 1.0 && !is_half(scale) {
-            return Err(self.values.invalid(&self.tensor, format!("f16 cannot hold its scale {scale}")));
-        }
-        Ok(scale)
-    }
-
-    fn scale(&self) -> Result<f32, SourceError> {
-        self.scale.get_or_init(|| self.mean_magnitude().and_then(|mean| self.checked(mean))).clone()
-    }
-
-    /// Returns the number by which rounded weights are divided: the mean of their magnitudes.
-    fn mean_magnitude(&self) -> Result<f32, SourceError> {
-        let Packing::Rounded(tensor_type) = self.packing else { return Ok(f32::NAN) };
-        let (count, mut sum, mut at) = (self.columns.saturating_mul(self.rows), 0.0, 0);
-        while at < count {
-            let values = self.plain(tensor_type, at, PIECE.min((count - at) as usize))?;
-            sum += values.iter().map(|value| f64::from(value.abs())).sum::<f64>();
-            at += values.len() as u64;
-        }
-        let inverse = 1.0 / ((sum / count as f64) as f32).max(1e-5);
-        Ok(rounded(tensor_type, 1.0 / inverse))
-    }
-
-    /// Returns `count` weights as the file stores them, from weight `first` on.
-    fn plain(&self, tensor_type: TensorType, first: u64, count: usize) -> Result<Vec<f32>, SourceError> {
-        let bytes = tensor_type.block_bytes();
-        Ok(values(tensor_type, &self.values.read(first.saturating_mul(bytes as u64), count * bytes)?))
+        let is_blocks = columns.is_multiple_of(TensorType::TQ2_0.block_values() as u64);
+        let (tensor_type, factor) =
+            if is_blocks { (TensorType::TQ2_0, factor(scale)) } else { (TensorType::F8_E4M3, 1.0) };
+        Ok(Self { tensor: tensor.to_owned(), columns, rows, values, packing, tensor_type, factor, scale })
     }
 
     /// Writes the codes 0 to 2 of weights of one row to `codes`. The first weight is weight `first` of the
@@ -138,8 +92,8 @@ impl Ternary {
                 lookup.codes(self.values.all()?, row, column, codes);
             }
             Packing::Rounded(tensor_type) => {
-                let values = self.plain(tensor_type, first, codes.len())?;
-                let inverse = 1.0 / self.scale()?;
+                let (values, inverse) =
+                    (plain(&self.values, tensor_type, first, codes.len())?, 1.0 / self.scale);
                 for (code, value) in codes.iter_mut().zip(values) {
                     *code = ((value * inverse).round_ties_even().clamp(-1.0, 1.0) + 1.0) as u8;
                 }
@@ -151,6 +105,30 @@ impl Ternary {
         }
         Ok(())
     }
+}
+
+/// Returns the scale of weights that are rounded, as `transformers` computes it in f32.
+fn mean_magnitude(weights: &TensorBytes, tensor_type: TensorType, count: u64) -> Result<f32, SourceError> {
+    let (mut sum, mut at) = (0.0, 0);
+    while at < count {
+        let values = plain(weights, tensor_type, at, PIECE.min((count - at) as usize))?;
+        sum += values.iter().map(|value| f64::from(value.abs())).sum::<f64>();
+        at += values.len() as u64;
+    }
+    let mean = (sum / count as f64) as f32;
+    // A mean that is not a number stays one.
+    Ok(if mean < 1e-5 { 1e-5 } else { mean })
+}
+
+/// Returns `count` weights as the file stores them, from weight `first` on.
+fn plain(
+    weights: &TensorBytes,
+    tensor_type: TensorType,
+    first: u64,
+    count: usize,
+) -> Result<Vec<f32>, SourceError> {
+    let bytes = tensor_type.block_bytes();
+    Ok(values(tensor_type, &weights.read(first.saturating_mul(bytes as u64), count * bytes)?))
 }
 
 /// Returns the factor that belongs to a scale: the scale divided by the nearest f16, which TQ2_0 blocks hold. The
@@ -181,7 +159,7 @@ impl Conversion for Ternary {
     }
 
     fn convert(&self, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let (scale, count) = (self.scale()? / self.factor, self.tensor_type.block_values());
+        let (scale, count) = (self.scale / self.factor, self.tensor_type.block_values());
         let mut codes = vec![0; count];
         for (at, block) in (first..).zip(out.chunks_exact_mut(self.tensor_type.block_bytes())) {
             self.codes(at * count as u64, &mut codes)?;
