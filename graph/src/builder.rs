@@ -8,15 +8,22 @@ use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::head_norm::Form;
+use ragtag_kernels::params::HEADER_WORDS;
 use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
-use ragtag_kernels::{Activations, TensorType};
+use ragtag_kernels::{Activations, TensorType, layout, matmul};
 use std::collections::BTreeSet;
 
 /// Alignment, in columns, of the output of each product in a tensor that holds several outputs side by side.
 /// With this alignment, every API can bind each output separately. NVIDIA's OpenCL has the strictest
 /// requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
+
+/// Returns the width of a lookup for rows of `width` values. It leaves enough space for the unused rows, of which
+/// there are as many as words in the header of a parameter block, before a single row.
+fn lookup_width(width: u32) -> u32 {
+    (1 + HEADER_WORDS as u32).saturating_mul(layout::pitch_values(width))
+}
 
 /// Source of the tensor descriptions that the builder uses.
 enum Tensors<'a> {
@@ -108,7 +115,12 @@ impl<'a> Builder<'a> {
         vocabulary: u32,
     ) -> Result<NodeIndex, ModelError> {
         self.matrix(table, width, vocabulary)?;
-        Ok(self.add(Operator::Embed { table: table.into() }, Rows::Tokens, width, &[]))
+        let operator = Operator::Embed { table: table.into() };
+        if matmul::takes_columns(width) {
+            return Ok(self.add(operator, Rows::Tokens, width, &[]));
+        }
+        let rows = self.add(Operator::Lookup { table: table.into() }, Rows::Tokens, lookup_width(width), &[]);
+        Ok(self.add(operator, Rows::Tokens, width, &[rows]))
     }
 
     pub(crate) fn gather(&mut self, x: NodeIndex) -> NodeIndex {

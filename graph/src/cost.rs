@@ -63,7 +63,10 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
         Operator::SiluMul { .. } => cost.flops_per_row = 6 * width,
         Operator::Quantize { .. } => cost.flops_per_row = 2 * width,
         Operator::Add => cost.flops_per_row = width,
-        Operator::Gather | Operator::Widen { .. } | Operator::AttentionMerge { .. } => {}
+        Operator::Lookup { .. }
+        | Operator::Gather
+        | Operator::Widen { .. }
+        | Operator::AttentionMerge { .. } => {}
     }
     Ok(cost)
 }

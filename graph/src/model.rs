@@ -3,10 +3,11 @@
 use crate::arch::{Architecture, Hyperparameters, RopeScaling};
 use crate::chat_templates::ChatTemplates;
 use crate::checkpoint;
+use crate::converted;
 use crate::error::{FormatError, ModelError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
 use crate::granularity::{Granularity, SegmentKind};
-use crate::op::{Heads, Operator, OperatorGraph, Rows};
+use crate::op::{Heads, OperatorGraph, Rows};
 use crate::passes;
 use crate::source::Directory;
 use crate::stack::Stack;
@@ -79,8 +80,8 @@ impl Model {
         weights: Weights,
         description: Description,
     ) -> Result<Self, ModelError> {
+        let weights = converted::widen_rows(weights)?;
         let mut graph = architecture.build(&hyperparameters, &weights)?;
-        check_columns(&graph, &weights)?;
         passes::fuse_residuals(&mut graph);
         graph.check();
         let (weights, graph, granularity) = (Arc::new(weights), Arc::new(graph), Granularity::default());
@@ -240,19 +241,4 @@ pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
 /// user chose for products with quantized weights.
 pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     if is_quantised(tensor_type) { wanted } else { Activations::F32 }
-}
-
-/// Checks that the row length of every matrix is a multiple of 32. Blocks of int8 activations have 32 values,
-/// and all kernels process 32 columns per step.
-fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelError> {
-    let nodes = graph.ordered().into_iter().map(|index| &graph.node(index).operator);
-    let matrices = nodes.filter(|o| matches!(o, Operator::MatMul { .. } | Operator::Embed { .. }));
-    for name in matrices.flat_map(Operator::tensors) {
-        let columns = weights.required(name)?.columns();
-        if !columns.is_multiple_of(32) {
-            let what = format!("tensor {name} with rows of {columns} values (a multiple of 32 is needed)");
-            return Err(ModelError::Unsupported { what });
-        }
-    }
-    Ok(())
 }

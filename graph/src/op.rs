@@ -82,8 +82,15 @@ pub struct Norm {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operator {
-    /// Embedding rows, selected from a table by the token ids of the micro-batch. The operator has no input.
+    /// Embedding rows, selected from a table by the token ids of the micro-batch. The operator has no input, unless
+    /// the rows of a table are looked up before.
     Embed {
+        /// Name of the embedding tensor.
+        table: String,
+    },
+    /// Rows of an embedding table whose length is not a multiple of 32, with unused rows before them. The embedding
+    /// then has this input. The operator has no input.
+    Lookup {
         /// Name of the embedding tensor.
         table: String,
     },
@@ -230,6 +237,7 @@ impl Operator {
     pub fn name(&self) -> &'static str {
         match self {
             Operator::Embed { .. } => "embed",
+            Operator::Lookup { .. } => "lookup",
             Operator::Gather => "gather",
             Operator::RmsNorm { .. } => "rms-norm",
             Operator::Quantize { .. } => "quantize",
@@ -252,9 +260,9 @@ impl Operator {
     /// Returns the names of the weight tensors that the operator reads, except the weight of a fused norm.
     pub fn tensors(&self) -> &[String] {
         match self {
-            Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => {
-                std::slice::from_ref(name)
-            }
+            Operator::Embed { table: name }
+            | Operator::Lookup { table: name }
+            | Operator::RmsNorm { weight: name, .. } => std::slice::from_ref(name),
             Operator::MatMul { weights, .. } | Operator::Widen { weights, .. } => &weights.tensors,
             Operator::Bias { weights } | Operator::LayerNorm { weights, .. } => weights,
             Operator::HeadNorm { weights, .. } => weights,
@@ -384,7 +392,10 @@ impl OperatorGraph {
             let mut numbers: Vec<u8> = edges.map(|e| e.weight().0).collect();
             numbers.sort_unstable();
             let is_complete = match &node.operator {
-                Operator::Embed { .. } | Operator::Widen { .. } | Operator::Bias { .. } => numbers.is_empty(),
+                Operator::Embed { .. } => matches!(numbers[..], [] | [0]),
+                Operator::Lookup { .. } | Operator::Widen { .. } | Operator::Bias { .. } => {
+                    numbers.is_empty()
+                }
                 Operator::Add => numbers == [0, 1],
                 Operator::MatMul { accumulate: true, .. } => matches!(numbers[..], [0, 1] | [0, 1, 2]),
                 Operator::MatMul { .. } => matches!(numbers[..], [0] | [0, 1] | [0, 2] | [0, 1, 2]),

@@ -7,7 +7,7 @@
 
 use crate::error::ModelError;
 use crate::weights::{TensorInfo, Weights};
-use ragtag_kernels::layout::{GROUP_ROWS, Layout, Resident};
+use ragtag_kernels::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, Resident};
 use ragtag_kernels::{TensorType, widen};
 use serde::Serialize;
 use std::ops::Range;
@@ -88,8 +88,12 @@ impl StackedMatrix {
             return Err(unsupported(format!("{}: types and columns differ", stack.name())));
         }
         let rows = infos.iter().fold(u64::from(stack.zero_rows), |sum, t| sum.saturating_add(t.rows()));
-        let resident = Resident::new(first.tensor_type, kept(first.tensor_type), rows, first.columns())
-            .map_err(|e| unsupported(format!("tensor {}: {e}", stack.name())))?;
+        let is_usual = first.columns().is_multiple_of(COLUMN_BLOCK as u64);
+        let resident = match first.tensor_type {
+            TensorType::F32 if !is_usual => Resident::of_any_columns(rows, first.columns()),
+            usual => Resident::new(usual, kept(usual), rows, first.columns()),
+        };
+        let resident = resident.map_err(|e| unsupported(format!("tensor {}: {e}", stack.name())))?;
         Ok(Self { stack: stack.clone(), whole: resident, first_group: 0, resident })
     }
 
@@ -124,12 +128,11 @@ impl StackedMatrix {
             return Err(unsupported(what));
         }
         let part = |first_group: usize| {
-            let rows = self.whole.rows_of(first_group..(first_group + step).min(groups)).len() as u64;
-            let columns = self.whole.columns() as u64;
-            let resident = Resident::new(self.whole.tensor_type(), self.whole.layout(), rows, columns)?;
-            Ok(Self { stack: self.stack.clone(), whole: self.whole, first_group, resident })
+            let rows = self.whole.rows_of(first_group..(first_group + step).min(groups)).len();
+            let resident = self.whole.with_rows(rows);
+            Self { stack: self.stack.clone(), whole: self.whole, first_group, resident }
         };
-        (0..groups).step_by(step).map(part).collect()
+        Ok((0..groups).step_by(step).map(part).collect())
     }
 
     /// Writes the row groups `groups` of this part to `out`, whose length must be exactly that of these

@@ -89,6 +89,11 @@ impl Weights {
         Ok(Weights { sources, tensors, index })
     }
 
+    /// Returns the files, and conversions of their tensors.
+    pub(crate) fn sources(&self) -> &[Arc<dyn Source>] {
+        &self.sources
+    }
+
     /// Returns all tensors in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors

@@ -9,6 +9,7 @@
 //! which are clamped at every transfer without an error. Use f32 for such models.
 
 use ragtag_kernels::Activations;
+use ragtag_kernels::layout::COLUMN_BLOCK;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -28,9 +29,14 @@ impl WireType {
     /// All wire types.
     pub const ALL: [Self; 2] = [Self::F32, Self::F16];
 
+    /// Returns the wire type of rows of `width` values. Rows whose length is not a multiple of 32 pass as f32.
+    pub(crate) fn of_rows(self, width: u64) -> Self {
+        if width.is_multiple_of(COLUMN_BLOCK as u64) { self } else { Self::F32 }
+    }
+
     /// Returns the size of one row in the wire type in bytes, given the size of the f32 row.
     pub fn row_bytes(self, kept_row_bytes: u64) -> u64 {
-        match self {
+        match self.of_rows(kept_row_bytes / 4) {
             Self::F32 => kept_row_bytes,
             Self::F16 => {
                 let width = usize::try_from(kept_row_bytes / 4).unwrap_or(usize::MAX / 4);
@@ -58,6 +64,7 @@ mod tests {
         assert_eq!(WireType::F32.row_bytes(4 * 96), 4 * 96);
         assert_eq!(WireType::F16.row_bytes(4 * 96), 2 * 128);
         assert_eq!(WireType::F16.row_bytes(4 * 4096), 2 * 4096);
+        assert_eq!(WireType::F16.row_bytes(4 * 33), 4 * 33);
         assert!(WireType::F16.row_bytes(u64::MAX) > 1 << 62);
     }
 }

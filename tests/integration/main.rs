@@ -34,6 +34,7 @@ mod models;
 mod pictures;
 mod pipelines;
 mod rope_lengths;
+mod row_lengths;
 mod simulation;
 mod streaming;
 mod support;

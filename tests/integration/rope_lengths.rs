@@ -141,9 +141,9 @@ fn a_prefill_stage_computes_a_growing_sequence_again() {
             let found = devices(&Setup { devices: &selected, cpu_devices, ..Setup::default() });
             let planner = Planner::new(&golden.model).devices(&found).context(64).chunk(8);
             let planner = planner.activations(Activations::F32).kv(KvType::F32);
-            // Keys and values of the second layer pass.
+            // Keys and values of both layers pass.
             let planner = planner.granularity(Granularity::HalfBlock);
-            let split = format!("0-1={other},2-5=cpu:0").parse().unwrap();
+            let split = format!("0-0={other},1-5=cpu:0").parse().unwrap();
             let plan = with_prefill(planner.split(split).plan().unwrap(), &other, 1);
             let engine = start(&golden.model, &found, &plan, false);
             let grown = engine.session().generate(Prompt::Tokens(&golden.ids[..golden.prompt]), &greedy(16));

@@ -119,7 +119,12 @@ fn ropes(config: &Fields, plain: Rope, is_partial: bool, extras: &mut Extras) ->
     let parameters = config.object("rope_parameters")?;
     let of_kind = |kind| parameters.as_ref().map_or(Ok(None), |all| all.object(kind));
     if let Some(windowed) = of_kind("sliding_attention")? {
-        extras.windowed_rope = Some(rope(config, Some(&windowed), WINDOWED_BASE, plain, extras)?);
+        let windowed = rope(config, Some(&windowed), WINDOWED_BASE, plain, extras)?;
+        if windowed.depends_on_length() {
+            let what = format!("rotary scaling by length in layers with a window ({CONFIG})");
+            return Err(ModelError::Unsupported { what });
+        }
+        extras.windowed_rope = Some(windowed);
     } else if let Some(base) = config.find_float(WINDOWED_BASE)? {
         extras.windowed_rope = Some(Rope { base, ..plain });
     }

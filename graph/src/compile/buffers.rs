@@ -28,7 +28,7 @@ pub(crate) fn weight_buffers(
         let Node { operator, segment, .. } = graph.node(index);
         let Some(name) = weight_name(operator).filter(|name| seen.insert(name.clone())) else { continue };
         let content = match operator {
-            Operator::Embed { table } => matrix(&Stack::of(table))?,
+            Operator::Embed { table } | Operator::Lookup { table } => matrix(&Stack::of(table))?,
             Operator::MatMul { weights, .. } => matrix(weights)?,
             Operator::RmsNorm { .. }
             | Operator::LayerNorm { .. }
@@ -69,6 +69,7 @@ pub(crate) fn weight_buffers(
 pub(super) fn weight_name(operator: &Operator) -> Option<String> {
     match operator {
         Operator::Embed { .. }
+        | Operator::Lookup { .. }
         | Operator::RmsNorm { .. }
         | Operator::MatMul { .. }
         | Operator::LayerNorm { .. }

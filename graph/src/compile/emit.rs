@@ -15,8 +15,8 @@ use ragtag_hal::Caps;
 use ragtag_kernels::attention::NO_WINDOW;
 use ragtag_kernels::binary::Operation;
 use ragtag_kernels::elements::{self, RANK};
-use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_kernels::{ElementType, Kernel, TensorType, Variant, widen};
+use ragtag_kernels::params::{HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS};
+use ragtag_kernels::{ElementType, Kernel, TensorType, Variant, layout, matmul, widen};
 use std::ops::Range;
 
 /// Kernel of a dispatch, the arguments that follow the parameter block, and the constants.
@@ -57,6 +57,7 @@ impl Emitter<'_> {
     fn node(&mut self, index: NodeIndex) -> Result<Vec<ProgramStep>, CompileError> {
         match &self.graph.node(index).operator {
             Operator::Embed { table } => self.embed(index, table),
+            Operator::Lookup { table } => self.lookup(index, table),
             Operator::Widen { weights, .. } => match self.parts(&weights.name())?[..] {
                 [part] => Ok(vec![self.widen(index, part)?]),
                 // `product` dequantizes each part right before that part's dispatch. All parts share one place.
@@ -72,6 +73,13 @@ impl Emitter<'_> {
     fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let (rows, out) = (self.rows(node).0, self.output(index));
+        if let Some(lookup) = self.graph.input(index, 0) {
+            let pitch = layout::pitch_values(node.width);
+            let mut constants = row_copy([ElementType::F32; 2], [rows, node.width], pitch);
+            constants[2] = HEADER_WORDS as u32 * pitch;
+            let arguments = vec![self.output(lookup), out];
+            return Ok(vec![self.dispatch(node.segment, Kernel::Copy, rows, arguments, constants)?]);
+        }
         let mut steps = Vec::new();
         for part in self.parts(table)? {
             let constants = vec![rows, part.rows, node.width, part.first_row];
@@ -79,6 +87,45 @@ impl Emitter<'_> {
             steps.push(self.dispatch(node.segment, kernel, rows, vec![part.argument, out], constants)?);
         }
         Ok(steps)
+    }
+
+    /// Emits the lookup of the words of the parameter block as token ids. The ids follow its header, so the first rows
+    /// of the output are unused.
+    fn lookup(&mut self, index: NodeIndex, table: &str) -> Result<Vec<ProgramStep>, CompileError> {
+        let node = self.graph.node(index);
+        let [part] = self.parts(table)?[..] else {
+            let (what, bytes) = (format!("{table}, whose rows are no multiple of 32 values,"), u64::MAX);
+            let limit = self.caps.max_allocation_bytes.min(self.caps.max_binding_bytes);
+            return Err(CompileError::TooLarge { what, bytes, limit });
+        };
+        let (rows, f32) = (self.rows(node).0, elements::number(ElementType::F32));
+        let words = rows + HEADER_WORDS as u32;
+        let ids = (StageBuffer::Params, 0, self.params.bytes());
+        let constants = vec![f32, f32, words, part.rows, layout::pitch_values(part.columns)];
+        let arguments = vec![ids, part.argument, self.output(index)];
+        Ok(vec![self.dispatch(node.segment, Kernel::GatherRows, rows, arguments, constants)?])
+    }
+
+    /// Emits the product of f32 rows and one part of the weights, whose rows have any length.
+    fn gemm(
+        &mut self,
+        index: NodeIndex,
+        part: &MatrixPart,
+        y: Argument,
+    ) -> Result<ProgramStep, CompileError> {
+        let node = self.graph.node(index);
+        let Operator::MatMul { accumulate, norm: None, gated: false, .. } = node.operator else {
+            panic!("{} is not a plain product", node.operator.name());
+        };
+        let (rows, x) = (self.rows(node).0, self.graph.inputs(index)[0]);
+        let MatrixPart { rows: n, columns: k, argument, .. } = *part;
+        assert_eq!(self.graph.node(x).width, k, "columns of {:?}", node.operator);
+        let pitch = layout::pitch_values(k);
+        let beta = if accumulate { 1f32 } else { 0.0 };
+        let shape = [rows, n, k, 0, 1, k, pitch, node.width];
+        let constants = [&shape[..], &[1, 0, 0, 0], &[1f32, beta].map(f32::to_bits)].concat();
+        let arguments = vec![self.output(x), argument, y];
+        self.dispatch(node.segment, Kernel::Gemm(ElementType::F32), rows, arguments, constants)
     }
 
     /// Emits the dispatch that dequantizes one part of a product's weights to f16. The dispatch writes to the
@@ -123,6 +170,10 @@ impl Emitter<'_> {
             };
             let columns = if *gated { part.rows / 2 } else { part.rows };
             let y = self.columns(index, column + part.first_row, columns);
+            if !matmul::takes_columns(part.columns) {
+                steps.push(self.gemm(index, part, y)?);
+                continue;
+            }
             let mut arguments = vec![matrix, x, y];
             let mut constants =
                 vec![rows, count, part.rows, part.columns, u32::from(*accumulate), node.width];
@@ -210,7 +261,10 @@ impl Emitter<'_> {
                 (Kernel::SiluMul(*output), to_output(), vec![rows, count, node.width, *function as u32])
             }
             Operator::Add => (Kernel::Add, inputs, vec![rows, count, node.width]),
-            Operator::Embed { .. } | Operator::Widen { .. } | Operator::MatMul { .. } => {
+            Operator::Embed { .. }
+            | Operator::Lookup { .. }
+            | Operator::Widen { .. }
+            | Operator::MatMul { .. } => {
                 unreachable!("{} has a step per part", node.operator.name())
             }
         };
@@ -287,10 +341,16 @@ impl Emitter<'_> {
             self.variants.len() - 1
         });
         // All kernels depend on the micro-batch except those that dequantize weights, convert wire types,
-        // write biases, or compute on all rows of a bucket.
+        // write biases, look up rows of any length, or compute on all rows of a bucket.
         let is_general = matches!(
             kernel,
-            Kernel::Widen(_) | Kernel::Copy | Kernel::LayerNorm | Kernel::Binary | Kernel::Unary
+            Kernel::Widen(_)
+                | Kernel::Copy
+                | Kernel::LayerNorm
+                | Kernel::Binary
+                | Kernel::Unary
+                | Kernel::Gemm(_)
+                | Kernel::GatherRows
         );
         let params = (!is_general).then_some((StageBuffer::Params, 0, self.params.bytes()));
         let arguments: Vec<Argument> = params.into_iter().chain(arguments).collect();

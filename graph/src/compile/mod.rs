@@ -28,7 +28,7 @@ use emit::Emitter;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::{Caps, Module};
 use ragtag_kernels::attention::{append, partial};
-use ragtag_kernels::matmul::normed;
+use ragtag_kernels::matmul::{self, normed};
 use ragtag_kernels::params::ParamsShape;
 use ragtag_kernels::{Activations, Kernel, TensorType, Variant, activations_for, layout_for};
 use std::ops::Range;
@@ -49,6 +49,8 @@ pub fn compile(
         return Err(ModelError::NoData { name: tensor.name.clone() }.into());
     }
     model.check_kv(lowering.kv)?;
+    let wire_type = lowering.wire_type.of_rows(model.hyperparameters().width.into());
+    let lowering = &Lowering { wire_type, ..*lowering };
     let plain = model.graph(Activations::F32);
     let caches = Caches::new(&plain, &segments, lowering);
     let nodes = plain.within(&segments);
@@ -123,7 +125,10 @@ fn fuse(
 ) {
     let has = |kernel, rows| ragtag_kernels::preferred(kernel, caps, capacity(rows, params)).is_some();
     let shape = |stack: &Stack| stack.shape(model.weights());
-    passes::fuse_norms(graph, |stack, rows| has(Kernel::NormMatMul(shape(stack).tensor_type), rows));
+    passes::fuse_norms(graph, |stack, rows| {
+        let StackShape { tensor_type, columns, .. } = shape(stack);
+        matmul::takes_columns(columns) && has(Kernel::NormMatMul(tensor_type), rows)
+    });
     // If a matrix is split, a row of the gate projection and its row of the up projection may be in different
     // parts.
     let is_whole = |stack: &Stack| weights.iter().filter(|w| w.name == stack.name()).count() == 1;

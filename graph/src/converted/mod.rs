@@ -8,11 +8,13 @@ mod ternary;
 #[cfg(test)]
 mod tests;
 mod two_bits;
+mod widened;
 
 pub(crate) use float8::{Float8, Scales};
 pub(crate) use lookup::{Lookup, Table, bytes as lookup_bytes};
 pub(crate) use ternary::{Packing, Ternary};
 pub(crate) use two_bits::TwoBits;
+pub(crate) use widened::widen_rows;
 
 use crate::error::SourceError;
 use crate::source::Source;

@@ -174,7 +174,25 @@ impl Resident {
         if layout == Layout::RowMajor && tensor_type.block_values() > 1 {
             return Err(LayoutError::Blocks { tensor_type });
         }
-        let block = tensor_type.block_values().max(COLUMN_BLOCK) as u64;
+        Self::of_blocks(tensor_type, layout, [rows, columns], tensor_type.block_values().max(COLUMN_BLOCK))
+    }
+
+    /// Creates the layout for a matrix of f32 values whose rows may have any length. Products of
+    /// [`crate::matmul`] cannot read it.
+    ///
+    /// # Errors
+    /// Returns [`LayoutError::Columns`] for rows without values, and [`LayoutError::TooLarge`] if the size overflows.
+    pub fn of_any_columns(rows: u64, columns: u64) -> Result<Self, LayoutError> {
+        Self::of_blocks(TensorType::F32, Layout::RowMajor, [rows, columns], 1)
+    }
+
+    fn of_blocks(
+        tensor_type: TensorType,
+        layout: Layout,
+        [rows, columns]: [u64; 2],
+        block: usize,
+    ) -> Result<Self, LayoutError> {
+        let block = block as u64;
         if columns == 0 || !columns.is_multiple_of(block) {
             return Err(LayoutError::Columns { tensor_type, columns, block });
         }
@@ -188,6 +206,13 @@ impl Resident {
             }
             _ => Err(LayoutError::TooLarge { tensor_type, rows, columns }),
         }
+    }
+
+    /// Returns the layout of `rows` of the rows.
+    #[must_use]
+    pub fn with_rows(&self, rows: usize) -> Self {
+        assert!(rows <= self.rows, "{rows} of {} rows", self.rows);
+        Self { rows, ..*self }
     }
 
     /// Returns the tensor type of the weights.
@@ -275,6 +300,11 @@ impl Resident {
 /// Returns the distance in bytes between consecutive rows of `RowMajor`.
 pub(crate) fn row_pitch_bytes(tensor_type: TensorType, columns: usize) -> usize {
     columns.next_multiple_of(PITCH_VALUES) * tensor_type.block_bytes()
+}
+
+/// Returns the distance in values between consecutive rows of `RowMajor`.
+pub fn pitch_values(columns: u32) -> u32 {
+    columns.checked_next_multiple_of(PITCH_VALUES as u32).unwrap_or(u32::MAX)
 }
 
 /// Returns the number of bytes in one `Rows16` group. `columns` must be a multiple of the block size.

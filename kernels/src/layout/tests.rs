@@ -28,6 +28,32 @@ fn sizes_follow_from_the_sections() {
     assert_eq!(bytes(TensorType::TQ2_0, 512), 2 * 2 * (8 * 128 + 32));
 }
 
+/// Checks that f32 rows of any length keep their values at the pitch of `RowMajor`, with zeros after them.
+#[test]
+fn rows_of_any_length_are_padded_with_zeros() {
+    for columns in 1..=100 {
+        let resident = Resident::of_any_columns(3, columns as u64).unwrap();
+        let pitch = pitch_values(columns as u32) as usize;
+        assert_eq!(
+            (resident.layout(), pitch % PITCH_VALUES, columns.div_ceil(64)),
+            (Layout::RowMajor, 0, pitch / 64)
+        );
+        let values: Vec<f32> = (0..3 * columns).map(|at| at as f32 - 7.5).collect();
+        let source: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut out = vec![0xff; resident.bytes() as usize];
+        resident.pack(0..1, &source, &mut out).unwrap();
+        let found: Vec<f32> = out.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert_eq!(found.len(), GROUP_ROWS * pitch);
+        for (at, value) in found.iter().enumerate() {
+            let (row, column) = (at / pitch, at % pitch);
+            let wanted = if row < 3 && column < columns { values[row * columns + column] } else { 0.0 };
+            assert_eq!(*value, wanted, "row {row}, column {column} of {columns}");
+        }
+    }
+    assert!(matches!(Resident::of_any_columns(1, 0), Err(LayoutError::Columns { .. })));
+    assert!(matches!(Resident::of_any_columns(1 << 40, 1 << 40), Err(LayoutError::TooLarge { .. })));
+}
+
 #[test]
 fn rejects_shapes_that_do_not_fit() {
     assert!(matches!(

@@ -35,13 +35,18 @@ use crate::abi::{HEADER_BYTES, IMPOSSIBLE, array, strided};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
-use crate::layout::{Layout, Resident};
+use crate::layout::{COLUMN_BLOCK, Layout, Resident};
 use crate::types::each_type;
 use crate::{half_rows, quantize};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Number of weight rows per group. Each weight row is a column of y.
 pub const TASK_ROWS: u32 = 32;
+
+/// Returns whether there are products of weights with rows of `columns` values. [`crate::gemm`] computes others.
+pub fn takes_columns(columns: u32) -> bool {
+    columns.is_multiple_of(COLUMN_BLOCK as u32)
+}
 
 /// Returns whether there are products of `tensor_type` weights with `activations`. Every type supports f32.
 /// Types with integer quants support int8, and types with two bytes per value support f16.
