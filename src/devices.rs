@@ -8,13 +8,15 @@ use ragtag_devices::{
     Backends, Check, Choice, Config, MemoryCapError, MemoryCaps, ProbeChild, Report, Requested, ThrottleSpec,
 };
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Label, Limits,
-    MemoryHandle, MemorySource, Throttle,
+    Adapter, AdapterKind, Caps, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, HostMemory, Label,
+    Limits, MemoryHandle, MemorySource, Throttle,
 };
 use ragtag_kernels::{Layout, TensorType, layout_for};
 use ragtag_planner::plan::PlanDeviceOptions;
 use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, WeightSharing, fleet};
+use ragtag_scheduler::weight_staging_bytes;
 use ragtag_transfer::{Route, Routes};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 
 /// Options for probing and selecting devices.
@@ -81,6 +83,14 @@ pub(crate) fn staged_route(from: &Adapter, to: &Adapter) -> Route {
     let is_gpu = |adapter: &Adapter| matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);
     if is_gpu(from) && is_gpu(to) { Route::STAGED_BETWEEN_GPUS } else { Route::HOST_STAGED }
 }
+
+/// Maximum bytes of a tokenizer per token, while it is built. Measured with 262,144 tokens.
+const TOKEN_BYTES: u64 = 480;
+/// Maximum host memory of a driver and its compiler, in bytes. Measured: 175 MiB with PoCL, 72 MiB with Mesa's
+/// Vulkan device on the CPU.
+const DRIVER_BYTES: u64 = 192 << 20;
+/// Maximum host memory for threads, programs, requests and the allocator's gaps, in bytes.
+const PROCESS_BYTES: u64 = 32 << 20;
 
 /// Fraction of a device's free memory that plans may use. The rest remains free for drivers and other
 /// allocations.
@@ -328,20 +338,37 @@ impl Devices {
     /// assumed. If a physical device is selected through several APIs, they divide its memory evenly. Memory
     /// caps apply afterwards.
     pub fn facts(&self) -> Vec<DeviceFacts> {
+        self.facts_beside(0)
+    }
+
+    /// Returns [`Self::facts`] if the process needs `host_bytes` bytes of the free host memory itself.
+    pub(crate) fn facts_beside(&self, host_bytes: u64) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {
             self.selected().iter().filter(|other| physical(other) == physical(adapter)).count() as u64
         };
-        self.selected().iter().map(|adapter| self.capped(adapter, facts(adapter, users(adapter)))).collect()
+        let facts = |adapter: &Adapter| {
+            let mut beside = adapter.clone();
+            let shared = host_bytes / self.sharers(adapter);
+            let in_host = beside.memory.iter_mut().filter(|memory| memory.heap == HeapKind::Host);
+            in_host.for_each(|memory| {
+                memory.free_bytes = memory.free_bytes.map(|free| free.saturating_sub(shared));
+            });
+            facts(&beside, users(adapter))
+        };
+        self.selected().iter().map(|adapter| self.capped(adapter, facts(adapter))).collect()
+    }
+
+    /// Returns the number of devices that divide host memory evenly, of which `adapter` is one.
+    fn sharers(&self, adapter: &Adapter) -> u64 {
+        if adapter.kind == AdapterKind::Cpu { u64::from(self.plan_options.cpu_devices).max(1) } else { 1 }
     }
 
     /// Applies the memory caps to the description of a device. CPU devices divide the cap of host memory
     /// evenly, as they divide the free host memory.
     fn capped(&self, adapter: &Adapter, facts: DeviceFacts) -> DeviceFacts {
-        let is_processor = adapter.kind == AdapterKind::Cpu;
-        let sharers = if is_processor { u64::from(self.plan_options.cpu_devices) } else { 1 };
         let host = self.caps.host_bytes().filter(|_| facts.in_host_memory);
-        let host = host.map(|bytes| usable_bytes(bytes) / sharers);
+        let host = host.map(|bytes| usable_bytes(bytes) / self.sharers(adapter));
         match host.into_iter().chain(self.cap_bytes(adapter)).min() {
             Some(cap) if cap < facts.memory_bytes => {
                 DeviceFacts { memory_bytes: cap, memory_source: FigureSource::User, ..facts }
@@ -361,10 +388,26 @@ impl Devices {
         from.is_some() && from == to
     }
 
-    /// Returns the free host memory in bytes, at most its cap. Returns `None` if it has no cap and the CPU
-    /// was not probed.
-    pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
-        self.free_host_bytes().into_iter().chain(self.caps.host_bytes()).min()
+    /// Returns the free host memory in bytes without `beside` bytes that the process needs itself, at most its
+    /// cap. Returns `None` if it has no cap and the CPU was not probed.
+    pub(crate) fn host_memory_bytes(&self, beside: u64) -> Option<u64> {
+        let free = self.free_host_bytes().map(|free| free.saturating_sub(beside));
+        free.into_iter().chain(self.caps.host_bytes()).min()
+    }
+
+    /// Returns the host memory in bytes that a run of `model` takes in addition to the buffers of its plan:
+    /// the memory that the process has taken since the devices were probed, the tokenizer, the staging of
+    /// weights, drivers, threads, programs and requests.
+    pub(crate) fn process_bytes(&self, model: &Model) -> u64 {
+        let since =
+            self.free_host_bytes().map_or(0, |free| free.saturating_sub(HostMemory::now().free_bytes));
+        let vocabulary = u64::from(model.hyperparameters().vocabulary);
+        let tokenizer = if model.has_built_tokenizer() { 0 } else { vocabulary * TOKEN_BYTES };
+        let staging = weight_staging_bytes().saturating_mul(self.selected().len() as u64);
+        let with_drivers = self.selected().iter().filter(|adapter| adapter.kind != AdapterKind::Cpu);
+        let backends: BTreeSet<&str> = with_drivers.map(|adapter| adapter.backend.as_str()).collect();
+        let drivers = backends.len() as u64 * DRIVER_BYTES;
+        [since, tokenizer, staging, drivers, PROCESS_BYTES].into_iter().fold(0, u64::saturating_add)
     }
 
     /// Returns the free host memory in bytes. Returns `None` if the CPU was not probed.
@@ -617,7 +660,7 @@ mod tests {
         assert_eq!(of(0), (1 << 20, FigureSource::User));
         assert_eq!(of(1), (usable_bytes(40 << 20) / 2, FigureSource::User));
         assert!(of(2).0 > 40 << 20 && of(2).1 == FigureSource::Reported, "{:?}", facts[2]);
-        assert_eq!(devices.host_memory_bytes(), Some(40 << 20));
+        assert_eq!(devices.host_memory_bytes(0), Some(40 << 20));
 
         let model = crate::Model::bundled().unwrap();
         let planner = crate::Planner::new(&model).devices(&devices).holding_at_most("cpu:0", 2 << 20);

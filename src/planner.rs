@@ -113,15 +113,17 @@ impl Planner {
         }
     }
 
-    /// Plans for the selected devices and their currently free memory. The devices' rates come from
+    /// Plans for the selected devices and their currently free memory. Of the free host memory, keeps what the
+    /// process needs itself, for example for the tokenizer and while it loads weights. The devices' rates come from
     /// datasheets or from the API. If neither provides a rate, the planner assumes one. Predictions from such
     /// rates are rough, so call [`Planner::calibrated`] as well.
     pub fn devices(self, devices: &Devices) -> Self {
-        let mut planner = self.device_facts(devices.facts());
+        let process_bytes = devices.process_bytes(&self.model);
+        let mut planner = self.device_facts(devices.facts_beside(process_bytes));
         let detected = devices.report().adapters().map(Adapter::label);
         planner.not_selected = detected.filter(|label| !devices.labels().contains(label)).collect();
         planner.device_options = Some(devices.plan_options().clone());
-        planner.host_memory_bytes = devices.host_memory_bytes();
+        planner.host_memory_bytes = devices.host_memory_bytes(process_bytes);
         for (from, to) in
             devices.selected().iter().flat_map(|from| devices.selected().iter().map(move |to| (from, to)))
         {

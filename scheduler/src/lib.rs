@@ -23,8 +23,8 @@ mod transfers;
 mod trial;
 
 pub use actor::{
-    Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_CHUNK_BYTES,
-    WEIGHT_STAGING_BYTES, WeightSource,
+    Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_CHUNK_BYTES, WeightSource,
+    weight_staging_bytes,
 };
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{

@@ -151,7 +151,7 @@ impl Calibration {
             let error = match Self::of(&adapters, &steps, devices, options, progress) {
                 Ok(mut calibration) => {
                     if let Some(most) =
-                        devices.host_memory_bytes().filter(|bytes| bytes / ROOM < steps.bytes())
+                        devices.host_memory_bytes(0).filter(|bytes| bytes / ROOM < steps.bytes())
                     {
                         let free = devices.free_host_bytes().unwrap_or(most);
                         let stays = free.saturating_sub(most) >= steps.bytes();

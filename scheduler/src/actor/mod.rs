@@ -20,7 +20,7 @@ mod verify;
 mod weights;
 
 pub use solo::{Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage};
-pub use weights::{WEIGHT_CHUNK_BYTES, WEIGHT_STAGING_BYTES, WeightSource};
+pub use weights::{WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 
 use crate::copies::{Copies, FileReads};
 use crate::core::{DeviceAction, DeviceCore, DeviceEvent, Progress, StageEvent, StageStats};

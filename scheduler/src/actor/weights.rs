@@ -24,12 +24,18 @@ use std::time::{Duration, Instant};
 /// occupy all threads, and large enough for copies at the bandwidth of the bus.
 pub const WEIGHT_CHUNK_BYTES: u64 = 2 << 20;
 /// Maximum number of places in the staging buffer. Each place holds one chunk.
-const PLACES: u64 = 32;
-/// Maximum host memory that a stage uses to stage weights, in bytes. It is exceeded only if the weight source
-/// needs larger chunks. The memory is freed before the stage runs.
-pub const WEIGHT_STAGING_BYTES: u64 = WEIGHT_CHUNK_BYTES * PLACES;
+const MAX_PLACES: usize = 32;
+/// Places per thread of rayon's pool: one that the thread fills, and others that the device uploads meanwhile.
+const PLACES_PER_THREAD: usize = 4;
 /// Interval at which loading, and a thread that reads weights, check whether they were aborted.
 pub(super) const ABORT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Returns the maximum host memory that a stage uses to stage weights, in bytes. It is exceeded only if the
+/// weight source needs larger chunks. The memory is freed before the stage runs.
+pub fn weight_staging_bytes() -> u64 {
+    let places = rayon::current_num_threads().saturating_mul(PLACES_PER_THREAD).min(MAX_PLACES);
+    WEIGHT_CHUNK_BYTES * places as u64
+}
 
 /// Source of a stage's weights.
 pub trait WeightSource: Send + Sync {
@@ -278,7 +284,7 @@ struct Staging {
 /// Allocates the staging buffer for `chunks` chunks of at most `chunk_bytes` bytes. If the device runs out of
 /// memory, retries with fewer places.
 fn staging(device: &mut OwnedDevice, chunk_bytes: u64, chunks: u64) -> ragtag_hal::Result<Staging> {
-    let mut places = (WEIGHT_STAGING_BYTES / chunk_bytes).clamp(2, PLACES).min(chunks);
+    let mut places = (weight_staging_bytes() / chunk_bytes).clamp(2, MAX_PLACES as u64).min(chunks);
     loop {
         let region = Arc::new(HostRegion::new((chunk_bytes * places) as usize)?);
         match device.new_region(&region) {
