@@ -158,3 +158,70 @@ pub(crate) fn code(source: &ModuleSource, entry: usize) -> Option<&[u8]> {
         ModuleSource::SpirV { entries } => Some(&entries.get(entry)?.binary),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calibrate::CalibrationOptions;
+    use crate::devices::DeviceOptions;
+    use ragtag_hal::Module;
+
+    fn trials<'a>(adapter: &'a Adapter, module: &'a Module, names: &[&'a str]) -> Untried<'a> {
+        let trial = |variant| Trial { module, entry: 0, variant, launches: Vec::new() };
+        let digest = |name: &&str| format!("digest of {name}");
+        Untried {
+            adapter,
+            trials: names.iter().map(|name| trial(*name)).collect(),
+            digests: names.iter().map(digest).collect(),
+        }
+    }
+
+    fn outcome(verdict: Verdict) -> Outcome {
+        Outcome { name: "kernel/a/b".into(), verdict, class: None, duration_us: 1 }
+    }
+
+    #[test]
+    fn only_kernels_that_have_passed_are_trusted() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = CalibrationOptions { folder: Some(folder.path().into()), ..Default::default() };
+        let kept = || Kept::new(options.folder.clone());
+        let devices = Devices::probe(&DeviceOptions::selecting("cpu")).unwrap();
+        let adapter = &devices.selected()[0];
+        let module =
+            Module { name: "a module".into(), entries: Vec::new(), source: ModuleSource::Host(Vec::new()) };
+        let names = ["right opencl", "wrong opencl", "large opencl"];
+        let all = trials(adapter, &module, &names);
+        let why = "wrong: 3 rows: relative error 1e0, at most 1e-5 is allowed".to_string();
+        let verdicts = [
+            Verdict::Passed { relative_error: Some(0.0) },
+            Verdict::Failed { why },
+            Verdict::Skipped { reason: "out of memory".into() },
+        ];
+        let error = all.judge(&kept(), &verdicts.map(outcome)).unwrap();
+        let said = error.to_string();
+        let expected =
+            "fails its self-test: wrong opencl: 3 rows: relative error 1e0, at most 1e-5 is allowed (";
+        assert!(said.starts_with("cpu:0 (") && said.contains(expected), "{said}");
+        assert_eq!(error.exit_code(), 1);
+
+        let left = |names: &[&'static str], adapter: &Adapter| {
+            let mut left = trials(adapter, &module, names);
+            left.leave_out(&kept().kernels(adapter));
+            left.trials.iter().map(|trial| trial.variant.to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(left(&names, adapter), ["wrong opencl", "large opencl"]);
+        assert_eq!(left(&["new opencl"], adapter), ["new opencl"]);
+        let mut updated = adapter.clone();
+        updated.driver = "another version".into();
+        assert_eq!(left(&names, &updated).len(), 3, "another driver");
+        let mut changed = trials(adapter, &module, &names[..1]);
+        changed.digests[0] = "another digest".into();
+        changed.leave_out(&kept().kernels(adapter));
+        assert_eq!(changed.trials.len(), 1, "another source");
+
+        // A later pass replaces the failure, and the other outcomes stay.
+        let passed = [Verdict::Passed { relative_error: None }].map(outcome);
+        assert!(trials(adapter, &module, &names[1..2]).judge(&kept(), &passed).is_none());
+        assert_eq!(left(&names, adapter), ["large opencl"]);
+    }
+}

@@ -14,5 +14,8 @@ pub(crate) fn open(name: &str) -> Result<(), String> {
         None => error.to_string(),
     };
     // The library stays open until the process ends, because some drivers crash when they are unloaded.
-    library.map(std::mem::forget).map_err(message)
+    let keep = |library| {
+        Box::leak(Box::new(library));
+    };
+    library.map(keep).map_err(message)
 }
