@@ -250,6 +250,9 @@ impl Error {
         match self {
             Error::Usage(_) | Error::ThrottleSpec(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } | Error::Conversation { .. } => 2,
+            Error::Model { cause, .. } if cause.is_unreadable() => 7,
+            Error::Tokenizer { cause, .. } if cause.is_unreadable() => 7,
+            Error::Run(ragtag_scheduler::Error::Weight { .. }) => 7,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
             Error::Template { .. } | Error::NoTemplate { .. } => 3,
             Error::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_))

@@ -1,12 +1,12 @@
-//! Opening models. A [`Model`] holds the mapped files, the operator graph, the tokenizer and the digests.
+//! Opening models. A [`Model`] holds the open files, the operator graph, the tokenizer and the digests.
 
 use crate::error::{Error, Result};
-use crate::map::MappedFile;
+use crate::source::FileSource;
 use ragtag_chat::Template;
 use ragtag_graph::tokenizer::Tokenizer;
 use ragtag_graph::{
     ChatTemplates, Directory, FormatError, Hyperparameters, MemorySource, ModelError, ModelFile, RopeScaling,
-    Source, checkpoint,
+    Source, SourceError, checkpoint,
 };
 use ragtag_kernels::TensorType;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,9 @@ use std::sync::{Arc, OnceLock};
 
 /// File name of the bundled model.
 pub const BUNDLED_MODEL: &str = "tales-bitnet-tq2_0.gguf";
+
+/// Bytes of a file that are read and hashed at a time, on all threads.
+const HASHED_BYTES: usize = 16 << 20;
 
 #[cfg(feature = "bundled-model")]
 static BUNDLED_BYTES: &[u8] = include_bytes!("../examples/models/tales-bitnet-tq2_0.gguf");
@@ -60,7 +63,7 @@ impl Model {
             let cause = ModelError::Unsupported { what };
             return Err(Error::Model { name: path.display().to_string(), cause });
         }
-        let sources = shard_paths(path).iter().map(|shard| map(shard)).collect::<Result<_>>()?;
+        let sources = shard_paths(path).iter().map(|shard| open(shard)).collect::<Result<_>>()?;
         Self::from_sources(file_name(path), sources)
     }
 
@@ -72,7 +75,7 @@ impl Model {
         for name in &names {
             let shard = match directory.file(name) {
                 Some(shard) => Arc::clone(shard),
-                None => map(&path.join(name))?,
+                None => open(&path.join(name))?,
             };
             directory.insert(name, Arc::clone(&shard));
             shards.push(shard);
@@ -109,7 +112,7 @@ impl Model {
         if path.is_dir() || path.extension().is_some_and(|extension| extension == "safetensors") {
             return Self::open(path);
         }
-        let sources = shard_paths(path).iter().map(|shard| map(shard)).collect::<Result<_>>()?;
+        let sources = shard_paths(path).iter().map(|shard| open(shard)).collect::<Result<_>>()?;
         Self::from_headers(file_name(path), sources)
     }
 
@@ -217,6 +220,11 @@ impl Model {
         Ok(self.inner.tokenizer.get_or_init(|| tokenizer))
     }
 
+    /// Returns whether the tokenizer has been built.
+    pub(crate) fn has_built_tokenizer(&self) -> bool {
+        self.inner.tokenizer.get().is_some()
+    }
+
     /// Returns the sources of the chat templates and the texts of special tokens. A model may have none.
     ///
     /// # Errors
@@ -259,7 +267,7 @@ impl Model {
                 end = end.max(tensor.offset.saturating_add(tensor.bytes));
             }
             hasher.update(&end.to_le_bytes());
-            hasher.update(source.range(0..header).map_err(|e| self.source_error(e))?);
+            self.hash(&mut hasher, source.as_ref(), header)?;
         }
         // If no file has weights, the types of the tensors come from the options, so the digest must include
         // them.
@@ -269,7 +277,7 @@ impl Model {
         for (name, source) in &self.inner.others {
             hasher.update(name.as_bytes());
             hasher.update(&source.bytes().to_le_bytes());
-            hasher.update(source.range(0..source.bytes()).map_err(|e| self.source_error(e))?);
+            self.hash(&mut hasher, source.as_ref(), source.bytes())?;
         }
         Ok(format!("header-blake3:{}", &hasher.finalize().to_hex()[..32]))
     }
@@ -285,24 +293,33 @@ impl Model {
         }
         let mut hasher = blake3::Hasher::new();
         for source in self.files() {
-            hasher.update_rayon(source.range(0..source.bytes()).map_err(|e| self.source_error(e))?);
+            self.hash(&mut hasher, source, source.bytes())?;
         }
         Ok(self.inner.digest.get_or_init(|| format!("blake3:{}", hasher.finalize().to_hex())).clone())
     }
 
-    fn source_error(&self, error: ragtag_graph::SourceError) -> Error {
-        Error::Model { name: self.name().into(), cause: ragtag_graph::FormatError::from(error).into() }
+    /// Hashes the first `end` bytes of a file.
+    fn hash(&self, hasher: &mut blake3::Hasher, source: &dyn Source, end: u64) -> Result<()> {
+        let as_error = |cause: SourceError| Error::Model {
+            name: self.name().into(),
+            cause: FormatError::from(cause).into(),
+        };
+        for start in (0..end).step_by(HASHED_BYTES) {
+            let piece = start..end.min(start + HASHED_BYTES as u64);
+            hasher.update_rayon(&source.range(piece).map_err(as_error)?);
+        }
+        Ok(())
     }
 }
 
-fn map(path: &Path) -> Result<Arc<dyn Source>> {
-    match MappedFile::open(path) {
+fn open(path: &Path) -> Result<Arc<dyn Source>> {
+    match FileSource::open(path) {
         Ok(file) => Ok(Arc::new(file)),
         Err(cause) => Err(Error::File { action: "read", path: path.into(), cause }),
     }
 }
 
-/// Maps those files of a model directory that exist, except the files with weights. Also returns the name of
+/// Opens those files of a model directory that exist, except the files with weights. Also returns the name of
 /// the directory.
 fn directory(path: &Path) -> Result<(String, Directory)> {
     // A path such as `..` has no file name.
@@ -314,7 +331,7 @@ fn directory(path: &Path) -> Result<(String, Directory)> {
     for file in checkpoint::FILES {
         // A missing file may be optional. The graph reports missing files that are required.
         if path.join(file).exists() {
-            directory.insert(file, map(&path.join(file))?);
+            directory.insert(file, open(&path.join(file))?);
         }
     }
     Ok((name, directory))

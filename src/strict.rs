@@ -27,11 +27,13 @@ pub fn suspicious_weights(model: &Model) -> Result<Vec<String>> {
 
 fn suspicion(model: &Model, tensor: &TensorInfo) -> Result<Option<String>> {
     let as_error = |cause: ragtag_graph::ModelError| Error::Model { name: model.name().into(), cause };
-    let bytes = model.graph().weights().bytes(tensor).map_err(|e| as_error(e.into()))?;
     let (block_bytes, block_values) = (tensor.tensor_type.block_bytes(), tensor.tensor_type.block_values());
+    let mut bytes = vec![0; BATCH_BLOCKS * block_bytes];
     let mut values = vec![0.0f32; BATCH_BLOCKS * block_values];
     let (mut bad, mut squares, mut count) = (0u64, 0f64, 0u64);
-    for blocks in bytes.chunks(BATCH_BLOCKS * block_bytes) {
+    for start in (0..tensor.bytes).step_by(bytes.len()) {
+        let blocks = &mut bytes[..(tensor.bytes - start).min((BATCH_BLOCKS * block_bytes) as u64) as usize];
+        model.graph().weights().read(tensor, start, blocks).map_err(|e| as_error(e.into()))?;
         let values = &mut values[..blocks.len() / block_bytes * block_values];
         dequantise(tensor.tensor_type, blocks, values).map_err(|e| as_error(e.into()))?;
         for &value in values.iter() {

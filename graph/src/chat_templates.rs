@@ -129,10 +129,10 @@ impl ChatTemplates {
 
 /// Reads a text file.
 fn text(source: &dyn Source) -> Result<String, FormatError> {
-    let text = std::str::from_utf8(json::whole_file(source, MAX_CONFIG_BYTES)?);
-    text.map(str::to_owned).map_err(|error| FormatError::Invalid {
+    let text = String::from_utf8(json::whole_file(source, MAX_CONFIG_BYTES)?.into_owned());
+    text.map_err(|error| FormatError::Invalid {
         file: source.name().to_owned(),
-        at: error.valid_up_to() as u64,
+        at: error.utf8_error().valid_up_to() as u64,
         what: "the chat template".to_owned(),
         cause: "it is not UTF-8".to_owned(),
     })

@@ -24,7 +24,9 @@ pub enum SourceError {
         bytes: u64,
     },
     /// The file shrank since it was opened.
-    #[error("{name} shrank while in use: it had {had} bytes and now has {has}")]
+    #[error(
+        "{name} shrank while in use: it had {had} bytes and now has {has} (start again when the file is complete)"
+    )]
     Shrank {
         /// Name of the source.
         name: String,
@@ -32,6 +34,12 @@ pub enum SourceError {
         had: u64,
         /// Current size in bytes.
         has: u64,
+    },
+    /// Another process has written to the file since it was opened.
+    #[error("{name} changed while in use (start again when nothing writes to it)")]
+    Changed {
+        /// Name of the source.
+        name: String,
     },
     /// The file contains a value that a tensor cannot have.
     #[error("{name}: tensor {tensor}: {cause}")]
@@ -51,6 +59,13 @@ pub enum SourceError {
         /// Error message from the operating system.
         cause: String,
     },
+}
+
+impl SourceError {
+    /// Returns whether the file could not be read or has changed, so that its content is unknown.
+    fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Shrank { .. } | Self::Changed { .. } | Self::Unreadable { .. })
+    }
 }
 
 /// Failure to parse a model file.
@@ -216,6 +231,12 @@ pub enum FormatError {
     },
 }
 
+impl FormatError {
+    fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Source(source) if source.is_unreadable())
+    }
+}
+
 /// Failure to load a tokenizer or to encode text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
@@ -345,6 +366,20 @@ pub enum ModelError {
         /// The unsupported feature.
         what: String,
     },
+}
+
+impl TokenizerError {
+    /// Returns whether a file could not be read or has changed, so that its content is unknown.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Format(format) if format.is_unreadable())
+    }
+}
+
+impl ModelError {
+    /// Returns whether a file could not be read or has changed, so that its content is unknown.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Format(format) if format.is_unreadable())
+    }
 }
 
 /// Reason why segments cannot be compiled for a device.

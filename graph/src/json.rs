@@ -3,17 +3,18 @@
 use crate::error::{FormatError, Quoted};
 use crate::source::Source;
 use serde::de::DeserializeOwned;
+use std::borrow::Cow;
 
 /// Parses a JSON file of at most `most_bytes` bytes.
 ///
 /// # Errors
 /// Fails if the file exceeds `most_bytes`, is not JSON, or does not match `T`.
 pub(crate) fn parse<T: DeserializeOwned>(source: &dyn Source, most_bytes: u64) -> Result<T, FormatError> {
-    parse_slice(source.name(), whole_file(source, most_bytes)?)
+    parse_slice(source.name(), &whole_file(source, most_bytes)?)
 }
 
 /// Returns the bytes of a file of at most `most_bytes` bytes.
-pub(crate) fn whole_file(source: &dyn Source, most_bytes: u64) -> Result<&[u8], FormatError> {
+pub(crate) fn whole_file(source: &dyn Source, most_bytes: u64) -> Result<Cow<'_, [u8]>, FormatError> {
     let bytes = source.bytes();
     if bytes > most_bytes {
         return Err(FormatError::TooLarge { file: source.name().to_owned(), bytes, most: most_bytes });

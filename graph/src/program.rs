@@ -214,9 +214,7 @@ impl WeightBuffer {
 
 /// Returns the values of a vector tensor as f32.
 pub(crate) fn vector_values(tensor: &TensorInfo, weights: &Weights) -> Result<Vec<f32>, ModelError> {
-    // A read reports an error where the pages of a mapped file would raise a signal.
-    let mut bytes = vec![0; tensor.bytes as usize];
-    weights.read(tensor, 0, &mut bytes)?;
+    let bytes = weights.bytes(tensor)?;
     let mut values =
         vec![0.0; bytes.len() / tensor.tensor_type.block_bytes() * tensor.tensor_type.block_values()];
     dequantise(tensor.tensor_type, &bytes, &mut values)?;

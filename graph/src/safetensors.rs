@@ -76,7 +76,7 @@ pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<Stored>, Fo
         let found = header.first().map_or_else(|| "nothing".to_owned(), |byte| format!("byte {byte:#04x}"));
         return Err(invalid(source, LENGTH_BYTES, "the header", format!("begins with {found}, not with {{")));
     }
-    let Entries(mut entries) = json::parse_slice(source.name(), header)?;
+    let Entries(mut entries) = json::parse_slice(source.name(), &header)?;
     entries.sort_by_key(|(_, entry)| entry.data_offsets);
     let mut tensors = Vec::new();
     let mut end = 0;
@@ -106,7 +106,7 @@ fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
         return Err(cut("the length of the header", 0, LENGTH_BYTES));
     }
     let mut length = [0; LENGTH_BYTES as usize];
-    length.copy_from_slice(source.range(0..LENGTH_BYTES)?);
+    source.read(0, &mut length)?;
     let length = u64::from_le_bytes(length);
     if length > MAX_HEADER_BYTES {
         let cause = format!("{length} bytes exceed the limit of {MAX_HEADER_BYTES}");

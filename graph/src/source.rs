@@ -1,5 +1,5 @@
-//! Byte sources for model files, and directories of such sources. The root package implements a source over
-//! memory-mapped files.
+//! Byte sources for model files, and directories of such sources. The root package implements a source that
+//! reads a file.
 
 use crate::error::{FormatError, SourceError};
 use std::borrow::Cow;
@@ -15,18 +15,23 @@ pub trait Source: Send + Sync {
     /// Returns the size, in bytes, that the source had when it was opened.
     fn bytes(&self) -> u64;
 
-    /// Returns the bytes of `range` without copying.
+    /// Copies bytes to `out`. The first one is the byte `start`.
     ///
     /// # Errors
-    /// Fails if the range is outside the source, or if the source has shrunk since it was opened.
-    fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError>;
+    /// Fails if the range is outside the source, if the source has changed since it was opened, if the
+    /// operating system cannot read the bytes, or if they cannot be converted.
+    fn read(&self, start: u64, out: &mut [u8]) -> Result<(), SourceError>;
 
-    /// Returns the bytes of `range`, copied if the source stores them in another form.
+    /// Returns the bytes of `range`. Only a source in memory returns them without copying, so callers limit
+    /// the range.
     ///
     /// # Errors
-    /// Fails like [`Source::range`], or if the bytes cannot be converted.
-    fn whole(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, SourceError> {
-        self.range(range).map(Cow::Borrowed)
+    /// Fails like [`Source::read`].
+    fn range(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, SourceError> {
+        let Range { start, end } = indices(self.name(), range.clone(), self.bytes())?;
+        let mut out = vec![0; end - start];
+        self.read(range.start, &mut out)?;
+        Ok(out.into())
     }
 
     /// Returns the factor by which products with the weights in this source are multiplied. It is 1 for all
@@ -34,15 +39,13 @@ pub trait Source: Send + Sync {
     fn factor(&self) -> f32 {
         1.0
     }
+}
 
-    /// Copies bytes to `out`. The first one is the byte `start`. This function is faster than
-    /// [`Source::range`] if each byte is read only once.
-    ///
-    /// # Errors
-    /// Fails like [`Source::range`], or if the operating system cannot read the bytes.
-    fn read(&self, start: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        out.copy_from_slice(self.range(start..start.saturating_add(out.len() as u64))?);
-        Ok(())
+/// Converts a range of a source with `bytes` bytes to indices.
+fn indices(name: &str, Range { start, end }: Range<u64>, bytes: u64) -> Result<Range<usize>, SourceError> {
+    match (usize::try_from(start), usize::try_from(end)) {
+        (Ok(from), Ok(to)) if start <= end && end <= bytes => Ok(from..to),
+        _ => Err(SourceError::OutOfRange { name: name.to_owned(), start, end, bytes }),
     }
 }
 
@@ -69,16 +72,13 @@ impl Source for MemorySource {
         self.bytes.len() as u64
     }
 
-    fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError> {
-        let outside = || SourceError::OutOfRange {
-            name: self.name.clone(),
-            start: range.start,
-            end: range.end,
-            bytes: self.bytes.len() as u64,
-        };
-        let start = usize::try_from(range.start).map_err(|_| outside())?;
-        let end = usize::try_from(range.end).map_err(|_| outside())?;
-        self.bytes.get(start..end).ok_or_else(outside)
+    fn read(&self, start: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        out.copy_from_slice(&self.range(start..start.saturating_add(out.len() as u64))?);
+        Ok(())
+    }
+
+    fn range(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, SourceError> {
+        Ok(self.bytes[indices(&self.name, range, self.bytes())?].into())
     }
 }
 
@@ -143,8 +143,8 @@ mod tests {
     #[test]
     fn ranges_are_checked() {
         let source = MemorySource::new("m", vec![1, 2, 3]);
-        assert_eq!(source.range(1..3), Ok(&[2, 3][..]));
-        assert_eq!(source.range(3..3), Ok(&[][..]));
+        assert_eq!(source.range(1..3).unwrap(), [2, 3].as_slice());
+        assert_eq!(source.range(3..3).unwrap(), [].as_slice());
         #[allow(clippy::reversed_empty_ranges)] // A careless caller may pass this.
         for bad in [0..4, 4..4, 2..1, u64::MAX - 1..u64::MAX] {
             let error = source.range(bad.clone()).unwrap_err();

@@ -124,20 +124,20 @@ impl Weights {
         tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= bytes)
     }
 
-    /// Returns the blocks of a tensor. Copies them only if the file stores them in another form.
+    /// Returns the blocks of a tensor. Copies them, except from a model in memory.
     ///
     /// # Errors
-    /// Fails if the file has shrunk, or if the tensor is not one of [`Weights::tensors`].
+    /// Fails if the file cannot be read or has changed, or if the tensor is not one of [`Weights::tensors`].
     pub fn bytes(&self, tensor: &TensorInfo) -> Result<Cow<'_, [u8]>, FormatError> {
         let end = tensor.offset.saturating_add(tensor.bytes);
-        Ok(self.source(tensor)?.whole(tensor.offset..end)?)
+        Ok(self.source(tensor)?.range(tensor.offset..end)?)
     }
 
     /// Copies stored bytes of a tensor to `out`. The first one is the byte `start` of the tensor.
     ///
     /// # Errors
-    /// Fails like [`Weights::bytes`], or if the operating system cannot read the bytes.
-    pub(crate) fn read(&self, tensor: &TensorInfo, start: u64, out: &mut [u8]) -> Result<(), FormatError> {
+    /// Fails like [`Weights::bytes`].
+    pub fn read(&self, tensor: &TensorInfo, start: u64, out: &mut [u8]) -> Result<(), FormatError> {
         Ok(self.source(tensor)?.read(tensor.offset.saturating_add(start), out)?)
     }
 

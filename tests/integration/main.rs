@@ -8,6 +8,7 @@ mod bad_input;
 mod binding;
 mod calibrate;
 mod canary;
+mod changing;
 mod chat;
 mod checkpoint;
 mod closed;

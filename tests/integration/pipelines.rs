@@ -666,7 +666,7 @@ fn a_file_that_shrank_before_loading_is_a_clear_error() {
             assert!(message.contains("cpu:0") && message.contains(&expected), "{message}");
             for error in [copy.model.fingerprint().unwrap_err(), copy.model.digest().unwrap_err()] {
                 assert!(error.to_string().contains(&expected), "{error}");
-                assert_eq!(error.exit_code(), 3);
+                assert_eq!(error.exit_code(), 7);
             }
         }
     });
@@ -687,6 +687,7 @@ fn a_file_that_shrinks_while_loading_is_a_clear_error() {
         options.progress = Some(progress);
         let error = Engine::start_exact(&copy.model, &copy.devices, &copy.plan, options).unwrap_err();
         assert!(error.to_string().contains("shrank while in use"), "{error}");
+        assert_eq!(error.exit_code(), 7);
         let calls = calls.lock().unwrap();
         assert!(calls.iter().all(|(done, total)| done < total), "it was truncated before the end: {calls:?}");
     });

@@ -223,7 +223,7 @@ impl<'a> Tensors<'a> {
         }
         let mut value = [f32::NAN];
         let place = self.place(scale);
-        dequantise(tensor_type, place.all().map_err(FormatError::from)?, &mut value)?;
+        dequantise(tensor_type, &place.all().map_err(FormatError::from)?, &mut value)?;
         self.used.insert(name);
         Ok(value[0])
     }

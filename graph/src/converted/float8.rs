@@ -55,14 +55,15 @@ impl Conversion for Float8 {
     fn convert(&self, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let (scales, blocks) = (self.scales.values.all()?, self.columns / BLOCK as u64);
         let out = out.as_chunks_mut::<{ BLOCK + 4 }>().0;
-        let values = self.values.read(first * BLOCK as u64, out.len() * BLOCK)?;
+        let end = first.saturating_add(out.len() as u64);
+        let values = self.values.part(first * BLOCK as u64..end * BLOCK as u64)?;
         for (at, (block, values)) in (first..).zip(out.iter_mut().zip(values.as_chunks::<BLOCK>().0)) {
             let (row, column) = (at / blocks, at % blocks * BLOCK as u64);
             if values.iter().any(|value| value & 0x7f == 0x7f) {
                 return Err(self.values.invalid(&self.tensor, format!("a value of row {row} is NaN")));
             }
             block[..BLOCK].copy_from_slice(values);
-            block[BLOCK..].copy_from_slice(&self.scale(scales, row, column)?.to_le_bytes());
+            block[BLOCK..].copy_from_slice(&self.scale(&scales, row, column)?.to_le_bytes());
         }
         Ok(())
     }

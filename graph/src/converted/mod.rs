@@ -34,22 +34,15 @@ pub(crate) struct TensorBytes {
 }
 
 impl TensorBytes {
-    /// Returns all bytes without copying.
-    pub(crate) fn all(&self) -> Result<&[u8], SourceError> {
-        self.source.range(self.offset..self.offset.saturating_add(self.bytes))
+    /// Returns all bytes.
+    pub(crate) fn all(&self) -> Result<Cow<'_, [u8]>, SourceError> {
+        self.part(0..self.bytes)
     }
 
-    /// Returns `bytes` bytes without copying. The first one is the byte `start` of the tensor.
-    fn part(&self, start: u64, bytes: usize) -> Result<&[u8], SourceError> {
-        let start = self.offset.saturating_add(start);
-        self.source.range(start..start.saturating_add(bytes as u64))
-    }
-
-    /// Copies `bytes` bytes. The first one is the byte `start` of the tensor.
-    fn read(&self, start: u64, bytes: usize) -> Result<Vec<u8>, SourceError> {
-        let mut out = vec![0; bytes];
-        self.source.read(self.offset.saturating_add(start), &mut out)?;
-        Ok(out)
+    /// Returns a range of the tensor's bytes.
+    fn part(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, SourceError> {
+        let [start, end] = [range.start, range.end].map(|at| self.offset.saturating_add(at));
+        self.source.range(start..end)
     }
 
     /// Returns the error for invalid content of `tensor`.
@@ -118,19 +111,6 @@ impl<C: Conversion> Source for Converted<C> {
 
     fn factor(&self) -> f32 {
         self.conversion.factor()
-    }
-
-    fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError> {
-        // Nothing reads these sources without copying.
-        let (name, Range { start, end }) = (self.name().to_owned(), range);
-        Err(SourceError::OutOfRange { name, start, end, bytes: 0 })
-    }
-
-    fn whole(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, SourceError> {
-        let bytes = range.end.min(self.bytes).saturating_sub(range.start);
-        let mut out = vec![0; bytes as usize];
-        self.read(range.start, &mut out)?;
-        Ok(out.into())
     }
 
     fn read(&self, start: u64, out: &mut [u8]) -> Result<(), SourceError> {

@@ -9,9 +9,10 @@ use super::{Conversion, Lookup, TensorBytes, values};
 use crate::error::SourceError;
 use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::quantise;
+use std::borrow::Cow;
 
 /// Weights that are read at once, to find the scale of weights that are rounded.
-const PIECE: usize = 1 << 16;
+const PIECE: u64 = 1 << 16;
 
 /// Form of the weights in the file.
 #[derive(Clone, Copy)]
@@ -69,31 +70,51 @@ impl Ternary {
         Ok(Self { tensor: tensor.to_owned(), columns, rows, values, packing, tensor_type, factor, scale })
     }
 
+    /// Returns the stored bytes of the weights `first` to `end`, and the position of their first byte in the
+    /// tensor.
+    fn packed(&self, first: u64, end: u64) -> Result<(u64, Cow<'_, [u8]>), SourceError> {
+        let quarter = self.rows / 4 * self.columns;
+        let range = match self.packing {
+            Packing::Rows if first / quarter == end.saturating_sub(1) / quarter => {
+                first % quarter..first % quarter + (end - first)
+            }
+            Packing::I2S => first / 128 * 32..end.div_ceil(128) * 32,
+            Packing::Rounded(tensor_type) => {
+                let bytes = tensor_type.block_bytes() as u64;
+                first * bytes..end * bytes
+            }
+            Packing::Rows | Packing::Lookup(_) => 0..self.values.bytes,
+        };
+        Ok((range.start, self.values.part(range)?))
+    }
+
     /// Writes the codes 0 to 2 of weights of one row to `codes`. The first weight is weight `first` of the
-    /// tensor, and the first of a run of 32.
-    fn codes(&self, first: u64, codes: &mut [u8]) -> Result<(), SourceError> {
+    /// tensor, and the first of a run of 32. `packed` holds the result of [`Self::packed`].
+    fn codes(&self, packed: (u64, &[u8]), first: u64, codes: &mut [u8]) -> Result<(), SourceError> {
+        let bytes = |from: u64| &packed.1[(from - packed.0) as usize..];
         match self.packing {
             Packing::Rows => {
                 let (quarter, row) = (self.rows / 4, first / self.columns);
                 let from = row % quarter * self.columns + first % self.columns;
-                let bytes = self.values.part(from, codes.len())?;
                 let shift = row / quarter * 2;
-                codes.iter_mut().zip(bytes).for_each(|(code, byte)| *code = (byte >> shift) & 3);
+                codes.iter_mut().zip(bytes(from)).for_each(|(code, byte)| *code = (byte >> shift) & 3);
             }
             Packing::I2S => {
                 for (run, codes) in (first / 32..).zip(codes.chunks_exact_mut(32)) {
-                    let bytes = self.values.part(run / 4 * 32, 32)?;
                     let shift = 6 - run % 4 * 2;
+                    let bytes = bytes(run / 4 * 32);
                     codes.iter_mut().zip(bytes).for_each(|(code, byte)| *code = (byte >> shift) & 3);
                 }
             }
             Packing::Lookup(lookup) => {
                 let (row, column) = (first / self.columns, first % self.columns);
-                lookup.codes(self.values.all()?, row, column, codes);
+                lookup.codes(packed.1, row, column, codes);
             }
             Packing::Rounded(tensor_type) => {
-                let (values, inverse) =
-                    (plain(&self.values, tensor_type, first, codes.len())?, 1.0 / self.scale);
+                let size = tensor_type.block_bytes();
+                let stored = &bytes(first * size as u64)[..codes.len() * size];
+                let values = values(tensor_type, stored);
+                let inverse = 1.0 / self.scale;
                 for (code, value) in codes.iter_mut().zip(values) {
                     *code = ((value * inverse).round_ties_even().clamp(-1.0, 1.0) + 1.0) as u8;
                 }
@@ -111,24 +132,14 @@ impl Ternary {
 fn mean_magnitude(weights: &TensorBytes, tensor_type: TensorType, count: u64) -> Result<f32, SourceError> {
     let (mut sum, mut at) = (0.0, 0);
     while at < count {
-        let values = plain(weights, tensor_type, at, PIECE.min((count - at) as usize))?;
+        let bytes = tensor_type.block_bytes() as u64;
+        let values = values(tensor_type, &weights.part(at * bytes..count.min(at + PIECE) * bytes)?);
         sum += values.iter().map(|value| f64::from(value.abs())).sum::<f64>();
         at += values.len() as u64;
     }
     let mean = (sum / count as f64) as f32;
     // A mean that is not a number stays one.
     Ok(if mean < 1e-5 { 1e-5 } else { mean })
-}
-
-/// Returns `count` weights as the file stores them, from weight `first` on.
-fn plain(
-    weights: &TensorBytes,
-    tensor_type: TensorType,
-    first: u64,
-    count: usize,
-) -> Result<Vec<f32>, SourceError> {
-    let bytes = tensor_type.block_bytes();
-    Ok(values(tensor_type, &weights.read(first.saturating_mul(bytes as u64), count * bytes)?))
 }
 
 /// Returns the factor that belongs to a scale: the scale divided by the nearest f16, which TQ2_0 blocks hold. The
@@ -161,8 +172,11 @@ impl Conversion for Ternary {
     fn convert(&self, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let (scale, count) = (self.scale / self.factor, self.tensor_type.block_values());
         let mut codes = vec![0; count];
-        for (at, block) in (first..).zip(out.chunks_exact_mut(self.tensor_type.block_bytes())) {
-            self.codes(at * count as u64, &mut codes)?;
+        let blocks = out.chunks_exact_mut(self.tensor_type.block_bytes());
+        let [start, end] = [first, first + blocks.len() as u64].map(|block| block * count as u64);
+        let (position, packed) = self.packed(start, end)?;
+        for (at, block) in (first..).zip(blocks) {
+            self.codes((position, &packed), at * count as u64, &mut codes)?;
             let values: Vec<f32> = codes.iter().map(|code| scale * (f32::from(*code) - 1.0)).collect();
             if self.tensor_type == TensorType::TQ2_0 {
                 // The scale of the block is the largest magnitude, which rounds to the intended f16.

@@ -43,7 +43,7 @@ fn i2_s(rows: usize, columns: usize) -> Vec<u8> {
 fn read(ternary: Ternary, [columns, rows]: [u64; 2]) -> Result<(TensorType, Vec<f32>), SourceError> {
     let mut sources = Vec::new();
     let info = add(&mut sources, "t".into(), vec![columns, rows], ternary).unwrap();
-    let bytes = sources[info.shard].whole(0..info.bytes)?;
+    let bytes = sources[info.shard].range(0..info.bytes)?;
     let mut values = vec![f32::NAN; (columns * rows) as usize];
     dequantise(info.tensor_type, &bytes, &mut values).unwrap();
     values.iter_mut().for_each(|value| *value *= sources[info.shard].factor());
@@ -255,7 +255,7 @@ fn weights_of_two_bits_keep_their_values() {
         let (mut sources, mut values) = (Vec::new(), vec![f32::NAN; 256]);
         let two_bits = TwoBits { tensor: "t".into(), values: place(bytes), has_scales };
         let info = add(&mut sources, "t".into(), vec![64, 4], two_bits).unwrap();
-        let bytes = sources[info.shard].whole(0..info.bytes)?;
+        let bytes = sources[info.shard].range(0..info.bytes)?;
         dequantise(info.tensor_type, &bytes, &mut values).unwrap();
         Ok::<_, SourceError>(values)
     };

@@ -32,7 +32,8 @@ impl Conversion for TwoBits {
     fn convert(&self, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let size = CODE_BYTES + if self.has_scales { 2 } else { 0 };
         let blocks = out.chunks_exact_mut(TensorType::Q4_0.block_bytes());
-        let from = self.values.part(first.saturating_mul(size as u64), blocks.len() * size)?;
+        let start = first.saturating_mul(size as u64);
+        let from = self.values.part(start..start.saturating_add((blocks.len() * size) as u64))?;
         for (block, from) in blocks.zip(from.chunks_exact(size)) {
             let (codes, d) = from.split_at(CODE_BYTES);
             let d = if self.has_scales { d } else { &ONE };

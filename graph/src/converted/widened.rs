@@ -22,8 +22,8 @@ impl Conversion for Widened {
     }
 
     fn convert(&self, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let bytes = self.tensor_type.block_bytes();
-        let stored = self.values.read(first * bytes as u64, out.len() / 4 * bytes)?;
+        let bytes = self.tensor_type.block_bytes() as u64;
+        let stored = self.values.part(first * bytes..(first + out.len() as u64 / 4) * bytes)?;
         for (out, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values(self.tensor_type, &stored)) {
             *out = value.to_le_bytes();
         }

@@ -217,8 +217,9 @@ impl Packed {
         }
         let scale = |at: u64| {
             let at = offset.saturating_add(at);
-            let bytes = source.range(at..at.saturating_add(4))?;
-            Ok::<_, FormatError>(bytes.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes)))
+            let mut scale = [0; 4];
+            source.read(at, &mut scale)?;
+            Ok::<_, FormatError>(f32::from_le_bytes(scale))
         };
         let values = TensorBytes { source: source.clone(), offset, bytes };
         let (packing, at) = match self {

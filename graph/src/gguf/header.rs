@@ -1,7 +1,7 @@
 //! Reads the version, the metadata and the tensor infos of one GGUF file.
 
 use super::bitnet::{self, Packed};
-use super::metadata::{Entry, Metadata};
+use super::metadata::{self, Entry, Metadata};
 use super::reader::Reader;
 use super::types::{ValueType, tensor_type_name};
 use crate::error::{FormatError, Quoted};
@@ -18,6 +18,12 @@ const MAX_DIMENSIONS: u32 = 4;
 /// Maximum length of a tensor name in bytes, from the specification.
 const MAX_NAME_BYTES: usize = 64;
 
+/// Bytes that are read first. If the header is longer, [`GROWTH`] times as many bytes are read.
+const FIRST_BYTES: u64 = 1 << 20;
+const GROWTH: u64 = 4;
+/// Maximum size of a header. Vocabularies of 262,144 tokens take 8 MiB.
+const MAX_HEADER_BYTES: u64 = 256 << 20;
+
 /// Contents of a GGUF file before its tensor data.
 pub(super) struct Header {
     pub(super) metadata: Metadata,
@@ -30,16 +36,58 @@ pub(super) struct Header {
 /// Reads and checks the header of file number `shard` of a model. If `whole` is set, the file must also
 /// contain the tensor data.
 pub(super) fn parse(source: &Arc<dyn Source>, shard: usize, whole: bool) -> Result<Header, FormatError> {
-    let mut reader = Reader::new(source.name(), 0, source.range(0..source.bytes())?);
+    let (file, mut bytes, mut first) = (source.bytes(), FIRST_BYTES, Vec::new());
+    loop {
+        let start = first.len();
+        first.resize(bytes.min(file) as usize, 0);
+        source.read(start as u64, &mut first[start..])?;
+        let (what, at, wanted) = match parse_first(&first, source, shard, whole) {
+            Err(FormatError::Truncated { what, at, wanted, .. }) => (what, at, wanted),
+            Err(error) => return Err(error),
+            Ok((entries, tensors, packed)) => {
+                // Nothing else reads these bytes.
+                first.truncate(entries.values().map(|entry| entry.range.end).max().unwrap_or(0) as usize);
+                first.shrink_to_fit();
+                return Ok(Header {
+                    metadata: Metadata::new(source.name(), first, entries),
+                    tensors,
+                    packed,
+                });
+            }
+        };
+        let end = at.checked_add(wanted).filter(|end| *end <= file && bytes < file);
+        let Some(end) = end else {
+            return Err(FormatError::Truncated { file: source.name().into(), what, at, wanted, bytes: file });
+        };
+        if end > MAX_HEADER_BYTES {
+            let cause = format!("ends at byte {end}, and headers have at most {MAX_HEADER_BYTES} bytes");
+            return Err(FormatError::Invalid { file: source.name().into(), at, what, cause });
+        }
+        bytes = bytes.saturating_mul(GROWTH).clamp(end, MAX_HEADER_BYTES);
+    }
+}
+
+/// Metadata, tensors and packings of a header.
+type Parsed = (BTreeMap<String, Entry>, Vec<TensorInfo>, HashMap<String, Packed>);
+
+/// Parses the header from the first bytes of a file. Fails with [`FormatError::Truncated`] if they are too
+/// few.
+fn parse_first(
+    first: &[u8],
+    source: &Arc<dyn Source>,
+    shard: usize,
+    whole: bool,
+) -> Result<Parsed, FormatError> {
+    let mut reader = Reader::new(source.name(), 0, first);
     magic_and_version(&mut reader)?;
     let tensor_count = reader.u64(format_args!("the number of tensors"))?;
     let metadata_count = reader.u64(format_args!("the number of metadata entries"))?;
-    let metadata = Metadata::new(source.clone(), metadata_entries(&mut reader, metadata_count)?);
-    let alignment = alignment(&metadata)?;
+    let entries = metadata_entries(&mut reader, metadata_count)?;
+    let alignment = alignment(source.name(), first, &entries)?;
 
     let mut tensors: Vec<TensorInfo> = Vec::new();
     let mut numbers = Vec::new();
-    // Each iteration of either loop reads more than twenty bytes, so the size of the file bounds the loops.
+    // Each iteration reads more than twenty bytes, so the number of bytes bounds the loop.
     for number in 0..tensor_count {
         let (tensor, type_id) = tensor_info(&mut reader, number, tensor_count, alignment, shard)?;
         tensors.push(tensor);
@@ -47,7 +95,7 @@ pub(super) fn parse(source: &Arc<dyn Source>, shard: usize, whole: bool) -> Resu
     }
     let packed = bitnet::find(&mut tensors, &numbers, &reader, alignment, whole.then(|| source.bytes()))?;
     place(&mut tensors, &reader, alignment, if whole { source.bytes() } else { u64::MAX })?;
-    Ok(Header { metadata, tensors, packed })
+    Ok((entries, tensors, packed))
 }
 
 fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
@@ -103,11 +151,12 @@ fn metadata_entries(reader: &mut Reader<'_>, count: u64) -> Result<BTreeMap<Stri
 
 /// Returns the alignment of tensor data in bytes. Requires a power of two of at least 8. The specification
 /// requires only a multiple of 8, but all known implementations use powers of two.
-fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
-    let alignment = metadata.find::<u32>("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
+fn alignment(file: &str, first: &[u8], entries: &BTreeMap<String, Entry>) -> Result<u64, FormatError> {
+    let alignment = metadata::find::<u32>(file, first, entries, "general.alignment")?;
+    let alignment = alignment.unwrap_or(DEFAULT_ALIGNMENT);
     if alignment < 8 || !alignment.is_power_of_two() {
         return Err(FormatError::WrongType {
-            file: metadata.file().to_owned(),
+            file: file.to_owned(),
             key: "general.alignment".to_owned(),
             expected: "a power of two of at least 8",
             found: format!("{} {alignment}", ValueType::U32.name()),

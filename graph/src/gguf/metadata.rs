@@ -1,11 +1,10 @@
-//! Metadata of a model file. The keys are copied. The values stay in the mapped file and are read on demand,
-//! because a vocabulary can take megabytes.
+//! Metadata of a model file. The values stay in the bytes of the header and are parsed on demand, because a
+//! vocabulary can take megabytes.
 
 use super::reader::Reader;
 use super::types::ValueType;
 use super::value::{Array, FromValue, List, Value};
 use crate::error::{FormatError, Quoted};
-use crate::source::Source;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,25 +19,28 @@ pub(super) struct Entry {
 /// Metadata of a model file, or of the first file of a split model.
 #[derive(Clone)]
 pub struct Metadata {
-    source: Arc<dyn Source>,
+    file: String,
+    /// First bytes of the file. They contain all values.
+    header: Arc<Vec<u8>>,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Metadata {
-    pub(super) fn new(source: Arc<dyn Source>, entries: BTreeMap<String, Entry>) -> Self {
-        Metadata { source, entries }
+    /// Creates the metadata of `file`. `header` starts with the first byte of the file and contains the ranges
+    /// of all entries.
+    pub(super) fn new(file: &str, header: Vec<u8>, entries: BTreeMap<String, Entry>) -> Self {
+        Metadata { file: file.to_owned(), header: Arc::new(header), entries }
     }
 
     /// Returns the file's name.
     pub fn file(&self) -> &str {
-        self.source.name()
+        &self.file
     }
 
     /// Returns the value of `key`, converted to `T`: `u32`, `u64`, `i32`, `f32`, `bool`, `&str` or [`Array`].
     ///
     /// # Errors
-    /// Fails if the key is missing, if the value has a different type or does not fit into `T`, or if the
-    /// file has changed.
+    /// Fails if the key is missing, or if the value has a different type or does not fit into `T`.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, FormatError> {
         self.find(key)?.ok_or_else(|| FormatError::MissingKey {
             file: self.file().to_owned(),
@@ -51,17 +53,7 @@ impl Metadata {
     /// # Errors
     /// Fails for the same reasons as [`Metadata::get`], except that a missing key is not an error.
     pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, FormatError> {
-        let Some((key, entry)) = self.entries.get_key_value(key) else { return Ok(None) };
-        let value = self.read(key, entry)?;
-        match T::from_value(value.clone()) {
-            Some(value) => Ok(Some(value)),
-            None => Err(FormatError::WrongType {
-                file: self.file().to_owned(),
-                key: Quoted(key).to_string(),
-                expected: T::EXPECTED,
-                found: value.to_string(),
-            }),
-        }
+        find(&self.file, &self.header, &self.entries, key)
     }
 
     /// Returns an iterator over the array `key` that converts each element to `T`.
@@ -73,16 +65,35 @@ impl Metadata {
         Ok(self.get::<Array<'a>>(key)?.list())
     }
 
-    /// Returns all keys with their values, sorted by key. If a value can no longer be read because the file
-    /// has changed, returns an error in its place.
+    /// Returns all keys with their values, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Result<Value<'_>, FormatError>)> {
-        self.entries.iter().map(|(key, entry)| (key.as_str(), self.read(key, entry)))
+        self.entries.iter().map(|(key, entry)| (key.as_str(), read(&self.file, &self.header, key, entry)))
     }
+}
 
-    fn read<'a>(&'a self, key: &'a str, entry: &Entry) -> Result<Value<'a>, FormatError> {
-        let bytes = self.source.range(entry.range.clone())?;
-        Reader::new(self.source.name(), entry.range.start, bytes).value(entry.kind, key)
+/// Returns the value of `key`, like [`Metadata::find`].
+pub(super) fn find<'a, T: FromValue<'a>>(
+    file: &'a str,
+    header: &'a [u8],
+    entries: &'a BTreeMap<String, Entry>,
+    key: &str,
+) -> Result<Option<T>, FormatError> {
+    let Some((key, entry)) = entries.get_key_value(key) else { return Ok(None) };
+    let value = read(file, header, key, entry)?;
+    match T::from_value(value.clone()) {
+        Some(value) => Ok(Some(value)),
+        None => Err(FormatError::WrongType {
+            file: file.to_owned(),
+            key: Quoted(key).to_string(),
+            expected: T::EXPECTED,
+            found: value.to_string(),
+        }),
     }
+}
+
+fn read<'a>(file: &'a str, header: &'a [u8], key: &'a str, entry: &Entry) -> Result<Value<'a>, FormatError> {
+    let Range { start, end } = entry.range;
+    Reader::new(file, start, &header[start as usize..end as usize]).value(entry.kind, key)
 }
 
 impl std::fmt::Debug for Metadata {

@@ -1,4 +1,4 @@
-//! Zero-copy reader for untrusted GGUF files (little-endian, versions 2 and 3), and a writer for tools and
+//! Reader for untrusted GGUF files (little-endian, versions 2 and 3), and a writer for tools and
 //! tests.
 //!
 //! The reader checks every length, count, offset and type before use. It never sizes an allocation by a

@@ -1,5 +1,5 @@
 //! Cursor over the bytes of a GGUF file. It checks every length before use. It allocates nothing: all
-//! returned values borrow from the source.
+//! returned values borrow from these bytes.
 
 use super::types::ValueType;
 use crate::error::FormatError;

@@ -171,7 +171,7 @@ fn rejects_inconsistent_split_files() {
     assert_eq!(fails(vec![]), "model: no file given");
 }
 
-/// A source whose file shrinks after the source was opened.
+/// A source whose file shrinks after the header was read.
 struct Shrunk(MemorySource);
 
 impl Source for Shrunk {
@@ -181,33 +181,85 @@ impl Source for Shrunk {
     fn bytes(&self) -> u64 {
         self.0.bytes()
     }
-    fn range(&self, range: std::ops::Range<u64>) -> Result<&[u8], crate::SourceError> {
-        // The source still returns the range that `open` reads.
-        if range == (0..self.bytes()) {
-            return self.0.range(range);
+    fn read(&self, start: u64, out: &mut [u8]) -> Result<(), crate::SourceError> {
+        match start {
+            0 => self.0.read(start, out),
+            _ => Err(crate::SourceError::Shrank { name: self.name().into(), had: self.bytes(), has: 5 }),
         }
-        Err(crate::SourceError::Shrank { name: self.name().into(), had: self.bytes(), has: 5 })
     }
 }
 
 #[test]
-fn reports_a_shrunk_file_wherever_it_is_read() {
-    let model =
-        ModelFile::open(vec![Arc::new(Shrunk(MemorySource::new("m.gguf", every_no_alignment())))]).unwrap();
-    let shrank = "m.gguf shrank while in use";
-    let tensor = &model.weights.tensors()[0];
-    assert!(model.weights.bytes(tensor).unwrap_err().to_string().starts_with(shrank));
-    assert!(model.metadata.get::<u32>("u8").unwrap_err().to_string().starts_with(shrank));
-    assert!(model.metadata.iter().all(|(_, value)| value.is_err()));
+fn a_file_may_shrink_after_its_header_was_read() {
+    let (_, bytes) = every_type(32);
+    let model = ModelFile::open(vec![Arc::new(Shrunk(MemorySource::new("m.gguf", bytes)))]).unwrap();
+    let error = model.weights.bytes(&model.weights.tensors()[0]).unwrap_err().to_string();
+    assert!(error.starts_with("m.gguf shrank while in use"), "{error}");
+    assert_eq!(model.metadata.get::<&str>("text").unwrap(), "grüße");
+    assert!(model.metadata.iter().all(|(_, value)| value.is_ok()));
 }
 
-/// Builds a file without `general.alignment`. With this key, opening the file through [`Shrunk`] would fail,
-/// because the reader would read its value.
-fn every_no_alignment() -> Vec<u8> {
-    let mut w = Writer::new();
-    w.put("u8", 1u8);
-    w.tensor("a", TensorType::F32, &[1], 4);
-    let mut bytes = w.header();
-    bytes.extend_from_slice(&[0; 32]);
-    bytes
+/// A source that counts the bytes that are read from it.
+struct Counted(MemorySource, std::sync::atomic::AtomicU64);
+
+impl Source for Counted {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+    fn read(&self, start: u64, out: &mut [u8]) -> Result<(), crate::SourceError> {
+        self.1.fetch_add(out.len() as u64, std::sync::atomic::Ordering::Relaxed);
+        self.0.read(start, out)
+    }
+}
+
+#[test]
+fn opening_reads_only_the_header() {
+    let open = |text_bytes: usize, data_bytes: u64| {
+        let mut w = Writer::new();
+        w.put("text", "x".repeat(text_bytes).as_str());
+        w.tensor("a", TensorType::F32, &[data_bytes / 4], data_bytes);
+        let mut bytes = w.header();
+        bytes.resize(bytes.len() + data_bytes as usize, 7);
+        let source = Arc::new(Counted(MemorySource::new("m.gguf", bytes), 0.into()));
+        let model = ModelFile::open(vec![source.clone()]).unwrap();
+        assert_eq!(model.metadata.get::<&str>("text").unwrap().len(), text_bytes);
+        source.1.load(std::sync::atomic::Ordering::Relaxed)
+    };
+    const MIB: usize = 1 << 20;
+    assert_eq!(open(5, 9 << 20), MIB as u64);
+    // The header ends just before, in, and after the first bytes that are read.
+    for text_bytes in [MIB - 200, MIB - 50, MIB - 8, MIB, 3 * MIB] {
+        assert!(open(text_bytes, 9 << 20) <= 5 * MIB as u64, "{text_bytes}");
+    }
+    assert!(open(6 * MIB, 4) <= 8 * MIB as u64, "a string that needs more bytes than usual");
+}
+
+#[test]
+fn the_size_of_a_header_is_limited() {
+    /// Zeros after the first bytes, without end.
+    struct Endless(MemorySource);
+    impl Source for Endless {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+        fn bytes(&self) -> u64 {
+            1 << 50
+        }
+        fn read(&self, start: u64, out: &mut [u8]) -> Result<(), crate::SourceError> {
+            out.fill(0);
+            let count = (self.0.bytes() as usize).min(out.len());
+            if start == 0 { self.0.read(0, &mut out[..count]) } else { Ok(()) }
+        }
+    }
+    let mut first = b"GGUF".to_vec();
+    first.extend_from_slice(&3u32.to_le_bytes());
+    [0u64, 1].map(|count| first.extend_from_slice(&count.to_le_bytes()));
+    // The key of the only entry has 2^40 bytes.
+    first.extend_from_slice(&(1u64 << 40).to_le_bytes());
+    let error = ModelFile::open(vec![Arc::new(Endless(MemorySource::new("m.gguf", first)))]).unwrap_err();
+    let limit = "ends at byte 1099511627808, and headers have at most 268435456 bytes";
+    assert!(error.to_string().ends_with(limit), "{error}");
 }

@@ -41,7 +41,7 @@ impl std::fmt::Display for Value<'_> {
     }
 }
 
-/// An array in the metadata. Its elements are read from the file on demand.
+/// An array in the metadata. Its elements are parsed on demand.
 #[derive(Clone)]
 pub struct Array<'a> {
     pub(super) element: ValueType,
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
                 })?;
                 self.take(all, format_args!("{count} elements of {what}"))?;
             }
-            // Elements of the other types take at least one byte each, so the size of the file bounds this
+            // Elements of the other types take at least one byte each, so the number of bytes bounds this
             // loop.
             _ => {
                 for number in 0..count {
@@ -166,7 +166,6 @@ impl<'a, T: FromValue<'a>> Iterator for List<'a, T> {
         self.next += 1;
         let Array { element, count, label, nesting, elements } = &mut self.array;
         let what = format_args!("element {number} of {count} of metadata {}", Quoted(label));
-        // The array was checked when the file was opened, so this fails only if the file has changed.
         let item = elements.nested_value(*element, label, *nesting, what).and_then(|value| {
             T::from_value(value.clone()).ok_or_else(|| FormatError::WrongType {
                 file: elements.file().to_owned(),

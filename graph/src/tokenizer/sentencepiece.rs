@@ -103,7 +103,7 @@ pub(super) fn from_model(source: &dyn Source, added: &[AddedToken]) -> Result<To
     let file = source.name();
     let unsupported = |what: &str| TokenizerError::Unsupported { file: file.into(), what: what.into() };
     let bytes = source.range(0..source.bytes()).map_err(crate::error::FormatError::from)?;
-    let model = ModelProto::parse(file, bytes)?;
+    let model = ModelProto::parse(file, &bytes)?;
     let unigram = model.model_type == ModelProto::UNIGRAM;
     if !unigram && model.model_type != ModelProto::BPE {
         return Err(unsupported("a SentencePiece model that is neither of type BPE nor of type Unigram"));

@@ -61,8 +61,6 @@ const UNSAFE: &[&str] = &[
     "xtask/src/tidy/sources.rs",
     // Calls of NVRTC.
     "xtask/src/kernels/nvrtc.rs",
-    // Memory-mapped model files.
-    "src/map.rs",
 ];
 
 /// Crate roots that must contain `#![forbid(unsafe_code)]`.
@@ -209,7 +207,7 @@ mod tests {
 
     /// Checks `text` as the content of a file that may contain `unsafe`. Returns the lines with violations.
     fn lines(text: &str) -> Vec<usize> {
-        at("src/map.rs", text).into_iter().map(|(line, _)| line).collect()
+        at("src/main.rs", text).into_iter().map(|(line, _)| line).collect()
     }
 
     #[test]
@@ -228,10 +226,10 @@ mod tests {
     #[test]
     fn unsafe_is_allowed_only_in_listed_modules() {
         let text = "//! Why.\nfn f() {\n    // SAFETY: it is.\n    unsafe { g() }\n}\n";
-        for path in ["src/map.rs", "kernels/src/cpu/avx2.rs", "devices/hal/src/host.rs"] {
+        for path in ["src/main.rs", "kernels/src/cpu/avx2.rs", "devices/hal/src/host.rs"] {
             assert_eq!(at(path, text), [], "{path}");
         }
-        for path in ["src/lib.rs", "kernels/src/cpus.rs", "devices/hal/src/host/other.rs", "a/src/map.rs"] {
+        for path in ["src/lib.rs", "kernels/src/cpus.rs", "devices/hal/src/host/other.rs", "a/src/main.rs"] {
             assert!(
                 matches!(&at(path, text)[..], [(4, what)] if what.contains("only in the modules")),
                 "{path}"
@@ -268,7 +266,7 @@ mod tests {
                 );
             }
             for path in
-                ["src/map.rs", "scheduler/src/actor.rs", "graph/src/gguf/tests.rs", "graph/tests/golden.rs"]
+                ["src/main.rs", "scheduler/src/actor.rs", "graph/src/gguf/tests.rs", "graph/tests/golden.rs"]
             {
                 assert_eq!(at(path, &text), [], "{path}");
             }
