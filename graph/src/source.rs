@@ -144,7 +144,7 @@ mod tests {
     fn ranges_are_checked() {
         let source = MemorySource::new("m", vec![1, 2, 3]);
         assert_eq!(source.range(1..3).unwrap(), [2, 3].as_slice());
-        assert_eq!(source.range(3..3).unwrap(), [].as_slice());
+        assert!(source.range(3..3).unwrap().is_empty());
         #[allow(clippy::reversed_empty_ranges)] // A careless caller may pass this.
         for bad in [0..4, 4..4, 2..1, u64::MAX - 1..u64::MAX] {
             let error = source.range(bad.clone()).unwrap_err();

@@ -5,7 +5,7 @@
 
 use crate::packages::Depth;
 use crate::run_tests::{self, TestArgs};
-use crate::{hostile, packages, support, tidy};
+use crate::{hostile, packages, real_models, support, tidy};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
@@ -84,7 +84,7 @@ fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String
     run_tests::run(root, args, done)
 }
 
-/// Checks dependencies, other feature sets, fuzz targets, AArch64 and packages. Then runs the checks of `cargo
+/// Checks dependencies, other feature sets, fuzz targets, AArch64, packages and a released model. Then runs the checks of `cargo
 /// xtask test`.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     let mut done = Done::default();
@@ -98,6 +98,7 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     fuzz_targets(root, &mut done)?;
     aarch64(root, &mut done)?;
     packages::run(root, Depth::Check, &mut done)?;
+    real_models::ci(root, &mut done)?;
     test_after(root, args, done)
 }
 

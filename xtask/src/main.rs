@@ -12,6 +12,7 @@ mod metadata;
 mod mutants;
 mod nightly;
 mod packages;
+mod real_models;
 mod run_tests;
 mod schemas;
 mod skips;
@@ -50,6 +51,9 @@ enum Task {
     /// Write the kernel sources to files, build or check the committed PTX, and compile for GPUs that this
     /// machine does not have.
     Kernels(kernels::Args),
+    /// Compare Ragtag with llama.cpp and `transformers` on released models, vocabularies and chat templates, which this
+    /// task fetches with pip (410 MB).
+    RealModels(real_models::Args),
     /// Write docs/support.md from the summaries in docs/reports.
     SupportTable {
         /// First add the summary of this report of `ragtag selftest` to docs/reports.
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Task::Packages => packages::run(&root(), packages::Depth::Run, &mut checks::Done::default()),
         Task::Nightly(args) => nightly::run(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
+        Task::RealModels(args) => real_models::run(&root(), &args),
         Task::SupportTable { add, check } => add
             .map_or(Ok(()), |file| support::add(&root(), &file))
             .and_then(|()| support::run(&root(), check)),

@@ -31,7 +31,7 @@ fn sizes_follow_from_the_sections() {
 /// Checks that f32 rows of any length keep their values at the pitch of `RowMajor`, with zeros after them.
 #[test]
 fn rows_of_any_length_are_padded_with_zeros() {
-    for columns in 1..=100 {
+    for columns in 1..=100usize {
         let resident = Resident::of_any_columns(3, columns as u64).unwrap();
         let pitch = pitch_values(columns as u32) as usize;
         assert_eq!(

@@ -86,10 +86,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // A layer over Vulkan's drivers, for tests.
     ("vulkan-faults", &[]),
     // Writes models with random weights and schemas. Also writes kernels, selected by device features and
-    // translated as a backend translates them, and counts the skips that tests record.
+    // translated as a backend translates them, checks tokenizers, and counts the skips that tests record.
     (
         "xtask",
-        &["ragtag-hal", "ragtag-kernels", "ragtag-vulkan", "ragtag-planner", "ragtag-synth", "test-support"],
+        &[
+            "ragtag-hal",
+            "ragtag-kernels",
+            "ragtag-graph",
+            "ragtag-vulkan",
+            "ragtag-planner",
+            "ragtag-synth",
+            "test-support",
+        ],
     ),
 ];
 
