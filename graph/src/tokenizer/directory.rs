@@ -29,7 +29,10 @@ impl Tokenizer {
             (None, Some(source)) => {
                 let mut added = added_tokens(directory, config.as_ref())?;
                 document::mark_ends(&mut added);
-                sentencepiece::from_model(source.as_ref(), &added)?
+                let mut tokenizer = sentencepiece::from_model(source.as_ref(), &added)?;
+                let legacy = config.as_ref().map(|config| config.flag("legacy")).transpose()?.flatten();
+                tokenizer.normaliser.prefix_once = legacy == Some(false);
+                tokenizer
             }
             (None, None) => {
                 return Err(directory.missing(format!("{TOKENIZER} and no {SENTENCEPIECE}")).into());

@@ -146,6 +146,17 @@ fn added_tokens_are_found_in_the_text() {
     assert_eq!(t.encode("<b>", false).unwrap(), [8], "only special tokens are text by default");
     assert!(!t.encode("<end><s>", false).unwrap().iter().any(|id| [1, 7].contains(id)));
     assert_eq!(t.decode(&[3, 7, 8, 10]), "a<b>ab");
+    // In newer models, only the start of a text gets a space.
+    let newer = config.replacen('{', r#"{"legacy": false, "#, 1);
+    let t = with(&[("tokenizer_config.json", &newer)]).unwrap();
+    for (text, ids) in [
+        ("a<end>  a", &[3, 7, 5][..]),
+        ("a<b>a", &[3, 8, 5]),
+        ("a <b> b", &[3, 4, 8, 4, 6]),
+        ("<unk>a</s><s>", &[0, 5, 2, 1]),
+    ] {
+        assert_eq!(t.encode_with_control(text, false).unwrap(), ids, "{text}");
+    }
     // The older file has only ids. The settings say which tokens are special.
     let config = r#"{"additional_special_tokens": ["<x>"], "eos_token": {"content": "<end>"}}"#;
     let added = r#"{"<b>": 8, "<end>": 7, "<x>": 10}"#;
@@ -326,6 +337,7 @@ fn documents_give_the_ids_of_the_library() {
         vec![("/pre_tokenizer", metaspace("first", true)), ("/added_tokens/1/lstrip", json!(true))],
         vec![("/added_tokens/1/rstrip", json!(true)), ("/added_tokens/1/lstrip", json!(true))],
         vec![("/pre_tokenizer", json!({ "type": "Digits", "individual_digits": true }))],
+        vec![("/pre_tokenizer", json!({ "type": "Punctuation", "behavior": "Contiguous" }))],
         vec![("/pre_tokenizer", json!({ "type": "Digits", "individual_digits": false }))],
         vec![(
             "/pre_tokenizer",

@@ -160,7 +160,7 @@ impl Tokenizer {
         control: Control,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        let text = self.normaliser.apply(text);
+        let text = self.normaliser.apply(text, at_start);
         for (number, part) in self.normalised.parts(&text, control != Control::Text).into_iter().enumerate() {
             match part {
                 TextPart::Text(text) => {

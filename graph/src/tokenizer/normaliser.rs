@@ -36,6 +36,8 @@ pub(super) enum TextChange {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Normaliser {
     pub(super) steps: Vec<TextChange>,
+    /// Whether only the start of the input gets a prefix, and not the rests between special tokens.
+    pub(super) prefix_once: bool,
 }
 
 impl Normaliser {
@@ -47,17 +49,18 @@ impl Normaliser {
         steps.extend(squeeze.then_some(TextChange::Squeeze));
         steps.push(TextChange::Replace(" ".to_owned(), SPACE.to_string()));
         steps.extend(prefix.then(|| TextChange::Prepend(SPACE.to_string())));
-        Normaliser { steps }
+        Normaliser { steps, prefix_once: false }
     }
 
-    /// Returns the normalised text.
-    pub(super) fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    /// Returns the normalised text. `at_start` states whether `text` is the start of the input.
+    pub(super) fn apply<'a>(&self, text: &'a str, at_start: bool) -> Cow<'a, str> {
         self.steps.iter().fold(Cow::Borrowed(text), |text, step| match step {
             _ if text.is_empty() => text,
             TextChange::Squeeze => {
                 text.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ").into()
             }
             TextChange::Replace(from, to) => text.replace(from, to).into(),
+            TextChange::Prepend(_) if self.prefix_once && !at_start => text,
             TextChange::Prepend(prefix) => format!("{prefix}{text}").into(),
             TextChange::Nfc => NormalizedString::from(text.as_ref()).nfc().get().to_owned().into(),
             TextChange::Nfkc => NormalizedString::from(text.as_ref()).nfkc().get().to_owned().into(),

@@ -64,7 +64,7 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     let form = |kind: Kind| if silent(kind) { Form::Silent } else { Form::Spaced };
     Ok(Tokenizer {
         raw: Finder::new(added.collect()).map_err(wrong)?,
-        normaliser: Normaliser { steps: vec![TextChange::Bert] },
+        normaliser: Normaliser { steps: vec![TextChange::Bert], prefix_once: false },
         normalised: Finder::new(Vec::new()).map_err(wrong)?,
         words: Words {
             first: Some(Arc::clone(&cuts)),

@@ -13,6 +13,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::pre_tokenizers::punctuation::Punctuation;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 
 /// Maximum number of pre-tokenizers.
@@ -56,6 +57,14 @@ pub(super) enum PreTokenizer {
         individual_digits: bool,
     },
     WhitespaceSplit,
+    Punctuation {
+        #[serde(default = "isolated")]
+        behavior: SplitDelimiterBehavior,
+    },
+}
+
+fn isolated() -> SplitDelimiterBehavior {
+    SplitDelimiterBehavior::Isolated
 }
 
 fn yes() -> bool {
@@ -131,6 +140,9 @@ impl PreTokenizer {
             }
             PreTokenizer::Digits { individual_digits } => {
                 Cut::Library(PreTokenizerWrapper::Digits(Digits::new(*individual_digits)))
+            }
+            PreTokenizer::Punctuation { behavior } => {
+                Cut::Library(PreTokenizerWrapper::Punctuation(Punctuation::new(*behavior)))
             }
             PreTokenizer::WhitespaceSplit => {
                 Cut::Library(PreTokenizerWrapper::WhitespaceSplit(WhitespaceSplit))

@@ -148,7 +148,7 @@ fn finders(tokens: &[AddedToken], normaliser: &Normaliser) -> Result<(Finder, Fi
         let of_kind = tokens.iter().filter(|token| token.normalized == normalised);
         let added = of_kind.map(|token| Added {
             text: match normalised {
-                true => normaliser.apply(&token.content).into_owned(),
+                true => normaliser.apply(&token.content, true).into_owned(),
                 false => token.content.clone(),
             },
             ..token.added()

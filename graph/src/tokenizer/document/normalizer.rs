@@ -88,5 +88,5 @@ pub(super) fn normaliser(
             return Err(reader.unsupported(format!("more than {MAX_STEPS} normalisers")));
         }
     }
-    Ok(Normaliser { steps })
+    Ok(Normaliser { steps, prefix_once: false })
 }
