@@ -76,6 +76,20 @@ impl Message {
         self.0.get(name)
     }
 
+    /// Replaces each text in the message, except its role, by the result of `replace`. Replaces the names of fields of
+    /// nested objects, too.
+    pub fn replace_texts(&mut self, replace: &mut dyn FnMut(&str) -> String) {
+        let fields = self.0.0.map.iter().map(|(name, value)| match name.as_str() {
+            Some("role") => (name.clone(), value.clone()),
+            _ => (name.clone(), replaced(value, replace)),
+        });
+        self.0 = Object(Dict::new(fields.collect()).unwrap_or_default());
+    }
+
+    pub(crate) fn dict(&self) -> &Dict {
+        &self.0.0
+    }
+
     /// Returns the fields as `transformers` passes them to the template: without fields that are null, and
     /// with the reasoning under each name that templates read.
     fn value(&self) -> Evaluated<Value> {
@@ -89,6 +103,25 @@ impl Message {
             fields = aliased;
         }
         Dict::new(fields).map(Value::Dict)
+    }
+}
+
+/// Returns `value` with the result of `replace` for each text.
+fn replaced(value: &Value, replace: &mut dyn FnMut(&str) -> String) -> Value {
+    match value {
+        Value::Str(text) => Value::from(replace(text).as_str()),
+        Value::List(items) => {
+            let items = items.items.iter().map(|item| replaced(item, replace)).collect();
+            Value::list(items).unwrap_or(Value::None)
+        }
+        Value::Dict(dict) => {
+            let entries = dict.map.iter().map(|(name, value)| {
+                let name = name.as_str().map_or_else(|| name.clone(), |name| Key::text(replace(name)));
+                (name, replaced(value, replace))
+            });
+            Dict::new(entries.collect()).map_or(Value::None, Value::Dict)
+        }
+        other => other.clone(),
     }
 }
 
@@ -236,6 +269,16 @@ impl<'de> Visitor<'de> for DataVisitor {
 
     fn visit_i64<E>(self, number: i64) -> Result<Data, E> {
         Ok(Data(Value::Int(number.into())))
+    }
+
+    fn visit_i128<E>(self, number: i128) -> Result<Data, E> {
+        Ok(Data(Value::Int(number)))
+    }
+
+    /// Takes the digits of an integer outside the range of `i128`, which [`from_json`](crate::from_json) passes.
+    fn visit_bytes<E: serde::de::Error>(self, digits: &[u8]) -> Result<Data, E> {
+        let digits = std::str::from_utf8(digits).map_err(E::custom)?;
+        Ok(Data(Value::Big(digits.into())))
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<Data, E> {

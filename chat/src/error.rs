@@ -27,6 +27,15 @@ impl fmt::Display for Limit {
     }
 }
 
+/// Error of reading JSON.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} at line {line} column {column}")]
+pub struct JsonError {
+    pub(crate) what: String,
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+}
+
 /// Error of a chat template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -175,6 +175,7 @@ fn to_int(value: &Value, default: Value, base: i128, meter: &Meter) -> Evaluated
         Value::Float(number) => truncated(*number),
         Value::Int(number) => Some(*number),
         Value::Bool(flag) => Some(i128::from(*flag)),
+        Value::Big(_) => return Ok(value.clone()),
         _ => None,
     };
     Ok(number.map_or(default, Value::Int))

@@ -1,7 +1,8 @@
 //! The filter `tojson`, which writes what Python's `json.dumps` writes.
 
+use crate::conversation::Message;
 use crate::interpreter::Values;
-use crate::meter::{Evaluated, Meter, Sink, wrong};
+use crate::meter::{Evaluated, Limits, Meter, Sink, wrong};
 use crate::methods;
 use crate::value::{Dict, Key, Value, float_repr};
 
@@ -48,6 +49,25 @@ pub(crate) fn tojson(value: &Value, values: Values, meter: &Meter) -> Evaluated<
     Ok(Value::Str(out.finish().into()))
 }
 
+/// Writes messages as JSON, so that [`from_json`](crate::from_json) reads the same messages.
+pub fn to_json(messages: &[Message]) -> String {
+    let limits = Limits { steps: u64::MAX, value_bytes: u64::MAX, output_bytes: u64::MAX };
+    let meter = Meter::new(&limits);
+    let style = Style {
+        ascii: false,
+        indent: Some("  ".into()),
+        item_separator: ",".into(),
+        key_separator: ": ".into(),
+        sort_keys: false,
+    };
+    let mut out = Sink::new(&meter);
+    let write = |at: usize, out: &mut Sink<'_>| style.dict(messages[at].dict(), 1, out);
+    style
+        .sequence("[", "]", messages.len(), 0, &mut out, write)
+        .expect("messages are JSON, and have no limits");
+    out.finish()
+}
+
 impl Style {
     fn write(&self, value: &Value, level: usize, out: &mut Sink<'_>) -> Evaluated<()> {
         out.meter().steps(1)?;
@@ -56,6 +76,7 @@ impl Style {
             Value::Bool(true) => out.push("true"),
             Value::Bool(false) => out.push("false"),
             Value::Int(number) => out.push(&number.to_string()),
+            Value::Big(digits) => out.push(digits),
             Value::Float(number) => out.push(&float(*number)),
             Value::Str(text) => self.text(text, out),
             Value::List(items) | Value::Tuple(items) => {

@@ -40,13 +40,16 @@ mod meter;
 mod methods;
 mod operators;
 mod parser;
+mod reader;
 mod strftime;
 mod tests_of_values;
 mod value;
 
 pub use conversation::{Conversation, Data, Message, Object};
-pub use error::{Error, Limit, Result};
+pub use error::{Error, JsonError, Limit, Result};
+pub use json::to_json;
 pub use meter::Limits;
+pub use reader::from_json;
 pub use strftime::Moment;
 
 use interpreter::Interpreter;

@@ -82,9 +82,9 @@ pub(crate) fn holds(with: &Interpreter<'_>, name: &str, value: &Value, values: V
         "boolean" => matches!(value, Value::Bool(_)),
         "true" => matches!(value, Value::Bool(true)),
         "false" => matches!(value, Value::Bool(false)),
-        "integer" => matches!(value, Value::Int(_)),
+        "integer" => matches!(value, Value::Int(_) | Value::Big(_)),
         "float" => matches!(value, Value::Float(_)),
-        "number" => matches!(value, Value::Int(_) | Value::Float(_) | Value::Bool(_)),
+        "number" => matches!(value, Value::Int(_) | Value::Big(_) | Value::Float(_) | Value::Bool(_)),
         "string" => matches!(value, Value::Str(_)),
         "mapping" => matches!(value, Value::Dict(_)),
         // Python can call an undefined value, which raises an error.

@@ -19,6 +19,8 @@ pub(crate) enum Value {
     None,
     Bool(bool),
     Int(i128),
+    /// Integer outside the range of `Int`, in decimal. Templates only print and compare it.
+    Big(Arc<str>),
     Float(f64),
     Str(Arc<str>),
     List(Arc<Items>),
@@ -83,6 +85,7 @@ fn number_of(value: &Value) -> Option<f64> {
         Value::Bool(b) => Some(f64::from(u8::from(*b))),
         Value::Int(i) => Some(*i as f64),
         Value::Float(f) => Some(*f),
+        Value::Big(digits) => digits.parse().ok(),
         _ => None,
     }
 }
@@ -119,7 +122,7 @@ impl Key {
 fn pay_for_key(value: &Value, meter: &Meter) -> Evaluated<()> {
     match value {
         Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) => meter.steps(1),
-        Value::Str(text) => meter.read(text.len()),
+        Value::Str(text) | Value::Big(text) => meter.read(text.len()),
         Value::Tuple(items) => {
             meter.steps(1)?;
             items.items.iter().try_for_each(|item| pay_for_key(item, meter))
@@ -136,6 +139,7 @@ fn keys_equal(a: &Value, b: &Value) -> bool {
             a.items.len() == b.items.len() && a.items.iter().zip(&b.items).all(|(a, b)| keys_equal(a, b))
         }
         (Value::Int(a), Value::Int(b)) => a == b,
+        (Value::Big(a), Value::Big(b)) => a == b,
         (a, b) => matches!((number_of(a), number_of(b)), (Some(a), Some(b)) if a == b),
     }
 }
@@ -233,7 +237,7 @@ impl Value {
             Value::Undefined(_) => "Undefined",
             Value::None => "NoneType",
             Value::Bool(_) => "bool",
-            Value::Int(_) => "int",
+            Value::Int(_) | Value::Big(_) => "int",
             Value::Float(_) => "float",
             Value::Str(_) => "str",
             Value::List(_) => "list",
@@ -327,6 +331,10 @@ impl Value {
                 a == b
             }
             (Value::Int(a), Value::Int(b)) => a == b,
+            (Value::Big(a), Value::Big(b)) => {
+                meter.read(a.len().min(b.len()))?;
+                a == b
+            }
             (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
                 if a.items.len() != b.items.len() {
                     return Ok(false);
@@ -414,6 +422,7 @@ impl Value {
             Value::Bool(true) => out.push("True"),
             Value::Bool(false) => out.push("False"),
             Value::Int(i) => out.push(&i.to_string()),
+            Value::Big(digits) => out.push(digits),
             Value::Float(f) => out.push(&float_repr(*f)),
             Value::Str(text) => write_text_repr(text, out),
             Value::List(items) => write_sequence(&items.items, "[", "]", out),

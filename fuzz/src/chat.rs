@@ -2,7 +2,7 @@
 //! messages, and the rest is the source of a template.
 
 use super::short;
-use ragtag_chat::{Conversation, Error, Limits, Message, Moment, Template};
+use ragtag_chat::{Conversation, Error, Limits, Message, Moment, Template, from_json, to_json};
 
 /// Maximum total size of the values of a rendering, and of the prompt. It bounds each allocation.
 const MAX_BYTES: u64 = 16 << 20;
@@ -11,7 +11,11 @@ const MAX_BYTES: u64 = 16 << 20;
 pub fn run(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let (messages, source) = text.split_once('\n').unwrap_or(("[]", text));
-    let Ok(messages) = serde_json::from_str::<Vec<Message>>(messages) else { return false };
+    let Ok(messages) = from_json::<Vec<Message>>(messages) else { return false };
+    assert_eq!(
+        from_json::<Vec<Message>>(&to_json(&messages)).map(|again| to_json(&again)),
+        Ok(to_json(&messages))
+    );
     let mut limits = Limits::default();
     (limits.steps, limits.value_bytes, limits.output_bytes) = (200_000, MAX_BYTES, MAX_BYTES);
     let template = match Template::compile(source) {
