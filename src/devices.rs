@@ -668,6 +668,33 @@ mod tests {
     }
 
     #[test]
+    fn plans_leave_host_memory_for_the_process() {
+        let mut options = DeviceOptions::selecting("cpu");
+        options.cpu_devices = 2;
+        let mut devices = Devices::probe(&options).unwrap();
+        for adapter in &mut devices.choice.selected {
+            adapter.memory[0].free_bytes = Some(500 << 20);
+        }
+        let memory = |beside| devices.facts_beside(beside).iter().map(|facts| facts.memory_bytes).max();
+        assert_eq!(memory(0), Some(usable_bytes(500 << 20)));
+        assert_eq!(memory(100 << 20), Some(usable_bytes(450 << 20)), "each device leaves half");
+        assert_eq!(memory(u64::MAX), Some(0));
+        let free = devices.free_host_bytes().unwrap();
+        assert_eq!(devices.host_memory_bytes(free - 7), Some(7));
+
+        let model = crate::Model::bundled().unwrap();
+        let least = weight_staging_bytes() * 2 + PROCESS_BYTES;
+        let tokenizer = u64::from(model.hyperparameters().vocabulary) * TOKEN_BYTES;
+        assert!(devices.process_bytes(&model) >= least + tokenizer);
+        model.tokenizer().unwrap();
+        assert!(devices.process_bytes(&model) >= least);
+        let mut gpu = devices.selected()[0].clone();
+        (gpu.backend, gpu.kind) = ("abacus".into(), AdapterKind::Discrete);
+        devices.choice.selected.push(gpu);
+        assert!(devices.process_bytes(&model) >= least + DRIVER_BYTES);
+    }
+
+    #[test]
     fn known_cards_use_their_datasheet_figures() {
         let options = DeviceOptions::selecting("cpu");
         let found = Devices::probe(&options).unwrap().selected()[0].clone();

@@ -3,6 +3,7 @@
 //! In a run, all other blocks execute between two executions of a block, so a large model's weights come from
 //! memory. Calibration times few blocks, and the cache of a large server could hold all of them.
 
+use ragtag_hal::HostMemory;
 use rayon::prelude::*;
 use std::fs::read_to_string;
 use std::path::Path;
@@ -18,6 +19,9 @@ const PER_BYTE: u64 = 2;
 const PASSES: usize = 4;
 /// Maximum size of a sweep's memory in bytes.
 const MAX_BYTES: u64 = 1 << 30;
+/// Part of the free host memory that all sweeps together may take. Without it, a calibration could exceed the limit
+/// of a container.
+const FREE_PART: u64 = 4;
 /// Number of words in a cache line.
 const LINE_WORDS: usize = 8;
 /// Number of words that a thread reads at a time.
@@ -29,11 +33,12 @@ pub(super) struct Sweep(Vec<u64>);
 
 impl Sweep {
     /// Creates a sweep of at most `bytes` bytes, the size of the weights that a run reads in between, and of no
-    /// more than the caches need. `together` is the number of devices that share the CPU. Returns `None`
-    /// if there is nothing to read, or no memory for it.
+    /// more than the caches need and host memory has. `together` is the number of devices that share the CPU.
+    /// Returns `None` if there is nothing to read, or no memory for it.
     pub(super) fn new(bytes: u64, together: u32) -> Option<Self> {
         let caches = cache_bytes(Path::new(CACHES)).unwrap_or(USUAL_CACHE_BYTES);
-        let most = caches.saturating_mul(PER_BYTE).min(MAX_BYTES);
+        let free = HostMemory::now().free_bytes / FREE_PART;
+        let most = caches.saturating_mul(PER_BYTE).min(MAX_BYTES).min(free);
         let words = (bytes.min(most) / u64::from(together.max(1))) as usize / size_of::<u64>();
         let mut memory = Vec::new();
         memory.try_reserve_exact(words).ok().filter(|()| words > 0)?;

@@ -2,6 +2,8 @@
 //! library's.
 
 mod caps;
+#[cfg(target_os = "linux")]
+mod limits;
 mod plans;
 mod selftest;
 mod tables;
