@@ -28,31 +28,6 @@ FN void add_scores(const LOCAL float *factors, float key, bool many, PRIVATE flo
     }
 }
 
-// Adds to eight query heads' scores of a key what `dims` of its dimensions, which stand at `key` from `d0` on, make of them.
-FN void add_dims(
-    const LOCAL float *query, const GLOBAL KV *keys, size_t base, uint head_dim, uint d0, uint slot, uint part, bool many,
-    PRIVATE float scores[HEADS]
-) {
-    uint dims = min((uint)DIMS, head_dim - d0), share = (dims + SHARERS - 1) / SHARERS;
-    uint d = part * share, stop = min(dims, d + share);
-    Keys key = KEYS_AT(keys, base, head_dim, d0, slot);
-    for (; d + 8 <= stop; d += 8) {
-        float loaded[8];
-        #pragma unroll
-        for (uint i = 0; i < 8; i++) loaded[i] = LOAD_KEY(key, d + i);
-        #pragma unroll
-        for (uint i = 0; i < 8; i++) add_scores(query + (d + i) * HEADS, loaded[i], many, scores);
-    }
-    for (; d < stop; d++) add_scores(query + d * HEADS, LOAD_KEY(key, d), many, scores);
-}
-
-// Puts dimensions `d0` … of the first `left` of eight query heads side by side, zero for the others.
-FN void put_query(LOCAL float *query, const GLOBAL float *from, uint head_dim, uint d0, uint left) {
-    for (uint i = ITEM; i < min((uint)DIMS, head_dim - d0) * HEADS; i += ITEMS) {
-        query[i] = i % HEADS < left ? from[(size_t)(i % HEADS) * head_dim + d0 + i / HEADS] : 0.0f;
-    }
-}
-
 KERNEL(ITEMS) attention_partial(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT partials, uint rows, uint sequences, uint table_blocks,
@@ -67,10 +42,10 @@ KERNEL(ITEMS) attention_partial(
     SHARED float corrections[HEADS];
     SHARED uint shared;
     uint split = GROUP(0), kv_head = GROUP(1), row = GROUP(2), group = heads / kv_heads;
-    bool is_used = row < count(params, 0, rows);
+    if (row >= count(params, 0, rows)) return;
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row], position = at.positions[row];
-    bool exists = is_used && sequence < sequences && position / 16 < table_blocks;
+    bool exists = sequence < sequences && position / 16 < table_blocks;
     const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
     uint blocks = exists ? position / 16 + 1 : 0;
     exists = reach(&shared, table, blocks, cache_blocks) == blocks && exists;
@@ -78,18 +53,18 @@ KERNEL(ITEMS) attention_partial(
     uint run = (blocks - skipped + splits - 1) / splits * 16;
     uint start = skipped * 16 + split * run, end = exists ? min(position + 1, start + run) : 0;
     GLOBAL float *sums = partials + (size_t)rows * heads * splits * head_dim;
-    bool is_empty = start >= end;
-    if (is_empty && is_used) {
+    if (start >= end) {
         for (uint h = ITEM; h < group; h += ITEMS) {
             GLOBAL float *to = sums + (((size_t)row * heads + kv_head * group + h) * splits + split) * 2;
             to[0] = -INFINITE;
             to[1] = 0.0f;
         }
+        return;
     }
     // As scores' items: position `lane` of a step, a part of the dimensions. As softmax's items: a head, two positions. As
     // values' items: dimensions `lane`, `lane` + 64, … over one block of a step.
     uint lane = ITEM % STEP, part = ITEM / STEP, head = ITEM / SOFTENERS, pair = ITEM % SOFTENERS;
-    for (uint first_head = 0; first_head < (is_empty ? 0 : group); first_head += HEADS) {
+    for (uint first_head = 0; first_head < group; first_head += HEADS) {
         uint left = min((uint)HEADS, group - first_head);
         bool many = left > 4;
         size_t at_head = (size_t)row * heads + kv_head * group + first_head;
@@ -101,29 +76,39 @@ KERNEL(ITEMS) attention_partial(
                 #pragma unroll
                 for (uint i = 0; i < OWN_DIMS; i++) acc[h][i] = 0.0f;
             }
-            BARRIER(); // all have done with what was there
-            put_query(query, from, head_dim, 0, left);
-            BARRIER();
             for (uint first = start; first < end; first += STEP) {
                 // Scores.
                 float scores[HEADS];
                 #pragma unroll
                 for (uint h = 0; h < HEADS; h++) scores[h] = 0.0f;
                 uint mine = first + lane;
-                size_t own = mine < end ? ((size_t)table[mine / 16] * kv_heads + kv_head) * head_dim * 16 : 0;
-                if (mine < end) add_dims(query, keys, own, head_dim, 0, mine % 16, part, many, scores);
-                // The remaining dimensions of long heads.
-                for (uint d0 = DIMS; d0 < head_dim; d0 += DIMS) {
-                    BARRIER(); // all have done with what was there
-                    put_query(query, from, head_dim, d0, left);
-                    BARRIER();
-                    if (mine < end) add_dims(query, keys, own, head_dim, d0, mine % 16, part, many, scores);
+                for (uint d0 = 0; d0 < head_dim; d0 += DIMS) {
+                    uint dims = min((uint)DIMS, head_dim - d0);
+                    // Short heads stay where they are from step to step.
+                    if (first == start || head_dim > DIMS) {
+                        BARRIER(); // all have done with what was there
+                        for (uint i = ITEM; i < dims * HEADS; i += ITEMS) {
+                            query[i] = i % HEADS < left ? from[(size_t)(i % HEADS) * head_dim + d0 + i / HEADS] : 0.0f;
+                        }
+                        BARRIER();
+                    }
+                    uint share = (dims + SHARERS - 1) / SHARERS, d = part * share, stop = min(dims, d + share);
+                    if (mine < end) {
+                        size_t base = ((size_t)table[mine / 16] * kv_heads + kv_head) * head_dim * 16;
+                        Keys key = KEYS_AT(keys, base, head_dim, d0, mine % 16);
+                        for (; d + 8 <= stop; d += 8) {
+                            float loaded[8];
+                            #pragma unroll
+                            for (uint i = 0; i < 8; i++) loaded[i] = LOAD_KEY(key, d + i);
+                            #pragma unroll
+                            for (uint i = 0; i < 8; i++) add_scores(query + (d + i) * HEADS, loaded[i], many, scores);
+                        }
+                        for (; d < stop; d++) add_scores(query + d * HEADS, LOAD_KEY(key, d), many, scores);
+                    }
                 }
                 #pragma unroll
                 for (uint h = 0; h < HEADS; h++) scratch[(part * HEADS + h) * STEP + lane] = scores[h];
                 BARRIER();
-                // Of long heads the next step needs the first dimensions again. It begins after other barriers.
-                if (head_dim > DIMS) put_query(query, from, head_dim, 0, left);
                 // Softmax so far.
                 float pair_scores[STEP / SOFTENERS], best = -INFINITE;
                 #pragma unroll
