@@ -14,7 +14,7 @@ use ragtag_hal::{
 use ragtag_kernels::{Case, Variant, module_source};
 
 /// Seed of the data in the listed cases. A fixed seed gives the same numbers on every machine.
-const SEED: u64 = 1;
+pub(crate) const SEED: u64 = 1;
 /// Value of the guard bytes. Guard bytes differ from zeros, from NaN and from poisoned outputs.
 const GUARD: u8 = 0xa5;
 /// Minimum size of a guard in bytes.

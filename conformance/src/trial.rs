@@ -5,7 +5,7 @@
 //! listed cases, in ascending order of size.
 
 use crate::bench::{Attempt, Bench};
-use crate::kernels::{name, run_case};
+use crate::kernels::{SEED, name, run_case};
 use crate::report::{Outcome, Verdict};
 use ragtag_hal::{Checked, Module, ModuleId};
 use ragtag_kernels::{Case, Variant, variants};
@@ -56,7 +56,7 @@ pub fn try_kernels(device: Checked, trials: &[Trial<'_>], seed: u64, limit: Dura
         let share = deadline.saturating_duration_since(now) / left;
         left -= 1;
         if !share.is_zero() {
-            one.run(&mut bench, |one| one.listed(seed), Some(now + share));
+            one.run(&mut bench, Tried::listed, Some(now + share));
         }
     }
     tried.into_iter().map(Tried::outcome).collect()
@@ -111,8 +111,8 @@ impl<'a> Tried<'a> {
     }
 
     /// Returns the listed cases in ascending order of size.
-    fn listed(&self, seed: u64) -> Vec<Case> {
-        let mut cases = self.variant.map(|variant| variant.cases(seed)).unwrap_or_default();
+    fn listed(&self) -> Vec<Case> {
+        let mut cases = self.variant.map(|variant| variant.cases(SEED)).unwrap_or_default();
         cases.sort_by_key(bytes);
         cases
     }

@@ -3,8 +3,10 @@
 use super::machine::{Access, Distribution, Fault, Gpu, Icd, Library, Machine, Node, Vendor};
 use super::packages;
 use super::{Finding, State};
+use crate::calibrate::{Kept, TriedKernel};
 use ragtag_devices::{BackendReport, Report, Status};
 use ragtag_hal::{Adapter, KernelLanguage};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Major version of the oldest NVIDIA driver that Ragtag supports. It is the driver of CUDA 12.2.
@@ -101,7 +103,12 @@ fn devices(backend: &BackendReport, report: &Report) -> Vec<Finding> {
         Status::Found { adapters } if adapters.is_empty() => {
             vec![Finding::new("devices", State::Missing, "the driver reports no devices")]
         }
-        Status::Found { adapters } => adapters.iter().map(|adapter| device(adapter, report)).collect(),
+        Status::Found { adapters } => {
+            let kept = Kept::new(None);
+            let findings =
+                |adapter| [vec![device(adapter, report)], tests(adapter, &kept.kernels(adapter))].concat();
+            adapters.iter().flat_map(findings).collect()
+        }
     }
 }
 
@@ -109,6 +116,23 @@ fn device(adapter: &Adapter, report: &Report) -> Finding {
     let label = report.device(&adapter.label()).map_or(adapter.label(), ToString::to_string);
     let found = format!("{label}: {}, {}{}", adapter.name, adapter.driver, beyond(adapter));
     Finding::new("devices", State::Ok, found)
+}
+
+/// Returns a finding for each kernel that has failed its self-test at the first use of a device, or the number of
+/// kernels that have passed.
+pub(super) fn tests(adapter: &Adapter, kernels: &BTreeMap<String, TriedKernel>) -> Vec<Finding> {
+    let label = adapter.label();
+    let failure = |(kernel, tried): (&String, &TriedKernel)| {
+        let why = tried.why.as_ref()?;
+        let found = format!("{label} has failed the self-test of {kernel}: {why}");
+        let advice = format!("update the driver; ragtag selftest --device {label} runs all tests");
+        Some(Finding::new("self-test", State::Missing, found).advise(advice))
+    };
+    let failures: Vec<_> = kernels.iter().filter_map(failure).collect();
+    if !failures.is_empty() || kernels.is_empty() {
+        return failures;
+    }
+    vec![Finding::new("self-test", State::Ok, format!("{label} has passed for {} kernels", kernels.len()))]
 }
 
 /// Formats the GEMM library of a device, the peers that the device can access, and its condition.

@@ -31,7 +31,7 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Kind of item that was checked: `build`, `GPU`, `library`, `driver`, `node`, `compiler`, `products`,
-    /// `variable` or `devices`.
+    /// `variable`, `devices` or `self-test`.
     pub subject: &'static str,
     /// Severity of the finding.
     pub state: State,

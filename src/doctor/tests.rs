@@ -2,6 +2,7 @@
 
 use super::machine::{Access, Distribution, Machine, Node};
 use super::{Diagnosis, Finding, State, apis, diagnose, packages};
+use crate::calibrate::TriedKernel;
 use crate::devices::{DeviceOptions, Devices};
 use ragtag_devices::{BackendReport, Report, Status};
 use ragtag_hal::{Adapter, Condition, Unavailable};
@@ -125,6 +126,28 @@ fn the_condition_of_a_device_is_shown() {
     };
     assert!(shown(Some(condition)).ends_with(", 97 °C, clocks limited by temperature"));
     assert!(!shown(None).contains("°C"));
+}
+
+#[test]
+fn outcomes_of_self_tests_are_shown() {
+    let devices = Devices::probe(&DeviceOptions::selecting("cpu")).unwrap();
+    let shown = |outcomes: &[(&str, Option<&str>)]| {
+        let tried = |why: Option<&str>| TriedKernel {
+            digest: "a digest".into(),
+            tested_unix_s: 1,
+            why: why.map(str::to_owned),
+        };
+        let kernels = outcomes.iter().map(|(name, why)| (name.to_string(), tried(*why))).collect();
+        about(&apis::tests(&devices.selected()[0], &kernels), "self-test")
+    };
+    assert!(shown(&[]).is_empty());
+    assert_eq!(
+        shown(&[("add opencl", None), ("gather opencl", None)]),
+        ["Ok: cpu:0 has passed for 2 kernels"]
+    );
+    let failed = "Missing: cpu:0 has failed the self-test of head-norm opencl: relative error NaN \
+        → update the driver; ragtag selftest --device cpu:0 runs all tests";
+    assert_eq!(shown(&[("add opencl", None), ("head-norm opencl", Some("relative error NaN"))]), [failed]);
 }
 
 #[test]
@@ -336,7 +359,7 @@ fn variables_of_the_loaders_add_and_replace_drivers() {
     let mut fake = Fake::new(DEBIAN);
     let json = |library: &str, more: &str| format!("{{\"ICD\": {{\"library_path\": \"{library}\"{more}}}}}");
     fake.file("/usr/share/vulkan/icd.d/usual.json", &json("/opt/gone.so", ""));
-    fake.file("/home/me/.config/vulkan/icd.d/own.json", &json("/opt/gone.so", ""));
+    fake.file("/users/me/.config/vulkan/icd.d/own.json", &json("/opt/gone.so", ""));
     fake.file("/opt/folder/one.json", &json("/opt/gone.so", ""));
     fake.file("/opt/folder/two.json", &json("/opt/gone.so", ", \"library_arch\": \"32\""));
     fake.file("/opt/empty.json", "{}");
@@ -344,7 +367,7 @@ fn variables_of_the_loaders_add_and_replace_drivers() {
         let found = about(&fake.findings(api), "driver");
         found.iter().map(|line| line.split(' ').nth(1).unwrap().rsplit('/').next().unwrap().into()).collect()
     };
-    let home = ("HOME", "/home/me".to_string());
+    let home = ("HOME", "/users/me".to_string());
     fake.variables = vec![home.clone(), ("VK_ADD_DRIVER_FILES", "/opt/empty.json".into())];
     assert_eq!(files(&fake, "vulkan"), ["empty.json", "own.json", "usual.json"]);
     fake.variables.push(("VK_ICD_FILENAMES", "/opt/folder".into()));
