@@ -227,6 +227,7 @@ fn bytes_without_tokens_are_dropped() {
     let tokens = ["!", "a", "b", "ab", "!!", "Ġ", "À"];
     let mut w = Writer::new();
     w.put("tokenizer.ggml.model", "gpt2");
+    w.put("tokenizer.ggml.pre", "gpt-2");
     w.put("tokenizer.ggml.tokens", &tokens[..]);
     w.put(
         "tokenizer.ggml.token_type",
