@@ -25,7 +25,7 @@ pub(super) struct Merging {
     pub(super) whole_words: bool,
 }
 
-/// Which pieces merge, and in which order. A smaller rank comes first.
+/// Rule for which pieces merge, and in which order. A smaller rank comes first.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
     /// Rank of each token, by id. Two pieces merge if their joined text is a token.

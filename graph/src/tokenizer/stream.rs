@@ -5,7 +5,7 @@ use super::texts::Texts;
 use super::vocabulary::SPACE;
 use std::sync::Arc;
 
-/// What a token decodes to.
+/// Output of the decoder for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// Nothing.
@@ -25,7 +25,7 @@ pub(super) enum Form {
     Missing,
 }
 
-/// What all tokens decode to, by id.
+/// Texts of all tokens and the forms in which they are decoded, by id.
 #[derive(Debug)]
 pub(super) struct Pieces {
     texts: Arc<Texts>,
