@@ -3,10 +3,8 @@
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_chat::{Conversation, Data, Message, Moment, Template};
+use ragtag_chat::{Conversation, Data, Message, Moment, Template, from_json, to_json};
 use ragtag_graph::tokenizer::Tokenizer;
-use serde_json::{Map, Value, json};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,8 +19,8 @@ pub struct Dialogue {
     /// Name of the template in errors.
     name: String,
     variables: BTreeMap<String, Data>,
-    /// Messages as JSON objects, oldest first.
-    messages: Vec<Map<String, Value>>,
+    /// Messages, oldest first.
+    messages: Vec<Message>,
     /// Whether control tokens in the messages become tokens.
     special: bool,
 }
@@ -81,7 +79,7 @@ impl Dialogue {
     }
 
     /// Returns the messages, oldest first.
-    pub fn messages(&self) -> &[Map<String, Value>] {
+    pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
@@ -91,13 +89,11 @@ impl Dialogue {
     /// Returns the cause if the text is not a list of messages, and the template's message if the template
     /// rejects them. The conversation then keeps its messages.
     pub fn load(&mut self, json: &str) -> std::result::Result<(), String> {
-        let loaded: Vec<Map<String, Value>> =
-            serde_json::from_str(json).map_err(|cause| cause.to_string())?;
-        let before = std::mem::replace(&mut self.messages, loaded);
-        if let Some(at) = self.messages.iter().position(|message| !message.contains_key("role")) {
-            self.messages = before;
+        let loaded: Vec<Message> = from_json(json).map_err(|cause| cause.to_string())?;
+        if let Some(at) = loaded.iter().position(|message| message.get("role").is_none()) {
             return Err(format!("message {} has no role", at + 1));
         }
+        let before = std::mem::replace(&mut self.messages, loaded);
         if let Err(cause) = self.render(&self.messages, false) {
             self.messages = before;
             return Err(cause.to_string());
@@ -112,29 +108,29 @@ impl Dialogue {
 
     /// Returns the system message, if its content is a text.
     pub fn system(&self) -> Option<&str> {
-        self.messages.iter().find(|message| is_system(message))?.get("content")?.as_str()
+        self.messages.iter().find(|message| is_system(message))?.content()
     }
 
     /// Sets the system message, or removes it if `text` is empty.
     pub fn set_system(&mut self, text: &str) {
         self.messages.retain(|message| !is_system(message));
         if !text.is_empty() {
-            self.messages.insert(0, message("system", text));
+            self.messages.insert(0, Message::new("system", text));
         }
     }
 
     /// Adds a message of the user.
     pub fn ask(&mut self, text: &str) {
-        self.messages.push(message("user", text));
+        self.messages.push(Message::new("user", text));
     }
 
     /// Adds an answer of the model. The reasoning is a field of its own, which templates read by name.
     pub fn answer(&mut self, text: &str, reasoning: &str) {
-        let mut answer = message("assistant", text);
-        if !reasoning.is_empty() {
-            answer.insert("reasoning_content".into(), reasoning.into());
-        }
-        self.messages.push(answer);
+        let answer = Message::new("assistant", text);
+        self.messages.push(match reasoning {
+            "" => answer,
+            _ => answer.with("reasoning_content", reasoning),
+        });
     }
 
     /// Removes the last message.
@@ -179,33 +175,29 @@ impl Dialogue {
     pub fn is_bare(&self) -> Result<bool> {
         let [only] = &self.messages[..] else { return Ok(false) };
         let text = self.render(&self.messages, true)?;
-        Ok(only.get("content").and_then(Value::as_str) == Some(text.as_str()))
+        Ok(only.content() == Some(text.as_str()))
     }
 
     /// Returns a character that does not occur in the messages. Texts use no noncharacters, so it is almost always
     /// the first one.
     fn mark(&self) -> char {
-        let used: HashSet<char> = json!(self.messages).to_string().chars().collect();
+        let used: HashSet<char> = to_json(&self.messages).chars().collect();
         let mut free = ('\u{FDD0}'..='\u{FDEF}').chain('\u{E000}'..='\u{F8FF}').filter(|c| !used.contains(c));
         // Messages with all these characters lose the replacement character.
         free.next().unwrap_or(char::REPLACEMENT_CHARACTER)
     }
 
     /// Returns the messages with `mark` in all control tokens, except in roles.
-    fn marked(&self, tokenizer: &Tokenizer, mark: char) -> Vec<Map<String, Value>> {
+    fn marked(&self, tokenizer: &Tokenizer, mark: char) -> Vec<Message> {
         let mut messages = self.messages.clone();
-        for (name, value) in messages.iter_mut().flat_map(|message| message.iter_mut()) {
-            if name != "role" {
-                mark_texts(value, tokenizer, mark);
-            }
+        for message in &mut messages {
+            message.replace_texts(&mut |text| tokenizer.mark_control(text, mark).into_owned());
         }
         messages
     }
 
-    fn render(&self, messages: &[Map<String, Value>], add_generation_prompt: bool) -> Result<String> {
-        let parsed = serde_json::from_value::<Vec<Message>>(json!(messages));
-        let messages = parsed.map_err(|cause| Error::Usage(format!("invalid message: {cause}")))?;
-        let mut conversation = Conversation::new(messages);
+    fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let mut conversation = Conversation::new(messages.to_vec());
         conversation.add_generation_prompt = add_generation_prompt;
         conversation.variables.clone_from(&self.variables);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
@@ -215,32 +207,8 @@ impl Dialogue {
     }
 }
 
-/// Inserts `mark` into the control tokens in all texts of `value`, and in the names of its fields.
-fn mark_texts(value: &mut Value, tokenizer: &Tokenizer, mark: char) {
-    match value {
-        Value::String(text) => {
-            if let Cow::Owned(marked) = tokenizer.mark_control(text, mark) {
-                *text = marked;
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| mark_texts(item, tokenizer, mark)),
-        Value::Object(fields) => {
-            let marked = std::mem::take(fields).into_iter().map(|(name, mut value)| {
-                mark_texts(&mut value, tokenizer, mark);
-                (tokenizer.mark_control(&name, mark).into_owned(), value)
-            });
-            *fields = marked.collect();
-        }
-        _ => {}
-    }
-}
-
-fn message(role: &str, content: &str) -> Map<String, Value> {
-    Map::from_iter([("role".into(), role.into()), ("content".into(), content.into())])
-}
-
-fn is_system(message: &Map<String, Value>) -> bool {
-    message.get("role").and_then(Value::as_str) == Some("system")
+fn is_system(message: &Message) -> bool {
+    message.role() == Some("system")
 }
 
 /// A piece of an answer.

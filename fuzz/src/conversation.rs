@@ -2,6 +2,7 @@
 //! continued, saved and loaded again. The texts of its messages are also split into reasoning and answer.
 
 use super::short;
+use ragtag::chat::to_json;
 use ragtag::{Dialogue, Model, Piece, ReasoningSplitter};
 use std::sync::OnceLock;
 
@@ -25,13 +26,16 @@ pub fn run(data: &[u8]) -> bool {
         return short(&cause);
     }
     let messages = dialogue.messages().to_vec();
-    let saved = serde_json::to_string(&messages).expect("messages are JSON");
+    let saved = to_json(&messages);
     let mut again = start();
     again.load(&saved).expect("a saved conversation can be loaded");
-    assert_eq!(again.messages(), messages);
+    assert_eq!(to_json(again.messages()), saved);
     for message in &messages {
-        let field = |name: &str| message.get(name).and_then(|value| value.as_str()).unwrap_or_default();
-        let [whole, apart] = [true, false].map(|at_once| split(field("role"), field("content"), at_once));
+        let field = |name: &str| match message.get(name) {
+            Some(value) => value.as_str().unwrap_or_default().to_owned(),
+            None => String::new(),
+        };
+        let [whole, apart] = [true, false].map(|at_once| split(&field("role"), &field("content"), at_once));
         assert_eq!(whole, apart, "the split does not depend on how the text arrives");
         dialogue.answer(&whole[1], &whole[0]);
     }

@@ -2,8 +2,8 @@
 
 use super::args::ChatArgs;
 use super::files::{input_name, read_input, write_file};
-use super::output::{inform, note, offer, offer_shown, set_quiet, to_json};
-use super::placed::placed;
+use super::output::{inform, note, offer, offer_shown, set_quiet};
+use super::placed::placed_while;
 use super::plan_table::summary;
 use super::run::{figures, generation};
 use super::stream::events;
@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
 use crate::model::{Model, file_name};
 use crate::session::{Event, Generation, Reason};
+use ragtag_chat::to_json;
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -48,7 +49,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let needs = Needs { verified: args.transfers.verify_transfers, ..Needs::of(1) };
-    let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
+    let mut placed = placed_while(&model, &args.devices, &args.placement, needs, || {
+        model.tokenizer().map(|_| needs.workload)
+    })?;
     // The bundled model tells without end, so that its first answer would fill its context.
     let usual = if args.model.is_none() { BUNDLED_TOKENS } else { placed.plan.context };
     generation.max_tokens = args.tokens.unwrap_or(usual);
@@ -190,7 +193,7 @@ impl Chat {
                 Ok("system message set".into())
             }
             Input::Save(path) => {
-                let json = to_json(&self.dialogue.messages());
+                let json = to_json(self.dialogue.messages()) + "\n";
                 write_file(Path::new(path), json.as_bytes()).map(|()| format!("saved to {path}"))
             }
             Input::Load(path) => load(&mut self.dialogue, Path::new(path))

@@ -13,8 +13,9 @@ use crate::error::{Error, Result};
 use crate::files::{MAX_JSON_BYTES, read_text};
 use crate::model::Model;
 use crate::planner::Planner;
-use ragtag_planner::Fleet;
 use ragtag_planner::plan::Plan;
+use ragtag_planner::{Fleet, Workload};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 
 /// Devices, planner and plan of a command.
@@ -103,13 +104,19 @@ pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> R
     Ok(())
 }
 
-/// Probes and selects devices. If `--strict` is set, checks them and the model's weights.
-fn open_devices(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> Result<Devices> {
+/// Probes and selects devices.
+fn probe(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> Result<Devices> {
     let options = super::device_options(args);
-    let gpus = match wanted.is_calibrated() {
+    match wanted.is_calibrated() {
         true => Devices::probe_for(&options, model, &super::calibrate::options(wanted)),
         false => Devices::probe(&options),
-    }?;
+    }
+}
+
+/// Adds the CPU to the probed devices `gpus` if they need its help. If `--strict` is set, checks the devices and the
+/// model's weights.
+fn open_devices(model: &Model, args: &DeviceArgs, gpus: Devices) -> Result<Devices> {
+    let options = super::device_options(args);
     let sizes = model.graph().weights().tensors().iter().map(|tensor| tensor.bytes);
     let (weight_bytes, selected) = (sizes.fold(0, u64::saturating_add), gpus.selected().len());
     let devices = super::opened(gpus.helped_by_cpu(&options, weight_bytes))?;
@@ -132,8 +139,25 @@ pub(super) fn placed(
     placement: &PlacementArgs,
     needs: Needs,
 ) -> Result<Placed> {
-    let wanted = Wanted::read(placement, needs)?;
-    let devices = open_devices(model, device_args, &wanted)?;
+    placed_while(model, device_args, placement, needs, || Ok(needs.workload))
+}
+
+/// Places the model like [`placed`], for the workload that `prepare` returns. Runs `prepare` while the drivers of
+/// the devices start.
+pub(super) fn placed_while(
+    model: &Model,
+    device_args: &DeviceArgs,
+    placement: &PlacementArgs,
+    needs: Needs,
+    prepare: impl FnOnce() -> Result<Workload>,
+) -> Result<Placed> {
+    let mut wanted = Wanted::read(placement, needs)?;
+    let (workload, probed) = std::thread::scope(|scope| {
+        let probing = scope.spawn(|| probe(model, device_args, &wanted));
+        (prepare(), probing.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    wanted.needs.workload = workload?;
+    let devices = open_devices(model, device_args, probed?)?;
     let planner = on_devices(model, &devices, &wanted, device_args.strict)?;
     let planner = wanted.over(planner, model)?;
     let plan = planner.plan()?;
@@ -161,7 +185,7 @@ pub(super) fn for_fleet_or_devices(
         }
         Some(fleet) => (Planner::new(model).fleet(&open_fleet(fleet)?)?, None),
         None => {
-            let opened = open_devices(model, devices, &wanted)?;
+            let opened = open_devices(model, devices, probe(model, devices, &wanted)?)?;
             (on_devices(model, &opened, &wanted, devices.strict)?, Some(opened))
         }
     };

@@ -4,7 +4,7 @@ use super::args::{RunArgs, SamplingArgs};
 use super::compare;
 use super::files::{self, is_standard, read_input};
 use super::output::{inform, offer, print, print_json, set_quiet};
-use super::placed::{check_blocks, placed};
+use super::placed::{check_blocks, placed_while};
 use super::plan_table::{as_table, summary};
 use super::records;
 use super::stream::events;
@@ -34,21 +34,13 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
-    let ids = match args.chat {
-        true => {
-            let mut dialogue = Dialogue::new(&model)?;
-            dialogue.set_system(args.system.as_deref().unwrap_or_default());
-            dialogue.ask(&std::mem::take(&mut prompt));
-            // A template without a format of its own leaves the format to the prompt.
-            dialogue.set_special(args.special || dialogue.is_bare()?);
-            dialogue.prompt()?.ids
-        }
-        false => encode(&model, &prompt, !args.no_special)?,
-    };
-    let request = workload(ids.len(), args.tokens);
     let verified = args.transfers.verify_transfers;
-    let needs = Needs { request: args.request, workload: request, verified, ..Needs::of(1) };
-    let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
+    let needs = Needs { request: args.request, verified, ..Needs::of(1) };
+    let mut ids = Vec::new();
+    let mut placed = placed_while(&model, &args.devices, &args.placement, needs, || {
+        ids = prompt_tokens(args, &model, &mut prompt)?;
+        Ok(workload(ids.len(), args.tokens))
+    })?;
     refuse_long(ids.len(), placed.plan.context)?;
     if !args.json {
         inform(&summary(&placed.plan));
@@ -164,6 +156,19 @@ async fn generate(
     });
     let summary = summary.await?;
     Ok(GeneratedText { text, tokens, summary })
+}
+
+/// Returns the tokens of the prompt. With `--chat`, takes the prompt, so that it is not echoed.
+fn prompt_tokens(args: &RunArgs, model: &Model, prompt: &mut String) -> Result<Vec<u32>> {
+    if !args.chat {
+        return encode(model, prompt, !args.no_special);
+    }
+    let mut dialogue = Dialogue::new(model)?;
+    dialogue.set_system(args.system.as_deref().unwrap_or_default());
+    dialogue.ask(&std::mem::take(prompt));
+    // A template without a format of its own leaves the format to the prompt.
+    dialogue.set_special(args.special || dialogue.is_bare()?);
+    Ok(dialogue.prompt()?.ids)
 }
 
 /// Returns the tokens of a prompt without a chat format. If `special` is set, its control tokens become tokens. A

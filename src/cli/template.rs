@@ -6,7 +6,7 @@ use super::output::print;
 use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
 use crate::model::{Model, file_name};
-use ragtag_chat::{Conversation, Data, Message, Moment, Object, Template};
+use ragtag_chat::{Conversation, Data, Message, Moment, Object, Template, from_json};
 use serde::de::DeserializeOwned;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -84,7 +84,7 @@ fn set_variables(args: &TemplateArgs, conversation: &mut Conversation) -> Result
 /// Reads a list of JSON objects from a file or from standard input.
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = read_input(path, MAX_JSON_BYTES)?;
-    serde_json::from_str(&text)
+    from_json(&text)
         .map_err(|cause| Error::Conversation { path: input_name(path).into(), cause: cause.to_string() })
 }
 
@@ -96,7 +96,7 @@ pub(super) fn assignment(text: &str) -> std::result::Result<(String, Data), Stri
     if !starts || letters.any(|c| c != '_' && !c.is_alphanumeric()) {
         return Err(format!("{name:?} is not the name of a variable"));
     }
-    let value = serde_json::from_str(json).map_err(|cause| {
+    let value = from_json(json).map_err(|cause| {
         format!("the value of {name} is not JSON: {cause} (a text needs quotes: '{name}=\"…\"')")
     })?;
     Ok((name.to_owned(), value))

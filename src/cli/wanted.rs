@@ -61,7 +61,7 @@ pub(super) fn workload(prompt_tokens: usize, generated_tokens: u32) -> Workload 
 /// A requested placement. Arguments take precedence over the plan file.
 pub(super) struct Wanted<'a> {
     args: &'a PlacementArgs,
-    needs: Needs,
+    pub(super) needs: Needs,
     file: Option<(&'a Path, Plan)>,
     split: Option<Split>,
     pins: Vec<Split>,
