@@ -19,8 +19,8 @@ use std::collections::BTreeSet;
 /// requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
-/// Returns the width of a lookup for rows of `width` values. It leaves enough space for the unused rows, of which
-/// there are as many as words in the header of a parameter block, before a single row.
+/// Returns the width of a lookup for rows of `width` values. It leaves enough space for one unused row per word of the
+/// header of a parameter block, even if there is a single row.
 fn lookup_width(width: u32) -> u32 {
     (1 + HEADER_WORDS as u32).saturating_mul(layout::pitch_values(width))
 }

@@ -54,7 +54,7 @@ impl RopeLengths {
         Ok(Some(Self { original_context, short, long: Long::Fixed(long) }))
     }
 
-    /// Returns the number of rotating pairs, each of which has a frequency.
+    /// Returns the number of frequencies of a sequence, one per rotating pair.
     pub fn pairs(&self) -> u32 {
         self.short.len() as u32
     }

@@ -283,6 +283,10 @@ fn dynamic_scaling_depends_on_the_length() {
         }
     }
     assert!(made.with("rope_scaling", json!({ "type": "dynamic" })).error().contains("rope_scaling.factor"));
+    // A micro-batch has one table of frequencies by length.
+    let windowed = json!({ "sliding_attention": { "rope_type": "dynamic", "factor": 4.0 } });
+    let error = Made::new().with("rope_parameters", windowed).error();
+    assert!(error.contains("rotary scaling by length in layers with a window (config.json)"), "{error}");
 }
 
 /// Checks that a missing field has the value that `transformers` uses for the class, and that `null` is not
