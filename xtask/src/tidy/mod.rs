@@ -3,6 +3,7 @@
 //! Each rule is a pure function from texts to violations, with its own tests. This module reads the tree and
 //! runs the rules.
 
+mod barriers;
 mod imports;
 mod manifests;
 mod prose;
@@ -60,6 +61,7 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
             violations.extend(sources::check(source));
         }
     }
+    violations.extend(barriers::check(&texts));
     let manifest = |source: &&TextFile| source.path == "Cargo.toml" || source.path.ends_with("/Cargo.toml");
     let manifests: Vec<_> = texts.iter().filter(manifest).collect();
     violations.extend(manifests::check(&manifests));
