@@ -39,12 +39,11 @@ fn a_device_with_one_wrong_bit_is_left_out_by_name() {
             let Some(label) = last_vulkan() else { return };
             let folder = tempfile::tempdir().unwrap();
             let wrong = |arguments: &[&str]| run(drivers.as_deref(), folder.path(), true, arguments);
+            // A machine may have several Vulkan devices, which are all wrong.
             let names_all = |said: &str| {
                 let found =
                     said.lines().find(|line| line.contains("fails its self-test")).unwrap_or_default();
-                for part in
-                    [&label, "llvmpipe", "Mesa", KERNEL.1, "relative error ", "at most 1e-2 is allowed"]
-                {
+                for part in ["vulkan:", ", Vulkan 1.", KERNEL.1, "relative error ", ", at most 1e-"] {
                     assert!(found.contains(part), "{part}: {said}");
                 }
             };
@@ -56,7 +55,7 @@ fn a_device_with_one_wrong_bit_is_left_out_by_name() {
             let (code, out, said) = wrong(&one_stage);
             assert_eq!((code, &out), (0, &right), "{said}");
             names_all(&said);
-            assert!(said.contains(&format!("trying without {label}: plan: 0-13=cpu:0")), "{said}");
+            assert!(said.contains("trying without vulkan:") && said.contains(": plan: 0-13=cpu:0"), "{said}");
 
             // Without another GPU, the selection auto uses the CPU.
             let (code, out, said) = wrong(&[]);
