@@ -4,13 +4,13 @@
 
 LIBRARIES is the folder of llama.cpp's libraries, as npm's `@node-llama-cpp/linux-x64` 3.21.1 contains them in
 `bins/linux-x64`. FOLDER is the folder of `.ci/install-models`. A NAME is `smollm2`, `gemma3`, `tokens` or `templates`. Needs
-the packages numpy, gguf, jinja2 and blake3. The truth for a model is llama.cpp on the weights dequantised to F32, with keys
+the packages numpy, gguf, jinja2, tokenizers and blake3. The truth for a model is llama.cpp on the weights dequantised to F32, with keys
 and values in F32 and without flash attention.
 """
 
 import ctypes, datetime, json, pathlib, re, struct, sys
 
-import blake3, gguf, jinja2, jinja2.ext, jinja2.sandbox, numpy
+import blake3, gguf, jinja2, jinja2.ext, jinja2.sandbox, numpy, tokenizers
 
 HERE = pathlib.Path(__file__).parent / "released"
 MODELS = {"smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf", "gemma3": "gemma-3-270m-q4_k_m.gguf"}
@@ -189,12 +189,23 @@ def write_tokens(llama, folder):
     strings, golden = json.loads((HERE / "strings.json").read_text()), {}
     for path in sorted((folder / "vocabularies").glob("*.gguf")):
         model = Model(llama, path, vocabulary_only=True)
+        # llama.cpp replaces a character by the first of its canonical decomposition, so it loses letters of Korean.
+        pieces = word_pieces(path) if path.stem.endswith("bert-bge") else None
+        plain = lambda text: pieces(text) if pieces and "[CLS]" not in text else model.tokens(text, special=False)
         golden[path.stem.removeprefix("ggml-vocab-")] = {
-            "plain": [model.tokens(text, special=False) for text in strings],
+            "plain": [plain(text) for text in strings],
             "special": model.tokens("Hello, world!"),
             "control": [model.tokens(text, special=False, parse=True) for text in strings if text.startswith("<")],
         }
     dump(golden, HERE / "tokens.json")
+
+
+def word_pieces(path):
+    """A function from texts to tokens by `tokenizers`, for a vocabulary of BERT. GGUF marks the starts of words instead of the rest."""
+    words = gguf.GGUFReader(path).get_field("tokenizer.ggml.tokens").contents()
+    names = [word[1:] if word.startswith("▁") else word if re.fullmatch(r"\[.*\]", word) else f"##{word}" for word in words]
+    tokenizer = tokenizers.BertWordPieceTokenizer({name: i for i, name in enumerate(names)}, lowercase=True)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def write_templates(folder):

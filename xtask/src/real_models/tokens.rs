@@ -11,8 +11,6 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Vocabularies of models that generate no text, which Ragtag refuses.
-const UNSUPPORTED: [&str; 1] = ["bert-bge"];
 /// Maximum size of a header, in bytes. The weights behind it are not read.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
 /// Separator of the strings beside a vocabulary.
@@ -45,12 +43,7 @@ pub(super) fn check(checks: &mut Checks<'_>) -> Result<(), String> {
     let vocabularies: BTreeMap<String, Golden> = checks.golden("tokens.json")?;
     for (name, golden) in &vocabularies {
         let path = checks.file(&format!("llama.cpp/ggml-vocab-{name}.gguf"));
-        let tokenizer = tokenizer(&path);
-        if UNSUPPORTED.contains(&&**name) {
-            checks.expect(tokenizer.is_err(), || format!("{name} is no longer refused"));
-            continue;
-        }
-        match tokenizer {
+        match tokenizer(&path) {
             Ok(tokenizer) => check_vocabulary(checks, name, &tokenizer, &strings, golden)?,
             Err(error) => checks.fail(format!("{name}: {error}")),
         }
