@@ -83,8 +83,10 @@ class Model:
         return list(ids[:n])
 
     def text(self, ids):
-        text = ctypes.create_string_buffer(4096)
-        return text.raw[: self.llama.llama_detokenize(self.vocabulary, (ctypes.c_int32 * len(ids))(*ids), len(ids), text, 4096, False, False)].decode()
+        piece, text = ctypes.create_string_buffer(256), b""
+        for i in ids:
+            text += piece.raw[: self.llama.llama_token_to_piece(self.vocabulary, i, piece, len(piece), 0, True)]
+        return text.decode()
 
     def logits(self, ids, start=0):
         """The logits of all positions. The positions before `start` are in the cache."""

@@ -81,6 +81,7 @@ pub(super) fn check(
     let routes = routes(checks, name, &model, depth, devices, done)?;
     let mut measured: Vec<[Measured; 2]> = routes.iter().map(|_| Default::default()).collect();
     for case in &golden.cases {
+        println!("{name}, {}: {} tokens", case.name, case.best.len());
         let truth = checks.file("truth.npy");
         logits(checks, &model, case, &["--device", "cpu:0", "--activations", "f32"], &truth)?;
         check_exact(checks, &format!("{name} on cpu:0, {}", case.name), case, &truth)?;
