@@ -256,7 +256,7 @@ fn the_size_of_a_header_is_limited() {
     }
     let mut first = b"GGUF".to_vec();
     first.extend_from_slice(&3u32.to_le_bytes());
-    [0u64, 1].map(|count| first.extend_from_slice(&count.to_le_bytes()));
+    [0u64, 1].iter().for_each(|count| first.extend_from_slice(&count.to_le_bytes()));
     // The key of the only entry has 2^40 bytes.
     first.extend_from_slice(&(1u64 << 40).to_le_bytes());
     let error = ModelFile::open(vec![Arc::new(Endless(MemorySource::new("m.gguf", first)))]).unwrap_err();

@@ -94,7 +94,7 @@ impl Logits {
         file.read_exact(&mut head).map_err(error)?;
         let start = 10 + u64::from(u16::from_le_bytes([head[8], head[9]]));
         let values = (file.metadata().map_err(error)?.len().saturating_sub(start) / 4) as usize;
-        if rows == 0 || values == 0 || values % rows != 0 {
+        if rows == 0 || values == 0 || !values.is_multiple_of(rows) {
             return Err(format!("{}: {values} values are not {rows} rows", path.display()));
         }
         file.seek(SeekFrom::Start(start)).map_err(error)?;
