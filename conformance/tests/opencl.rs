@@ -24,7 +24,43 @@ fn kernels_in_spir_v() {
     on_adapters("OpenCL driver that accepts SPIR-V", takes, suite);
 }
 
-/// Runs the kernels with sub-groups on Intel's driver. PoCL, which runs all other kernels, has no sub-groups.
+/// Kernels whose items wait for each other, in the forms that compilers for CPUs compile differently. The other kernels
+/// differ from them in the tensor type.
+const WAITING: [&str; 10] = [
+    "kernel/*norm*/opencl",
+    "kernel/quantize/*/opencl",
+    "kernel/silu-mul/int8/opencl",
+    "kernel/arg-max/opencl",
+    "kernel/top-k/opencl",
+    "kernel/softmax-axis/opencl",
+    "kernel/reduce/opencl",
+    "kernel/attention*/f32/opencl",
+    "kernel/rope-append/q8_0/opencl",
+    "kernel/matmul/Q4_0/int8/opencl",
+];
+
+/// Runs the kernels whose items wait for each other on PoCL 5 and newer. Their compiler differs from that of PoCL 3,
+/// which runs all kernels. If there is no such PoCL, records a skip, or fails if `RAGTAG_TEST_NEWER_POCL` is set.
+#[test]
+fn waiting_kernels_on_a_newer_pocl() {
+    let is_newer = |adapter: &Adapter| {
+        // The name ends with the version: `driver 6.0+debian`.
+        let (name, version) = adapter.driver.name.rsplit_once(' ').unwrap_or_default();
+        let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        name.starts_with("Portable Computing Language") && major.is_some_and(|major| major >= 5)
+    };
+    let backends = Backends::new(&Config::default());
+    let found = support::adapters(&backends, "opencl").unwrap_or_default();
+    if !found.iter().any(is_newer) {
+        assert!(std::env::var_os("RAGTAG_TEST_NEWER_POCL").is_none(), "no newer PoCL: {found:?}");
+        return test_support::skip!("newer PoCL", "no adapter");
+    }
+    for pattern in WAITING {
+        on_adapters("newer PoCL", is_newer, Suite::new().only(pattern));
+    }
+}
+
+/// Runs the kernels with sub-groups on Intel's driver. PoCL 3, which runs all other kernels, has no sub-groups.
 #[test]
 fn kernels_on_intel_sub_groups() {
     let takes = |adapter: &Adapter| adapter.driver.name.starts_with("Intel(R) OpenCL");

@@ -98,6 +98,7 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     fuzz_targets(root, &mut done)?;
     aarch64(root, &mut done)?;
     packages::run(root, Depth::Check, &mut done)?;
+    newer_pocl(root, &mut done)?;
     real_models::ci(root, &mut done)?;
     test_after(root, args, done)
 }
@@ -155,6 +156,22 @@ fn aarch64(root: &Path, done: &mut Done) -> Result<(), String> {
         return Ok(());
     }
     done.cargo(root, &["check", "--workspace", "--locked", "--target", TARGET], &[])
+}
+
+/// Runs kernels and models on the newer PoCL that `.ci/install-pocl` unpacks. The nightly run tests all kernels there.
+fn newer_pocl(root: &Path, done: &mut Done) -> Result<(), String> {
+    let run = root.join("target/ci/pocl/run");
+    if !run.exists() {
+        done.skip("newer PoCL", "newer PoCL", ".ci/install-pocl target/ci/pocl");
+        return Ok(());
+    }
+    let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", std::env::consts::ARCH.to_uppercase());
+    let run = run.to_string_lossy();
+    let required = ["RAGTAG_TEST_NEWER_POCL", "RAGTAG_TEST_OPENCL_ADAPTERS"].map(|name| (name, "1"));
+    let variables = [&required[..], &[(&*runner, &*run)]].concat();
+    let tests = ["waiting_kernels_on_a_newer_pocl", "logits_of_checkpoints_are_within_1e_4_on_every_adapter"];
+    let targets = ["test", "--workspace", "--locked", "--test", "opencl", "--test", "integration", "--"];
+    done.cargo(root, &[&targets[..], &tests].concat(), &variables)
 }
 
 /// Runs cargo with `arguments` and returns its output.
