@@ -359,7 +359,7 @@ impl Devices {
         self.selected().iter().map(|adapter| self.capped(adapter, facts(adapter))).collect()
     }
 
-    /// Returns the number of devices that divide host memory evenly, of which `adapter` is one.
+    /// Returns the number of devices, including `adapter`, that divide host memory evenly.
     fn sharers(&self, adapter: &Adapter) -> u64 {
         if adapter.kind == AdapterKind::Cpu { u64::from(self.plan_options.cpu_devices).max(1) } else { 1 }
     }

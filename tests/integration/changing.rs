@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use test_support::nightly;
 
-/// What happens to the file, or to the command that reads it.
+/// Event that happens to the file, or to the command that reads it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
     Kill,

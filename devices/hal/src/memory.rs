@@ -89,7 +89,7 @@ impl HostMemory {
         PROCESS_LIMITS.into_iter().filter_map(limit).fold(self, Self::least)
     }
 
-    /// Returns the memory of which `used_bytes` bytes are in use.
+    /// Returns memory with `total_bytes` bytes, `used_bytes` of them in use.
     fn below(total_bytes: u64, used_bytes: u64) -> Self {
         Self { total_bytes, free_bytes: total_bytes.saturating_sub(used_bytes) }
     }

@@ -150,7 +150,7 @@ fn few(names: Names, types: Types, max_rows: u32, source: Compose, function: &'s
         source,
         function,
         items: ITEMS,
-        local_bytes: 5 << 10,
+        local_bytes: 10 << 10,
     }
 }
 
