@@ -1,8 +1,8 @@
 //! Trials of kernels: a short check of the kernels of a program on the device that is about to run it.
 //!
 //! The kernels run in the program's own modules, so that the driver compiles nothing twice. Each kernel first
-//! runs a random case for each of its forms that the program launches. The time that is left goes to its
-//! listed cases, in ascending order of size.
+//! runs random cases that have the constants of the program's launches, where such cases exist. The rest of the
+//! time goes to its listed cases, in ascending order of size.
 
 use crate::bench::{Attempt, Bench};
 use crate::kernels::{SEED, name, run_case};
@@ -12,7 +12,7 @@ use ragtag_kernels::{Case, Variant, variants};
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-/// Maximum number of random cases from which the one for a launch is chosen, and the time after which no other
+/// Maximum number of random cases from which those for a launch are chosen, and the time after which no other
 /// is made. A case takes long if its reference does.
 const CANDIDATES: u64 = 12;
 const CANDIDATES_TIME: Duration = Duration::from_millis(5);
@@ -48,7 +48,7 @@ pub fn try_kernels(device: Checked, trials: &[Trial<'_>], seed: u64, limit: Dura
     }
     let deadline = Instant::now() + limit;
     for one in &mut tried {
-        one.run(&mut bench, |one| one.forms(seed), None);
+        one.run(&mut bench, |one| one.forms(seed, CANDIDATES_TIME), None);
     }
     let mut left = tried.len() as u32;
     for one in &mut tried {
@@ -85,29 +85,37 @@ impl<'a> Tried<'a> {
         Self { trial, variant, module: module.ok(), verdict, took: Duration::ZERO }
     }
 
-    /// Returns for each launch the random case whose constants are most like those of the launch, without
-    /// duplicates. Of equally similar cases, takes the smallest.
-    fn forms(&self, seed: u64) -> Vec<Case> {
+    /// Returns random cases that together have each constant of each launch, if a candidate has it. So a form
+    /// of the kernel that a constant selects is among them. Makes no further candidate after `limit`.
+    fn forms(&self, seed: u64, limit: Duration) -> Vec<Case> {
         let Some(variant) = self.variant else { return Vec::new() };
         let (mut candidates, start) = (Vec::new(), Instant::now());
         for at in 0..CANDIDATES {
-            if at == 0 || start.elapsed() < CANDIDATES_TIME {
-                candidates.push(Some(variant.random_case(seed.wrapping_add(at))));
+            if at == 0 || start.elapsed() < limit {
+                candidates.push(variant.random_case(seed.wrapping_add(at)));
             }
         }
-        let likeness = |case: &Case, launch: &[u32]| {
-            let same = case.constants.iter().zip(launch).filter(|(own, other)| own == other).count();
-            (same, Reverse(bytes(case)))
-        };
-        let likest = |launch: &&[u32]| {
-            let all = candidates.iter().enumerate();
-            let all = all.filter_map(|(at, case)| Some((likeness(case.as_ref()?, launch), at)));
-            all.max().map(|(_, at)| at)
-        };
-        let mut chosen: Vec<_> = self.trial.launches.iter().filter_map(likest).collect();
-        chosen.sort_unstable();
-        chosen.dedup();
-        chosen.into_iter().filter_map(|at| candidates[at].take()).collect()
+        let mut chosen: Vec<Case> = Vec::new();
+        for launch in &self.trial.launches {
+            let has = |case: &Case, index: &usize| case.constants.get(*index) == launch.get(*index);
+            let mut open: Vec<usize> = (0..launch.len()).collect();
+            open.retain(|index| !chosen.iter().any(|case| has(case, index)));
+            loop {
+                let new = |case: &Case| open.iter().filter(|index| has(case, index)).count();
+                let all = candidates.iter().enumerate();
+                let best = all.map(|(at, case)| ((new(case), Reverse(bytes(case))), at)).max();
+                let Some(((new, _), at)) = best.filter(|((new, _), _)| *new > 0 || chosen.is_empty()) else {
+                    break;
+                };
+                let case = candidates.swap_remove(at);
+                open.retain(|index| !has(&case, index));
+                chosen.push(case);
+                if new == 0 {
+                    break;
+                }
+            }
+        }
+        chosen
     }
 
     /// Returns the listed cases in ascending order of size.
@@ -154,4 +162,82 @@ fn failed(bench: &Bench, why: String) -> Verdict {
 /// Returns the size of a case's bindings in bytes.
 fn bytes(case: &Case) -> usize {
     case.bindings.iter().map(Vec::len).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_devices::{Backends, Config};
+    use ragtag_hal::{Adapter, CopyFault, CopyFaultKind, Device, DeviceId, Faults, FaultyCopies, Limits};
+    use ragtag_kernels::head_norm::Form;
+    use ragtag_kernels::{Kernel, module_source, select};
+
+    /// Opens the CPU device with faults.
+    fn device(faults: Faults) -> Checked {
+        let backends = Backends::new(&Config::default());
+        let report = backends.probe_only(&["cpu"]);
+        let adapter = report.adapter("cpu:0").expect("a CPU device").clone();
+        let check = move |_: &Adapter, device| Checked::with_faults(device, faults.clone());
+        let opened = backends.open_with(&[(adapter, DeviceId(0))], &Limits::default(), &check);
+        opened.expect("it opens").swap_remove(0)
+    }
+
+    /// Tries the kernels `add` and `gather`, and a kernel that does not exist, in one module.
+    fn verdicts(faults: Faults) -> Vec<Verdict> {
+        let device = device(faults);
+        let caps = device.adapter().caps.clone();
+        let variants =
+            [Kernel::Add, Kernel::Gather].map(|kernel| select(kernel, &caps, 1).expect("a variant"));
+        let entries = variants.iter().map(|variant| variant.abi).collect();
+        let source = module_source(variants, &caps).expect("one language");
+        let module = Module { name: "two kernels".into(), entries, source };
+        let mut names: Vec<_> = variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect();
+        names.push("abacus portable".into());
+        let trial = |(at, variant): (usize, &'_ String)| (at as u32, variant.clone());
+        let names: Vec<_> = names.iter().enumerate().map(trial).collect();
+        let trial =
+            |(entry, variant)| Trial { module: &module, entry, variant, launches: vec![&[1, 0, 32][..]] };
+        let trials: Vec<_> = names.iter().map(|(at, name)| trial((*at, name.as_str()))).collect();
+        let outcomes = try_kernels(device, &trials, 7, Duration::from_millis(50));
+        assert!(outcomes[0].name.starts_with("kernel/add/"), "{outcomes:?}");
+        outcomes.into_iter().map(|outcome| outcome.verdict).collect()
+    }
+
+    #[test]
+    fn wrong_values_fail_and_lack_of_memory_skips() {
+        let right = verdicts(Faults::default());
+        let [Verdict::Passed { .. }, Verdict::Passed { .. }, Verdict::Skipped { .. }] = &right[..] else {
+            panic!("{right:?}")
+        };
+        let kind = CopyFaultKind::Stale;
+        let fault = CopyFault { kind, copies: FaultyCopies::Downloads, least_bytes: 1, after: 0, most: None };
+        let wrong = verdicts(Faults { copy_fault: Some(fault), ..Faults::default() });
+        assert!(matches!(&wrong[0], Verdict::Failed { .. }), "{wrong:?}");
+        let full = verdicts(Faults { most_bytes: Some(0), ..Faults::default() });
+        assert!(matches!(&full[..2], [Verdict::Skipped { .. }, Verdict::Skipped { .. }]), "{full:?}");
+    }
+
+    #[test]
+    fn a_kernel_is_tried_in_the_forms_that_a_program_launches() {
+        let device = device(Faults::default());
+        let variant = select(Kernel::HeadNorm, &device.adapter().caps, 1).expect("a variant");
+        let module = Module {
+            name: "a kernel".into(),
+            entries: vec![variant.abi],
+            source: module_source([variant], &device.adapter().caps).expect("one language"),
+        };
+        let name = format!("{} {}", variant.kernel, variant.name);
+        for form in Form::ALL {
+            let epsilon = 1e-5_f32.to_bits();
+            let constants = [9, 0, 4, 2, 64, epsilon, form as u32];
+            let trial = Trial { module: &module, entry: 0, variant: &name, launches: vec![&constants] };
+            let verdict = Verdict::PASSED;
+            let tried =
+                Tried { trial: &trial, variant: Some(variant), module: None, verdict, took: Duration::ZERO };
+            // One of three random cases has the form. All candidates of one seed in 130 lack it.
+            let forms = tried.forms(3, Duration::MAX);
+            let forms: Vec<_> = forms.iter().map(|case| case.constants[6]).collect();
+            assert!(forms.contains(&(form as u32)) && forms.len() <= 4, "{form:?}: {forms:?}");
+        }
+    }
 }
