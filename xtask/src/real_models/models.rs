@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 const MAX_EXACT_KL: f64 = 1e-6;
 /// Maximum mean KL divergence in class fast, relative to that of llama.cpp with its default types.
 const MAX_FAST_KL: f64 = 1.1;
+/// The same for one prompt, whose divergence varies by chance.
+const MAX_SHORT_FAST_KL: f64 = 2.0;
 /// Maximum relative difference of the perplexities in class exact and fast.
 const MAX_PERPLEXITIES: [f64; 2] = [1e-4, 2e-2];
 /// Size of the text for the perplexity, in bytes, from the start of the held-out text.
@@ -109,7 +111,9 @@ pub(super) fn check(
             100.0 * fast.found.equal as f64 / fast.found.rows as f64
         );
         println!("{what}");
-        checks.expect(exact.found.mean_kl() <= MAX_EXACT_KL && share <= MAX_FAST_KL, || what);
+        let has_all = route.is_cpu || depth == Depth::Full;
+        let most = if has_all { MAX_FAST_KL } else { MAX_SHORT_FAST_KL };
+        checks.expect(exact.found.mean_kl() <= MAX_EXACT_KL && share <= most, || what);
     }
     for route in routes.iter().filter(|route| route.is_cpu || depth == Depth::Full) {
         check_text(checks, name, &model, route, &golden)?;
