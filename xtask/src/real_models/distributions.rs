@@ -10,7 +10,7 @@ use std::path::Path;
 const BLOCK_ROWS: usize = 64;
 
 /// Most likely tokens of a position, and the natural logarithms of their probabilities.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(super) struct Top {
     pub position: usize,
     ids: Vec<usize>,
