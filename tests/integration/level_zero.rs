@@ -151,8 +151,8 @@ fn intels_driver_accepts_the_calls_of_a_whole_run() {
         return test_support::skip!("Intel's Level Zero driver", "{probed}");
     }
     let run = ["run", "--device", "level-zero:0", "--strict", "-p", "Once upon a time there was", "-n", "8"];
-    // All logits are 0, so that the seed decides whether the text ends early.
-    let output = ragtag().args(run).args(["--seed", "1"]).output().unwrap();
+    // All results are 0, so a self-test would refuse the device, and the seed decides whether the text ends early.
+    let output = ragtag().args(run).args(["--no-self-test", "--seed", "1"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     println!("{said}");
     assert!(output.status.success() && said.contains("8 new tokens"), "{:?}: {said}", output.status);
