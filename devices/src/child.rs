@@ -9,10 +9,11 @@
 use ragtag_hal::{Adapter, Unavailable, exit_in_words};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// Prefix of the answer. It is needed because drivers also print to standard output.
@@ -73,8 +74,13 @@ impl ProbeChild {
             .spawn()
             .inspect_err(|error| tracing::debug!(backend, %error, "cannot start a probe process"))
             .ok()?;
-        let answer = answer_of(child.stdout.take()?);
-        let said = said_by(child.stderr.take()?);
+        let (out, err) = (child.stdout.take()?, child.stderr.take()?);
+        let readers = answer_of(out).and_then(|answer| Ok((answer, said_by(err)?)));
+        let readers = readers.inspect_err(|error| {
+            tracing::debug!(backend, %error, "cannot start a thread for a probe process");
+            let _ = child.kill();
+        });
+        let (answer, said) = readers.ok()?;
         let (backend, deadline) = (backend.to_string(), Instant::now() + self.limit);
         Some(Asked { backend, work, child, answer, said, limit: self.limit, deadline })
     }
@@ -173,11 +179,10 @@ impl Asked {
 
     /// Kills the child. Another thread waits for the child to exit, because this may take long.
     fn end(mut self) -> Receiver<String> {
-        std::thread::spawn(move || {
-            // The child may have exited already.
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        });
+        // The child may have exited already.
+        let _ = self.child.kill();
+        // Without memory for a thread, the killed child stays in the process table until this process exits.
+        let _ = Builder::new().spawn(move || self.child.wait());
         self.said
     }
 }
@@ -187,9 +192,9 @@ fn unavailable(cause: String) -> Unavailable {
 }
 
 /// Starts a thread that reads `out` until a line that contains an answer arrives, and then sends the answer.
-fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
+fn answer_of(out: impl Read + Send + 'static) -> io::Result<Receiver<String>> {
     let (sender, receiver) = channel();
-    std::thread::spawn(move || {
+    Builder::new().spawn(move || {
         let mut lines = BufReader::new(out.take(MAX_BYTES)).split(b'\n');
         let marked = lines.find_map(|line| {
             let line = String::from_utf8_lossy(&line.ok()?).into_owned();
@@ -197,20 +202,20 @@ fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
         });
         // The send fails after the time limit.
         let _ = marked.map(|line| sender.send(line));
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 /// Starts a thread that reads `err` to its end and then sends the text.
-fn said_by(err: impl Read + Send + 'static) -> Receiver<String> {
+fn said_by(err: impl Read + Send + 'static) -> io::Result<Receiver<String>> {
     let (sender, receiver) = channel();
-    std::thread::spawn(move || {
+    Builder::new().spawn(move || {
         let mut said = Vec::new();
         // On a read error, the thread sends the output that it has read so far.
         let _ = err.take(MAX_BYTES).read_to_end(&mut said);
         let _ = sender.send(String::from_utf8_lossy(&said).into_owned());
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 #[cfg(all(test, unix))]

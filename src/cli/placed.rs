@@ -17,6 +17,7 @@ use ragtag_planner::plan::Plan;
 use ragtag_planner::{Fleet, Workload};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread::Builder;
 
 /// Devices, planner and plan of a command.
 pub(super) struct Placed {
@@ -153,8 +154,14 @@ pub(super) fn placed_while(
 ) -> Result<Placed> {
     let mut wanted = Wanted::read(placement, needs)?;
     let (workload, probed) = std::thread::scope(|scope| {
-        let probing = scope.spawn(|| probe(model, device_args, &wanted));
-        (prepare(), probing.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        let probe = || probe(model, device_args, &wanted);
+        let probing = Builder::new().spawn_scoped(scope, probe);
+        let workload = prepare();
+        // Without memory for a thread, this thread probes.
+        (
+            workload,
+            probing.map_or_else(|_| probe(), |it| it.join().unwrap_or_else(|panic| resume_unwind(panic))),
+        )
     });
     wanted.needs.workload = workload?;
     let devices = open_devices(model, device_args, probed?)?;
