@@ -1,7 +1,7 @@
 //! Checks the numbers of a released model: tokens of prompts, logits, generated text and perplexity, on single devices and
 //! in pipelines over several APIs.
 //!
-//! llama.cpp has computed the expected values from the weights in F32. They contain the most likely tokens of all
+//! `transformers` has computed the expected values in float64. They contain the most likely tokens of all
 //! positions, and more of some. The complete distributions are too large for the repository. They come from the
 //! CPU in class exact, whose distributions are first compared with the expected ones.
 
@@ -351,7 +351,7 @@ fn check_perplexity(
         let printed: Printed =
             serde_json::from_str(&checks.printed(&arguments)?).map_err(|e| e.to_string())?;
         let found = printed.perplexity;
-        println!("{name} on {}, {class}: perplexity {found:.4}, llama.cpp in F32 {expected:.4}", route.name);
+        println!("{name} on {}, {class}: perplexity {found:.4}, `transformers` in float64 {expected:.4}", route.name);
         let what = || format!("{name} on {}, {class}: perplexity {found} instead of {expected}", route.name);
         checks.expect((found / expected - 1.0).abs() <= most, what);
     }
