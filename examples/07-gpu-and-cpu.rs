@@ -11,7 +11,8 @@
 
 #![allow(clippy::print_stdout)] // examples print
 
-use ragtag::{AdapterKind, DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner};
+use ragtag::{AdapterKind, DeviceOptions, Devices, Engine, EngineOptions, Generation, LinkOptions};
+use ragtag::{LinkReport, Model, Planner};
 use std::time::Instant;
 
 fn main() -> ragtag::Result<()> {
@@ -37,8 +38,10 @@ fn main() -> ragtag::Result<()> {
     let last = model.graph().segment_count() - 1;
     let half = last / 2;
     let split = format!("0-{half}={first},{}-{last}={second}", half + 1).parse()?;
+    // Without a probe, the plan would use only host memory between the devices.
+    let links = LinkReport::run(&devices, &LinkOptions::quick(None), &|_, _| ())?;
     // A short context fits into the memory of every GPU.
-    let planner = Planner::new(&model).devices(&devices).context(256).split(split);
+    let planner = Planner::new(&model).devices(&devices).probed(&links).context(256).split(split);
     let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
     for stage in engine.stages() {
         println!("segments {:?} on {} ({})", stage.segments, stage.adapter.label(), stage.adapter.name);

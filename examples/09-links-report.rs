@@ -31,9 +31,9 @@ fn main() -> ragtag::Result<()> {
         let name = format!("{} → {}", link.from, link.to);
         for tried in &link.tried {
             let rate = tried.rates.iter().find(|rate| rate.bytes == 1 << 20);
-            let (verified, figures) = match (&tried.why, tried.latency_us, rate) {
-                (None, Some(latency_us), Some(rate)) => {
-                    ("yes", format!("{latency_us:>7.1} µs {:>7.1} GB/s", rate.bytes_per_s / 1e9))
+            let (verified, figures) = match (&tried.why, tried.hops.first(), rate) {
+                (None, Some(hop), Some(rate)) => {
+                    ("yes", format!("{:>7.1} µs {:>7.1} GB/s", hop.us, rate.bytes_per_s / 1e9))
                 }
                 (why, ..) => ("no", why.clone().unwrap_or_default()),
             };

@@ -15,7 +15,7 @@ use ragtag_kernels::{Layout, TensorType, layout_for};
 use ragtag_planner::plan::PlanDeviceOptions;
 use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, WeightSharing, fleet};
 use ragtag_scheduler::weight_staging_bytes;
-use ragtag_transfer::{Route, Routes};
+use ragtag_transfer::Route;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
@@ -66,19 +66,7 @@ impl DeviceOptions {
     }
 }
 
-/// Returns the routes from one device to another, unless a plan names other routes. A device that can import
-/// the other's memory copies without a stop in host memory.
-pub(crate) fn usual_routes(from: &Adapter, to: &Adapter) -> Routes {
-    let staged = staged_route(from, to);
-    let route = match () {
-        () if from.imports_from(to) => Route::Peer,
-        () if to.imports_from(from) => Route::Import,
-        () => staged,
-    };
-    Routes::or(route, staged)
-}
-
-/// Returns the route through host memory between two devices.
+/// Returns the route through host memory between two devices. Without a probe, plans use only this route.
 pub(crate) fn staged_route(from: &Adapter, to: &Adapter) -> Route {
     let is_gpu = |adapter: &Adapter| matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);
     if is_gpu(from) && is_gpu(to) { Route::STAGED_BETWEEN_GPUS } else { Route::HOST_STAGED }

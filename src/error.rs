@@ -120,6 +120,14 @@ pub enum Error {
         /// Command-line flags that select the plan's devices.
         flags: String,
     },
+    /// A plan file with routes that no probe on this machine has verified.
+    #[error("{}: {}", path.display(), findings.join("; "))]
+    PlanRoutes {
+        /// Path of the plan file.
+        path: PathBuf,
+        /// Reason for each route.
+        findings: Vec<String>,
+    },
     /// A plan from a file that needs more memory than a device has.
     #[error(
         "{}: {cause} (a plan from a file is not changed; make a new plan for the free memory, or omit --plan)",
@@ -258,7 +266,7 @@ impl Error {
             Error::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_))
             | Error::PlanMemory { .. } => 6,
             Error::Planner(_) | Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
-            Error::PlanDevices { .. } => 4,
+            Error::PlanDevices { .. } | Error::PlanRoutes { .. } => 4,
             Error::Simulation(_) | Error::Fleet { .. } | Error::NotSelected { .. } => 4,
             Error::Devices(_) | Error::DevicesOfEnvironment(_) => 5,
             Error::MemoryCap(_) | Error::MemoryCapOfEnvironment(_) => 5,

@@ -60,7 +60,8 @@ mod trust;
 
 pub use burst::BurstTimes;
 pub use calibrate::{
-    Calibration, CalibrationOptions, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute,
+    Calibration, CalibrationOptions, Hop, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink,
+    TriedRoute,
 };
 pub use canary::{CheckedBlock, check_first_blocks};
 pub use devices::{DeviceOptions, Devices};

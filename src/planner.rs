@@ -5,7 +5,7 @@ mod measured;
 pub use measured::Replanned;
 
 use crate::calibrate::{Calibration, LinkReport};
-use crate::devices::{Devices, usual_routes};
+use crate::devices::{Devices, staged_route};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_graph::{Granularity, Lowering, Segment, WireType};
@@ -57,6 +57,8 @@ pub struct Planner {
     not_selected: Vec<String>,
     device_options: Option<PlanDeviceOptions>,
     links: Links,
+    /// Probes of the links.
+    probes: LinkReport,
     host_memory_bytes: Option<u64>,
     objective: Objective,
     workload: Workload,
@@ -100,6 +102,7 @@ impl Planner {
             not_selected: Vec::new(),
             device_options: None,
             links: Links::default(),
+            probes: LinkReport::default(),
             host_memory_bytes: None,
             objective: Objective::Throughput,
             workload: Workload::default(),
@@ -116,7 +119,8 @@ impl Planner {
     /// Plans for the selected devices and their currently free memory. Of the free host memory, keeps what the
     /// process needs itself, for example for the tokenizer and while it loads weights. The devices' rates come from
     /// datasheets or from the API. If neither provides a rate, the planner assumes one. Predictions from such
-    /// rates are rough, so call [`Planner::calibrated`] as well.
+    /// rates are rough, so call [`Planner::calibrated`] as well. All edges go through host memory, because other
+    /// routes need a probe ([`Planner::calibrated`], [`Planner::probed`]).
     pub fn devices(self, devices: &Devices) -> Self {
         let process_bytes = devices.process_bytes(&self.model);
         let mut planner = self.device_facts(devices.facts_beside(process_bytes));
@@ -127,7 +131,7 @@ impl Planner {
         for (from, to) in
             devices.selected().iter().flat_map(|from| devices.selected().iter().map(move |to| (from, to)))
         {
-            let routes = usual_routes(from, to);
+            let routes = staged_route(from, to).into();
             if from.label() != to.label() && routes != planner.links.other.routes {
                 planner = planner.routes(&from.label(), &to.label(), routes);
             }
@@ -135,22 +139,12 @@ impl Planner {
         planner
     }
 
-    /// Replaces routes that a probe has found unusable with verified routes, and the rings of other routes
-    /// with the fastest rings. Excludes devices until every pair of probed devices has a verified route. Call
-    /// [`Planner::devices`] first. A planner with [`Planner::calibrated`] does not need this call, because a
-    /// calibration uses the cached probes.
+    /// Uses the fastest verified routes of probed links, with the measured figures. Excludes devices until every
+    /// pair of probed devices has a verified route. Call [`Planner::devices`] first. A planner with
+    /// [`Planner::calibrated`] does not need this call, because a calibration probes the links.
     pub fn probed(mut self, links: &LinkReport) -> Self {
-        for link in &links.links {
-            let usual = &self.links.between(&link.from, &link.to).routes;
-            let is_refused = |route| links.refusal(&link.from, &link.to, route).is_some();
-            let routes = match usual.iter().any(is_refused) {
-                true => link.routes(),
-                false => Some(link.with_ring(usual)).filter(|routes| routes != usual),
-            };
-            if let Some(routes) = routes {
-                self = self.routes(&link.from, &link.to, routes);
-            }
-        }
+        self.links.known.splice(0..0, links.planned().known);
+        self.probes = links.clone();
         let mut labels = self.labels();
         while let Some((at, _)) = links.without_route(&labels) {
             self = self.exclude(&labels.remove(at));
@@ -158,12 +152,12 @@ impl Planner {
         self
     }
 
-    /// Replaces the rates of devices and links with the measurements in `calibration`. Excludes devices that
-    /// the calibration could not open. Call [`Planner::devices`] first.
+    /// Replaces the rates of devices and links with the measurements in `calibration`. Uses the fastest verified
+    /// routes. Excludes devices that the calibration could not open. Call [`Planner::devices`] first.
     pub fn calibrated(mut self, calibration: &Calibration) -> Self {
         self.devices = calibration.apply(self.devices);
-        self.links = calibration.links.clone();
-        calibration.closed.iter().fold(self, |planner, device| planner.exclude(device))
+        let planner = self.probed(&calibration.links);
+        calibration.closed.iter().fold(planner, |planner, device| planner.exclude(device))
     }
 
     /// Plans for the devices that `facts` describes. The devices need not exist.
@@ -260,9 +254,12 @@ impl Planner {
         self
     }
 
-    /// Sets the transfer routes from one device to another.
+    /// Sets the transfer routes from one device to another. The caller answers for routes that no probe has
+    /// verified ([`Planner::refusals`]).
     pub fn routes(mut self, from: &str, to: &str, routes: Routes) -> Self {
-        let facts = LinkFacts { routes, ..self.links.between(from, to).clone() };
+        let before = self.links.between(from, to);
+        let probed = self.probes.facts(from, to, &routes);
+        let facts = probed.unwrap_or_else(|| LinkFacts { routes, verified: false, ..before.clone() });
         self.links.known.insert(0, (from.into(), to.into(), facts));
         self
     }
@@ -457,6 +454,13 @@ impl Planner {
 }
 
 impl Planner {
+    /// Returns a reason for each route of `plan` that must not be used: a probe has found it unusable, or it
+    /// shares memory and no probe has verified it. The planner knows the probes from [`Planner::probed`] and
+    /// [`Planner::calibrated`].
+    pub fn refusals(&self, plan: &Plan) -> Vec<String> {
+        self.probes.refusals(plan)
+    }
+
     /// Returns the descriptions of devices and links from which the planner predicts times.
     pub fn facts(&self) -> (&[DeviceFacts], &Links) {
         (&self.devices, &self.links)

@@ -1,17 +1,15 @@
-//! Measures the hand-over time of a stage, the time of the token return, and the transfer times of the links.
-//! It measures them in a calibration pipeline, so that the devices are busy as in a real run.
+//! Measures the hand-over time of a stage and the time of the token return. It measures them in a calibration
+//! pipeline, so that the devices are busy as in a real run.
 //!
 //! Each overhead is a difference between times of the same run, so that drift between runs cancels out. The
 //! result is the median over several runs. It is not the minimum, because thread wake-ups are just as slow in
 //! a real run.
 
 use super::budget::Budget;
-use super::kept::Kept;
 use super::pipeline::{CalibrationPipeline, Seen};
 use super::steps::Steps;
 use crate::devices::Devices;
 use crate::error::Result;
-use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, TokenReturn};
 use std::time::{Duration, Instant};
 
@@ -36,23 +34,18 @@ pub(super) struct HandOver {
 pub(super) fn measure(
     devices: &Devices,
     steps: &Steps,
-    kept: &Kept,
     label: &str,
     profile: &Profile,
     budget: &Budget,
 ) -> Result<Option<HandOver>> {
-    let pipeline = CalibrationPipeline::start(devices, steps, kept, &[(label.to_owned(), profile)])?;
-    let tokens = tokens(steps);
+    let pipeline = CalibrationPipeline::start(devices, steps, label, profile)?;
+    let tokens = TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1);
     let most = steps.lowering.sequences;
     let part = if most > 1 { 0.5 } else { 1.0 };
     let alone = runs(budget.left(1.0).mul_f64(part), || pipeline.run(1, 1, tokens))?;
     let has_time = most > 1 && !budget.left(1.0).is_zero();
     let many = if has_time { runs(budget.left(1.0), || pipeline.run(most, 1, tokens))? } else { Vec::new() };
     Ok(HandOver::of(&alone, &many).filter(|measured| measured.token_return.latency_us > 0.0))
-}
-
-fn tokens(steps: &Steps) -> u32 {
-    TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1)
 }
 
 /// Calls `run` once as a warm-up, which records the programs. Then calls it at least once and up to [`RUNS`]
@@ -91,50 +84,6 @@ impl HandOver {
     }
 }
 
-/// Times the transfers of decode steps and of chunks from each device in `stages` to the next device. The
-/// result for a link is `None` if its devices report no copy times, or if these times are implausible.
-pub(super) fn measure_links(
-    devices: &Devices,
-    steps: &Steps,
-    kept: &Kept,
-    stages: &[(String, &Profile)],
-    budget: &Budget,
-) -> Result<Vec<Option<LinkFacts>>> {
-    let pipeline = CalibrationPipeline::start(devices, steps, kept, stages)?;
-    let lowering = &steps.lowering;
-    let longest = lowering.chunk.min(lowering.context.saturating_sub(1)).max(1);
-    let decode = runs(budget.left(0.5), || pipeline.run(1, 1, tokens(steps)))?;
-    let mut chunks = Vec::new();
-    for rows in [longest.div_ceil(8), longest] {
-        chunks.push(runs(budget.left(1.0), || pipeline.run(1, rows, 1))?);
-    }
-    let link = |stage: usize| {
-        let all = std::iter::once((&decode, true)).chain(chunks.iter().map(|chunk| (chunk, false)));
-        let sample = |(runs, decode): (&Vec<Seen>, bool)| {
-            let crossings = || runs.iter().filter_map(|seen| seen.edge(stage, decode));
-            let bytes = median(crossings().map(|crossing| crossing.bytes))?;
-            Some((bytes.round() as u64, median(crossings().map(|crossing| crossing.us))?))
-        };
-        let samples: Vec<_> = all.map(sample).collect::<Option<_>>()?;
-        Some(LinkFacts::fitted(pipeline.routes[stage].clone(), &samples)).filter(LinkFacts::is_plausible)
-    };
-    Ok((1..stages.len()).map(|next| link(next - 1)).collect())
-}
-
-/// Returns several orders of `count` devices. For each pair of devices, the first device directly precedes
-/// the second in one of the orders, and follows it directly in another.
-///
-/// The orders are the rows of a balanced Latin square (E. J. Williams, Experimental designs balanced for the
-/// estimation of residual effects of treatments, 1949). For an odd `count`, they are the rows of the square
-/// for `count + 1`, without the additional element.
-pub(super) fn orders(count: usize) -> Vec<Vec<usize>> {
-    let even = count.next_multiple_of(2);
-    let zigzag = |at: usize| if at.is_multiple_of(2) { at / 2 } else { even - 1 - at / 2 };
-    let row =
-        |shift: usize| (0..even).map(|at| (zigzag(at) + shift) % even).filter(|&at| at < count).collect();
-    if count < 2 { Vec::new() } else { (0..even).map(row).collect() }
-}
-
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_unstable_by(f64::total_cmp);
@@ -148,30 +97,16 @@ mod tests {
 
     #[test]
     fn unexplained_time_counts_as_stage_overhead() {
-        let alone = |round_us| seen(round_us, &[500], &[], 60, 1);
+        let alone = |round_us| seen(round_us, &[500], 60, 1);
         // Another process disturbed one of the runs.
         let alone = [alone(605.0), alone(905.0), alone(600.0)];
         let token_return = |latency_us, row_us| TokenReturn { latency_us, row_us };
         let measured = HandOver::of(&alone, &[]).unwrap();
         assert_eq!(measured, HandOver { stage_us: 45.0, token_return: token_return(60.0, 0.0) });
-        let many = [seen(900.0, &[700], &[], 140, 5)];
+        let many = [seen(900.0, &[700], 140, 5)];
         assert_eq!(HandOver::of(&alone, &many).unwrap().token_return, token_return(40.0, 20.0));
-        let quick = [seen(550.0, &[500], &[], 60, 1)];
+        let quick = [seen(550.0, &[500], 60, 1)];
         assert_eq!(HandOver::of(&quick, &[]).unwrap().stage_us, 0.0, "clocks are not exact");
         assert!(HandOver::of(&[], &many).is_none(), "nothing was timed");
-    }
-
-    #[test]
-    fn each_device_precedes_each_other_one() {
-        for count in 0..=9 {
-            let orders = orders(count);
-            assert!(orders.len() <= count.next_multiple_of(2));
-            for from in 0..count {
-                for to in (0..count).filter(|&to| to != from) {
-                    let follows = |order: &Vec<usize>| order.windows(2).any(|pair| pair == [from, to]);
-                    assert!(orders.iter().any(follows), "{from} {to} of {count}");
-                }
-            }
-        }
     }
 }

@@ -1,10 +1,10 @@
-//! Runs one calibration: times devices and links in order of importance, and caches the results.
+//! Runs one calibration: times devices in order of importance, and caches the results.
 
 use super::budget::Budget;
 use super::found::{Known, KnownFacts};
 use super::hand_over;
 use super::kept::{Kept, now_unix_s};
-use super::measure::{self, Timer};
+use super::measure::Timer;
 use super::steps::Steps;
 use super::{Calibration, is_processor};
 use crate::devices::Devices;
@@ -13,11 +13,9 @@ use ragtag_planner::cost::Profile;
 use ragtag_scheduler::SoloDevice;
 use std::time::Duration;
 
-/// Fractions of the time budget at which calibration stops timing devices, idle links and hand-overs,
-/// respectively.
-const DEVICES_END: f64 = 0.65;
-const LINKS_END: f64 = 0.75;
-const HAND_OVERS_END: f64 = 0.9;
+/// Fractions of the time budget at which calibration stops timing devices and hand-overs, respectively.
+const DEVICES_END: f64 = 0.75;
+const HAND_OVERS_END: f64 = 1.0;
 /// Minimum time that must be left in the budget to start a calibration pipeline and to measure with it.
 const SHORTEST_PIPELINE: Duration = Duration::from_millis(250);
 
@@ -52,8 +50,6 @@ impl Job<'_> {
             }
         }
         self.share_profiles(&mut found.devices, &timed);
-        let missing = found.missing_links();
-        self.links_at_rest(&mut found, &mut solo, &missing, &mut warnings);
         // Closes the devices, because the pipelines below open them again.
         drop(solo);
         for &index in &timed {
@@ -61,16 +57,6 @@ impl Job<'_> {
                 warnings.push(format!("cannot time the hand-over of {}: {error}", labels[index]));
             }
             (self.tick)();
-        }
-        if let Err(error) = self.links_at_work(devices, &mut found, &missing) {
-            warnings.push(format!("cannot time links under load, using idle timings: {error}"));
-        }
-        let is_missing = |link: &&super::found::KnownLink| missing.contains(&(link.from, link.to));
-        for link in found.links.iter().filter(is_missing) {
-            if let Some(facts) = &link.facts {
-                let [from, to] = [link.from, link.to].map(|end| &found.devices[end].adapter);
-                self.kept.keep_link(from, to, facts);
-            }
         }
         let timed = timed.into_iter().map(|index| labels[index].clone()).collect();
         let unkept = self.kept.failure().map(str::to_owned);
@@ -154,62 +140,6 @@ impl Job<'_> {
         }
     }
 
-    /// Times the links in `missing` while their devices are idle. Always times at least one link, so that
-    /// repeated calibrations eventually time all links.
-    fn links_at_rest(
-        &self,
-        found: &mut KnownFacts,
-        solo: &mut [SoloDevice],
-        missing: &[(usize, usize)],
-        warnings: &mut Vec<String>,
-    ) {
-        for (at, &(from, to)) in missing.iter().enumerate() {
-            if at > 0 && self.budget.left(LINKS_END).is_zero() {
-                return;
-            }
-            let names = || {
-                let [from, to] = [from, to].map(|end| found.devices[end].adapter.label());
-                format!("cannot calibrate the link from {from} to {to}")
-            };
-            match measure::link(solo, (from, to), self.steps.row_bytes(), self.kept) {
-                Ok(Some(facts)) => found.set_link((from, to), facts),
-                Ok(None) => warnings.push(format!("{}: implausible timings", names())),
-                Err(error) => warnings.push(format!("{}: {error}", names())),
-            }
-            (self.tick)();
-        }
-    }
-
-    /// Times the links in `missing` again while their devices are busy. Runs a few calibration pipelines that
-    /// together contain all links.
-    fn links_at_work(
-        &self,
-        devices: &Devices,
-        found: &mut KnownFacts,
-        missing: &[(usize, usize)],
-    ) -> Result<()> {
-        let stages = found.devices.iter().enumerate().filter(|_| !self.steps.window.is_empty());
-        let stages = stages.filter_map(|(at, k)| Some((at, k.adapter.label(), k.profile.clone()?)));
-        let stages: Vec<_> = stages.collect();
-        for order in hand_over::orders(stages.len()) {
-            let order: Vec<_> = order.into_iter().map(|at| &stages[at]).collect();
-            let pairs: Vec<_> = order.windows(2).map(|pair| (pair[0].0, pair[1].0)).collect();
-            if !pairs.iter().any(|pair| missing.contains(pair)) {
-                continue;
-            }
-            if self.budget.left(1.0) < SHORTEST_PIPELINE {
-                return Ok(());
-            }
-            let named: Vec<_> = order.iter().map(|(_, label, profile)| (label.clone(), profile)).collect();
-            let budget = self.budget.part(1.0, 1.0);
-            let measured = hand_over::measure_links(devices, self.steps, self.kept, &named, &budget)?;
-            for (&pair, facts) in pairs.iter().zip(measured).filter(|(pair, _)| missing.contains(pair)) {
-                facts.into_iter().for_each(|facts| found.set_link(pair, facts));
-            }
-        }
-        Ok(())
-    }
-
     /// Times the hand-over and the token return of a device and caches them in its profile. Times only the
     /// first of several devices with the same identity.
     fn hand_over(&self, devices: &Devices, known: &mut [Known], index: usize) -> Result<()> {
@@ -222,7 +152,7 @@ impl Job<'_> {
             return Ok(());
         }
         let budget = self.budget.part(HAND_OVERS_END, 1.0);
-        let measured = hand_over::measure(devices, self.steps, self.kept, &label, profile, &budget)?;
+        let measured = hand_over::measure(devices, self.steps, &label, profile, &budget)?;
         if let Some(measured) = measured {
             profile.hand_over_us = measured.stage_us;
             profile.token_return = measured.token_return;

@@ -1,20 +1,18 @@
-//! Cache of measurements on disk. Each profile, each link, each probe and the tried kernels of each device have
-//! their own JSON file, which is written atomically.
+//! Cache of measurements on disk. Each profile, each probed link and the tried kernels of each device have their
+//! own JSON file, which is written atomically.
 //!
 //! No function of this module returns an error. The cache treats an unreadable file as missing. After a
 //! failed write, [`Kept::failure`] returns the reason. The name of a file is a digest of its key. The content
-//! repeats the key, so that Ragtag can detect a misplaced file. Files older than [`MAX_AGE_S`] expire.
+//! repeats the key, so that Ragtag can detect a misplaced file. Files older than [`MAX_AGE_S`] expire. A probe of
+//! another format version is measured again without a warning, because only an update of Ragtag leaves it.
 //!
 //! A calibration holds a lock on the folder, because concurrent calibrations would distort each other's
 //! timings.
 
 use super::links::ProbedLink;
-use crate::devices::usual_routes;
 use crate::files::{MAX_JSON_BYTES, read_text};
 use ragtag_hal::{Adapter, PciAddress};
-use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
-use ragtag_transfer::Routes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -23,29 +21,15 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Format version of the JSON files of links.
-const LINK_VERSION: u32 = 5;
 /// Format version of the JSON files of probes. It also changes when devices offer more routes than before, or
 /// when a probe measures more.
-const PROBE_VERSION: u32 = 5;
+const PROBE_VERSION: u32 = 6;
 /// Format version of the JSON files of tried kernels.
 const KERNELS_VERSION: u32 = 1;
 /// Age in seconds after which a measurement expires: 30 days.
 const MAX_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval between attempts to take a lock that another process holds.
 const POLL: Duration = Duration::from_millis(50);
-
-/// A measured link, as its JSON file stores it.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct KeptLink {
-    ragtag_link: u32,
-    /// Properties of the link's sending and receiving devices, in this order.
-    ends: [LinkEnd; 2],
-    /// Time of the measurement, in seconds since 1970.
-    measured_unix_s: u64,
-    facts: LinkFacts,
-}
 
 /// A probed link, as its JSON file stores it.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -156,42 +140,15 @@ impl Kept {
         self.keep(self.path("profile", &profile.identity), profile);
     }
 
-    /// Reads the cached link from one device to another. Returns `None` if there is none or if it has
-    /// expired.
-    pub(super) fn link(&self, from: &Adapter, to: &Adapter) -> Option<LinkFacts> {
-        let ends = [from, to].map(end);
-        let path = self.path("link", &ends)?;
-        let json = read(&path)?;
-        match serde_json::from_str::<KeptLink>(&json) {
-            Ok(link) if link.ragtag_link != LINK_VERSION => ignored(&path, "it has another format version"),
-            Ok(link) if link.ends != ends => ignored(&path, "it has another key"),
-            // The figures depend on the route and its ring.
-            Ok(link) if link.facts.routes != self.routes(from, to) => {
-                ignored(&path, "it is for another route")
-            }
-            Ok(link) if !link.facts.is_plausible() => ignored(&path, "invalid figures"),
-            Ok(link) => (!is_old(link.measured_unix_s)).then_some(link.facts),
-            Err(error) => ignored(&path, &error.to_string()),
-        }
-    }
-
-    /// Writes a link to the cache.
-    pub(super) fn keep_link(&self, from: &Adapter, to: &Adapter, facts: &LinkFacts) {
-        let ends = [from, to].map(end);
-        let path = self.path("link", &ends);
-        let measured_unix_s = now_unix_s();
-        self.keep(path, &KeptLink { ragtag_link: LINK_VERSION, ends, measured_unix_s, facts: facts.clone() });
-    }
-
     /// Reads the cached probe of the link from one device to another. Returns `None` if there is none or if
     /// it has expired.
     pub(super) fn probe(&self, from: &Adapter, to: &Adapter) -> Option<ProbedLink> {
         let ends = [from, to].map(end);
         let path = self.path("probe", &ends)?;
-        let json = read(&path)?;
+        let json = read(&path).filter(|json| !has_other_version(json, "ragtag_probe", PROBE_VERSION))?;
         match serde_json::from_str::<KeptProbe>(&json) {
-            Ok(kept) if kept.ragtag_probe != PROBE_VERSION => ignored(&path, "it has another format version"),
             Ok(kept) if kept.ends != ends => ignored(&path, "it has another key"),
+            Ok(kept) if !kept.link.is_plausible() => ignored(&path, "invalid figures"),
             Ok(kept) => (!is_old(kept.link.measured_unix_s)).then_some(kept.link),
             Err(error) => ignored(&path, &error.to_string()),
         }
@@ -232,13 +189,6 @@ impl Kept {
         let device = end(adapter);
         let path = self.path("kernels", &device);
         self.keep(path, &KeptKernels { ragtag_kernels: KERNELS_VERSION, device, kernels });
-    }
-
-    /// Returns the routes from one device to another: the fastest verified routes of a cached probe, or the
-    /// usual routes.
-    pub(super) fn routes(&self, from: &Adapter, to: &Adapter) -> Routes {
-        let probed = self.probe(from, to).and_then(|link| link.routes());
-        probed.unwrap_or_else(|| usual_routes(from, to))
     }
 
     /// Marks a cached profile that a run has contradicted, so that the next calibration measures it again.
@@ -333,6 +283,12 @@ fn read(path: &Path) -> Option<String> {
     }
 }
 
+/// Returns whether the version in `field` of an entry is another one than `version`.
+fn has_other_version(json: &str, field: &str, version: u32) -> bool {
+    let entry = serde_json::from_str::<serde_json::Value>(json).unwrap_or_default();
+    entry[field].as_u64().is_some_and(|found| found != u64::from(version))
+}
+
 fn ignored<T>(path: &Path, why: &str) -> Option<T> {
     tracing::warn!(path = %path.display(), why, "ignoring an unusable cache entry; measuring again");
     None
@@ -360,14 +316,10 @@ pub(super) mod tests {
     use ragtag_planner::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
 
     #[test]
-    fn the_page_states_the_versions_of_links_and_probes() {
+    fn the_page_states_the_versions_of_probes_and_kernels() {
         let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/formats.md")).unwrap();
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
-        for (field, version) in [
-            ("ragtag_link", LINK_VERSION),
-            ("ragtag_probe", PROBE_VERSION),
-            ("ragtag_kernels", KERNELS_VERSION),
-        ] {
+        for (field, version) in [("ragtag_probe", PROBE_VERSION), ("ragtag_kernels", KERNELS_VERSION)] {
             let stated = format!("`{field}` (version of the format: {version})");
             assert!(page.contains(&stated), "docs/formats.md lacks: {stated}");
         }

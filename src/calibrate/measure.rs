@@ -1,4 +1,4 @@
-//! Times stages with a few segments on a single device, and transfers between devices.
+//! Times stages with a few segments on a single device.
 //!
 //! Even an empty stage takes a fixed time per micro-batch. The timer subtracts this fixed cost from all other
 //! times and divides the rest among the segments of the stage.
@@ -6,19 +6,16 @@
 use super::budget::Budget;
 use super::filling::Filling;
 use super::is_processor;
-use super::kept::Kept;
 use super::stats::{Stats, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
 use super::sweep::Sweep;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
-use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{
     KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey, TimePoint, TokenReturn,
     fit_copies,
 };
-use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloLink, SoloStage};
-use ragtag_transfer::Route;
+use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
 use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -535,46 +532,6 @@ fn bulk_rate(mut times_us: Vec<f64>) -> f64 {
     times_us.sort_unstable_by(f64::total_cmp);
     let quartile = times_us.get(times_us.len() / 4).copied().unwrap_or(f64::INFINITY);
     (LARGE_COPY_BYTES as f64 / quartile.max(1e-3) * 1e6).max(1.0)
-}
-
-/// Times the link between two devices, given by their indices in `devices`. `kept` chooses the route. Retries
-/// once if the timings are implausible. Returns `None` if they still are.
-pub(super) fn link(
-    devices: &mut [SoloDevice],
-    (from, to): (usize, usize),
-    row_bytes: u64,
-    kept: &Kept,
-) -> Result<Option<LinkFacts>> {
-    let routes = kept.routes(devices[from].adapter(), devices[to].adapter());
-    let (low, high) = devices.split_at_mut(from.max(to));
-    let (low, high) = (&mut low[from.min(to)], &mut high[0]);
-    let (from, to) = if from < to { (low, high) } else { (high, low) };
-    let most = COPY_BYTES.into_iter().fold(row_bytes, u64::max);
-    // A device may refuse to share memory.
-    let is_usable = |route: &Route| !route.shares_memory() || SoloLink::new(from, to, *route, most).is_ok();
-    let route = routes.iter().find(is_usable).unwrap_or(Route::HOST_STAGED);
-    let mut crossing = SoloLink::new(from, to, route, most)?;
-    for _ in 0..2 {
-        let facts = LinkFacts::fitted(routes.clone(), &crossings(&mut crossing, row_bytes)?);
-        if facts.is_plausible() {
-            return Ok(Some(facts));
-        }
-    }
-    Ok(None)
-}
-
-/// Times transfers over a link. Returns the size of each transfer in bytes, and its time in microseconds,
-/// excluding the hand-over.
-fn crossings(crossing: &mut SoloLink<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
-    let idle = (0..REPETITIONS).map(|_| Ok(crossing.hand_over_us()?)).collect::<Result<_>>()?;
-    let hand_over_us = undisturbed_us(idle);
-    let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
-    let sample = |bytes| {
-        crossing.time_us(bytes)?;
-        let times = (0..REPETITIONS).map(|_| Ok(crossing.time_us(bytes)?)).collect::<Result<_>>()?;
-        Ok((bytes, (undisturbed_us(times) - hand_over_us).max(0.0)))
-    };
-    sizes.map(sample).collect()
 }
 
 /// Measures the time to wake a sleeping thread, in microseconds.

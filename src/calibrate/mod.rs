@@ -1,4 +1,4 @@
-//! Calibration. It times segments with the model's shapes on each device, and the link between each pair of
+//! Calibration. It times segments with the model's shapes on each device, and probes the links between the
 //! devices. It caches the results on disk.
 //!
 //! All CPU devices are timed at the same time, because they also work at the same time in a pipeline and
@@ -29,11 +29,11 @@ use found::KnownFacts;
 use job::Job;
 pub(crate) use kept::{Kept, TriedKernel, now_unix_s};
 pub(crate) use links::Topology;
-pub use links::{LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
+pub use links::{Hop, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::Profile;
-use ragtag_planner::{DeviceFacts, Figure, Links, Place};
+use ragtag_planner::{DeviceFacts, Figure, Place};
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,8 +53,8 @@ const ROOM: u64 = 2;
 /// Default wall time limit of a calibration. It is slightly shorter than the documented 3 seconds.
 const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 
-/// Maximum time to wait for another process that is calibrating. The first value applies if this calibration
-/// has a time limit, the second if it has none.
+/// Maximum time to wait for another process that is calibrating. The first value applies to quick probes and to
+/// calibrations with a time limit, the second to all others.
 const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 
@@ -73,11 +73,11 @@ pub struct CalibrationOptions {
     /// Approximate duration of the measurements on each device in seconds. It applies only if `limit` is
     /// `None`.
     pub seconds: f64,
-    /// Wall time limit for the measurements on all devices, excluding kernel compilation. The default is just
-    /// under 3 seconds. Calibration takes the most important measurements first. If the time runs out, it
-    /// caches and uses incomplete profiles.
+    /// Wall time limit for the measurements on all devices, excluding kernel compilation and probes of links.
+    /// The default is just under 3 seconds. Calibration takes the most important measurements first. If the
+    /// time runs out, it caches and uses incomplete profiles.
     pub limit: Option<Duration>,
-    /// Whether to ignore cached results and to time all devices and links again.
+    /// Whether to ignore cached results, to time all devices and to probe all links again.
     pub force: bool,
     /// Cache folder. The default is `profiles` in `RAGTAG_CACHE_DIR`, or `ragtag/profiles` in the user's
     /// cache folder.
@@ -104,8 +104,8 @@ impl Default for CalibrationOptions {
 pub struct Calibration {
     /// Labels of the devices, each with its profile.
     pub profiles: Vec<(String, Arc<Profile>)>,
-    /// Figures of the links between the devices.
-    pub links: Links,
+    /// Probed links between the devices.
+    pub links: LinkReport,
     /// Labels of the devices, each with the rate at which the host reads weights for it from the model's file.
     /// Empty if host memory has room for all weights.
     pub file_rates: Vec<(String, Figure)>,
@@ -122,9 +122,9 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Times the selected devices and their links, except those with cached results. Calls `progress` with
-    /// the number of finished steps and the total number of steps. Does not call it if all results are
-    /// cached.
+    /// Times the selected devices and makes a quick probe of the links between them, except those with cached
+    /// results. Calls `progress` with the number of finished steps and the total number of steps. Does not
+    /// call it if all results are cached.
     ///
     /// # Errors
     /// Fails if the model cannot be lowered, or if no device can be opened. If only some devices cannot be
@@ -138,7 +138,21 @@ impl Calibration {
     ) -> Result<Self> {
         let (steps, mut adapters) = (Steps::new(model, options)?, devices.selected().to_vec());
         let (mut closed, mut warnings) = (Vec::new(), Vec::new());
-        let (links, mut labels) = (LinkReport::kept(devices, options.folder.clone()), devices.labels());
+        let probing = LinkOptions { reprobe: options.force, ..LinkOptions::quick(options.folder.clone()) };
+        let known = KnownFacts::new(&adapters, &steps, &Kept::new(options.folder.clone()), options.force)?;
+        let total = LinkReport::missing_steps(devices, &probing) + known.missing_steps(&steps);
+        let done = AtomicU64::new(0);
+        let tick = || {
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            progress(done, total.max(done));
+        };
+        let mut links = match adapters.len() {
+            0 | 1 => LinkReport::default(),
+            // If too few devices can be opened, timing them returns the error.
+            _ => LinkReport::run(devices, &probing, &|_, _| tick())
+                .unwrap_or_else(|_| LinkReport::kept(devices, options.folder.clone())),
+        };
+        let mut labels = devices.labels();
         while let Some((at, why)) = links.without_route(&labels) {
             adapters.remove(at);
             let label = labels.remove(at);
@@ -148,7 +162,7 @@ impl Calibration {
             closed.push(label);
         }
         loop {
-            let error = match Self::of(&adapters, &steps, devices, options, progress) {
+            let error = match Self::of(&adapters, &steps, devices, options, &tick) {
                 Ok(mut calibration) => {
                     if let Some(most) =
                         devices.host_memory_bytes(0).filter(|bytes| bytes / ROOM < steps.bytes())
@@ -157,6 +171,8 @@ impl Calibration {
                         let stays = free.saturating_sub(most) >= steps.bytes();
                         calibration.file_rates = file::rates(model, &steps, &adapters, stays);
                     }
+                    calibration.unkept = calibration.unkept.or(links.unkept.take());
+                    calibration.links = links;
                     calibration.closed = closed;
                     calibration.warnings.splice(0..0, warnings);
                     return Ok(calibration);
@@ -171,32 +187,28 @@ impl Calibration {
         }
     }
 
-    /// Times the devices in `adapters` and their links, except those with cached results.
+    /// Times the devices in `adapters`, except those with cached results.
     fn of(
         adapters: &[Adapter],
         steps: &Steps,
         devices: &Devices,
         options: &CalibrationOptions,
-        progress: &(dyn Fn(u64, u64) + Sync),
+        tick: &(dyn Fn() + Sync),
     ) -> Result<Self> {
         let mut kept = Kept::new(options.folder.clone());
         let mut found = KnownFacts::new(adapters, steps, &kept, options.force)?;
-        if found.is_complete(options.limit.is_some()) {
+        if found.is_complete() {
             return Ok(found.into_calibration());
         }
         let lock = kept.lock(if options.limit.is_some() { QUICK_LOCK_WAIT } else { LOCK_WAIT });
         if lock.waited && !options.force {
             found = KnownFacts::new(adapters, steps, &kept, false)?;
-            if found.is_complete(options.limit.is_some()) {
+            if found.is_complete() {
                 return Ok(found.into_calibration());
             }
         }
-        let total =
-            found.missing_profiles() as u64 * (steps.count() + 1) + found.missing_links().len() as u64;
-        let done = AtomicU64::new(0);
-        let tick = || progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
         let budget = Budget::new(options.limit);
-        Job { steps, kept: &kept, seconds: options.seconds, budget, tick: &tick }.run(devices, found)
+        Job { steps, kept: &kept, seconds: options.seconds, budget, tick }.run(devices, found)
     }
 
     /// Returns the cached results of the selected devices, without timing anything.
@@ -206,7 +218,8 @@ impl Calibration {
     pub fn kept(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Self> {
         let steps = Steps::new(model, options)?;
         let kept = Kept::new(options.folder.clone());
-        Ok(KnownFacts::new(devices.selected(), &steps, &kept, false)?.into_calibration())
+        let calibration = KnownFacts::new(devices.selected(), &steps, &kept, false)?.into_calibration();
+        Ok(Self { links: LinkReport::kept(devices, options.folder.clone()), ..calibration })
     }
 
     /// Marks the cached profiles that a run contradicts, so that the next calibration times these devices

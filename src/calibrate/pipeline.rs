@@ -1,25 +1,22 @@
-//! The calibration pipeline. It has the actors, mailboxes and coordinator of a real pipeline, but each stage
-//! has only one block or the head.
+//! The calibration pipeline. It has the actor, mailboxes and coordinator of a real pipeline, but its only stage
+//! has just the head.
 //!
-//! Overheads between stages and between steps are realistic only if each stage takes as long as in a real
-//! run. In a real run, a stage takes milliseconds, while the other threads sleep and their cores are idle.
-//! The calibration pipeline therefore repeats the dispatches of a decode step. It omits the dispatches of
-//! chunks, because it measures only the transfers of chunks.
+//! Overheads between steps are realistic only if the stage takes as long as in a real run. In a real run, a
+//! stage takes milliseconds, while the other threads sleep and their cores are idle. The calibration pipeline
+//! therefore repeats the dispatches of a decode step.
 
 use super::filling::Filling;
-use super::kept::Kept;
 use super::steps::{Steps, micro_batch};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
-use ragtag_hal::{Adapter, Device, Timing};
+use ragtag_hal::Timing;
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{
-    Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request,
-    Sampler, Sampling, SoloBatch, StageSpec,
+    Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler, Sampling,
+    SoloBatch, StageSpec,
 };
-use ragtag_transfer::Routes;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -35,45 +32,30 @@ const SETTLED: Duration = Duration::from_millis(2);
 pub(super) struct CalibrationPipeline {
     pipeline: Pipeline,
     logit_row_bytes: u64,
-    /// Routes of each edge.
-    pub(super) routes: Vec<Routes>,
 }
 
 impl CalibrationPipeline {
-    /// Starts a pipeline with a stage on each device in `stages`. The profile of a device gives the time of
-    /// its segment, which determines how often the dispatches are repeated. `kept` chooses the routes.
-    pub(super) fn start(
-        devices: &Devices,
-        steps: &Steps,
-        kept: &Kept,
-        stages: &[(String, &Profile)],
-    ) -> Result<Self> {
-        let labels: Vec<String> = stages.iter().map(|(label, _)| label.clone()).collect();
-        let (mut opened, mut specs, mut logit_row_bytes) = (Vec::new(), Vec::new(), 0);
-        for (at, (adapter, device)) in devices.open(&labels)?.into_iter().enumerate() {
-            let segment = if at + 1 == stages.len() { steps.head() } else { steps.window.start };
-            let mut compiled = steps.compile(segment..segment + 1, &adapter)?;
-            // The stages of a pipeline must have contiguous segments.
-            compiled.segments = at..at + 1;
-            let alone = micro_batch(&SoloBatch::decode(1, 1));
-            let step_us = stages[at].1.time(&steps.keys[segment], &alone).map_or(BUSY_US, |time| time.value);
-            lengthen(&mut compiled, step_us, steps.lowering.sequences);
-            logit_row_bytes = compiled.logit_row_bytes;
-            let weights = Box::new(Filling::new(&compiled));
-            let (streamed, arenas, from_file) = Default::default();
-            specs.push(StageSpec { device: at, compiled, streamed, arenas, from_file, weights });
-            opened.push(Box::new(device) as Box<dyn Device>);
-        }
+    /// Starts a pipeline with a stage on the device `label`. `profile` gives the time of its segment, which
+    /// determines how often the dispatches are repeated.
+    pub(super) fn start(devices: &Devices, steps: &Steps, label: &str, profile: &Profile) -> Result<Self> {
+        let (adapter, device) = devices.open(&[label.to_owned()])?.swap_remove(0);
+        let head = steps.head();
+        let mut compiled = steps.compile(head..head + 1, &adapter)?;
+        // The segments of a pipeline start at 0.
+        compiled.segments = 0..1;
+        let alone = micro_batch(&SoloBatch::decode(1, 1));
+        let step_us = profile.time(&steps.keys[head], &alone).map_or(BUSY_US, |time| time.value);
         let lowering = &steps.lowering;
+        lengthen(&mut compiled, step_us, lowering.sequences);
+        let logit_row_bytes = compiled.logit_row_bytes;
+        let weights = Box::new(Filling::new(&compiled));
+        let (streamed, arenas, from_file) = Default::default();
+        let stages = vec![StageSpec { device: 0, compiled, streamed, arenas, from_file, weights }];
         let mut options =
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         options.decode_groups = 1;
-        let adapters: Vec<_> = opened.iter().map(|device| device.adapter().clone()).collect();
-        let routes = |pair: &[Adapter]| kept.routes(&pair[0], &pair[1]);
-        options.routes = adapters.windows(2).map(routes).collect();
-        let routes = options.routes.clone();
-        let spec = PipelineSpec { devices: opened, stages: specs, prefill: None };
-        Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes, routes })
+        let spec = PipelineSpec { devices: vec![Box::new(device)], stages, prefill: None };
+        Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes })
     }
 
     /// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.
@@ -145,13 +127,6 @@ impl Sample for FixedChoice {
     }
 }
 
-/// Mean size and mean time of the transfers on an edge.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct MeanTransfer {
-    pub(super) bytes: f64,
-    pub(super) us: f64,
-}
-
 /// Statistics of the pipeline before and after a run.
 #[derive(Debug)]
 pub(super) struct Seen {
@@ -174,44 +149,25 @@ impl Seen {
         stages.sum()
     }
 
-    /// Returns the mean transfer from `stage` to the next stage, in decode steps if `decode` is set and in
-    /// chunks otherwise. Returns `None` if there was no such transfer.
-    pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<MeanTransfer> {
-        let of = |report: &EdgeReport| if decode { report.decode } else { report.prefill };
-        crossing(of(self.before.edges.get(stage)?), of(self.after.edges.get(stage)?))
-    }
-
     /// Returns the mean token return of a decode step: the number of rows of logits, and the time in
     /// microseconds.
     pub(super) fn token_return(&self) -> Option<(f64, f64)> {
-        let returned = crossing(self.before.token_return.decode, self.after.token_return.decode)?;
-        Some((returned.bytes / self.logit_row_bytes as f64, returned.us))
+        let (before, after) = (self.before.token_return.decode, self.after.token_return.decode);
+        let count = after.crossings - before.crossings;
+        let mean = |sum: u64| sum as f64 / count as f64;
+        let rows = mean(after.bytes - before.bytes) / self.logit_row_bytes as f64;
+        (count > 0).then(|| (rows, mean(after.busy_ns - before.busy_ns) / 1e3))
     }
-}
-
-fn crossing(before: Crossed, after: Crossed) -> Option<MeanTransfer> {
-    let count = after.crossings - before.crossings;
-    let mean = |sum: u64| sum as f64 / count as f64;
-    (count > 0).then(|| MeanTransfer {
-        bytes: mean(after.bytes - before.bytes),
-        us: mean(after.busy_ns - before.busy_ns) / 1e3,
-    })
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use ragtag_scheduler::{Computed, StageReport};
+    use ragtag_scheduler::{Computed, Crossed, EdgeReport, StageReport};
 
-    /// Returns the statistics of a run in which the round, each stage, each edge and the token return take
-    /// the given times for every decode step. `rows` is the number of rows of logits.
-    pub(crate) fn seen(
-        round_us: f64,
-        stages_us: &[u64],
-        edges_us: &[u64],
-        return_us: u64,
-        rows: u64,
-    ) -> Seen {
+    /// Returns the statistics of a run in which the round, each stage and the token return take the given
+    /// times for every decode step. `rows` is the number of rows of logits.
+    pub(crate) fn seen(round_us: f64, stages_us: &[u64], return_us: u64, rows: u64) -> Seen {
         let at = |steps: u64| {
             let computed = |us: u64| Computed {
                 micro_batches: steps,
@@ -232,7 +188,6 @@ pub(super) mod tests {
                     .iter()
                     .map(|&us| StageReport { decode: computed(us), ..StageReport::default() })
                     .collect(),
-                edges: edges_us.iter().map(|&us| crossed(100, us)).collect(),
                 token_return: crossed(64 * rows, return_us),
                 ..PipelineStats::default()
             }
@@ -242,10 +197,8 @@ pub(super) mod tests {
 
     #[test]
     fn statistics_cover_only_the_run() {
-        let run = seen(800.0, &[500, 10], &[40], 60, 3);
+        let run = seen(800.0, &[500, 10], 60, 3);
         assert_eq!(run.stages_us(), Some(510.0));
-        assert_eq!(run.edge(0, true), Some(MeanTransfer { bytes: 100.0, us: 40.0 }));
-        assert_eq!((run.edge(0, false), run.edge(1, true)), (None, None));
         assert_eq!(run.token_return(), Some((3.0, 60.0)));
         let nothing = Seen { after: run.before.clone(), ..run };
         assert_eq!((nothing.stages_us(), nothing.token_return()), (None, None));

@@ -86,6 +86,7 @@ fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> R
         bar.finish_and_clear();
     }
     let calibration = calibration?;
+    super::links::note_probed(&calibration.links);
     calibration.warnings.iter().for_each(|warning| note(&format!("note: {warning}")));
     Ok(calibration)
 }
@@ -94,7 +95,7 @@ fn as_json(calibration: &Calibration) -> serde_json::Value {
     let profiles: Vec<&Profile> = calibration.profiles.iter().map(|(_, profile)| profile.as_ref()).collect();
     json!({
         "profiles": profiles,
-        "links": calibration.links,
+        "links": calibration.links.planned(),
         "file_rates": calibration.file_rates,
         "timed": calibration.timed,
         "warnings": calibration.warnings,
@@ -147,16 +148,18 @@ fn as_table(calibration: &Calibration) -> String {
             rate(fitted.map(|roofline| roofline.flops_per_s), "FLOP"),
         ]);
     }
-    let mut links = table(&["from", "to", ">latency", ">rate"]);
-    for (from, to, facts) in &calibration.links.known {
+    let known = calibration.links.planned().known;
+    let mut links = table(&["from", "to", "route", ">latency", ">rate"]);
+    for (from, to, facts) in &known {
         links.add_row([
             from.clone(),
             to.clone(),
+            facts.routes.iter().next().map_or("none", |route| route.name()).into(),
             microseconds(facts.latency_us.value),
             format!("{:.1} GB/s", facts.bandwidth_bytes_per_s.value / 1e9),
         ]);
     }
-    match calibration.links.known.is_empty() {
+    match known.is_empty() {
         true => format!("{times}\n\n{overheads}\n"),
         false => format!("{times}\n\n{overheads}\n\n{links}\n"),
     }

@@ -5,6 +5,7 @@ use super::args::{BenchLinksArgs, DeviceArgs, DevicesArgs};
 use super::files::{self, is_standard, write_file};
 use super::output::{bytes, inform, note, print, print_json, set_quiet, show, table};
 use super::progress;
+use super::wanted::Wanted;
 use crate::calibrate::{LinkOptions, LinkReport, ProbedLink};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -52,6 +53,30 @@ pub(super) fn bench(args: &BenchLinksArgs) -> Result<()> {
     let printed = if args.json { print_json(&report) } else { show(&as_bench_table(&report)) };
     let strict = if args.devices.strict { super::strict::check_links(&devices, &report) } else { Ok(()) };
     printed.and(strict)
+}
+
+/// Returns the links for a plan without calibration. If calibration is on, but impossible, makes a quick probe of
+/// links without a cached probe. If the user turned it off, uses only cached probes.
+pub(super) fn for_placement(devices: &Devices, wanted: &Wanted<'_>) -> LinkReport {
+    let kept = || LinkReport::kept(devices, None);
+    if !wanted.is_calibrated() || devices.selected().len() < 2 {
+        return kept();
+    }
+    // If a device fails, the run reports its error.
+    let report = LinkReport::run(devices, &LinkOptions::quick(None), &|_, _| ()).unwrap_or_else(|_| kept());
+    note_probed(&report);
+    report
+}
+
+/// Prints the routes of each link that has just been probed.
+pub(super) fn note_probed(report: &LinkReport) {
+    for link in &report.links {
+        if report.probed.iter().any(|[from, to]| [from, to] == [&link.from, &link.to]) {
+            // Wrong bytes are a defect, so they are shown even with `--quiet`.
+            let say = if link.tried.iter().any(|tried| tried.corrupt) { note } else { inform };
+            say(&link.summary());
+        }
+    }
 }
 
 /// Probes the links of the selected devices and shows a progress bar.
@@ -105,7 +130,7 @@ fn as_table(report: &LinkReport) -> String {
             if link.route.is_some() { "yes" } else { "no" }.to_owned(),
         ]);
     }
-    format!("{table}\nµs: latency. Rates are in GB/s.\n{}", failures(report))
+    format!("{table}\nµs: time of 4 KiB in a run. Rates are in GB/s.\n{}", failures(report))
 }
 
 fn as_bench_table(report: &LinkReport) -> String {

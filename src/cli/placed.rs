@@ -6,7 +6,7 @@ use super::output::{bytes, inform, note};
 use super::plan_table::summary;
 use super::wanted::{AUTO, Needs, Wanted};
 use crate::CheckedBlock;
-use crate::calibrate::{LinkReport, ProbedLink};
+use crate::calibrate::ProbedLink;
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ pub(super) struct Placed {
 impl Placed {
     /// Starts an engine with the plan. If a device is out of memory, cannot be opened or fails its self-test,
     /// replaces the plan and prints the new one to standard error. With `--strict` or a plan from a file, returns an error
-    /// instead. With `--strict`, also returns an error if a route of the plan is not verified.
+    /// instead.
     ///
     /// If the GPUs of the selection `auto` fail their self-tests, uses the CPU, as if there were no GPU.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
@@ -58,9 +58,6 @@ impl Placed {
         let options = EngineOptions { no_self_test: self.placement.no_self_test, ..options };
         let strict = self.device_args.strict;
         let Self { devices, planner, plan, file, .. } = self;
-        if strict {
-            super::strict::check_routes(devices, plan)?;
-        }
         if let Some(path) = file {
             return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
                 error if strict => super::strict::refused(error),
@@ -200,22 +197,30 @@ pub(super) fn for_fleet_or_devices(
 }
 
 /// Creates a planner for the selected devices and calibrates it. Excludes devices that cannot be opened or
-/// that have no verified route, or returns an error for them if `strict` is set.
+/// that have no verified route, or returns an error for them if `strict` is set. Returns an error if a plan file
+/// may take a route that must not be used.
 fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: bool) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
     wanted.check(&planner, model)?;
-    let Some(calibration) = super::calibrate::for_placement(model, devices, wanted) else {
-        let links = LinkReport::kept(devices, None);
-        if strict {
-            super::strict::check_links(devices, &links)?;
+    let planner = match super::calibrate::for_placement(model, devices, wanted) {
+        Some(calibration) => {
+            if strict {
+                super::strict::check_calibration(&calibration)?;
+            }
+            planner.calibrated(&calibration)
         }
-        links.links.iter().filter_map(ProbedLink::unverified).for_each(|why| note(&format!("note: {why}")));
-        return Ok(planner.probed(&links));
+        None => {
+            let links = super::links::for_placement(devices, wanted);
+            if strict {
+                super::strict::check_links(devices, &links)?;
+            }
+            let unverified = links.links.iter().filter_map(ProbedLink::unverified);
+            unverified.for_each(|why| note(&format!("note: {why}")));
+            planner.probed(&links)
+        }
     };
-    if strict {
-        super::strict::check_calibration(&calibration)?;
-    }
-    Ok(planner.calibrated(&calibration))
+    wanted.check_routes(&planner, strict)?;
+    Ok(planner)
 }
 
 /// Reads a fleet. `text` is the path of a `.json` file, or a list of cards.

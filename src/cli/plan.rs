@@ -23,9 +23,6 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let (planner, devices) =
         for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let mut report = Report::new(planner.plan()?);
-    if let Some(devices) = devices.as_ref().filter(|_| args.devices.strict) {
-        super::strict::check_routes(devices, &report.plan)?;
-    }
     if pictures.are_wanted() {
         // If the plan cannot be simulated, the report keeps the estimated timelines.
         report.timelines = simulated(&model, &planner, &report.plan).unwrap_or(report.timelines);

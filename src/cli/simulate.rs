@@ -30,12 +30,8 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
         context: Some(longest(&load).min(model.hyperparameters().context)),
         ..Needs::of(args.closed.unwrap_or(PARALLEL))
     };
-    let (planner, devices) =
-        for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
+    let (planner, _) = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let plan = &planner.plan()?;
-    if let Some(devices) = devices.filter(|_| args.devices.strict) {
-        super::strict::check_routes(&devices, plan)?;
-    }
     inform(&summary(plan));
     let (devices, links) = planner.facts();
     let result = crate::simulate(&model, plan, devices, links, &load)?;

@@ -5,7 +5,6 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_hal::{Adapter, AdapterKind};
-use ragtag_planner::plan::Plan;
 
 /// Returns an error if a selected device emulates a GPU in software, if a device or a link is throttled, or
 /// if the model has suspicious weights.
@@ -37,12 +36,6 @@ pub(super) fn check_links(devices: &Devices, report: &LinkReport) -> Result<()> 
     refuse(findings(devices).into_iter().chain(unverified).collect())
 }
 
-/// Returns an error if an edge of a plan may take a route that no cached probe has verified. A route through
-/// host memory needs no probe, but a probe must not have found it unusable.
-pub(super) fn check_routes(devices: &Devices, plan: &Plan) -> Result<()> {
-    refuse(unverified(plan, &LinkReport::kept(devices, None)))
-}
-
 /// Returns the refusal of a device that has failed its self-test, or `error` if it is another one.
 pub(super) fn refused(error: Error) -> Error {
     match error {
@@ -51,28 +44,8 @@ pub(super) fn refused(error: Error) -> Error {
     }
 }
 
-fn unverified(plan: &Plan, links: &LinkReport) -> Vec<String> {
-    let mut findings = Vec::new();
-    for edge in &plan.edges {
-        let [Some(from), Some(to)] = [edge.from, edge.to].map(|stage| plan.stages.get(stage as usize)) else {
-            continue;
-        };
-        for route in edge.routes.iter() {
-            if let Some(why) = links.refusal(&from.device, &to.device, route) {
-                findings.push(format!(
-                    "the edge from {} to {} may take the {} route, which is not verified: {why} \
-                     (run `ragtag devices --links` with the same devices)",
-                    from.device,
-                    to.device,
-                    route.name()
-                ));
-            }
-        }
-    }
-    findings
-}
-
-fn refuse(findings: Vec<String>) -> Result<()> {
+/// Returns an error if there are findings.
+pub(super) fn refuse(findings: Vec<String>) -> Result<()> {
     if findings.is_empty() { Ok(()) } else { Err(Error::Strict { findings }) }
 }
 
@@ -94,8 +67,8 @@ mod tests {
         let devices = Devices::probe(&crate::DeviceOptions::selecting("cpu")).unwrap();
         check_links(&devices, &LinkReport::default()).unwrap();
         let json = r#"{"from": "a:0", "to": "b:0", "class": "host", "numa_distance": null, "route": null,
-            "latency_us": null, "rates": [], "tried": [{"route": "peer", "why": "no", "corrupt": true, "latency_us": null,
-            "rates": []}], "measured_unix_s": 0}"#;
+            "latency_us": null, "rates": [], "quick": false, "tried": [{"route": "peer", "why": "no", "corrupt": true,
+            "hops": [], "rates": []}], "measured_unix_s": 0}"#;
         let links = vec![serde_json::from_str(json).unwrap()];
         let error = check_links(&devices, &LinkReport { links, ..LinkReport::default() }).unwrap_err();
         let text = "refused by --strict: no verified route from a:0 to b:0: peer: no";

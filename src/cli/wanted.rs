@@ -163,6 +163,20 @@ impl<'a> Wanted<'a> {
         })
     }
 
+    /// Checks that the probes that `planner` knows allow all routes of the plan file.
+    ///
+    /// # Errors
+    /// Fails if a probe has found a route unusable, or if no probe has verified a route that shares memory.
+    pub(super) fn check_routes(&self, planner: &Planner, strict: bool) -> Result<()> {
+        let Some((path, plan)) = &self.file else { return Ok(()) };
+        let findings = planner.refusals(plan);
+        match findings.is_empty() {
+            true => Ok(()),
+            false if strict => super::strict::refuse(findings),
+            false => Err(Error::PlanRoutes { path: input_name(path).into(), findings }),
+        }
+    }
+
     /// Returns `planner` with the requested placement and settings.
     ///
     /// # Errors

@@ -59,7 +59,7 @@ pub fn links(report: &LinkReport) -> String {
             rect class="sheet" width=(px(width)) height=(px(height)) {}
             text class="text" x=(MARGIN) y="38" font-size="20" font-weight="600" { "Links between devices" }
             text class="note" x=(MARGIN) y="56" {
-                "Latency is half the time of 4 KiB there and back. Rates are those of 16 MiB."
+                "Latency is the time of 4 KiB in a run. Rates are those of 16 MiB."
             }
             @for line in &lines { (line.draw()) }
             @for line in &lines { (line.draw_label()) }
@@ -129,11 +129,10 @@ fn positions() -> impl Iterator<Item = f64> {
 fn words(link: &ProbedLink) -> String {
     let rate = link.rates.iter().find(|rate| rate.bytes == SHOWN_BYTES);
     let to = printable(&link.to);
-    match (link.route, link.latency_us, rate) {
-        (Some(route), Some(us), Some(rate)) => {
-            let gigabytes_per_s = rate.bytes_per_s / 1e9;
-            format!("→ {to}: {}, {}, {gigabytes_per_s:.1} GB/s", route.name(), words::time(us))
-        }
+    // A quick probe measures no rates.
+    let rate = rate.map_or(String::new(), |rate| format!(", {:.1} GB/s", rate.bytes_per_s / 1e9));
+    match (link.route, link.latency_us) {
+        (Some(route), Some(us)) => format!("→ {to}: {}, {}{rate}", route.name(), words::time(us)),
         _ => format!("→ {to}: not verified"),
     }
 }
@@ -227,6 +226,7 @@ mod tests {
                 route,
                 latency_us: route.map(|_| 2.4),
                 rates: vec![rate],
+                quick: false,
                 tried: Vec::new(),
                 measured_unix_s: 0,
             }

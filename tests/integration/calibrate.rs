@@ -9,7 +9,6 @@ use ragtag_devices::{Physical, Report};
 use ragtag_planner::FigureSource;
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::StageReport;
-use ragtag_transfer::{Route, Routes};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,7 +63,8 @@ fn assert_same(one: &Calibration, other: &Calibration) {
             }
         }
     }
-    for ((from, to, a), (other_from, other_to, b)) in one.links.known.iter().zip(&other.links.known) {
+    let [one, other] = [one, other].map(|calibration| calibration.links.planned().known);
+    for ((from, to, a), (other_from, other_to, b)) in one.iter().zip(&other) {
         assert_eq!((from, to, &a.routes), (other_from, other_to, &b.routes));
         near(a.latency_us.value, b.latency_us.value);
         near(a.bandwidth_bytes_per_s.value, b.bandwidth_bytes_per_s.value);
@@ -87,10 +87,10 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
         let folder = folder.path().join("deep").join("profiles");
         let options = quick(&folder);
         let (first, steps) = calibrate(&model, &devices, &options);
-        assert_eq!((first.timed.len(), first.links.known.len()), (2, 2));
+        assert_eq!((first.timed.len(), first.links.links.len()), (2, 2));
         assert!(steps > 10, "{steps}");
         // Identical CPU devices share a profile. The fourth file is the lock.
-        let names = [files(&folder, "profile-"), files(&folder, "link-")].map(|files| files.len());
+        let names = [files(&folder, "profile-"), files(&folder, "probe-")].map(|files| files.len());
         assert_eq!((names, std::fs::read_dir(&folder).unwrap().count()), ([1, 2], 4));
         assert_eq!(first.profiles[0].1, first.profiles[1].1);
 
@@ -130,7 +130,7 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
             assert_eq!(anew.timed.len(), 2, "both devices are of the same CPU");
             assert!(Profile::from_json(&std::fs::read_to_string(&profiles[0]).unwrap()).is_ok());
         }
-        let links = files(&folder, "link-");
+        let links = files(&folder, "probe-");
         let whole = std::fs::read_to_string(&links[0]).unwrap();
         let changed = |change: &dyn Fn(&mut serde_json::Value)| {
             let mut link = serde_json::from_str(&whole).unwrap();
@@ -139,34 +139,31 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
         };
         let of_ring = |chunk_bytes: u64, depth: u32| {
             let ring = serde_json::json!({"chunk_bytes": chunk_bytes, "depth": depth});
-            let routes = serde_json::json!([{"route": {"host-staged": &ring}}]);
-            changed(&|link| link["facts"]["routes"] = routes.clone())
+            changed(&|probe| probe["link"]["tried"][2]["route"] = serde_json::json!({"host-staged": &ring}))
         };
+        let of_hop = |us: f64| changed(&|probe| probe["link"]["tried"][2]["hops"][0]["us"] = us.into());
         let corrupt = [
             "{}".into(),
             of_ring(0, 4),
             of_ring(256 << 10, 0),
             of_ring(1 << 62, 4),
-            of_ring(256 << 10, 4),
-            changed(&|link| link["facts"]["routes"] = serde_json::json!([])),
-            changed(&|link| link["facts"]["routes"][0]["route"] = "same-device".into()),
-            changed(&|link| link["facts"]["more"] = 1.into()),
-            changed(&|link| link["facts"]["latency_us"]["more"] = 1.into()),
-            changed(&|link| link["facts"]["latency_us"]["value"] = (-1).into()),
-            changed(&|link| link["facts"]["latency_us"]["value"] = 0.0.into()),
-            changed(&|link| link["measured_unix_s"] = 1.into()),
+            of_hop(-1.0),
+            of_hop(0.0),
+            changed(&|probe| probe["ragtag_probe"] = 5.into()),
+            changed(&|probe| probe["link"]["route"] = "same-device".into()),
+            changed(&|probe| probe["link"]["latency_us"] = 0.0.into()),
+            changed(&|probe| probe["link"]["more"] = 1.into()),
+            changed(&|probe| probe["link"]["measured_unix_s"] = 1.into()),
         ];
         for content in corrupt {
             std::fs::write(&links[0], &content).unwrap();
             let (anew, steps) = calibrate(&model, &devices, &options);
-            assert_eq!((anew.timed.len(), steps, anew.links.known.len()), (0, 1, 2), "{content}");
-            assert!(
-                anew.links.known.iter().all(|(_, _, link)| link.routes == Routes::or_staged(Route::Peer))
-            );
+            assert_eq!((anew.timed.len(), anew.links.probed.len(), steps), (0, 2, 13), "{content}");
+            assert!(anew.links.links.iter().all(|link| link.unverified().is_none()), "{content}");
         }
         without_end(&links[0], || {
             let (anew, steps) = calibrate(&model, &devices, &options);
-            assert_eq!((anew.timed.len(), steps), (0, 1));
+            assert_eq!((anew.timed.len(), steps), (0, 13));
         });
 
         let mut forcing = options;
@@ -200,13 +197,10 @@ fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
         assert_eq!((completed.timed.len(), completed.profiles[0].1.kinds.len()), (1, 3));
         let (again, _) = calibrate(&model, &devices, &limited);
         assert_same(&again, &completed);
-        // Calibration times at least one link and also uses the result for the reverse link. On a busy
-        // machine the measurement may be rejected.
+        // The limit does not apply to links, because no plan may use a link without a probe.
         let (first, _) = calibrate(&model, &two(), &limited);
-        if first.warnings.is_empty() {
-            let (again, steps) = calibrate(&model, &two(), &limited);
-            assert_eq!((first.links.known.len(), again.links.known.len(), steps), (2, 2, 0));
-        }
+        let (again, steps) = calibrate(&model, &two(), &limited);
+        assert_eq!((first.links.links.len(), again.links.links.len(), steps), (2, 2, 0));
         // Larger sizes require another measurement.
         limited.sequences = 4;
         let (more, _) = calibrate(&model, &devices, &limited);

@@ -50,7 +50,7 @@ fn a_stage_that_differs_from_the_cpu_is_named() {
 
         let error = check_first_blocks(&model, &two(Some(ShortCopies::All)), &exact).unwrap_err();
         assert_eq!(error.exit_code(), 1);
-        let (said, route) = (error.to_string(), "rows arrive from cpu:0 by the peer or staged route");
+        let (said, route) = (error.to_string(), "rows arrive from cpu:0 by the staged route");
         assert!(matches!(error, Error::Canary { stage: 1, .. }), "{said}");
         assert!(said.starts_with(&format!("stage 1 on cpu:1 ({route}): its first block differs")), "{said}");
     });

@@ -717,14 +717,14 @@ fn link_report(count: usize) -> LinkReport {
         let rate = serde_json::json!({"bytes": 16 << 20, "bytes_per_s": 219.25e9, "both_bytes_per_s": null,
             "busy_bytes_per_s": 2e11, "both_busy_bytes_per_s": null});
         let why = (!is_verified).then_some(HOSTILE);
-        let tried = serde_json::json!([{"route": "peer", "why": why, "corrupt": false, "latency_us": null,
+        let tried = serde_json::json!([{"route": "peer", "why": why, "corrupt": false, "hops": [],
             "rates": []}]);
         serde_json::from_value(serde_json::json!({
             "from": format!("opencl:{from}"), "to": format!("opencl:{to}"),
             "class": {"pcie": {"generation": 5, "width": 16}}, "numa_distance": 21,
             "route": is_verified.then_some("peer"), "latency_us": is_verified.then_some(2.44),
             "rates": if is_verified { vec![rate] } else { Vec::new() },
-            "tried": tried, "measured_unix_s": 0,
+            "quick": false, "tried": tried, "measured_unix_s": 0,
         }))
         .unwrap()
     };

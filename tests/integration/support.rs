@@ -99,7 +99,8 @@ pub struct Setup<'a> {
     pub all_logits: bool,
     pub trace: bool,
     pub gemm: GemmChoice,
-    /// Route between all devices. `None` selects the usual routes.
+    /// Route between all devices. `None` selects the routes that the drivers offer, although no probe has
+    /// verified them.
     pub route: Option<Route>,
     pub verify_transfers: bool,
     pub stall_timeout: Option<Duration>,
@@ -172,11 +173,23 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     if let Some(split) = setup.split {
         planner = planner.split(split.parse::<Split>().unwrap());
     }
-    if let Some(route) = setup.route {
-        let labels = planner.labels();
-        for (from, to) in labels.iter().flat_map(|from| labels.iter().map(move |to| (from, to))) {
-            planner = planner.routes(from, to, Routes::or_staged(route));
-        }
+    let adapters = devices.selected();
+    for (from, to) in adapters.iter().flat_map(|from| adapters.iter().map(move |to| (from, to))) {
+        let [source, destination] = [from, to].map(ragtag_hal::Adapter::label);
+        let routes = match setup.route {
+            Some(route) => Routes::or_staged(route),
+            None => {
+                let unprobed = &planner.facts().1.between(&source, &destination).routes;
+                let staged = unprobed.iter().next().unwrap();
+                let route = match () {
+                    () if from.imports_from(to) => Route::Peer,
+                    () if to.imports_from(from) => Route::Import,
+                    () => staged,
+                };
+                Routes::or(route, staged)
+            }
+        };
+        planner = planner.routes(&source, &destination, routes);
     }
     let plan = planner.plan()?;
     let mut options = EngineOptions::default();

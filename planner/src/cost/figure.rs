@@ -51,7 +51,7 @@ impl fmt::Display for FigureSource {
 }
 
 /// A value and its source. The name of the field that contains the value states the unit.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
     /// The value.

@@ -14,40 +14,38 @@ pub struct LinkFacts {
     pub latency_us: Figure,
     /// Rate of large transfers.
     pub bandwidth_bytes_per_s: Figure,
+    /// Whether a probe on this machine has verified that all of `routes` keep bytes intact.
+    pub verified: bool,
 }
 
 impl LinkFacts {
-    /// Returns a host-staged link with assumed speed: the default ring, a latency of 20 µs and a rate of 6
+    /// Returns an unverified host-staged link with assumed speed: the default ring, a latency of 20 µs and a rate of 6
     /// GB/s.
     pub fn assumed() -> Self {
         Self {
             routes: Route::HOST_STAGED.into(),
             latency_us: Figure::assumed(20.0),
             bandwidth_bytes_per_s: Figure::assumed(6e9),
+            verified: false,
         }
     }
 
-    /// Returns a link over `routes` with a latency and a rate fitted to measured transfers. Each sample is a
-    /// pair of transferred bytes and microseconds.
+    /// Returns a verified link over `routes` with a latency and a rate fitted to measured transfers. Each sample
+    /// is a pair of transferred bytes and microseconds.
     pub fn fitted(routes: Routes, samples: &[(u64, f64)]) -> Self {
         let (latency_us, bandwidth_bytes_per_s) = fit_copies(samples);
         let measured = |value| Figure { value, source: FigureSource::Measured };
         Self {
             routes,
-            latency_us: measured(latency_us),
+            latency_us: measured(latency_us.max(LEAST_LATENCY_US)),
             bandwidth_bytes_per_s: measured(bandwidth_bytes_per_s),
+            verified: true,
         }
     }
 
     /// Returns the time to transfer `bytes` bytes, in microseconds.
     pub fn time_us(&self, bytes: u64) -> f64 {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
-    }
-
-    /// Returns whether a measurement could have produced this link. A latency of 0 is implausible, because
-    /// even an empty transfer takes time.
-    pub fn is_plausible(&self) -> bool {
-        self.latency_us.value > 0.0 && self.nonsense().is_none()
     }
 
     /// Returns the name of the first field that has an invalid value. The ranges are those of
@@ -63,6 +61,8 @@ impl LinkFacts {
     }
 }
 
+/// Minimum latency of a fitted link, because even an empty transfer takes time.
+const LEAST_LATENCY_US: f64 = 0.1;
 /// Maximum rate that the fit returns, in bytes per second. The fit returns it if larger copies take no longer
 /// than smaller ones.
 const MAX_RATE: f64 = 1e13;

@@ -499,5 +499,6 @@ fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
             source: later.host_latency_us.source,
         },
         bandwidth_bytes_per_s: slower.host_bandwidth_bytes_per_s,
+        verified: false,
     }
 }

@@ -1,6 +1,7 @@
 //! Edges between the stages of a plan, and the paths of micro-batches through the stages.
 
 use super::PredictedTimes;
+use crate::cost::Figure;
 use ragtag_transfer::Routes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,9 +18,17 @@ pub struct PlanPaths {
 }
 
 impl PlanEdge {
-    /// Returns the edges between `routes.len() + 1` stages, in order. Edge `n` leaves stage `n`.
+    /// Returns the unverified edges between `routes.len() + 1` stages, in order. Edge `n` leaves stage `n`.
     pub fn between(routes: impl IntoIterator<Item = (Routes, PredictedTimes)>) -> Vec<Self> {
-        let edge = |(from, (routes, predicted))| Self { from, to: from + 1, routes, predicted };
+        let (verified, latency_us) = (false, None);
+        let edge = |(from, (routes, predicted))| Self {
+            from,
+            to: from + 1,
+            routes,
+            predicted,
+            verified,
+            latency_us,
+        };
         (0..).zip(routes).map(edge).collect()
     }
 }
@@ -45,4 +54,11 @@ pub struct PlanEdge {
     pub routes: Routes,
     /// Times that the cost model predicts for the edge.
     pub predicted: PredictedTimes,
+    /// Whether a probe on the planning machine has verified that all routes keep bytes intact. A run checks
+    /// the routes again on its own machine.
+    #[serde(default)]
+    pub verified: bool,
+    /// Latency of the edge in microseconds, with its source. Absent in older plans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<Figure>,
 }

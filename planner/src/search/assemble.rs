@@ -7,6 +7,7 @@ use super::problem::{Problem, Run};
 use super::trial::Trials;
 use super::workload_times::{Point, Times};
 use super::{chunks, explain, families, reasons};
+use crate::cost::{Figure, LinkFacts};
 use crate::plan::{
     Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage,
     PredictedRun, PredictedTimes, PrefillStage, StageMemory,
@@ -93,10 +94,14 @@ fn stages(problem: &Problem<'_>, chosen: &Choice) -> (Vec<PlanStage>, Option<Pre
 }
 
 fn edges(problem: &Problem<'_>, chosen: &Choice) -> Vec<PlanEdge> {
-    let edge = |(pair, times): (&[Run], &Times)| {
-        (problem.link(pair[0].device, pair[1].device).routes.clone(), predicted(times))
+    let links = || chosen.runs.windows(2).map(|pair| problem.link(pair[0].device, pair[1].device));
+    let routes = links().map(|link| link.routes.clone());
+    let edges = PlanEdge::between(routes.zip(chosen.evaluation.transfers.iter().map(predicted)));
+    let of_link = |(edge, link): (PlanEdge, &LinkFacts)| {
+        let latency_us = Figure { value: tenths(link.latency_us.value), ..link.latency_us };
+        PlanEdge { verified: link.verified, latency_us: Some(latency_us), ..edge }
     };
-    PlanEdge::between(chosen.runs.windows(2).zip(&chosen.evaluation.transfers).map(edge))
+    edges.into_iter().zip(links()).map(of_link).collect()
 }
 
 /// Returns the host memory that a choice needs. `memories` lists the device memory of all its stages.

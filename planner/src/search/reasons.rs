@@ -6,7 +6,7 @@ use super::problem::Run;
 use super::trial::Trials;
 use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{Baseline, DoesNotFit, PlannerInput, Shortage, families};
-use crate::cost::{DeviceFacts, RunSizes};
+use crate::cost::{DeviceFacts, Figure, RunSizes};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, Family, HostMemory, LeftOut, Place};
 use crate::wording::{self, count};
@@ -62,6 +62,7 @@ pub(super) fn reasons(
     reasons.extend(family(grid, chosen));
     if chosen.runs.len() > 1 {
         reasons.push(idle(chosen, explanation));
+        reasons.extend(edges(grid, chosen));
         reasons.extend(wire_type(grid, chosen));
     }
     match grid.input.split {
@@ -226,6 +227,27 @@ fn idle(chosen: &Choice, explanation: &Explanation) -> String {
         percent(explanation.decode_idle),
         count(chosen.workload_times.decode_groups as usize, "group"),
     )
+}
+
+/// Describes the routes of each edge, whether they are verified, and their latency. Edges between the same
+/// devices have one line.
+fn edges(grid: &Grid<'_>, chosen: &Choice) -> Vec<String> {
+    let mut lines = Vec::new();
+    for pair in chosen.runs.windows(2) {
+        let link = grid.problem(chosen.point).link(pair[0].device, pair[1].device);
+        let [from, to] = [0, 1].map(|at| &grid.input.devices[pair[at].device].label);
+        let routes: Vec<_> = link.routes.iter().map(|route| route.name()).collect();
+        let Figure { value, source } = link.latency_us;
+        let line = format!(
+            "edge {from} -> {to}: route {} ({}), latency {value:.1} µs ({source})",
+            routes.join(", else "),
+            if link.verified { "verified" } else { "not probed" },
+        );
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
 }
 
 /// Describes the wire type and its effect on the prediction. Returns `None` if only one type is possible.

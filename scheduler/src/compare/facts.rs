@@ -240,6 +240,7 @@ fn link_from(crossings: &[&ComparedPart], before: &LinkFacts) -> Option<LinkFact
         routes: before.routes.clone(),
         latency_us: fitted(latency_us.min(1e9)),
         bandwidth_bytes_per_s: fitted(bytes_per_s.max(1.0)),
+        verified: before.verified,
     };
     facts.nonsense().is_none().then_some(facts)
 }

@@ -1,18 +1,20 @@
 //! Probes the links between devices. A probe transfers pseudo-random contents over each route, checks them at
-//! the far end, and times the routes that keep them intact. Calibration uses the fastest verified route, and
-//! the fastest ring of the host-staged route.
+//! the far end, and times the routes that keep them intact. Plans use the fastest verified route, and the
+//! fastest ring of the host-staged route. A quick probe verifies and times only what a plan needs. Calibration
+//! makes it for each pair of devices without a cached probe. A thorough probe also measures rates.
 
 mod pairs;
 mod probe;
 mod topology;
 
-use super::LOCK_WAIT;
 use super::kept::{Kept, now_unix_s};
+use super::{LOCK_WAIT, QUICK_LOCK_WAIT};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use pairs::{Pair, Pairs, rounds};
-use probe::{Probed, Prober, STEPS, unprobed};
+use probe::{MAX_RING_BYTES, Probed, Prober, STEPS, unprobed};
 use ragtag_hal::{Adapter, Checked};
+use ragtag_planner::{LinkFacts, Links, Plan};
 use ragtag_scheduler::SoloDevice;
 use ragtag_transfer::{Route, Routes};
 use serde::{Deserialize, Serialize};
@@ -36,6 +38,9 @@ const USUAL_SILENCE: Duration = Duration::from_secs(60);
 pub struct LinkOptions {
     /// Whether to ignore cached results and to probe all links again.
     pub reprobe: bool,
+    /// Whether to make only a quick probe, of about 0.3 seconds per pair: it verifies all routes with fewer
+    /// sizes, and times only what plans need. Pairs that share no device are probed at the same time.
+    pub quick: bool,
     /// Maximum number of repetitions of each measurement.
     pub repetitions: usize,
     /// Approximate time limit of all measurements. Each is taken at least once.
@@ -54,6 +59,7 @@ impl Default for LinkOptions {
     fn default() -> Self {
         Self {
             reprobe: false,
+            quick: false,
             repetitions: 25,
             limit: USUAL_LIMIT,
             total: USUAL_TOTAL,
@@ -61,6 +67,25 @@ impl Default for LinkOptions {
             folder: None,
         }
     }
+}
+
+impl LinkOptions {
+    /// Returns the options of a quick probe with the cache in `folder`.
+    pub fn quick(folder: Option<PathBuf>) -> Self {
+        Self { quick: true, folder, ..Self::default() }
+    }
+}
+
+/// Time of a transfer as a run pays for it: from the start of the first copy until the last byte has arrived,
+/// while the sending device has just computed and the receiving device is idle. It includes the hand-over
+/// between the devices.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hop {
+    /// Size of the transfer in bytes.
+    pub bytes: u64,
+    /// Time in microseconds.
+    pub us: f64,
 }
 
 /// Rate of transfers of one size that are submitted together.
@@ -92,10 +117,9 @@ pub struct TriedRoute {
     pub why: Option<String>,
     /// Whether the route has changed bytes.
     pub corrupt: bool,
-    /// Time of the smallest transfer in microseconds, without the hand-over to the host. `None` if the route
-    /// is not verified.
-    pub latency_us: Option<f64>,
-    /// Rates by size.
+    /// Times by size. Empty if the route is not verified.
+    pub hops: Vec<Hop>,
+    /// Rates by size. Empty if the route is not verified, and after a quick probe.
     pub rates: Vec<LinkRate>,
 }
 
@@ -113,12 +137,12 @@ pub struct ProbedLink {
     pub numa_distance: Option<u32>,
     /// The fastest verified route. `None` if no route is verified.
     pub route: Option<Route>,
-    /// Half the time of a small transfer there and back over the fastest routes, in microseconds. It is the
-    /// mean of several that are submitted together. If the opposite direction has no verified route, the time
-    /// of a small transfer there.
+    /// Time of the smallest transfer over the fastest route, in microseconds: its first [`Hop`].
     pub latency_us: Option<f64>,
-    /// Rates of the fastest verified route, by size.
+    /// Rates of the fastest verified route, by size. Empty after a quick probe.
     pub rates: Vec<LinkRate>,
+    /// Whether this is the result of a quick probe.
+    pub quick: bool,
     /// All routes that were tried.
     pub tried: Vec<TriedRoute>,
     /// Time of the measurement, in seconds since 1970.
@@ -145,25 +169,60 @@ impl ProbedLink {
         Some(staged.map_or_else(|| route.into(), |staged| Routes::or(route, staged)))
     }
 
-    /// Returns `routes` with the ring that the probe has found fastest, if it has verified the host-staged
-    /// route.
-    pub(crate) fn with_ring(&self, routes: &Routes) -> Routes {
-        let is_verified = |tried: &&TriedRoute| !tried.route.shares_memory() && tried.why.is_none();
-        let ring = self.tried.iter().find(is_verified).map(|tried| tried.route);
-        let mut routes = routes.clone();
-        for sized in routes.0.iter_mut().filter(|sized| !sized.route.shares_memory()) {
-            sized.route = ring.unwrap_or(sized.route);
-        }
-        routes
+    /// Returns the planner's description of the link with `routes`. The figures are those of the first route.
+    /// Returns `None` if the probe has not timed this route.
+    fn facts(&self, routes: Routes) -> Option<LinkFacts> {
+        let is_first = |tried: &&TriedRoute| routes.iter().next().is_some_and(|route| tried.is_like(route));
+        let hops = self.tried.iter().find(is_first)?.hops.iter();
+        let samples: Vec<_> = hops.map(|hop| (hop.bytes, hop.us)).collect();
+        let verified = routes.iter().all(|route| self.refusal(route).is_none());
+        let facts = (!samples.is_empty()).then(|| LinkFacts::fitted(routes, &samples))?;
+        Some(LinkFacts { verified, ..facts })
+    }
+
+    /// Returns whether the figures of the link are valid. A damaged file could hold any.
+    pub(super) fn is_plausible(&self) -> bool {
+        let is_time = |us: f64| us.is_finite() && us > 0.0;
+        let tried = self.tried.iter();
+        self.latency_us.is_none_or(is_time)
+            && tried.clone().flat_map(|tried| &tried.hops).all(|hop| is_time(hop.us))
+            && tried.clone().all(|tried| is_usable(tried.route))
+            && self
+                .route
+                .is_none_or(|route| tried.clone().any(|tried| tried.route == route && tried.why.is_none()))
+    }
+
+    /// Describes each tried route in one line, for users.
+    pub fn summary(&self) -> String {
+        let describe = |tried: &TriedRoute| match (&tried.why, tried.hops.first()) {
+            (Some(why), _) if tried.corrupt => format!("{} not used: {why}", tried.route.name()),
+            (Some(_), _) => format!("{} refused", tried.route.name()),
+            (None, Some(hop)) => format!("{} verified ({:.1} µs)", tried.route.name(), hop.us),
+            (None, None) => format!("{} verified", tried.route.name()),
+        };
+        let tried: Vec<_> = self.tried.iter().map(describe).collect();
+        format!("link {} -> {}: {}", self.from, self.to, tried.join(", "))
     }
 
     /// Returns the reason why the probe has not verified a route, or `None` if it has.
     fn refusal(&self, route: Route) -> Option<&str> {
-        match self.tried.iter().find(|tried| tried.route.name() == route.name()) {
+        match self.tried.iter().find(|tried| tried.is_like(route)) {
             Some(tried) => tried.why.as_deref(),
             None => Some("the probe has not tried it"),
         }
     }
+}
+
+impl TriedRoute {
+    /// Returns whether this is `route`, if the sizes of rings do not count.
+    fn is_like(&self, route: Route) -> bool {
+        self.route.name() == route.name()
+    }
+}
+
+/// Returns whether a probe could have tried `route`.
+fn is_usable(route: Route) -> bool {
+    Routes::from(route).check().is_ok() && route.staging_bytes() <= MAX_RING_BYTES
 }
 
 /// Probed links between devices.
@@ -175,6 +234,9 @@ pub struct LinkReport {
     pub warnings: Vec<String>,
     /// Reason why some results could not be cached, if any.
     pub unkept: Option<String>,
+    /// Labels of the ends of the links that this call has probed. All other links come from the cache.
+    #[serde(skip)]
+    pub probed: Vec<[String; 2]>,
 }
 
 impl LinkReport {
@@ -194,6 +256,49 @@ impl LinkReport {
             Some(link) => link.refusal(route),
             None => route.shares_memory().then_some("it was never probed"),
         }
+    }
+
+    /// Returns a reason for each route of `plan` that is not verified, as [`LinkReport::refusal`] says.
+    pub(crate) fn refusals(&self, plan: &Plan) -> Vec<String> {
+        let mut reasons = Vec::new();
+        for edge in &plan.edges {
+            let [Some(from), Some(to)] = [edge.from, edge.to].map(|stage| plan.stages.get(stage as usize))
+            else {
+                continue;
+            };
+            let (from, to) = (&from.device, &to.device);
+            for route in edge.routes.iter() {
+                if let Some(why) = self.refusal(from, to, route) {
+                    let name = route.name();
+                    reasons.push(format!(
+                        "the edge from {from} to {to} may take the {name} route, which is not verified: {why} \
+                         (run `ragtag devices --links` with the same devices)"
+                    ));
+                }
+            }
+        }
+        reasons
+    }
+
+    /// Returns the planner's description of the link between two devices over `routes`. The figures are those
+    /// of the first route. Returns `None` if no probe has timed this route.
+    pub(crate) fn facts(&self, from: &str, to: &str, routes: &Routes) -> Option<LinkFacts> {
+        let link = self.links.iter().find(|link| link.from == from && link.to == to)?;
+        link.facts(routes.clone())
+    }
+
+    /// Returns the links for the planner, with their fastest verified routes. Leaves out links without any.
+    pub fn planned(&self) -> Links {
+        let planned =
+            |link: &ProbedLink| Some((link.from.clone(), link.to.clone(), link.facts(link.routes()?)?));
+        Links { known: self.links.iter().filter_map(planned).collect(), ..Links::default() }
+    }
+
+    /// Returns the number of steps of [`LinkReport::run`].
+    pub(super) fn missing_steps(devices: &Devices, options: &LinkOptions) -> u64 {
+        let (kept, adapters) = (Kept::new(options.folder.clone()), devices.selected());
+        let is_missing = |pair: &Pair| !is_known(&kept, pair.map(|at| &adapters[at]), options);
+        pairs(adapters.len()).filter(is_missing).count() as u64 * STEPS as u64
     }
 
     /// Returns the device with the most links without a verified route, among the devices in `labels`.
@@ -226,21 +331,20 @@ impl LinkReport {
             return Err(Error::Usage(what.into()));
         }
         let mut kept = Kept::new(options.folder.clone());
-        let is_known = |kept: &Kept, [a, b]: [&Adapter; 2]| {
-            !options.reprobe && kept.probe(a, b).is_some() && kept.probe(b, a).is_some()
-        };
         let mut report = Self::default();
-        if !pairs(adapters.len()).all(|pair| is_known(&kept, pair.map(|at| &adapters[at]))) {
-            let _lock = kept.lock(LOCK_WAIT);
+        if !pairs(adapters.len()).all(|pair| is_known(&kept, pair.map(|at| &adapters[at]), options)) {
+            let _lock = kept.lock(if options.quick { QUICK_LOCK_WAIT } else { LOCK_WAIT });
             let opened = open(devices, &mut adapters, &mut report.warnings)?;
             // Another process may have probed links while this one waited for the lock.
-            let missing = pairs(adapters.len()).filter(|pair| !is_known(&kept, pair.map(|at| &adapters[at])));
+            let missing =
+                pairs(adapters.len()).filter(|pair| !is_known(&kept, pair.map(|at| &adapters[at]), options));
             let probe = Probe { devices, adapters: &adapters, options, progress };
             probe.run(opened, &missing.collect::<Vec<_>>(), |from, to, link| {
                 // A failure may be temporary, such as a lack of memory. Wrong bytes are not.
                 if link.route.is_some() || link.tried.iter().any(|tried| tried.corrupt) {
                     kept.keep_probe(from, to, &link);
                 }
+                report.probed.push([link.from.clone(), link.to.clone()]);
                 report.links.push(link);
             });
             report.unkept = kept.failure().map(str::to_owned);
@@ -281,26 +385,39 @@ impl Probe<'_> {
         // Several pairs are verified at once, because the host generates and compares the contents on one
         // core per pair. Each pair has a second core for the threads of its devices.
         let most = available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1));
+        let prober = Prober::new(self.options, pairs.len());
+        let mut keep_pair = |pair: Pair, probed: std::result::Result<[Probed; 2], String>| {
+            let probed = probed.unwrap_or_else(|why| [unprobed(&why), unprobed(&why)]);
+            let [a, b] = pair.map(|at| &self.adapters[at]);
+            let [there, back] = self.links([a, b], probed);
+            keep(a, b, there);
+            keep(b, a, back);
+        };
         let mut verified = Vec::new();
         for round in rounds(pairs, most) {
-            let tried = solo.run(&round, Prober::verify);
+            if self.options.quick {
+                let work = move |[a, b]: [&mut SoloDevice; 2], step: &dyn Fn()| {
+                    let tried = prober.verify([&mut *a, &mut *b], step);
+                    prober.time([a, b], tried, step)
+                };
+                let probed = solo.run(&round, work);
+                round.into_iter().zip(probed).for_each(|(pair, probed)| keep_pair(pair, probed));
+                continue;
+            }
+            let work = move |ends: [&mut SoloDevice; 2], step: &dyn Fn()| prober.verify(ends, step);
+            let tried = solo.run(&round, work);
             verified.extend(round.into_iter().zip(tried));
         }
         verified.sort_by_key(|(pair, _)| *pair);
         // Pairs are timed alone. They share host memory, PCIe switches or cores, so that they would disturb
         // each other.
-        let prober = Prober::new(self.options, pairs.len());
         for (pair, tried) in verified {
             let time = |tried: [Vec<TriedRoute>; 2]| {
                 let work =
                     move |ends: [&mut SoloDevice; 2], step: &dyn Fn()| prober.time(ends, tried.clone(), step);
                 solo.run(&[pair], work).swap_remove(0)
             };
-            let probed = tried.and_then(time).unwrap_or_else(|why| [unprobed(&why), unprobed(&why)]);
-            let [a, b] = pair.map(|at| &self.adapters[at]);
-            let [there, back] = self.links([a, b], probed);
-            keep(a, b, there);
-            keep(b, a, back);
+            keep_pair(pair, tried.and_then(time));
         }
     }
 
@@ -308,7 +425,7 @@ impl Probe<'_> {
     fn links(&self, [a, b]: [&Adapter; 2], probed: [Probed; 2]) -> [ProbedLink; 2] {
         // Idle PCIe links slow down, so the topology is read right after the transfers.
         let topology = Topology::new("/");
-        let large = probed.iter().filter_map(|probed| Some(probed.rates.last()?.bytes_per_s));
+        let large = probed.iter().filter_map(Probed::large_bytes_per_s);
         let class = topology.class([a, b], self.devices.is_same_device([a, b]), large.fold(0.0, f64::max));
         let [there, back] = probed;
         [(a, b, there), (b, a, back)].map(|(from, to, probed)| ProbedLink {
@@ -319,10 +436,17 @@ impl Probe<'_> {
             route: probed.route,
             latency_us: probed.latency_us,
             rates: probed.rates,
+            quick: self.options.quick,
             tried: probed.tried,
             measured_unix_s: now_unix_s(),
         })
     }
+}
+
+/// Returns whether the cache has probes of both links of a pair that serve `options`.
+fn is_known(kept: &Kept, [a, b]: [&Adapter; 2], options: &LinkOptions) -> bool {
+    let serves = |link: ProbedLink| options.quick || !link.quick;
+    !options.reprobe && [kept.probe(a, b), kept.probe(b, a)].into_iter().all(|link| link.is_some_and(serves))
 }
 
 /// Returns the indices of each unordered pair of `count` devices.

@@ -41,8 +41,8 @@ pub(crate) struct DeviceArgs {
     /// matrix units, and otherwise the library.
     #[arg(long, value_name = "KERNELS", default_value = "auto")]
     pub(crate) gemm: GemmChoice,
-    /// Refuse software devices in place of GPUs, fallbacks, throttles, routes that `devices --links` has not
-    /// verified, and suspicious weights, with exit code 8. Routes through host memory need no probe.
+    /// Refuse software devices in place of GPUs, fallbacks, throttles, links without a verified route, and
+    /// suspicious weights, with exit code 8.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = switch("RAGTAG_STRICT"))]
     pub(crate) strict: bool,
 }
@@ -72,8 +72,8 @@ pub(crate) struct DevicesArgs {
     #[arg(long, conflicts_with = "links")]
     pub(crate) doctor: bool,
     /// Probe the links between the devices: check that each route keeps data intact, and show the fastest
-    /// verified route with its latency and rates. Default devices: auto,cpu. The result is cached, and plans
-    /// use it.
+    /// verified route with its latency and rates. Default devices: auto,cpu. The result is cached, and replaces
+    /// the quick probe that plans make.
     #[arg(long)]
     pub(crate) links: bool,
     /// Ignore cached results of --links and probe again.

@@ -60,8 +60,9 @@ pub(crate) struct PlacementArgs {
     /// f32. Default: the type in the plan with --plan, otherwise the type that is predicted to be faster.
     #[arg(long, alias = "boundary", value_name = "TYPE")]
     pub(crate) wire: Option<WireArg>,
-    /// Do not calibrate devices without a cached profile. Use datasheet, reported or assumed speeds instead.
-    /// Calibration takes at most 3 seconds, plus the time to compile kernels. Its result is cached.
+    /// Do not calibrate devices without a cached profile, and do not probe links. Use datasheet, reported or
+    /// assumed speeds instead, and host memory between devices without a cached probe. Calibration takes at most
+    /// 3 seconds and 0.3 per pair of devices, plus the time to compile kernels. Its result is cached.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
     pub(crate) no_calibration: bool,
     /// Do not test kernels at the first use of a device. The test takes about a second per device and driver.

@@ -31,7 +31,7 @@ const CONTENTS: RegionId = RegionId(2);
 const SUMS: ChecksumIds = ChecksumIds { module: ModuleId(0), sums: BufferId(6), region: RegionId(3) };
 /// Buffers between which each device of a busy link copies on its compute queue, and their size in bytes.
 const BUSY: [BufferId; 2] = [BufferId(4), BufferId(5)];
-const BUSY_BYTES: u64 = 8 << 20;
+const BUSY_BYTES: u64 = 2 << 20;
 /// Approximate duration of a submission to the compute queue of a busy device, and the maximum number of its
 /// copies. Two such submissions are in flight, so that the queue does not run empty.
 const BUSY_US: f64 = 1000.0;
@@ -114,31 +114,73 @@ impl<'a> SoloLink<'a> {
         self.ends.iter().map(|end| end.adapter().caps.copy_alignment_bytes).fold(1, u64::max)
     }
 
-    /// Returns the time from an empty submission on the first device until the host knows of its completion,
-    /// in microseconds. [`SoloLink::time_us`] includes this time in addition to the transfer.
-    ///
-    /// # Errors
-    /// Fails if the device fails.
-    pub fn hand_over_us(&mut self) -> Result<f64> {
-        let start = Instant::now();
-        let idle = self.ends[0].empty(&[])?;
-        self.ends[0].wait(idle)?;
-        Ok(start.elapsed().as_secs_f64() * 1e6)
-    }
-
-    /// Returns the time of a transfer of `bytes` bytes in each direction, in microseconds. The time starts
-    /// with an empty submission on each sending device. An empty submission on each receiving device waits
-    /// for the bytes. The time ends when the host learns that these submissions have completed. `bytes` is
-    /// clamped to the range from 1 to the maximum of the link.
+    /// Returns the time of a transfer of `bytes` bytes in direction 0, in microseconds, as the statistics of a
+    /// pipeline count it: from the start of its first copy until its last byte has arrived. As between two
+    /// stages, the transfer is submitted while the sending device computes, and the receiving device is idle.
+    /// The sending device computes only if [`SoloLink::keep_busy`] was called. `bytes` is clamped to the range
+    /// from 1 to the maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails.
-    pub fn time_us(&mut self, bytes: u64) -> Result<f64> {
-        self.times_us(bytes, 1)
+    pub fn hop_us(&mut self, bytes: u64) -> Result<f64> {
+        let part = 0..bytes.clamp(1, self.bytes);
+        match self.hop(&part, false)? {
+            (Some(timed_us), _) => Ok(timed_us),
+            // A device does not report times.
+            (None, _) => self.hop(&part, true).map(|(timed_us, waited_us)| timed_us.unwrap_or(waited_us)),
+        }
+    }
+
+    /// Transfers `part` in direction 0 after a computation. Returns the time of the transfer that the devices
+    /// report, if they do, and the time that the host waits for it. If `watched` is set, the latter begins
+    /// when the host knows of the end of the computation.
+    fn hop(&mut self, part: &Range<u64>, watched: bool) -> Result<(Option<f64>, f64)> {
+        let computing = self.busy.iter().flat_map(|[first, _]| first.commands.clone()).collect();
+        let computed = self.ends[0].enqueue(QueueKind::Compute, Work::Commands(computing), &[], false)?;
+        let direction = &mut self.directions[0];
+        let mut moving = Moving { copies: Some(Vec::new()), ..direction.start(part, computed) };
+        while !moving.is_over() {
+            direction.step(&mut self.ends, part.start, &mut moving)?;
+        }
+        let copies = moving.copies.take().unwrap_or_default();
+        let moved = moving.end()?;
+        if watched {
+            self.ends[0].wait(computed)?;
+        }
+        let start = Instant::now();
+        self.ends[1].wait(moved.arrived)?;
+        let waited_us = start.elapsed().as_secs_f64() * 1e6;
+        self.settle(0, &moved)?;
+        let timed_us = self.timed_us(&copies);
+        self.ends.iter_mut().for_each(|end| end.timings.clear());
+        Ok((timed_us, waited_us))
+    }
+
+    /// Returns the time from the start of the first of `copies` to the end of the last one on the receiving
+    /// device, in microseconds. Returns `None` if a device does not report it.
+    fn timed_us(&mut self, copies: &[TimedCopy]) -> Option<f64> {
+        let (mut start_ns, mut end_ns) = (u64::MAX, 0);
+        for &TimedCopy { end, bytes, signal } in copies {
+            let at = usize::from(end == End::Incoming);
+            // The sender of a slot that the receiver reads only waits.
+            if bytes == 0 && end == End::Outgoing {
+                continue;
+            }
+            let timing = self.ends[at].timing(signal)?;
+            if bytes > 0 {
+                start_ns = timing.start_ns.min(start_ns);
+            }
+            if end == End::Incoming {
+                end_ns = timing.end_ns.max(end_ns);
+            }
+        }
+        (start_ns < end_ns).then(|| (end_ns - start_ns) as f64 / 1e3)
     }
 
     /// Returns the time of `count` transfers, each of `bytes` bytes in each direction, in microseconds. The
-    /// host submits all of them at once. Otherwise like [`SoloLink::time_us`].
+    /// host submits all of them at once. The time starts with an empty submission on each sending device. An
+    /// empty submission on each receiving device waits for the bytes. The time ends when the host learns that
+    /// these submissions have completed. `bytes` is clamped to the range from 1 to the maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails.
@@ -207,36 +249,6 @@ impl<'a> SoloLink<'a> {
             busy.in_flight.drain(..).try_for_each(|point| end.wait(point))?;
         }
         Ok(())
-    }
-
-    /// Returns the time of `rounds` transfers of `bytes` bytes there and back, in microseconds. The host
-    /// submits all of them at once. Each transfer waits for the one before it on the device. `bytes` is
-    /// clamped to the range from 1 to the maximum of the link.
-    ///
-    /// # Errors
-    /// Fails if a device fails. [`Error::Spec`] if the link has only one direction.
-    pub fn ping_pong_us(&mut self, bytes: u64, rounds: usize) -> Result<f64> {
-        if self.directions.len() < 2 {
-            return Err(Error::Spec { what: "a ping-pong needs both directions".into() });
-        }
-        let part = 0..bytes.clamp(1, self.bytes);
-        let start = Instant::now();
-        let mut ready = self.ends[0].empty(&[])?;
-        let mut last = [None, None];
-        for round in 0..rounds.max(1) {
-            for (at, last) in last.iter_mut().enumerate() {
-                if round > 0 {
-                    self.directions[at].free(&mut self.ends)?;
-                }
-                let moved = self.transfer(at..at + 1, &part, &[ready])?.swap_remove(0);
-                ready = self.ends[1 - at].empty(&[moved.arrived])?;
-                *last = Some(moved);
-            }
-        }
-        self.ends[0].wait(ready)?;
-        let us = start.elapsed().as_secs_f64() * 1e6;
-        last.iter().flatten().enumerate().try_for_each(|(at, moved)| self.settle(at, moved))?;
-        Ok(us)
     }
 
     /// Transfers pseudo-random contents in each direction at once, and checks them at the far end. `part` is
@@ -460,6 +472,16 @@ struct Moving {
     to_receiver: Vec<ReceiverEvent>,
     sent: Option<Point>,
     arrived: Option<Point>,
+    /// Copies at both ends. `None` if they are not timed.
+    copies: Option<Vec<TimedCopy>>,
+}
+
+/// A timed copy at one end of a transfer. Its submission signals `signal`.
+#[derive(Clone, Copy)]
+struct TimedCopy {
+    end: End,
+    bytes: u64,
+    signal: Point,
 }
 
 impl Moving {
@@ -534,6 +556,7 @@ impl Direction {
             to_receiver: vec![ReceiverEvent::Expect { transfer, bytes }],
             sent: None,
             arrived: None,
+            copies: None,
         }
     }
 
@@ -544,7 +567,7 @@ impl Direction {
             self.sender.step(event, &mut ends[self.from].points.download, &mut actions)?;
             for action in actions {
                 match action {
-                    Action::Copy(copy) => self.copy(ends, End::Outgoing, start, copy)?,
+                    Action::Copy(copy) => self.copy(ends, End::Outgoing, start, copy, &mut moving.copies)?,
                     Action::Message(message) => moving.to_receiver.push(ReceiverEvent::Message(message)),
                     Action::Done { at, .. } => moving.sent = Some(at),
                     // The transfers of a link are not verified.
@@ -557,7 +580,7 @@ impl Direction {
             self.receiver.step(event, &mut ends[1 - self.from].points.upload, &mut actions)?;
             for action in actions {
                 match action {
-                    Action::Copy(copy) => self.copy(ends, End::Incoming, start, copy)?,
+                    Action::Copy(copy) => self.copy(ends, End::Incoming, start, copy, &mut moving.copies)?,
                     Action::Message(message) => moving.to_sender.push(SenderEvent::Message(message)),
                     Action::Done { at, .. } => moving.arrived = Some(at),
                     Action::Sum { .. } | Action::Resent { .. } => {}
@@ -567,8 +590,16 @@ impl Direction {
         Ok(())
     }
 
-    /// Submits a copy to one of the two devices. `start` is the offset of the transfer in the slots.
-    fn copy(&self, ends: &mut [&mut SoloDevice; 2], end: End, start: u64, copy: Copy) -> Result<()> {
+    /// Submits a copy to one of the two devices, and adds it to `timed` if that is not `None`. `start` is the
+    /// offset of the transfer in the slots.
+    fn copy(
+        &self,
+        ends: &mut [&mut SoloDevice; 2],
+        end: End,
+        start: u64,
+        copy: Copy,
+        timed: &mut Option<Vec<TimedCopy>>,
+    ) -> Result<()> {
         let device = match end {
             End::Outgoing => &mut *ends[self.from],
             End::Incoming => &mut *ends[1 - self.from],
@@ -576,8 +607,10 @@ impl Direction {
         let own = BufferRange { buffer: SLOTS[self.from], offset: start + copy.offset, bytes: copy.bytes };
         let command = copy_command(end, &copy, own, Some(RINGS[self.from]), &[OTHERS[self.from]])?;
         let work = Work::Commands(command.into_iter().collect());
-        let Copy { waits, signal, .. } = copy;
-        let submission = Submission { queue: end.queue(), work, waits, signal, is_timed: false };
+        let Copy { waits, signal, bytes, .. } = copy;
+        let is_timed = timed.is_some();
+        timed.iter_mut().for_each(|timed| timed.push(TimedCopy { end, bytes, signal }));
+        let submission = Submission { queue: end.queue(), work, waits, signal, is_timed };
         device.device.submit(submission).map_err(|cause| device.failed(cause))
     }
 
