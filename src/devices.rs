@@ -222,6 +222,13 @@ impl Devices {
         backends(options).probe()
     }
 
+    /// Reads the sensors of each GPU. The report then contains temperatures, power, clocks and their limits, as
+    /// far as an API or the system reports them.
+    pub fn with_sensors(mut self) -> Self {
+        self.report.read_sensors();
+        self
+    }
+
     /// Limits the memory of devices below the sizes that they report, for tests.
     #[doc(hidden)]
     pub fn limited_to(self, limits: Limits) -> Self {

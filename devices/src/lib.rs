@@ -9,6 +9,7 @@ mod identity;
 mod library;
 mod memory;
 mod selection;
+mod sensors;
 mod table;
 mod throttle;
 

@@ -4,10 +4,11 @@
 
 use crate::child::{self, Asked, ProbeChild};
 use crate::identity;
+use crate::sensors::Sensors;
 use crate::throttle::ThrottleSpec;
 use ragtag_hal::{
-    Adapter, Backend, Checked, Device, DeviceId, Error, Features, GemmChoice, Limits, Result, Throttle,
-    Unavailable,
+    Adapter, AdapterKind, Backend, Checked, Device, DeviceId, Error, Features, GemmChoice, Limits, Result,
+    Throttle, Unavailable,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -298,6 +299,27 @@ impl Report {
             }
         }
         report
+    }
+
+    /// Reads the sensors of each GPU, through all APIs and interfaces of the system that report them. All
+    /// adapters of a GPU get the same condition.
+    pub fn read_sensors(&mut self) {
+        self.read(&Sensors::of_system());
+    }
+
+    pub(crate) fn read(&mut self, sensors: &Sensors) {
+        for at in 0..self.devices.len() {
+            let labels = self.devices[at].adapters.clone();
+            let adapters: Vec<_> = labels.iter().filter_map(|label| self.adapter(label)).collect();
+            let own = adapters.iter().filter_map(|adapter| adapter.condition.clone());
+            let is_gpu = |kind| matches!(kind, AdapterKind::Discrete | AdapterKind::Integrated);
+            let address =
+                adapters.iter().filter(|adapter| is_gpu(adapter.kind)).find_map(|one| one.identity.pci);
+            let read = address.and_then(|address| sensors.condition(address));
+            let condition = own.chain(read).reduce(|all, one| all.or(&one));
+            let these = self.adapters_mut().filter(|adapter| labels.contains(&adapter.label()));
+            these.for_each(|adapter| adapter.condition.clone_from(&condition));
+        }
     }
 
     fn adapters_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {

@@ -15,7 +15,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     if args.links {
         return super::links::run(args);
     }
-    let devices = Devices::probe_all(&super::device_options(&args.devices))?;
+    let devices = Devices::probe_all(&super::device_options(&args.devices))?.with_sensors();
     if args.json {
         let choice = devices.choice();
         print_json(&json!({
@@ -29,7 +29,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     } else {
         super::output::inform(&devices.start_line());
         print_devices(&devices)?;
-        for line in missing(devices.report()) {
+        for line in throttled(devices.report()).into_iter().chain(missing(devices.report())) {
             show(&format!("{line}\n"))?;
         }
     }
@@ -76,6 +76,15 @@ fn memory(adapter: &Adapter) -> (String, String) {
         }
         None => ("unknown".into(), "unknown".into()),
     }
+}
+
+/// Returns a line for each GPU that limits its clocks.
+fn throttled(report: &Report) -> Vec<String> {
+    let condition = |physical: &ragtag_devices::Physical| {
+        let condition = report.adapter(physical.adapters.first()?)?.condition.as_ref()?;
+        (!condition.throttled_by.is_empty()).then(|| format!("{physical}: {condition}"))
+    };
+    report.devices.iter().filter_map(condition).collect()
 }
 
 fn missing(report: &Report) -> Vec<String> {

@@ -72,7 +72,9 @@ pub fn examine(options: &DeviceOptions) -> Vec<Diagnosis> {
     let variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let machine = Machine::new("/".into(), variables.collect()).opening_with(options.probe_child.clone());
-    diagnose(&Devices::survey(options), options, &machine)
+    let mut report = Devices::survey(options);
+    report.read_sensors();
+    diagnose(&report, options, &machine)
 }
 
 fn diagnose(report: &Report, options: &DeviceOptions, machine: &Machine) -> Vec<Diagnosis> {

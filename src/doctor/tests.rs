@@ -5,7 +5,7 @@ use super::{Diagnosis, Finding, State, apis, diagnose, packages};
 use crate::calibrate::TriedKernel;
 use crate::devices::{DeviceOptions, Devices};
 use ragtag_devices::{BackendReport, Report, Status};
-use ragtag_hal::{Adapter, Condition, Unavailable};
+use ragtag_hal::{Adapter, Condition, ThrottleReason, Unavailable};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -118,8 +118,11 @@ fn a_working_cuda_machine_lacks_only_optional_parts() {
 #[test]
 fn the_condition_of_a_device_is_shown() {
     let devices = Devices::probe(&DeviceOptions::selecting("cpu")).unwrap();
-    let condition =
-        Condition { celsius: Some(97), throttled_by: vec!["temperature".into()], ..Condition::default() };
+    let condition = Condition {
+        celsius: Some(97),
+        throttled_by: [ThrottleReason::Temperature].into(),
+        ..Condition::default()
+    };
     let shown = |condition: Option<Condition>| {
         let adapters = vec![Adapter { condition, ..devices.selected()[0].clone() }];
         about(&Fake::new(DEBIAN).findings_of("level-zero", Status::Found { adapters }), "devices").remove(0)

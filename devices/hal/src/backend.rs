@@ -2,6 +2,7 @@
 
 use crate::caps::{Caps, MemoryHandle};
 use crate::command::{Command, Module, Submission};
+use crate::condition::Condition;
 use crate::error::{Error, Result, Unavailable};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::pool::{PoolLimits, PoolStats};
@@ -172,7 +173,7 @@ pub struct Adapter {
     pub memory: Vec<Memory>,
     /// Capabilities.
     pub caps: Caps,
-    /// Condition of the device at the time of the probe, if the API reports it.
+    /// Condition of the device at the time of the probe, if the API or the system reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<Condition>,
 }
@@ -199,30 +200,6 @@ impl Adapter {
             MemoryHandle::HostPages => true,
         };
         self.caps.sharing.imports.intersection(&owner.caps.sharing.exports).any(is_valid)
-    }
-}
-
-/// Condition of a device: temperature, limited clocks, and memory that needs attention.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Condition {
-    /// Highest temperature of all sensors, in degrees Celsius.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub celsius: Option<i32>,
-    /// Reasons for which the device limits its clocks, such as `temperature`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub throttled_by: Vec<String>,
-    /// State of memory that needs attention, such as `degraded`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<String>,
-}
-
-impl fmt::Display for Condition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let celsius = self.celsius.iter().map(|celsius| format!("{celsius} °C"));
-        let clocks = (!self.throttled_by.is_empty())
-            .then(|| format!("clocks limited by {}", self.throttled_by.join(" and ")));
-        let memory = self.memory.iter().map(|state| format!("memory {state}"));
-        f.write_str(&celsius.chain(clocks).chain(memory).collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -644,18 +621,6 @@ mod tests {
         for text in ["", "cpu", "cpu:", ":0", "cpu:+1", "cpu:-1", "c u:0", "cpu:0:1"] {
             assert!(text.parse::<Label>().is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn conditions_list_what_is_known() {
-        let hot = Condition {
-            celsius: Some(99),
-            throttled_by: vec!["temperature".into(), "current".into()],
-            memory: Some("degraded".into()),
-        };
-        let text = "99 °C, clocks limited by temperature and current, memory degraded";
-        assert_eq!(hot.to_string(), text);
-        assert_eq!(Condition { celsius: Some(45), ..Condition::default() }.to_string(), "45 °C");
     }
 
     #[test]

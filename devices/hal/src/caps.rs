@@ -189,12 +189,61 @@ pub struct MemorySharing {
     pub exports: BTreeSet<MemoryHandle>,
     /// Handle types from which the device can import memory.
     pub imports: BTreeSet<MemoryHandle>,
+    /// Kinds of allocations with one address on the host and the device.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub unified: BTreeSet<UnifiedAllocation>,
 }
 
 impl MemorySharing {
     /// Returns true if the driver does not claim to support any kind of memory sharing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+/// Kind of allocation with one address on the host and the device: shared virtual memory (SVM) of OpenCL, or
+/// unified shared memory (USM) of Level Zero and of OpenCL's `cl_intel_unified_shared_memory`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnifiedAllocation {
+    /// SVM buffers that the host maps before it uses them.
+    SvmCoarseBuffer,
+    /// SVM buffers that host and device use at the same time.
+    SvmFineBuffer,
+    /// Any host memory, as SVM.
+    SvmFineSystem,
+    /// Atomic operations of host and device on the same SVM.
+    SvmAtomics,
+    /// Host memory that the device can access.
+    UsmHost,
+    /// Memory of the device.
+    UsmDevice,
+    /// Memory that moves between the host and one device.
+    UsmShared,
+    /// Memory that moves between the host and several devices.
+    UsmSharedCrossDevice,
+    /// Any host memory, as USM.
+    UsmSharedSystem,
+}
+
+impl UnifiedAllocation {
+    /// Returns the kinds that the bits of `CL_DEVICE_SVM_CAPABILITIES` name.
+    pub fn of_svm(capabilities: u64) -> impl Iterator<Item = Self> {
+        let kinds = [Self::SvmCoarseBuffer, Self::SvmFineBuffer, Self::SvmFineSystem, Self::SvmAtomics];
+        (0..).zip(kinds).filter(move |(bit, _)| capabilities >> bit & 1 != 0).map(|(_, kind)| kind)
+    }
+
+    /// Returns the kinds of USM that a device can access. `accessible` lists whether it can access host memory, its
+    /// own memory, memory shared with one device and with several devices, and any host memory.
+    pub fn of_usm(accessible: [bool; 5]) -> impl Iterator<Item = Self> {
+        let kinds = [
+            Self::UsmHost,
+            Self::UsmDevice,
+            Self::UsmShared,
+            Self::UsmSharedCrossDevice,
+            Self::UsmSharedSystem,
+        ];
+        kinds.into_iter().zip(accessible).filter(|(_, accessible)| *accessible).map(|(kind, _)| kind)
     }
 }
 
@@ -217,6 +266,15 @@ pub enum MemoryHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bits_name_the_kinds_of_shared_virtual_memory() {
+        use UnifiedAllocation::{SvmAtomics, SvmCoarseBuffer, SvmFineBuffer, UsmDevice, UsmSharedSystem};
+        let svm = UnifiedAllocation::of_svm(0b1011).collect::<Vec<_>>();
+        assert_eq!(svm, [SvmCoarseBuffer, SvmFineBuffer, SvmAtomics]);
+        let usm = UnifiedAllocation::of_usm([false, true, false, false, true]).collect::<Vec<_>>();
+        assert_eq!(usm, [UsmDevice, UsmSharedSystem]);
+    }
 
     #[test]
     fn peak_rates_follow_from_plausible_clocks() {

@@ -29,6 +29,7 @@ pub mod cache;
 mod caps;
 mod checked;
 mod command;
+mod condition;
 #[cfg(unix)]
 mod dma_buf;
 pub mod driver;
@@ -52,15 +53,19 @@ mod timeline;
 
 pub use adaptive_wait::{Anticipation, Awaited, Turn};
 pub use backend::{
-    Adapter, AdapterKind, Backend, Condition, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory,
-    MemorySource, PciAddress, PhysicalIdentity, SharedMemory, SharedSemaphore, Timing,
+    Adapter, AdapterKind, Backend, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory, MemorySource,
+    PciAddress, PhysicalIdentity, SharedMemory, SharedSemaphore, Timing,
 };
-pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
+pub use caps::{
+    Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout,
+    UnifiedAllocation,
+};
 pub use checked::{Checked, LeakWatch, Leaks};
 pub use command::{
     Access, BinaryEntry, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry,
     Module, ModuleSource, Submission, TextEntry, Work,
 };
+pub use condition::{Condition, ThrottleReason};
 #[cfg(unix)]
 pub use dma_buf::DmaBuf;
 pub use error::{Error, Result, Unavailable};

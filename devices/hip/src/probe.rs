@@ -84,6 +84,7 @@ fn sharing(found: &[Found], at: usize) -> MemorySharing {
         peers: reached.map(|other| other.adapter.index).collect(),
         exports: [MemoryHandle::DriverObject].into(),
         imports: [MemoryHandle::DriverObject, MemoryHandle::HostPages].into_iter().chain(dma_buf).collect(),
+        ..MemorySharing::default()
     }
 }
 

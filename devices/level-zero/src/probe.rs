@@ -1,12 +1,13 @@
 //! Detection of Level Zero devices: their adapters, and the properties that are needed to open them.
 
-use crate::api::types::{DeviceProperties, QueueGroupProperties, value};
+use crate::api::types::{DeviceProperties, MemoryAccessProperties, QueueGroupProperties, value};
 use crate::api::{Device, Driver, api, until_zero};
 use crate::clock::Timer;
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
     Adapter, AdapterKind, Caps, Clocks, DriverInfo, Feature, Features, HeapKind, HostMemory, KernelLanguage,
     Memory, MemoryHandle, MemorySharing, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
+    UnifiedAllocation,
 };
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -166,6 +167,7 @@ fn describe(
     caps.sharing.imports.extend(imports_dma_buf.then_some(MemoryHandle::DmaBuf));
     caps.sharing.exports.extend(exports_dma_buf.then_some(MemoryHandle::DmaBuf));
     let access = device.memory_access().map_err(said)?;
+    caps.sharing.unified = unified(&access).collect();
     let adapter = Adapter {
         backend: backend.into(),
         index,
@@ -196,6 +198,18 @@ fn describe(
         imports_dma_buf,
     };
     Ok(Found { adapter, native })
+}
+
+/// Returns the kinds of unified shared memory that a device can access.
+fn unified(access: &MemoryAccessProperties) -> impl Iterator<Item = UnifiedAllocation> + use<> {
+    let kinds = [
+        access.host,
+        access.device,
+        access.shared_single_device,
+        access.shared_cross_device,
+        access.shared_system,
+    ];
+    UnifiedAllocation::of_usm(kinds.map(|flags| flags & value::READ_WRITE != 0))
 }
 
 /// Returns whether buffers can be imported from dma-bufs, and exported as dma-bufs.
@@ -294,7 +308,7 @@ fn caps(
         sharing: MemorySharing {
             exports: [MemoryHandle::DriverObject].into(),
             imports: [MemoryHandle::DriverObject, MemoryHandle::HostPages].into(),
-            peers: BTreeSet::new(),
+            ..MemorySharing::default()
         },
     })
 }

@@ -6,6 +6,7 @@ mod support;
 
 use ragtag_hal::{
     AdapterKind, BufferId, Device, Error, Feature, KernelLanguage, Limits, ModuleId, ProgramId, QueueKind,
+    UnifiedAllocation,
 };
 use ragtag_level_zero::{LevelZeroBackend, LevelZeroConfig};
 use std::ffi::CStr;
@@ -31,6 +32,9 @@ fn adapters_describe_the_devices() {
         assert!(adapter.driver.name.starts_with("Level Zero 1."), "{}", adapter.driver);
         assert_eq!(adapter.driver.hidden_by.as_deref(), Some("ZE_AFFINITY_MASK=0,1"));
         assert_eq!(adapter.condition, None, "Sysman is not enabled");
+        use UnifiedAllocation::{UsmDevice, UsmHost, UsmShared, UsmSharedCrossDevice};
+        let kinds = [UsmHost, UsmDevice, UsmShared, UsmSharedCrossDevice].into();
+        assert_eq!(adapter.caps.sharing.unified, kinds, "it cannot use any host memory");
     }
 }
 
@@ -193,7 +197,7 @@ fn sysman_reports_the_condition_of_devices() {
         let condition = adapter.condition.as_ref().unwrap().to_string();
         assert_eq!(
             condition,
-            "97 °C, clocks limited by average power and temperature, memory degraded",
+            "97 °C, 2400 MHz, clocks limited by temperature and power, memory degraded",
             "{}",
             adapter.label()
         );

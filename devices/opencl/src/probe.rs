@@ -4,20 +4,22 @@
 use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
 use crate::transfer::MemoryCaps;
 use cl3::ext::{
+    CL_DEVICE_CROSS_DEVICE_SHARED_MEM_CAPABILITIES_INTEL, CL_DEVICE_DEVICE_MEM_CAPABILITIES_INTEL,
     CL_DEVICE_GLOBAL_FREE_MEMORY_AMD, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL, CL_DEVICE_PCI_BUS_ID_NV,
-    CL_DEVICE_PCI_BUS_INFO_KHR, CL_DEVICE_PCI_SLOT_ID_NV, CL_DEVICE_SUB_GROUP_SIZES_INTEL,
+    CL_DEVICE_PCI_BUS_INFO_KHR, CL_DEVICE_PCI_SLOT_ID_NV, CL_DEVICE_SHARED_SYSTEM_MEM_CAPABILITIES_INTEL,
+    CL_DEVICE_SINGLE_DEVICE_SHARED_MEM_CAPABILITIES_INTEL, CL_DEVICE_SUB_GROUP_SIZES_INTEL,
     CL_DEVICE_TOPOLOGY_AMD, CL_DEVICE_UUID_KHR, cl_platform_id,
 };
 use opencl3::device::{
-    CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR, CL_DEVICE_SVM_FINE_GRAIN_BUFFER, CL_DEVICE_TYPE_ALL,
-    CL_DEVICE_TYPE_CPU, CL_DEVICE_TYPE_CUSTOM, CL_DEVICE_TYPE_GPU, Device,
+    CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR, CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_CPU,
+    CL_DEVICE_TYPE_CUSTOM, CL_DEVICE_TYPE_GPU, Device,
 };
 use opencl3::error_codes::{CL_DEVICE_NOT_FOUND, CL_PLATFORM_NOT_FOUND_KHR, ClError};
 use opencl3::platform::{Platform, platform::get_platform_ids};
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
     Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, HostMemory, KernelLanguage, Memory,
-    MemoryHandle, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
+    MemoryHandle, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Unavailable, UnifiedAllocation,
 };
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -41,6 +43,14 @@ const SUB_GROUP_SIZE: usize = 16;
 const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
 /// Capability bit of `cl_intel_unified_shared_memory`: kernels can read and write the allocation.
 const UNIFIED_ACCESS: u64 = 1;
+/// Device properties of `cl_intel_unified_shared_memory`, in the order of [`UnifiedAllocation::of_usm`].
+const USM_CAPABILITIES: [u32; 5] = [
+    CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL,
+    CL_DEVICE_DEVICE_MEM_CAPABILITIES_INTEL,
+    CL_DEVICE_SINGLE_DEVICE_SHARED_MEM_CAPABILITIES_INTEL,
+    CL_DEVICE_CROSS_DEVICE_SHARED_MEM_CAPABILITIES_INTEL,
+    CL_DEVICE_SHARED_SYSTEM_MEM_CAPABILITIES_INTEL,
+];
 
 /// Lock that serialises probes. PoCL 3.1 initialises its devices in the first probe and crashes on concurrent
 /// queries.
@@ -174,14 +184,14 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
     let objects = host_memory.then_some(MemoryHandle::DriverObject);
     caps.sharing.exports = objects.into_iter().collect();
     caps.sharing.imports = objects.into_iter().chain([MemoryHandle::HostPages]).collect();
-    let unified_memory = UnifiedMemory::of(id).filter(|_| {
-        number(&device, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL).is_some_and(|caps| caps & UNIFIED_ACCESS != 0)
-    });
+    let [svm, usm] = [svm(&device), usm(&device)];
+    let unified_memory = UnifiedMemory::of(id).filter(|_| usm.contains(&UnifiedAllocation::UsmHost));
     let memory = MemoryCaps {
         host_memory,
-        fine_grained_buffers: device.svm_mem_capability() & CL_DEVICE_SVM_FINE_GRAIN_BUFFER != 0,
+        fine_grained_buffers: svm.contains(&UnifiedAllocation::SvmFineBuffer),
         unified_host: unified_memory.is_some(),
     };
+    caps.sharing.unified = svm.into_iter().chain(usm).collect();
     let free = match () {
         () if host_memory => FreeMemory::Host,
         () if extensions.has("cl_amd_device_attribute_query") => FreeMemory::Amd,
@@ -214,6 +224,18 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
         free,
     };
     Ok(Found { adapter, native })
+}
+
+/// Returns the kinds of shared virtual memory that a device supports.
+fn svm(device: &Device) -> Vec<UnifiedAllocation> {
+    UnifiedAllocation::of_svm(device.svm_mem_capability()).collect()
+}
+
+/// Returns the kinds of unified shared memory that a device can access through Intel's extension.
+fn usm(device: &Device) -> Vec<UnifiedAllocation> {
+    let accessible = USM_CAPABILITIES
+        .map(|property| number(device, property).is_some_and(|caps| caps & UNIFIED_ACCESS != 0));
+    UnifiedAllocation::of_usm(accessible).collect()
 }
 
 /// Checks that the device can run Ragtag's kernels.

@@ -4,7 +4,10 @@
 
 mod support;
 
-use ragtag_hal::{Backend, BufferId, Checked, Command, Device, DeviceId, Error, Limits, ModuleId, QueueKind};
+use ragtag_hal::{
+    Backend, BufferId, Checked, Command, Device, DeviceId, Error, Limits, ModuleId, QueueKind,
+    UnifiedAllocation,
+};
 use ragtag_opencl::{OpenClBackend, OpenClConfig, TransferMode};
 use support::*;
 
@@ -41,6 +44,17 @@ fn all_transfer_modes_give_the_same_result() {
             };
             bench.works_repeatedly(&format!("{transfer:?}"));
         }
+    }
+}
+
+#[test]
+fn adapters_list_the_kinds_of_unified_memory() {
+    for adapter in adapters(&backend()) {
+        let unified = &adapter.caps.sharing.unified;
+        println!("{} ({}): {unified:?}", adapter.name, adapter.driver);
+        let must_have = |part: &str, kind| !adapter.driver.name.contains(part) || unified.contains(&kind);
+        assert!(must_have("Portable Computing Language", UnifiedAllocation::SvmCoarseBuffer), "{unified:?}");
+        assert!(must_have("Intel(R) OpenCL", UnifiedAllocation::UsmHost), "{unified:?}");
     }
 }
 

@@ -17,6 +17,8 @@ const UNSAFE: &[&str] = &[
     "devices/cpu/src/tests.rs",
     // Opens drivers' libraries in a child process.
     "devices/src/library.rs",
+    // Calls of NVIDIA's management library.
+    "devices/src/sensors/nvml.rs",
     // OpenCL calls, and the code that passes them host memory, kernels and handles.
     "devices/opencl/src/api/",
     "devices/opencl/src/context.rs",

@@ -170,6 +170,7 @@ functions! {
         zesDeviceEnumTemperatureSensors(device: Handle, count: *mut u32, sensors: *mut Handle);
         zesTemperatureGetState(sensor: Handle, celsius: *mut f64);
         zesDeviceEnumFrequencyDomains(device: Handle, count: *mut u32, domains: *mut Handle);
+        zesFrequencyGetProperties(domain: Handle, properties: *mut FrequencyProperties);
         zesFrequencyGetState(domain: Handle, state: *mut FrequencyState);
     }
 }

@@ -7,7 +7,7 @@
 use super::types::*;
 use super::{Device, call_optional, check, lacks};
 use crate::error::Code;
-use ragtag_hal::{Condition, Error, Result};
+use ragtag_hal::{Condition, Error, Result, ThrottleReason};
 
 /// Environment variable that enables Sysman.
 const ENABLES: &str = "ZES_ENABLE_SYSMAN";
@@ -18,8 +18,15 @@ const MAX_PARTS: usize = 64;
 type Enumerate = unsafe extern "C" fn(Handle, *mut u32, *mut Handle) -> Code;
 
 /// Reasons for a limited clock, as bits of `zes_freq_throttle_reason_flags_t`.
-const REASONS: [&str; 7] =
-    ["average power", "burst power", "current", "temperature", "power supply", "software", "hardware"];
+const REASONS: [ThrottleReason; 7] = [
+    ThrottleReason::Power,
+    ThrottleReason::BurstPower,
+    ThrottleReason::Current,
+    ThrottleReason::Temperature,
+    ThrottleReason::PowerSupply,
+    ThrottleReason::Settings,
+    ThrottleReason::Hardware,
+];
 /// Names of the values of `zes_mem_health_t` that need attention, from 2.
 const HEALTH: [&str; 3] = ["degraded", "critical", "to be replaced"];
 
@@ -82,32 +89,43 @@ impl Device {
         sensors.into_iter().filter_map(read).max()
     }
 
-    /// Returns the reasons for which the clocks are limited, or `None` if Sysman does not report any clock.
-    fn throttle_reasons(self) -> Option<u32> {
+    /// Returns the domain, if it is known, and the state of each clock.
+    fn clocks(self) -> Result<Vec<(Option<u32>, FrequencyState)>> {
         let enumerate = self.api.functions.zesDeviceEnumFrequencyDomains;
-        let domains = self.parts("zesDeviceEnumFrequencyDomains", enumerate).ok()?;
-        let read = |domain| {
-            let mut state = FrequencyState::default();
+        let read = |clock| {
+            let (mut properties, mut state) = (FrequencyProperties::default(), FrequencyState::default());
             // SAFETY: the call fills the structure.
-            unsafe { call_optional!(self.api, zesFrequencyGetState(domain, &raw mut state)) }.ok()?;
-            Some(state.throttle_reasons)
+            let described =
+                unsafe { call_optional!(self.api, zesFrequencyGetProperties(clock, &raw mut properties)) };
+            // SAFETY: the call fills the structure.
+            unsafe { call_optional!(self.api, zesFrequencyGetState(clock, &raw mut state)) }?;
+            Ok((described.ok().map(|()| properties.domain), state))
         };
-        domains.into_iter().filter_map(read).reduce(|all, one| all | one)
+        self.parts("zesDeviceEnumFrequencyDomains", enumerate)?.into_iter().map(read).collect()
     }
 
-    /// Returns the temperature, the limits of the clocks and the health of the memory, or `None` if Sysman
-    /// reports none of them.
+    /// Returns the temperature, the clocks, the limits of the clocks and the health of the memory, or
+    /// `None` if Sysman reports none of them.
     pub(crate) fn condition(self) -> Option<Condition> {
-        let reasons = self.throttle_reasons();
-        let has = |at: usize| reasons.is_some_and(|reasons| reasons >> at & 1 != 0);
-        let throttled_by = REASONS.iter().enumerate().filter(|(at, _)| has(*at));
+        let clocks = self.clocks().unwrap_or_default();
+        let reasons = clocks.iter().fold(0, |all, (_, clock)| all | clock.throttle_reasons);
+        // An unknown clock is negative.
+        let mhz = |domain| {
+            let state =
+                clocks.iter().find(|(of, _)| *of == Some(domain)).map(|(_, clock)| clock.actual_mhz.round());
+            state.filter(|&mhz| mhz > 0.0).map(|mhz| mhz as u32)
+        };
+        let throttled_by = (0..).zip(REASONS).filter(|(at, _)| reasons >> at & 1 != 0);
         let worst = self.memory_states().unwrap_or_default().iter().map(|state| state.health).max();
         let health = worst.and_then(|health| HEALTH.get((health as usize).checked_sub(2)?));
         let condition = Condition {
             celsius: self.celsius(),
-            throttled_by: throttled_by.map(|(_, reason)| reason.to_string()).collect(),
+            compute_mhz: mhz(value::GPU_CLOCK),
+            memory_mhz: mhz(value::MEMORY_CLOCK),
+            throttled_by: throttled_by.map(|(_, reason)| reason).collect(),
             memory: health.map(|health| health.to_string()),
+            ..Condition::default()
         };
-        (condition != Condition::default()).then_some(condition)
+        condition.if_known()
     }
 }

@@ -173,6 +173,16 @@ structures! {
     }
     /// `zes_mem_state_t`
     MemoryState = 0x1e { health: u32, free_bytes: u64, size_bytes: u64, }
+    /// `zes_freq_properties_t`
+    FrequencyProperties = 0x9 {
+        domain: u32,
+        on_subdevice: u8,
+        subdevice_id: u32,
+        can_control: u8,
+        reports_throttling: u8,
+        min_mhz: f64,
+        max_mhz: f64,
+    }
     /// `zes_freq_state_t`
     FrequencyState = 0x1b {
         volts: f64,
@@ -212,6 +222,10 @@ pub(crate) struct Timestamps {
 pub(crate) mod value {
     /// `ZE_DEVICE_TYPE_GPU`
     pub(crate) const GPU: u32 = 1;
+    /// `ZES_FREQ_DOMAIN_GPU`
+    pub(crate) const GPU_CLOCK: u32 = 0;
+    /// `ZES_FREQ_DOMAIN_MEMORY`
+    pub(crate) const MEMORY_CLOCK: u32 = 1;
     /// `ZE_DEVICE_TYPE_CPU`
     pub(crate) const CPU: u32 = 2;
     /// `ZE_DEVICE_PROPERTY_FLAG_INTEGRATED`
@@ -274,6 +288,7 @@ mod tests {
             (size_of::<ModuleDesc>(), 56),
             (size_of::<KernelProperties>(), 96),
             (size_of::<MemoryState>(), 40),
+            (size_of::<FrequencyProperties>(), 48),
             (size_of::<FrequencyState>(), 64),
             (size_of::<Extension>(), 260),
             (size_of::<Timestamps>(), 32),

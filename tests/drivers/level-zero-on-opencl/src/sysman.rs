@@ -84,6 +84,19 @@ entries! {
         let [.., clock] = parts(&find::<Device>(device)?);
         list(count, to, &[clock], |to, one| put(to, one as Handle))
     }
+    fn zesFrequencyGetProperties(clock: Handle, to: *mut SysmanClock) {
+        find::<Clock>(clock)?;
+        describe(to, SysmanClock {
+            head: described(to)?.head,
+            domain: 0, // the compute units
+            on_subdevice: 0,
+            subdevice: 0,
+            can_control: 0,
+            reports_throttling: 0,
+            min: MHZ,
+            max: MHZ,
+        })
+    }
     fn zesFrequencyGetState(clock: Handle, to: *mut SysmanFrequency) {
         find::<Clock>(clock)?;
         let throttle_reasons = setting("RAGTAG_FAKE_THROTTLE_REASONS").unwrap_or(0) as u32;

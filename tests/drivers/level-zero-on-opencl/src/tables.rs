@@ -207,7 +207,7 @@ tables! {
         -zesPowerSetLimitsExt,
     }
     zesGetFrequencyProcAddrTable {
-        -zesFrequencyGetProperties, -zesFrequencyGetAvailableClocks, -zesFrequencyGetRange,
+        +zesFrequencyGetProperties, -zesFrequencyGetAvailableClocks, -zesFrequencyGetRange,
         -zesFrequencySetRange, +zesFrequencyGetState, -zesFrequencyGetThrottleTime,
         -zesFrequencyOcGetCapabilities, -zesFrequencyOcGetFrequencyTarget,
         -zesFrequencyOcSetFrequencyTarget, -zesFrequencyOcGetVoltageTarget, -zesFrequencyOcSetVoltageTarget,

@@ -167,6 +167,16 @@ structures! {
     }
     /// `zes_mem_state_t`.
     SysmanMemoryState [0x1e] { health: u32, free: u64, bytes: u64, }
+    /// `zes_freq_properties_t`.
+    SysmanClock [0x9] {
+        domain: u32,
+        on_subdevice: u8,
+        subdevice: u32,
+        can_control: u8,
+        reports_throttling: u8,
+        min: f64,
+        max: f64,
+    }
     /// `zes_freq_state_t`.
     SysmanFrequency [0x1b] {
         volts: f64,

@@ -46,6 +46,9 @@ fn devices_look_like_arc_cards() {
             assert!(celsius > 0.0);
             let (mut clock, mut frequency): (_, SysmanFrequency) = (NONE, blank());
             ok!(ze, zesDeviceEnumFrequencyDomains(device, &raw mut count, &raw mut clock));
+            let mut properties: SysmanClock = blank();
+            ok!(ze, zesFrequencyGetProperties(clock, &raw mut properties));
+            assert_eq!((properties.domain, properties.max), (0, 2400.0));
             ok!(ze, zesFrequencyGetState(clock, &raw mut frequency));
             assert_eq!((frequency.actual, frequency.throttle_reasons), (2400.0, 0));
 
