@@ -44,8 +44,10 @@ mod engine;
 mod error;
 mod files;
 mod fitting;
+mod isolation;
 mod model;
 pub mod npy;
+#[cfg(feature = "pictures")]
 pub mod pictures;
 mod planner;
 #[cfg(feature = "cli")]

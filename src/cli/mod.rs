@@ -119,7 +119,8 @@ fn start_logging() {
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
-    log.with_writer(std::io::stderr).init();
+    // `init` would also print the log records of dependencies. It fails if another subscriber is set.
+    let _ = tracing::subscriber::set_global_default(log.with_writer(std::io::stderr).finish());
 }
 
 fn open_model(path: Option<&Path>) -> Result<Model> {

@@ -5,7 +5,7 @@
 
 use crate::packages::Depth;
 use crate::run_tests::{self, TestArgs};
-use crate::{hostile, packages, real_models, support, tidy};
+use crate::{dependencies, hostile, packages, real_models, support, tidy};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
@@ -84,11 +84,12 @@ fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String
     run_tests::run(root, args, done)
 }
 
-/// Checks dependencies, other feature sets, fuzz targets, AArch64, packages and a released model. Then runs the checks of `cargo
+/// Checks dependencies and their features, other feature sets, fuzz targets, AArch64, packages and a released model. Then runs the checks of `cargo
 /// xtask test`.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     let mut done = Done::default();
     deny(root, &mut done)?;
+    done.timed("dependencies", || dependencies::check(root))?;
     for (package, sets) in FEATURES {
         for features in sets {
             let clippy = ["clippy", "-p", package, "--no-default-features", "--features", features];
