@@ -15,7 +15,7 @@
 #![allow(clippy::print_stdout)] // examples print
 
 use ragtag::compute::Attention;
-use ragtag::{DeviceOptions, Devices};
+use ragtag::{DeviceOptions, Devices, Isolation};
 use std::time::Instant;
 
 /// Returns `count` pseudo-random values: scaled fractional parts of multiples of the golden ratio, centered
@@ -44,6 +44,8 @@ fn reference(q: &[f32], k: &[f32], v: &[f32], positions: usize, dims: usize) -> 
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // A driver that crashes while it lists its devices does not end this program.
+    let isolation = Isolation::start();
     let mut sizes = std::env::args().skip(1).map(|argument| argument.parse());
     let mut size = |default: usize| sizes.next().unwrap_or(Ok(default));
     let (heads, positions, dims) = (size(4)?, size(256)?, size(64)?);
@@ -53,7 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let norm: f64 = wanted.iter().map(|w| w * w).sum();
 
     println!("{:<14} {:<40} {:>15} {:>10}", "device", "name", "relative error", "time");
-    let devices = Devices::probe(&DeviceOptions::default())?;
+    let devices = Devices::probe(&DeviceOptions::default().isolated(&isolation))?;
     for adapter in devices.report().adapters() {
         let (label, name) = (adapter.label(), &adapter.name);
         let device = match devices.compute(adapter) {

@@ -41,11 +41,10 @@ pub struct DeviceOptions {
     /// Number of threads per CPU device. By default, the CPU devices divide the hardware threads evenly.
     pub cpu_threads: Option<u32>,
     /// Child process in which drivers are probed, because a driver may crash. If it is `None`, this process
-    /// probes the drivers.
+    /// probes the drivers. [`isolated`](Self::isolated) sets it.
     pub probe_child: Option<ProbeChild>,
     /// Program and arguments of the child process that compiles HIP kernels, because the HIP compiler may
-    /// crash. The program must call `ragtag::compile_for_hip`. If the list is empty, this process compiles
-    /// the kernels.
+    /// crash. If the list is empty, this process compiles the kernels. [`isolated`](Self::isolated) sets it.
     pub hip_compiler: Vec<OsString>,
     /// Artificial slow-downs of devices and links, for tests.
     pub throttles: Vec<ThrottleSpec>,

@@ -70,6 +70,7 @@ pub use devices::{DeviceOptions, Devices};
 pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
 pub use engine::{Engine, EngineOptions, Progress, StageInfo, VerifiedTransfers};
 pub use error::{Error, Result};
+pub use isolation::Isolation;
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
 /// Renders conversations to prompts with chat templates.
@@ -81,8 +82,6 @@ pub use selftest::{SELFTEST_VERSION, SelfTest};
 // These types appear in the public API of the items above.
 #[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
-#[cfg(feature = "hip")]
-pub use ragtag_devices::compile_for_hip;
 pub use ragtag_devices::{MemoryCapError, MemoryCaps, ProbeChild, ThrottleError, ThrottleSpec};
 pub use ragtag_graph::{ChatTemplates, Granularity, RopeScaling, WireType};
 pub use ragtag_hal::{AdapterKind, GemmChoice};

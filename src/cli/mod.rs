@@ -32,27 +32,32 @@ mod wanted;
 
 use crate::devices::{DeviceOptions, Devices};
 use crate::error::{Error, Result};
+use crate::isolation::Isolation;
 use crate::model::Model;
 use args::{Cli, Command, DescribedArgs, DeviceArgs, PlacementArgs};
 use clap::{CommandFactory, Parser};
-use ragtag_devices::ProbeChild;
-use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 /// Log filter that applies if `RUST_LOG` is not set.
 const DEFAULT_LOG: &str = "warn";
 
+/// Permission to probe drivers in child processes. [`main`] sets it.
+static ISOLATION: OnceLock<Isolation> = OnceLock::new();
+
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
+    // Child processes log, too.
+    start_logging();
+    ISOLATION.get_or_init(Isolation::start);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(other) => return explain(&other),
     };
-    start_logging();
     output::set_wide(cli.wide);
     execute(&cli.command).map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
 }
@@ -87,26 +92,12 @@ fn execute(command: &Command) -> Result<()> {
         Command::Template(args) => template::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Simulate(args) => simulate::run(args),
-        Command::Probe { backend } => {
-            let answer = ragtag_devices::Backends::new(&ragtag_devices::Config::default()).answer(backend);
-            output::print(&answer.ok_or_else(|| Error::Usage(format!("unknown backend {backend}")))?)
-        }
-        #[cfg(feature = "hip")]
-        Command::CompileForHip => ragtag_devices::compile_for_hip()
-            .map_err(|e| Error::Usage(format!("cannot return compiled code to the parent process: {e}"))),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut shown(), "ragtag", &mut script);
+            clap_complete::generate(*shell, &mut Cli::command(), "ragtag", &mut script);
             output::print(&String::from_utf8_lossy(&script))
         }
     }
-}
-
-/// Returns the description of the command line without the hidden subcommands, which only Ragtag itself runs.
-fn shown() -> clap::Command {
-    let commands: Vec<_> =
-        Cli::command().get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
-    clap::Command::new("ragtag").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
 }
 
 /// Starts logging to standard error. `RUST_LOG` sets the filter. `NO_COLOR` turns off colors.
@@ -152,33 +143,22 @@ fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model>
 fn device_options(args: &DeviceArgs) -> DeviceOptions {
     // The conversion may be lossy. Device names are ASCII, so a value that is not UTF-8 matches no device.
     let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    DeviceOptions {
+    let mut options = DeviceOptions {
         requested: args.device.clone(),
         from_environment: variable("RAGTAG_DEVICES"),
         memory: (!args.memory.is_empty()).then(|| args.memory.join(",")),
         memory_from_environment: variable("RAGTAG_MEMORY"),
         cpu_devices: args.cpu_devices,
         cpu_threads: args.threads,
-        probe_child: probe_child(Duration::from_secs(args.probe_limit)),
-        hip_compiler: hip_compiler(),
         throttles: args.throttle.clone(),
         gemm: args.gemm,
+        ..DeviceOptions::default()
+    };
+    options = ISOLATION.get().map_or(options.clone(), |isolation| options.isolated(isolation));
+    if let Some(child) = &mut options.probe_child {
+        child.limit = Duration::from_secs(args.probe_limit);
     }
-}
-
-/// Returns the command line of the child process that probes drivers: this executable with `probe`. Drivers
-/// are probed in a child process because they may crash. Returns `None` if the path of the executable is
-/// unknown.
-fn probe_child(limit: Duration) -> Option<ProbeChild> {
-    let program = std::env::current_exe().ok()?;
-    Some(ProbeChild { program, arguments: vec!["probe".into()], limit })
-}
-
-/// Returns the command line of the child process that compiles for HIP: this executable with
-/// `compile-for-hip`. Returns an empty list if the path of the executable is unknown.
-fn hip_compiler() -> Vec<OsString> {
-    let own = std::env::current_exe().ok().map(|program| vec![program.into(), "compile-for-hip".into()]);
-    own.unwrap_or_default()
+    options
 }
 
 /// Prints the selection of devices to standard error.

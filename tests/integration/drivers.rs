@@ -5,7 +5,8 @@
 
 #![cfg(target_os = "linux")]
 
-use crate::support::{ragtag, text};
+use crate::examples::example;
+use crate::support::{ragtag, sheltered, text};
 use ragtag_devices::{Backends, Config};
 use serde_json::Value;
 use std::path::Path;
@@ -112,17 +113,31 @@ fn a_driver_that_hangs_is_unavailable_after_the_limit() {
     }
 }
 
+/// Checks that a driver that crashes does not end a program that uses Ragtag as a library.
+#[test]
+fn a_driver_that_crashes_does_not_end_an_isolated_program() {
+    let [driver, ..] = &DRIVERS;
+    let folder = tempfile::tempdir().unwrap();
+    let called = folder.path().join("called");
+    let body = format!("fclose(fopen({called:?}, \"w\")); *(volatile int *)0 = 1;");
+    let Some(()) = build(driver, &body, folder.path()) else { return };
+    let mut program = sheltered(example("06-attention-everywhere"));
+    let done = program.env("LD_LIBRARY_PATH", folder.path()).args(["2", "32", "16"]).assert().success();
+    let out = String::from_utf8_lossy(&done.get_output().stdout);
+    assert!(called.exists() && out.lines().any(|line| line.starts_with("cpu:0 ")), "{out}");
+}
+
 /// Checks that the probe process prints only its result, in one line, and rejects unknown backends.
 #[test]
 fn a_probe_prints_one_line() {
-    let output = ragtag().args(["probe", "cpu"]).output().unwrap();
+    let output = ragtag().args(["ragtag-child", "probe", "cpu"]).output().unwrap();
     let out = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && out.lines().count() == 1, "{out}");
     assert!(out.starts_with("ragtag-probe {\"found\":[{\"backend\":\"cpu\""), "{out}");
-    let output = ragtag().args(["probe", "abacus"]).output().unwrap();
+    let output = ragtag().args(["ragtag-child", "probe", "abacus"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let help = ragtag().arg("--help").output().unwrap();
-    assert!(!String::from_utf8(help.stdout).unwrap().contains("probe "), "the subcommand is hidden");
+    let output = ragtag().args(["ragtag-child", "nonsense"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
 }
 
 /// Compiles a library from C code. Without a compiler, records a skip and returns `false`.

@@ -8,7 +8,7 @@ fn printed(name: &str, arguments: &[&str]) -> String {
 }
 
 /// Returns the command of an example.
-fn example(name: &str) -> assert_cmd::Command {
+pub(crate) fn example(name: &str) -> assert_cmd::Command {
     // `cargo test` builds the examples next to the folder of the tests. With `--test integration` it builds
     // no example.
     let test = std::env::current_exe().unwrap();

@@ -145,7 +145,7 @@ fn intels_driver_accepts_the_calls_of_a_whole_run() {
         ]);
         command
     };
-    let probed = ragtag().args(["probe", "level-zero"]).output().unwrap();
+    let probed = ragtag().args(["ragtag-child", "probe", "level-zero"]).output().unwrap();
     let probed = String::from_utf8(probed.stdout).unwrap();
     if probed.contains("unavailable") {
         return test_support::skip!("Intel's Level Zero driver", "{probed}");

@@ -77,16 +77,6 @@ pub(crate) enum Command {
     Selftest(SelftestArgs),
     /// Simulate a plan under a load of requests, without running the model.
     Simulate(SimulateArgs),
-    /// Probe one backend and print its adapters for the parent process.
-    #[command(hide = true)]
-    Probe {
-        /// Name of the backend.
-        backend: String,
-    },
-    /// Compile a HIP kernel source for the parent process, over standard input and output.
-    #[cfg(feature = "hip")]
-    #[command(hide = true)]
-    CompileForHip,
     /// Print a shell completion script.
     #[command(
         after_help = "Example:\n  ragtag completions bash > ~/.local/share/bash-completion/completions/ragtag"
