@@ -1,8 +1,9 @@
-//! Runs one model on a GPU and the CPU together. Without a GPU, the CPU serves as two devices.
+//! Runs one model on all GPUs and the CPU together.
 //!
-//! Demonstrates a pipeline over two kinds of devices: the first half of the model runs on the GPU, and the
-//! second half on the CPU. The program prints the stages with their devices, a tale, the speed, and the
-//! transfers between the stages with their route.
+//! Demonstrates a pipeline over the devices of the machine: each device holds an equal share of the layers.
+//! Without a GPU, the first software device takes its place. Without one, the CPU serves as two devices. The
+//! program prints the stages with their devices, a tale, the speed, and the transfers between the stages with
+//! their route.
 //!
 //! ```sh
 //! cargo run --release --example 07-gpu-and-cpu
@@ -11,44 +12,36 @@
 
 #![allow(clippy::print_stdout)] // examples print
 
-use ragtag::{AdapterKind, DeviceOptions, Devices, Engine, EngineOptions, Generation, LinkOptions};
-use ragtag::{LinkReport, Model, Planner};
+use ragtag::{
+    AdapterKind, DeviceOptions, Devices, Engine, EngineOptions, Generation, Isolation, LinkOptions, LinkReport,
+    Model, Planner,
+};
 use std::time::Instant;
 
 fn main() -> ragtag::Result<()> {
+    let isolation = Isolation::start();
     let model = match std::env::args().nth(1) {
         Some(path) => Model::open(path)?,
         None => Model::bundled()?,
     };
-    // The survey lists the GPUs of all APIs, the usually fastest API first.
-    let found = Devices::survey(&DeviceOptions::default());
-    let is_gpu = |kind| matches!(kind, AdapterKind::Discrete | AdapterKind::Integrated);
-    let gpu = found.adapters().find(|adapter| is_gpu(adapter.kind)).map(|adapter| adapter.label());
-    let [first, second] = match gpu {
-        Some(gpu) => [gpu, "cpu:0".into()],
-        None => {
-            println!("no GPU: the CPU is both devices");
-            ["cpu:0".into(), "cpu:1".into()]
-        }
-    };
-    let mut options = DeviceOptions::selecting(format!("{first},{second}"));
-    options.cpu_devices = if first == "cpu:0" { 2 } else { 1 };
+    let labels = choose(&isolation);
+    let mut options = DeviceOptions::selecting(labels.join(",")).isolated(&isolation);
+    options.cpu_devices = labels.iter().filter(|label| label.starts_with("cpu:")).count() as u32;
     let devices = Devices::probe(&options)?;
 
-    let last = model.graph().segment_count() - 1;
-    let half = last / 2;
-    let split = format!("0-{half}={first},{}-{last}={second}", half + 1).parse()?;
     // Without a probe, the plan would use only host memory between the devices.
     let links = LinkReport::run(&devices, &LinkOptions::quick(None), &|_, _| ())?;
     // A short context fits into the memory of every GPU.
+    let split = equal_shares(model.graph().segment_count(), &labels).parse()?;
     let planner = Planner::new(&model).devices(&devices).probed(&links).context(256).split(split);
     let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
-    for stage in engine.stages() {
-        println!("segments {:?} on {} ({})", stage.segments, stage.adapter.label(), stage.adapter.name);
+    let stages = &engine.plan().stages;
+    for (stage, running) in stages.iter().zip(engine.stages()) {
+        println!("segments {} on {} ({})", stage.segments, stage.device, running.adapter.name);
     }
 
     let prompt = "Once upon a time";
-    let generation = Generation { max_tokens: 64, ignore_end: true, ..Generation::greedy() };
+    let generation = Generation { max_tokens: 32, ignore_end: true, ..Generation::greedy() };
     let start = Instant::now();
     let text = engine.session().generate(prompt, &generation)?.blocking_text()?;
     let seconds = start.elapsed().as_secs_f64();
@@ -56,11 +49,49 @@ fn main() -> ragtag::Result<()> {
 
     let stats = engine.stats();
     println!("{} tokens at {:.1} tokens/s", stats.new_tokens, stats.new_tokens as f64 / seconds);
-    for (edge, routes) in stats.edges.iter().zip(engine.plan().routes()) {
+    for ((edge, routes), ends) in stats.edges.iter().zip(engine.plan().routes()).zip(stages.windows(2)) {
+        let (from, to) = (&ends[0].device, &ends[1].device);
         let route = routes.iter().map(|route| route.name()).collect::<Vec<_>>().join(", else ");
         let [prefill, decode] =
             [edge.prefill, edge.decode].map(|crossed| crossed.crossings + crossed.untimed);
-        println!("{first} → {second}: {prefill} transfers of prompts and {decode} of tokens, route {route}");
+        println!("{from} → {to}: {prefill} transfers of prompts and {decode} of tokens, route {route}");
     }
     Ok(())
+}
+
+/// Chooses all GPUs, each through its preferred API, and the CPU.
+fn choose(isolation: &Isolation) -> Vec<String> {
+    let found = Devices::survey(&DeviceOptions::default().isolated(isolation));
+    let preferred = found.devices.iter().filter_map(|device| found.adapter(device.adapters.first()?));
+    let (mut gpus, mut software) = (Vec::new(), Vec::new());
+    for adapter in preferred {
+        match adapter.kind {
+            AdapterKind::Discrete | AdapterKind::Integrated => gpus.push(adapter.label()),
+            AdapterKind::Software => software.push(adapter.label()),
+            AdapterKind::Cpu => {}
+        }
+    }
+    if !gpus.is_empty() {
+        return [gpus, vec!["cpu:0".into()]].concat();
+    }
+    match software.into_iter().next() {
+        Some(software) => {
+            println!("no GPU: {software} computes on the CPU and takes its place");
+            vec![software, "cpu:0".into()]
+        }
+        None => {
+            println!("no GPU: the CPU is both devices");
+            vec!["cpu:0".into(), "cpu:1".into()]
+        }
+    }
+}
+
+/// Divides the segments evenly among the devices, such as `0-6=cuda:0,7-13=cpu:0`.
+fn equal_shares(segments: usize, labels: &[String]) -> String {
+    let stages = labels.len().min(segments);
+    let share = |at: usize| {
+        let (first, last) = (at * segments / stages, (at + 1) * segments / stages - 1);
+        format!("{first}-{last}={}", labels[at])
+    };
+    (0..stages).map(share).collect::<Vec<_>>().join(",")
 }

@@ -13,14 +13,15 @@
 #![allow(clippy::print_stdout)] // examples print
 
 use ragtag::{Activations, AdapterKind, DeviceOptions, Devices, Engine, EngineOptions, Generation};
-use ragtag::{KvType, Model, Planner};
+use ragtag::{Isolation, KvType, Model, Planner};
 
 fn main() -> ragtag::Result<()> {
+    let isolation = Isolation::start();
     let model = match std::env::args().nth(1) {
         Some(path) => Model::open(path)?,
         None => Model::bundled()?,
     };
-    let (devices, [first, second]) = choose()?;
+    let (devices, [first, second]) = choose(&isolation)?;
     let last = model.graph().segment_count() - 1;
     let half = last / 2;
     let alone = generate(&model, &devices, &format!("0-{last}={first}"))?;
@@ -33,8 +34,8 @@ fn main() -> ragtag::Result<()> {
 }
 
 /// Chooses the first device of two APIs. Prefers GPUs to software devices, and these to the CPU.
-fn choose() -> ragtag::Result<(Devices, [String; 2])> {
-    let found = Devices::survey(&DeviceOptions::default());
+fn choose(isolation: &Isolation) -> ragtag::Result<(Devices, [String; 2])> {
+    let found = Devices::survey(&DeviceOptions::default().isolated(isolation));
     let mut adapters: Vec<_> = found.adapters().collect();
     adapters.sort_by_key(|adapter| match adapter.kind {
         AdapterKind::Discrete | AdapterKind::Integrated => 0,
@@ -54,7 +55,7 @@ fn choose() -> ragtag::Result<(Devices, [String; 2])> {
             [0, 1].map(|index| format!("{first}:{index}"))
         }
     };
-    let mut options = DeviceOptions::selecting(labels.join(","));
+    let mut options = DeviceOptions::selecting(labels.join(",")).isolated(isolation);
     options.cpu_devices = if second.is_some() { 1 } else { 2 };
     Ok((Devices::probe(&options)?, labels))
 }

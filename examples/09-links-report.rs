@@ -9,24 +9,28 @@
 //! cargo run --release --example 09-links-report -- cuda,vulkan,cpu
 //! ```
 //!
-//! The argument is a list of devices. By default, the program probes all GPUs and the CPU.
+//! The argument is a list of devices. By default, the program probes all GPUs, software devices and the CPU,
+//! each through its preferred API.
 
 #![allow(clippy::print_stdout)] // examples print
 
-use ragtag::{DeviceOptions, Devices, LinkOptions, LinkReport};
+use ragtag::{DeviceOptions, Devices, Isolation, LinkOptions, LinkReport};
 
 fn main() -> ragtag::Result<()> {
-    let mut options = DeviceOptions::selecting(std::env::args().nth(1).unwrap_or("auto,cpu".into()));
-    let mut devices = Devices::probe(&options)?;
-    if devices.selected().len() < 2 {
-        options.cpu_devices = 2;
-        devices = Devices::probe(&options)?;
+    let isolation = Isolation::start();
+    let options = match std::env::args().nth(1) {
+        Some(devices) => DeviceOptions::selecting(devices),
+        None => every_device(&isolation),
+    };
+    let devices = Devices::probe(&options.isolated(&isolation))?;
+    for adapter in devices.selected() {
+        println!("{:<14} {}", adapter.label(), adapter.name);
     }
     let report = LinkReport::run(&devices, &LinkOptions::default(), &|_, _| ())?;
     for warning in &report.warnings {
         println!("warning: {warning}");
     }
-    println!("{:<26} {:<8} {:<9} {:>10} {:>12}", "link", "route", "verified", "latency", "1 MiB");
+    println!("\n{:<26} {:<8} {:<9} {:>10} {:>12}", "link", "route", "verified", "latency", "1 MiB");
     for link in &report.links {
         let name = format!("{} → {}", link.from, link.to);
         for tried in &link.tried {
@@ -43,4 +47,16 @@ fn main() -> ragtag::Result<()> {
         println!("{name:<26} {}: {best}", link.class);
     }
     Ok(())
+}
+
+/// Selects each device through its preferred API. A CPU alone becomes two devices.
+fn every_device(isolation: &Isolation) -> DeviceOptions {
+    let found = Devices::survey(&DeviceOptions::default().isolated(isolation));
+    let labels: Vec<_> = found.devices.iter().filter_map(|device| device.adapters.first().cloned()).collect();
+    if labels.len() > 1 {
+        return DeviceOptions::selecting(labels.join(","));
+    }
+    let mut options = DeviceOptions::selecting("cpu");
+    options.cpu_devices = 2;
+    options
 }

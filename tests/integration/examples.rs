@@ -90,15 +90,15 @@ fn attention_meets_its_promised_error() {
 #[test]
 fn two_cpu_devices_replace_a_missing_gpu() {
     let lines = [
-        "no GPU: ",
-        "segments 0..7 on cpu:0 (",
-        "segments 7..14 on cpu:1 (",
+        "no GPU: the CPU is both devices",
+        "segments 0-6 on cpu:0 (",
+        "segments 7-13 on cpu:1 (",
         "\nOnce upon a time",
-        "64 tokens at ",
+        "32 tokens at ",
     ];
     prints("07-gpu-and-cpu", &[], &lines);
     // The statistics may lack the last transfer.
-    let edge = ["cpu:0 → cpu:1: 1 transfers of prompts and 6", " of tokens, route "];
+    let edge = ["cpu:0 → cpu:1: 1 transfers of prompts and 3", " of tokens, route "];
     prints("07-gpu-and-cpu", &[test_support::model("tales-bitnet-tq2_0").to_str().unwrap()], &edge);
 }
 
@@ -108,25 +108,49 @@ fn a_single_api_is_used_twice() {
     prints("08-two-apis", &[], &lines);
 }
 
-#[test]
-fn two_apis_generate_the_same_text() {
-    if last_vulkan().is_none() {
-        return;
-    }
+/// Returns the command of an example that finds the first driver of OpenCL and of Vulkan. Returns `None` and records a
+/// skip if there is no driver of Vulkan.
+fn with_drivers(name: &str) -> Option<assert_cmd::Command> {
+    last_vulkan()?;
     let drivers = ["OCL_ICD_VENDORS", "VK_DRIVER_FILES"].map(|name| (name, std::env::var_os(name)));
-    let mut command = sheltered(example("08-two-apis"));
+    let mut command = sheltered(example(name));
     for (name, value) in drivers {
-        // The first driver of each API is enough.
         let first = value.and_then(|value| std::env::split_paths(&value).next());
         command.env_remove(name).envs(first.map(|value| (name, value)));
     }
+    Some(command)
+}
+
+/// Returns the output of an example with the drivers of [`with_drivers`]. The model must be small, because the bundled
+/// model takes a second per token where shaders run on the CPU.
+fn printed_with_drivers(name: &str, arguments: &[&str]) -> Option<String> {
+    Some(output(with_drivers(name)?, arguments))
+}
+
+/// Returns the path of a tiny model directory.
+fn tiny(name: &str) -> String {
+    test_support::golden(name).to_str().unwrap().into()
+}
+
+#[test]
+fn two_apis_generate_the_same_text() {
+    let Some(mut command) = with_drivers("08-two-apis") else { return };
     let cache = std::env::var_os("RAGTAG_CACHE_DIR");
     command.envs(cache.map(|folder| ("RAGTAG_CACHE_DIR", folder)));
-    // The bundled model takes a second per token where shaders run on the CPU. This example probes no links, so it
-    // may use the programs that other tests compiled.
-    let done = command.arg(test_support::golden("tiny-llama3")).assert().success();
+    // This example probes no links, so it may use the programs that other tests compiled.
+    let done = command.arg(tiny("tiny-llama3")).assert().success();
     let out = String::from_utf8_lossy(&done.get_output().stdout);
     assert!(!out.contains("only one API") && out.matches(" alone: the same text").count() == 2, "{out}");
+}
+
+#[test]
+fn a_software_device_replaces_a_missing_gpu() {
+    let Some(out) = printed_with_drivers("07-gpu-and-cpu", &[&tiny("tiny-llama3")]) else { return };
+    for line in
+        ["no GPU: vulkan:0 ", "segments 0-1 on vulkan:0 (", "segments 2-3 on cpu:0 (", "vulkan:0 → cpu:0: 1 "]
+    {
+        assert!(out.contains(line), "{line} in {out}");
+    }
 }
 
 #[test]
@@ -137,5 +161,73 @@ fn reports_all_routes_of_each_link() {
         let is_verified = |line: &&&str| line.contains(" yes ") && line.ends_with("GB/s");
         assert_eq!(lines.iter().filter(is_verified).count(), 3, "{out}");
         assert!(lines[3].contains(" host: plans use "), "{out}");
+    }
+}
+
+#[test]
+fn reports_every_link_between_devices() {
+    let Some(out) = printed_with_drivers("09-links-report", &[]) else { return };
+    let devices: Vec<_> = out.lines().take_while(|line| !line.is_empty()).collect();
+    let labels: Vec<_> = devices.iter().filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(["vulkan:0", "cpu:0"].iter().all(|label| labels.contains(label)), "{out}");
+    for from in &labels {
+        for to in labels.iter().filter(|to| *to != from) {
+            let link = format!("{from} → {to}");
+            let summary = out.lines().any(|line| line.starts_with(&link) && line.contains(": plans use "));
+            assert!(summary, "{link} in {out}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_for_a_model_of_the_user_has_reasons() {
+    let model = test_support::model("tales-q8_0");
+    let out = printed("10-plan-with-reasons", &[model.to_str().unwrap()]);
+    for line in
+        ["with 14 segments may run on:\n  cpu:0 ", "\n  cpu:0      segments 0-13, ", "  - bottleneck: cpu:0 "]
+    {
+        assert!(out.contains(line), "{line} in {out}");
+    }
+    let last = out.lines().last().unwrap();
+    let speeds: Vec<f64> = last.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert!(speeds.len() == 2 && speeds.iter().all(|speed| *speed > 0.0), "{last}");
+}
+
+#[test]
+fn a_plan_says_why_devices_are_not_used() {
+    let arguments = [&*tiny("tiny-llama3"), "vulkan:0,opencl:0,cpu"];
+    let Some(out) = printed_with_drivers("10-plan-with-reasons", &arguments) else { return };
+    for label in ["vulkan:0", "opencl:0", "cpu:0"] {
+        let role = |line: &str| line.starts_with(&format!("  {label:10} segments "));
+        let is_unused = out.contains(&format!("  {label:10} not used\n"));
+        let has_reason =
+            out.contains(&format!("  - {label} is left out: ")) || out.contains(" are left out: ");
+        assert!(out.lines().any(role) != is_unused && (!is_unused || has_reason), "{label} in {out}");
+    }
+}
+
+/// Checks that the output of `11-larger-than-its-device` shows a run with streamed weights and the same text.
+fn check_streamed(out: &str, label: &str) {
+    let runs: Vec<_> = out.lines().filter(|line| line.contains(" MiB, ")).collect();
+    let [whole, capped] = runs[..] else { panic!("{label}: {out}") };
+    assert!(
+        whole.contains("all weights stay") && capped.contains(" segments are streamed: "),
+        "{label}: {out}"
+    );
+    let used = |line: &str| line.split(' ').next().unwrap().parse::<f64>().unwrap();
+    assert!(
+        used(capped) < used(whole) && out.contains("the text with streamed weights: the same\n"),
+        "{label}: {out}"
+    );
+    assert!(out.contains(&format!("- streamed on {label}: ")), "{label}: {out}");
+}
+
+#[test]
+fn a_model_larger_than_its_device_generates_the_same_text() {
+    check_streamed(&printed("11-larger-than-its-device", &[]), "cpu:0");
+    for label in ["opencl:0", "vulkan:0"] {
+        let arguments = [&*tiny("tiny-smollm3"), label];
+        let Some(out) = printed_with_drivers("11-larger-than-its-device", &arguments) else { return };
+        check_streamed(&out, label);
     }
 }
