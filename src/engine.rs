@@ -116,7 +116,7 @@ pub struct StageInfo {
 #[derive(Debug)]
 pub struct Engine {
     model: Model,
-    plan: Plan,
+    plan: Arc<Plan>,
     stages: Vec<StageInfo>,
     pipeline: Arc<Pipeline>,
     /// Time at which the stages were loaded, if transfers are verified.
@@ -197,14 +197,14 @@ impl Engine {
                 report(loaded.done_bytes, loaded.total_bytes);
             }
         })?;
-        let (model, plan, pipeline) = (model.clone(), plan.clone(), Arc::new(pipeline));
+        let (model, plan, pipeline) = (model.clone(), Arc::new(plan.clone()), Arc::new(pipeline));
         let verified_since = options.verify_transfers.then(Instant::now);
         Ok(Self { model, plan, stages, pipeline, verified_since })
     }
 
     /// Creates a session. An engine can have any number of sessions at the same time.
     pub fn session(&self) -> Session {
-        Session::new(self.model.clone(), Arc::clone(&self.pipeline))
+        Session::new(self.model.clone(), Arc::clone(&self.plan), Arc::clone(&self.pipeline))
     }
 
     /// Returns the plan that the engine executes.

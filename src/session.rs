@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::stop::{Matched, StopMatcher};
 use ragtag_graph::TextStream;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::core::{FinishReason, Finished, SequenceId};
 use ragtag_scheduler::{Job, Pipeline, Reply, Request, Sampler, Sampling};
 use serde::Serialize;
@@ -176,12 +177,13 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub struct Session {
     model: Model,
+    plan: Arc<Plan>,
     pipeline: Arc<Pipeline>,
 }
 
 impl Session {
-    pub(crate) fn new(model: Model, pipeline: Arc<Pipeline>) -> Self {
-        Self { model, pipeline }
+    pub(crate) fn new(model: Model, plan: Arc<Plan>, pipeline: Arc<Pipeline>) -> Self {
+        Self { model, plan, pipeline }
     }
 
     pub(crate) fn vocabulary(&self) -> u32 {
@@ -235,6 +237,53 @@ impl Session {
             stopped: false,
             ready: VecDeque::new(),
         })
+    }
+
+    /// Prepares the pipeline for the first request, which would otherwise wait until programs are compiled and
+    /// recorded. Runs a prompt of `prompt_tokens` tokens and a decode step in each slot, on all stages. If the plan has
+    /// a prefill stage, also runs a prompt that this stage processes. [`Engine::stats`](crate::Engine::stats) counts
+    /// these tokens.
+    ///
+    /// Dropping the future cancels the rest. A request then waits at most for the micro-batch that is in flight.
+    ///
+    /// ```
+    /// # use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> ragtag::Result<()> {
+    /// # let model = Model::bundled()?;
+    /// # let devices = Devices::probe(&DeviceOptions::selecting("cpu"))?;
+    /// # let planner = Planner::new(&model).devices(&devices);
+    /// let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
+    /// engine.session().warmup(32).await?;
+    /// // This prompt starts at full speed.
+    /// let text = engine.session().generate("Once upon a time", &Generation::default())?.text().await?;
+    /// # assert!(!text.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::Run`] if the pipeline fails.
+    pub async fn warmup(&self, prompt_tokens: u32) -> Result<()> {
+        // Consecutive micro-batches use different slots, and each slot has its own programs.
+        let new_tokens = self.plan.slots + 1;
+        let prefill = self.plan.prefill_stage.as_ref().map(|prefill| prefill.from_tokens);
+        for prompt_tokens in [Some(prompt_tokens), prefill].into_iter().flatten() {
+            self.rehearse(prompt_tokens, new_tokens).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs a request whose result does not matter. Shortens it if it exceeds the context.
+    pub(crate) async fn rehearse(&self, prompt_tokens: u32, new_tokens: u32) -> Result<()> {
+        let context = self.plan.context;
+        let new_tokens = new_tokens.min(context / 2).max(1);
+        // The ids do not affect the time. Id 0 is in every vocabulary.
+        let ids = vec![0; prompt_tokens.min(context.saturating_sub(new_tokens)).max(1) as usize];
+        let generation = Generation { max_tokens: new_tokens, ignore_end: true, ..Generation::greedy() };
+        let mut stream = self.generate(Prompt::Tokens(&ids), &generation)?;
+        while !matches!(stream.next_event().await?, Event::Finished(_)) {}
+        Ok(())
     }
 
     /// Computes the logits of every position of `ids`. Returns float32 values `[positions, vocabulary]` in

@@ -13,7 +13,7 @@ use crate::dialogue::Dialogue;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::session::{Event, Generation, Prompt, Summary};
+use crate::session::{Event, Generation, Summary};
 use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
@@ -102,16 +102,8 @@ fn refuse_long(tokens: usize, context: u32) -> Result<()> {
 /// Runs a short generation whose measured times `--replan` uses. It has two prefill chunks of the same size
 /// as the chunks of a prompt with `tokens` tokens, and up to [`WARM_UP_STEPS`] decode steps.
 async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
-    let plan = engine.plan();
-    let steps = WARM_UP_STEPS.min(plan.context / 2).max(1);
-    let chunk = plan.chunks().rows(tokens as u64, false);
-    let prompt_tokens = chunk.saturating_mul(2).min(plan.context.saturating_sub(steps)).max(1);
-    // The ids do not affect the time. Id 0 is in every vocabulary.
-    let ids = vec![0; prompt_tokens as usize];
-    let generation = Generation { max_tokens: steps, ignore_end: true, ..Generation::greedy() };
-    let mut stream = engine.session().generate(Prompt::Tokens(&ids), &generation)?;
-    while !matches!(stream.next_event().await?, Event::Finished(_)) {}
-    Ok(())
+    let chunk = engine.plan().chunks().rows(tokens as u64, false);
+    engine.session().rehearse(chunk.saturating_mul(2), WARM_UP_STEPS).await
 }
 
 /// Returns the prefill and the decode phase of a generation as bursts, each with its measured tokens per

@@ -42,3 +42,4 @@ mod support;
 mod template;
 mod tensor_types;
 mod trust;
+mod warmup;
