@@ -138,6 +138,30 @@ impl Dialogue {
         self.messages.pop();
     }
 
+    /// Removes the `turns` oldest turns. A turn is a message of the user with all messages up to the next one. Keeps
+    /// the system message and the last turn.
+    pub fn drop_turns(&mut self, turns: usize) {
+        self.messages = self.recent(turns);
+    }
+
+    /// Returns the messages without the `turns` oldest turns.
+    fn recent(&self, turns: usize) -> Vec<Message> {
+        let starts = self.turns();
+        let from = starts.get(turns).or(starts.last()).copied().unwrap_or(0);
+        let recent = |(at, message): &(usize, &Message)| *at >= from || is_system(message);
+        self.messages.iter().enumerate().filter(recent).map(|(_, message)| message.clone()).collect()
+    }
+
+    /// Returns the index of the first message of each turn. Messages before the first message of the user belong to
+    /// the first turn.
+    fn turns(&self) -> Vec<usize> {
+        let is_user = |message: &Message| message.role() == Some("user");
+        let users = self.messages.iter().enumerate().filter(|(_, message)| is_user(message));
+        let mut starts: Vec<usize> = users.map(|(at, _)| at).collect();
+        starts.iter_mut().take(1).for_each(|first| *first = 0);
+        starts
+    }
+
     /// Returns the prompt for the next answer.
     ///
     /// The texts of control tokens in the messages stay text, except after [`Dialogue::set_special`]. Those of the
@@ -147,15 +171,46 @@ impl Dialogue {
     /// Returns [`Error::Template`] if the template rejects the messages or exceeds its limits, and
     /// [`Error::Tokenizer`] if the prompt cannot be encoded.
     pub fn prompt(&self) -> Result<AnswerPrompt> {
+        self.prompt_of(&self.messages)
+    }
+
+    /// Returns the prompt for the next answer without the oldest turns, and the number of turns that it leaves out.
+    /// Leaves out as few turns as necessary for at most `tokens` tokens. If even the last turn needs more tokens,
+    /// leaves out all turns before it. [`Dialogue::drop_turns`] removes the turns from the conversation.
+    ///
+    /// # Errors
+    /// As for [`Dialogue::prompt`].
+    pub fn prompt_within(&self, tokens: usize) -> Result<(AnswerPrompt, usize)> {
+        let prompt = self.prompt()?;
+        let (mut too_few, mut dropped) = (0, self.turns().len().saturating_sub(1));
+        if prompt.ids.len() <= tokens || dropped == 0 {
+            return Ok((prompt, 0));
+        }
+        let mut prompt = self.prompt_of(&self.recent(dropped))?;
+        let fits = prompt.ids.len() <= tokens;
+        // Bisects, because each prompt is encoded anew.
+        while fits && dropped - too_few > 1 {
+            let middle = too_few.midpoint(dropped);
+            let shorter = self.prompt_of(&self.recent(middle))?;
+            if shorter.ids.len() <= tokens {
+                (prompt, dropped) = (shorter, middle);
+            } else {
+                too_few = middle;
+            }
+        }
+        Ok((prompt, dropped))
+    }
+
+    fn prompt_of(&self, messages: &[Message]) -> Result<AnswerPrompt> {
         let failed = |cause| Error::Tokenizer { name: self.model.name().into(), cause };
         let tokenizer = self.model.tokenizer()?;
         let (text, ids) = if self.special {
-            let text = self.render(&self.messages, true)?;
+            let text = self.render(messages, true)?;
             let ids = tokenizer.encode_with_control(&text, false);
             (text, ids)
         } else {
-            let mark = self.mark();
-            let text = self.render(&self.marked(tokenizer, mark), true)?;
+            let mark = mark(messages);
+            let text = self.render(&marked(messages, tokenizer, mark), true)?;
             let ids = tokenizer.encode_marked(&text, false, mark);
             (text, ids)
         };
@@ -178,24 +233,6 @@ impl Dialogue {
         Ok(only.content() == Some(text.as_str()))
     }
 
-    /// Returns a character that does not occur in the messages. Texts use no noncharacters, so it is almost always
-    /// the first one.
-    fn mark(&self) -> char {
-        let used: HashSet<char> = to_json(&self.messages).chars().collect();
-        let mut free = ('\u{FDD0}'..='\u{FDEF}').chain('\u{E000}'..='\u{F8FF}').filter(|c| !used.contains(c));
-        // Messages with all these characters lose the replacement character.
-        free.next().unwrap_or(char::REPLACEMENT_CHARACTER)
-    }
-
-    /// Returns the messages with `mark` in all control tokens, except in roles.
-    fn marked(&self, tokenizer: &Tokenizer, mark: char) -> Vec<Message> {
-        let mut messages = self.messages.clone();
-        for message in &mut messages {
-            message.replace_texts(&mut |text| tokenizer.mark_control(text, mark).into_owned());
-        }
-        messages
-    }
-
     fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let mut conversation = Conversation::new(messages.to_vec());
         conversation.add_generation_prompt = add_generation_prompt;
@@ -209,6 +246,24 @@ impl Dialogue {
 
 fn is_system(message: &Message) -> bool {
     message.role() == Some("system")
+}
+
+/// Returns a character that does not occur in the messages. Texts use no noncharacters, so it is almost always the
+/// first one.
+fn mark(messages: &[Message]) -> char {
+    let used: HashSet<char> = to_json(messages).chars().collect();
+    let mut free = ('\u{FDD0}'..='\u{FDEF}').chain('\u{E000}'..='\u{F8FF}').filter(|c| !used.contains(c));
+    // Messages with all these characters lose the replacement character.
+    free.next().unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+/// Returns the messages with `mark` in all control tokens, except in roles.
+fn marked(messages: &[Message], tokenizer: &Tokenizer, mark: char) -> Vec<Message> {
+    let mut messages = messages.to_vec();
+    for message in &mut messages {
+        message.replace_texts(&mut |text| tokenizer.mark_control(text, mark).into_owned());
+    }
+    messages
 }
 
 /// A piece of an answer.

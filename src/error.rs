@@ -196,6 +196,15 @@ pub enum Error {
         /// The failed kernel with its error and the allowed error, and the number of other failed kernels.
         kernel: String,
     },
+    /// A conversation that fills the context, in a chat that drops no turns.
+    #[error(
+        "the conversation fills the context of {context} tokens (--ctx sets a larger one, and --context-full drop drops \
+         the oldest turns)"
+    )]
+    ContextFull {
+        /// Size of the context in tokens.
+        context: u32,
+    },
     /// A failed pipeline, or a request that the pipeline rejected.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
@@ -258,6 +267,7 @@ impl Error {
         match self {
             Error::Usage(_) | Error::ThrottleSpec(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } | Error::Conversation { .. } => 2,
+            Error::ContextFull { .. } => 2,
             Error::Model { cause, .. } if cause.is_unreadable() => 7,
             Error::Tokenizer { cause, .. } if cause.is_unreadable() => 7,
             Error::Run(ragtag_scheduler::Error::Weight { .. }) => 7,

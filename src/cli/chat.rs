@@ -1,29 +1,27 @@
 //! Implements `ragtag chat`, a conversation in the terminal.
 
+use super::answer::Answer;
 use super::args::ChatArgs;
 use super::files::{input_name, read_input, write_file};
-use super::output::{inform, note, offer, offer_shown, set_quiet};
+use super::lines::{Line, Lines};
+use super::output::{inform, note, set_quiet};
 use super::placed::placed_while;
 use super::plan_table::summary;
 use super::run::{figures, generation};
 use super::stream::events;
 use super::wanted::Needs;
-use crate::dialogue::{Dialogue, Piece, ReasoningSplitter};
+use crate::dialogue::{AnswerPrompt, Dialogue};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
 use crate::model::{Model, file_name};
-use crate::session::{Event, Generation, Reason};
+use crate::session::{Event, Generation, Reason, Summary};
 use ragtag_chat::to_json;
-use rustyline::completion::Completer;
-use rustyline::error::ReadlineError;
-use rustyline::highlight::Highlighter;
-use rustyline::hint::Hinter;
-use rustyline::history::MemHistory;
-use rustyline::validate::{ValidationContext, ValidationResult, Validator};
-use rustyline::{Config, Editor, Helper};
+use ragtag_scheduler::{Error as RunError, Refusal};
 use std::io::IsTerminal;
 use std::path::Path;
+use std::thread::JoinHandle;
+use tokio::sync::oneshot;
 
 /// Help on the commands of a chat.
 const COMMANDS: &str = "\
@@ -33,13 +31,16 @@ const COMMANDS: &str = "\
 /load FILE    continue the conversation in a file
 /help         show this list
 /exit         leave (or Ctrl-D)
-A line that ends with \\ continues on the next line. Ctrl-C stops an answer.";
+A line that ends with \\ continues on the next line. Ctrl-C stops an answer, or clears the line.";
 
-/// Default of the maximum number of tokens of an answer of the bundled model.
+/// Default of the maximum number of tokens of an answer. Bounds the output of models that never end an answer.
+const ANSWER_TOKENS: u32 = 2048;
+/// The default of the bundled model, which tells without end.
 const BUNDLED_TOKENS: u32 = 80;
-
-/// Prompt of the editor.
-const PROMPT: &str = "> ";
+/// Share of the context that a prompt leaves to the answer if turns can be dropped, as a divisor.
+const ANSWER_SHARE: usize = 4;
+/// Maximum number of prompt tokens in the warm-up. Bounds the time for which the first message may have to wait.
+const WARM_TOKENS: u32 = 256;
 
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
     set_quiet(args.quiet);
@@ -52,12 +53,20 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let mut placed = placed_while(&model, &args.devices, &args.placement, needs, || {
         model.tokenizer().map(|_| needs.workload)
     })?;
-    // The bundled model tells without end, so that its first answer would fill its context.
-    let usual = if args.model.is_none() { BUNDLED_TOKENS } else { placed.plan.context };
+    let usual = if args.model.is_none() { BUNDLED_TOKENS } else { ANSWER_TOKENS };
     generation.max_tokens = args.tokens.unwrap_or(usual);
     inform(&summary(&placed.plan));
     let engine = placed.start(&model, args.transfers.options(false))?;
-    Chat { dialogue, engine, generation, shows_reasoning: args.reasoning }.converse()
+    let chat = Chat {
+        dialogue,
+        engine,
+        generation,
+        shows_reasoning: args.reasoning,
+        shows_stats: args.stats,
+        drops_turns: args.drops_turns,
+        is_interactive: std::io::stdin().is_terminal(),
+    };
+    chat.converse()
 }
 
 /// Creates the conversation that the arguments describe. Checks templates and files before anything is loaded.
@@ -115,74 +124,73 @@ fn parse(line: &str) -> Input<'_> {
     }
 }
 
-/// Reads further lines while a line ends with a backslash.
-struct Continued;
-
-impl Completer for Continued {
-    type Candidate = String;
-}
-
-impl Hinter for Continued {
-    type Hint = String;
-}
-
-impl Highlighter for Continued {}
-
-impl Helper for Continued {}
-
-impl Validator for Continued {
-    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        let continues = context.input().ends_with('\\');
-        Ok(if continues { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
-    }
-}
-
-/// Returns the line without the backslashes that continue it.
-fn joined(line: &str) -> String {
-    line.replace("\\\r\n", "\n").replace("\\\n", "\n")
-}
-
 struct Chat {
     dialogue: Dialogue,
     engine: Engine,
     generation: Generation,
     shows_reasoning: bool,
+    shows_stats: bool,
+    /// Whether a full context drops the oldest turns. Otherwise, it ends the chat.
+    drops_turns: bool,
+    /// Whether a person types the lines.
+    is_interactive: bool,
 }
 
 impl Chat {
     /// Reads lines and answers them until the user leaves.
-    fn converse(&mut self) -> Result<()> {
-        let failed = |cause: ReadlineError| Error::Usage(format!("cannot read from the terminal: {cause}"));
-        let config = Config::builder().auto_add_history(true).build();
-        let mut editor = Editor::with_history(config, MemHistory::new()).map_err(failed)?;
-        editor.set_helper(Some(Continued));
+    fn converse(mut self) -> Result<()> {
+        let mut lines = Lines::open()?;
+        // Over a pipe, the first line does not wait for a user.
+        let usual = if self.is_interactive { Some(self.usual_tokens()) } else { None };
+        let mut warming = usual.map(|tokens| Warming::start(&self.engine, tokens));
         inform("/help lists the commands; Ctrl-D leaves");
+        let mut is_leaving = false;
         loop {
-            let line = match editor.readline(PROMPT) {
-                Ok(line) => joined(&line),
-                Err(ReadlineError::Interrupted) => {
-                    inform("Ctrl-D or /exit leaves");
+            let before = std::mem::take(&mut is_leaving);
+            let line = match lines.next()? {
+                Line::Text(line) => line,
+                Line::Cleared => continue,
+                Line::Interrupted if !before => {
+                    inform("Ctrl-C again, Ctrl-D or /exit leaves");
+                    is_leaving = true;
                     continue;
                 }
-                Err(ReadlineError::Eof) => return Ok(()),
-                Err(cause) => return Err(failed(cause)),
+                Line::Interrupted | Line::End => return Ok(()),
             };
-            match parse(&line) {
-                Input::Message(text) if text.trim().is_empty() => {}
-                Input::Message(text) => {
-                    if !self.reply(text)? {
-                        return Ok(());
-                    }
-                }
-                Input::Exit => return Ok(()),
-                command => self.obey(&command),
+            drop(warming.take());
+            match self.handle(&line) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) if self.is_interactive && !ends_chat(&error) => note(&format!("error: {error}")),
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Executes a command. Shows an error instead of ending the chat.
-    fn obey(&mut self, command: &Input<'_>) {
-        let done = match *command {
+    /// Returns the number of tokens of a prompt with a short message, for the warm-up.
+    fn usual_tokens(&mut self) -> u32 {
+        self.dialogue.ask("Hello");
+        let tokens = self.dialogue.prompt().map_or(0, |prompt| prompt.ids.len());
+        self.dialogue.forget_last();
+        (tokens as u32).clamp(1, WARM_TOKENS)
+    }
+
+    /// Answers or executes a line. Returns false if the chat ends.
+    fn handle(&mut self, line: &str) -> Result<bool> {
+        match parse(line) {
+            Input::Message(text) if text.trim().is_empty() => Ok(true),
+            Input::Message(text) => self.reply(text),
+            Input::Exit => Ok(false),
+            command => self.obey(&command).map(|done| {
+                note(&done);
+                true
+            }),
+        }
+    }
+
+    /// Executes a command. Returns its message.
+    fn obey(&mut self, command: &Input<'_>) -> Result<String> {
+        match *command {
             Input::Reset => {
                 self.dialogue.reset();
                 Ok("new conversation".into())
@@ -202,115 +210,124 @@ impl Chat {
                 Err(Error::Usage(format!("unknown command {line:?}; /help lists the commands")))
             }
             Input::Help | Input::Exit | Input::Message(_) => Ok(COMMANDS.into()),
-        };
-        match done {
-            Ok(text) => note(&text),
-            Err(error) => note(&format!("error: {error}")),
         }
     }
 
-    /// Answers a message. A message that the model cannot answer is forgotten. Returns false if standard
-    /// output was closed.
+    /// Answers a message. Returns false if standard output was closed.
     ///
     /// # Errors
-    /// Fails if the pipeline fails.
+    /// Fails if the model cannot answer the message, which is then forgotten, if the pipeline fails, or if the context
+    /// is full and no turns may be dropped.
     fn reply(&mut self, text: &str) -> Result<bool> {
         self.dialogue.ask(text);
+        let prompt = self.prompt().inspect_err(|_| self.dialogue.forget_last())?;
+        let mut answer = Answer::new(prompt.splitter, self.shows_reasoning);
+        let (engine, generation) = (&self.engine, &self.generation);
+        let answered = super::block_on(events(
+            engine,
+            &prompt.ids,
+            generation,
+            self.is_interactive,
+            |event| match event {
+                Event::Token { text, .. } => answer.push(text),
+                Event::Finished(_) => answer.end(),
+            },
+        ));
+        let summary = answered.inspect_err(|_| {
+            answer.abandon();
+            self.dialogue.forget_last();
+        })?;
+        self.dialogue.answer(&answer.text, &answer.reasoning);
+        self.report(&summary)?;
+        Ok(!answer.is_closed)
+    }
+
+    /// Returns the prompt for the next answer. If it does not leave enough of the context to the answer, drops the
+    /// oldest turns.
+    fn prompt(&mut self) -> Result<AnswerPrompt> {
         let context = self.engine.plan().context;
-        let prompt = match self.dialogue.prompt() {
-            Ok(prompt) if prompt.ids.len() < context as usize => prompt,
-            Ok(prompt) => {
-                self.dialogue.forget_last();
-                note(&format!(
-                    "the conversation would have {} tokens, and the context holds {context}; /reset starts a new \
-                     one, and --ctx sets the context",
-                    prompt.ids.len()
-                ));
-                return Ok(true);
-            }
-            Err(error) => {
-                self.dialogue.forget_last();
-                note(&format!("error: {error}"));
-                return Ok(true);
-            }
-        };
-        let mut shown = Shown::new(prompt.splitter, self.shows_reasoning);
-        let answered =
-            super::block_on(events(&self.engine, &prompt.ids, &self.generation, |event| match event {
-                Event::Token { text, .. } => shown.text(text),
-                Event::Finished(_) => shown.end(),
-            }));
-        let summary = match answered {
-            Ok(summary) => summary,
-            Err(error) => {
-                self.dialogue.forget_last();
-                return Err(error);
-            }
-        };
-        self.dialogue.answer(&shown.answer, &shown.reasoning);
-        if summary.reason == Reason::ContextFull {
+        let most = context as usize;
+        let spare =
+            if self.drops_turns { (self.generation.max_tokens as usize).min(most / ANSWER_SHARE) } else { 0 };
+        let (prompt, dropped) = self.dialogue.prompt_within(most - spare)?;
+        let tokens = prompt.ids.len();
+        if tokens > most {
+            return Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()));
+        }
+        if dropped > 0 && !self.drops_turns {
+            return Err(Error::ContextFull { context });
+        }
+        if dropped > 0 {
+            self.dialogue.drop_turns(dropped);
+            let turns = if dropped == 1 { "turn".into() } else { format!("{dropped} turns") };
             note(&format!(
-                "the context of {context} tokens is full, so the answer ends here; /reset starts a new one"
+                "[dropped the oldest {turns}, because the context holds {context} tokens; --ctx sets a larger one]"
             ));
         }
-        inform(&figures(&summary, self.generation.sampling.seed));
-        Ok(!shown.is_closed)
-    }
-}
-
-/// An answer on the terminal.
-struct Shown {
-    splitter: Option<ReasoningSplitter>,
-    shows_reasoning: bool,
-    /// Whether reasoning is dimmed.
-    dims: bool,
-    reasoning: String,
-    answer: String,
-    is_closed: bool,
-}
-
-impl Shown {
-    fn new(splitter: ReasoningSplitter, shows_reasoning: bool) -> Self {
-        let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let dims = std::io::stdout().is_terminal() && !is_plain;
-        let (reasoning, answer) = (String::new(), String::new());
-        Self { splitter: Some(splitter), shows_reasoning, dims, reasoning, answer, is_closed: false }
+        Ok(prompt)
     }
 
-    /// Shows text that has arrived. Returns false if standard output is a closed pipe.
-    fn text(&mut self, text: &str) -> Result<bool> {
-        let pieces = self.splitter.as_mut().map(|splitter| splitter.push(text)).unwrap_or_default();
-        pieces.into_iter().try_for_each(|piece| self.piece(piece))?;
-        Ok(!self.is_closed)
-    }
-
-    /// Shows the rest of the answer.
-    fn end(&mut self) -> Result<bool> {
-        if let Some(piece) = self.splitter.take().and_then(ReasoningSplitter::finish) {
-            self.piece(piece)?;
+    /// Reports an incomplete answer, and the statistics if the user requested them.
+    fn report(&self, summary: &Summary) -> Result<()> {
+        let (context, tokens) = (self.engine.plan().context, summary.new_tokens);
+        match summary.reason {
+            Reason::MaxTokens => note(&format!("[answer cut at {tokens} tokens; -n sets the limit]")),
+            Reason::ContextFull if self.drops_turns => {
+                note(&format!(
+                    "[answer cut at {tokens} tokens, because the context of {context} tokens is full]"
+                ));
+            }
+            _ => {}
         }
-        self.is_closed |= !offer("\n")?;
-        Ok(!self.is_closed)
+        if self.shows_stats {
+            let figures = figures(summary, self.generation.sampling.seed);
+            let (first_ms, used) = (summary.prefill_s * 1e3, summary.prompt_tokens + tokens);
+            note(&format!(
+                "{figures}, first token after {first_ms:.0} ms, context {used} of {context} tokens"
+            ));
+        }
+        match summary.reason {
+            Reason::ContextFull if !self.drops_turns => Err(Error::ContextFull { context }),
+            _ => Ok(()),
+        }
     }
+}
 
-    fn piece(&mut self, piece: Piece) -> Result<()> {
-        let is_open = match piece {
-            Piece::Reasoning(text) => {
-                self.reasoning.push_str(&text);
-                match (self.shows_reasoning, self.dims) {
-                    (false, _) => true,
-                    (true, false) => offer_shown(&text)?,
-                    (true, true) => offer("\x1b[2m")? & offer_shown(&text)? & offer("\x1b[0m")?,
+/// Warm-up of the engine while the user types the first line. Dropping it cancels the warm-up.
+struct Warming {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Warming {
+    fn start(engine: &Engine, prompt_tokens: u32) -> Self {
+        let (session, (stop, stopped)) = (engine.session(), oneshot::channel());
+        let thread = std::thread::spawn(move || {
+            // If the pipeline fails, the first message gets the error.
+            let _ = super::block_on(async {
+                tokio::select! {
+                    done = session.warmup(prompt_tokens) => done,
+                    _ = stopped => Ok(()),
                 }
-            }
-            Piece::Answer(text) => {
-                let is_first = self.answer.is_empty() && !self.reasoning.is_empty() && self.shows_reasoning;
-                self.answer.push_str(&text);
-                offer(if is_first { "\n\n" } else { "" })? & offer_shown(&text)?
-            }
-        };
-        self.is_closed |= !is_open;
-        Ok(())
+            });
+        });
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Warming {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Returns whether a chat cannot continue after an error.
+fn ends_chat(error: &Error) -> bool {
+    match error {
+        Error::Run(cause) => !matches!(cause, RunError::Refused(_)),
+        Error::Output(_) | Error::ContextFull { .. } => true,
+        _ => false,
     }
 }
 
@@ -327,10 +344,5 @@ mod tests {
         assert_eq!(parse("/save a b.json"), Input::Save("a b.json"));
         assert_eq!(parse("/save"), Input::Unknown("/save"));
         assert_eq!(parse("/reset now"), Input::Unknown("/reset now"));
-    }
-
-    #[test]
-    fn a_backslash_joins_lines() {
-        assert_eq!(joined("a\\\nb\\\\\nc"), "a\nb\\\nc");
     }
 }

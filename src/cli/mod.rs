@@ -1,6 +1,7 @@
 //! The `ragtag` command. Each subcommand has its own module. Devices, plans and engines come from the public API
 //! of the library.
 
+mod answer;
 mod args;
 mod bench;
 mod calibrate;
@@ -12,6 +13,7 @@ mod doctor;
 mod files;
 mod inspect;
 mod kv;
+mod lines;
 mod links;
 mod logits;
 mod output;
@@ -29,6 +31,7 @@ mod stream;
 mod strict;
 mod template;
 mod wanted;
+mod wrap;
 
 use crate::devices::{DeviceOptions, Devices};
 use crate::error::{Error, Result};

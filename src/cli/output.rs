@@ -30,11 +30,21 @@ pub(crate) fn show(text: &str) -> Result<()> {
     print(&escaped(text))
 }
 
-/// Writes text of a model to the terminal. Escapes control characters except line breaks and tabs. Returns
-/// false if standard output is a closed pipe.
-pub(crate) fn offer_shown(text: &str) -> Result<bool> {
+/// Escapes control characters in the text of a model, except line breaks and tabs.
+pub(crate) fn shown(text: &str) -> String {
     let parts: Vec<String> = text.split('\t').map(escaped).collect();
-    offer(&parts.join("\t"))
+    parts.join("\t")
+}
+
+/// Returns the width of the terminal on standard output, in columns. Returns `None` if standard output is no
+/// terminal, or one that cannot move its cursor.
+pub(crate) fn terminal_width() -> Option<usize> {
+    let out = std::io::stdout();
+    if !out.is_terminal() || std::env::var_os("TERM").is_some_and(|name| name == "dumb") {
+        return None;
+    }
+    let size = terminal_size::terminal_size_of(out).filter(|(width, _)| width.0 > 0);
+    Some(size.map_or(WIDTH, |(width, _)| width.0).into())
 }
 
 /// Whether `--quiet` is set. Only errors and warnings then go to standard error.
@@ -95,7 +105,7 @@ pub(crate) fn set_wide(wide: bool) {
     WIDE.store(wide, Ordering::Relaxed);
 }
 
-/// Maximum width of tables, in characters, if standard output is not a terminal.
+/// Width of an unknown terminal, and maximum width of tables if standard output is not a terminal, in characters.
 const WIDTH: u16 = 80;
 
 /// A table in Markdown. It fits into the width of the terminal, unless `--wide` is set.

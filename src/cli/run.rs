@@ -133,7 +133,7 @@ async fn generate(
     let (mut text, mut tokens) = (String::new(), Vec::new());
     // The echo is printed with the first event, so that a rejected prompt is not echoed.
     let mut unprinted = shown.then_some(echo);
-    let summary = events(engine, ids, generation, |event| {
+    let summary = events(engine, ids, generation, true, |event| {
         if let Some(echo) = unprinted.take() {
             print(echo)?;
         }

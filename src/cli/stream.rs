@@ -4,24 +4,30 @@ use super::progress::Prefill;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::session::{Event, Generation, Prompt, Summary};
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::task::Poll;
 use std::time::Duration;
 
 /// Interval between updates of the progress bar for the prompt.
 const PROGRESS_STEP: Duration = Duration::from_millis(100);
 
-/// Generates text and passes each event to `each`. Ctrl-C cancels the generation, and so does `each` if it
-/// returns false. A cancelled generation still finishes normally.
+/// Generates text and passes each event to `each`. The generation is cancelled by Ctrl-C if `stops_on_ctrl_c` is set,
+/// and by `each` if it returns false. A cancelled generation still finishes normally.
 pub(super) async fn events(
     engine: &Engine,
     ids: &[u32],
     generation: &Generation,
+    stops_on_ctrl_c: bool,
     mut each: impl FnMut(&Event) -> Result<bool>,
 ) -> Result<Summary> {
     // A single future for all events: dropping it could lose a signal that has arrived. The first poll registers
     // it, before the generation begins.
-    let interrupt = tokio::signal::ctrl_c();
+    let interrupt = async {
+        match stops_on_ctrl_c {
+            true => tokio::signal::ctrl_c().await,
+            false => pending().await,
+        }
+    };
     tokio::pin!(interrupt);
     let mut is_interrupted =
         poll_fn(|context| Poll::Ready(interrupt.as_mut().poll(context).is_ready())).await;

@@ -1,34 +1,38 @@
-//! Tests of `ragtag chat` and `ragtag run --chat`: turns, commands and Ctrl-C in a pseudo-terminal, and chats over
-//! pipes.
+//! Tests of `ragtag chat` over pipes, of `ragtag run --chat`, and of conversations. `terminal.rs` has the tests in a
+//! pseudo-terminal.
 
 use crate::support::{model_path, ragtag, text};
 use ragtag::{Dialogue, Model};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A template for a model that continues stories: the texts of the messages, one per line.
-const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{% if not loop.last %}{{ '\\n' }}{% endif %}\
+pub(crate) const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{% if not loop.last %}{{ '\\n' }}{% endif %}\
                         {% endfor %}";
 
 /// Folder with a template and the files of a chat.
-struct Folder(TempDir);
+pub(crate) struct Folder(TempDir);
 
 impl Folder {
-    fn new(template: &str) -> Self {
+    pub(crate) fn new(template: &str) -> Self {
         let folder = Folder(tempfile::tempdir().unwrap());
         folder.file("t.jinja", template);
         folder
     }
 
-    fn file(&self, name: &str, content: &str) -> PathBuf {
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn file(&self, name: &str, content: &str) -> PathBuf {
         let path = self.0.path().join(name);
         std::fs::write(&path, content).unwrap();
         path
     }
 
     /// Returns the messages in a file as pairs of role and content.
-    fn messages(&self, name: &str) -> Vec<(String, String)> {
+    pub(crate) fn messages(&self, name: &str) -> Vec<(String, String)> {
         let text = std::fs::read_to_string(self.0.path().join(name)).unwrap();
         let messages: Vec<Value> = serde_json::from_str(&text).unwrap();
         let field = |message: &Value, name: &str| message[name].as_str().unwrap().to_owned();
@@ -36,7 +40,7 @@ impl Folder {
     }
 
     /// Chats over a pipe. Returns the exit code, standard output and standard error.
-    fn chat(&self, arguments: &[&str], lines: &str) -> (i32, String, String) {
+    pub(crate) fn chat(&self, arguments: &[&str], lines: &str) -> (i32, String, String) {
         let mut command = ragtag();
         command.args(["chat", "--template", "t.jinja", "--device", "cpu", "--no-calibration", "--temp", "0"]);
         command.args(arguments).current_dir(self.0.path()).write_stdin(lines);
@@ -44,37 +48,6 @@ impl Folder {
         let decoded = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code().unwrap(), decoded(output.stdout), decoded(output.stderr))
     }
-}
-
-/// Returns the command without the runner that `ragtag` would start it with.
-#[cfg(unix)]
-fn without_runner() -> std::process::Command {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ragtag"));
-    for (variable, value) in crate::support::environment() {
-        match value {
-            Some(value) => command.env(variable, value),
-            None => command.env_remove(variable),
-        };
-    }
-    command
-}
-
-/// Without a model, the bundled one continues the user's tale.
-#[cfg(unix)]
-#[test]
-fn a_chat_needs_no_model() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut command = without_runner();
-    command.args(["chat", "--device", "cpu", "--no-calibration", "--temp", "0"]).current_dir(folder.path());
-    let mut terminal = rexpect::session::spawn_command(command, Some(120_000)).unwrap();
-    terminal.exp_string("> ").unwrap();
-    for line in ["Once upon a time", "The next day, the king"] {
-        terminal.send_line(line).unwrap();
-        terminal.exp_string("80 new tokens").unwrap();
-        terminal.exp_string("> ").unwrap();
-    }
-    terminal.send_line("/exit").unwrap();
-    terminal.exp_eof().unwrap();
 }
 
 /// Returns the prompt tokens of `ragtag run` with the bundled model, which has the control tokens `<s>` (1) and
@@ -114,7 +87,7 @@ fn control_tokens_of_messages_stay_text() {
 
     let folder = Folder::new("{% for m in messages %}{{ m.content }}</s>{% endfor %}");
     let tokens = |arguments: &[&str]| {
-        let errors = folder.chat(&[&["-n", "1"], arguments].concat(), "a</s>b\n").2;
+        let errors = folder.chat(&[&["-n", "1", "--stats"], arguments].concat(), "a</s>b\n").2;
         let line = errors.lines().find(|line| line.contains(" prompt tokens")).unwrap().to_owned();
         line.split(' ').next().unwrap().parse::<u32>().unwrap()
     };
@@ -156,69 +129,21 @@ fn hostile_texts_become_no_control_tokens() {
     assert_eq!(decoded, "<a>x</s>y");
 }
 
-#[cfg(unix)]
-#[test]
-fn a_chat_has_turns_and_ctrl_c_stops_only_an_answer() {
-    let folder = Folder::new(TEMPLATE);
-    // The whole answers, over a pipe. The first one is part of the second prompt.
-    let (code, _, errors) = folder.chat(&["-n", "30", "--quiet"], "1 2\n3 4\n/save whole.json\n");
-    assert_eq!(code, 0, "{errors}");
-    let answer = folder.messages("whole.json").swap_remove(3).1;
-    let mut command = without_runner();
-    command.args(["chat", "--template", "t.jinja", "--device", "cpu", "--no-calibration", "--temp", "0"]);
-    // The throttle makes sure that the answer is not complete before Ctrl-C.
-    command.args(["-n", "30", "--throttle", "cpu:0=duty:2%"]).current_dir(folder.0.path());
-    let mut terminal = rexpect::session::spawn_command(command, Some(120_000)).unwrap();
-    terminal.exp_string("Ctrl-D leaves").unwrap();
-    terminal.exp_string("> ").unwrap();
-    terminal.send_line("1 2").unwrap();
-    terminal.exp_string("(token limit)").unwrap();
-    terminal.exp_string("> ").unwrap();
-    terminal.send_line("3 4").unwrap();
-    // Not before the answer begins: on a busy machine, the terminal may still belong to the editor.
-    let begin: String = answer.trim_start().chars().take(5).collect();
-    terminal.exp_string(&begin).unwrap();
-    terminal.send_control('c').unwrap();
-    terminal.exp_string("(cancelled)").unwrap();
-    terminal.exp_string("> ").unwrap();
-    // A message of two lines.
-    terminal.send_line("5 \\").unwrap();
-    terminal.send_line("6").unwrap();
-    terminal.exp_string("(token limit)").unwrap();
-    terminal.exp_string("> ").unwrap();
-    // At the prompt, Ctrl-C explains how to leave.
-    terminal.send_control('c').unwrap();
-    terminal.exp_string("/exit leaves").unwrap();
-    terminal.send_line("/save talk.json").unwrap();
-    terminal.exp_string("saved to talk.json").unwrap();
-    terminal.send_line("/exit").unwrap();
-    terminal.exp_eof().unwrap();
-
-    let messages = folder.messages("talk.json");
-    let roles: Vec<&str> = messages.iter().map(|(role, _)| role.as_str()).collect();
-    assert_eq!(roles, ["user", "assistant"].repeat(3));
-    assert_eq!([0, 2, 4].map(|at| messages[at].1.as_str()), ["1 2", "3 4", "5 \n6"]);
-    let stopped = &messages[3].1;
-    assert!(answer.starts_with(stopped) && stopped.len() < answer.len(), "{answer:?} {stopped:?}");
-}
-
 #[test]
 fn commands_change_the_conversation() {
     let folder = Folder::new(TEMPLATE);
     let lines = "/system\n/system Be brief.\n/system\nOne day\n/save a.json\n/reset\n/save b.json\n/load a.json\n\
-                 /load none.json\n/nothing\n/help\n";
+                 /help\n";
     let (code, out, errors) = folder.chat(&["-n", "4"], lines);
     assert_eq!(code, 0, "{errors}");
     assert_eq!(out.lines().count(), 1, "standard output holds only the answer: {out:?}");
     let expected = [
         "no system message",
         "\nBe brief.\n",
-        "4 new tokens",
+        "[answer cut at 4 tokens; -n sets the limit]",
         "saved to a.json",
         "new conversation",
         "3 messages loaded",
-        "none.json",
-        "unknown command \"/nothing\"",
         "/save FILE",
     ];
     for part in expected {
@@ -228,32 +153,89 @@ fn commands_change_the_conversation() {
     assert_eq!(a[..2], [("system".into(), "Be brief.".into()), ("user".into(), "One day".into())]);
     assert_eq!(format!("{}\n", a[2].1), out);
     assert_eq!(b, a[..1]);
-    // A loaded conversation goes on as the one that was saved.
+    // A loaded conversation goes on as the one that was saved. Without --stats, no statistics appear.
     let (code, again, errors) = folder.chat(&["-n", "4", "--load", "b.json", "--quiet"], "One day\n");
-    assert_eq!((code, again, errors), (0, out, String::new()));
+    assert_eq!((code, again), (0, out));
+    assert_eq!(errors, "[answer cut at 4 tokens; -n sets the limit]\n");
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_forgotten() {
+fn statistics_count_the_context() {
+    let folder = Folder::new(TEMPLATE);
+    let arguments = ["-n", "4", "--ctx", "64", "--stats", "--quiet", "--seed", "5"];
+    let (_, _, errors) = folder.chat(&arguments, "Once\nOne day\n");
+    let lines: Vec<&str> = errors.lines().filter(|line| line.contains(" prompt tokens at ")).collect();
+    assert_eq!(lines.len(), 2, "{errors}");
+    for line in lines {
+        let prompt: u32 = line.split(' ').next().unwrap().parse().unwrap();
+        let used = format!("context {} of 64 tokens", prompt + 4);
+        for part in [" 4 new tokens at ", "tokens/s (token limit), seed 5, first token after ", &used] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+    }
+}
+
+/// Over a pipe, the first line that fails ends the chat.
+#[test]
+fn a_line_that_fails_ends_a_chat_over_a_pipe() {
     let folder = Folder::new(TEMPLATE);
     let long = "word ".repeat(100);
-    let lines = format!("{long}\nOnce\n/save a.json\n");
-    let (code, _, errors) = folder.chat(&["-n", "100", "--ctx", "48"], &lines);
-    assert_eq!(code, 0, "{errors}");
-    assert!(errors.contains("the context holds 48; /reset starts a new one"), "{errors}");
-    assert!(errors.contains("the context of 48 tokens is full, so the answer ends here"), "{errors}");
-    assert_eq!(folder.messages("a.json")[0].1, "Once");
-    assert_eq!(folder.messages("a.json").len(), 2);
+    for (line, expected, part) in [
+        (long.as_str(), 2, "tokens, the context holds 48: shorten it"),
+        ("/load none.json", 7, "none.json"),
+        ("/nothing", 2, "unknown command \"/nothing\""),
+    ] {
+        let lines = format!("Once\n{line}\nOnce\n");
+        let (code, out, errors) = folder.chat(&["-n", "4", "--ctx", "48"], &lines);
+        assert_eq!((code, out.lines().count()), (expected, 1), "{line}: {errors}");
+        assert!(errors.lines().last().unwrap().starts_with("ragtag: ") && errors.contains(part), "{errors}");
+    }
+    let full = ["-n", "30", "--ctx", "48", "--context-full", "stop"];
+    let (code, _, errors) = folder.chat(&full, "Once\nAnd then she went away to the king\n");
+    assert!(
+        code == 2 && errors.contains("the conversation fills the context of 48 tokens"),
+        "{code}: {errors}"
+    );
+}
+
+#[test]
+fn a_shorter_prompt_leaves_out_as_few_turns_as_necessary() {
+    let model = Model::bundled().unwrap();
+    let mut dialogue = Dialogue::with_template(&model, TEMPLATE, "t").unwrap();
+    dialogue.set_system("A tale");
+    for turn in 0..9 {
+        dialogue.ask(&format!("{turn} of them"));
+        dialogue.answer(&"word ".repeat(turn), "");
+    }
+    dialogue.ask("Once");
+    // The prompts without the oldest turns.
+    let prompts: Vec<_> = (0..10)
+        .map(|turns| {
+            let mut rest = Dialogue::with_template(&model, TEMPLATE, "t").unwrap();
+            rest.load(&ragtag::chat::to_json(dialogue.messages())).unwrap();
+            rest.drop_turns(turns);
+            assert_eq!(rest.system(), Some("A tale"));
+            assert_eq!(rest.messages().len(), 20 - 2 * turns);
+            rest.prompt().unwrap()
+        })
+        .collect();
+    for tokens in 0..=prompts[0].ids.len() {
+        let fewest = prompts.iter().position(|prompt| prompt.ids.len() <= tokens).unwrap_or(9);
+        assert_eq!(
+            dialogue.prompt_within(tokens).unwrap(),
+            (prompts[fewest].clone(), fewest),
+            "{tokens} tokens"
+        );
+    }
 }
 
 #[test]
 fn templates_may_refuse_messages_and_begin_the_reasoning() {
     let folder =
         Folder::new("{{ raise_exception('no system here') if messages[0].role == 'system' }}Once<think>\n");
-    let (code, out, errors) = folder.chat(&["-n", "4"], "/system x\nhello\n/save a.json\n");
-    assert_eq!((code, out.as_str()), (0, ""));
+    let (code, out, errors) = folder.chat(&["-n", "4"], "/system x\nhello\n");
+    assert_eq!((code, out.as_str()), (3, ""));
     assert!(errors.contains("no system here"), "{errors}");
-    assert_eq!(folder.messages("a.json").len(), 1, "the message is forgotten");
     let (_, shown, _) = folder.chat(&["-n", "4", "--quiet"], "hello\n");
     let (_, hidden, _) = folder.chat(&["-n", "4", "--quiet", "--reasoning", "hide"], "hello\n/save b.json\n");
     assert!(shown.len() > 4 && hidden == "\n", "{shown:?} {hidden:?}");

@@ -41,5 +41,7 @@ mod streaming;
 mod support;
 mod template;
 mod tensor_types;
+#[cfg(unix)]
+mod terminal;
 mod trust;
 mod warmup;

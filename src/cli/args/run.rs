@@ -96,7 +96,7 @@ pub(crate) struct SamplingArgs {
     /// Penalty on tokens that occur in the recent text; 1 disables it.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) repeat_penalty: f32,
-    /// Seed of the sampler. Default: a random seed, which is printed.
+    /// Seed of the sampler. Default: a random seed, which `run` and `chat --stats` print.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
     /// Stop before this text. Repeatable.
@@ -112,9 +112,14 @@ Examples:
   ragtag chat model.gguf --system \"Answer in one sentence.\" --device cuda:0,vulkan:1
   ragtag chat model.gguf --set enable_thinking=false
   ragtag chat model.gguf --load talk.json
+  echo \"Why is the sky blue?\" | ragtag chat model.gguf --quiet
 
 Commands in the chat: /help, /reset, /save FILE, /load FILE, /system TEXT, /exit. A line that ends with \\ continues on the \
-next line. Ctrl-C stops an answer.")]
+next line. Ctrl-C stops an answer, and the conversation keeps what the model wrote. At the prompt, Ctrl-C clears the line. \
+Ctrl-D, /exit or Ctrl-C twice leave with exit code 0.
+
+If standard input is not a terminal, each line is a message or a command. The first one that fails ends the chat with the \
+exit code of its error.")]
 pub(crate) struct ChatArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
@@ -136,9 +141,12 @@ pub(crate) struct ChatArgs {
     /// Whether to show the reasoning of models that think before they answer.
     #[arg(long, value_name = "CHOICE", default_value = "show", action = ArgAction::Set, value_parser = choice(&[("show", true), ("hide", false)]))]
     pub(crate) reasoning: bool,
-    /// Maximum number of tokens of an answer. Default: as many as the context holds, and 80 with the bundled model.
+    /// Maximum number of tokens of an answer. Default: 2048, and 80 with the bundled model.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
     pub(crate) tokens: Option<u32>,
+    /// If the context is full: drop the oldest turns but keep the system message, or stop with exit code 2.
+    #[arg(long = "context-full", value_name = "CHOICE", default_value = "drop", action = ArgAction::Set, value_parser = choice(&[("drop", true), ("stop", false)]))]
+    pub(crate) drops_turns: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
@@ -147,7 +155,10 @@ pub(crate) struct ChatArgs {
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
     pub(crate) transfers: TransferArgs,
-    /// Print only answers, errors and warnings.
+    /// Print statistics after each answer: tokens, rates, time to the first token, use of the context, seed.
+    #[arg(long)]
+    pub(crate) stats: bool,
+    /// Print only answers, errors, warnings and requested statistics.
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
