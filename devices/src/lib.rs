@@ -8,6 +8,7 @@ mod child;
 mod identity;
 mod library;
 mod memory;
+mod names;
 mod selection;
 mod sensors;
 mod table;
@@ -15,6 +16,7 @@ mod throttle;
 
 pub use child::ProbeChild;
 pub use memory::{MemoryCapError, MemoryCaps};
+pub use names::canonical;
 /// Entry point of a child process that compiles HIP sources: see [`Config::hip_compiler`].
 #[cfg(feature = "hip")]
 pub use ragtag_hip::compile_child as compile_for_hip;

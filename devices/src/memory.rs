@@ -6,8 +6,10 @@
 //! cap  = ( "host" | backend | backend ":" index ) "=" size
 //! ```
 //!
-//! `size` has the syntax of the filter `min-memory`. A backend's name caps each of its devices.
+//! `size` has the syntax of the filter `min-memory`. A backend's name caps each of its devices. It may be another
+//! name of the backend, such as `ocl`.
 
+use crate::names::canonical;
 use crate::selection::{is_word, list, size_bytes};
 use ragtag_hal::Label;
 use std::fmt;
@@ -109,10 +111,10 @@ impl FromStr for Cap {
     fn from_str(item: &str) -> Result<Self, MemoryCapError> {
         let cap = || {
             let (name, size) = item.split_once('=')?;
-            let target = match name {
-                HOST => Target::Host,
-                _ if is_word(name) => Target::Backend(name.into()),
-                _ => Target::Device(name.parse().ok()?),
+            let target = match canonical(name) {
+                name if name == HOST => Target::Host,
+                name if is_word(&name) => Target::Backend(name),
+                name => Target::Device(name.parse().ok()?),
             };
             Some(Self { target, bytes: size_bytes(size)? })
         };
@@ -193,7 +195,7 @@ mod tests {
 
     #[test]
     fn caps_apply_to_devices_backends_and_the_host() {
-        let caps = caps("cuda:0=12GiB, cpu=512MiB,host=1536KiB").unwrap();
+        let caps = caps("CUDA:0=12GiB, cpu=512MiB,host=1536KiB").unwrap();
         let of = |text: &str| caps.device_bytes(&label(text));
         assert_eq!(of("cuda:0"), Some(12 << 30));
         assert_eq!([of("cpu:0"), of("cpu:7")], [Some(512 << 20); 2]);

@@ -3,18 +3,25 @@
 //!
 //! ```text
 //! selection = item { "," item }
-//! item      = "auto" | "gpu" | "cpu" | backend | backend ":" index | "min-memory=" size
+//! item      = "auto" | "gpu" | "cpu" | kind | backend | backend ":" index | filter
+//! kind      = "discrete" | "integrated" | "software"
+//! filter    = "min-memory=" size | "units=" digits
 //! size      = digits [ "B" ] | digits [ "." digits ] ( "KiB" | "MiB" | "GiB" | "TiB" )
 //! ```
 //!
+//! Upper and lower case are equal in names, and so are `-` and `_`. A backend may have other names, such as `ocl`.
+//!
 //! `auto` selects every GPU, or every CPU device if there is no GPU. A list that contains only filters
-//! implies `auto`. A software GPU is selected only if the list names it or its backend. A backend's name
-//! selects all of the backend's devices. The words `auto`, `gpu` and `cpu` select each physical device once.
+//! implies `auto`. A software GPU is selected only if the list names it, its backend or its kind. A backend's name
+//! selects all of the backend's devices. A kind selects all devices of this kind. If the list also contains `auto`,
+//! `gpu` or another backend than `cpu`, its kinds are filters: only devices of these kinds remain, and CPU devices.
+//! The words `auto`, `gpu`, `cpu` and kinds select each physical device once.
 //! If another item of the list names the device through one of its APIs, Ragtag opens it through that API,
 //! otherwise through the preferred API. A device is selected twice only if the list names it through two
 //! APIs. `cpu` is the only backend that this module knows by name.
 
 use crate::identity::total_bytes;
+use crate::names::{canonical, plain, through};
 use crate::table::{Report, Status};
 use ragtag_hal::{Adapter, AdapterKind, Label};
 use serde::{Deserialize, Serialize};
@@ -35,7 +42,8 @@ const CPU: &str = "cpu";
 pub enum SelectionError {
     /// An item of the selection is not a valid device term.
     #[error(
-        "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"
+        "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, discrete, integrated, software, BACKEND, \
+         BACKEND:INDEX, min-memory=SIZE or units=N"
     )]
     Syntax {
         /// Item that is not a device term.
@@ -44,10 +52,20 @@ pub enum SelectionError {
         text: String,
     },
     /// A filter is unknown or has an invalid value.
-    #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB, 8GiB or 1.5TiB")]
+    #[error(
+        "{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB, 8GiB or 1.5TiB, or units=N"
+    )]
     FilterSyntax {
         /// Item that is not a filter.
         item: String,
+    },
+    /// An API without a backend of its own.
+    #[error("Ragtag uses {name} devices through {through}: use --device {through}")]
+    Through {
+        /// Name that the user gave.
+        name: String,
+        /// Backend that uses the API.
+        through: &'static str,
     },
     /// Unknown backend.
     #[error("unknown backend {name:?}; there are {}", known.join(", "))]
@@ -128,6 +146,8 @@ pub enum Term {
     Gpu,
     /// Every CPU device.
     Cpu,
+    /// Every device of a kind.
+    Kind(AdapterKind),
     /// Every adapter of a backend.
     Backend(String),
     /// One adapter.
@@ -139,12 +159,15 @@ pub enum Term {
 pub enum Filter {
     /// Minimum size of the device's memory in bytes.
     MinMemoryBytes(u64),
+    /// Minimum number of the device's compute units.
+    MinUnits(u32),
 }
 
 impl Filter {
     fn admits(self, adapter: &Adapter) -> bool {
         match self {
             Filter::MinMemoryBytes(bytes) => total_bytes(adapter) >= bytes,
+            Filter::MinUnits(units) => adapter.caps.parallel_units >= units,
         }
     }
 }
@@ -155,6 +178,8 @@ pub struct Selection {
     text: String,
     terms: Vec<Term>,
     filters: Vec<Filter>,
+    /// Kinds to which the devices are limited, except CPU devices. If the list is empty, all kinds.
+    kinds: Vec<AdapterKind>,
 }
 
 impl fmt::Display for Selection {
@@ -166,7 +191,7 @@ impl fmt::Display for Selection {
 impl Default for Selection {
     /// Returns the selection `auto`.
     fn default() -> Self {
-        Self { text: "auto".into(), terms: vec![Term::Auto], filters: Vec::new() }
+        Self { text: "auto".into(), terms: vec![Term::Auto], filters: Vec::new(), kinds: Vec::new() }
     }
 }
 
@@ -174,20 +199,28 @@ impl FromStr for Selection {
     type Err = SelectionError;
 
     fn from_str(text: &str) -> Result<Self, SelectionError> {
-        let mut selection = Self { text: text.trim().into(), terms: Vec::new(), filters: Vec::new() };
+        let mut selection = Self { text: text.trim().into(), terms: Vec::new(), ..Self::default() };
         for item in text.split(',').map(str::trim) {
-            match item {
-                "auto" => selection.terms.push(Term::Auto),
-                "gpu" => selection.terms.push(Term::Gpu),
-                "cpu" => selection.terms.push(Term::Cpu),
-                _ if item.contains('=') => selection.filters.push(filter(item)?),
-                _ if is_word(item) => selection.terms.push(Term::Backend(item.into())),
+            if item.contains('=') {
+                selection.filters.push(filter(item)?);
+                continue;
+            }
+            let name = canonical(item);
+            selection.terms.push(match plain(&name).as_str() {
+                "auto" => Term::Auto,
+                "gpu" => Term::Gpu,
+                CPU => Term::Cpu,
+                "discrete" => Term::Kind(AdapterKind::Discrete),
+                "integrated" => Term::Kind(AdapterKind::Integrated),
+                "software" => Term::Kind(AdapterKind::Software),
+                _ if is_word(&name) => Term::Backend(name),
                 _ => {
                     let wrong = |_| SelectionError::Syntax { item: item.into(), text: text.into() };
-                    selection.terms.push(Term::Adapter(item.parse().map_err(wrong)?));
+                    Term::Adapter(name.parse().map_err(wrong)?)
                 }
-            }
+            });
         }
+        selection.narrow();
         if selection.terms.is_empty() {
             selection.terms.push(Term::Auto);
         }
@@ -197,12 +230,17 @@ impl FromStr for Selection {
 
 /// Returns true if `item` has the form of a backend name.
 pub(crate) fn is_word(item: &str) -> bool {
-    !item.is_empty() && item.chars().all(|c| c.is_ascii_lowercase() || c == '-')
+    !item.is_empty() && item.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
 }
 
 fn filter(item: &str) -> Result<Filter, SelectionError> {
-    let bytes = item.strip_prefix("min-memory=").and_then(size_bytes);
-    bytes.map(Filter::MinMemoryBytes).ok_or_else(|| SelectionError::FilterSyntax { item: item.into() })
+    let count = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let parsed = match item.split_once('=') {
+        Some(("min-memory", size)) => size_bytes(size).map(Filter::MinMemoryBytes),
+        Some(("units", number)) => count(number).map(Filter::MinUnits),
+        _ => None,
+    };
+    parsed.ok_or_else(|| SelectionError::FilterSyntax { item: item.into() })
 }
 
 /// Maximum number of digits after the point of a size.
@@ -270,7 +308,7 @@ impl Requested {
     /// because it reports the host's memory. Returns `None` if the selection needs all backends.
     pub fn backends(&self) -> Option<Vec<&str>> {
         let name = |term| match term {
-            &Term::Auto | &Term::Gpu => None,
+            &Term::Auto | &Term::Gpu | &Term::Kind(_) => None,
             Term::Cpu => Some(CPU),
             Term::Backend(name) => Some(name.as_str()),
             Term::Adapter(label) => Some(label.backend.as_str()),
@@ -303,10 +341,10 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Returns whether the selection names an adapter or its backend, other than by `auto`, `gpu` or `cpu`.
+    /// Returns whether the selection names an adapter or its backend, other than by `auto`, `gpu`, `cpu` or a kind.
     pub fn names(&self, adapter: &Adapter) -> bool {
         let is_own = |term: &Term| match term {
-            Term::Auto | Term::Gpu | Term::Cpu => false,
+            Term::Auto | Term::Gpu | Term::Cpu | Term::Kind(_) => false,
             Term::Backend(name) => *name == adapter.backend,
             Term::Adapter(label) => label.backend == adapter.backend && label.index == adapter.index,
         };
@@ -337,6 +375,24 @@ impl fmt::Display for Choice {
 type Device<'a> = (usize, &'a Adapter);
 
 impl Selection {
+    /// Turns kinds into filters if the list contains other items that can select GPUs.
+    fn narrow(&mut self) {
+        if self.terms.iter().all(|term| matches!(term, Term::Cpu | Term::Kind(_))) {
+            return;
+        }
+        let kinds = self.terms.iter().filter_map(|term| match term {
+            Term::Kind(kind) => Some(*kind),
+            _ => None,
+        });
+        self.kinds = kinds.collect();
+        self.terms.retain(|term| !matches!(term, Term::Kind(_)));
+    }
+
+    fn admits(&self, adapter: &Adapter) -> bool {
+        let is_of_kind = self.kinds.is_empty() || is_cpu(adapter) || self.kinds.contains(&adapter.kind);
+        is_of_kind && self.filters.iter().all(|filter| filter.admits(adapter))
+    }
+
     /// Returns the selected adapters in the requested order. Each physical device occurs once, unless the
     /// selection names several of its APIs.
     fn resolve<'a>(&self, report: &'a Report) -> Result<Vec<&'a Adapter>, SelectionError> {
@@ -353,6 +409,7 @@ impl Selection {
                     gpus => gpus,
                 },
                 Term::Cpu => of_kind(report, is_cpu),
+                Term::Kind(kind) => of_kind(report, |adapter| adapter.kind == *kind),
                 Term::Backend(_) | Term::Adapter(_) => {
                     for (at, adapter) in term.named(report)? {
                         if chosen.iter().all(|(_, other)| other.label() != adapter.label()) {
@@ -369,7 +426,7 @@ impl Selection {
                 }
             }
         }
-        chosen.retain(|(_, adapter)| self.filters.iter().all(|filter| filter.admits(adapter)));
+        chosen.retain(|(_, adapter)| self.admits(adapter));
         if chosen.is_empty() {
             return Err(SelectionError::Nothing { requested: self.text.clone(), found: labels(report) });
         }
@@ -390,11 +447,11 @@ impl Selection {
 }
 
 impl Term {
-    /// Returns the devices that the term names. The result is empty for `auto`, `gpu` and `cpu`, because
+    /// Returns the devices that the term names. The result is empty for `auto`, `gpu`, `cpu` and kinds, because
     /// these words name no particular device.
     fn named<'a>(&self, report: &'a Report) -> Result<Vec<Device<'a>>, SelectionError> {
         match self {
-            Term::Auto | Term::Gpu | Term::Cpu => Ok(Vec::new()),
+            Term::Auto | Term::Gpu | Term::Cpu | Term::Kind(_) => Ok(Vec::new()),
             Term::Backend(name) => find_all(report, name),
             Term::Adapter(label) => Ok(vec![find(report, &label.backend, label.index)?]),
         }
@@ -422,7 +479,7 @@ fn labels(report: &Report) -> Vec<String> {
 }
 
 /// Returns the physical devices whose preferred adapter satisfies the predicate `is`.
-fn of_kind(report: &Report, is: fn(&Adapter) -> bool) -> Vec<Device<'_>> {
+fn of_kind(report: &Report, is: impl Fn(&Adapter) -> bool) -> Vec<Device<'_>> {
     let best = |physical: &crate::table::Physical| report.adapter(physical.adapters.first()?);
     let devices = report.devices.iter().enumerate().filter_map(|(at, physical)| Some((at, best(physical)?)));
     devices.filter(|(_, adapter)| is(adapter)).collect()
@@ -450,9 +507,12 @@ fn find_all<'a>(report: &'a Report, backend: &str) -> Result<Vec<Device<'a>>, Se
 fn adapters<'a>(report: &'a Report, backend: &str, label: &str) -> Result<&'a [Adapter], SelectionError> {
     let known = report.backends.iter().find(|known| known.name == backend);
     match known.map(|known| &known.status) {
-        None => Err(SelectionError::UnknownBackend {
-            name: backend.into(),
-            known: report.backends.iter().map(|known| known.name.clone()).collect(),
+        None => Err(match through(backend) {
+            Some(through) => SelectionError::Through { name: backend.into(), through },
+            None => SelectionError::UnknownBackend {
+                name: backend.into(),
+                known: report.backends.iter().map(|known| known.name.clone()).collect(),
+            },
         }),
         Some(Status::NotCompiled) => Err(SelectionError::NotCompiled { name: backend.into() }),
         Some(Status::Unavailable(why)) => {

@@ -10,6 +10,7 @@
 //! This module parses throttles and checks them against the selected devices. It does not know how throttles
 //! are implemented.
 
+use crate::names::canonical;
 use ragtag_hal::Label;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -108,7 +109,7 @@ impl FromStr for ThrottleSpec {
 
     fn from_str(text: &str) -> Result<Self, ThrottleError> {
         let wrong = |cause: &str| ThrottleError::Syntax { text: text.into(), cause: cause.into() };
-        let label = |text: &str| text.trim().parse::<Label>().map_err(wrong);
+        let label = |text: &str| canonical(text.trim()).parse::<Label>().map_err(wrong);
         let (what, how) = text.trim().split_once('=').ok_or_else(|| wrong("missing \"=\""))?;
         if let Some(link) = what.strip_prefix("link:") {
             let (from, to) =
@@ -230,8 +231,8 @@ mod tests {
         ] {
             assert_eq!(text.parse::<ThrottleSpec>().unwrap().to_string(), text);
         }
-        let half: ThrottleSpec = " link:cpu:0->cpu:1=0.5GB/s".parse().unwrap();
-        assert_eq!(half.to_string(), "link:cpu:0->cpu:1=500MB/s");
+        let half: ThrottleSpec = " link:CPU:0->ocl:1=0.5GB/s".parse().unwrap();
+        assert_eq!(half.to_string(), "link:cpu:0->opencl:1=500MB/s");
     }
 
     #[test]

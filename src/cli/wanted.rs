@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
 use crate::model::Model;
 use crate::planner::Planner;
+use ragtag_devices::canonical;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions, PlanModel};
@@ -76,8 +77,10 @@ impl<'a> Wanted<'a> {
     /// fails if the types of keys and values do not go together.
     pub(super) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
         let file = args.plan.as_deref().map(|path| read_plan(path).map(|plan| (path, plan))).transpose()?;
-        let split = args.split.as_deref().map(str::parse).transpose()?;
-        let pins = args.pin.iter().map(|pin| pin.parse().map_err(Error::Pin)).collect::<Result<_>>()?;
+        let split = args.split.as_deref().map(str::parse::<Split>).transpose()?.map(with_canonical_names);
+        let pins =
+            args.pin.iter().map(|pin| pin.parse::<Split>().map(with_canonical_names).map_err(Error::Pin));
+        let pins = pins.collect::<Result<_>>()?;
         let mut wanted = Self { args, needs, file, split, pins, kv: KvType::F16 };
         wanted.kv = args.kv.types(wanted.usual_kv())?;
         Ok(wanted)
@@ -241,7 +244,7 @@ impl<'a> Wanted<'a> {
                 .fold(planner, |planner, segment| planner.pin(segment, &part.device));
         }
         for device in &self.args.exclude {
-            planner = planner.exclude(device);
+            planner = planner.exclude(&canonical(device));
         }
         if let Some(stages) = self.args.max_stages {
             planner = planner.max_stages(stages);
@@ -274,6 +277,12 @@ impl<'a> Wanted<'a> {
             .slots(plan.slots)
             .split(plan.split())
     }
+}
+
+/// Returns `split` with the names of backends in Ragtag, because users write other names too.
+fn with_canonical_names(mut split: Split) -> Split {
+    split.parts.iter_mut().for_each(|part| part.device = canonical(&part.device));
+    split
 }
 
 fn read_plan(path: &Path) -> Result<Plan> {

@@ -326,7 +326,12 @@ fn refuses_absent_devices() {
         ("min-memory=lots", "is not a filter: expected min-memory=SIZE"),
         ("max-memory=1GiB", "is not a filter"),
         ("min-memory=99999999999999999999GiB", "is not a filter"),
-        ("", "is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"),
+        ("units=many", "or units=N"),
+        ("metal", "Ragtag uses metal devices through wgpu: use --device wgpu"),
+        (
+            "",
+            "is not a device: expected auto, gpu, cpu, discrete, integrated, software, BACKEND, BACKEND:INDEX,",
+        ),
         ("cpu:", "is not a device"),
         ("cpu:-1", "is not a device"),
         (":0", "is not a device"),

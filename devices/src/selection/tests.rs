@@ -30,6 +30,49 @@ fn words_select_classes_of_devices() {
 }
 
 #[test]
+fn names_have_other_spellings() {
+    assert_eq!(choose("GPU, CPU").unwrap(), choose("gpu,cpu").unwrap());
+    assert_eq!(choose("Vulkan:0,VK:1").unwrap(), ["vulkan:0", "vulkan:1"]);
+    assert!(choose("OCL").unwrap_err().to_string().starts_with("opencl cannot be used: "));
+    assert_eq!(choose("rocm:0"), Err(SelectionError::NotCompiled { name: "hip".into() }));
+    for text in ["metal", "Metal:0"] {
+        let error = choose(text).unwrap_err().to_string();
+        assert!(error.ends_with("devices through wgpu: use --device wgpu"), "{error}");
+    }
+    assert!(choose("CUDA0").unwrap_err().to_string().starts_with("unknown backend \"CUDA0\""));
+}
+
+/// Checks that a kind selects devices on its own and next to `cpu`, and filters the devices of other words.
+#[test]
+fn kinds_select_and_filter_devices() {
+    for (text, labels) in [
+        ("discrete", &["cuda:0"][..]),
+        ("Software", &["vulkan:2"]),
+        ("integrated,cpu", &["vulkan:0", "cpu:0", "cpu:1"]),
+        ("software,discrete", &["vulkan:2", "cuda:0"]),
+        ("gpu,discrete", &["cuda:0"]),
+        ("vulkan,discrete", &["vulkan:1"]),
+        ("vulkan,discrete,software,cpu:1", &["vulkan:1", "vulkan:2", "cpu:1"]),
+    ] {
+        assert_eq!(choose(text).unwrap(), labels, "{text}");
+    }
+    for text in ["gpu,software", "cuda:0,integrated"] {
+        assert!(matches!(choose(text), Err(SelectionError::Nothing { .. })), "{text}");
+    }
+}
+
+#[test]
+fn devices_have_a_minimum_number_of_units() {
+    let small = adapter("vulkan", 0, AdapterKind::Discrete, 8);
+    let mut large = adapter("vulkan", 1, AdapterKind::Discrete, 8);
+    large.caps.parallel_units = 64;
+    let machine = Backends::of(vec![found("vulkan", vec![small, large])]);
+    assert_eq!(choose_on(&machine, "units=1").unwrap(), ["vulkan:1"]);
+    assert_eq!(choose_on(&machine, "gpu,units=0").unwrap(), ["vulkan:0", "vulkan:1"]);
+    assert!(choose_on(&machine, "units=65").is_err());
+}
+
+#[test]
 fn software_devices_are_no_gpus_and_the_error_says_how_to_use_them() {
     let software = |backend, index, name: &str| {
         let adapter = adapter(backend, index, AdapterKind::Software, 4);
@@ -165,13 +208,13 @@ fn errors_list_the_existing_devices() {
 #[test]
 fn invalid_selections_are_refused() {
     for text in
-        ["", "GPU", "cuda:", ":0", "cuda:x", "cuda:-1", "cuda:+1", "cuda:99999999999", "cpu,", "cpu 0"]
+        ["", "GPU:", "cuda:", ":0", "cuda:x", "cuda:-1", "cuda:+1", "cuda:99999999999", "cpu,", "cpu 0"]
     {
         assert!(matches!(choose(text), Err(SelectionError::Syntax { .. })), "{text:?}");
     }
-    for text in
-        ["min-memory=", "min-memory=8GB", "min-memory=-1", "max-memory=1GiB", "min-memory=16777216TiB", "a=b"]
-    {
+    let sizes =
+        ["min-memory=", "min-memory=8GB", "min-memory=-1", "max-memory=1GiB", "min-memory=16777216TiB"];
+    for text in sizes.into_iter().chain(["units=", "units=+1", "units=few", "a=b"]) {
         assert!(matches!(choose(text), Err(SelectionError::FilterSyntax { .. })), "{text:?}");
     }
     assert_eq!(size_bytes("3KiB"), Some(3072));
@@ -272,7 +315,7 @@ fn only_the_backends_that_a_selection_needs_are_probed() {
     };
     assert_eq!(needed("cuda:1,vulkan,min-memory=8GiB").unwrap(), "cuda vulkan cpu");
     assert_eq!(needed("cpu").unwrap(), "cpu cpu");
-    for flag in ["auto", "gpu", "cuda:0,gpu", "min-memory=8GiB"] {
+    for flag in ["auto", "gpu", "cuda:0,gpu", "min-memory=8GiB", "discrete", "software,cpu"] {
         assert_eq!(needed(flag), None, "{flag}");
     }
     let gpu = |backend| found(backend, vec![adapter(backend, 0, AdapterKind::Discrete, 8)]);
