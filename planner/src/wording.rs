@@ -8,15 +8,6 @@ const FACTOR: f64 = 2.0;
 /// Minimum difference that is printed, in percent. Smaller differences are printed as equal.
 const SAME_PERCENT: f64 = 0.05;
 
-/// Kind of a quantity. It determines whether a larger value is faster or slower.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quantity {
-    /// A time. A larger value is slower.
-    Time,
-    /// A rate. A larger value is faster.
-    Rate,
-}
-
 /// Describes `ratio`, a time divided by a reference time: `12.0 % slower`, `3.2 times faster`, `as fast`.
 pub fn speed(ratio: f64) -> String {
     let (factor, word) = if ratio < 1.0 { (1.0 / ratio, "faster") } else { (ratio, "slower") };
@@ -28,17 +19,25 @@ pub fn speed(ratio: f64) -> String {
     }
 }
 
-/// Describes a deviation from an expected value, given as `value ÷ expected − 1`. Returns `+12 %`, or
-/// `3.2 times slower` if a time is 3.2 times as long as expected.
-pub fn deviation(of: Quantity, deviation: f64) -> String {
+/// Describes a deviation from an expected value, given as `value ÷ expected − 1`: `+12 %`, or `×3.2` if the value is
+/// 3.2 times the expected one.
+pub fn deviation(deviation: f64) -> String {
     let ratio = deviation + 1.0;
-    let factor = ratio.max(1.0 / ratio);
     match deviation * 100.0 {
         percent if !percent.is_finite() => "?".into(),
-        _ if factor >= FACTOR => speed(if of == Quantity::Time { ratio } else { 1.0 / ratio }),
+        _ if ratio.max(1.0 / ratio) >= FACTOR => factor(ratio),
         percent if percent.abs() < SAME_PERCENT => "±0 %".into(),
         percent if percent.abs() < 9.95 => format!("{percent:+.1} %"),
         percent => format!("{percent:+.0} %"),
+    }
+}
+
+/// Formats a ratio with two digits, such as `×3.2`, `×204` or `×0.049`.
+fn factor(ratio: f64) -> String {
+    match ratio {
+        ratio if ratio >= 1e4 => "over ×10000".into(),
+        ratio if ratio < 1e-4 => "under ×0.0001".into(),
+        ratio => format!("×{ratio:.*}", (1.0 - ratio.log10().floor()).max(0.0) as usize),
     }
 }
 
@@ -118,13 +117,11 @@ mod tests {
         ];
         assert_eq!(texts, wanted);
         let texts =
-            [0.0, -0.0001, 0.0001, 0.025, -0.12, 0.999, 1.0, -0.75].map(|d| deviation(Quantity::Time, d));
+            [0.0, -0.0001, 0.0001, 0.025, -0.12, 0.999, 1.0, 10.0, 203.4, 1e9, f64::NAN].map(deviation);
         let wanted =
-            ["±0 %", "±0 %", "±0 %", "+2.5 %", "-12 %", "+100 %", "2.0 times slower", "4.0 times faster"];
+            ["±0 %", "±0 %", "±0 %", "+2.5 %", "-12 %", "+100 %", "×2.0", "×11", "×204", "over ×10000", "?"];
         assert_eq!(texts, wanted);
-        assert_eq!(deviation(Quantity::Rate, 10.0), "11 times faster");
-        assert_eq!(deviation(Quantity::Rate, -0.9), "10 times slower");
-        assert_eq!(deviation(Quantity::Rate, f64::NAN), "?");
+        assert_eq!([-0.75, -0.951, -1.0].map(deviation), ["×0.25", "×0.049", "under ×0.0001"]);
     }
 
     #[test]

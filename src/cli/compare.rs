@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::pictures::{self, Gantt, Report};
 use ragtag_planner::Place;
-use ragtag_planner::wording::{self, Quantity};
+use ragtag_planner::wording;
 use ragtag_scheduler::compare::Comparison;
 use serde::Serialize;
 
@@ -85,7 +85,7 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
             number,
             predicted,
             measured,
-            wording::deviation(Quantity::Time, part.deviation),
+            wording::deviation(part.deviation),
         ]);
     }
     for rate in &comparison.rates {
@@ -98,7 +98,7 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
             String::new(),
             predicted,
             measured,
-            wording::deviation(Quantity::Rate, rate.deviation),
+            wording::deviation(rate.deviation),
         ]);
     }
     let mut text = format!("{table}\n");

@@ -6,7 +6,6 @@ use super::load::{Beat, Load, share};
 use super::words::{bytes, count, deviation, edge_routes, labels, mark, named_stages, percent, time};
 use super::{Gantt, GanttKind, GanttSource};
 use ragtag_planner::plan::{Place, Plan, PlanStage, PredictedTimes};
-use ragtag_planner::wording::Quantity;
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase, TOLERANCE};
 
 /// CSS classes of the colors for stages and micro-batches. Numbers beyond the last color start over at the
@@ -297,7 +296,7 @@ fn comparison_chart(title: &str, parts: &[&ComparedPart]) -> Chart {
                 "{} → {} · {}{}",
                 time(*predicted),
                 time(*measured),
-                deviation(Quantity::Time, part.deviation),
+                deviation(part.deviation),
                 if off { " ⚠" } else { "" }
             ),
             lanes: 2,

@@ -6,7 +6,7 @@ use super::words::{self, bytes, count, percent, rate, time};
 use super::{Rates, Report, charts};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use ragtag_planner::plan::{Alternative, Explanation, LeftOut, Place, Plan};
-use ragtag_planner::wording::{self, Quantity};
+use ragtag_planner::wording;
 use ragtag_scheduler::compare::ComparedRate;
 
 /// Width of a chart on the narrowest supported phone, in pixels.
@@ -203,7 +203,7 @@ fn timelines(report: &Report) -> Markup {
 fn measured(report: &Report) -> Markup {
     let Some(measured) = &report.measured else { return html! {} };
     let against = |compared: &ComparedRate| {
-        let off = words::deviation(Quantity::Rate, compared.deviation);
+        let off = words::deviation(compared.deviation);
         format!("tokens/s measured, {off} against {} predicted", rate(compared.predicted_tokens_per_s))
     };
     html! {
@@ -301,7 +301,7 @@ fn columns(names: &[&str]) -> Markup {
 }
 
 fn alternative(plan: &Plan, other: &Alternative, why: &str) -> Markup {
-    let off = words::deviation(Quantity::Time, other.score_us / plan.explanation.score_us - 1.0);
+    let off = words::deviation(other.score_us / plan.explanation.score_us - 1.0);
     html! {
         tr {
             td data-name="Placement" { code { (other.split) } }

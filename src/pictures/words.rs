@@ -3,8 +3,8 @@
 use ragtag_kernels::Activations;
 use ragtag_planner::Objective;
 use ragtag_planner::plan::{LeftOut, Place, Plan, PlanEdge, PlanStage, PrefillStage};
+use ragtag_planner::wording;
 pub(super) use ragtag_planner::wording::count;
-use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
 
 /// Replaces control characters in `text`, because they must not appear in XML or on a terminal.
@@ -91,9 +91,9 @@ fn grouped(value: f64) -> String {
 }
 
 /// Formats the relative deviation of a measured value from its prediction, such as `+12 %`. Formats a large
-/// deviation as a factor, such as `3.2 times slower`.
-pub(super) fn deviation(of: Quantity, share: f64) -> String {
-    wording::deviation(of, share).replace('-', "−")
+/// deviation as a factor, such as `×3.2`.
+pub(super) fn deviation(share: f64) -> String {
+    wording::deviation(share).replace('-', "−")
 }
 
 /// Joins the labels of devices that a plan leaves out for the same reason.
@@ -220,10 +220,10 @@ mod tests {
         );
         assert_eq!([0.0, 0.004, 0.0994, 0.5, 1.0].map(percent), ["0 %", "0.4 %", "9.9 %", "50 %", "100 %"]);
         assert_eq!([1.234, 45.67, 726.04, 12_345.6].map(rate), ["1.23", "45.7", "726", "12\u{202f}346"]);
-        assert_eq!(deviation(Quantity::Time, 0.12), "+12 %");
-        assert_eq!(deviation(Quantity::Time, -0.025), "−2.5 %");
-        assert_eq!(deviation(Quantity::Time, 2.2), "3.2 times slower");
-        assert_eq!(deviation(Quantity::Time, f64::INFINITY), "?");
+        assert_eq!(deviation(0.12), "+12 %");
+        assert_eq!(deviation(-0.025), "−2.5 %");
+        assert_eq!(deviation(2.2), "×3.2");
+        assert_eq!(deviation(f64::INFINITY), "?");
     }
 
     #[test]

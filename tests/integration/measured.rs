@@ -3,7 +3,7 @@
 
 use crate::support::{ragtag, read_json, text};
 use ragtag_planner::Split;
-use ragtag_planner::wording::{Quantity, deviation};
+use ragtag_planner::wording::deviation;
 use serde_json::Value;
 
 /// Arguments that select two CPU devices with one thread each.
@@ -80,13 +80,13 @@ fn bench_compares_every_stage_and_edge_with_its_prediction() {
     // The page reports the same comparison.
     let html = std::fs::read_to_string(&page).unwrap().replace("&gt;", ">");
     for rate in rates {
-        let off = deviation(Quantity::Rate, number(rate, "deviation")).replace('-', "−");
+        let off = deviation(number(rate, "deviation")).replace('-', "−");
         let line = format!("tokens/s measured, {off} against");
         assert!(html.contains(rate["what"].as_str().unwrap()) && html.contains(&line), "{line}");
     }
     let parts = json["comparison"]["parts"].as_array().unwrap();
     for part in parts {
-        let off = deviation(Quantity::Time, number(part, "deviation")).replace('-', "−");
+        let off = deviation(number(part, "deviation")).replace('-', "−");
         assert!(html.contains(&format!("· {off}")), "{off} is not on the page");
         assert!(part["finding"].as_str().is_none_or(|finding| html.contains(finding)), "{part}");
     }

@@ -201,7 +201,7 @@ fn measured(stages: usize) -> Comparison {
         part(Place::Edge, 1, Phase::Decode, 42.0, 38.0),
         part(Place::TokenReturn, 0, Phase::Decode, 120.0, 120.0),
     ]);
-    parts[6].finding = Some("the link cuda:0 -> cuda:1, decode 3.7 times slower: its latency".into());
+    parts[6].finding = Some("the link cuda:0 -> cuda:1, decode ×3.7: its latency".into());
     let rate = ComparedRate {
         what: "tg64".into(),
         phase: Phase::Decode,
@@ -364,7 +364,7 @@ fn shows_predicted_and_measured_side_by_side() {
     let expected = [
         "tokens/s measured, −6.0 % against 500 predicted",
         "8.00 ms → 7.00 ms · −12 %",
-        "41 µs → 152 µs · 3.7 times slower ⚠",
+        "41 µs → 152 µs · ×3.7 ⚠",
         "8.00 ms → 7.90 ms · −1.2 %",
         "42 µs → 38 µs · −9.5 %",
         "8.00 ms → 8.80 ms · +10 %",
@@ -376,7 +376,7 @@ fn shows_predicted_and_measured_side_by_side() {
         "42.0 ms → 45.0 ms · +7.1 %",
     ];
     assert_eq!(notes, expected);
-    assert!(texts(&document).contains("the link cuda:0 -> cuda:1, decode 3.7 times slower: its latency"));
+    assert!(texts(&document).contains("the link cuda:0 -> cuda:1, decode ×3.7: its latency"));
     let off = section
         .descendants()
         .filter(|n| n.attribute("class") == Some("bar off") && n.attribute("rx").is_some());

@@ -159,7 +159,7 @@ fn findings_name_the_wrong_assumption() {
     assert_eq!(findings.len(), 2, "{findings:?}");
     assert_eq!(
         findings[0],
-        "stage 0 on cpu:0, decode 2.0 times slower: bandwidth was 500.0 MB/s in the run, 1.0 GB/s assumed"
+        "stage 0 on cpu:0, decode ×2.0: bandwidth was 500.0 MB/s in the run, 1.0 GB/s assumed"
     );
     assert!(
         findings[1]
@@ -171,7 +171,10 @@ fn findings_name_the_wrong_assumption() {
     idle.devices.iter_mut().for_each(|device| device.launch_us = Figure::assumed(5000.0));
     let quick = idle.compare(&stats(vec![report(&[size(true, 1, 1, 0, 6002)])]));
     let finding = quick.findings().join("; ");
-    assert!(finding.contains("2.0 times faster: launch overhead per segment was 2"), "{finding}");
+    assert!(
+        finding.contains("decode ×0.") && finding.contains(": launch overhead per segment was 2"),
+        "{finding}"
+    );
 }
 
 #[test]
@@ -186,8 +189,8 @@ fn edges_have_latency_and_bandwidth() {
     assert_eq!(
         comparison.findings(),
         [
-            "the link cpu:0 -> cpu:1, decode 4.0 times slower: latency was 83.0 µs in the run, 20.0 µs assumed",
-            "the link cpu:0 -> cpu:1, prefill 3.9 times slower: bandwidth was 253.7 MB/s in the run, 1.0 GB/s assumed"
+            "the link cpu:0 -> cpu:1, decode ×4.0: latency was 83.0 µs in the run, 20.0 µs assumed",
+            "the link cpu:0 -> cpu:1, prefill ×3.9: bandwidth was 253.7 MB/s in the run, 1.0 GB/s assumed"
         ]
     );
     let back = comparison.part(Place::TokenReturn, 0, Phase::Decode).unwrap();
@@ -304,12 +307,7 @@ fn rates_are_predicted_from_parts_and_explained() {
     let round_us = 2025.0 * 2.0 + LinkFacts::assumed().time_us(200) + 4.0;
     assert!((rate.predicted_tokens_per_s - 4.0 / round_us * 1e6).abs() < 1e-6, "{rate:?}");
     let finding = rate.finding.as_deref().unwrap();
-    assert!(
-        finding.starts_with(
-            "tg64 3.0 times slower: mainly because of stage 1 on cpu:1, decode 3.0 times slower"
-        ),
-        "{finding}"
-    );
+    assert!(finding.starts_with("tg64 ×0.34: mainly because of stage 1 on cpu:1, decode ×3.0"), "{finding}");
 
     // 20 tokens form chunks of 8, 8 and 4 rows. The slowest part takes 8025 µs for 8 rows and 4025 µs for 4
     // rows.

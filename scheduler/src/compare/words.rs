@@ -6,7 +6,7 @@ use super::{ComparedPart, ComparedRate, Comparison, Phase, TOLERANCE};
 use ragtag_kernels::Activations;
 use ragtag_planner::cost::Figure;
 use ragtag_planner::plan::{Place, Plan};
-use ragtag_planner::wording::{self, Quantity};
+use ragtag_planner::wording;
 
 /// Returns an explanation of why a part took longer or shorter than predicted. Returns `None` if the
 /// deviation is within the tolerance.
@@ -27,7 +27,7 @@ pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<Str
 /// Returns the noun phrase by which explanations refer to a part of the pipeline.
 fn subject(part: &ComparedPart) -> String {
     let phase = part.phase;
-    let percent = wording::deviation(Quantity::Time, part.deviation);
+    let percent = wording::deviation(part.deviation);
     match part.place {
         Place::Stage => format!("{}, {phase} {percent}", part.stage_name()),
         Place::TokenReturn => format!("the token return, {phase} {percent}"),
@@ -83,7 +83,7 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
     if rate.deviation.is_nan() || rate.deviation.abs() <= TOLERANCE {
         return None;
     }
-    let subject = format!("{} {}", rate.what, wording::deviation(Quantity::Rate, rate.deviation));
+    let subject = format!("{} {}", rate.what, wording::deviation(rate.deviation));
     let parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == rate.phase).collect();
     // Blame the part with the largest share of the excess time.
     let slower = rate.deviation < 0.0;
