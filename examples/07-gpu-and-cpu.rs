@@ -13,8 +13,8 @@
 #![allow(clippy::print_stdout)] // examples print
 
 use ragtag::{
-    AdapterKind, DeviceOptions, Devices, Engine, EngineOptions, Generation, Isolation, LinkOptions, LinkReport,
-    Model, Planner,
+    AdapterKind, DeviceOptions, Devices, Engine, EngineOptions, Generation, Isolation, LinkOptions,
+    LinkReport, Model, Planner,
 };
 use std::time::Instant;
 

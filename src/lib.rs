@@ -83,7 +83,7 @@ pub use selftest::{SELFTEST_VERSION, SelfTest};
 #[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
 pub use ragtag_devices::{MemoryCapError, MemoryCaps, ProbeChild, ThrottleError, ThrottleSpec};
-pub use ragtag_graph::{ChatTemplates, Granularity, RopeScaling, WireType};
+pub use ragtag_graph::{ChatTemplates, Granularity, RopeScaling, Tokenizer, WireType};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, CacheType, KvType, TensorType};
 pub use ragtag_planner::{

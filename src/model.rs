@@ -116,6 +116,27 @@ impl Model {
         Self::from_headers(file_name(path), sources)
     }
 
+    /// Opens only the tokenizer of a model. A `.gguf` file may have no weights, and a directory needs only the files
+    /// of its tokenizer. The architecture of the model need not be supported.
+    ///
+    /// # Errors
+    /// Returns [`Error::File`] if a file cannot be read, [`Error::Model`] if a `.gguf` file is invalid, and
+    /// [`Error::Tokenizer`] if there is no tokenizer, or one that is damaged or unsupported.
+    pub fn open_tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer> {
+        let path = path.as_ref();
+        let (name, tokenizer) = if path.is_dir() {
+            let (name, directory) = directory(path)?;
+            (name, Tokenizer::from_directory(&directory))
+        } else {
+            let name = file_name(path);
+            let sources = shard_paths(path).iter().map(|shard| open(shard)).collect::<Result<_>>()?;
+            let file = ModelFile::open_headers(sources);
+            let file = file.map_err(|cause| Error::Model { name: name.clone(), cause: cause.into() })?;
+            (name, Tokenizer::from_metadata(&file.metadata))
+        };
+        tokenizer.map_err(|cause| Error::Tokenizer { name, cause })
+    }
+
     /// Opens the model that is embedded in this build.
     ///
     /// # Errors

@@ -128,14 +128,15 @@ impl Model {
         }
     }
 
-    /// Returns the number of tokens in the tokenizer's vocabulary. Does not build the tokenizer of a GGUF file.
+    /// Returns the number of tokens in the tokenizer's vocabulary, without building the tokenizer. Returns `None` for a
+    /// directory, whose tokenizer files do not state it.
     ///
     /// # Errors
-    /// Fails if the model has no tokenizer, or if its tokenizer is unsupported.
-    pub fn token_count(&self) -> Result<usize, TokenizerError> {
+    /// Fails if the model has no tokenizer, or if the tokenizer of a GGUF file is unsupported.
+    pub fn token_count(&self) -> Result<Option<usize>, TokenizerError> {
         match &self.description {
-            Description::Metadata(metadata) => tokenizer::count_tokens(metadata),
-            Description::Directory(directory) => Ok(Tokenizer::from_directory(directory)?.vocabulary_size()),
+            Description::Metadata(metadata) => tokenizer::count_tokens(metadata).map(Some),
+            Description::Directory(directory) => tokenizer::find(directory).map(|_| None),
         }
     }
 

@@ -4,12 +4,11 @@
 use super::args::{BenchArgs, BenchCommand};
 use super::compare;
 use super::files;
-use super::output::{inform, print_json, set_quiet, show, table};
+use super::output::{inform, out_width, print_json, set_quiet, show, table};
 use super::placed::{check_blocks, placed};
 use super::plan_table::summary;
 use super::progress;
 use super::wanted::{Needs, workload};
-use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::session::Session;
@@ -24,15 +23,15 @@ enum Test {
     Generate(u32),
 }
 
-#[derive(Debug, Serialize)]
-struct Measurement {
-    test: String,
-    parallel: u32,
-    tokens: u64,
-    mean_tokens_per_s: f64,
-    deviation_tokens_per_s: f64,
-    median_tokens_per_s: f64,
-    samples_tokens_per_s: Vec<f64>,
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Measurement {
+    pub(super) test: String,
+    pub(super) parallel: u32,
+    pub(super) tokens: u64,
+    pub(super) mean_tokens_per_s: f64,
+    pub(super) deviation_tokens_per_s: f64,
+    pub(super) median_tokens_per_s: f64,
+    pub(super) samples_tokens_per_s: Vec<f64>,
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
@@ -41,8 +40,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     }
     set_quiet(args.quiet);
     let outputs = args.records.files().chain(&args.comparison.html);
-    files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
-    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
+    files::check(outputs, args.model.path().into_iter().chain(&args.placement.plan))?;
+    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
     let tests = tests(args);
     if tests.is_empty() {
         return Err(Error::Usage("nothing to measure: -p and -n are both 0".into()));
@@ -104,7 +103,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         }))
     } else {
         super::records::inform_verified(&engine);
-        show(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)))
+        let split = engine.plan().split().to_string();
+        let table = as_table(&model, &split, &measurements, out_width());
+        show(&format!("{table}\n{}", compare::as_table(&comparison, out_width())))
     };
     // A failed write does not affect the other outputs.
     let drawn = compare::write_page(&args.comparison, &engine, &comparison);
@@ -174,15 +175,20 @@ fn once(session: &Session, burst: &Burst) -> Result<f64> {
     Ok(super::block_on(session.burst(burst))?.seconds)
 }
 
-fn as_table(model: &Model, engine: &Engine, measurements: &[Measurement]) -> String {
-    let mut table =
-        table(&["model", "+>size", "+>params", "placement", ">parallel", "test", ">tokens/s", ">median"]);
+pub(super) fn as_table(
+    model: &Model,
+    split: &str,
+    measurements: &[Measurement],
+    width: Option<u16>,
+) -> String {
+    let columns = ["model", "+>size", "+>params", "placement", ">parallel", "test", ">tokens/s", "+>median"];
+    let mut table = table(&columns, width);
     for m in measurements {
         table.add_row([
             model.name().to_string(),
             super::output::bytes(model.file_bytes()),
             super::output::count(model.graph().parameters()),
-            engine.plan().split().to_string(),
+            split.to_owned(),
             m.parallel.to_string(),
             m.test.clone(),
             format!("{:.2} ± {:.2}", m.mean_tokens_per_s, m.deviation_tokens_per_s),

@@ -1,7 +1,7 @@
 //! Implements `ragtag calibrate`, and the calibration that other commands run before planning.
 
 use super::args::CalibrateArgs;
-use super::output::{inform, note, print_json, show, table};
+use super::output::{inform, note, out_width, print_json, show, table};
 use super::progress;
 use super::wanted::{Wanted, usual_kv};
 use crate::calibrate::{Calibration, CalibrationOptions};
@@ -14,7 +14,7 @@ use serde_json::json;
 use std::sync::OnceLock;
 
 pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
-    let model = super::open_model(args.model.as_deref())?;
+    let model = super::open_model(&args.model)?;
     let mut selection = super::device_options(&args.devices);
     if args.every_api {
         // `Devices::probe` would probe only the APIs that the selection names.
@@ -40,7 +40,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     }
     let printed = match args.json {
         true => print_json(&as_json(&calibration)),
-        false => show(&as_table(&calibration)),
+        false => show(&as_table(&calibration, out_width())),
     };
     printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
 }
@@ -103,8 +103,9 @@ fn as_json(calibration: &Calibration) -> serde_json::Value {
     })
 }
 
-fn as_table(calibration: &Calibration) -> String {
-    let mut times = table(&["device", "segment", ">rows", ">positions", ">time", ">spread", ">of roofline"]);
+pub(super) fn as_table(calibration: &Calibration, width: Option<u16>) -> String {
+    let columns = ["device", "segment", ">rows", ">positions", ">time", ">spread", ">of roofline"];
+    let mut times = table(&columns, width);
     for (label, profile) in &calibration.profiles {
         for kind in &profile.kinds {
             for sample in &kind.samples {
@@ -120,17 +121,18 @@ fn as_table(calibration: &Calibration) -> String {
             }
         }
     }
-    let mut overheads = table(&[
+    let columns = [
         "device",
         ">per stage",
         "+>hand-over",
         ">token return",
         "+>per row",
         "+>copy latency",
-        ">copy rate",
+        "+>copy rate",
         ">weights",
         ">compute",
-    ]);
+    ];
+    let mut overheads = table(&columns, width);
     for (label, profile) in &calibration.profiles {
         let fitted = profile.roofline.as_ref();
         let rate = |value: Option<f64>, unit: &str| {
@@ -149,7 +151,7 @@ fn as_table(calibration: &Calibration) -> String {
         ]);
     }
     let known = calibration.links.planned().known;
-    let mut links = table(&["from", "to", "route", ">latency", ">rate"]);
+    let mut links = table(&["from", "to", "route", ">latency", ">rate"], width);
     for (from, to, facts) in &known {
         links.add_row([
             from.clone(),

@@ -2,7 +2,7 @@
 //! and the figures that the planner uses.
 
 use super::args::CardsArgs;
-use super::output::{print_json, show, table};
+use super::output::{out_width, print_json, show, table};
 use crate::error::{Error, Result};
 use ragtag_planner::fleet::{Card, Fleet, cards, reached, source};
 use serde_json::{Value, json};
@@ -12,7 +12,12 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
         let cards = cards().iter().map(as_json).collect::<Result<Vec<_>>>()?;
         return print_json(&json!({ "reached": reached(), "cards": cards }));
     }
-    let mut table = table(&[
+    show(&as_table(out_width()))?;
+    show("- ~ marks derived or assumed figures; --json adds sources and the shares that kernels reach\n")
+}
+
+pub(super) fn as_table(width: Option<u16>) -> String {
+    let columns = [
         "card",
         "name",
         ">memory, GiB",
@@ -22,7 +27,8 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
         "+>int8, TOP/s",
         "+PCIe",
         "+through",
-    ]);
+    ];
+    let mut table = table(&columns, width);
     for card in cards() {
         let figure = |field: &str, value: Option<f64>| match value {
             Some(value) if card.assumed.iter().any(|assumed| assumed == field) => format!("~{value}"),
@@ -41,8 +47,7 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
             card.through.clone(),
         ]);
     }
-    show(&format!("{table}\n"))?;
-    show("- ~ marks derived or assumed figures; --json adds sources and the shares that kernels reach\n")
+    format!("{table}\n")
 }
 
 /// Returns the JSON entry of a card: its datasheet figures with their complete source, and the figures that

@@ -4,7 +4,7 @@ use super::answer::Answer;
 use super::args::ChatArgs;
 use super::files::{input_name, read_input, write_file};
 use super::lines::{Line, Lines};
-use super::output::{inform, note, set_quiet};
+use super::output::{inform, note, offer, offer_shown, set_quiet};
 use super::placed::placed_while;
 use super::plan_table::summary;
 use super::run::{figures, generation};
@@ -44,7 +44,7 @@ const WARM_TOKENS: u32 = 256;
 
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
     set_quiet(args.quiet);
-    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
+    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
     let dialogue = dialogue(&model, args)?;
     let mut generation = generation(&args.sampling, 0);
     // Checks the settings before anything is loaded.
@@ -53,7 +53,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     let mut placed = placed_while(&model, &args.devices, &args.placement, needs, || {
         model.tokenizer().map(|_| needs.workload)
     })?;
-    let usual = if args.model.is_none() { BUNDLED_TOKENS } else { ANSWER_TOKENS };
+    let usual = if args.model.path().is_none() { BUNDLED_TOKENS } else { ANSWER_TOKENS };
     generation.max_tokens = args.tokens.unwrap_or(usual);
     inform(&summary(&placed.plan));
     let engine = placed.start(&model, args.transfers.options(false))?;
@@ -71,13 +71,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
 
 /// Creates the conversation that the arguments describe. Checks templates and files before anything is loaded.
 fn dialogue(model: &Model, args: &ChatArgs) -> Result<Dialogue> {
-    let mut dialogue = match &args.template {
-        Some(path) => {
-            let source = read_input(path, MAX_JSON_BYTES)?;
-            Dialogue::with_template(model, &source, &file_name(input_name(path)))?
-        }
-        None => Dialogue::new(model)?,
-    };
+    let mut dialogue = super::template::dialogue(model, args.template.as_deref())?;
     for (name, value) in &args.set {
         dialogue.set(name, value.clone());
     }

@@ -64,9 +64,10 @@ pub(super) fn note_contradictions(placed: &Placed, comparison: &Comparison) {
     }
 }
 
-/// Formats a comparison as a table, followed by its findings.
-pub(super) fn as_table(comparison: &Comparison) -> String {
-    let mut table = table(&["part", "micro-batches", ">count", ">predicted", ">measured", ">deviation"]);
+/// Formats a comparison as a table that fits into `width`, followed by its findings.
+pub(super) fn as_table(comparison: &Comparison, width: Option<u16>) -> String {
+    let columns = ["part", "micro-batches", "+>count", ">predicted", ">measured", ">deviation"];
+    let mut table = table(&columns, width);
     for part in &comparison.parts {
         let what = match part.place {
             Place::Stage => part.stage_name(),
@@ -79,14 +80,7 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
         };
         let number = part.micro_batches.to_string();
         let (predicted, measured) = (time(part.predicted_us), time(part.measured_us));
-        table.add_row([
-            what,
-            size,
-            number,
-            predicted,
-            measured,
-            wording::deviation(part.deviation),
-        ]);
+        table.add_row([what, size, number, predicted, measured, wording::deviation(part.deviation)]);
     }
     for rate in &comparison.rates {
         let speed = |tokens_per_s: f64| format!("{tokens_per_s:.1} tokens/s");

@@ -1,7 +1,7 @@
 //! Implements `ragtag devices`, which lists the devices of this machine and the APIs that expose them.
 
 use super::args::DevicesArgs;
-use super::output::{bytes, print_json, show, table};
+use super::output::{bytes, out_width, print_json, show, table};
 use crate::devices::Devices;
 use crate::error::Result;
 use ragtag_devices::{Report, Status};
@@ -28,7 +28,8 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
         }))?;
     } else {
         super::output::inform(&devices.start_line());
-        print_devices(&devices)?;
+        let cap_bytes = |adapter: &Adapter| devices.cap_bytes(adapter);
+        show(&as_table(devices.report(), &devices.labels(), cap_bytes, out_width()))?;
         for line in throttled(devices.report()).into_iter().chain(missing(devices.report())) {
             show(&format!("{line}\n"))?;
         }
@@ -37,19 +38,23 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     if args.devices.strict { super::strict::check_devices(&devices) } else { Ok(()) }
 }
 
-/// Prints a table with a row for each physical device. The figures come from the API through which the device
+/// Formats a table with a row for each physical device. The figures come from the API through which the device
 /// is selected, or from its best API if it is not selected. A memory cap precedes the total memory.
-fn print_devices(devices: &Devices) -> Result<()> {
-    let mut table = table(&["device", "name", "+kind", "+>free", ">total", "+>units", "+driver", "selected"]);
-    let selected = devices.labels();
-    let report = devices.report();
+pub(super) fn as_table(
+    report: &Report,
+    selected: &[String],
+    cap_bytes: impl Fn(&Adapter) -> Option<u64>,
+    width: Option<u16>,
+) -> String {
+    let columns = ["device", "name", "+kind", "+>free", ">total", "+>units", "+driver", "selected"];
+    let mut table = table(&columns, width);
     for physical in &report.devices {
         let used: Vec<_> =
             physical.adapters.iter().filter(|label| selected.contains(label)).cloned().collect();
         let shown = used.first().or(physical.adapters.first());
         let Some(adapter) = shown.and_then(|label| report.adapter(label)) else { continue };
         let (free, total) = memory(adapter);
-        let total = match devices.cap_bytes(adapter) {
+        let total = match cap_bytes(adapter) {
             Some(cap) => format!("{} of {total}", bytes(cap)),
             None => total,
         };
@@ -64,7 +69,7 @@ fn print_devices(devices: &Devices) -> Result<()> {
             used.join(", "),
         ]);
     }
-    show(&format!("{table}\n"))
+    format!("{table}\n")
 }
 
 fn memory(adapter: &Adapter) -> (String, String) {

@@ -1,7 +1,7 @@
 //! Implements `ragtag inspect`, which prints the contents of a model file.
 
 use super::args::InspectArgs;
-use super::output::{bytes, count, print, print_json, show, table};
+use super::output::{bytes, count, out_width, print, print_json, show, table};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_graph::{Granularity, Lowering, ModelError, Segment, WireType};
@@ -10,7 +10,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 pub(super) fn run(args: &InspectArgs) -> Result<()> {
-    let model = super::open_metadata(args.model.as_deref(), args.described)?;
+    let model = super::open_metadata(&args.model, args.described)?;
     let (graph, activations) = (model.graph().with_granularity(args.granularity), args.activations);
     if args.dot {
         return print(&graph.dot(activations));
@@ -20,12 +20,11 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
     if args.json {
         return print_json(&as_json(&model, &segments, args.tensors)?);
     }
-    print_summary(&model)?;
-    print_segments(&segments)?;
-    if args.tensors { print_tensors(&model) } else { Ok(()) }
+    let tensors = if args.tensors { tensor_table(&model, out_width()) } else { String::new() };
+    show(&(summary(&model, out_width()) + &segment_table(&segments, out_width()) + &tensors))
 }
 
-fn segments(
+pub(super) fn segments(
     graph: &ragtag_graph::Model,
     activations: Activations,
 ) -> std::result::Result<Vec<Segment>, ModelError> {
@@ -44,15 +43,16 @@ fn types(model: &Model) -> BTreeMap<&'static str, (usize, u64)> {
     types
 }
 
-fn print_summary(model: &Model) -> Result<()> {
+pub(super) fn summary(model: &Model, width: Option<u16>) -> String {
     let h = model.hyperparameters();
-    let mut table = table(&["model", model.name()]);
+    let mut table = table(&["model", model.name()], width);
     let types: Vec<_> =
         types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
     let described = model.graph().weights().without_data().is_some();
     let heads = format!("{} of {} dimensions, {} KV heads", h.heads, h.head_dimensions, h.kv_heads);
     let vocabulary = match model.graph().token_count() {
-        Ok(count) => format!("{}, tokenizer with {count}", h.vocabulary),
+        Ok(Some(count)) => format!("{}, tokenizer with {count}", h.vocabulary),
+        Ok(None) => h.vocabulary.to_string(),
         Err(error) => format!("{}; no tokenizer: {error}", h.vocabulary),
     };
     for (name, value) in [
@@ -71,12 +71,13 @@ fn print_summary(model: &Model) -> Result<()> {
     ] {
         table.add_row([name.to_string(), value]);
     }
-    show(&format!("{table}\n"))
+    format!("{table}\n")
 }
 
-fn print_segments(segments: &[Segment]) -> Result<()> {
-    let mut table =
-        table(&[">#", "segment", ">resident", "+>read / micro-batch", ">FLOP / token", ">KV / token (f16)"]);
+pub(super) fn segment_table(segments: &[Segment], width: Option<u16>) -> String {
+    let columns =
+        [">#", "segment", ">resident", "+>read / micro-batch", ">FLOP / token", ">KV / token (f16)"];
+    let mut table = table(&columns, width);
     for row in rows(segments) {
         let (segment, last) = (&segments[row[0]], &segments[row[row.len() - 1]]);
         let name = match row.len() {
@@ -92,7 +93,7 @@ fn print_segments(segments: &[Segment]) -> Result<()> {
             bytes(segment.kv_bytes_per_position),
         ]);
     }
-    show(&format!("{table}\n"))
+    format!("{table}\n")
 }
 
 /// Groups neighboring segments with equal costs into rows of the table. Returns the segment indices of each
@@ -132,8 +133,8 @@ fn resident_bytes(segment: &Segment) -> u64 {
     segment.tensors.iter().map(|t| t.resident_bytes).sum()
 }
 
-fn print_tensors(model: &Model) -> Result<()> {
-    let mut table = table(&["tensor", "type", ">shape", ">bytes"]);
+pub(super) fn tensor_table(model: &Model, width: Option<u16>) -> String {
+    let mut table = table(&["tensor", "type", ">shape", ">bytes"], width);
     for tensor in model.graph().weights().tensors() {
         let shape: Vec<_> = tensor.shape.iter().map(u64::to_string).collect();
         let row = [
@@ -144,7 +145,7 @@ fn print_tensors(model: &Model) -> Result<()> {
         ];
         table.add_row(row);
     }
-    show(&format!("{table}\n"))
+    format!("{table}\n")
 }
 
 fn as_json(model: &Model, segments: &[Segment], tensors: bool) -> Result<serde_json::Value> {

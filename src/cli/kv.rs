@@ -8,15 +8,15 @@ use ragtag_kernels::{CacheType, KvType};
 /// Arguments that select the types of keys and values.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct KvArgs {
-    /// Type of keys and values in the KV cache. q8_0 and q4_0 quantize 32 dimensions of a head together.
-    /// Default: the type in the plan with --plan, otherwise f32 with --activations f32, otherwise f16.
+    /// Type of keys and values in the KV cache. Default: the type in the plan with --plan, otherwise f16, or f32
+    /// with --activations f32.
     #[arg(long, value_name = "TYPE", value_parser = choice(TYPES))]
     kv: Option<CacheType>,
     /// Type of keys in the KV cache. Default: the type of --kv.
-    #[arg(long, value_name = "TYPE", value_parser = choice(TYPES))]
+    #[arg(long, value_name = "TYPE", value_parser = choice(TYPES), hide = true)]
     kv_keys: Option<CacheType>,
     /// Type of values in the KV cache: the type of keys, or q4_0 with q8_0 keys. Default: the type of --kv.
-    #[arg(long, value_name = "TYPE", value_parser = choice(TYPES))]
+    #[arg(long, value_name = "TYPE", value_parser = choice(TYPES), hide = true)]
     kv_values: Option<CacheType>,
 }
 

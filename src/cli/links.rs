@@ -3,7 +3,7 @@
 
 use super::args::{BenchLinksArgs, DeviceArgs, DevicesArgs};
 use super::files::{self, is_standard, write_file};
-use super::output::{bytes, inform, note, print, print_json, set_quiet, show, table};
+use super::output::{bytes, inform, note, out_width, print, print_json, set_quiet, show, table};
 use super::progress;
 use super::wanted::Wanted;
 use crate::calibrate::{LinkOptions, LinkReport, ProbedLink};
@@ -30,7 +30,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     let printed = match (args.json, is_drawn) {
         (true, _) => print_json(&report),
         (false, true) => Ok(()),
-        (false, false) => show(&as_table(&report)),
+        (false, false) => show(&as_table(&report, out_width())),
     };
     let drawn = args.svg.as_deref().map_or(Ok(()), |path| draw(path, &report));
     // The links are printed even if `--strict` refuses them.
@@ -50,7 +50,7 @@ pub(super) fn bench(args: &BenchLinksArgs) -> Result<()> {
     let repetitions = args.repetitions as usize * LinkOptions::default().repetitions;
     let options = LinkOptions { reprobe: true, repetitions, limit: BENCH_LIMIT, ..LinkOptions::default() };
     let (devices, report) = probed(&args.devices, &options)?;
-    let printed = if args.json { print_json(&report) } else { show(&as_bench_table(&report)) };
+    let printed = if args.json { print_json(&report) } else { show(&as_bench_table(&report, out_width())) };
     let strict = if args.devices.strict { super::strict::check_links(&devices, &report) } else { Ok(()) };
     printed.and(strict)
 }
@@ -101,8 +101,8 @@ fn probed(args: &DeviceArgs, options: &LinkOptions) -> Result<(Devices, LinkRepo
     Ok((devices, report))
 }
 
-fn as_table(report: &LinkReport) -> String {
-    let mut table = table(&[
+pub(super) fn as_table(report: &LinkReport, width: Option<u16>) -> String {
+    let columns = [
         "link",
         ">route",
         "class",
@@ -113,7 +113,8 @@ fn as_table(report: &LinkReport) -> String {
         ">16 MiB",
         "+>both ways",
         "verified",
-    ]);
+    ];
+    let mut table = table(&columns, width);
     for link in &report.links {
         let rate = |bytes: u64| link.rates.iter().find(|rate| rate.bytes == bytes);
         let alone = |bytes: u64| gigabytes(rate(bytes).map(|rate| rate.bytes_per_s));
@@ -133,8 +134,9 @@ fn as_table(report: &LinkReport) -> String {
     format!("{table}\nµs: time of 4 KiB in a run. Rates are in GB/s.\n{}", failures(report))
 }
 
-fn as_bench_table(report: &LinkReport) -> String {
-    let mut table = table(&["link", "route", ">size", "+>time", ">alone", ">both", ">busy", ">both busy"]);
+pub(super) fn as_bench_table(report: &LinkReport, width: Option<u16>) -> String {
+    let columns = ["link", "route", ">size", "+>time", ">alone", ">both", ">busy", ">both busy"];
+    let mut table = table(&columns, width);
     for link in &report.links {
         for rate in &link.rates {
             table.add_row([

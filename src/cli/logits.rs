@@ -14,8 +14,8 @@ use crate::npy;
 
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let outputs = args.records.files().chain([&args.output]);
-    files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
-    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
+    files::check(outputs, args.model.path().into_iter().chain(&args.placement.plan))?;
+    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
     let (context, verified) = (Some(args.ids.len() as u32), args.transfers.verify_transfers);
     let needs = Needs { all_logits: true, context, verified, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;

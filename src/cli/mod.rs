@@ -11,6 +11,7 @@ mod compare;
 mod devices;
 mod doctor;
 mod files;
+mod habits;
 mod inspect;
 mod kv;
 mod lines;
@@ -30,17 +31,21 @@ mod simulate;
 mod stream;
 mod strict;
 mod template;
+mod tokenize;
 mod wanted;
 mod wrap;
+
+#[cfg(test)]
+mod table_tests;
 
 use crate::devices::{DeviceOptions, Devices};
 use crate::error::{Error, Result};
 use crate::isolation::Isolation;
 use crate::model::Model;
-use args::{Cli, Command, DescribedArgs, DeviceArgs, PlacementArgs};
-use clap::{CommandFactory, Parser};
+use args::{Cli, Command, DescribedArgs, DeviceArgs, ModelArgs, PlacementArgs};
+use clap::{CommandFactory, FromArgMatches};
+use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -57,7 +62,16 @@ pub fn main() -> ExitCode {
     // Child processes log, too.
     start_logging();
     ISOLATION.get_or_init(Isolation::start);
-    let cli = match Cli::try_parse() {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(refusal) = habits::refusal(&arguments) {
+        return failed(&Error::Usage(refusal));
+    }
+    let command = match arguments.iter().any(|argument| argument == "--help-all") {
+        true => with_all_options(Cli::command()),
+        false => Cli::command(),
+    };
+    let matches = command.try_get_matches_from(arguments);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(other) => return explain(&other),
     };
@@ -92,6 +106,7 @@ fn execute(command: &Command) -> Result<()> {
         Command::Inspect(args) => inspect::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
         Command::Template(args) => template::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Simulate(args) => simulate::run(args),
@@ -101,6 +116,18 @@ fn execute(command: &Command) -> Result<()> {
             output::print(&String::from_utf8_lossy(&script))
         }
     }
+}
+
+/// Returns the description of the command line without the hidden subcommands, which only Ragtag itself runs.
+fn shown() -> clap::Command {
+    let all = with_all_options(Cli::command());
+    let commands: Vec<_> = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
+    clap::Command::new("ragtag").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
+}
+
+/// Returns a command whose help shows all options. Without `--help-all`, it omits the rarely used ones.
+fn with_all_options(command: clap::Command) -> clap::Command {
+    command.mut_args(|argument| argument.hide(false)).mut_subcommands(with_all_options)
 }
 
 /// Starts logging to standard error. `RUST_LOG` sets the filter. `NO_COLOR` turns off colors.
@@ -117,8 +144,8 @@ fn start_logging() {
     let _ = tracing::subscriber::set_global_default(log.with_writer(std::io::stderr).finish());
 }
 
-fn open_model(path: Option<&Path>) -> Result<Model> {
-    match path {
+fn open_model(model: &ModelArgs) -> Result<Model> {
+    match model.path() {
         Some(path) => Model::open(path),
         None => Model::bundled(),
     }
@@ -133,8 +160,8 @@ fn scaled(model: Model, placement: &PlacementArgs) -> Result<Model> {
 }
 
 /// Opens a model that may lack weights. Such a model suffices for inspecting it and for planning.
-fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model> {
-    match (path, described.assume_type) {
+fn open_metadata(model: &ModelArgs, described: DescribedArgs) -> Result<Model> {
+    match (model.path(), described.assume_type) {
         (Some(path), matrices) => Model::open_metadata(path, matrices),
         (None, None) => Model::bundled(),
         (None, Some(_)) => Err(Error::Usage(
@@ -178,4 +205,34 @@ fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
         .build()
         .map_err(|e| Error::Usage(format!("cannot start the async runtime: {e}")))?;
     runtime.block_on(future)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines of two screens of 80 columns.
+    const TWO_SCREENS: usize = 100;
+
+    /// Returns what a user sees on a terminal of 80 columns.
+    fn help(command: clap::Command, names: &[&str]) -> String {
+        let words = ["ragtag"].iter().chain(names).chain(&["--help"]);
+        command.term_width(80).try_get_matches_from(words).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn help_fits_two_screens_and_the_help_of_all_options_has_all() {
+        let all = with_all_options(Cli::command());
+        let mut paths: Vec<Vec<&str>> = vec![vec!["bench", "links"]];
+        paths.extend(all.get_subcommands().map(|command| vec![command.get_name()]));
+        for names in &paths {
+            let usual = help(Cli::command(), names);
+            assert!(usual.lines().count() <= TWO_SCREENS, "{names:?}: {} lines", usual.lines().count());
+            let complete = help(all.clone(), names);
+            let command = names.iter().fold(&all, |command, name| command.find_subcommand(name).unwrap());
+            for option in command.get_arguments().filter_map(clap::Arg::get_long) {
+                assert!(complete.contains(&format!("--{option}")), "{names:?}: --{option}");
+            }
+        }
+    }
 }

@@ -2,10 +2,10 @@
 //! standard output. Everything else goes to standard error.
 
 use crate::error::{Error, Result};
-use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 use std::fmt;
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Writes `text` to standard output. A closed pipe (`| head`) is not an error.
@@ -97,7 +97,7 @@ pub(crate) fn to_json(value: &impl Serialize) -> String {
     }
 }
 
-/// Whether tables show all columns at full width.
+/// Whether `--wide` is set.
 static WIDE: AtomicBool = AtomicBool::new(false);
 
 /// Sets whether tables show all columns at full width.
@@ -105,61 +105,119 @@ pub(crate) fn set_wide(wide: bool) {
     WIDE.store(wide, Ordering::Relaxed);
 }
 
-/// Width of an unknown terminal, and maximum width of tables if standard output is not a terminal, in characters.
+/// Returns whether `--wide` is set.
+pub(crate) fn is_wide() -> bool {
+    WIDE.load(Ordering::Relaxed)
+}
+
+/// Width of a terminal that reports none, in characters.
 const WIDTH: u16 = 80;
 
-/// A table in Markdown. It fits into the width of the terminal, unless `--wide` is set.
-pub(crate) struct TextTable {
-    table: Table,
-    /// Whether each column is shown.
-    shown: Vec<bool>,
+/// Returns the width of standard output in characters, or `None` if it is no terminal or `--wide` is set. Text of any
+/// width then fits.
+pub(crate) fn out_width() -> Option<u16> {
+    width(&Table::new())
 }
 
-/// Creates a table with the given column names. A `+` before a name hides the column unless `--wide` is set.
-/// A `>` before a name, or after the `+`, right-aligns the column.
-pub(crate) fn table(columns: &[&str]) -> TextTable {
-    let wide = WIDE.load(Ordering::Relaxed);
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
-    if !wide {
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-        if !std::io::stdout().is_terminal() {
-            table.set_width(WIDTH);
-        }
-    }
-    let shown: Vec<bool> = columns.iter().map(|column| wide || !column.starts_with('+')).collect();
-    let columns = columns.iter().zip(&shown).filter(|(_, shown)| **shown);
-    let columns: Vec<_> = columns.map(|(column, _)| column.trim_start_matches('+')).collect();
-    table.set_header(columns.iter().map(|column| column.trim_start_matches('>')));
-    for (index, column) in columns.iter().enumerate() {
-        let Some(cells) = table.column_mut(index) else { continue };
-        let title = column.trim_start_matches('>');
-        // Figures are never wrapped. Labels in the first column are never wrapped either, because users copy
-        // them.
-        if index == 0 || column.starts_with('>') {
-            cells.set_constraint(ColumnConstraint::ContentWidth);
-        } else {
-            let least = u16::try_from(title.chars().count() + 2).unwrap_or(WIDTH);
-            cells.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least)));
-        }
-        if title != *column {
-            cells.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    TextTable { table, shown }
+/// Returns the width of standard error, like [`out_width`].
+pub(crate) fn error_width() -> Option<u16> {
+    width(Table::new().use_stderr())
 }
 
-impl TextTable {
+fn width(table: &Table) -> Option<u16> {
+    (table.is_tty() && !is_wide()).then(|| table.width().filter(|width| *width > 0).unwrap_or(WIDTH))
+}
+
+/// A column of a table.
+struct Column<'a> {
+    title: &'a str,
+    is_right: bool,
+    /// Whether the column is shown only if all columns fit.
+    is_detail: bool,
+}
+
+/// A table in Markdown that fits into a width.
+pub(crate) struct TextTable<'a> {
+    columns: Vec<Column<'a>>,
+    rows: Vec<Vec<String>>,
+    width: Option<u16>,
+}
+
+/// Creates a table with the given column names, for a terminal that is `width` characters wide. A `+` before a name
+/// hides the column unless all columns fit. A `>` before a name, or after the `+`, right-aligns the column.
+pub(crate) fn table<'a>(columns: &[&'a str], width: Option<u16>) -> TextTable<'a> {
+    let column = |name: &&'a str| {
+        let (is_detail, name) = name.strip_prefix('+').map_or((false, *name), |name| (true, name));
+        let (is_right, title) = name.strip_prefix('>').map_or((false, name), |name| (true, name));
+        Column { title, is_right, is_detail }
+    };
+    TextTable { columns: columns.iter().map(column).collect(), rows: Vec::new(), width }
+}
+
+impl TextTable<'_> {
     /// Adds a row. `cells` must have one cell for each column, including hidden columns.
-    pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<Cell>>) {
-        let cells = cells.into_iter().zip(&self.shown).filter(|(_, shown)| **shown);
-        self.table.add_row(cells.map(|(cell, _)| cell));
+    pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+
+    /// Lays out the table. With a width, leaves out details and wraps cells, except those of columns that are `rigid`.
+    fn laid_out(&self, width: Option<u16>, rigid: impl Fn(usize, &Column<'_>) -> bool) -> String {
+        let shown: Vec<_> = self.columns.iter().map(|column| width.is_none() || !column.is_detail).collect();
+        let mut table = Table::new();
+        let columns =
+            || self.columns.iter().zip(&shown).filter(|(_, shown)| **shown).map(|(column, _)| column);
+        table.load_preset(presets::ASCII_MARKDOWN).set_header(columns().map(|column| column.title));
+        for row in &self.rows {
+            table.add_row(row.iter().zip(&shown).filter(|(_, shown)| **shown).map(|(cell, _)| cell));
+        }
+        if let Some(width) = width {
+            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+        }
+        for (index, column) in columns().enumerate() {
+            let Some(cells) = table.column_mut(index) else { continue };
+            if column.is_right {
+                cells.set_cell_alignment(CellAlignment::Right);
+            }
+            cells.set_constraint(match rigid(index, column) {
+                true => ColumnConstraint::ContentWidth,
+                false => {
+                    let least = u16::try_from(column.title.chars().count() + 2).unwrap_or(WIDTH);
+                    ColumnConstraint::LowerBoundary(Width::Fixed(least))
+                }
+            });
+        }
+        table.to_string()
+    }
+
+    /// Lays out the table for a terminal. Figures are not wrapped. Labels in the first column are not wrapped either,
+    /// because users copy them. If the table does not fit then, they are wrapped.
+    fn fitted(&self, width: u16) -> String {
+        let labels_and_figures = self.laid_out(Some(width), |index, column| index == 0 || column.is_right);
+        if line_width(&labels_and_figures) <= usize::from(width) {
+            return labels_and_figures;
+        }
+        let figures = self.laid_out(Some(width), |_, column| column.is_right);
+        if line_width(&figures) <= usize::from(width) {
+            figures
+        } else {
+            self.laid_out(Some(width), |_, _| false)
+        }
     }
 }
 
-impl fmt::Display for TextTable {
+/// Returns the width of a table, which is that of the line below its header.
+fn line_width(table: &str) -> usize {
+    let is_rule = |line: &&str| line.bytes().all(|byte| b"|-".contains(&byte));
+    table.lines().find(is_rule).map_or(0, str::len)
+}
+
+impl fmt::Display for TextTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.table.fmt(f)
+        let whole = self.laid_out(None, |_, _| true);
+        match self.width {
+            Some(width) if line_width(&whole) > usize::from(width) => f.write_str(&self.fitted(width)),
+            _ => f.write_str(&whole),
+        }
     }
 }
 
@@ -184,6 +242,43 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         assert_eq!(escaped("a\u{1b}[2Jb\u{7}\u{9b}\r\n– c"), "a\\u{1b}[2Jb\\u{7}\\u{9b}\\r\n– c");
+    }
+
+    /// Checks that details are hidden only if the table would not fit, and that only then cells are wrapped.
+    #[test]
+    fn tables_fit_their_width() {
+        let lines = |width| {
+            let mut table = table(&["device", "+>detail", "text", ">figure"], width);
+            table.add_row(["cpu:0", "17", "several words in a cell", "1.5"]);
+            table.to_string().lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let whole = [
+            "| device | detail | text                    | figure |",
+            "|--------|--------|-------------------------|--------|",
+            "| cpu:0  |     17 | several words in a cell |    1.5 |",
+        ];
+        assert_eq!(lines(None), whole);
+        assert_eq!(lines(Some(54)), whole);
+        let narrower = [
+            "| device | text                    | figure |",
+            "|--------|-------------------------|--------|",
+            "| cpu:0  | several words in a cell |    1.5 |",
+        ];
+        assert_eq!(lines(Some(53)), narrower);
+        let wrapped = lines(Some(40));
+        assert!(wrapped.iter().all(|line| line.chars().count() <= 40), "{wrapped:?}");
+        assert!(
+            wrapped[2].starts_with("| cpu:0  | several") && wrapped[2].ends_with("|    1.5 |"),
+            "{wrapped:?}"
+        );
+        // Labels wrap rather than exceed the width.
+        let mut labels = table(&["device", ">figure"], Some(24));
+        labels.add_row(["cuda:0 = opencl:0", "12345.6"]);
+        let labels = labels.to_string();
+        assert!(
+            labels.lines().all(|line| line.chars().count() <= 24) && labels.contains("12345.6"),
+            "{labels}"
+        );
     }
 
     #[test]

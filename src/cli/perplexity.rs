@@ -26,9 +26,9 @@ const DEFAULT_CONTEXT: u32 = 512;
 const MAX_BYTES: u64 = 1 << 30;
 
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
-    let inputs = args.model.iter().chain(&args.placement.plan).chain([&args.file]);
+    let inputs = args.model.path().into_iter().chain(&args.placement.plan).chain([&args.file]);
     files::check(args.records.files(), inputs)?;
-    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
+    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
     // Two pieces are in flight at a time, which keeps two stages busy.

@@ -7,9 +7,6 @@ use crate::error::{Error, Result};
 use crate::pictures::{self, BarStyle, Report};
 use std::path::Path;
 
-/// Assumed number of columns of the terminal if its width is unknown.
-const COLUMNS: usize = 80;
-
 type Draw = fn(&Report) -> String;
 
 /// Pictures that the user requested. Ragtag checks their paths before planning starts.
@@ -61,9 +58,9 @@ impl<'a> Pictures<'a> {
     }
 }
 
-/// Draws the bars of a plan in the width and the style of this terminal.
-pub(super) fn bars(report: &Report) -> String {
-    let columns = comfy_table::Table::new().width().map_or(COLUMNS, usize::from);
+/// Draws the bars of a plan in `width` and in the style of this terminal.
+pub(super) fn bars(report: &Report, width: Option<u16>) -> String {
+    let columns = width.map_or(usize::MAX, usize::from);
     pictures::bars(report, columns, style(|name| std::env::var(name).ok()))
 }
 

@@ -1,7 +1,7 @@
 //! Implements `ragtag plan`.
 
 use super::args::PlanArgs;
-use super::output::{print, show};
+use super::output::{out_width, print, show};
 use super::pictures::{Pictures, bars};
 use super::placed::for_fleet_or_devices;
 use super::plan_table::{as_table, summary};
@@ -15,9 +15,9 @@ use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::PathBuf;
 
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
-    let inputs = args.model.iter().chain(&args.placement.plan).map(PathBuf::as_path);
+    let inputs = args.model.path().into_iter().chain(&args.placement.plan).map(PathBuf::as_path);
     let pictures = Pictures::new(&args.pictures, args.json, inputs.chain(args.fleet.file()))?;
-    let model = super::open_metadata(args.model.as_deref(), args.described)?;
+    let model = super::open_metadata(&args.model, args.described)?;
     let model = super::scaled(model, &args.placement)?;
     let needs = Needs { asked: args.parallel, request: args.request, ..Needs::of(1) };
     let (planner, devices) =
@@ -32,7 +32,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     } else if !pictures.take_standard_output() {
         let (plan, is_capped) =
             (&report.plan, devices.is_some_and(|devices| !devices.memory_caps().is_empty()));
-        show(&format!("{}\n{}\n{}", summary(plan), as_table(plan, is_capped), bars(&report)))
+        let table = as_table(plan, is_capped, out_width());
+        show(&format!("{}\n{table}\n{}", summary(plan), bars(&report, out_width())))
     } else {
         Ok(())
     };

@@ -14,10 +14,10 @@ pub(super) fn summary(plan: &Plan) -> String {
 }
 
 /// Formats a plan as a table of its stages, followed by the plan's reasons. If memory is capped, the table
-/// shows the available bytes instead of the share that the plan uses.
-pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
+/// shows the available bytes instead of the share that the plan uses. The table fits into `width`.
+pub(super) fn as_table(plan: &Plan, is_capped: bool, width: Option<u16>) -> String {
     let streams = plan.all_stages().any(|stage| !stage.streamed.is_empty());
-    let mut table = table(&[
+    let columns = [
         ">stage",
         "device",
         "segments",
@@ -29,7 +29,8 @@ pub(super) fn as_table(plan: &Plan, is_capped: bool) -> String {
         ">of free",
         ">decode",
         ">prefill",
-    ]);
+    ];
+    let mut table = table(&columns, width);
     for (index, stage) in plan.all_stages().enumerate() {
         let memory = &stage.memory_bytes;
         let of_free = match is_capped {

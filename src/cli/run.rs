@@ -3,20 +3,22 @@
 use super::args::{RunArgs, SamplingArgs};
 use super::compare;
 use super::files::{self, is_standard, read_input};
-use super::output::{inform, offer, print, print_json, set_quiet};
+use super::output::{error_width, inform, offer, print, print_json, set_quiet};
 use super::placed::{check_blocks, placed_while};
 use super::plan_table::{as_table, summary};
 use super::records;
 use super::stream::events;
+use super::template::dialogue;
 use super::wanted::{Needs, workload};
-use crate::dialogue::Dialogue;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::session::{Event, Generation, Summary};
+use crate::session::{Event, Generation, Prompt, Summary};
+use ragtag_graph::{Tokenizer, TokenizerError};
 use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Number of decode steps in the warm-up for `--replan`.
@@ -28,12 +30,13 @@ const MAX_PROMPT_BYTES: u64 = 1 << 26;
 pub(super) fn run(args: &RunArgs) -> Result<()> {
     set_quiet(args.quiet);
     let outputs = args.records.files().chain(&args.comparison.html);
-    files::check(outputs, args.model.iter().chain(&args.placement.plan).chain(&args.file))?;
+    let inputs = args.model.path().into_iter().chain(&args.placement.plan).chain(&args.file);
+    files::check(outputs, inputs.chain(&args.template))?;
     let mut prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
     // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
-    let model = super::scaled(super::open_model(args.model.as_deref())?, &args.placement)?;
+    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
     let verified = args.transfers.verify_transfers;
     let needs = Needs { request: args.request, verified, ..Needs::of(1) };
     let mut ids = Vec::new();
@@ -46,7 +49,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         inform(&summary(&placed.plan));
         if placed.plan.stages.len() > 1 {
             let is_capped = !placed.devices.memory_caps().is_empty();
-            inform(as_table(&placed.plan, is_capped).trim_end());
+            inform(as_table(&placed.plan, is_capped, error_width()).trim_end());
         }
     }
     let is_traced = args.records.trace.is_some() || args.comparison.html.is_some();
@@ -81,7 +84,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         inform(&figures(&generated.summary, generation.sampling.seed));
         records::inform_verified(&engine);
         if args.compare || args.comparison.html.is_some() {
-            inform(compare::as_table(&comparison).trim_end());
+            inform(compare::as_table(&comparison, error_width()).trim_end());
         }
         Ok(())
     };
@@ -153,9 +156,10 @@ async fn generate(
 /// Returns the tokens of the prompt. With `--chat`, takes the prompt, so that it is not echoed.
 fn prompt_tokens(args: &RunArgs, model: &Model, prompt: &mut String) -> Result<Vec<u32>> {
     if !args.chat {
-        return encode(model, prompt, !args.no_special);
+        let failed = |cause| Error::Tokenizer { name: model.name().into(), cause };
+        return encode(model.tokenizer()?, prompt, !args.no_special).map_err(failed);
     }
-    let mut dialogue = Dialogue::new(model)?;
+    let mut dialogue = dialogue(model, args.template.as_deref())?;
     dialogue.set_system(args.system.as_deref().unwrap_or_default());
     dialogue.ask(&std::mem::take(prompt));
     // A template without a format of its own leaves the format to the prompt.
@@ -165,13 +169,15 @@ fn prompt_tokens(args: &RunArgs, model: &Model, prompt: &mut String) -> Result<V
 
 /// Returns the tokens of a prompt without a chat format. If `special` is set, its control tokens become tokens. A
 /// prompt that begins with BOS gets no second one.
-fn encode(model: &Model, prompt: &str, special: bool) -> Result<Vec<u32>> {
-    let tokenizer = model.tokenizer()?;
-    let ids = match special {
+pub(super) fn encode(
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    special: bool,
+) -> std::result::Result<Vec<u32>, TokenizerError> {
+    let mut ids = match special {
         true => tokenizer.encode_with_control(prompt, true),
         false => tokenizer.encode(prompt, true),
-    };
-    let mut ids = ids.map_err(|cause| Error::Tokenizer { name: model.name().into(), cause })?;
+    }?;
     if let Some(bos) = tokenizer.added_bos()
         && ids.starts_with(&[bos, bos])
     {
@@ -181,15 +187,18 @@ fn encode(model: &Model, prompt: &str, special: bool) -> Result<Vec<u32>> {
 }
 
 fn prompt_text(args: &RunArgs) -> Result<String> {
-    let Some(path) = &args.file else { return Ok(args.prompt.clone()) };
-    if [Some(path), args.placement.plan.as_ref()]
-        .iter()
-        .all(|path| path.is_some_and(|path| is_standard(path)))
-    {
+    let inputs = [&args.file, &args.placement.plan, &args.template];
+    if inputs.into_iter().flatten().filter(|path| is_standard(path)).count() > 1 {
         return Err(Error::Usage(
-            "standard input cannot be both the prompt (-f -) and the plan (--plan -)".into(),
+            "standard input can be only one of the prompt (-f -), the plan (--plan -) and the template (--template -)"
+                .into(),
         ));
     }
+    args.file.as_deref().map_or_else(|| Ok(args.prompt.clone()), read_prompt)
+}
+
+/// Reads a prompt from a file, or from standard input if `path` is `-`.
+pub(super) fn read_prompt(path: &Path) -> Result<String> {
     let mut text = read_input(path, MAX_PROMPT_BYTES)?;
     // Editors and the `echo` command append a line break that is not part of the prompt.
     let ends = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end));

@@ -2,7 +2,7 @@
 
 use super::args::SelftestArgs;
 use super::files::{self, write_file};
-use super::output::{inform, print_json, show, table, to_json};
+use super::output::{inform, out_width, print_json, show, table, to_json};
 use super::progress;
 use crate::devices::Devices;
 use crate::error::Result;
@@ -36,7 +36,7 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
         bar.inc(1);
     })?;
     bar.finish_and_clear();
-    let printed = if args.json { print_json(&found) } else { show(&as_text(&found)) };
+    let printed = if args.json { print_json(&found) } else { show(&as_text(&found, out_width())) };
     let reported = args.report.iter().try_for_each(|path| write_file(path, to_json(&found).as_bytes()));
     // A failed test takes precedence over a failed write.
     found.check().and(printed).and(reported)
@@ -44,9 +44,10 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
 
 /// Formats the results: the table, the failed and skipped tests with their reasons, and the unavailable
 /// backends.
-fn as_text(found: &SelfTest) -> String {
-    let mut table =
-        table(&["device", "+name", "+driver", ">passed", ">failed", ">skipped", ">exact", ">fast", ">time"]);
+pub(super) fn as_text(found: &SelfTest, width: Option<u16>) -> String {
+    let columns =
+        ["device", "+name", "+driver", ">passed", ">failed", ">skipped", ">exact", ">fast", ">time"];
+    let mut table = table(&columns, width);
     for report in &found.reports {
         let error = |class| report.worst_relative_error(class).map_or(String::new(), |e| format!("{e:.1e}"));
         let duration_us: u64 = report.tests.iter().map(|test| test.duration_us).sum();
@@ -142,7 +143,7 @@ mod tests {
         let passed = |error| Verdict::Passed { relative_error: error };
         let skipped = |reason: &str| Verdict::Skipped { reason: reason.into() };
         let failed = |why: &str| Verdict::Failed { why: why.into() };
-        let text = as_text(&found(&[
+        let found = found(&[
             ("a", passed(Some(2e-6))),
             ("b", passed(Some(3e-6))),
             ("c", passed(None)),
@@ -152,7 +153,8 @@ mod tests {
             ("g", skipped("too small")),
             ("h", skipped("too small")),
             ("i", failed("wrong")),
-        ]));
+        ]);
+        let text = as_text(&found, Some(80));
         let (table, lines) = text.split_at(text.find("cpu:0 failed").unwrap());
         let row: Vec<_> = table.lines().last().unwrap().split('|').map(str::trim).collect();
         assert_eq!(row[2..7], ["3", "1", "5", "3.0e-6", ""]);

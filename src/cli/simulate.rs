@@ -2,7 +2,7 @@
 
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
-use super::output::{TextTable, bytes, inform, print_json, show, table};
+use super::output::{TextTable, bytes, inform, out_width, print_json, show, table};
 use super::placed::for_fleet_or_devices;
 use super::plan_table::summary;
 use super::wanted::Needs;
@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 const PARALLEL: u32 = 8;
 
 pub(super) fn run(args: &SimulateArgs) -> Result<()> {
-    let inputs = args.model.iter().chain(&args.placement.plan).chain(&args.requests_file);
+    let inputs = args.model.path().into_iter().chain(&args.placement.plan).chain(&args.requests_file);
     let inputs = inputs.map(PathBuf::as_path).chain(args.fleet.file());
     files::check(args.trace.as_deref(), inputs)?;
     let load = load(args)?;
-    let model = super::open_metadata(args.model.as_deref(), args.described)?;
+    let model = super::open_metadata(&args.model, args.described)?;
     let model = super::scaled(model, &args.placement)?;
     let needs = Needs {
         asked: args.parallel,
@@ -37,7 +37,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
     let result = crate::simulate(&model, plan, devices, links, &load)?;
     let printed = match args.json {
         true => print_json(&json!({ "ragtag_simulation": 1, "plan": plan, "summary": result })),
-        false => show(&as_table(plan, &result)),
+        false => show(&as_table(plan, &result, out_width())),
     };
     let timeline = || Trace::simulated(plan, &result).to_chrome_json();
     printed.and(args.trace.iter().try_for_each(|path| write_file(path, timeline().as_bytes())))
@@ -96,7 +96,7 @@ fn of(count: u64, figure: String) -> String {
     if count > 0 { figure } else { "–".into() }
 }
 
-fn as_table(plan: &Plan, summary: &SimSummary) -> String {
+pub(super) fn as_table(plan: &Plan, summary: &SimSummary, width: Option<u16>) -> String {
     let rate = |per_s: f64| of(summary.finished, format!("{per_s:.1}"));
     let mut text = format!(
         "{} requests in {}: {} requests/s, prefill {} tokens/s, decode {} tokens/s\n",
@@ -117,11 +117,12 @@ fn as_table(plan: &Plan, summary: &SimSummary) -> String {
         "requests waiting for KV cache: {:.1} on average, {} at most\n",
         summary.waiting_requests.mean, summary.waiting_requests.max
     );
-    format!("{text}\n{}\n\n{}\n{}", latencies(summary), stages(plan, summary), links(summary))
+    let (latencies, stages) = (latencies(summary, width), stages(plan, summary, width));
+    format!("{text}\n{latencies}\n\n{stages}\n{}", links(summary, width))
 }
 
-fn latencies(summary: &SimSummary) -> TextTable {
-    let mut table = table(&["latency", ">mean", ">p50", ">p90", ">p99", ">max"]);
+fn latencies(summary: &SimSummary, width: Option<u16>) -> TextTable<'static> {
+    let mut table = table(&["latency", ">mean", ">p50", ">p90", ">p99", ">max"], width);
     let rows: [(&str, &Percentiles); 3] = [
         ("first token", &summary.first_token_us),
         ("between tokens", &summary.between_tokens_us),
@@ -137,18 +138,10 @@ fn latencies(summary: &SimSummary) -> TextTable {
     table
 }
 
-fn stages(plan: &Plan, summary: &SimSummary) -> TextTable {
-    let mut table = table(&[
-        ">stage",
-        "device",
-        "segments",
-        ">busy",
-        ">bubble",
-        ">prefill",
-        ">decode",
-        ">queue",
-        ">max queue",
-    ]);
+fn stages(plan: &Plan, summary: &SimSummary, width: Option<u16>) -> TextTable<'static> {
+    let columns =
+        [">stage", "device", "segments", ">busy", ">bubble", ">prefill", ">decode", ">queue", "+>max queue"];
+    let mut table = table(&columns, width);
     let all = summary.stages.iter().chain(&summary.prefill_stage).zip(plan.all_stages());
     for (index, (stage, planned)) in all.enumerate() {
         let mean = |computed: &ragtag_scheduler::Computed| {
@@ -170,11 +163,11 @@ fn stages(plan: &Plan, summary: &SimSummary) -> TextTable {
     table
 }
 
-fn links(summary: &SimSummary) -> String {
+fn links(summary: &SimSummary, width: Option<u16>) -> String {
     if summary.links.is_empty() {
         return String::new();
     }
-    let mut table = table(&["link", ">busy", ">transfers", ">bytes"]);
+    let mut table = table(&["link", ">busy", ">transfers", ">bytes"], width);
     for link in &summary.links {
         let name = format!("{} -> {}", link.from, link.to);
         table.add_row([name, percent(link.utilisation), link.crossings.to_string(), bytes(link.bytes)]);

@@ -3,6 +3,7 @@
 use super::args::TemplateArgs;
 use super::files::{input_name, is_standard, read_input};
 use super::output::print;
+use crate::dialogue::Dialogue;
 use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
 use crate::model::{Model, file_name};
@@ -20,15 +21,20 @@ pub(super) fn run(args: &TemplateArgs) -> Result<()> {
         return Err(Error::Usage("standard input cannot be two inputs at once".into()));
     }
     let mut conversation = conversation(args)?;
-    let template = match &args.template {
+    let (template, name) = match &args.template {
         Some(path) => {
-            let source = read_input(path, MAX_JSON_BYTES)?;
-            let name = file_name(input_name(path));
-            Template::compile(&source).map(|template| (template, name.clone())).map_err(failed(&name))?
+            if args.model.path().is_some() {
+                open(args, &mut conversation)?;
+            }
+            let (source, name) = source(path)?;
+            (Template::compile(&source).map_err(failed(&name))?, name)
         }
-        None => of_model(args, &mut conversation)?,
+        None => {
+            let model = open(args, &mut conversation)?;
+            let template = model.chat_template(args.name.as_deref(), conversation.tools.is_some())?;
+            (template, model.name().to_owned())
+        }
     };
-    let (template, name) = template;
     set_variables(args, &mut conversation)?;
     print(&template.render(&conversation).map_err(failed(&name))?)
 }
@@ -37,18 +43,28 @@ fn failed(name: &str) -> impl Fn(ragtag_chat::Error) -> Error {
     |cause| Error::Template { name: name.into(), cause }
 }
 
-/// Compiles the template of the model, and sets the texts of the model's tokens.
-fn of_model(args: &TemplateArgs, conversation: &mut Conversation) -> Result<(Template, String)> {
-    let model = match &args.model {
+/// Opens the model, and sets the texts of its tokens.
+fn open(args: &TemplateArgs, conversation: &mut Conversation) -> Result<Model> {
+    let model = match args.model.path() {
         Some(path) => Model::open_metadata(path, None)?,
         None => Model::bundled()?,
     };
-    let templates = model.chat_templates()?;
-    for (name, text) in &templates.tokens {
-        conversation.variables.insert(name.clone(), text.as_str().into());
+    for (name, text) in model.chat_templates()?.tokens {
+        conversation.variables.insert(name, text.as_str().into());
     }
-    let template = model.chat_template(args.name.as_deref(), conversation.tools.is_some())?;
-    Ok((template, model.name().to_owned()))
+    Ok(model)
+}
+
+/// Starts a conversation with the chat template in a file, or with the model's template.
+pub(super) fn dialogue(model: &Model, template: Option<&Path>) -> Result<Dialogue> {
+    let Some(path) = template else { return Dialogue::new(model) };
+    let (source, name) = source(path)?;
+    Dialogue::with_template(model, &source, &name)
+}
+
+/// Reads a chat template. Returns its source, and its name in errors.
+fn source(path: &Path) -> Result<(String, String)> {
+    Ok((read_input(path, MAX_JSON_BYTES)?, file_name(input_name(path))))
 }
 
 /// Reads the messages, tools and documents.

@@ -2,6 +2,7 @@
 //! library's.
 
 mod caps;
+mod habits;
 #[cfg(target_os = "linux")]
 mod limits;
 mod plans;
@@ -734,6 +735,7 @@ fn every_command_has_help_with_an_example() {
         "perplexity",
         "selftest",
         "simulate",
+        "tokenize",
         "completions",
     ];
     let whole = done(&["--help"]).out;

@@ -55,7 +55,7 @@ fn the_readme_and_the_help_list_the_same_exit_codes() {
 #[test]
 fn variables_in_the_help_have_a_row_in_the_table() {
     for command in ["plan", "run", "devices", "calibrate"] {
-        let help = shown(&[command, "--help"]);
+        let help = shown(&[command, "--help-all"]);
         for (at, _) in help.match_indices("RAGTAG_") {
             let name: String =
                 help[at..].chars().take_while(|c| c.is_ascii_uppercase() || *c == '_').collect();

@@ -43,5 +43,6 @@ mod template;
 mod tensor_types;
 #[cfg(unix)]
 mod terminal;
+mod tokenize;
 mod trust;
 mod warmup;

@@ -124,7 +124,7 @@ fn errors_name_the_file_and_what_is_wrong() {
         inputs.refused(&["--template", "t.jinja", "--set", set], 2, part);
     }
     inputs.refused(&["--template", "t.jinja", "--now", "yesterday"], 2, "expected a time such as");
-    inputs.refused(&["--template", "t.jinja", "m.gguf"], 2, "cannot be used with");
+    inputs.refused(&["--template", "t.jinja", "--name", "x"], 2, "cannot be used with");
     inputs.file("messages.json", MESSAGES);
     inputs.refused(&["--template", "t.jinja", "--set", "tools=[]"], 2, "--set cannot set tools");
 }
@@ -154,6 +154,10 @@ fn model_files_have_templates_and_tokens() {
     assert_eq!(inputs.prompt(&["m.gguf", "--bos", "", "--eos", "-"]), "default -");
     assert_eq!(inputs.prompt(&["m.gguf", "--tools", "tools.json"]), "tools 2");
     assert_eq!(inputs.prompt(&["m.gguf", "--tools", "tools.json", "--name", "default"]), "default <s></s>");
+    // A template from a file uses the tokens of the model.
+    inputs.file("t.jinja", "file {{ bos_token }}");
+    assert_eq!(inputs.prompt(&["m.gguf", "--template", "t.jinja"]), "file <s>");
+    assert_eq!(inputs.prompt(&["--template", "t.jinja"]), "file ");
     let none = "m.gguf has no chat template called \"x\" (it has default, tool_use; choose one with --name)";
     inputs.refused(&["m.gguf", "--name", "x"], 3, none);
     let none = model_path("tales-q8_0");

@@ -9,10 +9,11 @@ use crate::checkpoint::{
     TOKENIZER_CONFIG,
 };
 use crate::error::{Quoted, TokenizerError};
-use crate::source::Directory;
+use crate::source::{Directory, Source};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 impl Tokenizer {
     /// Builds the tokenizer from `tokenizer.json` in a model directory, or from `tokenizer.model` if there is
@@ -24,18 +25,15 @@ impl Tokenizer {
     pub fn from_directory(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
         let config =
             directory.file(TOKENIZER_CONFIG).map(|source| Fields::read(source.as_ref())).transpose()?;
-        let mut tokenizer = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
-            (Some(source), _) => document::read(source.as_ref())?,
-            (None, Some(source)) => {
+        let mut tokenizer = match find(directory)? {
+            TokenizerFile::Document(source) => document::read(source.as_ref())?,
+            TokenizerFile::SentencePiece(source) => {
                 let mut added = added_tokens(directory, config.as_ref())?;
                 document::mark_ends(&mut added);
                 let mut tokenizer = sentencepiece::from_model(source.as_ref(), &added)?;
                 let legacy = config.as_ref().map(|config| config.flag("legacy")).transpose()?.flatten();
                 tokenizer.normaliser.prefix_once = legacy == Some(false);
                 tokenizer
-            }
-            (None, None) => {
-                return Err(directory.missing(format!("{TOKENIZER} and no {SENTENCEPIECE}")).into());
             }
         };
         let count = tokenizer.vocabulary_size();
@@ -69,6 +67,24 @@ impl Tokenizer {
         special.ends.extend(by_text);
         Ok(tokenizer)
     }
+}
+
+/// File that contains the tokenizer of a directory.
+pub(crate) enum TokenizerFile<'a> {
+    /// `tokenizer.json`.
+    Document(&'a Arc<dyn Source>),
+    /// `tokenizer.model`.
+    SentencePiece(&'a Arc<dyn Source>),
+}
+
+/// Returns the file that contains the tokenizer.
+///
+/// # Errors
+/// Fails if the directory has no tokenizer.
+pub(crate) fn find(directory: &Directory) -> Result<TokenizerFile<'_>, TokenizerError> {
+    let document = directory.file(TOKENIZER).map(TokenizerFile::Document);
+    let found = document.or_else(|| directory.file(SENTENCEPIECE).map(TokenizerFile::SentencePiece));
+    found.ok_or_else(|| directory.missing(format!("{TOKENIZER} and no {SENTENCEPIECE}")).into())
 }
 
 /// Reads the tokens that a model adds to those of its `tokenizer.model`: from the settings, or from the older

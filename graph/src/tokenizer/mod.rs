@@ -33,6 +33,7 @@ mod hostile;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use directory::find;
 pub(crate) use metadata::count_tokens;
 pub use stream::TextStream;
 
@@ -203,6 +204,11 @@ impl Tokenizer {
     /// Returns the tokens that stop generation: those that end a text, a turn or a message.
     pub fn eos(&self) -> &BTreeSet<u32> {
         &self.special.ends
+    }
+
+    /// Returns the text of the token `id` in the vocabulary, or `None` if no token has this id.
+    pub fn piece(&self, id: u32) -> Option<&str> {
+        self.pieces.text(id)
     }
 
     /// Returns the number of tokens in the vocabulary.

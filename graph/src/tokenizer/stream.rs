@@ -48,6 +48,11 @@ impl Pieces {
         (0..).zip(&self.forms).find(|(id, _)| self.texts.get(*id) == Some(text)).map(|(id, _)| id)
     }
 
+    /// Returns the text of the token `id`, or `None` if no token has this id.
+    pub(super) fn text(&self, id: u32) -> Option<&str> {
+        self.texts.get(id)
+    }
+
     /// Returns the form and the text of the token `id`.
     fn get(&self, id: u32) -> (Form, &str) {
         let form = usize::try_from(id).ok().and_then(|id| self.forms.get(id)).copied();

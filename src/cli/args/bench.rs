@@ -1,10 +1,10 @@
 //! Arguments of `bench`.
 
 use super::devices::DeviceArgs;
+use super::model::ModelArgs;
 use super::placement::{PlacementArgs, RequestArgs};
 use super::run::{CompareArgs, RecordArgs, TransferArgs};
 use clap::{Args, Subcommand};
-use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 #[command(
@@ -20,8 +20,8 @@ Examples:
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
     pub(crate) command: Option<BenchCommand>,
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
     /// Prompt lengths to measure (pp); 0 for none.
     #[arg(
         short = 'p',
@@ -48,6 +48,16 @@ pub(crate) struct BenchArgs {
     /// Repetitions of each measurement, after one warm-up.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true)]
     pub(crate) repetitions: u32,
+    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
+    /// differ, exit with code 1. Loads a copy of these blocks.
+    #[arg(long, hide = true)]
+    pub(crate) canary: bool,
+    /// Print only errors and warnings on standard error.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Print JSON with every sample instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
@@ -60,16 +70,6 @@ pub(crate) struct BenchArgs {
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
-    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
-    /// differ, exit with code 1. Loads a copy of these blocks.
-    #[arg(long)]
-    pub(crate) canary: bool,
-    /// Print only errors and warnings on standard error.
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-    /// Print JSON with every sample instead of a table.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -85,12 +85,12 @@ pub(crate) struct BenchLinksArgs {
     /// Repetitions of each measurement, with up to 25 transfers each.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true)]
     pub(crate) repetitions: u32,
-    #[command(flatten)]
-    pub(crate) devices: DeviceArgs,
     /// Print only errors and warnings on standard error.
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// Print JSON with all figures instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
 }

@@ -1,5 +1,6 @@
 //! Arguments that select devices, and those of the commands about devices.
 
+use super::model::ModelArgs;
 use super::placement::ACTIVATIONS;
 use super::{choice, switch};
 use crate::cli::kv::KvArgs;
@@ -13,33 +14,33 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
-    /// Comma-separated list of auto, gpu, cpu, devices (cuda:0,cpu:1), APIs (cuda selects all CUDA devices)
-    /// and filters (min-memory=8GiB). Default: RAGTAG_DEVICES, or auto, which selects all GPUs, and the CPU if
-    /// there is no GPU or if the weights exceed the GPUs' memory.
+    /// Comma-separated list of auto, gpu, cpu, discrete, integrated, software, devices (cuda:0), APIs (cuda: all
+    /// CUDA devices) and filters (min-memory=8GiB, units=32). Default: RAGTAG_DEVICES, or auto: all GPUs, and the
+    /// CPU if there is no GPU or if the weights exceed the GPUs' memory.
     #[arg(long, value_name = "LIST")]
     pub(crate) device: Option<String>,
-    /// Cap the memory that plans use on devices (cuda:0=12GiB), on all devices of an API (cuda=8GiB) and in
-    /// host memory (host=24.5GiB). Comma-separated and repeatable. Default: RAGTAG_MEMORY.
+    /// Cap the memory that plans use: of a device (cuda:0=12GiB), of all devices of an API (cuda=8GiB), and of the
+    /// host (host=24.5GiB). Repeatable. Default: RAGTAG_MEMORY.
     #[arg(long, value_name = "CAPS")]
     pub(crate) memory: Vec<String>,
     /// Split the CPU's cores into N devices cpu:0 … cpu:N-1.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) cpu_devices: u32,
-    /// Threads of each CPU device. Default: the hardware threads, divided evenly. If other devices are
-    /// selected as well, a few threads (at most one eighth) stay free.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
+    /// Threads of each CPU device. Default: the hardware threads, divided evenly. With other devices, a few
+    /// threads (at most one eighth) stay free.
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
     /// Timeout in seconds for probing a driver in a child process.
-    #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = probe_limit, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = probe_limit, allow_negative_numbers = true, hide = true)]
     pub(crate) probe_limit: u64,
     /// Throttle a device or a link, for tests: cpu:0=threads:1, cuda:0=sms:64, cpu:1=duty:50%,
     /// link:cpu:0->cpu:1=1GB/s. Repeatable.
-    #[arg(long, alias = "handicap", value_name = "THROTTLE", hide_short_help = true)]
+    #[arg(long, alias = "handicap", value_name = "THROTTLE", hide = true)]
     pub(crate) throttle: Vec<ThrottleSpec>,
     /// Kernels for prefill matmuls of 512 rows and more: own (Ragtag's kernels), library (cuBLASLt or
     /// rocBLAS, if available), or auto. With auto, Ragtag uses its own kernels if they use the device's
     /// matrix units, and otherwise the library.
-    #[arg(long, value_name = "KERNELS", default_value = "auto")]
+    #[arg(long, value_name = "KERNELS", default_value = "auto", hide = true)]
     pub(crate) gemm: GemmChoice,
     /// Refuse software devices in place of GPUs, fallbacks, throttles, links without a verified route, and
     /// suspicious weights, with exit code 8.
@@ -65,10 +66,8 @@ Examples:
   ragtag devices --cpu-devices 2 --json
   ragtag devices --links --device gpu,cpu --svg links.svg")]
 pub(crate) struct DevicesArgs {
-    #[command(flatten)]
-    pub(crate) devices: DeviceArgs,
-    /// Explain why a GPU is missing: check build, libraries, drivers and permissions for each API, and
-    /// suggest fixes.
+    /// Explain why a GPU is missing: list problems with their fixes, and a line for each API. With --wide, list all
+    /// checks of builds, libraries, drivers and permissions.
     #[arg(long, conflicts_with = "links")]
     pub(crate) doctor: bool,
     /// Probe the links between the devices: check that each route keeps data intact, and show the fastest
@@ -85,6 +84,8 @@ pub(crate) struct DevicesArgs {
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -94,10 +95,8 @@ Examples:
   ragtag calibrate model.gguf --every-api
   ragtag calibrate model.gguf --device cuda:0,cpu --parallel 8 --seconds 5 --force")]
 pub(crate) struct CalibrateArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) devices: DeviceArgs,
+    pub(crate) model: ModelArgs,
     /// Maximum number of sequences that decode together.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) parallel: u32,
@@ -122,6 +121,8 @@ pub(crate) struct CalibrateArgs {
     /// Print JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
 }
 
 /// Parses a timing budget in seconds.

@@ -2,21 +2,25 @@
 
 mod bench;
 mod devices;
+mod model;
 mod placement;
 mod plans;
 mod run;
 mod template;
+mod tokenize;
 
 pub(crate) use bench::{BenchArgs, BenchCommand, BenchLinksArgs};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand};
+use clap::{ArgAction, Parser, Subcommand};
 pub(crate) use devices::{CalibrateArgs, DeviceArgs, DevicesArgs, SelftestArgs};
+pub(crate) use model::ModelArgs;
 pub(crate) use placement::{PlacementArgs, RequestArgs, WireArg};
 pub(crate) use plans::{
     CardsArgs, DescribedArgs, FleetArgs, InspectArgs, PictureArgs, PlanArgs, SimulateArgs,
 };
 pub(crate) use run::{ChatArgs, CompareArgs, LogitsArgs, PerplexityArgs, RecordArgs, RunArgs, SamplingArgs};
 pub(crate) use template::TemplateArgs;
+pub(crate) use tokenize::TokenizeArgs;
 
 /// Maximum value of `--prompt-tokens` and of `--new-tokens`.
 pub(crate) const MAX_TOKENS: u32 = 1 << 24;
@@ -42,6 +46,9 @@ pub(crate) struct Cli {
     /// Show all columns of tables, even beyond the terminal width.
     #[arg(long, global = true)]
     pub(crate) wide: bool,
+    /// Print help with all options.
+    #[arg(long, global = true, action = ArgAction::HelpLong)]
+    pub(crate) help_all: Option<bool>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -71,6 +78,8 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     /// Measure the perplexity of a text.
     Perplexity(PerplexityArgs),
+    /// Show the tokens of a text.
+    Tokenize(TokenizeArgs),
     /// Render a conversation with a model's chat template and print the prompt.
     Template(TemplateArgs),
     /// Check that the devices compute correctly.

@@ -20,7 +20,7 @@ pub(super) const GRANULARITIES: &[(&str, Granularity)] =
 pub(crate) struct PlacementArgs {
     /// Smallest unit of placement: a transformer block, or its attention and feed-forward halves. Default:
     /// the granularity of the plan with --plan, otherwise block.
-    #[arg(long, value_name = "SIZE", value_parser = choice(GRANULARITIES))]
+    #[arg(long, value_name = "SIZE", value_parser = choice(GRANULARITIES), hide = true)]
     pub(crate) granularity: Option<Granularity>,
     /// Place the segments yourself, first to last: 0-5=cpu:0,6-13=cpu:1. `ragtag inspect` lists the segment
     /// numbers.
@@ -31,24 +31,24 @@ pub(crate) struct PlacementArgs {
     pub(crate) plan: Option<PathBuf>,
     /// Place segments on a device, in the syntax of --split. For example, 0=cpu:0 places the embedding.
     /// Repeatable.
-    #[arg(long, value_name = "SEGMENTS=DEVICE", conflicts_with_all = ["split", "plan"])]
+    #[arg(long, value_name = "SEGMENTS=DEVICE", hide = true, conflicts_with_all = ["split", "plan"])]
     pub(crate) pin: Vec<String>,
     /// Leave a device out of the plan. Repeatable.
-    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["split", "plan"])]
+    #[arg(long, value_name = "DEVICE", hide = true, conflicts_with_all = ["split", "plan"])]
     pub(crate) exclude: Vec<String>,
     /// Maximum number of stages.
-    #[arg(long, value_name = "N", conflicts_with_all = ["split", "plan"], value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", hide = true, conflicts_with_all = ["split", "plan"], value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) max_stages: Option<u32>,
     /// Longest sequence that must fit, in tokens. Default: the longest sequence that fits, up to the model's
     /// context.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16777216), allow_negative_numbers = true)]
+    #[arg(short, long, alias = "ctx-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16777216), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u32>,
     /// RoPE scaling in place of the model's own, for contexts beyond the trained length: yarn:FACTOR or
     /// linear:FACTOR. The model's context becomes its original context times the factor.
-    #[arg(long, value_name = "SCALING")]
+    #[arg(long, value_name = "SCALING", hide = true)]
     pub(crate) rope_scaling: Option<RopeScaling>,
     /// Maximum number of prompt tokens in one prefill micro-batch.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true, hide = true)]
     pub(crate) chunk: Option<u32>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -58,16 +58,16 @@ pub(crate) struct PlacementArgs {
     pub(crate) activations: Option<Activations>,
     /// Wire type of activations between stages. f16 halves the bytes, but is not allowed with --activations
     /// f32. Default: the type in the plan with --plan, otherwise the type that is predicted to be faster.
-    #[arg(long, alias = "boundary", value_name = "TYPE")]
+    #[arg(long, alias = "boundary", value_name = "TYPE", hide = true)]
     pub(crate) wire: Option<WireArg>,
     /// Do not calibrate devices without a cached profile, and do not probe links. Use datasheet, reported or
     /// assumed speeds instead, and host memory between devices without a cached probe. Calibration takes at most
     /// 3 seconds and 0.3 per pair of devices, plus the time to compile kernels. Its result is cached.
-    #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
+    #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"), hide = true)]
     pub(crate) no_calibration: bool,
     /// Do not test kernels at the first use of a device. The test takes about a second per device and driver.
     /// It leaves out devices that compute wrong values. Its result is cached.
-    #[arg(long, env = "RAGTAG_NO_SELF_TEST", value_parser = switch("RAGTAG_NO_SELF_TEST"))]
+    #[arg(long, env = "RAGTAG_NO_SELF_TEST", value_parser = switch("RAGTAG_NO_SELF_TEST"), hide = true)]
     pub(crate) no_self_test: bool,
 }
 
@@ -82,16 +82,16 @@ pub(crate) enum WireArg {
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Request")]
 pub(crate) struct RequestArgs {
-    /// Optimization goal: latency (of one sequence), throughput, first-token, or a mix such as
-    /// mix:latency=1,throughput=2. Default: the goal of the plan with --plan, otherwise throughput.
+    /// Goal: latency (of one sequence), throughput, first-token, or a mix such as mix:latency=1,throughput=2.
+    /// Default: the goal of the plan with --plan, otherwise throughput.
     #[arg(long, value_name = "OBJECTIVE")]
     pub(crate) objective: Option<Objective>,
     /// Prompt tokens of the request to plan for. Default: the number in the plan with --plan, otherwise the
     /// length of the prompt (`run`), the longest -p (`bench`), or 512 (`plan`).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_TOKENS)), allow_negative_numbers = true, hide = true)]
     pub(crate) prompt_tokens: Option<u32>,
     /// Generated tokens of the request to plan for. Default: the number in the plan with --plan, otherwise -n
     /// (`run`), the longest -n (`bench`), or 128 (`plan`).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_TOKENS)), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_TOKENS)), allow_negative_numbers = true, hide = true)]
     pub(crate) new_tokens: Option<u32>,
 }

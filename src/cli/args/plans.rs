@@ -2,6 +2,7 @@
 
 use super::choice;
 use super::devices::DeviceArgs;
+use super::model::ModelArgs;
 use super::placement::{ACTIVATIONS, GRANULARITIES, PlacementArgs, RequestArgs};
 use clap::Args;
 use ragtag_graph::Granularity;
@@ -54,18 +55,12 @@ Examples:
 
 Only the model's metadata is read: a .gguf file may end after its header, and a directory needs only config.json.")]
 pub(crate) struct PlanArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) described: DescribedArgs,
     #[command(flatten)]
     pub(crate) fleet: FleetArgs,
-    #[command(flatten)]
-    pub(crate) request: RequestArgs,
-    #[command(flatten)]
-    pub(crate) devices: DeviceArgs,
-    #[command(flatten)]
-    pub(crate) placement: PlacementArgs,
     /// Number of concurrent sequences that must fit at full context. Default: the number in the plan with
     /// --plan, otherwise 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
@@ -73,6 +68,12 @@ pub(crate) struct PlanArgs {
     /// Print the plan as JSON, for --plan, instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) request: RequestArgs,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
     #[command(flatten)]
     pub(crate) pictures: PictureArgs,
 }
@@ -104,8 +105,8 @@ Examples:
 Lengths are 512 (fixed), 100-300 (uniform) or ~200 (geometric with that mean). A requests file is JSON Lines, or CSV with \
 a header: arrival_s, prompt_tokens, output_tokens.")]
 pub(crate) struct SimulateArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) described: DescribedArgs,
     #[command(flatten)]
@@ -134,16 +135,16 @@ pub(crate) struct SimulateArgs {
     /// Number of concurrent sequences that must fit at full context. Default: the value of --closed, or 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
-    #[command(flatten)]
-    pub(crate) devices: DeviceArgs,
-    #[command(flatten)]
-    pub(crate) placement: PlacementArgs,
     /// Write the timeline for Perfetto or chrome://tracing, with one track per device queue.
     #[arg(long, value_name = "FILE", alias = "chrome")]
     pub(crate) trace: Option<PathBuf>,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
 }
 
 #[derive(Debug, Args)]
@@ -158,12 +159,12 @@ pub(crate) struct CardsArgs {
 Examples:
   ragtag inspect model.gguf
   ragtag inspect model.gguf --granularity half
-  ragtag inspect model.gguf --dot | dot -Tsvg > model.svg")]
+  ragtag inspect model.gguf --dot | dot -Tsvg > model.svg
+
+The weights may be missing: a .gguf file may end after its header, and a directory needs only config.json.")]
 pub(crate) struct InspectArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    /// The weights may be missing: a file may end after its header, and a directory may hold only
-    /// config.json.
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) described: DescribedArgs,
     /// List every tensor as well.

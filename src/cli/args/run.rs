@@ -1,6 +1,7 @@
 //! Arguments of the commands that run a model, and of their records.
 
 use super::devices::DeviceArgs;
+use super::model::ModelArgs;
 use super::placement::{PlacementArgs, RequestArgs};
 use super::{MAX_TOKENS, choice};
 use crate::cli::progress::loading;
@@ -16,13 +17,13 @@ Examples:
   ragtag run -p \"Once upon a time\"
   ragtag run model.gguf -p \"The old woman\" -n 64 --temp 0 --cpu-devices 2
   ragtag run model.gguf --chat -p \"Why is the sky blue?\"
-  ragtag run model.gguf -p \"<fim_prefix>fn one() -> u8 {<fim_suffix>}<fim_middle>\"
-  ragtag run model.gguf -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
+  ragtag run model.gguf -p \"<fim_prefix>a = <fim_suffix><fim_middle>\"
+  ragtag run -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
   ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json
   ragtag run -p \"Once upon a time\" --cpu-devices 2 --replan --compare")]
 pub(crate) struct RunArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
     /// Text to continue.
     #[arg(short, long, value_name = "TEXT", default_value = "Once upon a time")]
     pub(crate) prompt: String,
@@ -32,19 +33,45 @@ pub(crate) struct RunArgs {
     /// Use the prompt as a message of the user, in the model's chat format. The prompt is not echoed.
     #[arg(long)]
     pub(crate) chat: bool,
+    /// Use the chat template in this file ("-": standard input) instead of the model's template.
+    #[arg(long, alias = "chat-template-file", value_name = "FILE", requires = "chat")]
+    pub(crate) template: Option<PathBuf>,
     /// System message of the chat.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub(crate) system: Option<String>,
     /// Write the control tokens that the prompt contains, such as <|im_start|>, as tokens and not as text. This is the
     /// default without --chat.
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub(crate) special: bool,
     /// Write the control tokens that the prompt contains as text. This is the default with --chat.
-    #[arg(long, conflicts_with = "special")]
+    #[arg(long, hide = true, conflicts_with = "special")]
     pub(crate) no_special: bool,
     /// Maximum number of tokens to generate.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
+    #[arg(
+        short = 'n',
+        long,
+        alias = "n-predict",
+        value_name = "N",
+        default_value_t = 256,
+        allow_negative_numbers = true
+    )]
     pub(crate) tokens: u32,
+    /// Compare predicted and measured times on standard error.
+    #[arg(long, hide = true)]
+    pub(crate) compare: bool,
+    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
+    /// differ, exit with code 1. Loads a copy of these blocks.
+    #[arg(long, hide = true)]
+    pub(crate) canary: bool,
+    /// Do not print the prompt before the generated text.
+    #[arg(long)]
+    pub(crate) no_echo: bool,
+    /// Print only errors and warnings on standard error.
+    #[arg(short, long, conflicts_with = "compare")]
+    pub(crate) quiet: bool,
+    /// Print one JSON object on standard output instead of the text.
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
@@ -59,22 +86,6 @@ pub(crate) struct RunArgs {
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
-    /// Compare predicted and measured times on standard error.
-    #[arg(long, help_heading = "Predicted against measured")]
-    pub(crate) compare: bool,
-    /// After loading, compare the first block of each stage with the CPU on random rows. If the results
-    /// differ, exit with code 1. Loads a copy of these blocks.
-    #[arg(long)]
-    pub(crate) canary: bool,
-    /// Do not print the prompt before the generated text.
-    #[arg(long)]
-    pub(crate) no_echo: bool,
-    /// Print only errors and warnings on standard error.
-    #[arg(short, long, conflicts_with = "compare")]
-    pub(crate) quiet: bool,
-    /// Print one JSON object on standard output instead of the text.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Sampling of the next token.
@@ -82,7 +93,13 @@ pub(crate) struct RunArgs {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Temperature; 0 always takes the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        alias = "temperature",
+        value_name = "T",
+        default_value_t = 0.8,
+        allow_negative_numbers = true
+    )]
     pub(crate) temp: f32,
     /// Sample from the K most likely tokens; 0 disables the limit.
     #[arg(long, value_name = "K", default_value_t = 40, allow_negative_numbers = true)]
@@ -91,10 +108,10 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
     pub(crate) top_p: f32,
     /// Sample only tokens at least P times as likely as the most likely token; 0 disables the limit.
-    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true, hide = true)]
     pub(crate) min_p: f32,
     /// Penalty on tokens that occur in the recent text; 1 disables it.
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, hide = true)]
     pub(crate) repeat_penalty: f32,
     /// Seed of the sampler. Default: a random seed, which `run` and `chat --stats` print.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -121,8 +138,8 @@ Ctrl-D, /exit or Ctrl-C twice leave with exit code 0.
 If standard input is not a terminal, each line is a message or a command. The first one that fails ends the chat with the \
 exit code of its error.")]
 pub(crate) struct ChatArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
     /// System message.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
@@ -130,10 +147,10 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "system")]
     pub(crate) load: Option<PathBuf>,
     /// Write the control tokens that messages contain as tokens and not as text.
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub(crate) special: bool,
     /// Use the chat template in this file instead of the model's template.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
     /// Set a variable of the template to a JSON value. Repeatable.
     #[arg(long, value_name = "NAME=JSON", value_parser = crate::cli::template::assignment)]
@@ -147,6 +164,9 @@ pub(crate) struct ChatArgs {
     /// If the context is full: drop the oldest turns but keep the system message, or stop with exit code 2.
     #[arg(long = "context-full", value_name = "CHOICE", default_value = "drop", action = ArgAction::Set, value_parser = choice(&[("drop", true), ("stop", false)]))]
     pub(crate) drops_turns: bool,
+    /// Print only answers, errors and warnings.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
@@ -158,16 +178,13 @@ pub(crate) struct ChatArgs {
     /// Print statistics after each answer: tokens, rates, time to the first token, use of the context, seed.
     #[arg(long)]
     pub(crate) stats: bool,
-    /// Print only answers, errors, warnings and requested statistics.
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ragtag logits model.gguf --ids 1,1798,717 -o out.npy --activations f32")]
 pub(crate) struct LogitsArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
     /// Comma-separated token ids. The model needs no tokenizer.
     #[arg(long, value_name = "IDS", value_delimiter = ',', required = true, allow_negative_numbers = true)]
     pub(crate) ids: Vec<u32>,
@@ -187,14 +204,17 @@ pub(crate) struct LogitsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ragtag perplexity model.gguf -f held.txt --ctx 256 --chunks 16")]
 pub(crate) struct PerplexityArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
     /// Text file to evaluate.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Number of pieces of --ctx tokens to evaluate, from the start of the text. Default: all.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub(crate) chunks: Option<u32>,
+    /// Print JSON instead of a line.
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
@@ -203,9 +223,6 @@ pub(crate) struct PerplexityArgs {
     pub(crate) transfers: TransferArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
-    /// Print JSON instead of a line.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Checks of the activations that pass between stages.
@@ -215,11 +232,11 @@ pub(crate) struct TransferArgs {
     /// Verify the activations that a stage receives with checksums, before it computes. Wrong activations are
     /// sent again, over another route if the plan has one. Wrong keys and values of a prefill stage end the
     /// run. The end of the run shows the cost.
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub(crate) verify_transfers: bool,
     /// End the run if a copy takes longer than this, without the time in which it waits for a computation. 0
     /// disables the limit.
-    #[arg(long, value_name = "SECONDS", default_value_t = ragtag_scheduler::STALL_TIMEOUT.as_secs(), value_parser = clap::value_parser!(u64).range(..=86400), allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", default_value_t = ragtag_scheduler::STALL_TIMEOUT.as_secs(), value_parser = clap::value_parser!(u64).range(..=86400), allow_negative_numbers = true, hide = true)]
     pub(crate) stall_timeout: u64,
 }
 
@@ -240,12 +257,11 @@ impl TransferArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Records")]
 pub(crate) struct RecordArgs {
-    /// Write a trace for Perfetto or chrome://tracing, with one track per device
-    /// queue, actor and stage that reads weights from the model's file.
+    /// Write a trace for Perfetto or chrome://tracing, with a track per device queue and actor.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Write a receipt of the run: model digest, devices, drivers, plan, kernels, routes.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) receipt: Option<PathBuf>,
 }
 
@@ -261,10 +277,10 @@ impl RecordArgs {
 #[command(next_help_heading = "Predicted against measured")]
 pub(crate) struct CompareArgs {
     /// Write an HTML page that compares predicted and measured times.
-    #[arg(long, value_name = "FILE", alias = "report")]
+    #[arg(long, value_name = "FILE", alias = "report", hide = true)]
     pub(crate) html: Option<PathBuf>,
     /// Plan again from the measurements of a first run, and use the new plan if it is predicted to be more
     /// than 3 % faster.
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub(crate) replan: bool,
 }

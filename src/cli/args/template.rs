@@ -1,5 +1,6 @@
 //! Arguments of `template`.
 
+use super::model::ModelArgs;
 use clap::Args;
 use ragtag_chat::{Data, Moment};
 use std::path::PathBuf;
@@ -9,16 +10,17 @@ use std::path::PathBuf;
 Examples:
   ragtag template model.gguf --messages chat.json
   ragtag template models/qwen3 --messages chat.json --tools tools.json --set enable_thinking=false
+  ragtag template model.gguf --template new.jinja --messages chat.json
   ragtag template --template chat_template.jinja --messages - --bos '<s>' --eos '</s>' < chat.json
 
 A file of messages is a JSON list such as [{\"role\": \"user\", \"content\": \"Hello!\"}]. The prompt is printed without an \
-additional line break. Exit code 3 if the template rejects the messages.")]
+additional line break. The weights of the model may be missing. Exit code 3 if the template rejects the messages.")]
 pub(crate) struct TemplateArgs {
-    /// A .gguf file (any part of a split model), or a directory with config.json. The weights may be missing.
-    /// Default: the bundled model.
-    pub(crate) model: Option<PathBuf>,
-    /// Render the template in this file ("-": standard input) instead of a model's template.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "name"])]
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Render the template in this file ("-": standard input) instead of the model's template. Without a model, the
+    /// tokens of --bos and --eos are empty by default.
+    #[arg(long, value_name = "FILE", conflicts_with = "name")]
     pub(crate) template: Option<PathBuf>,
     /// JSON list of messages, oldest first ("-": standard input).
     #[arg(long, value_name = "FILE")]

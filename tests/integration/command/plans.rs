@@ -22,6 +22,13 @@ fn the_doctor_reports_findings_for_every_api() {
     for words in ["| API ", "| opencl ", "| cpu ", "in this build", "OCL_ICD_VENDORS=", "cpu:0: "] {
         assert!(shown.out.contains(words), "{words} in {}", shown.out);
     }
+    // Without `--wide`, there is a line for each API.
+    let shown = done(&["devices", "--doctor"]).out;
+    let (_, apis) = shown.split_once("| API        | state | devices").unwrap();
+    let lines: Vec<_> =
+        apis.lines().skip(2).map_while(|line| line.strip_prefix("| ")?.split(' ').next()).collect();
+    assert_eq!(lines, ["ragtag", "cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"]);
+    assert!(!shown.contains("in this build") && shown.contains("--wide lists all checks"), "{shown}");
     let json = done(&["devices", "--doctor", "--json"]).json();
     let apis = json["apis"].as_array().unwrap();
     assert_eq!((&apis[0]["api"], &apis[apis.len() - 1]["api"]), (&"ragtag".into(), &"cpu".into()));
@@ -176,7 +183,7 @@ fn accepts_old_spellings_of_options_and_hides_them() {
     for (command, old) in
         [("bench", "--report"), ("run", "--report"), ("simulate", "--chrome"), ("simulate", "--trace-file")]
     {
-        assert!(!done(&[command, "--help"]).out.contains(old), "{command} {old}");
+        assert!(!done(&[command, "--help-all"]).out.contains(old), "{command} {old}");
     }
 }
 

@@ -351,7 +351,10 @@ fn check_perplexity(
         let printed: Printed =
             serde_json::from_str(&checks.printed(&arguments)?).map_err(|e| e.to_string())?;
         let found = printed.perplexity;
-        println!("{name} on {}, {class}: perplexity {found:.4}, `transformers` in float64 {expected:.4}", route.name);
+        println!(
+            "{name} on {}, {class}: perplexity {found:.4}, `transformers` in float64 {expected:.4}",
+            route.name
+        );
         let what = || format!("{name} on {}, {class}: perplexity {found} instead of {expected}", route.name);
         checks.expect((found / expected - 1.0).abs() <= most, what);
     }
