@@ -112,17 +112,11 @@ fn execute(command: &Command) -> Result<()> {
         Command::Simulate(args) => simulate::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "ragtag", &mut script);
+            let mut command = with_all_options(Cli::command());
+            clap_complete::generate(*shell, &mut command, "ragtag", &mut script);
             output::print(&String::from_utf8_lossy(&script))
         }
     }
-}
-
-/// Returns the description of the command line without the hidden subcommands, which only Ragtag itself runs.
-fn shown() -> clap::Command {
-    let all = with_all_options(Cli::command());
-    let commands: Vec<_> = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
-    clap::Command::new("ragtag").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
 }
 
 /// Returns a command whose help shows all options. Without `--help-all`, it omits the rarely used ones.
