@@ -81,7 +81,7 @@ fn files(folder: &Path, of: &str) -> Vec<PathBuf> {
 
 #[test]
 fn profiles_are_cached_and_damaged_ones_are_measured_again() {
-    within(120, || {
+    within(300, || {
         let (model, devices) = (model(), two());
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("deep").join("profiles");
