@@ -40,7 +40,7 @@ const BUNDLED_TOKENS: u32 = 80;
 /// Share of the context that a prompt leaves to the answer if turns can be dropped, as a divisor.
 const ANSWER_SHARE: usize = 4;
 /// Maximum number of prompt tokens in the warm-up. Bounds the time for which the first message may have to wait.
-const WARM_TOKENS: u32 = 256;
+const WARM_TOKENS: u32 = 64;
 
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
     set_quiet(args.quiet);
