@@ -26,6 +26,7 @@ fn main() -> ragtag::Result<()> {
     for adapter in devices.selected() {
         println!("{:<14} {}", adapter.label(), adapter.name);
     }
+    println!("probing each pair, which takes a few seconds");
     let report = LinkReport::run(&devices, &LinkOptions::default(), &|_, _| ())?;
     for warning in &report.warnings {
         println!("warning: {warning}");
