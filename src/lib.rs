@@ -62,7 +62,7 @@ mod trust;
 
 pub use burst::BurstTimes;
 pub use calibrate::{
-    Calibration, CalibrationOptions, Hop, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink,
+    Calibration, CalibrationOptions, Hop, LinkClass, LinkOptions, LinkRate, LinkReport, Meter, ProbedLink,
     TriedRoute,
 };
 pub use canary::{CheckedBlock, check_first_blocks};

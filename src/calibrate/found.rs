@@ -15,6 +15,8 @@ pub(super) struct Known {
     pub(super) profile: Option<Profile>,
     /// Whether the profile is known and contains everything that this calibration needs.
     pub(super) complete: bool,
+    /// Reason why the profile must not be cached, if it is doubtful.
+    pub(super) doubt: Option<String>,
 }
 
 /// All devices.
@@ -31,7 +33,7 @@ impl KnownFacts {
             let identity = steps.identity(adapter, together(adapters, adapter))?;
             let profile = if anew { None } else { kept.profile(&identity) };
             let complete = profile.as_ref().is_some_and(|profile| steps.is_served_by(profile));
-            devices.push(Known { adapter: adapter.clone(), identity, profile, complete });
+            devices.push(Known { adapter: adapter.clone(), identity, profile, complete, doubt: None });
         }
         // If one CPU device needs timing, all CPU devices are timed, because they are timed together.
         if devices.iter().any(|k| !k.complete && is_processor(&k.adapter)) {

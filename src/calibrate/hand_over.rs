@@ -6,7 +6,7 @@
 //! a real run.
 
 use super::budget::Budget;
-use super::pipeline::{CalibrationPipeline, Seen};
+use super::pipeline::{BUSY_US, CalibrationPipeline, Seen};
 use super::steps::Steps;
 use crate::devices::Devices;
 use crate::error::Result;
@@ -38,7 +38,9 @@ pub(super) fn measure(
     profile: &Profile,
     budget: &Budget,
 ) -> Result<Option<HandOver>> {
-    let pipeline = CalibrationPipeline::start(devices, steps, label, profile)?;
+    // The steps of a small model are short, and threads wait differently for them.
+    let step_us = steps.step_us(profile).min(BUSY_US);
+    let pipeline = CalibrationPipeline::start(devices, steps, label, profile, step_us)?;
     let tokens = TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1);
     let most = steps.lowering.sequences;
     let part = if most > 1 { 0.5 } else { 1.0 };

@@ -1,17 +1,18 @@
 //! Runs one calibration: times devices in order of importance, and caches the results.
 
 use super::budget::Budget;
+use super::busy::Meter;
 use super::found::{Known, KnownFacts};
 use super::hand_over;
-use super::kept::{Kept, now_unix_s};
-use super::measure::Timer;
+use super::kept::{Kept, age, now_unix_s};
+use super::measure::{TimedProfile, Timer};
 use super::steps::Steps;
 use super::{Calibration, is_processor};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::SoloDevice;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Fractions of the time budget at which calibration stops timing devices and hand-overs, respectively.
 const DEVICES_END: f64 = 0.75;
@@ -24,13 +25,11 @@ pub(super) struct Job<'a> {
     pub(super) steps: &'a Steps,
     pub(super) kept: &'a Kept,
     pub(super) seconds: f64,
+    /// Largest acceptable loss of time to other processes.
+    pub(super) max_load: f64,
     pub(super) budget: Budget,
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
-
-/// A measured profile, the warnings about it, and the compilation time that does not count towards the
-/// budget.
-type Timed = (Profile, Vec<String>, Duration);
 
 impl Job<'_> {
     pub(super) fn run(&self, devices: &Devices, mut found: KnownFacts) -> Result<Calibration> {
@@ -39,17 +38,34 @@ impl Job<'_> {
         let opened = devices.open(&labels)?;
         let mut solo: Vec<_> =
             opened.into_iter().map(|(_, device)| SoloDevice::new(Box::new(device))).collect();
-        for (index, outcome) in self.profiles(&found.devices, &mut solo) {
+        for (index, outcome) in self.trusted_profiles(&mut found.devices, &mut solo) {
+            let known = &mut found.devices[index];
             match outcome {
-                Ok((profile, more, _)) => {
+                Ok(TimedProfile { profile, warnings: more, doubt, .. }) => {
                     timed.push(index);
                     warnings.extend(more);
-                    found.devices[index].profile = Some(self.merged(profile, &found.devices[index]));
+                    known.doubt = doubt.why(self.max_load, cpus());
+                    known.profile = Some(self.merged(profile, known));
                 }
-                Err(error) => warnings.push(format!("cannot calibrate {}: {error}", labels[index])),
+                Err(error) => {
+                    let instead = match self.fall_back(known) {
+                        Some(age) => format!(", using the speeds measured {age}"),
+                        None => String::new(),
+                    };
+                    warnings.push(format!("cannot calibrate {}{instead}: {error}", labels[index]));
+                }
             }
         }
         self.share_profiles(&mut found.devices, &timed);
+        for known in &mut found.devices {
+            let Some(why) = known.doubt.clone() else { continue };
+            let (label, age) = (known.adapter.label(), self.fall_back(known));
+            let instead = match age {
+                Some(age) => format!("using the speeds measured {age}"),
+                None => "using its speeds for this run only".into(),
+            };
+            warnings.push(format!("the calibration of {label} is doubtful, {instead}: {why}"));
+        }
         // Closes the devices, because the pipelines below open them again.
         drop(solo);
         for &index in &timed {
@@ -59,12 +75,60 @@ impl Job<'_> {
             (self.tick)();
         }
         let timed = timed.into_iter().map(|index| labels[index].clone()).collect();
+        let doubtful = found.devices.iter().filter(|known| known.doubt.is_some());
+        let doubtful = doubtful.map(|known| known.adapter.label()).collect();
         let unkept = self.kept.failure().map(str::to_owned);
-        Ok(Calibration { timed, warnings, unkept, ..found.into_calibration() })
+        Ok(Calibration { timed, doubtful, warnings, unkept, ..found.into_calibration() })
+    }
+
+    /// Times all devices without a complete profile. Times those with doubtful results again, in the same time, and
+    /// returns the better results.
+    fn trusted_profiles(
+        &self,
+        devices: &mut [Known],
+        solo: &mut [SoloDevice],
+    ) -> Vec<(usize, Result<TimedProfile>)> {
+        let mut outcomes = self.profiles(devices, solo);
+        let is_doubtful = |outcome: &Result<TimedProfile>| {
+            outcome.as_ref().is_ok_and(|timed| timed.doubt.why(self.max_load, cpus()).is_some())
+        };
+        let doubtful: Vec<_> = outcomes.iter().filter(|(_, it)| is_doubtful(it)).map(|(at, _)| *at).collect();
+        if doubtful.is_empty() {
+            return outcomes;
+        }
+        let start = Instant::now();
+        // CPU devices are timed together.
+        let has_processors = doubtful.iter().any(|&at| is_processor(&devices[at].adapter));
+        for (at, known) in devices.iter_mut().enumerate() {
+            let again = doubtful.contains(&at) || (has_processors && is_processor(&known.adapter));
+            known.complete |= !again;
+        }
+        let again = Job { budget: Budget::new(self.budget.whole()), tick: &|| (), ..*self };
+        for (at, later) in again.profiles(devices, solo) {
+            let Some((_, first)) = outcomes.iter_mut().find(|(index, _)| *index == at) else { continue };
+            let is_better = match (&*first, &later) {
+                (Ok(first), Ok(later)) => later.doubt.is_less_than(&first.doubt),
+                (first, _) => first.is_err(),
+            };
+            if is_better {
+                *first = later;
+            }
+        }
+        self.budget.excuse(start.elapsed());
+        outcomes
+    }
+
+    /// Replaces the profile of a device that was not measured reliably by the last reliable one, and returns the age of
+    /// that one. Keeps the profile if there is no reliable one.
+    fn fall_back(&self, known: &mut Known) -> Option<String> {
+        let last = self.kept.last_good(&known.identity)?;
+        let age = age(&last);
+        known.profile = Some(last);
+        Some(age)
     }
 
     /// Times all devices without a complete profile. Returns the index and the result of each of them.
-    fn profiles(&self, known: &[Known], solo: &mut [SoloDevice]) -> Vec<(usize, Result<Timed>)> {
+    fn profiles(&self, known: &[Known], solo: &mut [SoloDevice]) -> Vec<(usize, Result<TimedProfile>)> {
         let missing = |processors: bool| {
             let wanted = move |k: &Known| !k.complete && is_processor(&k.adapter) == processors;
             move |(_, (k, _)): &(usize, (&Known, &mut SoloDevice))| wanted(k)
@@ -82,8 +146,8 @@ impl Job<'_> {
         let devices = known.iter().zip(solo.iter_mut()).enumerate();
         for (index, (known, device)) in devices.filter(missing(false)) {
             let outcome = self.profile(known, device, budget());
-            if let Ok((_, _, excused)) = &outcome {
-                self.budget.excuse(*excused);
+            if let Ok(timed) = &outcome {
+                self.budget.excuse(timed.excused);
             }
             outcomes.push((index, outcome));
         }
@@ -94,15 +158,15 @@ impl Job<'_> {
                 .map(|(index, (known, device))| {
                     let budget = whole.part(1.0, 1.0);
                     let (steps, seconds, tick) = (self.steps, self.seconds, self.tick);
-                    let timer = move || Timer { steps, seconds, budget, tick };
-                    (index, scope.spawn(move || timed(&timer(), known, device)))
+                    let timer = move |device: &_| Timer::new(steps, seconds, budget, tick, device);
+                    (index, scope.spawn(move || timer(device).profile(&known.identity, device)))
                 })
                 .collect();
             let mut longest = Duration::ZERO;
             for (index, thread) in threads {
                 let panicked = |_| Err(Error::Usage("a calibration thread panicked".into()));
                 let outcome = thread.join().unwrap_or_else(panicked);
-                longest = outcome.as_ref().map_or(longest, |(_, _, excused)| longest.max(*excused));
+                longest = outcome.as_ref().map_or(longest, |timed| longest.max(timed.excused));
                 outcomes.push((index, outcome));
             }
             self.budget.excuse(longest);
@@ -110,8 +174,8 @@ impl Job<'_> {
         outcomes
     }
 
-    fn profile(&self, known: &Known, device: &mut SoloDevice, budget: Budget) -> Result<Timed> {
-        timed(&Timer { steps: self.steps, seconds: self.seconds, budget, tick: self.tick }, known, device)
+    fn profile(&self, known: &Known, device: &mut SoloDevice, budget: Budget) -> Result<TimedProfile> {
+        Timer::new(self.steps, self.seconds, budget, self.tick, device).profile(&known.identity, device)
     }
 
     /// Returns the new profile of a device, extended by samples from the device's previous profile.
@@ -123,8 +187,8 @@ impl Job<'_> {
         profile
     }
 
-    /// Caches the new profiles. Replaces the profiles of devices with the same identity, such as equal parts
-    /// of a CPU, by their mean.
+    /// Caches the new profiles, except doubtful ones. Replaces the profiles of devices with the same identity, such
+    /// as equal parts of a CPU, by their mean.
     fn share_profiles(&self, devices: &mut [Known], timed: &[usize]) {
         for &index in timed {
             let identity = devices[index].identity.clone();
@@ -135,25 +199,30 @@ impl Job<'_> {
             let profiles = alike.iter().filter(|at| timed.contains(at));
             let profiles: Vec<_> = profiles.filter_map(|&at| devices[at].profile.as_ref()).collect();
             let Some(mean) = Profile::mean(&profiles) else { continue };
-            self.kept.keep_profile(&mean);
-            alike.into_iter().for_each(|at| devices[at].profile = Some(mean.clone()));
+            let doubt = alike.iter().find_map(|&at| devices[at].doubt.clone());
+            if doubt.is_none() {
+                self.kept.keep_profile(&mean);
+            }
+            for at in alike {
+                (devices[at].profile, devices[at].doubt) = (Some(mean.clone()), doubt.clone());
+            }
         }
     }
 
     /// Times the hand-over and the token return of a device and caches them in its profile. Times only the
-    /// first of several devices with the same identity.
+    /// first of several devices with the same identity, and none with a doubtful profile.
     fn hand_over(&self, devices: &Devices, known: &mut [Known], index: usize) -> Result<()> {
         let has_time = self.budget.left(HAND_OVERS_END) >= SHORTEST_PIPELINE && self.steps.times_head();
         let identity = known[index].identity.clone();
         let is_first = known.iter().position(|other| other.identity == identity) == Some(index);
-        let label = known[index].adapter.label();
+        let (label, is_doubtful) = (known[index].adapter.label(), known[index].doubt.is_some());
         let Some(profile) = known[index].profile.as_mut() else { return Ok(()) };
-        if self.steps.window.is_empty() || !has_time || !is_first {
+        if self.steps.window.is_empty() || !has_time || !is_first || is_doubtful {
             return Ok(());
         }
-        let budget = self.budget.part(HAND_OVERS_END, 1.0);
+        let (budget, meter) = (self.budget.part(HAND_OVERS_END, 1.0), Meter::start());
         let measured = hand_over::measure(devices, self.steps, &label, profile, &budget)?;
-        if let Some(measured) = measured {
+        if let Some(measured) = measured.filter(|_| meter.lost() <= self.max_load) {
             profile.hand_over_us = measured.stage_us;
             profile.token_return = measured.token_return;
             let profile = profile.clone();
@@ -165,7 +234,6 @@ impl Job<'_> {
     }
 }
 
-fn timed(timer: &Timer<'_>, known: &Known, device: &mut SoloDevice) -> Result<Timed> {
-    let (profile, warnings) = timer.profile(&known.identity, device)?;
-    Ok((profile, warnings, timer.budget.excused()))
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
 }

@@ -120,16 +120,17 @@ impl Kept {
         self.failure.get().map(String::as_str)
     }
 
-    /// Reads the cached profile with the given identity. Returns `None` if there is none, if it has expired,
-    /// or if a run has contradicted it.
+    /// Reads the cached profile with the given identity. Returns `None` if there is none or if it has expired.
     pub(super) fn profile(&self, identity: &ProfileIdentity) -> Option<Profile> {
+        self.last_good(identity).filter(|profile| !is_old(profile.measured_unix_s))
+    }
+
+    /// Reads the cached profile with the given identity, even if it has expired. Doubtful profiles are never cached.
+    pub(super) fn last_good(&self, identity: &ProfileIdentity) -> Option<Profile> {
         let path = self.path("profile", identity)?;
         let json = read(&path)?;
         match Profile::from_json(&json) {
-            Ok(profile) if profile.identity == *identity => {
-                let stale = is_old(profile.measured_unix_s) || self.is_contradicted(&profile);
-                (!stale).then_some(profile)
-            }
+            Ok(profile) if profile.identity == *identity => Some(profile),
             Ok(_) => ignored(&path, "it has another key"),
             Err(error) => ignored(&path, &error.to_string()),
         }
@@ -191,25 +192,6 @@ impl Kept {
         self.keep(path, &KeptKernels { ragtag_kernels: KERNELS_VERSION, device, kernels });
     }
 
-    /// Marks a cached profile that a run has contradicted, so that the next calibration measures it again.
-    /// Returns whether it has marked the profile. A profile that replaced a marked profile cannot be marked
-    /// until the old mark expires, because another measurement would hardly be better.
-    pub(super) fn contradict(&self, profile: &Profile) -> bool {
-        let Some(path) = self.path("stale", &profile.identity) else { return false };
-        let before = mark(&path).filter(|before| !is_old(before.marked_unix_s));
-        let kept = self.profile(&profile.identity);
-        let is_kept = kept.is_some_and(|kept| kept.measured_unix_s == profile.measured_unix_s);
-        if before.is_some() || !is_kept {
-            return false;
-        }
-        let mark = Mark { marked_unix_s: now_unix_s(), measured_unix_s: profile.measured_unix_s };
-        write(&path, &mark).is_ok()
-    }
-
-    /// Returns whether `profile` is marked. Ignores a mark of an earlier profile with the same identity.
-    fn is_contradicted(&self, profile: &Profile) -> bool {
-        let mark = self.path("stale", &profile.identity).and_then(|path| mark(&path));
-        mark.is_some_and(|mark| mark.measured_unix_s == profile.measured_unix_s)
     }
 
     fn keep(&self, path: Option<PathBuf>, content: &impl Serialize) {
@@ -232,21 +214,19 @@ impl Kept {
     }
 }
 
-/// Mark on a profile that a run has contradicted.
-#[derive(Serialize, Deserialize)]
-struct Mark {
-    marked_unix_s: u64,
-    /// Time at which the marked profile was measured. It identifies the profile.
-    measured_unix_s: u64,
-}
-
-fn mark(path: &Path) -> Option<Mark> {
-    serde_json::from_str(&read(path)?).ok()
-}
-
 /// Returns the current time, in seconds since 1970.
 pub(crate) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Returns the age of a profile in words.
+pub(crate) fn age(profile: &Profile) -> String {
+    let hours = now_unix_s().saturating_sub(profile.measured_unix_s) / 3600;
+    match hours {
+        0 => "less than an hour ago".into(),
+        1..48 => format!("{hours} h ago"),
+        _ => format!("{} days ago", hours / 24),
+    }
 }
 
 /// Returns whether a time stamp is more than [`MAX_AGE_S`] in the past or in the future.

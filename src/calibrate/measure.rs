@@ -4,9 +4,11 @@
 //! times and divides the rest among the segments of the stage.
 
 use super::budget::Budget;
+use super::busy::Meter;
+use super::doubt::Doubt;
 use super::filling::Filling;
 use super::is_processor;
-use super::stats::{Stats, undisturbed_us};
+use super::stats::{Circumstances, Stats, Timings, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
 use super::sweep::Sweep;
 use crate::error::{Error, Result};
@@ -16,6 +18,7 @@ use ragtag_planner::cost::{
     fit_copies,
 };
 use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -52,6 +55,11 @@ const LONG_US: f64 = 50e3;
 const DISTURBED: f64 = 3.0;
 /// Number of runs of a batch that must fit into the remaining time. Otherwise the batch is not timed.
 const RUNS: f64 = 4.0;
+/// Number of visits into which the time of a measurement is divided. Other measurements take place in between, so that
+/// a short disturbance does not spoil all timings of one measurement.
+const VISITS: u32 = 2;
+/// Maximum number of further visits to measurements with doubtful timings.
+const MORE_VISITS: u32 = 2;
 /// Assumed machine balance, in arithmetic operations per byte of memory traffic. CPUs have a lower balance,
 /// and GPUs have a higher one.
 const FLOPS_PER_BYTE: f64 = 50.0;
@@ -63,11 +71,22 @@ pub(super) struct Timer<'a> {
     pub(super) seconds: f64,
     pub(super) budget: Budget,
     pub(super) tick: &'a (dyn Fn() + Sync),
+    /// Meter of the load by other processes, which starts with the measurements.
+    meter: Meter,
+    is_processor: bool,
+    /// Largest loss of a measurement in the profile.
+    lost: Cell<f64>,
+    start: Instant,
+    /// Time added to the budget.
+    added: Cell<Duration>,
 }
 
-/// Measured time of one micro-batch on a range of segments.
+/// Measured times of one micro-batch on a range of segments.
 struct Timed {
     batch: SoloBatch,
+    /// Whether the micro-batch runs only on its own, because it takes long.
+    is_long: bool,
+    timings: Timings,
     stats: Stats,
     segments: Range<usize>,
 }
@@ -91,9 +110,31 @@ struct BlockTimings {
     warnings: Vec<String>,
 }
 
-impl Timer<'_> {
-    /// Measures the profile of `device`, or the part of it that fits in the budget. Also returns warnings.
-    /// Leaves the profile's measurement time at 0.
+/// Result of the measurements on a device.
+pub(super) struct TimedProfile {
+    /// Profile, or the part of it that fits in the budget. Its measurement time is 0.
+    pub(super) profile: Profile,
+    pub(super) warnings: Vec<String>,
+    pub(super) doubt: Doubt,
+    /// Compilation time that does not count towards the budget.
+    pub(super) excused: Duration,
+}
+
+impl<'a> Timer<'a> {
+    pub(super) fn new(
+        steps: &'a Steps,
+        seconds: f64,
+        budget: Budget,
+        tick: &'a (dyn Fn() + Sync),
+        device: &SoloDevice,
+    ) -> Self {
+        let is_processor = is_processor(device.adapter());
+        let (meter, start) = (Meter::start(), Instant::now());
+        let (lost, added) = Default::default();
+        Self { steps, seconds, budget, tick, meter, is_processor, lost, start, added }
+    }
+
+    /// Measures the profile of `device`.
     ///
     /// # Errors
     /// Fails if the device fails, or if the timings of the first decode step vary too much.
@@ -101,7 +142,7 @@ impl Timer<'_> {
         &self,
         identity: &ProfileIdentity,
         device: &mut SoloDevice,
-    ) -> Result<(Profile, Vec<String>)> {
+    ) -> Result<TimedProfile> {
         let steps = self.steps;
         let left = || self.budget.left(1.0) / 4;
         let mut uploads = bulk_uploads_us(device, left())?;
@@ -130,7 +171,8 @@ impl Timer<'_> {
             roofline: Roofline::fit(&kinds),
             kinds,
         };
-        Ok((profile, warnings))
+        let doubt = Doubt::new(self.lost.get(), self.meter.others(), &profile, self.is_processor);
+        Ok(TimedProfile { profile, warnings, doubt, excused: self.budget.excused() })
     }
 
     fn is_quick(&self) -> bool {
@@ -152,6 +194,7 @@ impl Timer<'_> {
         let filling = Filling::new(&compiled);
         let stage = device.load(compiled, &filling)?;
         self.budget.excuse(stage.made_in());
+        self.extend_budget();
         tracing::debug!(?segments, took = ?start.elapsed(), compiling = ?stage.made_in(), "loaded a stage for timing");
         Ok(stage)
     }
@@ -162,11 +205,47 @@ impl Timer<'_> {
     }
 
     /// Calls `once` repeatedly for the time that [`Self::share`] returns. Stops earlier if the fraction
-    /// `until` of the budget is used up.
-    fn taken(&self, until: f64, once: impl FnMut() -> Result<f64>) -> Result<Stats> {
-        let stats = Stats::taken(self.share(), self.budget.left(until), once);
+    /// `until` of the budget is used up. If other processes disturb the timings, takes more of them.
+    fn taken(
+        &self,
+        until: f64,
+        sweep: Option<&Sweep>,
+        mut once: impl FnMut() -> Result<f64>,
+    ) -> Result<Stats> {
+        let mut timings = self.visit(self.share(), until, sweep, &mut once)?;
+        for _ in 0..MORE_VISITS {
+            let left = self.budget.left(until);
+            let has_time = !left.is_zero() && left >= self.share() * VISITS;
+            if !timings.stats(self.is_processor).is_doubtful() || !has_time {
+                break;
+            }
+            timings.add(self.visit(self.share(), until, sweep, &mut once)?, self.is_processor);
+        }
+        let stats = timings.stats(self.is_processor);
+        self.lost.set(self.lost.get().max(stats.lost));
         (self.tick)();
-        stats
+        Ok(stats)
+    }
+
+    fn visit(
+        &self,
+        limit: Duration,
+        until: f64,
+        sweep: Option<&Sweep>,
+        once: impl FnMut() -> Result<f64>,
+    ) -> Result<Timings> {
+        let of = Circumstances { meter: &self.meter, sweep };
+        let timings = Timings::taken(limit, self.budget.left(until), of, once)?;
+        self.extend_budget();
+        Ok(timings)
+    }
+
+    /// Adds the time that other processes have taken to the budget, up to its double.
+    fn extend_budget(&self) {
+        let taken = self.start.elapsed().mul_f64(self.meter.lost().clamp(0.0, 1.0));
+        let added = taken.min(self.budget.whole().unwrap_or_default());
+        self.budget.excuse(added.saturating_sub(self.added.get()));
+        self.added.set(added.max(self.added.get()));
     }
 
     /// Measures the time of a micro-batch on an empty stage, in microseconds.
@@ -176,9 +255,8 @@ impl Timer<'_> {
         compiled.programs.iter_mut().for_each(|program| program.steps.clear());
         compiled.weights.clear();
         let mut stage = self.load(device, compiled)?;
-        Ok(self
-            .taken(self.budget.share_after(DECODE_PART), || Ok(stage.burst_us(&SoloBatch::chunk(1, 0))?))?
-            .median_us)
+        let until = self.budget.share_after(DECODE_PART);
+        Ok(self.taken(until, None, || Ok(stage.burst_us(&SoloBatch::chunk(1, 0))?))?.median_us)
     }
 
     fn embedding(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Option<KindProfile>> {
@@ -200,7 +278,7 @@ impl Timer<'_> {
             if !samples.is_empty() && self.budget.left(until).is_zero() {
                 break;
             }
-            let stats = self.taken(until, || Ok(stage.burst_us(&SoloBatch::chunk(rows, 0))?))?;
+            let stats = self.taken(until, None, || Ok(stage.burst_us(&SoloBatch::chunk(rows, 0))?))?;
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
             samples.push(stats.sample(at, |us| us - stage_us));
         }
@@ -219,7 +297,7 @@ impl Timer<'_> {
             return Ok((None, None));
         }
         let head = self.steps.head();
-        let sweep = self.sweep(device, &(head..head + 1), together);
+        let sweep = self.sweep(&(head..head + 1), together);
         let mut stage = self.load_segments(device, head..head + 1)?;
         let until = self.budget.share_after(HEAD_PART);
         let mut samples = Vec::new();
@@ -229,7 +307,7 @@ impl Timer<'_> {
                 break;
             }
             let batch = SoloBatch::decode(rows, 1);
-            let stats = self.taken(until, || run_us(&mut stage, &batch, sweep.as_ref()))?;
+            let stats = self.taken(until, sweep.as_ref(), || run_us(&mut stage, &batch, sweep.is_some()))?;
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
             samples.push(stats.sample(at, |us| us - stage_us));
         }
@@ -330,11 +408,12 @@ impl Timer<'_> {
         for &segment in steps.kinds.iter().filter(|&&segment| !uniform || segment != steps.window.start) {
             let mut times = vec![None; whole.len()];
             for decode in [true, false] {
-                let sweep = self.sweep(device, &(segment..segment + 1), together).filter(|_| decode);
+                let sweep = self.sweep(&(segment..segment + 1), together).filter(|_| decode);
                 let mut stage = self.load_window(device, segment..segment + 1, decode)?;
                 for (timed, time) in whole.iter().zip(&mut times) {
                     if steps.decode.contains(&timed.batch) == decode {
-                        *time = Some(self.taken(1.0, || run_us(&mut stage, &timed.batch, sweep.as_ref()))?);
+                        let once = || run_us(&mut stage, &timed.batch, sweep.is_some());
+                        *time = Some(self.taken(1.0, sweep.as_ref(), once)?);
                     }
                 }
             }
@@ -363,7 +442,7 @@ impl Timer<'_> {
     fn window(&self, device: &mut SoloDevice, stage_us: f64, together: u32) -> Result<BlockTimings> {
         let (steps, label) = (self.steps, device.adapter().label());
         let window = self.decode_window(device)?;
-        let sweep = self.sweep(device, &window, together);
+        let sweep = self.sweep(&window, together);
         let mut stage = self.load_window(device, window.clone(), true)?;
         self.warm_up(&mut stage, &steps.decode[0])?;
         let until = self.budget.share_after(DECODE_PART);
@@ -389,9 +468,9 @@ impl Timer<'_> {
 
     /// Returns a sweep of the weights that a CPU reads between two executions of `segments`, or `None` on a
     /// GPU.
-    fn sweep(&self, device: &SoloDevice, segments: &Range<usize>, together: u32) -> Option<Sweep> {
+    fn sweep(&self, segments: &Range<usize>, together: u32) -> Option<Sweep> {
         let others = || Sweep::new(self.steps.bytes_beside(segments), together);
-        is_processor(device.adapter()).then(others).flatten()
+        self.is_processor.then(others).flatten()
     }
 
     /// Returns the blocks on which decode is timed. A quick calibration loads the first block to estimate the
@@ -441,12 +520,13 @@ impl Timer<'_> {
         }
         let count = timed.len();
         timed.retain(|timed| !timed.stats.is_unsteady());
+        self.lost.set(timed.iter().map(|timed| timed.stats.lost).fold(self.lost.get(), f64::max));
         timings.unsteady += count - timed.len();
         timings.timed.extend(timed);
         Ok(())
     }
 
-    /// Times batches on a stage. Always times the first batch.
+    /// Times batches on a stage. Always times the first batch. Visits each of them several times.
     fn batches(
         &self,
         stage: &mut SoloStage<'_>,
@@ -454,52 +534,72 @@ impl Timer<'_> {
         wanted: &Wanted<'_>,
         tick: &dyn Fn(),
     ) -> Result<Vec<Timed>> {
-        let until = wanted.until;
+        let left_us = || self.budget.left(wanted.until).as_secs_f64() * 1e6;
         let mut chunk_times = ChunkTimes::default();
-        let mut timed = Vec::new();
-        for batch in wanted.batches {
-            let expected_us = chunk_times.expected_us(batch);
+        let mut timed: Vec<Timed> = Vec::new();
+        for &batch in wanted.batches {
+            let expected_us = chunk_times.expected_us(&batch);
             let is_long = self.is_quick() && expected_us > LONG_US;
             let runs = if is_long { 1.0 } else { RUNS };
-            let left_us = self.budget.left(until).as_secs_f64() * 1e6;
-            let affordable = left_us > 0.0 && expected_us * runs <= left_us;
-            if !timed.is_empty() && !(affordable && (self.is_quick() || chunk_times.allows(batch))) {
+            let affordable = left_us() > 0.0 && expected_us * runs <= left_us();
+            if !timed.is_empty() && !(affordable && (self.is_quick() || chunk_times.allows(&batch))) {
                 continue;
             }
-            let mut once = || match is_long {
-                true => Ok(stage.single_us(batch)?),
-                false => run_us(stage, batch, wanted.sweep.as_ref()),
-            };
-            let mut take = || Stats::steady(self.share(), || self.budget.left(until), &mut once);
-            let mut stats = take()?;
+            let mut timings = self.visit_batch(stage, &batch, is_long, wanted)?;
+            let mut stats = timings.stats(self.is_processor);
             // Another process may have used the device.
             if expected_us > 0.0 && stats.median_us > DISTURBED * (expected_us + stage_us) {
-                let again = take()?;
-                stats = if again.median_us < stats.median_us { again } else { stats };
+                let again = self.visit_batch(stage, &batch, is_long, wanted)?;
+                let later = again.stats(self.is_processor);
+                (timings, stats) =
+                    if later.median_us < stats.median_us { (again, later) } else { (timings, stats) };
             }
             tick();
-            chunk_times.record(batch, stats.median_us - stage_us);
-            timed.push(Timed { batch: *batch, stats, segments: wanted.segments.clone() });
+            chunk_times.record(&batch, stats.median_us - stage_us);
+            timed.push(Timed { batch, is_long, timings, stats, segments: wanted.segments.clone() });
+        }
+        for visit in 1..VISITS + MORE_VISITS {
+            for timed in &mut timed {
+                let wanted_again = timed.stats.is_doubtful() || (visit < VISITS && !timed.is_long);
+                if !wanted_again || timed.stats.median_us * RUNS > left_us() {
+                    continue;
+                }
+                let later = self.visit_batch(stage, &timed.batch, timed.is_long, wanted)?;
+                timed.timings.add(later, self.is_processor);
+                timed.stats = timed.timings.stats(self.is_processor);
+            }
         }
         Ok(timed)
+    }
+
+    /// Takes the timings of one visit to a batch.
+    fn visit_batch(
+        &self,
+        stage: &mut SoloStage<'_>,
+        batch: &SoloBatch,
+        is_long: bool,
+        wanted: &Wanted<'_>,
+    ) -> Result<Timings> {
+        let is_single = is_long || wanted.sweep.is_some();
+        let sweep = wanted.sweep.as_ref().filter(|_| !is_long);
+        self.visit(self.share() / VISITS, wanted.until, sweep, || run_us(stage, batch, is_single))
     }
 
     /// Times the first batch again. If its time has drifted, returns the number of blocks and both times in
     /// microseconds.
     fn drift(&self, stage: &mut SoloStage<'_>, timed: &[Timed]) -> Result<Option<(usize, [f64; 2])>> {
-        let Some(Timed { batch, stats: first, segments }) = timed.first() else { return Ok(None) };
-        let last = Stats::taken(self.share(), self.budget.left(1.0), || Ok(stage.burst_us(batch)?))?;
+        let Some(Timed { batch, stats: first, segments, .. }) = timed.first() else { return Ok(None) };
+        let last =
+            self.visit(self.share(), 1.0, None, || Ok(stage.burst_us(batch)?))?.stats(self.is_processor);
         let drifted = (last.median_us / first.median_us - 1.0).abs() > DRIFT;
         Ok(drifted.then_some((segments.len(), [first.median_us, last.median_us])))
     }
 }
 
-/// Returns the time of a batch in microseconds. With a sweep, its weights come from memory. Otherwise, it
-/// runs in a burst.
-fn run_us(stage: &mut SoloStage<'_>, batch: &SoloBatch, sweep: Option<&Sweep>) -> Result<f64> {
-    let Some(sweep) = sweep else { return Ok(stage.burst_us(batch)?) };
-    sweep.go();
-    Ok(stage.single_us(batch)?)
+/// Returns the time of a batch in microseconds. Runs it on its own if `is_single` is set, for example because a sweep has
+/// evicted its weights. Otherwise, runs it in a burst.
+fn run_us(stage: &mut SoloStage<'_>, batch: &SoloBatch, is_single: bool) -> Result<f64> {
+    Ok(if is_single { stage.single_us(batch)? } else { stage.burst_us(batch)? })
 }
 
 /// Estimates the time of a batch on a segment. Only the ratios between the estimates of different segments

@@ -7,6 +7,8 @@
 
 mod apis;
 mod budget;
+mod busy;
+mod doubt;
 mod file;
 mod filling;
 mod found;
@@ -15,6 +17,7 @@ mod job;
 mod kept;
 mod links;
 mod measure;
+mod mend;
 mod pipeline;
 mod stats;
 mod steps;
@@ -25,27 +28,25 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 pub(crate) use apis::fastest as fastest_apis;
 use budget::Budget;
+pub use busy::Meter;
 use found::KnownFacts;
 use job::Job;
-pub(crate) use kept::{Kept, TriedKernel, now_unix_s};
+pub(crate) use kept::{Kept, TriedKernel, age, now_unix_s};
 pub(crate) use links::Topology;
 pub use links::{Hop, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::Profile;
-use ragtag_planner::{DeviceFacts, Figure, Place};
-use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase};
+use ragtag_planner::{DeviceFacts, Figure, Plan};
+use ragtag_scheduler::compare::Comparison;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use steps::Steps;
 
-/// A run contradicts a profile if measured and predicted times differ by more than this factor, in either
-/// direction. The run must have at least the following numbers of decode steps or chunks.
-const CONTRADICTING_FACTOR: f64 = 1.5;
-const CONTRADICTING_STEPS: u64 = 16;
-const CONTRADICTING_CHUNKS: u64 = 8;
+/// Default of [`CalibrationOptions::max_load`].
+const USUAL_MAX_LOAD: f64 = 0.1;
 
 /// If host memory has room for this many times the weights of a model, no plan streams from the model's file.
 const ROOM: u64 = 2;
@@ -79,6 +80,9 @@ pub struct CalibrationOptions {
     pub limit: Option<Duration>,
     /// Whether to ignore cached results, to time all devices and to probe all links again.
     pub force: bool,
+    /// Largest fraction of its time that a measurement may lose to other processes. The measurements of a device
+    /// beyond it are doubtful. They are repeated once and never cached.
+    pub max_load: f64,
     /// Cache folder. The default is `profiles` in `RAGTAG_CACHE_DIR`, or `ragtag/profiles` in the user's
     /// cache folder.
     pub folder: Option<PathBuf>,
@@ -94,6 +98,7 @@ impl Default for CalibrationOptions {
             seconds: 1.0,
             limit: Some(USUAL_LIMIT),
             force: false,
+            max_load: USUAL_MAX_LOAD,
             folder: None,
         }
     }
@@ -114,6 +119,9 @@ pub struct Calibration {
     /// Labels of the devices that could not be opened, or that have a link without a verified route.
     /// [`Planner::calibrated`](crate::Planner::calibrated) excludes these devices.
     pub closed: Vec<String>,
+    /// Labels of the devices whose new measurements are doubtful, for example because other processes used the CPUs.
+    /// Their profiles are the last reliable ones. A device without one has its doubtful profile.
+    pub doubtful: Vec<String>,
     /// Warnings for the user, for example about a device that cannot be opened or whose times drift.
     pub warnings: Vec<String>,
     /// Reason why some results could not be cached, if any. These results are valid, but the next calibration
@@ -208,38 +216,62 @@ impl Calibration {
             }
         }
         let budget = Budget::new(options.limit);
-        Job { steps, kept: &kept, seconds: options.seconds, budget, tick }.run(devices, found)
+        let (seconds, max_load) = (options.seconds, options.max_load);
+        Job { steps, kept: &kept, seconds, max_load, budget, tick }.run(devices, found)
     }
 
-    /// Returns the cached results of the selected devices, without timing anything.
+    /// Returns the cached results of the selected devices, without timing anything. Includes expired profiles.
     ///
     /// # Errors
     /// Fails if the model cannot be lowered.
     pub fn kept(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Self> {
         let steps = Steps::new(model, options)?;
         let kept = Kept::new(options.folder.clone());
-        let calibration = KnownFacts::new(devices.selected(), &steps, &kept, false)?.into_calibration();
+        let mut found = KnownFacts::new(devices.selected(), &steps, &kept, false)?;
+        for known in found.devices.iter_mut().filter(|known| known.profile.is_none()) {
+            known.profile = kept.last_good(&known.identity);
+        }
+        let calibration = found.into_calibration();
         Ok(Self { links: LinkReport::kept(devices, options.folder.clone()), ..calibration })
     }
 
-    /// Marks the cached profiles that a run contradicts, so that the next calibration times these devices
-    /// again. Returns the labels of the devices.
+    /// Corrects the cached profiles by the times of a run that contradict them. Returns the labels of their devices.
+    /// Does nothing if other processes took more than a tenth of the time from the run. `lost` is that fraction,
+    /// from [`Meter::lost`]. Ignores devices that stream weights, because a drive or a bus may limit them.
     ///
     /// `devices` are the device descriptions from which the predictions in `comparison` were computed.
-    /// `folder` has the same meaning as in [`CalibrationOptions`]. After a profile has been marked, its
-    /// replacement cannot be marked for 30 days.
-    pub fn contradict(
+    /// `folder` has the same meaning as in [`CalibrationOptions`].
+    pub fn mend(
         devices: &[DeviceFacts],
+        plan: &Plan,
         comparison: &Comparison,
+        lost: f64,
         folder: Option<PathBuf>,
     ) -> Vec<String> {
         let kept = Kept::new(folder);
-        let contradicted = devices.iter().filter(|device| {
-            let Some(profile) = &device.profile else { return false };
-            let own = |part: &&ComparedPart| part.place == Place::Stage && part.device == device.label;
-            comparison.parts.iter().filter(own).any(is_contradiction) && kept.contradict(profile)
-        });
-        contradicted.map(|device| device.label.clone()).collect()
+        let (mut labels, mut seen) = (Vec::new(), Vec::new());
+        let streams =
+            |label: &str| plan.all_stages().any(|stage| stage.device == label && !stage.streamed.is_empty());
+        let profiles = devices.iter().filter_map(|device| device.profile.as_ref());
+        for profile in profiles.filter(|_| lost <= USUAL_MAX_LOAD) {
+            let identity = &profile.identity;
+            let is_alike = |device: &&DeviceFacts| {
+                device.profile.as_ref().is_some_and(|profile| profile.identity == *identity)
+            };
+            let alike: Vec<_> = devices.iter().filter(is_alike).map(|device| device.label.as_str()).collect();
+            let is_cached = |kept: Profile| kept.measured_unix_s == profile.measured_unix_s;
+            let is_first = !seen.contains(&identity);
+            seen.push(identity);
+            if !is_first || alike.iter().any(|label| streams(label)) {
+                continue;
+            }
+            let mended = mend::mended(profile, &alike, comparison);
+            if let Some(mended) = mended.filter(|_| kept.last_good(identity).is_some_and(is_cached)) {
+                kept.keep_profile(&mended);
+                labels.extend(alike.into_iter().map(str::to_owned));
+            }
+        }
+        labels
     }
 
     /// Returns the profile of the device with the given label, if there is one.
@@ -262,17 +294,6 @@ impl Calibration {
     }
 }
 
-/// Returns whether the measured time of a stage differs from its prediction by more than
-/// [`CONTRADICTING_FACTOR`], over enough micro-batches.
-fn is_contradiction(part: &ComparedPart) -> bool {
-    let fewest = match part.phase {
-        Phase::Decode => CONTRADICTING_STEPS,
-        Phase::Prefill => CONTRADICTING_CHUNKS,
-    };
-    let factor = 1.0 + part.deviation;
-    part.micro_batches >= fewest && !(1.0 / CONTRADICTING_FACTOR..=CONTRADICTING_FACTOR).contains(&factor)
-}
-
 fn is_processor(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Cpu | AdapterKind::Software)
 }
@@ -280,50 +301,37 @@ fn is_processor(adapter: &Adapter) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ragtag_planner::FigureSource;
+    use ragtag_planner::{FigureSource, Place};
+    use ragtag_scheduler::compare::Phase;
 
     #[test]
-    fn a_run_contradicts_a_profile_once() {
+    fn a_run_corrects_the_cached_profile() {
         let folder = tempfile::tempdir().unwrap();
         let folder = || Some(folder.path().to_owned());
         let profile = kept::tests::profile(kept::now_unix_s());
         let kept = Kept::new(folder());
-        kept.keep_profile(&profile);
         let facts = DeviceFacts::assumed("cpu:0", AdapterKind::Cpu, 1, 1 << 30, FigureSource::User);
+        let plan = crate::Planner::new(&Model::bundled().unwrap()).device_facts(vec![facts.clone()]);
+        let plan = plan.context(64).plan().unwrap();
         let facts = [facts.with_profile(Arc::new(profile.clone()))];
-        let part = |micro_batches: u64, deviation: f64| ComparedPart {
-            place: Place::Stage,
-            index: 0,
-            is_prefill_stage: false,
-            device: "cpu:0".into(),
-            to: None,
-            phase: Phase::Decode,
-            micro_batches,
-            rows: 1.0,
-            bytes: 0.0,
-            predicted_us: 100.0,
-            measured_us: 100.0 * (1.0 + deviation),
-            spread: None,
-            waited_us: 0.0,
-            deviation,
-            parts: Default::default(),
-            finding: None,
-        };
-        let contradicted = |micro_batches: u64, deviation: f64| {
-            let comparison =
-                Comparison { parts: vec![part(micro_batches, deviation)], ..Comparison::default() };
-            Calibration::contradict(&facts, &comparison, folder())
-        };
-        assert!(contradicted(100, 0.4).is_empty() && contradicted(100, -0.3).is_empty());
-        assert!(contradicted(5, 9.0).is_empty(), "too few steps");
-        assert!(kept.profile(&profile.identity).is_some());
-        assert_eq!(contradicted(100, 0.6), ["cpu:0"]);
-        assert!(kept.profile(&profile.identity).is_none(), "it is measured again");
-        let again = kept::tests::profile(profile.measured_unix_s - 1);
-        kept.keep_profile(&again);
-        assert_eq!(kept.profile(&profile.identity), Some(again.clone()));
-        let facts = [facts[0].clone().with_profile(Arc::new(again))];
-        let comparison = Comparison { parts: vec![part(100, -0.5)], ..Comparison::default() };
-        assert!(Calibration::contradict(&facts, &comparison, folder()).is_empty(), "the new profile is kept");
+        let part = mend::tests::part(Place::TokenReturn, Phase::Decode, 100, 0.0, 2.0);
+        let comparison = Comparison { parts: vec![part], ..Comparison::default() };
+        let mend = |lost| Calibration::mend(&facts, &plan, &comparison, lost, folder());
+        let latency_us = || kept.profile(&profile.identity).map(|profile| profile.token_return.latency_us);
+        assert_eq!((mend(0.0), latency_us()), (vec![], None), "it was not cached");
+        kept.keep_profile(&profile);
+        assert_eq!((mend(0.2), latency_us()), (vec![], Some(1.0)), "others disturbed the run");
+        assert_eq!((mend(0.0), latency_us()), (vec!["cpu:0".to_owned()], Some(1001.0)));
+        kept.keep_profile(&kept::tests::profile(profile.measured_unix_s - 9));
+        assert_eq!((mend(0.0), latency_us()), (vec![], Some(1.0)), "the run did not use this profile");
+    }
+
+    #[test]
+    fn an_expired_profile_is_the_last_good_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = Kept::new(Some(folder.path().to_owned()));
+        let old = kept::tests::profile(kept::now_unix_s() - 31 * 24 * 3600);
+        kept.keep_profile(&old);
+        assert_eq!((kept.profile(&old.identity), kept.last_good(&old.identity)), (None, Some(old)));
     }
 }

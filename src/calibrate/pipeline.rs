@@ -20,9 +20,9 @@ use ragtag_scheduler::{
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Target duration of a decode step on each stage, in microseconds. Dispatches are repeated to reach about
+/// Usual and maximum duration of a decode step on each stage, in microseconds. Dispatches are repeated to reach about
 /// this time.
-const BUSY_US: f64 = 1500.0;
+pub(super) const BUSY_US: f64 = 1500.0;
 /// Maximum number of repetitions of a decode step's dispatches.
 const MAX_TIMES: f64 = 64.0;
 /// Time to wait after the last token, during which the pipeline records the remaining statistics.
@@ -35,18 +35,24 @@ pub(super) struct CalibrationPipeline {
 }
 
 impl CalibrationPipeline {
-    /// Starts a pipeline with a stage on the device `label`. `profile` gives the time of its segment, which
-    /// determines how often the dispatches are repeated.
-    pub(super) fn start(devices: &Devices, steps: &Steps, label: &str, profile: &Profile) -> Result<Self> {
+    /// Starts a pipeline with a stage on the device `label`. `profile` gives the time of its segment. The dispatches
+    /// are repeated until a stage takes about `busy_us` microseconds.
+    pub(super) fn start(
+        devices: &Devices,
+        steps: &Steps,
+        label: &str,
+        profile: &Profile,
+        busy_us: f64,
+    ) -> Result<Self> {
         let (adapter, device) = devices.open(&[label.to_owned()])?.swap_remove(0);
         let head = steps.head();
         let mut compiled = steps.compile(head..head + 1, &adapter)?;
         // The segments of a pipeline start at 0.
         compiled.segments = 0..1;
         let alone = micro_batch(&SoloBatch::decode(1, 1));
-        let step_us = profile.time(&steps.keys[head], &alone).map_or(BUSY_US, |time| time.value);
+        let step_us = profile.time(&steps.keys[head], &alone).map_or(busy_us, |time| time.value);
         let lowering = &steps.lowering;
-        lengthen(&mut compiled, step_us, lowering.sequences);
+        lengthen(&mut compiled, busy_us / step_us.max(1.0), lowering.sequences);
         let logit_row_bytes = compiled.logit_row_bytes;
         let weights = Box::new(Filling::new(&compiled));
         let (streamed, arenas, from_file) = Default::default();
@@ -104,10 +110,9 @@ impl CalibrationPipeline {
     }
 }
 
-/// Repeats the dispatches of a stage's decode step so that the step takes about [`BUSY_US`]. `step_us` is the
-/// time of one repetition. Removes the dispatches of chunks.
-fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
-    let times = (BUSY_US / step_us.max(1.0)).ceil().clamp(1.0, MAX_TIMES) as usize;
+/// Repeats the dispatches of a stage's decode step `times` times. Removes the dispatches of chunks.
+fn lengthen(compiled: &mut CompiledStage, times: f64, sequences: u32) {
+    let times = times.ceil().clamp(1.0, MAX_TIMES) as usize;
     for program in &mut compiled.programs {
         let steps = std::mem::take(&mut program.steps);
         if program.params.rows <= sequences {

@@ -272,6 +272,13 @@ impl Steps {
         self.window.clone().filter_map(time).map(|time| time.value).sum()
     }
 
+    /// Returns the time in microseconds that a decode step of the whole model takes on a device according to
+    /// `profile`. Ignores segments that are not in the profile.
+    pub(super) fn step_us(&self, profile: &Profile) -> f64 {
+        let step = micro_batch(&SoloBatch::decode(1, CONTEXTS[0]));
+        self.keys.iter().filter_map(|key| profile.time(key, &step)).map(|time| time.value).sum()
+    }
+
     /// Returns the number of measurements per device.
     pub(super) fn count(&self) -> u64 {
         let singles = if self.is_uniform() { self.kinds.len().saturating_sub(1) } else { self.kinds.len() };

@@ -9,6 +9,7 @@ use super::placed::{check_blocks, placed};
 use super::plan_table::summary;
 use super::progress;
 use super::wanted::{Needs, workload};
+use crate::calibrate::Meter;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::session::Session;
@@ -76,7 +77,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         once(&engine.session(), &test.burst(parallel))?;
         bar.inc(1);
     }
-    let warm = engine.stats();
+    let (warm, meter) = (engine.stats(), Meter::start());
     let mut measurements = Vec::new();
     for test in &tests {
         measurements.push(measure(&engine.session(), *test, parallel, args.repetitions, &bar)?);
@@ -88,7 +89,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         .map(|(test, m)| (test.burst(parallel), m.median_tokens_per_s))
         .collect();
     let comparison = placed.planner.compare_since(&engine, &warm, &bursts)?;
-    compare::note_contradictions(&placed, &comparison);
+    compare::mend_profiles(&placed, engine.plan(), &comparison, &meter);
     let printed = if args.json {
         print_json(&json!({
             "model": model.name(),

@@ -4,7 +4,7 @@ use super::args::CalibrateArgs;
 use super::output::{inform, note, out_width, print_json, show, table};
 use super::progress;
 use super::wanted::{Wanted, usual_kv};
-use crate::calibrate::{Calibration, CalibrationOptions};
+use crate::calibrate::{self, Calibration, CalibrationOptions};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -32,6 +32,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
         seconds: args.seconds,
         limit: None,
         force: args.force,
+        max_load: f64::from(args.load.max_load) / 100.0,
         folder: None,
     };
     let calibration = measured(&model, &devices, &options)?;
@@ -51,6 +52,7 @@ pub(super) fn options(wanted: &Wanted<'_>) -> CalibrationOptions {
         activations: wanted.activations(),
         kv: wanted.kv(),
         sequences: wanted.sequences(),
+        max_load: wanted.max_load(),
         ..CalibrationOptions::default()
     }
 }
@@ -69,6 +71,19 @@ pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_
         note(&format!("note: {}", Error::Unkept(cause.clone())));
     }
     Some(calibration)
+}
+
+/// Returns the profiles in the cache, even expired ones, for a placement without a calibration. Prints their age.
+/// Returns `None` if there are none.
+pub(super) fn last_good(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
+    if model.graph().weights().without_data().is_some() {
+        return None;
+    }
+    let calibration = Calibration::kept(model, devices, &options(wanted)).ok()?;
+    for (label, profile) in &calibration.profiles {
+        note(&format!("note: using the speeds of {label} that were measured {}", calibrate::age(profile)));
+    }
+    (!calibration.profiles.is_empty()).then_some(calibration)
 }
 
 /// Calibrates the devices and shows a progress bar. Prints nothing if all results are cached.
@@ -98,6 +113,7 @@ fn as_json(calibration: &Calibration) -> serde_json::Value {
         "links": calibration.links.planned(),
         "file_rates": calibration.file_rates,
         "timed": calibration.timed,
+        "doubtful": calibration.doubtful,
         "warnings": calibration.warnings,
         "unkept": calibration.unkept,
     })

@@ -5,13 +5,13 @@ use super::args::CompareArgs;
 use super::files::write_file;
 use super::output::{inform, note, table};
 use super::placed::Placed;
-use crate::calibrate::Calibration;
+use crate::calibrate::{Calibration, Meter};
 use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
 use crate::model::Model;
 use crate::pictures::{self, Gantt, Report};
-use ragtag_planner::Place;
 use ragtag_planner::wording;
+use ragtag_planner::{Place, Plan};
 use ragtag_scheduler::compare::Comparison;
 use serde::Serialize;
 
@@ -54,12 +54,12 @@ pub(super) fn replan(
     Ok((placed.start(model, options)?, Some(change)))
 }
 
-/// Marks the cached profiles that the measured times contradict, and prints a note for each device concerned.
-/// The next command calibrates these devices again.
-pub(super) fn note_contradictions(placed: &Placed, comparison: &Comparison) {
-    for device in Calibration::contradict(placed.planner.facts().0, comparison, None) {
+/// Corrects the cached profiles that the measured times contradict, and prints a note for each device concerned.
+/// `meter` was started with the measured run.
+pub(super) fn mend_profiles(placed: &Placed, plan: &Plan, comparison: &Comparison, meter: &Meter) {
+    for device in Calibration::mend(placed.planner.facts().0, plan, comparison, meter.lost(), None) {
         note(&format!(
-            "calibration: {device} did not run at its calibrated speed; the next command calibrates it again"
+            "calibration: {device} did not run at its calibrated speed; later commands use the speed of this run"
         ));
     }
 }

@@ -216,7 +216,8 @@ fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: boo
             }
             let unverified = links.links.iter().filter_map(ProbedLink::unverified);
             unverified.for_each(|why| note(&format!("note: {why}")));
-            planner.probed(&links)
+            let last = super::calibrate::last_good(model, devices, wanted);
+            last.iter().fold(planner, Planner::calibrated).probed(&links)
         }
     };
     wanted.check_routes(&planner, strict)?;

@@ -10,6 +10,7 @@ use super::records;
 use super::stream::events;
 use super::template::dialogue;
 use super::wanted::{Needs, workload};
+use crate::calibrate::Meter;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -64,9 +65,10 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     }
 
     let echo = if args.no_echo { "" } else { &prompt };
+    let meter = Meter::start();
     let generated = super::block_on(generate(&engine, echo, &ids, &generation, !args.json))?;
     let comparison = placed.planner.compare(&engine, &bursts(&generated.summary))?;
-    compare::note_contradictions(&placed, &comparison);
+    compare::mend_profiles(&placed, engine.plan(), &comparison, &meter);
     let printed = if args.json {
         print_json(&json!({
             "text": generated.text,

@@ -94,6 +94,11 @@ impl<'a> Wanted<'a> {
         !self.args.no_calibration
     }
 
+    /// Returns the load by other processes that calibration accepts, as a fraction of the CPU time.
+    pub(super) fn max_load(&self) -> f64 {
+        f64::from(self.args.load.max_load) / 100.0
+    }
+
     pub(super) fn activations(&self) -> Activations {
         match (self.args.activations, self.plan()) {
             (None, Some(plan)) => plan.activations,

@@ -467,7 +467,7 @@ fn a_full_standard_output_is_an_error() {
 
 #[test]
 fn refuses_contradictory_and_invalid_arguments() {
-    let cases: [(&[&str], &str); 25] = [
+    let cases: [(&[&str], &str); 27] = [
         (&["plan", "--fleet", "arc-a770", "--throttle", "cpu:0=duty:50%"], "cannot be used with"),
         (&["plan", "--fleet", "arc-a770", "--strict"], "cannot be used with"),
         (&["simulate", "--fleet", "arc-a770", "--gemm", "own"], "cannot be used with"),
@@ -489,6 +489,8 @@ fn refuses_contradictory_and_invalid_arguments() {
         (&["plan", "--parallel", "0"], "--parallel"),
         (&["bench", "-r", "0"], "--repetitions"),
         (&["bench", "-p", "many"], "-p"),
+        (&["run", "--max-load", "101"], "--max-load"),
+        (&["calibrate", "--max-load", "-1"], "--max-load"),
         (&["bench", "links", "-p", "64"], "unexpected argument"),
         (&["logits", "--ids", "1"], "--output"),
         (&["perplexity"], "--file"),

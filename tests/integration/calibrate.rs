@@ -31,6 +31,8 @@ fn two() -> Devices {
 fn quick(folder: &Path) -> CalibrationOptions {
     let mut options = CalibrationOptions::default();
     (options.chunk, options.seconds, options.limit) = (32, 0.0, None);
+    // Other tests use the CPUs.
+    options.max_load = 1.0;
     options.folder = Some(folder.into());
     options
 }
@@ -205,6 +207,48 @@ fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
         limited.sequences = 4;
         let (more, _) = calibrate(&model, &devices, &limited);
         assert_eq!(more.timed.len(), 1);
+    });
+}
+
+/// Calibrates as if other processes took more CPU time than is acceptable. Checks that nothing is cached, and that the
+/// last reliable profile is used, even if it has expired.
+#[test]
+fn a_calibration_on_a_busy_machine_is_doubtful() {
+    within(120, || {
+        let (model, devices) = (model(), support::devices(&Setup::default()));
+        let folder = tempfile::tempdir().unwrap();
+        let quiet = quick(folder.path());
+        let mut busy = quiet.clone();
+        busy.max_load = -1.0;
+        let (doubtful, _) = calibrate(&model, &devices, &busy);
+        assert_eq!((&doubtful.doubtful, &doubtful.timed), (&vec!["cpu:0".into()], &vec!["cpu:0".to_owned()]));
+        let start = "the calibration of cpu:0 is doubtful, using its speeds for this run only: ";
+        assert!(
+            doubtful.warnings.iter().any(|warning| warning.starts_with(start)),
+            "{:?}",
+            doubtful.warnings
+        );
+        assert_eq!((files(folder.path(), "profile-").len(), &doubtful.unkept), (0, &None));
+        assert!(Calibration::kept(&model, &devices, &quiet).unwrap().profiles.is_empty());
+
+        // A reliable profile that has expired.
+        let (good, _) = calibrate(&model, &devices, &quiet);
+        assert!(good.doubtful.is_empty());
+        let path = &files(folder.path(), "profile-")[0];
+        let mut old = Profile::from_json(&std::fs::read_to_string(path).unwrap()).unwrap();
+        old.measured_unix_s -= 40 * 24 * 3600;
+        old.stage_us = 77.0;
+        let content = serde_json::to_string(&old).unwrap();
+        std::fs::write(path, &content).unwrap();
+        let (last, _) = calibrate(&model, &devices, &busy);
+        assert_eq!((&last.doubtful, last.profiles[0].1.stage_us), (&vec!["cpu:0".into()], 77.0));
+        let start = "the calibration of cpu:0 is doubtful, using the speeds measured 40 days ago: ";
+        assert!(last.warnings.iter().any(|warning| warning.starts_with(start)), "{:?}", last.warnings);
+        assert_eq!(std::fs::read_to_string(path).unwrap(), content);
+        let kept = Calibration::kept(&model, &devices, &quiet).unwrap();
+        assert_eq!(kept.profiles[0].1.stage_us, 77.0);
+        let (anew, _) = calibrate(&model, &devices, &quiet);
+        assert!(anew.doubtful.is_empty() && anew.profiles[0].1.stage_us != 77.0);
     });
 }
 
@@ -408,6 +452,10 @@ fn commands_calibrate_missing_figures_and_report_it_once() {
     assert!(kept(&with(&["plan", "--ctx", "64"])));
     let (_, said) = command(&with(&["run", "-n", "2", "--temp", "0"]));
     assert!(!calibrates(&said), "{said}");
+    // Without calibration, the cached speeds count.
+    let (_, said) = command(&with(&["plan", "--ctx", "64", "--no-calibration"]));
+    let age = "note: using the speeds of cpu:1 that were measured less than an hour ago";
+    assert!(said.contains(age) && !calibrates(&said), "{said}");
 
     // `calibrate` may time more than other commands time on first use.
     let calibrate = with(&["calibrate", "--json", "--seconds", "0"]);

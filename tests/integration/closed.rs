@@ -117,7 +117,7 @@ fn calibration_and_its_planner_skip_devices_that_fail_to_open() {
         let folder = tempfile::tempdir().unwrap();
         let mut options = CalibrationOptions::default();
         (options.chunk, options.seconds, options.limit) = (32, 0.0, None);
-        options.folder = Some(folder.path().into());
+        (options.folder, options.max_load) = (Some(folder.path().into()), 1.0);
         let calibrate = |found: &Devices| Calibration::run(&model, found, &options, &|_, _| ());
         let mut anew = options.clone();
         anew.force = true;

@@ -386,7 +386,7 @@ fn a_silent_device_does_not_stop_the_probe() {
 fn calibrate(model: &Model, devices: &Devices, folder: &Path) -> Calibration {
     let mut options = CalibrationOptions::default();
     (options.chunk, options.seconds, options.limit) = (32, 0.0, Some(Duration::ZERO));
-    options.folder = Some(folder.into());
+    (options.folder, options.max_load) = (Some(folder.into()), 1.0);
     Calibration::run(model, devices, &options, &|_, _| ()).unwrap()
 }
 

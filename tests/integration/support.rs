@@ -261,13 +261,15 @@ pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
 pub fn environment() -> Vec<(OsString, Option<OsString>)> {
     // These tests assume a fixed set of devices. The settings below therefore hide all OpenCL and Vulkan
     // drivers and all GPUs.
-    let hidden: [(&str, OsString); 5] = [
+    let hidden: [(&str, OsString); 6] = [
         ("OCL_ICD_VENDORS", test_support::golden("tiny-hf").into()),
         ("VK_DRIVER_FILES", root().join("no-driver.json").into()),
         ("CUDA_VISIBLE_DEVICES", "-1".into()),
         ("HIP_VISIBLE_DEVICES", "-1".into()),
         // Only tests of calibration time the devices.
         ("RAGTAG_NO_CALIBRATION", "1".into()),
+        // Other tests use the CPUs.
+        ("RAGTAG_MAX_LOAD", "100".into()),
     ];
     let mut changes = test_support::clean_environment();
     changes.extend(hidden.map(|(name, value)| (name.into(), Some(value))));

@@ -20,7 +20,7 @@ const USES: [&[&str]; 3] = [
 ];
 
 /// Settings of the user. Each breaks commands or changes their output, if it reaches them.
-const SETTINGS: [(&str, &str); 16] = [
+const SETTINGS: [(&str, &str); 17] = [
     ("LANG", "de_DE.UTF-8"),
     ("LC_ALL", "de_DE.UTF-8"),
     ("LANGUAGE", "de"),
@@ -29,6 +29,7 @@ const SETTINGS: [(&str, &str); 16] = [
     ("RAGTAG_STRICT", "1"),
     ("RAGTAG_PROBE_LIMIT", "nonsense"),
     ("RAGTAG_NO_CALIBRATION", "nonsense"),
+    ("RAGTAG_MAX_LOAD", "nonsense"),
     ("RUST_LOG", "trace"),
     ("NO_COLOR", "1"),
     ("CLICOLOR_FORCE", "1"),

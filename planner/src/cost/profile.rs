@@ -424,6 +424,20 @@ impl Profile {
         self.roofline = Roofline::fit(&self.kinds);
     }
 
+    /// Multiplies the times of decode steps, or of chunks if `decodes` is false, by `factor`. If row counts between
+    /// half of `rows` and twice `rows` were measured, only their times change. Fits the roofline again.
+    pub fn scale(&mut self, decodes: bool, rows: f64, factor: f64) {
+        let is_of = |sample: &TimeSample| sample.at.decodes() == decodes;
+        let is_near = |sample: &TimeSample| (rows / 2.0..=rows * 2.0).contains(&f64::from(sample.at.rows));
+        let any_near = self.kinds.iter().flat_map(|kind| &kind.samples).any(|it| is_of(it) && is_near(it));
+        let samples = self.kinds.iter_mut().flat_map(|kind| &mut kind.samples);
+        for sample in samples.filter(|sample| is_of(sample) && (is_near(sample) || !any_near)) {
+            sample.median_us *= factor;
+            sample.spread_us *= factor;
+        }
+        self.roofline = Roofline::fit(&self.kinds);
+    }
+
     /// Returns the mean of profiles that were measured on equal devices at the same time. The time of a point
     /// is the mean over the profiles that contain the point. Returns `None` if `profiles` is empty.
     pub fn mean(profiles: &[&Profile]) -> Option<Self> {

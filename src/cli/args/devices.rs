@@ -1,7 +1,7 @@
 //! Arguments that select devices, and those of the commands about devices.
 
 use super::model::ModelArgs;
-use super::placement::ACTIVATIONS;
+use super::placement::{ACTIVATIONS, LoadArgs};
 use super::{choice, switch};
 use crate::cli::kv::KvArgs;
 use clap::Args;
@@ -114,6 +114,8 @@ pub(crate) struct CalibrateArgs {
     /// Ignore cached profiles and time everything again.
     #[arg(long)]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
     /// Also time the selected devices through their other APIs. Later runs use the fastest API of each GPU,
     /// unless --device names an API.
     #[arg(long)]

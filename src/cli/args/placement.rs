@@ -14,6 +14,9 @@ pub(super) const ACTIVATIONS: &[(&str, Activations)] =
 pub(super) const GRANULARITIES: &[(&str, Granularity)] =
     &[("block", Granularity::Block), ("half|half-block", Granularity::HalfBlock)];
 
+/// Default of `--max-load`.
+const USUAL_MAX_LOAD_PERCENT: u8 = 10;
+
 /// Placement of the model on the devices.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Placement")]
@@ -60,15 +63,32 @@ pub(crate) struct PlacementArgs {
     /// f32. Default: the type in the plan with --plan, otherwise the type that is predicted to be faster.
     #[arg(long, alias = "boundary", value_name = "TYPE", hide = true)]
     pub(crate) wire: Option<WireArg>,
-    /// Do not calibrate devices without a cached profile, and do not probe links. Use datasheet, reported or
-    /// assumed speeds instead, and host memory between devices without a cached probe. Calibration takes at most
-    /// 3 seconds and 0.3 per pair of devices, plus the time to compile kernels. Its result is cached.
+    /// Do not calibrate devices, and do not probe links. Use cached speeds, even expired ones, or else datasheet,
+    /// reported or assumed speeds, and host memory between devices without a cached probe. Calibration takes at
+    /// most 3 seconds and 0.3 per pair of devices, plus the time to compile kernels. Its result is cached.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"), hide = true)]
     pub(crate) no_calibration: bool,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
     /// Do not test kernels at the first use of a device. The test takes about a second per device and driver.
     /// It leaves out devices that compute wrong values. Its result is cached.
     #[arg(long, env = "RAGTAG_NO_SELF_TEST", value_parser = switch("RAGTAG_NO_SELF_TEST"), hide = true)]
     pub(crate) no_self_test: bool,
+}
+
+/// Load by other processes that calibration accepts.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// Cache calibrated speeds only if other processes took at most this percentage of the CPU time from each
+    /// measurement. Otherwise, the last cached speeds are used, or the new ones for this run only.
+    #[arg(long, value_name = "PERCENT", env = "RAGTAG_MAX_LOAD", default_value_t = USUAL_MAX_LOAD_PERCENT, value_parser = percent, allow_negative_numbers = true)]
+    pub(crate) max_load: u8,
+}
+
+/// Parses a percentage. Returns the default for an empty value, because an empty environment variable counts as unset.
+fn percent(text: &str) -> Result<u8, String> {
+    let known = if text.is_empty() { Some(USUAL_MAX_LOAD_PERCENT) } else { text.parse().ok() };
+    known.filter(|percent| *percent <= 100).ok_or("expected a whole number from 0 to 100".into())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
