@@ -192,8 +192,6 @@ impl Kept {
         self.keep(path, &KeptKernels { ragtag_kernels: KERNELS_VERSION, device, kernels });
     }
 
-    }
-
     fn keep(&self, path: Option<PathBuf>, content: &impl Serialize) {
         let failure = match path {
             _ if self.is_taken => "another process is calibrating".into(),
