@@ -2,9 +2,9 @@
 
 use super::answer::Answer;
 use super::args::ChatArgs;
-use super::files::{input_name, read_input, write_file};
+use super::files::{read_input, write_file};
 use super::lines::{Line, Lines};
-use super::output::{inform, note, offer, offer_shown, set_quiet};
+use super::output::{inform, note, set_quiet};
 use super::placed::placed_while;
 use super::plan_table::summary;
 use super::run::{figures, generation};
@@ -14,7 +14,7 @@ use crate::dialogue::{AnswerPrompt, Dialogue};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
-use crate::model::{Model, file_name};
+use crate::model::Model;
 use crate::session::{Event, Generation, Reason, Summary};
 use ragtag_chat::to_json;
 use ragtag_scheduler::{Error as RunError, Refusal};

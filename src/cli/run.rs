@@ -14,7 +14,7 @@ use crate::calibrate::Meter;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::session::{Event, Generation, Prompt, Summary};
+use crate::session::{Event, Generation, Summary};
 use ragtag_graph::{Tokenizer, TokenizerError};
 use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};

@@ -6,7 +6,7 @@ use super::{
     bench, calibrate, cards, compare, devices, doctor, inspect, links, plan_table, selftest, simulate,
     tokenize,
 };
-use crate::calibrate::{Calibration, LinkClass, LinkRate, LinkReport, ProbedLink, TriedRoute};
+use crate::calibrate::{Calibration, Hop, LinkClass, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use crate::doctor::{Diagnosis, Finding, State};
 use crate::model::Model;
 use crate::planner::Planner;
@@ -16,9 +16,8 @@ use ragtag_devices::{BackendReport, Physical, Report, Status};
 use ragtag_graph::Granularity;
 use ragtag_hal::{Adapter, AdapterKind, Caps, HeapKind, Memory, MemorySource, PhysicalIdentity};
 use ragtag_kernels::{Activations, NumericsClass};
-use ragtag_planner::cost::Figure;
 use ragtag_planner::plan::Plan;
-use ragtag_planner::{DeviceFacts, FigureSource, LinkFacts, Place};
+use ragtag_planner::{DeviceFacts, FigureSource, Place};
 use ragtag_scheduler::Computed;
 use ragtag_scheduler::compare::{ComparedPart, ComparedRate, Comparison, Phase, TimeParts};
 use ragtag_scheduler::sim::SimSummary;
@@ -159,6 +158,11 @@ fn link_report() -> LinkReport {
         busy_bytes_per_s: bytes_per_s * 0.7,
         both_busy_bytes_per_s: None,
     };
+    let tried = |route: Option<Route>| {
+        let hops = vec![Hop { bytes: 4 << 10, us: 20.5 }, Hop { bytes: 4 << 20, us: 188.3 }];
+        let tried = |route| TriedRoute { route, why: None, corrupt: false, hops, rates: Vec::new() };
+        route.map(tried).into_iter().collect()
+    };
     let link = |from: &str, to: &str, class, route| ProbedLink {
         from: from.into(),
         to: to.into(),
@@ -169,7 +173,8 @@ fn link_report() -> LinkReport {
         rates: [(4, 0.9e9), (64, 9.3e9), (1024, 24e9), (16384, 52.5e9)]
             .map(|(kib, rate_)| rate(kib << 10, rate_))
             .into(),
-        tried: Vec::new(),
+        quick: false,
+        tried: tried(route),
         measured_unix_s: 0,
     };
     let pcie = LinkClass::Pcie { generation: Some(5), width: Some(16) };
@@ -177,7 +182,7 @@ fn link_report() -> LinkReport {
         route: Route::HOST_STAGED,
         why: Some("byte 17 differs".into()),
         corrupt: true,
-        latency_us: None,
+        hops: Vec::new(),
         rates: Vec::new(),
     };
     let mut broken = link("cpu:0", "level-zero:0", LinkClass::Host, None);
@@ -207,7 +212,7 @@ fn plan() -> Plan {
         let memory = &mut stage.memory_bytes;
         (memory.weights, memory.arenas, memory.kv) = (at << 30, 0, at << 27);
         (memory.scratch, memory.slots, memory.staging) = (at << 20, at << 19, at << 18);
-        (memory.total, memory.available) = (at * 1300 << 20, 8 << 30);
+        (memory.total, memory.available) = ((at * 1300) << 20, 8 << 30);
         (stage.predicted.decode_us, stage.predicted.prefill_us) = (1230.0 * at as f64, 45_600.0 * at as f64);
     }
     (plan.prefill_stage, plan.stages[0].streamed, plan.stages[1].streamed) = (None, Vec::new(), Vec::new());
@@ -320,12 +325,7 @@ fn calibrate_tables() {
     });
     let profiles = vec![("cuda:0".into(), Arc::new(from_value(profile).unwrap()))];
     let mut calibration = Calibration { profiles, ..Calibration::default() };
-    let link = LinkFacts {
-        latency_us: Figure::assumed(20.5),
-        bandwidth_bytes_per_s: Figure::assumed(25e9),
-        ..LinkFacts::assumed()
-    };
-    calibration.links.known.push(("cuda:0".into(), "cpu:0".into(), link));
+    calibration.links = link_report();
     check("calibrate", |width| calibrate::as_table(&calibration, width));
 }
 

@@ -1,6 +1,7 @@
 //! Tries the routes between two devices, and verifies and times each of them.
 
-use super::super::stats::{Stats, undisturbed_us};
+use super::super::busy::Meter;
+use super::super::stats::{Circumstances, Stats, Timings, undisturbed_us};
 use super::{Hop, LinkOptions, LinkRate, TriedRoute};
 use crate::devices::staged_route;
 use crate::error::{Error, Result};
@@ -272,16 +273,18 @@ impl Prober {
         Ok((hops, self.scope.rates.iter().zip(rates.into_iter().zip(busy)).map(rate).collect()))
     }
 
-    /// Times transfers of `sizes` bytes as a run pays for them. Takes the median, because waking a thread is
-    /// just as slow in a run.
+    /// Times transfers of `sizes` bytes as a run pays for them. Takes the median of those that other processes have not
+    /// disturbed, because waking a thread is just as slow in a run.
     fn hops<'s>(
         self,
         link: &mut SoloLink<'_>,
         sizes: impl Iterator<Item = &'s u64>,
     ) -> std::result::Result<Vec<Hop>, Failure> {
+        let meter = Meter::start();
+        let of = Circumstances { meter: &meter, sweep: None };
         let hop = |&bytes: &u64| {
-            let stats = Stats::taken(self.each, Duration::MAX, || Ok(link.hop_us(bytes)?))?;
-            Ok(Hop { bytes, us: stats.median_us })
+            let timings = Timings::taken(self.each, Duration::MAX, of, || Ok(link.hop_us(bytes)?))?;
+            Ok(Hop { bytes, us: timings.stats(false).median_us })
         };
         sizes.map(hop).collect()
     }
