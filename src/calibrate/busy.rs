@@ -108,8 +108,8 @@ impl Threads {
     }
 }
 
-/// Returns the fraction of the time that threads lost. They ran for `ran_ns` and waited for `waited_ns`, of which
-/// other processes caused the fraction `by_others`.
+/// Returns the fraction of the time that threads lost. They ran for `ran_ns` and waited for `waited_ns`. Other
+/// processes caused the fraction `by_others` of the waits.
 fn lost(ran_ns: u64, waited_ns: u64, by_others: f64) -> f64 {
     let lost_ns = waited_ns as f64 * by_others;
     if lost_ns > 0.0 { lost_ns / (ran_ns as f64 + lost_ns) } else { 0.0 }

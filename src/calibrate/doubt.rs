@@ -3,8 +3,8 @@
 use ragtag_planner::cost::{KindProfile, Profile, TimeSample};
 
 /// Factor by which the rate of a chunk on a processor may exceed the rate of the shortest chunk. The shortest chunk
-/// runs for a fraction of a millisecond, so many of its repetitions are undisturbed, and its weights come from the
-/// caches. Long chunks need fewer reads of weights for each row. They may also be much slower, because of attention.
+/// runs for a fraction of a millisecond. Other processes therefore disturb few of its repetitions, and its weights
+/// come from the caches. Long chunks need fewer reads of weights for each row. They may also be much slower, because of attention.
 const PEAK: f64 = 8.0;
 
 /// Signs that a profile does not describe its device.
