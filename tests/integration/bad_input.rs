@@ -516,7 +516,7 @@ fn refuses_contradictory_and_invalid_arguments() {
     refused(
         &["run", "-f", "-", "--plan", "-"],
         USAGE,
-        &["cannot be both the prompt (-f -) and the plan (--plan -)"],
+        &["standard input can be only one of the prompt (-f -), the plan (--plan -)"],
     );
     refused(&["run", "-q", "--compare"], USAGE, &["cannot be used with"]);
     // A benchmark without anything to measure is an error.

@@ -388,7 +388,6 @@ fn a_model_that_does_not_fit_is_streamed() {
     assert!(plan["host_memory_bytes"]["weights"].as_u64().unwrap() > 16 << 30);
     let printed = succeeds(&arguments);
     let drawn = printed.lines().filter(|line| !line.starts_with('-') && !line.starts_with("host memory"));
-    assert!(drawn.clone().all(|line| line.chars().count() <= 80), "{printed}");
     assert_eq!(drawn.filter(|line| line.contains("streamed")).count(), 2, "{printed}");
     assert!(printed.contains(&format!("0 rtx4090:0, {streamed} streamed")), "{printed}");
     let model = Model::open_metadata(&path, None).unwrap();

@@ -81,7 +81,7 @@ pub(crate) struct PlacementArgs {
 pub(crate) struct LoadArgs {
     /// Cache calibrated speeds only if other processes took at most this percentage of the CPU time from each
     /// measurement. Otherwise, the last cached speeds are used, or the new ones for this run only.
-    #[arg(long, value_name = "PERCENT", env = "RAGTAG_MAX_LOAD", default_value_t = USUAL_MAX_LOAD_PERCENT, value_parser = percent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PERCENT", env = "RAGTAG_MAX_LOAD", default_value_t = USUAL_MAX_LOAD_PERCENT, value_parser = percent, allow_negative_numbers = true, hide = true)]
     pub(crate) max_load: u8,
 }
 

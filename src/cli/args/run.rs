@@ -164,7 +164,10 @@ pub(crate) struct ChatArgs {
     /// If the context is full: drop the oldest turns but keep the system message, or stop with exit code 2.
     #[arg(long = "context-full", value_name = "CHOICE", default_value = "drop", action = ArgAction::Set, value_parser = choice(&[("drop", true), ("stop", false)]))]
     pub(crate) drops_turns: bool,
-    /// Print only answers, errors and warnings.
+    /// Print statistics after each answer: tokens, rates, time to the first token, use of the context, seed.
+    #[arg(long)]
+    pub(crate) stats: bool,
+    /// Print only answers, errors, warnings and requested statistics.
     #[arg(short, long)]
     pub(crate) quiet: bool,
     #[command(flatten)]
@@ -175,9 +178,6 @@ pub(crate) struct ChatArgs {
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
     pub(crate) transfers: TransferArgs,
-    /// Print statistics after each answer: tokens, rates, time to the first token, use of the context, seed.
-    #[arg(long)]
-    pub(crate) stats: bool,
 }
 
 #[derive(Debug, Args)]
