@@ -31,7 +31,9 @@ use budget::Budget;
 pub use busy::Meter;
 use found::KnownFacts;
 use job::Job;
-pub(crate) use kept::{Kept, TriedKernel, age, now_unix_s};
+#[cfg(feature = "cli")]
+pub(crate) use kept::age;
+pub(crate) use kept::{Kept, TriedKernel, now_unix_s};
 pub(crate) use links::Topology;
 pub use links::{Hop, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use ragtag_hal::{Adapter, AdapterKind};
@@ -56,7 +58,7 @@ const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 
 /// Maximum time to wait for another process that is calibrating. The first value applies to quick probes and to
 /// calibrations with a time limit, the second to all others.
-const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
+const QUICK_LOCK_WAIT: Duration = Duration::from_secs(30);
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 
 /// Options for [`Calibration::run`].
