@@ -73,10 +73,10 @@ pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_
     Some(calibration)
 }
 
-/// Returns the profiles in the cache, even expired ones, for a placement without a calibration. Prints their age.
-/// Returns `None` if there are none.
+/// Returns the profiles in the cache, even expired ones, for a placement whose calibration has failed. Prints their
+/// age. Returns `None` if there are none, or if the user turned calibration off.
 pub(super) fn last_good(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
-    if model.graph().weights().without_data().is_some() {
+    if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
         return None;
     }
     let calibration = Calibration::kept(model, devices, &options(wanted)).ok()?;

@@ -67,7 +67,7 @@ fn devices_have_a_minimum_number_of_units() {
     let mut large = adapter("vulkan", 1, AdapterKind::Discrete, 8);
     large.caps.parallel_units = 64;
     let machine = Backends::of(vec![found("vulkan", vec![small, large])]);
-    assert_eq!(choose_on(&machine, "units=1").unwrap(), ["vulkan:1"]);
+    assert_eq!(choose_on(&machine, "units=2").unwrap(), ["vulkan:1"]);
     assert_eq!(choose_on(&machine, "gpu,units=0").unwrap(), ["vulkan:0", "vulkan:1"]);
     assert!(choose_on(&machine, "units=65").is_err());
 }

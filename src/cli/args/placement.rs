@@ -63,8 +63,8 @@ pub(crate) struct PlacementArgs {
     /// f32. Default: the type in the plan with --plan, otherwise the type that is predicted to be faster.
     #[arg(long, alias = "boundary", value_name = "TYPE", hide = true)]
     pub(crate) wire: Option<WireArg>,
-    /// Do not calibrate devices, and do not probe links. Use cached speeds, even expired ones, or else datasheet,
-    /// reported or assumed speeds, and host memory between devices without a cached probe. Calibration takes at
+    /// Do not calibrate devices, and do not probe links. Use datasheet, reported or assumed speeds instead, and
+    /// host memory between devices without a cached probe. Calibration takes at
     /// most 3 seconds and 0.3 per pair of devices, plus the time to compile kernels. Its result is cached.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"), hide = true)]
     pub(crate) no_calibration: bool,
