@@ -376,10 +376,11 @@ fn the_command_shows_the_cost_and_the_routes_in_use() {
     let (_, said) = run(&records);
     assert!(said.contains("verified ") && said.contains(" % of the run), 0 sent again"), "{said}");
     let receipt = read_json(&receipt);
-    assert_eq!(receipt["routes"][0][0]["route"], "peer");
+    // Without a probe, the edge uses host memory.
+    assert_eq!(receipt["routes"][0][0]["route"]["host-staged"]["depth"], 4);
     assert_eq!(receipt["verified_transfers"]["wrong"], 0);
     let trace = std::fs::read_to_string(&trace).unwrap();
-    assert!(trace.contains(r#""route":"peer""#) && trace.contains("checksum · micro-batch"));
+    assert!(trace.contains(r#""route":"staged""#) && trace.contains("checksum · micro-batch"));
 
     let (json, _) = run(&["--json", "--stall-timeout", "0"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
