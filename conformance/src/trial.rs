@@ -1,8 +1,9 @@
 //! Trials of kernels: a short check of the kernels of a program on the device that is about to run it.
 //!
 //! The kernels run in the program's own modules, so that the driver compiles nothing twice. Each kernel first
-//! runs random cases that have the constants of the program's launches, where such cases exist. The rest of the
-//! time goes to its listed cases, in ascending order of size.
+//! runs random cases that have the constants of the program's launches, where such cases exist, and then the
+//! smallest of its listed cases. The number of cases does not depend on the time that they take, so a busy
+//! machine tries as much as an idle one.
 
 use crate::bench::{Attempt, Bench};
 use crate::kernels::{SEED, name, run_case};
@@ -12,10 +13,14 @@ use ragtag_kernels::{Case, Variant, variants};
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-/// Maximum number of random cases from which those for a launch are chosen, and the time after which no other
-/// is made. A case takes long if its reference does.
+/// Maximum number of random cases from which those for a launch are chosen, and their bytes after which no other is
+/// made. Large cases have slow references.
 const CANDIDATES: u64 = 12;
-const CANDIDATES_TIME: Duration = Duration::from_millis(5);
+const CANDIDATES_BYTES: usize = 1 << 20;
+/// Maximum number of listed cases that run for each kernel.
+const LISTED: usize = 8;
+/// Size in bytes above which a listed case does not run, if a smaller one does.
+const LARGE_BYTES: usize = 1 << 18;
 
 /// A kernel to try.
 #[derive(Clone, Debug)]
@@ -30,10 +35,9 @@ pub struct Trial<'a> {
     pub launches: Vec<&'a [u32]>,
 }
 
-/// Tries each kernel on a device. Takes about `limit` in addition to the time for compiling the modules, or
-/// longer if one case of each form takes longer. Returns the outcome of each trial. Skips the trials for which
-/// the device has too little memory, and those after the loss of the device.
-pub fn try_kernels(device: Checked, trials: &[Trial<'_>], seed: u64, limit: Duration) -> Vec<Outcome> {
+/// Tries each kernel on a device. Returns the outcome of each trial. Skips the trials for which the device has too
+/// little memory, and those after the loss of the device.
+pub fn try_kernels(device: Checked, trials: &[Trial<'_>], seed: u64) -> Vec<Outcome> {
     let mut bench = Bench::new(device);
     let mut modules: Vec<(&Module, Attempt<ModuleId>)> = Vec::new();
     let mut tried: Vec<Tried<'_>> = Vec::new();
@@ -46,18 +50,9 @@ pub fn try_kernels(device: Checked, trials: &[Trial<'_>], seed: u64, limit: Dura
         });
         tried.push(Tried::new(trial, &bench, module));
     }
-    let deadline = Instant::now() + limit;
     for one in &mut tried {
-        one.run(&mut bench, |one| one.forms(seed, CANDIDATES_TIME), None);
-    }
-    let mut left = tried.len() as u32;
-    for one in &mut tried {
-        let now = Instant::now();
-        let share = deadline.saturating_duration_since(now) / left;
-        left -= 1;
-        if !share.is_zero() {
-            one.run(&mut bench, Tried::listed, Some(now + share));
-        }
+        let cases = one.forms(seed).into_iter().chain(one.listed()).collect();
+        one.run(&mut bench, cases);
     }
     tried.into_iter().map(Tried::outcome).collect()
 }
@@ -86,13 +81,15 @@ impl<'a> Tried<'a> {
     }
 
     /// Returns random cases that together have each constant of each launch, if a candidate has it. So a form
-    /// of the kernel that a constant selects is among them. Makes no further candidate after `limit`.
-    fn forms(&self, seed: u64, limit: Duration) -> Vec<Case> {
+    /// of the kernel that a constant selects is among them.
+    fn forms(&self, seed: u64) -> Vec<Case> {
         let Some(variant) = self.variant else { return Vec::new() };
-        let (mut candidates, start) = (Vec::new(), Instant::now());
+        let (mut candidates, mut made_bytes) = (Vec::new(), 0);
         for at in 0..CANDIDATES {
-            if at == 0 || start.elapsed() < limit {
-                candidates.push(variant.random_case(seed.wrapping_add(at)));
+            if made_bytes < CANDIDATES_BYTES {
+                let case = variant.random_case(seed.wrapping_add(at));
+                made_bytes += bytes(&case);
+                candidates.push(case);
             }
         }
         let mut chosen: Vec<Case> = Vec::new();
@@ -118,22 +115,21 @@ impl<'a> Tried<'a> {
         chosen
     }
 
-    /// Returns the listed cases in ascending order of size.
+    /// Returns the smallest listed cases in ascending order of size.
     fn listed(&self) -> Vec<Case> {
         let mut cases = self.variant.map(|variant| variant.cases(SEED)).unwrap_or_default();
         cases.sort_by_key(bytes);
+        let small = cases.iter().take(LISTED).filter(|case| bytes(case) <= LARGE_BYTES).count();
+        cases.truncate(small.max(1));
         cases
     }
 
-    /// Runs cases until one fails or `end` has passed.
-    fn run(&mut self, bench: &mut Bench, cases: impl Fn(&Self) -> Vec<Case>, end: Option<Instant>) {
+    /// Runs cases until one fails.
+    fn run(&mut self, bench: &mut Bench, cases: Vec<Case>) {
         let (Some(variant), Some(module)) = (self.variant, self.module) else { return };
         let start = Instant::now();
-        for case in cases(self) {
+        for case in cases {
             let Verdict::Passed { relative_error } = &self.verdict else { break };
-            if end.is_some_and(|end| Instant::now() > end) {
-                break;
-            }
             let result = run_case(bench, variant, (module, self.trial.entry), &case);
             self.verdict = match result.and_then(|error| bench.clear().map(|()| error)) {
                 Ok(error) => Verdict::Passed { relative_error: relative_error.map(|worst| worst.max(error)) },
@@ -198,7 +194,7 @@ mod tests {
         let trial =
             |(entry, variant)| Trial { module: &module, entry, variant, launches: vec![&[1, 0, 32][..]] };
         let trials: Vec<_> = names.iter().map(|(at, name)| trial((*at, name.as_str()))).collect();
-        let outcomes = try_kernels(device, &trials, 7, Duration::from_millis(50));
+        let outcomes = try_kernels(device, &trials, 7);
         assert!(outcomes[0].name.starts_with("kernel/add/"), "{outcomes:?}");
         outcomes.into_iter().map(|outcome| outcome.verdict).collect()
     }
@@ -235,7 +231,7 @@ mod tests {
             let tried =
                 Tried { trial: &trial, variant: Some(variant), module: None, verdict, took: Duration::ZERO };
             // One of three random cases has the form. All candidates of one seed in 130 lack it.
-            let forms = tried.forms(3, Duration::MAX);
+            let forms = tried.forms(3);
             let forms: Vec<_> = forms.iter().map(|case| case.constants[6]).collect();
             assert!(forms.contains(&(form as u32)) && forms.len() <= 4, "{form:?}: {forms:?}");
         }
