@@ -123,12 +123,12 @@ impl Receiver {
             ReceiverEvent::Free(slot) if self.free.contains(&slot) => {
                 return Err(Error::protocol(format!("slot {slot} is free already")));
             }
-            ReceiverEvent::Free(slot) => {
+            ReceiverEvent::Free(slot) if self.announces => {
                 self.free.push_back(slot);
-                if self.announces {
-                    actions.push(Action::Message(ToSender::Slot(slot)));
-                }
+                actions.push(Action::Message(ToSender::Slot(slot)));
             }
+            // The stage has programs for this slot, perhaps not for the others.
+            ReceiverEvent::Free(slot) => self.free.push_front(slot),
             ReceiverEvent::Message(ToReceiver::Sum { transfer, sum }) => {
                 self.guard.as_mut().ok_or_else(|| unverified(event))?.source(transfer, sum)?;
             }

@@ -229,7 +229,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Returns the time of `sequences` prompts of `tokens` tokens each, in microseconds.
+    /// Returns the time of `sequences` prompts of `tokens` tokens each, until the last of them has its first token,
+    /// in microseconds.
     fn prompts_us(&self, tokens: u32, sequences: u32) -> f64 {
         let plan = self.of.plan;
         let is_long = |stage: &PrefillStage| tokens >= stage.from_tokens;
@@ -246,14 +247,15 @@ impl<'a> Model<'a> {
         };
         let (full, whole, rest) = ((all / chunk) as f64, of_rows(chunk), of_rows(all % chunk));
         let ends = BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
+        let back_us = self.token_return(self.of.logit_row_bytes as f64).sum_us();
         if by_prefill_stage {
             // This stage also computes the logits, so no other stage delays the first token.
             let heads_us = self.heads_us(self.last() + 1, &ends);
-            return full * self.prefill_pass_us(&whole) + self.prefill_pass_us(&rest) + heads_us;
+            return full * self.prefill_pass_us(&whole) + self.prefill_pass_us(&rest) + heads_us + back_us;
         }
         let short = self.pass(&rest);
         let busy_us = if full > 0.0 { self.pass(&whole).repeated_us(full, &short) } else { short.sum_us() };
-        busy_us + self.heads_us(self.last(), &ends)
+        busy_us + self.heads_us(self.last(), &ends) + back_us
     }
 
     /// Returns the times that a micro-batch spends in all stages and edges.

@@ -283,9 +283,10 @@ fn a_prefill_stage_is_compared_and_predicts_long_prompts() {
         comparison.add_rate(&run.comparand(), &Burst::Prompts { tokens, sequences: 1 }, 100.0);
         comparison.rates.last().unwrap().predicted_tokens_per_s
     };
-    let head_us = 1010.0;
+    let (head_us, return_us) = (1010.0, 2.0 + 1.0);
     let long = rate(&mut comparison, 16);
-    assert!((long - 16.0 / (2.0 * expected_us + head_us) * 1e6).abs() < 1e-6 * long, "{long}");
+    let expected = 16.0 / (2.0 * expected_us + head_us + return_us) * 1e6;
+    assert!((long - expected).abs() < 1e-6 * long, "{long}");
     // A short prompt passes through the other stages.
     let short = rate(&mut comparison, 4);
     run.plan.prefill_stage = None;
@@ -310,12 +311,12 @@ fn rates_are_predicted_from_parts_and_explained() {
     assert!(finding.starts_with("tg64 ×0.34: mainly because of stage 1 on cpu:1, decode ×3.0"), "{finding}");
 
     // 20 tokens form chunks of 8, 8 and 4 rows. The slowest part takes 8025 µs for 8 rows and 4025 µs for 4
-    // rows.
+    // rows. The token return takes 3 µs for one row.
     let prompts = Burst::Prompts { tokens: 10, sequences: 2 };
     comparison.add_rate(&run.comparand(), &prompts, 100.0);
     let rate = &comparison.rates[1];
     let first_us = 8025.0 + 4015.0 + LinkFacts::assumed().time_us(800);
-    let busy_us = first_us + 8025.0 + 4025.0 + 1010.0;
+    let busy_us = first_us + 8025.0 + 4025.0 + 1010.0 + 3.0;
     assert!((rate.predicted_tokens_per_s - 20.0 / busy_us * 1e6).abs() < 1e-6, "{rate:?}");
     assert!(rate.finding.as_deref().unwrap().contains("waited for each other"));
 

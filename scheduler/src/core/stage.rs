@@ -278,7 +278,8 @@ impl StageCore {
                 }
                 Inlet::Coordinator(free) => {
                     assert!(!free.contains(&slot), "slot {slot} is free already");
-                    free.push_back(slot);
+                    // The stage has programs for this slot, perhaps not for the others.
+                    free.push_front(slot);
                     self.admit(requests)?;
                 }
             }

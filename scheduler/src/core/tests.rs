@@ -625,10 +625,10 @@ fn a_stage_that_writes_into_the_next_one_waits_for_a_free_slot_there() {
     }
     downloaded(&mut core, 2);
     let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(2, 2) });
-    assert!(matches!(actions[..], [StageAction::Compute { slot: 0, .. }, StageAction::HandOff { .. }]));
+    assert!(matches!(actions[..], [StageAction::Compute { slot: 1, .. }, StageAction::HandOff { .. }]));
     assert!(core.wants_next(0));
     let actions = step(&mut core, StageEvent::FromNext(ToSender::Slot(0)));
-    assert_eq!(sent(&actions), [(0, OtherEnd::Slot(0))]);
+    assert_eq!(sent(&actions), [(1, OtherEnd::Slot(0))]);
 }
 
 #[test]
