@@ -6,11 +6,14 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-/// CPU time of all processes since the system started.
+/// CPU time of all processes on each CPU since the system started.
 const MACHINE: &str = "/proc/stat";
+/// Line with the CPUs that this process may use, in [`STATUS`].
+const ALLOWED: &str = "Cpus_allowed_list:";
+const STATUS: &str = "/proc/self/status";
 /// Threads of this process.
 const THREADS: &str = "/proc/self/task";
 /// Nanoseconds per unit of [`MACHINE`], on all usual systems.
@@ -33,7 +36,9 @@ pub(super) struct Threads(BTreeMap<u64, Times>);
 #[derive(Debug)]
 pub struct Meter {
     threads: Threads,
-    /// CPU time of all processes at the start. `None` if the system does not report it.
+    /// CPUs that this process may use. Load on other CPUs does not disturb it.
+    cpus: Vec<RangeInclusive<u32>>,
+    /// CPU time of all processes on these CPUs at the start. `None` if the system does not report it.
     all_ns: Option<u64>,
     start: Instant,
     /// Fraction of this process's waits that other processes caused, and the time of its computation.
@@ -43,8 +48,9 @@ pub struct Meter {
 impl Meter {
     /// Creates a meter that starts now.
     pub fn start() -> Self {
-        let all_ns = machine_ns(Path::new(MACHINE));
-        Self { threads: Threads::now(), all_ns, start: Instant::now(), by_others: Cell::new(None) }
+        let cpus = std::fs::read_to_string(STATUS).ok().and_then(|text| allowed(&text)).unwrap_or_default();
+        let (all_ns, start) = (machine_ns(&cpus), Instant::now());
+        Self { threads: Threads::now(), cpus, all_ns, start, by_others: Cell::new(None) }
     }
 
     /// Returns the fraction of the time since the start that this process's busy threads have lost to other
@@ -59,14 +65,15 @@ impl Meter {
         lost(ran_ns, waited_ns, self.by_others())
     }
 
-    /// Returns the average number of CPUs that other processes have used since the start.
+    /// Returns the average number of CPUs that other processes have used since the start, of those that this process
+    /// may use.
     pub(super) fn others(&self) -> f64 {
         let own = Threads::now().since(&self.threads);
         self.others_ns(own.ran_ns) as f64 / self.start.elapsed().as_nanos().max(1) as f64
     }
 
     fn others_ns(&self, own_ns: u64) -> u64 {
-        let all_ns = self.all_ns.zip(machine_ns(Path::new(MACHINE)));
+        let all_ns = self.all_ns.zip(machine_ns(&self.cpus));
         all_ns.map_or(0, |(before, now)| now.saturating_sub(before).saturating_sub(own_ns))
     }
 
@@ -121,17 +128,38 @@ fn thread_times(text: &str) -> Option<Times> {
     Some(Times { ran_ns: words.next()??, waited_ns: words.next()?? })
 }
 
-fn machine_ns(path: &Path) -> Option<u64> {
-    busy_ns(&std::fs::read_to_string(path).ok()?)
+fn machine_ns(cpus: &[RangeInclusive<u32>]) -> Option<u64> {
+    busy_ns(&std::fs::read_to_string(MACHINE).ok()?, cpus)
 }
 
-/// Parses the CPU time of all processes. The first line counts ticks in user code, in user code with low priority,
-/// in the kernel, idle, idle during I/O, in interrupts, and in soft interrupts.
-fn busy_ns(text: &str) -> Option<u64> {
-    let counts = text.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
-    let counts: Vec<u64> = counts.map(|count| count.parse().ok()).collect::<Option<_>>()?;
+/// Parses the CPUs that a process may use, such as `0-3,8`.
+fn allowed(status: &str) -> Option<Vec<RangeInclusive<u32>>> {
+    let list = status.lines().find_map(|line| line.strip_prefix(ALLOWED))?;
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    list.trim().split(',').map(range).collect()
+}
+
+/// Parses the CPU time of all processes on `cpus`. Each CPU has a line with its number. The line counts ticks in user
+/// code, in user code with low priority, in the kernel, idle, idle during I/O, in interrupts, and in soft interrupts.
+fn busy_ns(text: &str, cpus: &[RangeInclusive<u32>]) -> Option<u64> {
+    let of_cpu = |line: &str| {
+        let (number, counts) = line.strip_prefix("cpu")?.split_once(' ')?;
+        let number = number.parse().ok()?;
+        cpus.iter().any(|range| range.contains(&number)).then(|| busy_ticks(counts))
+    };
+    let ticks: Vec<u64> = text.lines().filter_map(of_cpu).collect::<Option<_>>()?;
+    let all = ticks.iter().try_fold(0_u64, |sum, ticks| sum.checked_add(*ticks))?;
+    if ticks.is_empty() { None } else { all.checked_mul(TICK_NS) }
+}
+
+fn busy_ticks(counts: &str) -> Option<u64> {
+    let counts: Vec<u64> =
+        counts.split_whitespace().map(|count| count.parse().ok()).collect::<Option<_>>()?;
     let [user, low, kernel, _idle, _io, interrupts, soft, ..] = counts[..] else { return None };
-    (user + low + kernel + interrupts + soft).checked_mul(TICK_NS)
+    [low, kernel, interrupts, soft].iter().try_fold(user, |sum, ticks| sum.checked_add(*ticks))
 }
 
 #[cfg(test)]
@@ -143,10 +171,17 @@ mod tests {
         let times = |ran_ns, waited_ns| Some(Times { ran_ns, waited_ns });
         assert_eq!(thread_times("123 45 6\n"), times(123, 45));
         assert_eq!(["", "1", "a 2 3", "-1 2 3"].map(thread_times), [None; 4]);
-        let machine = "cpu  10 2 30 400 5 6 7 80 9 9\ncpu0 1 1 1 1 1 1 1 1\n";
-        assert_eq!(busy_ns(machine), Some((10 + 2 + 30 + 6 + 7) * TICK_NS));
-        assert_eq!(["", "cpu0 1 2 3 4 5 6 7", "cpu  1 2 3", "cpu  1 2 3 4 5 6 x"].map(busy_ns), [None; 4]);
-        assert_eq!(busy_ns(&format!("cpu  {0} 0 0 0 0 0 0", u64::MAX)), None);
+        let machine =
+            "cpu  99 9 9 9 9 9 9 9 9 9\ncpu0 1 1 1 1 1 1 1 1\ncpu1 10 2 30 400 5 6 7 80 9 9\nintr 1\n";
+        let of = |text: &str, cpus| busy_ns(text, &[cpus]);
+        assert_eq!(of(machine, 1..=1), Some((10 + 2 + 30 + 6 + 7) * TICK_NS));
+        assert_eq!(of(machine, 0..=7), Some((10 + 2 + 30 + 6 + 7 + 5) * TICK_NS));
+        assert_eq!(of(machine, 2..=2), None, "no such CPU");
+        let broken = ["", "cpu 1 2 3 4 5 6 7", "cpu0 1 2 3", "cpu0 1 2 3 4 5 6 x"];
+        assert_eq!(broken.map(|text| of(text, 0..=7)), [None; 4]);
+        assert_eq!(of(&format!("cpu0 {0} 1 0 0 0 0 0", u64::MAX), 0..=7), None);
+        assert_eq!(allowed("Name:\tragtag\nCpus_allowed_list:\t0-1,8\n"), Some(vec![0..=1, 8..=8]));
+        assert_eq!(["", "Cpus_allowed_list:\t", "Cpus_allowed_list:\t1-x"].map(allowed), [const { None }; 3]);
     }
 
     #[test]

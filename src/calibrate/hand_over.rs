@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_millis(250);
 /// Measured overheads of a decode step on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HandOver {
-    /// Overhead of a stage beyond the execution time on its device, in microseconds.
+    /// Overhead of a stage whose micro-batch is alone beyond the execution time on its device, in microseconds.
     pub(super) stage_us: f64,
     /// Time from the end of the last stage until the coordinator has sent the next micro-batch.
     pub(super) token_return: TokenReturn,
@@ -43,11 +43,18 @@ pub(super) fn measure(
     let pipeline = CalibrationPipeline::start(devices, steps, label, profile, step_us)?;
     let tokens = TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1);
     let most = steps.lowering.sequences;
-    let part = if most > 1 { 0.5 } else { 1.0 };
-    let alone = runs(budget.left(1.0).mul_f64(part), || pipeline.run(1, 1, tokens))?;
-    let has_time = most > 1 && !budget.left(1.0).is_zero();
-    let many = if has_time { runs(budget.left(1.0), || pipeline.run(most, 1, tokens))? } else { Vec::new() };
-    Ok(HandOver::of(&alone, &many).filter(|measured| measured.token_return.latency_us > 0.0))
+    let alone_part = if most > 1 { 1.0 / 3.0 } else { 1.0 };
+    let alone = runs(budget.left(1.0).mul_f64(alone_part), || pipeline.run(1, 1, tokens))?;
+    let more = |part: f64, sequences: u32| {
+        let left = budget.left(1.0).mul_f64(part);
+        if most == 1 || left.is_zero() {
+            Ok(Vec::new())
+        } else {
+            runs(left, || pipeline.run(sequences, 1, tokens))
+        }
+    };
+    let (pair, many) = (more(0.5, 2)?, more(1.0, most)?);
+    Ok(HandOver::of(&alone, &pair, &many).filter(|measured| measured.token_return.latency_us > 0.0))
 }
 
 /// Calls `run` once as a warm-up, which records the programs. Then calls it at least once and up to [`RUNS`]
@@ -66,10 +73,17 @@ fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<See
 }
 
 impl HandOver {
-    /// Derives the overheads of a single-stage pipeline from runs with one sequence (`alone`) and with
-    /// several sequences (`many`).
-    fn of(alone: &[Seen], many: &[Seen]) -> Option<Self> {
-        let lost = |seen: &Seen| Some(seen.round_us - seen.stages_us()? - seen.token_return()?.1);
+    /// Derives the overheads of a single-stage pipeline from runs with one sequence (`alone`), with two sequences in
+    /// micro-batches of their own (`pair`), and with several sequences (`many`).
+    ///
+    /// With two micro-batches in flight, the stage always has work. Alone, a micro-batch also waits until the device
+    /// starts from idle. Profiles contain the times of a stage with work, so this wait belongs to the hand-over.
+    fn of(alone: &[Seen], pair: &[Seen], many: &[Seen]) -> Option<Self> {
+        let beside = median(pair.iter().filter_map(Seen::stages_us));
+        let lost = |seen: &Seen| {
+            let stages_us = seen.stages_us()?;
+            Some(seen.round_us - beside.map_or(stages_us, |us| us.min(stages_us)) - seen.token_return()?.1)
+        };
         let stage_us = median(alone.iter().filter_map(lost))?.max(0.0);
         let returned = |runs: &[Seen]| {
             let returns = || runs.iter().filter_map(Seen::token_return);
@@ -103,12 +117,19 @@ mod tests {
         // Another process disturbed one of the runs.
         let alone = [alone(605.0), alone(905.0), alone(600.0)];
         let token_return = |latency_us, row_us| TokenReturn { latency_us, row_us };
-        let measured = HandOver::of(&alone, &[]).unwrap();
+        let measured = HandOver::of(&alone, &[], &[]).unwrap();
         assert_eq!(measured, HandOver { stage_us: 45.0, token_return: token_return(60.0, 0.0) });
         let many = [seen(900.0, &[700], 140, 5)];
-        assert_eq!(HandOver::of(&alone, &many).unwrap().token_return, token_return(40.0, 20.0));
+        assert_eq!(HandOver::of(&alone, &[], &many).unwrap().token_return, token_return(40.0, 20.0));
+        let pair = |stage_us| [seen(1000.0, &[stage_us], 60, 1)];
+        assert_eq!(
+            HandOver::of(&alone, &pair(470), &[]).unwrap().stage_us,
+            75.0,
+            "the device starts from idle"
+        );
+        assert_eq!(HandOver::of(&alone, &pair(530), &[]).unwrap().stage_us, 45.0, "both waited for the host");
         let quick = [seen(550.0, &[500], 60, 1)];
-        assert_eq!(HandOver::of(&quick, &[]).unwrap().stage_us, 0.0, "clocks are not exact");
-        assert!(HandOver::of(&[], &many).is_none(), "nothing was timed");
+        assert_eq!(HandOver::of(&quick, &[], &[]).unwrap().stage_us, 0.0, "clocks are not exact");
+        assert!(HandOver::of(&[], &[], &many).is_none(), "nothing was timed");
     }
 }

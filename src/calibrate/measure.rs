@@ -8,14 +8,15 @@ use super::busy::Meter;
 use super::doubt::Doubt;
 use super::filling::Filling;
 use super::is_processor;
-use super::stats::{Circumstances, Stats, Timings, undisturbed_us};
+use super::stats::{CLEAN, Circumstances, Stats, Timings, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
 use super::sweep::Sweep;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
+use ragtag_hal::Adapter;
 use ragtag_planner::cost::{
-    KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey, TimePoint, TokenReturn,
-    fit_copies,
+    DeviceFacts, FigureSource, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
+    TimePoint, TokenReturn, fit_copies,
 };
 use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
 use std::cell::Cell;
@@ -154,6 +155,11 @@ impl<'a> Timer<'a> {
         let (host_latency_us, _) = fit_copies(&host_copies(device, steps.row_bytes(), left() * 2)?);
         uploads.extend(bulk_uploads_us(device, left())?);
         let host_bandwidth_bytes_per_s = bulk_rate(uploads);
+        let token_return = token_return.unwrap_or_else(|| TokenReturn {
+            latency_us: host_latency_us + wake_us(),
+            row_us: steps.logit_row_bytes() as f64 / host_bandwidth_bytes_per_s * 1e6,
+        });
+        let (host_latency_us, token_return) = self.quiet(device.adapter(), host_latency_us, token_return);
         let profile = Profile {
             ragtag_profile: PROFILE_VERSION,
             identity: identity.clone(),
@@ -164,15 +170,31 @@ impl<'a> Timer<'a> {
             hand_over_us: 0.0,
             host_latency_us,
             host_bandwidth_bytes_per_s,
-            token_return: token_return.unwrap_or_else(|| TokenReturn {
-                latency_us: host_latency_us + wake_us(),
-                row_us: steps.logit_row_bytes() as f64 / host_bandwidth_bytes_per_s * 1e6,
-            }),
+            token_return,
             roofline: Roofline::fit(&kinds),
             kinds,
         };
         let doubt = Doubt::new(self.lost.get(), self.meter.others(), &profile, self.is_processor);
         Ok(TimedProfile { profile, warnings, doubt, excused: self.budget.excused() })
+    }
+
+    /// Limits the latencies of an adapter to the assumed ones if other processes have disturbed the measurements. A
+    /// thread that waits for a copy then waits for a CPU, too, for milliseconds in almost every repetition.
+    fn quiet(
+        &self,
+        adapter: &Adapter,
+        host_latency_us: f64,
+        token_return: TokenReturn,
+    ) -> (f64, TokenReturn) {
+        if self.lost.get() <= CLEAN {
+            return (host_latency_us, token_return);
+        }
+        let assumed = DeviceFacts::assumed("", adapter.kind, 1, 0, FigureSource::Assumed);
+        let latency_us = assumed.host_latency_us.value;
+        let return_us = latency_us + assumed.stage_us.value;
+        let token_return =
+            TokenReturn { latency_us: token_return.latency_us.min(return_us), row_us: token_return.row_us };
+        (host_latency_us.min(latency_us), token_return)
     }
 
     fn is_quick(&self) -> bool {

@@ -59,7 +59,8 @@ impl CalibrationPipeline {
         let stages = vec![StageSpec { device: 0, compiled, streamed, arenas, from_file, weights }];
         let mut options =
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
-        options.decode_groups = 1;
+        // Two sequences decode in micro-batches of their own.
+        options.decode_groups = 2;
         let spec = PipelineSpec { devices: vec![Box::new(device)], stages, prefill: None };
         Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes })
     }

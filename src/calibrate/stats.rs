@@ -14,7 +14,7 @@ const UNSTEADY: f64 = 0.5;
 const FEWEST: u32 = 5;
 /// Maximum fraction of its time that a clean timing has lost to other processes, and the number of clean timings that
 /// suffice for a median.
-const CLEAN: f64 = 0.03;
+pub(super) const CLEAN: f64 = 0.03;
 const FEWEST_CLEAN: usize = 3;
 /// Minimum time for which the threads' waits are read. Reading takes tens of microseconds. The time is also at least
 /// this many times as long as the reading.
