@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::thread::available_parallelism;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 pub use topology::LinkClass;
 pub(crate) use topology::Topology;
 
@@ -400,7 +400,9 @@ impl Probe<'_> {
                     let tried = prober.verify([&mut *a, &mut *b], step);
                     prober.time([a, b], tried, step)
                 };
+                let start = Instant::now();
                 let probed = solo.run(&round, work);
+                tracing::debug!(?round, elapsed = ?start.elapsed(), "probed links at their first use");
                 round.into_iter().zip(probed).for_each(|(pair, probed)| keep_pair(pair, probed));
                 continue;
             }
