@@ -1,8 +1,7 @@
 //! Self-tests. A self-test runs the conformance suite on the devices of this machine and collects the
 //! results.
 
-use crate::devices::Devices;
-use crate::error::{Error, Result};
+use crate::{Devices, Error, Result};
 use ragtag_conformance::{Absent, Shapes, Suite};
 use ragtag_hal::Adapter;
 use serde::Serialize;
@@ -94,7 +93,7 @@ impl SelfTest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::DeviceOptions;
+    use crate::DeviceOptions;
     use ragtag_conformance::Verdict;
 
     #[test]

@@ -2,8 +2,7 @@
 
 use super::output::{offer, shown, terminal_width};
 use super::wrap::Wrapper;
-use crate::dialogue::{Piece, ReasoningSplitter};
-use crate::error::Result;
+use crate::{Piece, ReasoningSplitter, Result};
 use std::io::IsTerminal;
 
 /// An answer on the terminal, or on a pipe.

@@ -3,7 +3,7 @@
 
 use super::args::CardsArgs;
 use super::output::{out_width, print_json, show, table};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 use ragtag_planner::fleet::{Card, Fleet, cards, reached, source};
 use serde_json::{Value, json};
 

@@ -2,8 +2,7 @@
 
 use super::args::DevicesArgs;
 use super::output::{bytes, out_width, print_json, show, table};
-use crate::devices::Devices;
-use crate::error::Result;
+use crate::{Devices, Result};
 use ragtag_devices::{Report, Status};
 use ragtag_hal::{Adapter, HeapKind};
 use serde_json::json;

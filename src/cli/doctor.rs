@@ -2,9 +2,8 @@
 //! install it.
 
 use super::output::{is_wide, out_width, print_json, show, table};
-use crate::devices::DeviceOptions;
 use crate::doctor::{Diagnosis, Finding, State, examine};
-use crate::error::Result;
+use crate::{DeviceOptions, Result};
 use serde_json::json;
 
 /// Kind of the findings about the devices of an API.

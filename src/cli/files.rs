@@ -1,10 +1,8 @@
 //! Input and output files of a command. A command checks its output paths before a long run, and writes its
 //! outputs atomically.
 
-use crate::error::{Error, Result};
 use crate::files::{read_text, text_of};
-use crate::model::{file_name, shard_paths};
-use ragtag_graph::checkpoint;
+use crate::{Error, Model, Result};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf, is_separator};
@@ -19,7 +17,7 @@ pub(crate) fn check<P: AsRef<Path>>(
     outputs: impl IntoIterator<Item = P>,
     inputs: impl IntoIterator<Item = P>,
 ) -> Result<()> {
-    let read = inputs.into_iter().flat_map(|path| model_files(path.as_ref()));
+    let read = inputs.into_iter().flat_map(|path| Model::files_at(path));
     let read: Vec<PathBuf> = read.filter_map(|path| path.canonicalize().ok()).collect();
     let mut written = Vec::new();
     for path in outputs {
@@ -37,16 +35,6 @@ pub(crate) fn check<P: AsRef<Path>>(
     Ok(())
 }
 
-/// Returns the files that a model may consist of. `path` is any of these files, or their directory.
-fn model_files(path: &Path) -> Vec<PathBuf> {
-    let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
-    let of_model = |path: &PathBuf| {
-        checkpoint::FILES.contains(&file_name(path).as_str())
-            || path.extension().is_some_and(|extension| extension == "safetensors")
-    };
-    folder.filter_map(|entry| Some(entry.ok()?.path())).filter(of_model).collect()
-}
-
 /// Returns whether a path is `-`, which stands for standard input or output.
 pub(crate) fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
@@ -55,6 +43,11 @@ pub(crate) fn is_standard(path: &Path) -> bool {
 /// Returns the name by which error messages refer to an input.
 pub(crate) fn input_name(path: &Path) -> &Path {
     if is_standard(path) { Path::new("standard input") } else { path }
+}
+
+/// Returns the last component of a path.
+pub(crate) fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// Reads UTF-8 text of at most `most_bytes` bytes from a file, or from standard input if `path` is `-`.

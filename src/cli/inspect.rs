@@ -2,8 +2,7 @@
 
 use super::args::InspectArgs;
 use super::output::{bytes, count, out_width, print, print_json, show, table};
-use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::{Error, Model, Result};
 use ragtag_graph::{Granularity, Lowering, ModelError, Segment, WireType};
 use ragtag_kernels::{Activations, KvType};
 use serde_json::json;

@@ -38,10 +38,7 @@ mod wrap;
 #[cfg(test)]
 mod table_tests;
 
-use crate::devices::{DeviceOptions, Devices};
-use crate::error::{Error, Result};
-use crate::isolation::Isolation;
-use crate::model::Model;
+use crate::{DeviceOptions, Devices, Error, Isolation, Model, Result};
 use args::{Cli, Command, DescribedArgs, DeviceArgs, ModelArgs, PlacementArgs};
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -167,17 +164,15 @@ fn open_metadata(model: &ModelArgs, described: DescribedArgs) -> Result<Model> {
 fn device_options(args: &DeviceArgs) -> DeviceOptions {
     // The conversion may be lossy. Device names are ASCII, so a value that is not UTF-8 matches no device.
     let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let mut options = DeviceOptions {
-        requested: args.device.clone(),
-        from_environment: variable("RAGTAG_DEVICES"),
-        memory: (!args.memory.is_empty()).then(|| args.memory.join(",")),
-        memory_from_environment: variable("RAGTAG_MEMORY"),
-        cpu_devices: args.cpu_devices,
-        cpu_threads: args.threads,
-        throttles: args.throttle.clone(),
-        gemm: args.gemm,
-        ..DeviceOptions::default()
-    };
+    let mut options = DeviceOptions::default();
+    options.requested = args.device.clone();
+    options.from_environment = variable("RAGTAG_DEVICES");
+    options.memory = (!args.memory.is_empty()).then(|| args.memory.join(","));
+    options.memory_from_environment = variable("RAGTAG_MEMORY");
+    options.cpu_devices = args.cpu_devices;
+    options.cpu_threads = args.threads;
+    options.throttles = args.throttle.clone();
+    options.gemm = args.gemm;
     options = ISOLATION.get().map_or(options.clone(), |isolation| options.isolated(isolation));
     if let Some(child) = &mut options.probe_child {
         child.limit = Duration::from_secs(args.probe_limit);

@@ -12,11 +12,8 @@ use super::plan_table::summary;
 use super::progress;
 use super::records;
 use super::wanted::Needs;
-use crate::engine::EngineOptions;
-use crate::error::{Error, Result};
 use crate::files::read_text;
-use crate::model::Model;
-use crate::session::Session;
+use crate::{Error, Model, Result, Session};
 use ragtag_scheduler::token_log_probability;
 use serde_json::json;
 
@@ -36,7 +33,8 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let needs = Needs { all_logits: true, context: Some(context), verified, ..Needs::of(2) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
-    let options = EngineOptions { all_logits: true, ..args.transfers.options(args.records.trace.is_some()) };
+    let mut options = args.transfers.options(args.records.trace.is_some());
+    options.all_logits = true;
     let engine = placed.start(&model, options)?;
     let score = super::block_on(score(&engine.session(), &pieces))?;
     let printed = if args.json {

@@ -3,8 +3,8 @@
 use super::args::PictureArgs;
 use super::files::{self, is_standard, write_file};
 use super::output::print;
-use crate::error::{Error, Result};
 use crate::pictures::{self, BarStyle, Report};
+use crate::{Error, Result};
 use std::path::Path;
 
 type Draw = fn(&Report) -> String;

@@ -5,14 +5,8 @@ use super::files::input_name;
 use super::output::{bytes, inform, note};
 use super::plan_table::summary;
 use super::wanted::{AUTO, Needs, Wanted};
-use crate::CheckedBlock;
-use crate::calibrate::ProbedLink;
-use crate::devices::Devices;
-use crate::engine::{Engine, EngineOptions};
-use crate::error::{Error, Result};
 use crate::files::{MAX_JSON_BYTES, read_text};
-use crate::model::Model;
-use crate::planner::Planner;
+use crate::{CheckedBlock, Devices, Engine, EngineOptions, Error, Model, Planner, ProbedLink, Result};
 use ragtag_planner::plan::Plan;
 use ragtag_planner::{Fleet, Workload};
 use std::panic::resume_unwind;
@@ -48,14 +42,15 @@ impl Placed {
         let device_args = DeviceArgs { device: Some("cpu".into()), ..self.device_args.clone() };
         *self = placed(model, &device_args, &self.placement, self.needs)?;
         inform(&summary(&self.plan));
-        let options =
-            EngineOptions { trace, all_logits, verify_transfers, stall_timeout, ..EngineOptions::default() };
+        let mut options = EngineOptions::default();
+        (options.trace, options.all_logits) = (trace, all_logits);
+        (options.verify_transfers, options.stall_timeout) = (verify_transfers, stall_timeout);
         self.start_here(model, options)
     }
 
     /// Starts an engine on the selected devices.
-    fn start_here(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
-        let options = EngineOptions { no_self_test: self.placement.no_self_test, ..options };
+    fn start_here(&mut self, model: &Model, mut options: EngineOptions) -> Result<Engine> {
+        options.no_self_test = self.placement.no_self_test;
         let strict = self.device_args.strict;
         let Self { devices, planner, plan, file, .. } = self;
         if let Some(path) = file {

@@ -4,9 +4,8 @@ use super::args::SelftestArgs;
 use super::files::{self, write_file};
 use super::output::{inform, out_width, print_json, show, table, to_json};
 use super::progress;
-use crate::devices::Devices;
-use crate::error::Result;
 use crate::selftest::SelfTest;
+use crate::{Devices, Result};
 use ragtag_conformance::{Outcome, Report, Shapes, Verdict};
 use ragtag_devices::SelectionOrigin;
 use ragtag_hal::Adapter;
@@ -117,7 +116,7 @@ fn reasons(report: &Report, what: &str, tests: &[Reason<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::DeviceOptions;
+    use crate::DeviceOptions;
 
     /// Returns a self-test of the CPU device with the given test names and verdicts.
     fn found(tests: &[(&str, Verdict)]) -> SelfTest {

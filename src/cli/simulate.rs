@@ -6,9 +6,8 @@ use super::output::{TextTable, bytes, inform, out_width, print_json, show, table
 use super::placed::for_fleet_or_devices;
 use super::plan_table::summary;
 use super::wanted::Needs;
-use crate::error::{Error, Result};
 use crate::files::read_text;
-use crate::trace::Trace;
+use crate::{Error, Result, Trace};
 use ragtag_planner::plan::Plan;
 use ragtag_scheduler::core::Want;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Load, Percentiles, SimRequest, SimSummary};

@@ -1,16 +1,13 @@
 //! Checks that `--strict` makes before a run.
 
-use crate::calibrate::{Calibration, LinkReport, ProbedLink};
-use crate::devices::Devices;
-use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::{Calibration, Devices, Error, LinkReport, Model, ProbedLink, Result};
 use ragtag_hal::{Adapter, AdapterKind};
 
 /// Returns an error if a selected device emulates a GPU in software, if a device or a link is throttled, or
 /// if the model has suspicious weights.
 pub(super) fn check(devices: &Devices, model: &Model) -> Result<()> {
     let mut findings = findings(devices);
-    findings.extend(crate::strict::suspicious_weights(model)?);
+    findings.extend(crate::suspicious_weights(model)?);
     refuse(findings)
 }
 

@@ -1,12 +1,10 @@
 //! Implements `ragtag template`, which renders a conversation with a model's chat template.
 
 use super::args::TemplateArgs;
-use super::files::{input_name, is_standard, read_input};
+use super::files::{file_name, input_name, is_standard, read_input};
 use super::output::print;
-use crate::dialogue::Dialogue;
-use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
-use crate::model::{Model, file_name};
+use crate::{Dialogue, Error, Model, Result};
 use ragtag_chat::{Conversation, Data, Message, Moment, Object, Template, from_json};
 use serde::de::DeserializeOwned;
 use std::path::Path;

@@ -1,10 +1,10 @@
 //! Implements `ragtag tokenize`, which shows the tokens of a text.
 
 use super::args::TokenizeArgs;
+use super::files::file_name;
 use super::output::{out_width, print, print_json, show, table};
 use super::run::{encode, read_prompt};
-use crate::error::{Error, Result};
-use crate::model::{BUNDLED_MODEL, Model, file_name};
+use crate::{BUNDLED_MODEL, Error, Model, Result};
 use ragtag_graph::{Tokenizer, TokenizerError};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};

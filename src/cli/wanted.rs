@@ -3,10 +3,8 @@
 use super::args::{MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use super::files::{input_name, read_input};
 use super::output::note;
-use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
-use crate::model::Model;
-use crate::planner::Planner;
+use crate::{Error, Model, Planner, Result};
 use ragtag_devices::canonical;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};

@@ -16,10 +16,12 @@ const BACKENDS: &str = "cpu,cuda,hip,level-zero,opencl,vulkan,wgpu";
 /// # Errors
 /// Returns an error that names the crates.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
-    let library = ["-p", "ragtag", "--no-default-features", "--features", BACKENDS];
-    let extra = of_command(&tree(root, "normal", &library)?);
-    if !extra.is_empty() {
-        return Err(format!("the library without the feature `cli` depends on {}", extra.join(", ")));
+    for library in ["ragtag-engine", "ragtag"] {
+        let arguments = ["-p", library, "--no-default-features", "--features", BACKENDS];
+        let extra = of_command(&tree(root, "normal", &arguments)?);
+        if !extra.is_empty() {
+            return Err(format!("{library} without the feature `cli` depends on {}", extra.join(", ")));
+        }
     }
     let changed = changed(&tree(root, "normal,build", &[])?, &tree(root, "normal,build,dev", &[])?);
     if changed.is_empty() {

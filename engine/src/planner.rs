@@ -36,13 +36,13 @@ pub const SLOTS: u32 = 3;
 /// A planner, which makes a [`Plan`] for a model.
 ///
 /// ```no_run
-/// # fn main() -> ragtag::Result<()> {
-/// let model = ragtag::Model::open("model.gguf")?;
-/// let mut options = ragtag::DeviceOptions::default();
+/// # fn main() -> ragtag_engine::Result<()> {
+/// let model = ragtag_engine::Model::open("model.gguf")?;
+/// let mut options = ragtag_engine::DeviceOptions::default();
 /// options.cpu_devices = 2;
-/// let devices = ragtag::Devices::probe(&options)?;
-/// let calibration = ragtag::Calibration::run(&model, &devices, &Default::default(), &|_, _| ())?;
-/// let planner = ragtag::Planner::new(&model).devices(&devices).calibrated(&calibration);
+/// let devices = ragtag_engine::Devices::probe(&options)?;
+/// let calibration = ragtag_engine::Calibration::run(&model, &devices, &Default::default(), &|_, _| ())?;
+/// let planner = ragtag_engine::Planner::new(&model).devices(&devices).calibrated(&calibration);
 /// let plan = planner.context(4096).plan()?;
 /// println!("{}", plan.reasons.join("\n"));
 /// # Ok(())

@@ -1,7 +1,6 @@
 //! Probing, selection and opening of devices.
 
 use crate::calibrate::{self, CalibrationOptions};
-use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_devices::{
@@ -372,7 +371,7 @@ impl Devices {
     }
 
     /// Returns the memory cap of a device in bytes, without the cap of host memory.
-    pub(crate) fn cap_bytes(&self, adapter: &Adapter) -> Option<u64> {
+    pub fn cap_bytes(&self, adapter: &Adapter) -> Option<u64> {
         self.caps.device_bytes(&label(adapter))
     }
 
@@ -412,16 +411,11 @@ impl Devices {
         free.reduce(u64::saturating_add)
     }
 
-    /// Opens an adapter from the probe report for running single operators. The adapter need not be selected.
+    /// Opens an adapter from the probe report, for work outside of a pipeline. The adapter need not be selected.
     ///
     /// # Errors
-    /// Returns [`compute::Error::Device`] if the adapter cannot be opened.
-    pub fn compute(&self, adapter: &Adapter) -> compute::Result<Compute> {
-        Compute::on(self.open_adapter(adapter)?)
-    }
-
-    /// Opens an adapter from the probe report. The adapter need not be selected.
-    pub(crate) fn open_adapter(&self, adapter: &Adapter) -> ragtag_hal::Result<Checked> {
+    /// Fails if the adapter cannot be opened.
+    pub fn open_adapter(&self, adapter: &Adapter) -> ragtag_hal::Result<Checked> {
         let mut opened = self.backends.open(&[(adapter.clone(), DeviceId(0))], &self.limits)?;
         Ok(opened.swap_remove(0))
     }

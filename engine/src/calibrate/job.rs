@@ -4,7 +4,7 @@ use super::budget::Budget;
 use super::busy::Meter;
 use super::found::{Known, KnownFacts};
 use super::hand_over;
-use super::kept::{Kept, age, now_unix_s};
+use super::kept::{Kept, now_unix_s, profile_age};
 use super::measure::{TimedProfile, Timer};
 use super::steps::Steps;
 use super::{Calibration, is_processor};
@@ -122,7 +122,7 @@ impl Job<'_> {
     /// that one. Keeps the profile if there is no reliable one.
     fn fall_back(&self, known: &mut Known) -> Option<String> {
         let last = self.kept.last_good(&known.identity)?;
-        let age = age(&last);
+        let age = profile_age(&last);
         known.profile = Some(last);
         Some(age)
     }

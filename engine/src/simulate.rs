@@ -11,10 +11,10 @@ use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
 /// takes the times of devices and links from the cost model. It is deterministic.
 ///
 /// ```
-/// use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};
-/// use ragtag::{DeviceOptions, Devices, Links, Model, Planner};
+/// use ragtag_engine::simulation::{Arrivals, DrawnLoad, Lengths};
+/// use ragtag_engine::{DeviceOptions, Devices, Links, Model, Planner};
 ///
-/// # fn main() -> ragtag::Result<()> {
+/// # fn main() -> ragtag_engine::Result<()> {
 /// let model = Model::bundled()?;
 /// let mut options = DeviceOptions::default();
 /// options.cpu_devices = 2;
@@ -27,7 +27,7 @@ use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
 ///     new_tokens: Lengths::Geometric { mean: 32.0 },
 ///     seed: 1,
 /// };
-/// let summary = ragtag::simulate(&model, &plan, &devices.facts(), &Links::default(), &load.draw()?)?;
+/// let summary = ragtag_engine::simulate(&model, &plan, &devices.facts(), &Links::default(), &load.draw()?)?;
 /// assert_eq!(summary.finished, 20);
 /// println!("half of the first tokens come within {} µs", summary.first_token_us.p50);
 /// # Ok(())

@@ -31,9 +31,8 @@ use budget::Budget;
 pub use busy::Meter;
 use found::KnownFacts;
 use job::Job;
-#[cfg(feature = "cli")]
-pub(crate) use kept::age;
-pub(crate) use kept::{Kept, TriedKernel, now_unix_s};
+pub(crate) use kept::{Kept, now_unix_s};
+pub use kept::{TriedKernel, profile_age};
 pub(crate) use links::Topology;
 pub use links::{Hop, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use ragtag_hal::{Adapter, AdapterKind};

@@ -6,13 +6,13 @@ use std::path::Path;
 
 /// Maximum size in bytes of fleet files and of the JSON files that Ragtag writes. A file that describes 64
 /// devices and all their links takes a tenth of this size.
-pub(crate) const MAX_JSON_BYTES: u64 = 16 << 20;
+pub const MAX_JSON_BYTES: u64 = 16 << 20;
 
 /// Reads a text file of at most `most_bytes` bytes.
 ///
 /// # Errors
 /// Fails if the file cannot be read, is too large, or is not UTF-8.
-pub(crate) fn read_text(path: &Path, most_bytes: u64) -> Result<String> {
+pub fn read_text(path: &Path, most_bytes: u64) -> Result<String> {
     text_of(File::open(path)?, most_bytes)
 }
 
@@ -20,7 +20,7 @@ pub(crate) fn read_text(path: &Path, most_bytes: u64) -> Result<String> {
 ///
 /// # Errors
 /// Fails if the source cannot be read, is too long, or is not UTF-8.
-pub(crate) fn text_of(source: impl Read, most_bytes: u64) -> Result<String> {
+pub fn text_of(source: impl Read, most_bytes: u64) -> Result<String> {
     let mut bytes = Vec::new();
     // Reads one extra byte to detect a text that is too long.
     source.take(most_bytes + 1).read_to_end(&mut bytes)?;

@@ -54,13 +54,21 @@ struct KeptKernels {
 /// Outcome of the trial of a kernel on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct TriedKernel {
+pub struct TriedKernel {
     /// Digest of the kernel's code.
-    pub(crate) digest: String,
+    pub digest: String,
     /// Time of the trial, in seconds since 1970.
-    pub(crate) tested_unix_s: u64,
+    pub tested_unix_s: u64,
     /// Description of the failure, or `None` if the kernel has passed.
-    pub(crate) why: Option<String>,
+    pub why: Option<String>,
+}
+
+impl TriedKernel {
+    /// Reads the outcomes of the kernels that engines tried on a device with its present driver, by the names of the
+    /// kernel and its variant.
+    pub fn all_on(adapter: &Adapter) -> BTreeMap<String, Self> {
+        Kept::new(None).kernels(adapter)
+    }
 }
 
 /// The cache folder.
@@ -217,8 +225,8 @@ pub(crate) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Returns the age of a profile in words.
-pub(crate) fn age(profile: &Profile) -> String {
+/// Returns in words when a profile was measured, such as `3 h ago`.
+pub fn profile_age(profile: &Profile) -> String {
     let hours = now_unix_s().saturating_sub(profile.measured_unix_s) / 3600;
     match hours {
         0 => "less than an hour ago".into(),
@@ -295,7 +303,8 @@ pub(super) mod tests {
 
     #[test]
     fn the_page_states_the_versions_of_probes_and_kernels() {
-        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/formats.md")).unwrap();
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/formats.md")).unwrap();
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for (field, version) in [("ragtag_probe", PROBE_VERSION), ("ragtag_kernels", KERNELS_VERSION)] {
             let stated = format!("`{field}` (version of the format: {version})");

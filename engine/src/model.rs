@@ -19,7 +19,7 @@ pub const BUNDLED_MODEL: &str = "tales-bitnet-tq2_0.gguf";
 const HASHED_BYTES: usize = 16 << 20;
 
 #[cfg(feature = "bundled-model")]
-static BUNDLED_BYTES: &[u8] = include_bytes!("../examples/models/tales-bitnet-tq2_0.gguf");
+static BUNDLED_BYTES: &[u8] = include_bytes!("../models/tales-bitnet-tq2_0.gguf");
 
 /// A model. It is cheap to clone. Opening a model reads only the headers of its files. An engine reads the
 /// weights when it starts.
@@ -65,6 +65,17 @@ impl Model {
         }
         let sources = shard_paths(path).iter().map(|shard| open(shard)).collect::<Result<_>>()?;
         Self::from_sources(file_name(path), sources)
+    }
+
+    /// Returns the files that a model may consist of. `path` is any of these files, or their directory.
+    pub fn files_at(path: impl AsRef<Path>) -> Vec<PathBuf> {
+        let path = path.as_ref();
+        let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
+        let of_model = |path: &PathBuf| {
+            checkpoint::FILES.contains(&file_name(path).as_str())
+                || path.extension().is_some_and(|extension| extension == "safetensors")
+        };
+        folder.filter_map(|entry| Some(entry.ok()?.path())).filter(of_model).collect()
     }
 
     fn open_directory(path: &Path) -> Result<Self> {
@@ -363,13 +374,13 @@ fn has_weights(path: &Path) -> bool {
     checkpoint::WEIGHTS.iter().any(|file| path.join(file).exists())
 }
 
-pub(crate) fn file_name(path: &Path) -> String {
+fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// Returns the paths of all files of a split model. `path` is any of these files. If `path` is not named like
 /// a file of a split model, returns only `path`.
-pub(crate) fn shard_paths(path: &Path) -> Vec<PathBuf> {
+fn shard_paths(path: &Path) -> Vec<PathBuf> {
     match ragtag_graph::gguf::shard_names(&file_name(path)) {
         Some(names) => names.into_iter().map(|name| path.with_file_name(name)).collect(),
         None => vec![path.to_path_buf()],

@@ -247,9 +247,9 @@ impl Session {
     /// Dropping the future cancels the rest. A request then waits at most for the micro-batch that is in flight.
     ///
     /// ```
-    /// # use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner};
+    /// # use ragtag_engine::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner};
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> ragtag::Result<()> {
+    /// # async fn main() -> ragtag_engine::Result<()> {
     /// # let model = Model::bundled()?;
     /// # let devices = Devices::probe(&DeviceOptions::selecting("cpu"))?;
     /// # let planner = Planner::new(&model).devices(&devices);
@@ -275,7 +275,10 @@ impl Session {
     }
 
     /// Runs a request whose result does not matter. Shortens it if it exceeds the context.
-    pub(crate) async fn rehearse(&self, prompt_tokens: u32, new_tokens: u32) -> Result<()> {
+    ///
+    /// # Errors
+    /// Returns [`Error::Run`] if the pipeline fails.
+    pub async fn rehearse(&self, prompt_tokens: u32, new_tokens: u32) -> Result<()> {
         let context = self.plan.context;
         let new_tokens = new_tokens.min(context / 2).max(1);
         // The ids do not affect the time. Id 0 is in every vocabulary.

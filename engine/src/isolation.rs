@@ -27,8 +27,8 @@ impl Isolation {
     /// ends the process. Call it first in `main`, because the code before it runs in each child, too.
     ///
     /// ```
-    /// let isolation = ragtag::Isolation::start();
-    /// let options = ragtag::DeviceOptions::default().isolated(&isolation);
+    /// let isolation = ragtag_engine::Isolation::start();
+    /// let options = ragtag_engine::DeviceOptions::default().isolated(&isolation);
     /// # assert!(options.probe_child.is_some());
     /// ```
     #[expect(clippy::disallowed_methods, reason = "a child holds no device and no mapped file")]

@@ -29,8 +29,8 @@ impl Trace {
         Self { spans: trace.spans, turns: trace.turns, devices }
     }
 
-    #[cfg(test)]
-    pub(crate) fn of(spans: Vec<Span>, devices: Vec<String>) -> Self {
+    /// Creates a trace of spans. `devices` has the device of each stage. The trace contains no actor turns.
+    pub fn of(spans: Vec<Span>, devices: Vec<String>) -> Self {
         Self { spans, turns: Vec::new(), devices }
     }
 
@@ -121,7 +121,7 @@ impl Trace {
 
 /// Returns the thread number and name of a span in an exported trace. A stage's spans on one thread do not
 /// overlap.
-pub(crate) fn track(span: &Span) -> (usize, &'static str) {
+fn track(span: &Span) -> (usize, &'static str) {
     match span.kind {
         SpanKind::Read => FILE_TRACK,
         _ => (span.queue.index(), span.queue.name()),
@@ -228,7 +228,8 @@ mod tests {
 
     #[test]
     fn the_page_names_the_tracks_of_a_trace() {
-        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/formats.md")).unwrap();
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/formats.md")).unwrap();
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         let events: serde_json::Value = serde_json::from_str(&trace().to_chrome_json()).unwrap();
         let names: Vec<_> = events["traceEvents"].as_array().unwrap().iter().collect();
