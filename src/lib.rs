@@ -48,4 +48,4 @@ pub use ragtag_conformance::Shapes;
 #[doc(inline)]
 pub use ragtag_engine::*;
 #[cfg(feature = "cli")]
-pub use selftest::{SELFTEST_VERSION, SelfTest};
+pub use selftest::{FailedTests, SELFTEST_VERSION, SelfTest};

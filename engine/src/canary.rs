@@ -42,7 +42,7 @@ pub struct CheckedBlock {
 /// [`Error::Usage`] if this build has no CPU device, and otherwise the error of a device.
 pub fn check_first_blocks(model: &Model, devices: &Devices, plan: &Plan) -> Result<Vec<CheckedBlock>> {
     let processor = devices.report().adapters().find(|adapter| adapter.kind == AdapterKind::Cpu);
-    let processor = processor.ok_or_else(|| Error::Usage("--canary needs the CPU backend".into()))?;
+    let processor = processor.ok_or_else(|| Error::Usage("the canary needs the CPU backend".into()))?;
     let open = |label: &String| Ok::<_, Error>(devices.open(std::slice::from_ref(label))?.swap_remove(0));
     let reference = || {
         let opened = devices.open_adapter(processor);

@@ -83,7 +83,7 @@ impl Dialogue {
         &self.messages
     }
 
-    /// Replaces all messages by those of a JSON list, as `ragtag template --messages` reads it.
+    /// Replaces all messages by those of a JSON list.
     ///
     /// # Errors
     /// Returns the cause if the text is not a list of messages, and the template's message if the template

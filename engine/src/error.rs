@@ -1,11 +1,16 @@
-//! The error type of the public API. Each kind of error has an exit code.
+//! The error type of the public API, and the advice that an error gives.
 
+use crate::advice::Advice;
+use ragtag_devices::SelectionError;
+use ragtag_graph::ModelError;
+use ragtag_planner::PlanError;
 use std::path::PathBuf;
 
 /// Result type of Ragtag's public API.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of Ragtag's public API. [`Error::exit_code`] returns the exit code of the command.
+/// An error of Ragtag's public API. Its text says what failed. [`Error::advice`] says what may help, so that each
+/// program can word it for its own interface.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,16 +30,13 @@ pub enum Error {
     /// A failed write to standard output. A write to a closed pipe is not an error.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
-    /// Failure to save calibration results.
-    #[error("cannot save the calibration: {0}")]
-    Unkept(String),
     /// A damaged or unsupported model file.
     #[error("{}", about(name, cause))]
     Model {
         /// Name of the model's file or directory, or of the bundled model.
         name: String,
         /// Reason why the model cannot be opened.
-        cause: ragtag_graph::ModelError,
+        cause: ModelError,
     },
     /// A missing, damaged or unsupported tokenizer, or a text that the tokenizer cannot encode.
     #[error("{}", about(name, cause))]
@@ -53,7 +55,7 @@ pub enum Error {
         cause: ragtag_chat::Error,
     },
     /// A model without the requested chat template.
-    #[error("{name} has no {wanted} ({})", known_templates(known))]
+    #[error("{name} has no {wanted}")]
     NoTemplate {
         /// Name of the model.
         name: String,
@@ -62,20 +64,12 @@ pub enum Error {
         /// Names of the model's templates.
         known: Vec<String>,
     },
-    /// Messages, tools or documents that are not lists of JSON objects.
-    #[error("{}: {cause} (expected a JSON list of objects)", path.display())]
-    Conversation {
-        /// Path of the file.
-        path: PathBuf,
-        /// Reason why the file cannot be parsed.
-        cause: String,
-    },
     /// A device selection that is malformed or that matches no device.
     #[error(transparent)]
-    Devices(#[from] ragtag_devices::SelectionError),
+    Devices(#[from] SelectionError),
     /// A device selection in `RAGTAG_DEVICES` that is malformed or that matches no device.
     #[error("RAGTAG_DEVICES: {0}")]
-    DevicesOfEnvironment(ragtag_devices::SelectionError),
+    DevicesOfEnvironment(SelectionError),
     /// Memory caps that are malformed or that name a device that is not selected.
     #[error(transparent)]
     MemoryCap(#[from] ragtag_devices::MemoryCapError),
@@ -87,69 +81,24 @@ pub enum Error {
     ThrottleSpec(#[from] ragtag_devices::ThrottleError),
     /// A placement that is invalid or does not fit in memory.
     #[error(transparent)]
-    Planner(#[from] ragtag_planner::PlanError),
+    Planner(#[from] PlanError),
     /// A split that cannot be parsed.
-    #[error("--split: {0}")]
+    #[error("invalid split: {0}")]
     Split(#[from] ragtag_planner::split::SplitError),
-    /// A pin that cannot be parsed.
-    #[error("--pin: {0}")]
-    Pin(ragtag_planner::split::SplitError),
+    /// A probe of links with fewer than two devices.
+    #[error("a link needs two devices")]
+    NoLink,
     /// A placement that uses a device that is present but not selected.
-    #[error("{device} is not selected (to select it, use --device {},{device})", selected.join(","))]
+    #[error("{device} is not selected")]
     NotSelected {
         /// Label of the device.
         device: String,
         /// Labels of the selected devices.
         selected: Vec<String>,
     },
-    /// A plan file that is damaged, or made for another model or other devices.
-    #[error("{}: {cause}", path.display())]
-    PlanFile {
-        /// Path of the plan file.
-        path: PathBuf,
-        /// Reason why the plan is invalid.
-        cause: Box<ragtag_planner::plan::InvalidPlan>,
-    },
-    /// A plan file that requires devices that the current device options do not select.
-    #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
-    PlanDevices {
-        /// Path of the plan file.
-        path: PathBuf,
-        /// Labels of the plan's devices that are not selected.
-        missing: Vec<String>,
-        /// Command-line flags that select the plan's devices.
-        flags: String,
-    },
-    /// A plan file with routes that no probe on this machine has verified.
-    #[error("{}: {}", path.display(), findings.join("; "))]
-    PlanRoutes {
-        /// Path of the plan file.
-        path: PathBuf,
-        /// Reason for each route.
-        findings: Vec<String>,
-    },
-    /// A plan from a file that needs more memory than a device has.
-    #[error(
-        "{}: {cause} (a plan from a file is not changed; make a new plan for the free memory, or omit --plan)",
-        path.display()
-    )]
-    PlanMemory {
-        /// Path of the plan file.
-        path: PathBuf,
-        /// The device's error, which gives the size of the failed allocation.
-        cause: Box<ragtag_scheduler::Error>,
-    },
     /// An invalid load of requests.
     #[error("invalid load: {0}")]
     Load(#[from] ragtag_scheduler::sim::LoadError),
-    /// A requests file that cannot be parsed.
-    #[error("{}: {cause}", path.display())]
-    RequestFile {
-        /// Path of the requests file.
-        path: PathBuf,
-        /// Reason why the file cannot be parsed.
-        cause: ragtag_scheduler::sim::LoadError,
-    },
     /// A plan that cannot be simulated.
     #[error(transparent)]
     Simulation(Box<ragtag_scheduler::sim::SimPlanError>),
@@ -159,7 +108,7 @@ pub enum Error {
     /// An invalid fleet.
     #[error("{of}: {cause}")]
     Fleet {
-        /// Origin of the fleet, such as the path of its file or `--fleet`.
+        /// Origin of the fleet, such as the path of its file.
         of: String,
         /// Reason why the fleet is invalid.
         cause: ragtag_planner::InvalidFleet,
@@ -173,10 +122,7 @@ pub enum Error {
         cause: ragtag_graph::CompileError,
     },
     /// A device that cannot be opened.
-    #[error(
-        "cannot open {device}: {cause} (run `ragtag devices --doctor` to check the driver, or leave the device out with \
-         --device)"
-    )]
+    #[error("cannot open {device}: {cause}")]
     Device {
         /// Label of the device.
         device: String,
@@ -184,10 +130,7 @@ pub enum Error {
         cause: ragtag_hal::Error,
     },
     /// A device that fails the self-test of its kernels at its first use.
-    #[error(
-        "{device} ({driver}) fails its self-test: {kernel} (update the driver, leave the device out with --exclude or \
-         --device, or run `ragtag selftest --device {device}` for all tests; --no-self-test uses it anyway)"
-    )]
+    #[error("{device} ({driver}) fails its self-test: {kernel}")]
     Untrusted {
         /// Label of the device.
         device: String,
@@ -196,30 +139,13 @@ pub enum Error {
         /// The failed kernel with its error and the allowed error, and the number of other failed kernels.
         kernel: String,
     },
-    /// A conversation that fills the context, in a chat that drops no turns.
-    #[error(
-        "the conversation fills the context of {context} tokens (--ctx sets a larger one, and --context-full drop drops \
-         the oldest turns)"
-    )]
-    ContextFull {
-        /// Size of the context in tokens.
-        context: u32,
-    },
     /// A failed pipeline, or a request that the pipeline rejected.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
-    /// A self-test in which tests failed.
-    #[error("{failed} of {tests} tests failed")]
-    SelfTest {
-        /// Number of failed tests.
-        failed: usize,
-        /// Number of tests in total.
-        tests: usize,
-    },
     /// A device that computes a block differently from the CPU.
     #[error(
         "stage {stage} on {device} ({route}): its first block differs from the CPU's by {error:.1e}, at most \
-         {bound:.0e} is allowed (run `ragtag selftest --device {device}`, or leave the device out with --exclude)"
+         {bound:.0e} is allowed"
     )]
     Canary {
         /// Index of the stage.
@@ -233,25 +159,12 @@ pub enum Error {
         /// Maximum relative error of the numerics class.
         bound: f64,
     },
-    /// A run that `--strict` rejected.
-    #[error("refused by --strict: {}", findings.join("; "))]
-    Strict {
-        /// Reasons for the rejection, one per finding.
-        findings: Vec<String>,
-    },
 }
 
 /// Formats `cause`. Prepends `name`, unless the message already contains it.
 fn about(name: &str, cause: &impl std::fmt::Display) -> String {
     let cause = cause.to_string();
     if cause.contains(name) { cause } else { format!("{name}: {cause}") }
-}
-
-fn known_templates(known: &[String]) -> String {
-    match known {
-        [] => "give one with --template FILE".into(),
-        names => format!("it has {}; choose one with --name", names.join(", ")),
-    }
 }
 
 impl From<ragtag_scheduler::sim::SimPlanError> for Error {
@@ -261,35 +174,38 @@ impl From<ragtag_scheduler::sim::SimPlanError> for Error {
 }
 
 impl Error {
-    /// Returns the exit code of the command if it fails with this error.
-    pub fn exit_code(&self) -> u8 {
-        use ragtag_planner::PlanError;
-        match self {
-            Error::Usage(_) | Error::ThrottleSpec(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
-            Error::Load(_) | Error::RequestFile { .. } | Error::Conversation { .. } => 2,
-            Error::ContextFull { .. } => 2,
-            Error::Model { cause, .. } if cause.is_unreadable() => 7,
-            Error::Tokenizer { cause, .. } if cause.is_unreadable() => 7,
-            Error::Run(ragtag_scheduler::Error::Weight { .. }) => 7,
-            Error::Model { .. } | Error::Tokenizer { .. } => 3,
-            Error::Template { .. } | Error::NoTemplate { .. } => 3,
-            Error::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_))
-            | Error::PlanMemory { .. } => 6,
-            Error::Planner(_) | Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
-            Error::PlanDevices { .. } | Error::PlanRoutes { .. } => 4,
-            Error::Simulation(_) | Error::Fleet { .. } | Error::NotSelected { .. } => 4,
-            Error::Devices(_) | Error::DevicesOfEnvironment(_) => 5,
-            Error::MemoryCap(_) | Error::MemoryCapOfEnvironment(_) => 5,
-            Error::File { .. } | Error::Output(_) | Error::Unkept(_) => 7,
-            Error::Strict { .. } => 8,
-            Error::Device { cause, .. }
-            | Error::Run(
-                ragtag_scheduler::Error::Stage { cause, .. }
-                | ragtag_scheduler::Error::Device { cause, .. }
-                | ragtag_scheduler::Error::Memory { cause, .. },
-            ) if cause.is_out_of_memory() => 6,
-            Error::Compile { .. } | Error::Device { .. } | Error::Run(_) | Error::SelfTest { .. } => 1,
-            Error::Simulated(_) | Error::Canary { .. } | Error::Untrusted { .. } => 1,
-        }
+    /// Returns what may help against this error.
+    pub fn advice(&self) -> Option<Advice<'_>> {
+        use ragtag_scheduler::Error as RunError;
+        Some(match self {
+            Error::Devices(cause) | Error::DevicesOfEnvironment(cause) => return selection(cause),
+            Error::Model { cause: ModelError::UntypedMatrices { .. }, .. } => Advice::AssumeType,
+            Error::NoTemplate { known, .. } if known.is_empty() => Advice::GiveTemplate,
+            Error::NoTemplate { known, .. } => Advice::ChooseTemplate { known },
+            Error::NoLink => Advice::SelectTwoDevices,
+            Error::NotSelected { device, selected } => Advice::SelectDevice { device, selected },
+            Error::Planner(PlanError::DoesNotFit(cause)) => Advice::Replan(&cause.remedies),
+            Error::Device { .. } => Advice::CheckDriver,
+            Error::Untrusted { device, .. } => Advice::UpdateDriver { device },
+            Error::Canary { device, .. } => Advice::TestDevice { device },
+            Error::Run(RunError::Corrupted { .. }) => Advice::ProbeLink,
+            Error::Run(RunError::WrongKeysAndValues { .. }) => Advice::ProbeLinks,
+            Error::Run(RunError::KeysAndValues { .. }) => Advice::AvoidPrefillStage,
+            Error::Run(
+                RunError::Stalled { .. } | RunError::StalledCopy { .. } | RunError::StalledRead { .. },
+            ) => Advice::SetStallTimeout,
+            _ => return None,
+        })
+    }
+}
+
+fn selection(cause: &SelectionError) -> Option<Advice<'_>> {
+    match cause {
+        SelectionError::Through { through, .. } => Some(Advice::SelectBackend { backend: through }),
+        SelectionError::NoGpu { software, .. } => Some(match software.first() {
+            Some((device, _)) => Advice::SelectSoftwareDevice { device },
+            None => Advice::FindDevices,
+        }),
+        _ => None,
     }
 }

@@ -41,7 +41,7 @@ impl Isolation {
                 // The parent reads the message. The write fails if the parent has ended.
                 let _ = writeln!(std::io::stderr(), "{error}");
             }
-            std::process::exit(done.map_or_else(|error| i32::from(error.exit_code()), |()| 0));
+            std::process::exit(i32::from(done.is_err()));
         }
         Self { program: std::env::current_exe().ok() }
     }

@@ -36,6 +36,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advice;
 mod burst;
 mod calibrate;
 mod canary;
@@ -57,6 +58,7 @@ mod strict;
 mod trace;
 mod trust;
 
+pub use advice::Advice;
 pub use burst::BurstTimes;
 pub use calibrate::{
     Calibration, CalibrationOptions, Hop, LinkClass, LinkOptions, LinkRate, LinkReport, Meter, ProbedLink,
@@ -79,8 +81,8 @@ pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, CacheType, KvType, TensorType};
 pub use ragtag_planner::{
     Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Family, Figure, FigureSource, Fleet,
-    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, WeightSharing, Workload,
-    fleet,
+    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, Remedy, SharedLink, Split, WeightSharing,
+    Workload, fleet,
 };
 /// Types for simulations: loads of requests, specifications and results.
 pub use ragtag_scheduler::sim as simulation;

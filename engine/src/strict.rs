@@ -1,4 +1,4 @@
-//! Detects suspicious weights. The option `--strict` rejects models with such weights.
+//! Detects suspicious weights, so that a program can reject the model.
 
 use crate::error::{Error, Result};
 use crate::model::Model;

@@ -200,9 +200,8 @@ mod tests {
         let error = all.judge(&kept(), &verdicts.map(outcome)).unwrap();
         let said = error.to_string();
         let expected =
-            "fails its self-test: wrong opencl: 3 rows: relative error 1e0, at most 1e-5 is allowed (";
-        assert!(said.starts_with("cpu:0 (") && said.contains(expected), "{said}");
-        assert_eq!(error.exit_code(), 1);
+            "fails its self-test: wrong opencl: 3 rows: relative error 1e0, at most 1e-5 is allowed";
+        assert!(said.starts_with("cpu:0 (") && said.ends_with(expected), "{said}");
 
         let left = |names: &[&'static str], adapter: &Adapter| {
             let mut left = trials(adapter, &module, names);

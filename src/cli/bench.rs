@@ -3,13 +3,14 @@
 
 use super::args::{BenchArgs, BenchCommand};
 use super::compare;
+use super::error::{Error, Result};
 use super::files;
 use super::output::{inform, out_width, print_json, set_quiet, show, table};
 use super::placed::{check_blocks, placed};
 use super::plan_table::summary;
 use super::progress;
 use super::wanted::{Needs, workload};
-use crate::{Error, Meter, Model, Result, Session};
+use crate::{Meter, Model, Session};
 use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
 use serde_json::json;

@@ -1,10 +1,11 @@
 //! Implements `ragtag calibrate`, and the calibration that other commands run before planning.
 
 use super::args::CalibrateArgs;
+use super::error::{Error, Result};
 use super::output::{inform, note, out_width, print_json, show, table};
 use super::progress;
 use super::wanted::{Wanted, usual_kv};
-use crate::{Calibration, CalibrationOptions, Devices, Error, MAX_CHUNK, Model, Result, profile_age};
+use crate::{Calibration, CalibrationOptions, Devices, MAX_CHUNK, Model, profile_age};
 use ragtag_planner::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
 use std::sync::OnceLock;
@@ -95,8 +96,16 @@ fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> R
     }
     let calibration = calibration?;
     super::links::note_probed(&calibration.links);
-    calibration.warnings.iter().for_each(|warning| note(&format!("note: {warning}")));
+    warnings(&calibration).for_each(|warning| note(&format!("note: {warning}")));
     Ok(calibration)
+}
+
+/// Returns all warnings of a calibration.
+fn warnings(calibration: &Calibration) -> impl Iterator<Item = String> {
+    let unrouted = calibration.unrouted.iter().map(|(label, why)| {
+        format!("leaving {label} out: {why} (to probe again, use ragtag devices --links --reprobe)")
+    });
+    unrouted.chain(calibration.warnings.iter().cloned())
 }
 
 fn as_json(calibration: &Calibration) -> serde_json::Value {
@@ -107,7 +116,7 @@ fn as_json(calibration: &Calibration) -> serde_json::Value {
         "file_rates": calibration.file_rates,
         "timed": calibration.timed,
         "doubtful": calibration.doubtful,
-        "warnings": calibration.warnings,
+        "warnings": warnings(calibration).collect::<Vec<_>>(),
         "unkept": calibration.unkept,
     })
 }

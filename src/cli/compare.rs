@@ -2,11 +2,12 @@
 //! `--replan`.
 
 use super::args::CompareArgs;
+use super::error::Result;
 use super::files::write_file;
 use super::output::{inform, note, table};
 use super::placed::Placed;
 use crate::pictures::{self, Gantt, Report};
-use crate::{Calibration, Engine, EngineOptions, Meter, Model, Result};
+use crate::{Calibration, Engine, EngineOptions, Meter, Model};
 use ragtag_planner::wording;
 use ragtag_planner::{Place, Plan};
 use ragtag_scheduler::compare::Comparison;

@@ -1,8 +1,9 @@
 //! Input and output files of a command. A command checks its output paths before a long run, and writes its
 //! outputs atomically.
 
+use super::error::{Error, Result};
+use crate::Model;
 use crate::files::{read_text, text_of};
-use crate::{Error, Model, Result};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf, is_separator};
@@ -56,7 +57,7 @@ pub(crate) fn read_input(path: &Path, most_bytes: u64) -> Result<String> {
         true => text_of(io::stdin(), most_bytes),
         false => read_text(path, most_bytes),
     };
-    text.map_err(|cause| Error::File { action: "read", path: input_name(path).into(), cause })
+    text.map_err(cannot_read(input_name(path)))
 }
 
 /// Writes a file atomically: writes a temporary file in the same folder and renames it.
@@ -68,8 +69,13 @@ pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     written.map_err(cannot_write(path))
 }
 
+/// Returns a function that makes the error of a failed read.
+pub(crate) fn cannot_read(path: &Path) -> impl Fn(io::Error) -> Error {
+    |cause| crate::Error::File { action: "read", path: path.into(), cause }.into()
+}
+
 fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
-    |cause| Error::File { action: "write", path: path.into(), cause }
+    |cause| crate::Error::File { action: "write", path: path.into(), cause }.into()
 }
 
 /// Checks that a file can be written at `path`. Follows links and returns the path of the file to write.
@@ -180,7 +186,10 @@ mod tests {
         for bad in ["missing/out.json", "out.json/more", "new/", "new/.", "..", ".", "", "a\0b"] {
             let bad = folder.path().join(bad);
             for outcome in [checked(&bad), write_file(&bad, b"")] {
-                assert!(matches!(outcome, Err(Error::File { action: "write", .. })), "{bad:?}: {outcome:?}");
+                assert!(
+                    matches!(outcome, Err(Error::Library(crate::Error::File { action: "write", .. }))),
+                    "{bad:?}: {outcome:?}"
+                );
             }
         }
         assert_eq!(names(folder.path()), 1);

@@ -2,11 +2,12 @@
 //! intact, and `ragtag bench links`, which measures the links.
 
 use super::args::{BenchLinksArgs, DeviceArgs, DevicesArgs};
+use super::error::{Error, Result};
 use super::files::{self, is_standard, write_file};
 use super::output::{bytes, inform, note, out_width, print, print_json, set_quiet, show, table};
 use super::progress;
 use super::wanted::Wanted;
-use crate::{Devices, Error, LinkOptions, LinkReport, ProbedLink, Result};
+use crate::{Devices, LinkOptions, LinkReport, ProbedLink};
 use std::cell::OnceCell;
 use std::path::Path;
 use std::time::Duration;

@@ -2,13 +2,14 @@
 //! other engines.
 
 use super::args::LogitsArgs;
+use super::error::Result;
 use super::files::{self, write_file};
 use super::output::inform;
 use super::placed::placed;
 use super::plan_table::summary;
 use super::records;
 use super::wanted::Needs;
-use crate::{Result, npy};
+use crate::npy;
 
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let outputs = args.records.files().chain([&args.output]);

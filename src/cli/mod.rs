@@ -1,6 +1,7 @@
 //! The `ragtag` command. Each subcommand has its own module. Devices, plans and engines come from the public API
 //! of the library.
 
+mod advice;
 mod answer;
 mod args;
 mod bench;
@@ -10,6 +11,7 @@ mod chat;
 mod compare;
 mod devices;
 mod doctor;
+mod error;
 mod files;
 mod habits;
 mod inspect;
@@ -38,9 +40,11 @@ mod wrap;
 #[cfg(test)]
 mod table_tests;
 
-use crate::{DeviceOptions, Devices, Error, Isolation, Model, Result};
+use crate::{DeviceOptions, Devices, Isolation, Model};
 use args::{Cli, Command, DescribedArgs, DeviceArgs, ModelArgs, PlacementArgs};
 use clap::{CommandFactory, FromArgMatches};
+pub use error::exit_code;
+use error::{Error, Result};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal};
 use std::process::ExitCode;
@@ -135,7 +139,7 @@ fn start_logging() {
     let _ = tracing::subscriber::set_global_default(log.with_writer(std::io::stderr).finish());
 }
 
-fn open_model(model: &ModelArgs) -> Result<Model> {
+fn open_model(model: &ModelArgs) -> crate::Result<Model> {
     match model.path() {
         Some(path) => Model::open(path),
         None => Model::bundled(),
@@ -143,7 +147,7 @@ fn open_model(model: &ModelArgs) -> Result<Model> {
 }
 
 /// Returns `model` with the RoPE scaling that the user requested, if any.
-fn scaled(model: Model, placement: &PlacementArgs) -> Result<Model> {
+fn scaled(model: Model, placement: &PlacementArgs) -> crate::Result<Model> {
     match placement.rope_scaling {
         Some(scaling) => model.with_rope_scaling(scaling),
         None => Ok(model),
@@ -153,8 +157,8 @@ fn scaled(model: Model, placement: &PlacementArgs) -> Result<Model> {
 /// Opens a model that may lack weights. Such a model suffices for inspecting it and for planning.
 fn open_metadata(model: &ModelArgs, described: DescribedArgs) -> Result<Model> {
     match (model.path(), described.assume_type) {
-        (Some(path), matrices) => Model::open_metadata(path, matrices),
-        (None, None) => Model::bundled(),
+        (Some(path), matrices) => Ok(Model::open_metadata(path, matrices)?),
+        (None, None) => Ok(Model::bundled()?),
         (None, Some(_)) => Err(Error::Usage(
             "--assume-type is for models without weights; the bundled model has weights".into(),
         )),
@@ -181,19 +185,22 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
 }
 
 /// Prints the selection of devices to standard error.
-fn opened(devices: Result<Devices>) -> Result<Devices> {
+fn opened(devices: crate::Result<Devices>) -> crate::Result<Devices> {
     let devices = devices?;
     output::inform(&devices.start_line());
     Ok(devices)
 }
 
 /// Runs `future` to completion on this thread.
-fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+fn block_on<T, E>(future: impl Future<Output = std::result::Result<T, E>>) -> Result<T>
+where
+    Error: From<E>,
+{
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::Usage(format!("cannot start the async runtime: {e}")))?;
-    runtime.block_on(future)
+    Ok(runtime.block_on(future)?)
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! Selects devices, makes plans for them, and starts engines. All commands that place a model use this.
 
+use super::advice::worded;
 use super::args::{DeviceArgs, FleetArgs, PlacementArgs};
-use super::files::input_name;
+use super::error::{Error, Result};
+use super::files::{cannot_read, input_name};
 use super::output::{bytes, inform, note};
 use super::plan_table::summary;
 use super::wanted::{AUTO, Needs, Wanted};
 use crate::files::{MAX_JSON_BYTES, read_text};
-use crate::{CheckedBlock, Devices, Engine, EngineOptions, Error, Model, Planner, ProbedLink, Result};
+use crate::{CheckedBlock, Devices, Engine, EngineOptions, Model, Planner, ProbedLink};
 use ragtag_planner::plan::Plan;
 use ragtag_planner::{Fleet, Workload};
 use std::panic::resume_unwind;
@@ -35,7 +37,11 @@ impl Placed {
         let (trace, all_logits) = (options.trace, options.all_logits);
         let (verify_transfers, stall_timeout) = (options.verify_transfers, options.stall_timeout);
         let error = match self.start_here(model, options) {
-            Err(error @ Error::Untrusted { .. }) if self.devices.choice().requested == AUTO => error,
+            Err(error @ Error::Library(crate::Error::Untrusted { .. }))
+                if self.devices.choice().requested == AUTO =>
+            {
+                error
+            }
             other => return other,
         };
         note(&format!("warning: {error}\nusing the CPU"));
@@ -55,23 +61,24 @@ impl Placed {
         let Self { devices, planner, plan, file, .. } = self;
         if let Some(path) = file {
             return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
-                error if strict => super::strict::refused(error),
-                Error::Run(cause) if cause.refused_memory().is_some() => {
+                error if strict => super::strict::refused(error.into()),
+                crate::Error::Run(cause) if cause.refused_memory().is_some() => {
                     Error::PlanMemory { path: path.clone(), cause: Box::new(cause) }
                 }
-                other => other,
+                other => other.into(),
             });
         }
         if strict {
-            return Engine::start_exact(model, devices, plan, options).map_err(super::strict::refused);
+            let started = Engine::start_exact(model, devices, plan, options);
+            return started.map_err(|error| super::strict::refused(error.into()));
         }
         let mut known = planner.clone();
         let engine =
             Engine::start_replanning(model, devices, planner, plan, options, |error, bounded, next| {
                 let what = match error {
-                    Error::Device { device, .. } => format!("trying without {device}"),
-                    Error::Untrusted { device, .. } => {
-                        note(&format!("warning: {error}"));
+                    crate::Error::Device { device, .. } => format!("trying without {device}"),
+                    crate::Error::Untrusted { device, .. } => {
+                        note(&format!("warning: {}", worded(error)));
                         format!("trying without {device}")
                     }
                     _ => "trying a smaller plan".into(),
@@ -98,7 +105,7 @@ pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> R
 }
 
 /// Probes and selects devices.
-fn probe(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> Result<Devices> {
+fn probe(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> crate::Result<Devices> {
     let options = super::device_options(args);
     match wanted.is_calibrated() {
         true => Devices::probe_for(&options, model, &super::calibrate::options(wanted)),
@@ -222,9 +229,10 @@ fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: boo
 /// Reads a fleet. `text` is the path of a `.json` file, or a list of cards.
 fn open_fleet(text: &str) -> Result<Fleet> {
     if !text.ends_with(".json") {
-        return Fleet::from_line(text).map_err(|cause| Error::Fleet { of: "--fleet".into(), cause });
+        let invalid = |cause| crate::Error::Fleet { of: "--fleet".into(), cause };
+        return Ok(Fleet::from_line(text).map_err(invalid)?);
     }
     let json = read_text(Path::new(text), MAX_JSON_BYTES);
-    let json = json.map_err(|cause| Error::File { action: "read", path: text.into(), cause })?;
-    Fleet::from_json(&json).map_err(|cause| Error::Fleet { of: text.into(), cause })
+    let json = json.map_err(cannot_read(Path::new(text)))?;
+    Ok(Fleet::from_json(&json).map_err(|cause| crate::Error::Fleet { of: text.into(), cause })?)
 }

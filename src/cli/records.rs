@@ -1,9 +1,10 @@
 //! Writes the records of a run: the trace and the receipt.
 
 use super::args::RecordArgs;
+use super::error::Result;
 use super::files::write_file;
 use super::output::inform;
-use crate::{Devices, Engine, Model, Result, VerifiedTransfers};
+use crate::{Devices, Engine, Model, VerifiedTransfers};
 use serde_json::json;
 use std::path::PathBuf;
 

@@ -1,11 +1,12 @@
 //! Implements `ragtag selftest`, which checks that the devices of this machine compute correctly.
 
 use super::args::SelftestArgs;
+use super::error::Result;
 use super::files::{self, write_file};
 use super::output::{inform, out_width, print_json, show, table, to_json};
 use super::progress;
+use crate::Devices;
 use crate::selftest::SelfTest;
-use crate::{Devices, Result};
 use ragtag_conformance::{Outcome, Report, Shapes, Verdict};
 use ragtag_devices::SelectionOrigin;
 use ragtag_hal::Adapter;
@@ -38,7 +39,8 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     let printed = if args.json { print_json(&found) } else { show(&as_text(&found, out_width())) };
     let reported = args.report.iter().try_for_each(|path| write_file(path, to_json(&found).as_bytes()));
     // A failed test takes precedence over a failed write.
-    found.check().and(printed).and(reported)
+    found.check()?;
+    printed.and(reported)
 }
 
 /// Formats the results: the table, the failed and skipped tests with their reasons, and the unavailable

@@ -1,6 +1,7 @@
 //! Checks that `--strict` makes before a run.
 
-use crate::{Calibration, Devices, Error, LinkReport, Model, ProbedLink, Result};
+use super::error::{Error, Result};
+use crate::{Calibration, Devices, LinkReport, Model, ProbedLink};
 use ragtag_hal::{Adapter, AdapterKind};
 
 /// Returns an error if a selected device emulates a GPU in software, if a device or a link is throttled, or
@@ -36,7 +37,7 @@ pub(super) fn check_links(devices: &Devices, report: &LinkReport) -> Result<()> 
 /// Returns the refusal of a device that has failed its self-test, or `error` if it is another one.
 pub(super) fn refused(error: Error) -> Error {
     match error {
-        Error::Untrusted { .. } => Error::Strict { findings: vec![error.to_string()] },
+        Error::Library(crate::Error::Untrusted { .. }) => Error::Strict { findings: vec![error.to_string()] },
         other => other,
     }
 }

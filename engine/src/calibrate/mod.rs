@@ -120,6 +120,8 @@ pub struct Calibration {
     /// Labels of the devices that could not be opened, or that have a link without a verified route.
     /// [`Planner::calibrated`](crate::Planner::calibrated) excludes these devices.
     pub closed: Vec<String>,
+    /// Labels of the closed devices that have a link without a verified route, each with the failure of one such link.
+    pub unrouted: Vec<(String, String)>,
     /// Labels of the devices whose new measurements are doubtful, for example because other processes used the CPUs.
     /// Their profiles are the last reliable ones. A device without one has its doubtful profile.
     pub doubtful: Vec<String>,
@@ -146,7 +148,7 @@ impl Calibration {
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Self> {
         let (steps, mut adapters) = (Steps::new(model, options)?, devices.selected().to_vec());
-        let (mut closed, mut warnings) = (Vec::new(), Vec::new());
+        let (mut closed, mut unrouted, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
         let probing = LinkOptions { reprobe: options.force, ..LinkOptions::quick(options.folder.clone()) };
         let known = KnownFacts::new(&adapters, &steps, &Kept::new(options.folder.clone()), options.force)?;
         let total = LinkReport::missing_steps(devices, &probing) + known.missing_steps(&steps);
@@ -165,9 +167,7 @@ impl Calibration {
         while let Some((at, why)) = links.without_route(&labels) {
             adapters.remove(at);
             let label = labels.remove(at);
-            warnings.push(format!(
-                "leaving {label} out: {why} (to probe again, use ragtag devices --links --reprobe)"
-            ));
+            unrouted.push((label.clone(), why));
             closed.push(label);
         }
         loop {
@@ -182,7 +182,7 @@ impl Calibration {
                     }
                     calibration.unkept = calibration.unkept.or(links.unkept.take());
                     calibration.links = links;
-                    calibration.closed = closed;
+                    (calibration.closed, calibration.unrouted) = (closed, unrouted);
                     calibration.warnings.splice(0..0, warnings);
                     return Ok(calibration);
                 }

@@ -271,8 +271,7 @@ impl LinkReport {
                 if let Some(why) = self.refusal(from, to, route) {
                     let name = route.name();
                     reasons.push(format!(
-                        "the edge from {from} to {to} may take the {name} route, which is not verified: {why} \
-                         (run `ragtag devices --links` with the same devices)"
+                        "the edge from {from} to {to} may take the {name} route, which is not verified: {why}"
                     ));
                 }
             }
@@ -321,14 +320,13 @@ impl LinkReport {
     /// cached.
     ///
     /// # Errors
-    /// Returns [`Error::Usage`] if fewer than two devices are selected. Returns [`Error::Device`] if fewer
+    /// Returns [`Error::NoLink`] if fewer than two devices are selected. Returns [`Error::Device`] if fewer
     /// than two devices can be opened. If only some devices cannot be opened, returns a warning for each of
     /// them instead.
     pub fn run(devices: &Devices, options: &LinkOptions, progress: &dyn Fn(u64, u64)) -> Result<Self> {
         let mut adapters = devices.selected().to_vec();
         if adapters.len() < 2 {
-            let what = "a link needs two devices (select them with --device, or use --cpu-devices 2)";
-            return Err(Error::Usage(what.into()));
+            return Err(Error::NoLink);
         }
         let mut kept = Kept::new(options.folder.clone());
         let mut report = Self::default();

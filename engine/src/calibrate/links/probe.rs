@@ -57,7 +57,7 @@ struct Scope {
     max_bytes: u64,
 }
 
-/// Transfers of `devices --links` and of `bench links`.
+/// Transfers of a complete probe.
 const THOROUGH: Scope = Scope {
     verified: &SIZES,
     rates: &[(SIZES[0], 16), (SIZES[1], 16), (SIZES[2], 8), (SIZES[3], 4)],
