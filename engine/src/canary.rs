@@ -3,9 +3,9 @@
 //! of each stage to which keys and values pass, together with the decode step that uses them.
 
 use crate::devices::Devices;
-use crate::engine::{FileWeights, lowering};
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::stage::{FileWeights, lowering};
 use ragtag_graph::{Lowering, WireType};
 use ragtag_hal::{Adapter, AdapterKind, Checked};
 use ragtag_kernels::{Activations, KvType, NumericsClass};

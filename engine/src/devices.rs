@@ -1,6 +1,5 @@
 //! Probing, selection and opening of devices.
 
-use crate::calibrate::{self, CalibrationOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_devices::{
@@ -117,24 +116,8 @@ impl Devices {
         Self::probe_preferring(options, |_, _| Vec::new())
     }
 
-    /// Probes like [`probe`](Self::probe). If several APIs show a GPU and the selection names none of them,
-    /// uses the API that is fastest for `model` according to cached profiles. Without profiles of several
-    /// APIs, uses the first API in the order of preference.
-    ///
-    /// # Errors
-    /// Fails like [`probe`](Self::probe).
-    pub fn probe_for(
-        options: &DeviceOptions,
-        model: &Model,
-        calibration: &CalibrationOptions,
-    ) -> Result<Self> {
-        // If the model cannot be lowered, planning returns the error.
-        Self::probe_preferring(options, |report, selected| {
-            calibrate::fastest_apis(model, report, selected, calibration).unwrap_or_default()
-        })
-    }
-
-    fn probe_preferring(
+    /// Probes like [`probe`](Self::probe). Prefers the devices that `preferred` returns to others of the same GPU.
+    pub(crate) fn probe_preferring(
         options: &DeviceOptions,
         preferred: impl Fn(&Report, &[Adapter]) -> Vec<String>,
     ) -> Result<Self> {

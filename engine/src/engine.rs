@@ -5,18 +5,16 @@ use crate::devices::{Devices, StageDevices};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::session::Session;
+use crate::stage::{FileWeights, StageInfo, lowering};
 use crate::trace::Trace;
 use crate::trust;
-use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
-use ragtag_hal::{Adapter, Device};
+use ragtag_hal::Device;
 use ragtag_planner::plan::{Plan, PlanStage};
 use ragtag_scheduler::{
     Pipeline, PipelineOptions, PipelineSpec, PipelineStats, STALL_TIMEOUT, StageReport, StageSpec,
-    WeightSource,
 };
 use ragtag_transfer::Routes;
 use serde::Serialize;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -98,17 +96,6 @@ pub struct VerifiedTransfers {
     pub waited_us: f64,
     /// Share of `waited_us` in the time since the engine started.
     pub share: f64,
-}
-
-/// A stage of a running engine.
-#[derive(Clone, Debug)]
-pub struct StageInfo {
-    /// Adapter on which the stage runs.
-    pub adapter: Adapter,
-    /// Range of segments that the stage runs.
-    pub segments: Range<usize>,
-    /// Names of the kernel variants that the stage's programs use.
-    pub kernels: Vec<String>,
 }
 
 /// A running pipeline with its model and plan. The pipeline stops when the engine, all its sessions and all
@@ -265,46 +252,5 @@ impl Engine {
             Err(shared) => shared.trace(),
         };
         Trace::new(spans, &stages)
-    }
-}
-
-/// Returns the settings for lowering the model of a plan.
-pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
-    Lowering {
-        activations: plan.activations,
-        kv: plan.kv,
-        context: plan.context,
-        sequences: plan.sequences,
-        chunk: plan.chunk,
-        logit_rows: if all_logits { plan.chunk } else { plan.logit_rows() },
-        wire_type: plan.wire_type,
-    }
-}
-
-/// Weight source that reads the model's files and packs the weights into the resident layouts of a device.
-pub(crate) struct FileWeights {
-    weights: Arc<Weights>,
-    buffers: Vec<WeightBuffer>,
-}
-
-impl FileWeights {
-    /// Creates the source of the weights for a compiled stage of `model`.
-    pub(crate) fn new(model: &Model, compiled: &CompiledStage) -> Self {
-        Self { weights: Arc::clone(model.graph().weights()), buffers: compiled.weights.clone() }
-    }
-}
-
-impl WeightSource for FileWeights {
-    fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk> {
-        self.buffers[weight].chunks(max_bytes)
-    }
-
-    fn fill(
-        &self,
-        weight: usize,
-        chunk: &WeightChunk,
-        out: &mut [u8],
-    ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        Ok(self.buffers[weight].fill(&self.weights, chunk, out)?)
     }
 }

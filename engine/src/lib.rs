@@ -40,6 +40,7 @@ mod advice;
 mod burst;
 mod calibrate;
 mod canary;
+mod defaults;
 mod devices;
 mod dialogue;
 mod engine;
@@ -53,6 +54,7 @@ mod planner;
 mod session;
 mod simulate;
 mod source;
+mod stage;
 mod stop;
 mod strict;
 mod trace;
@@ -65,13 +67,14 @@ pub use calibrate::{
     TriedKernel, TriedRoute, profile_age,
 };
 pub use canary::{CheckedBlock, check_first_blocks};
+pub use defaults::{DEFAULT_CHUNK, MAX_CHUNK, SLOTS};
 pub use devices::{DeviceOptions, Devices};
 pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
-pub use engine::{Engine, EngineOptions, Progress, StageInfo, VerifiedTransfers};
+pub use engine::{Engine, EngineOptions, Progress, VerifiedTransfers};
 pub use error::{Error, Result};
 pub use isolation::Isolation;
 pub use model::{BUNDLED_MODEL, Model};
-pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
+pub use planner::{Planner, Replanned};
 /// Renders conversations to prompts with chat templates.
 pub use ragtag_chat as chat;
 // These types appear in the public API of the items above.
@@ -89,5 +92,6 @@ pub use ragtag_scheduler::sim as simulation;
 pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
 pub use simulate::{simulate, simulation_spec};
+pub use stage::StageInfo;
 pub use strict::suspicious_weights;
 pub use trace::{Overlap, Trace, overlap};

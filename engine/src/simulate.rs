@@ -1,8 +1,8 @@
 //! Simulation of a plan under a load of requests. It does not run the model.
 
-use crate::engine::lowering;
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::stage::lowering;
 use ragtag_planner::plan::Plan;
 use ragtag_planner::{DeviceFacts, Links};
 use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};

@@ -1,7 +1,7 @@
 //! Traces of device queues and actors. Trace viewers show them, and [`overlap`] computes how long the stages
 //! work at the same time.
 
-use crate::engine::StageInfo;
+use crate::stage::StageInfo;
 use ragtag_hal::QueueKind;
 use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{SimSpan, SimSpanKind, SimSummary};

@@ -10,7 +10,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_conformance::{Outcome, Trial, Verdict, try_kernels};
 use ragtag_graph::CompiledStage;
-use ragtag_hal::{Adapter, AdapterKind, LinkedEntry, ModuleSource};
+use ragtag_hal::{Adapter, AdapterKind, ModuleSource};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -138,25 +138,11 @@ fn digest(adapter: &Adapter, variant: &str, source: &ModuleSource, entry: usize)
     let mut hasher = blake3::Hasher::new();
     hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
     hasher.update(format!("{variant} {:?}", adapter.caps.features).as_bytes());
-    match code(source, entry) {
+    match source.code(entry) {
         Some(code) => hasher.update(code),
         None => hasher.update(format!("{:?}", adapter.caps.gemm).as_bytes()),
     };
     hasher.finalize().to_hex()[..32].to_owned()
-}
-
-/// Returns the source text or the binary of an entry, or `None` for a product of a library and for a function
-/// of this program.
-pub(crate) fn code(source: &ModuleSource, entry: usize) -> Option<&[u8]> {
-    match source {
-        ModuleSource::Host(_) => None,
-        ModuleSource::Text { entries, .. } => Some(entries.get(entry)?.text.as_bytes()),
-        ModuleSource::Linked { entries, .. } => match entries.get(entry)? {
-            LinkedEntry::Text(text) => Some(text.text.as_bytes()),
-            LinkedEntry::Gemm(_) => None,
-        },
-        ModuleSource::SpirV { entries } => Some(&entries.get(entry)?.binary),
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Chooses the API of each GPU that several APIs show: the one with the fastest cached profile.
 
-use super::CalibrationOptions;
 use super::kept::Kept;
+use super::options::CalibrationOptions;
 use super::steps::Steps;
+use crate::devices::{DeviceOptions, Devices};
 use crate::error::Result;
 use crate::model::Model;
 use ragtag_devices::{Physical, Report};
@@ -16,13 +17,32 @@ const CHUNK: u32 = 512;
 /// calibrations have errors of about this size.
 const GAIN: f64 = 0.05;
 
+impl Devices {
+    /// Probes like [`probe`](Self::probe). If several APIs show a GPU and the selection names none of them,
+    /// uses the API that is fastest for `model` according to cached profiles. Without profiles of several
+    /// APIs, uses the first API in the order of preference.
+    ///
+    /// # Errors
+    /// Fails like [`probe`](Self::probe).
+    pub fn probe_for(
+        options: &DeviceOptions,
+        model: &Model,
+        calibration: &CalibrationOptions,
+    ) -> Result<Self> {
+        // If the model cannot be lowered, planning returns the error.
+        Self::probe_preferring(options, |report, selected| {
+            fastest(model, report, selected, calibration).unwrap_or_default()
+        })
+    }
+}
+
 /// Returns the adapters that are preferable to the first adapter of their physical device in `report`.
 /// Considers only devices whose first adapter is in `selected`, and only cached profiles for `model`. If the
 /// first adapter of a device or all others have none, the device keeps its order of preference.
 ///
 /// # Errors
 /// Fails if the model cannot be lowered.
-pub(crate) fn fastest(
+fn fastest(
     model: &Model,
     report: &Report,
     selected: &[Adapter],

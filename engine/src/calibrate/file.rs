@@ -7,8 +7,8 @@
 //! it from the page cache, so the second reading of the sample counts. The rate is not cached.
 
 use super::steps::Steps;
-use crate::engine::FileWeights;
 use crate::model::Model;
+use crate::stage::FileWeights;
 use ragtag_graph::WeightChunk;
 use ragtag_hal::Adapter;
 use ragtag_planner::{Figure, FigureSource};

@@ -1,8 +1,9 @@
 //! Profiles that are known from the cache or from this calibration.
 
+use super::Calibration;
 use super::kept::Kept;
+use super::options::is_processor;
 use super::steps::Steps;
-use super::{Calibration, is_processor};
 use crate::error::Result;
 use ragtag_hal::Adapter;
 use ragtag_planner::cost::{Profile, ProfileIdentity};

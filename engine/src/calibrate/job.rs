@@ -1,13 +1,14 @@
 //! Runs one calibration: times devices in order of importance, and caches the results.
 
+use super::Calibration;
 use super::budget::Budget;
 use super::busy::Meter;
 use super::found::{Known, KnownFacts};
 use super::hand_over;
 use super::kept::{Kept, now_unix_s, profile_age};
 use super::measure::{TimedProfile, Timer};
+use super::options::is_processor;
 use super::steps::Steps;
-use super::{Calibration, is_processor};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_planner::cost::Profile;

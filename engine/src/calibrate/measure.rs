@@ -7,7 +7,7 @@ use super::budget::Budget;
 use super::busy::Meter;
 use super::doubt::Doubt;
 use super::filling::Filling;
-use super::is_processor;
+use super::options::is_processor;
 use super::stats::{Circumstances, Stats, Timings, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
 use super::sweep::Sweep;

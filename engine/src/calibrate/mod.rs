@@ -18,6 +18,7 @@ mod kept;
 mod links;
 mod measure;
 mod mend;
+mod options;
 mod pipeline;
 mod stats;
 mod steps;
@@ -26,7 +27,6 @@ mod sweep;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
-pub(crate) use apis::fastest as fastest_apis;
 use budget::Budget;
 pub use busy::Meter;
 use found::KnownFacts;
@@ -35,75 +35,19 @@ pub(crate) use kept::{Kept, now_unix_s};
 pub use kept::{TriedKernel, profile_age};
 pub(crate) use links::Topology;
 pub use links::{Hop, LinkClass, LinkOptions, LinkRate, LinkReport, ProbedLink, TriedRoute};
-use ragtag_hal::{Adapter, AdapterKind};
-use ragtag_kernels::{Activations, KvType};
+pub use options::CalibrationOptions;
+use options::{LOCK_WAIT, QUICK_LOCK_WAIT, USUAL_MAX_LOAD};
+use ragtag_hal::Adapter;
 use ragtag_planner::cost::Profile;
 use ragtag_planner::{DeviceFacts, Figure, Plan};
 use ragtag_scheduler::compare::Comparison;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 use steps::Steps;
-
-/// Default of [`CalibrationOptions::max_load`].
-const USUAL_MAX_LOAD: f64 = 0.1;
 
 /// If host memory has room for this many times the weights of a model, no plan streams from the model's file.
 const ROOM: u64 = 2;
-
-/// Default wall time limit of a calibration. It is slightly shorter than the documented 3 seconds.
-const USUAL_LIMIT: Duration = Duration::from_millis(2700);
-
-/// Maximum time to wait for another process that is calibrating. The first value applies to quick probes and to
-/// calibrations with a time limit, the second to all others.
-const QUICK_LOCK_WAIT: Duration = Duration::from_secs(30);
-const LOCK_WAIT: Duration = Duration::from_secs(120);
-
-/// Options for [`Calibration::run`].
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct CalibrationOptions {
-    /// Type of activations in matmuls with quantized weights.
-    pub activations: Activations,
-    /// Element type of the KV cache.
-    pub kv: KvType,
-    /// Maximum number of rows of a prefill micro-batch.
-    pub chunk: u32,
-    /// Maximum number of sequences in one decode step.
-    pub sequences: u32,
-    /// Approximate duration of the measurements on each device in seconds. It applies only if `limit` is
-    /// `None`.
-    pub seconds: f64,
-    /// Wall time limit for the measurements on all devices, excluding kernel compilation and probes of links.
-    /// The default is just under 3 seconds. Calibration takes the most important measurements first. If the
-    /// time runs out, it caches and uses incomplete profiles.
-    pub limit: Option<Duration>,
-    /// Whether to ignore cached results, to time all devices and to probe all links again.
-    pub force: bool,
-    /// Largest fraction of its time that a measurement may lose to other processes. The measurements of a device
-    /// beyond it are doubtful. They are repeated once and never cached.
-    pub max_load: f64,
-    /// Cache folder. The default is `profiles` in `RAGTAG_CACHE_DIR`, or `ragtag/profiles` in the user's
-    /// cache folder.
-    pub folder: Option<PathBuf>,
-}
-
-impl Default for CalibrationOptions {
-    fn default() -> Self {
-        Self {
-            activations: Activations::Int8,
-            kv: KvType::F16,
-            chunk: crate::planner::MAX_CHUNK,
-            sequences: 1,
-            seconds: 1.0,
-            limit: Some(USUAL_LIMIT),
-            force: false,
-            max_load: USUAL_MAX_LOAD,
-            folder: None,
-        }
-    }
-}
 
 /// Measured profiles of devices and of the links between them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -295,13 +239,10 @@ impl Calibration {
     }
 }
 
-fn is_processor(adapter: &Adapter) -> bool {
-    matches!(adapter.kind, AdapterKind::Cpu | AdapterKind::Software)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ragtag_hal::AdapterKind;
     use ragtag_planner::{FigureSource, Place};
     use ragtag_scheduler::compare::Phase;
 

@@ -1,11 +1,10 @@
 //! List of measurements: the representative segments to time, and the micro-batches to time them with. This
 //! module only lists the measurements. `measure` runs them.
 
-use super::{CalibrationOptions, is_processor};
+use super::options::{CalibrationOptions, is_processor};
+use crate::defaults::MAX_CHUNK;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::planner::MAX_CHUNK;
-use crate::trust::code;
 use ragtag_graph::{CompiledStage, Lowering, Segment, WireType, buckets};
 use ragtag_hal::Adapter;
 use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
@@ -316,7 +315,7 @@ impl Steps {
             let compiled = self.compile_for(&usual, segments, adapter)?;
             for (entry, variant) in compiled.variants.iter().enumerate() {
                 hasher.update(variant.as_bytes());
-                hasher.update(code(&compiled.module.source, entry).unwrap_or_default());
+                hasher.update(compiled.module.source.code(entry).unwrap_or_default());
             }
         }
         hasher.update(format!("{:?}", adapter.caps.gemm).as_bytes());

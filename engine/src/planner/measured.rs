@@ -1,8 +1,9 @@
 //! Compares a run with the predictions of its plan, and replans from measurements.
 
 use super::{Planner, model_facts};
-use crate::engine::{Engine, lowering};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::stage::lowering;
 use ragtag_graph::Segment;
 use ragtag_planner::Plan;
 use ragtag_scheduler::PipelineStats;

@@ -8,7 +8,7 @@ mod probe;
 mod topology;
 
 use super::kept::{Kept, now_unix_s};
-use super::{LOCK_WAIT, QUICK_LOCK_WAIT};
+use super::options::{LOCK_WAIT, QUICK_LOCK_WAIT};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use pairs::{Pair, Pairs, rounds};
