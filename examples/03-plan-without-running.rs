@@ -49,7 +49,7 @@ fn show(title: &str, planner: &Planner) {
             }
             plan.reasons.iter().for_each(|reason| println!("- {reason}"));
         }
-        Err(error) => println!("no plan (exit code {}): {error}", error.exit_code()),
+        Err(error) => println!("no plan: {error}"),
     }
     println!();
 }

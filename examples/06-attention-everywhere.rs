@@ -14,7 +14,7 @@
 
 #![allow(clippy::print_stdout)] // examples print
 
-use ragtag::compute::Attention;
+use ragtag::compute::{Attention, Compute, Error};
 use ragtag::{DeviceOptions, Devices, Isolation};
 use std::time::Instant;
 
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let devices = Devices::probe(&DeviceOptions::default().isolated(&isolation))?;
     for adapter in devices.report().adapters() {
         let (label, name) = (adapter.label(), &adapter.name);
-        let device = match devices.compute(adapter) {
+        let device = match devices.open_adapter(adapter).map_err(Error::from).and_then(Compute::on) {
             Ok(device) => device,
             Err(error) => {
                 println!("{label:<14} {name:<40.40} does not open: {error}");

@@ -28,73 +28,24 @@
 //! # }
 //! ```
 //!
-//! The crates that this crate builds on can also be used on their own. `ragtag-graph` reads model files and
+//! The crates that this crate builds on can also be used on their own. `ragtag-engine` is this library without the
+//! command and its pictures. `ragtag-graph` reads model files and
 //! builds operator graphs, `ragtag-planner` plans without devices, and `ragtag-hal` defines the traits that a
 //! new backend implements.
 
-mod burst;
-mod calibrate;
-mod canary;
 #[cfg(feature = "cli")]
 pub mod cli;
-mod devices;
-mod dialogue;
 pub mod doctor;
-mod engine;
-mod error;
-mod files;
-mod fitting;
-mod isolation;
-mod model;
-pub mod npy;
 #[cfg(feature = "pictures")]
 pub mod pictures;
-mod planner;
 #[cfg(feature = "cli")]
 mod selftest;
-mod session;
-mod simulate;
-mod source;
-mod stop;
-mod strict;
-mod trace;
-mod trust;
 
-pub use burst::BurstTimes;
-pub use calibrate::{
-    Calibration, CalibrationOptions, Hop, LinkClass, LinkOptions, LinkRate, LinkReport, Meter, ProbedLink,
-    TriedRoute,
-};
-pub use canary::{CheckedBlock, check_first_blocks};
-pub use devices::{DeviceOptions, Devices};
-pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
-pub use engine::{Engine, EngineOptions, Progress, StageInfo, VerifiedTransfers};
-pub use error::{Error, Result};
-pub use isolation::Isolation;
-pub use model::{BUNDLED_MODEL, Model};
-pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
-/// Renders conversations to prompts with chat templates.
-pub use ragtag_chat as chat;
 /// Runs single operators on any device.
 pub use ragtag_compute as compute;
 #[cfg(feature = "cli")]
-pub use selftest::{SELFTEST_VERSION, SelfTest};
-// These types appear in the public API of the items above.
-#[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
-pub use ragtag_devices::{MemoryCapError, MemoryCaps, ProbeChild, ThrottleError, ThrottleSpec};
-pub use ragtag_graph::{ChatTemplates, Granularity, RopeScaling, Tokenizer, WireType};
-pub use ragtag_hal::{AdapterKind, GemmChoice};
-pub use ragtag_kernels::{Activations, CacheType, KvType, TensorType};
-pub use ragtag_planner::{
-    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Family, Figure, FigureSource, Fleet,
-    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, WeightSharing, Workload,
-    fleet,
-};
-/// Types for simulations: loads of requests, specifications and results.
-pub use ragtag_scheduler::sim as simulation;
-pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
-pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
-pub use simulate::{simulate, simulation_spec};
-pub use strict::suspicious_weights;
-pub use trace::{Overlap, Trace, overlap};
+#[doc(inline)]
+pub use ragtag_engine::*;
+#[cfg(feature = "cli")]
+pub use selftest::{FailedTests, SELFTEST_VERSION, SelfTest};

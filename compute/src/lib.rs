@@ -77,7 +77,7 @@ pub struct Compute {
 
 impl Compute {
     /// Opens the device that `label` selects: `cpu`, `vulkan:0`, `auto` for the best device, or any other
-    /// value that `--device` accepts. If `label` selects several devices, the function opens the first.
+    /// device selection. If `label` selects several devices, the function opens the first.
     ///
     /// # Errors
     /// Returns [`Error::Open`] if the device does not exist or cannot be opened.

@@ -1,5 +1,4 @@
-//! Memory caps: parses the values of `--memory` and `RAGTAG_MEMORY`, and checks them against the selected
-//! devices.
+//! Memory caps: parses them, and checks them against the selected devices.
 //!
 //! ```text
 //! caps = cap { "," cap }

@@ -1,4 +1,4 @@
-//! Device selection: parses the values of `--device` and `RAGTAG_DEVICES`, and resolves them to adapters of
+//! Device selection: parses selections, and resolves them to adapters of
 //! this machine.
 //!
 //! ```text
@@ -60,7 +60,7 @@ pub enum SelectionError {
         item: String,
     },
     /// An API without a backend of its own.
-    #[error("Ragtag uses {name} devices through {through}: use --device {through}")]
+    #[error("Ragtag uses {name} devices through {through}")]
     Through {
         /// Name that the user gave.
         name: String,
@@ -127,14 +127,13 @@ pub(crate) fn list(labels: &[String]) -> String {
     if labels.is_empty() { "none".into() } else { labels.join(", ") }
 }
 
-/// Describes the devices of a machine without a GPU, and what the user can do.
+/// Describes the devices of a machine without a GPU.
 fn instead(found: &[String], software: &[(String, String)]) -> String {
-    let Some((first, _)) = software.first() else {
-        return format!("there are {} (`ragtag devices --doctor` shows what is missing)", list(found));
-    };
+    if software.is_empty() {
+        return format!("there are {}", list(found));
+    }
     let named: Vec<_> = software.iter().map(|(label, name)| format!("{label} ({name})")).collect();
-    let named = named.join(", ");
-    format!("software devices: {named}; use --device cpu, or name a software device: --device {first}")
+    format!("software devices: {}", named.join(", "))
 }
 
 /// A device term of a selection.

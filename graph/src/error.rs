@@ -349,6 +349,12 @@ pub enum ModelError {
         /// Name of the tensor.
         name: String,
     },
+    /// The directory of a quantized model has no weights, which would have the types of the matrices.
+    #[error("not supported: quantization_config in {file} without weights: choose a type for all matrices")]
+    UntypedMatrices {
+        /// Name of the file that describes the quantization.
+        file: &'static str,
+    },
     /// A KV cache type does not support the model's heads.
     #[error(
         "a {kv} KV cache needs heads of a multiple of {QUANTISED_DIMENSIONS} dimensions, and the model's heads have \

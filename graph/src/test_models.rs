@@ -10,7 +10,7 @@ fn open(name: &'static str, bytes: &'static [u8]) -> Model {
 }
 
 pub(crate) fn bitnet() -> Model {
-    open("bitnet", include_bytes!("../../examples/models/tales-bitnet-tq2_0.gguf"))
+    open("bitnet", include_bytes!("../../engine/models/tales-bitnet-tq2_0.gguf"))
 }
 
 pub(crate) fn llama() -> Model {

@@ -29,6 +29,6 @@ pub use plan::{
 };
 pub use search::{
     Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,
-    Shortage, Trial, TrialLoad, baseline, largest_context, plan, untuned_baseline,
+    Remedy, Shortage, Trial, TrialLoad, baseline, largest_context, plan, untuned_baseline,
 };
 pub use split::{PartitionError, Split, SplitError, SplitPart, SplitPrefill};

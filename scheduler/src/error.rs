@@ -108,8 +108,7 @@ pub enum Error {
     /// Activations arrived with wrong bytes again after they were sent once more, and the edge has no other
     /// route.
     #[error(
-        "activations from {from} to {to} arrive with wrong bytes over the {} route, also when sent again; \
-         check the link with `ragtag devices --links --reprobe`, or leave a device out",
+        "activations from {from} to {to} arrive with wrong bytes over the {} route, also when sent again",
         route.name()
     )]
     Corrupted {
@@ -138,10 +137,7 @@ pub enum Error {
         cause: ragtag_hal::Error,
     },
     /// A copy of keys and values failed. A prefill stage passes them to the stages that decode.
-    #[error(
-        "keys and values of stage {stage} on {device}: {cause}; to run without a prefill stage, leave a \
-         device out with --device"
-    )]
+    #[error("keys and values of stage {stage} on {device}: {cause}")]
     KeysAndValues {
         /// Index of the stage whose device made the copy. The prefill stage comes after the other stages.
         stage: u32,
@@ -152,8 +148,7 @@ pub enum Error {
     },
     /// Keys and values from the prefill stage arrived with wrong bytes at a stage that decodes.
     #[error(
-        "keys and values of the prefill stage on {from} arrive with wrong bytes at stage {stage} on {to}; \
-         check the links with `ragtag devices --links --reprobe`, or leave a device out with --device"
+        "keys and values of the prefill stage on {from} arrive with wrong bytes at stage {stage} on {to}"
     )]
     WrongKeysAndValues {
         /// Label of the device of the prefill stage.
@@ -164,11 +159,7 @@ pub enum Error {
         to: String,
     },
     /// A copy of activations did not complete within the limit.
-    #[error(
-        "no activations from {from} to {to} over the {} route for {seconds} s; \
-         --stall-timeout sets another limit",
-        route.name()
-    )]
+    #[error("no activations from {from} to {to} over the {} route for {seconds} s", route.name())]
     Stalled {
         /// Label of the device that sends the activations.
         from: String,
@@ -180,7 +171,7 @@ pub enum Error {
         seconds: u64,
     },
     /// A copy other than one of activations did not complete within the limit.
-    #[error("{device} has copied no {what} for {seconds} s; --stall-timeout sets another limit")]
+    #[error("{device} has copied no {what} for {seconds} s")]
     StalledCopy {
         /// Contents of the copy.
         what: String,
@@ -190,10 +181,7 @@ pub enum Error {
         seconds: u64,
     },
     /// A read of streamed weights from the model's file did not complete within the limit.
-    #[error(
-        "the model's file has given {device} no weights for {seconds} s; check its drive or network; \
-         --stall-timeout sets another limit"
-    )]
+    #[error("the model's file has given {device} no weights for {seconds} s; check its drive or network")]
     StalledRead {
         /// Label of the device that streams the weights.
         device: String,

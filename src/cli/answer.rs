@@ -1,9 +1,9 @@
 //! Shows an answer on the terminal while it arrives.
 
+use super::error::Result;
 use super::output::{offer, shown, terminal_width};
 use super::wrap::Wrapper;
-use crate::dialogue::{Piece, ReasoningSplitter};
-use crate::error::Result;
+use crate::{Piece, ReasoningSplitter};
 use std::io::IsTerminal;
 
 /// An answer on the terminal, or on a pipe.

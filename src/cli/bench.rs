@@ -3,16 +3,14 @@
 
 use super::args::{BenchArgs, BenchCommand};
 use super::compare;
+use super::error::{Error, Result};
 use super::files;
 use super::output::{inform, out_width, print_json, set_quiet, show, table};
 use super::placed::{check_blocks, placed};
 use super::plan_table::summary;
 use super::progress;
 use super::wanted::{Needs, workload};
-use crate::calibrate::Meter;
-use crate::error::{Error, Result};
-use crate::model::Model;
-use crate::session::Session;
+use crate::{Meter, Model, Session};
 use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
 use serde_json::json;

@@ -1,14 +1,11 @@
 //! Implements `ragtag calibrate`, and the calibration that other commands run before planning.
 
 use super::args::CalibrateArgs;
+use super::error::{Error, Result};
 use super::output::{inform, note, out_width, print_json, show, table};
 use super::progress;
 use super::wanted::{Wanted, usual_kv};
-use crate::calibrate::{self, Calibration, CalibrationOptions};
-use crate::devices::Devices;
-use crate::error::{Error, Result};
-use crate::model::Model;
-use crate::planner::MAX_CHUNK;
+use crate::{Calibration, CalibrationOptions, Devices, MAX_CHUNK, Model, profile_age};
 use ragtag_planner::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
 use std::sync::OnceLock;
@@ -24,17 +21,15 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     if args.devices.strict {
         super::strict::check(&devices, &model)?;
     }
-    let options = CalibrationOptions {
-        activations: args.activations,
-        kv: args.kv.types(usual_kv(args.activations))?,
-        chunk: args.chunk.unwrap_or(MAX_CHUNK),
-        sequences: args.parallel,
-        seconds: args.seconds,
-        limit: None,
-        force: args.force,
-        max_load: f64::from(args.load.max_load) / 100.0,
-        folder: None,
-    };
+    let mut options = CalibrationOptions::default();
+    options.activations = args.activations;
+    options.kv = args.kv.types(usual_kv(args.activations))?;
+    options.chunk = args.chunk.unwrap_or(MAX_CHUNK);
+    options.sequences = args.parallel;
+    options.seconds = args.seconds;
+    options.limit = None;
+    options.force = args.force;
+    options.max_load = f64::from(args.load.max_load) / 100.0;
     let calibration = measured(&model, &devices, &options)?;
     if args.devices.strict {
         super::strict::check_calibration(&calibration)?;
@@ -48,13 +43,12 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
 
 /// Returns the options of the calibration that a placement needs.
 pub(super) fn options(wanted: &Wanted<'_>) -> CalibrationOptions {
-    CalibrationOptions {
-        activations: wanted.activations(),
-        kv: wanted.kv(),
-        sequences: wanted.sequences(),
-        max_load: wanted.max_load(),
-        ..CalibrationOptions::default()
-    }
+    let mut options = CalibrationOptions::default();
+    options.activations = wanted.activations();
+    options.kv = wanted.kv();
+    options.sequences = wanted.sequences();
+    options.max_load = wanted.max_load();
+    options
 }
 
 /// Returns the calibration for the selected devices, from the cache or from new measurements. Returns `None`
@@ -81,7 +75,7 @@ pub(super) fn last_good(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -
     }
     let calibration = Calibration::kept(model, devices, &options(wanted)).ok()?;
     for (label, profile) in &calibration.profiles {
-        note(&format!("note: using the speeds of {label} that were measured {}", calibrate::age(profile)));
+        note(&format!("note: using the speeds of {label} that were measured {}", profile_age(profile)));
     }
     (!calibration.profiles.is_empty()).then_some(calibration)
 }
@@ -102,8 +96,16 @@ fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> R
     }
     let calibration = calibration?;
     super::links::note_probed(&calibration.links);
-    calibration.warnings.iter().for_each(|warning| note(&format!("note: {warning}")));
+    warnings(&calibration).for_each(|warning| note(&format!("note: {warning}")));
     Ok(calibration)
+}
+
+/// Returns all warnings of a calibration.
+fn warnings(calibration: &Calibration) -> impl Iterator<Item = String> {
+    let unrouted = calibration.unrouted.iter().map(|(label, why)| {
+        format!("leaving {label} out: {why} (to probe again, use ragtag devices --links --reprobe)")
+    });
+    unrouted.chain(calibration.warnings.iter().cloned())
 }
 
 fn as_json(calibration: &Calibration) -> serde_json::Value {
@@ -114,7 +116,7 @@ fn as_json(calibration: &Calibration) -> serde_json::Value {
         "file_rates": calibration.file_rates,
         "timed": calibration.timed,
         "doubtful": calibration.doubtful,
-        "warnings": calibration.warnings,
+        "warnings": warnings(calibration).collect::<Vec<_>>(),
         "unkept": calibration.unkept,
     })
 }

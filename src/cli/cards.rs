@@ -2,8 +2,8 @@
 //! and the figures that the planner uses.
 
 use super::args::CardsArgs;
+use super::error::Result;
 use super::output::{out_width, print_json, show, table};
-use crate::error::{Error, Result};
 use ragtag_planner::fleet::{Card, Fleet, cards, reached, source};
 use serde_json::{Value, json};
 
@@ -53,7 +53,7 @@ pub(super) fn as_table(width: Option<u16>) -> String {
 /// Returns the JSON entry of a card: its datasheet figures with their complete source, and the figures that
 /// the planner uses.
 fn as_json(card: &Card) -> Result<Value> {
-    let invalid = |cause| Error::Fleet { of: card.name.clone(), cause };
+    let invalid = |cause| crate::Error::Fleet { of: card.name.clone(), cause };
     let (devices, _) = Fleet::from_line(&card.name).and_then(|fleet| fleet.facts()).map_err(invalid)?;
     let mut value = json!(card);
     value["source"] = json!(source(&card.source));

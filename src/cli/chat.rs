@@ -2,22 +2,19 @@
 
 use super::answer::Answer;
 use super::args::ChatArgs;
+use super::error::{Error, Result};
 use super::files::{read_input, write_file};
 use super::lines::{Line, Lines};
 use super::output::{inform, note, set_quiet};
 use super::placed::placed_while;
 use super::plan_table::summary;
-use super::run::{figures, generation};
+use super::run::{figures, generation, too_long};
 use super::stream::events;
 use super::wanted::Needs;
-use crate::dialogue::{AnswerPrompt, Dialogue};
-use crate::engine::Engine;
-use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
-use crate::model::Model;
-use crate::session::{Event, Generation, Reason, Summary};
+use crate::{AnswerPrompt, Dialogue, Engine, Event, Generation, Model, Reason, Summary};
 use ragtag_chat::to_json;
-use ragtag_scheduler::{Error as RunError, Refusal};
+use ragtag_scheduler::Error as RunError;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -51,7 +48,8 @@ pub(super) fn run(args: &ChatArgs) -> Result<()> {
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let needs = Needs { verified: args.transfers.verify_transfers, ..Needs::of(1) };
     let mut placed = placed_while(&model, &args.devices, &args.placement, needs, || {
-        model.tokenizer().map(|_| needs.workload)
+        model.tokenizer()?;
+        Ok(needs.workload)
     })?;
     let usual = if args.model.path().is_none() { BUNDLED_TOKENS } else { ANSWER_TOKENS };
     generation.max_tokens = args.tokens.unwrap_or(usual);
@@ -246,7 +244,7 @@ impl Chat {
         let (prompt, dropped) = self.dialogue.prompt_within(most - spare)?;
         let tokens = prompt.ids.len();
         if tokens > most {
-            return Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()));
+            return Err(too_long(tokens, context));
         }
         if dropped > 0 && !self.drops_turns {
             return Err(Error::ContextFull { context });
@@ -319,7 +317,7 @@ impl Drop for Warming {
 /// Returns whether a chat cannot continue after an error.
 fn ends_chat(error: &Error) -> bool {
     match error {
-        Error::Run(cause) => !matches!(cause, RunError::Refused(_)),
+        Error::Library(crate::Error::Run(cause)) => !matches!(cause, RunError::Refused(_)),
         Error::Output(_) | Error::ContextFull { .. } => true,
         _ => false,
     }

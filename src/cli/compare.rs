@@ -2,14 +2,12 @@
 //! `--replan`.
 
 use super::args::CompareArgs;
+use super::error::Result;
 use super::files::write_file;
 use super::output::{inform, note, table};
 use super::placed::Placed;
-use crate::calibrate::{Calibration, Meter};
-use crate::engine::{Engine, EngineOptions};
-use crate::error::Result;
-use crate::model::Model;
 use crate::pictures::{self, Gantt, Report};
+use crate::{Calibration, Engine, EngineOptions, Meter, Model};
 use ragtag_planner::wording;
 use ragtag_planner::{Place, Plan};
 use ragtag_scheduler::compare::Comparison;

@@ -1,9 +1,9 @@
 //! Implements `ragtag devices`, which lists the devices of this machine and the APIs that expose them.
 
 use super::args::DevicesArgs;
+use super::error::Result;
 use super::output::{bytes, out_width, print_json, show, table};
-use crate::devices::Devices;
-use crate::error::Result;
+use crate::Devices;
 use ragtag_devices::{Report, Status};
 use ragtag_hal::{Adapter, HeapKind};
 use serde_json::json;

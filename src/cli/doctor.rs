@@ -1,10 +1,10 @@
 //! Implements `ragtag devices --doctor`, which prints what each API requires, what is missing, and how to
 //! install it.
 
+use super::error::Result;
 use super::output::{is_wide, out_width, print_json, show, table};
-use crate::devices::DeviceOptions;
+use crate::DeviceOptions;
 use crate::doctor::{Diagnosis, Finding, State, examine};
-use crate::error::Result;
 use serde_json::json;
 
 /// Kind of the findings about the devices of an API.

@@ -1,10 +1,9 @@
 //! Input and output files of a command. A command checks its output paths before a long run, and writes its
 //! outputs atomically.
 
-use crate::error::{Error, Result};
+use super::error::{Error, Result};
+use crate::Model;
 use crate::files::{read_text, text_of};
-use crate::model::{file_name, shard_paths};
-use ragtag_graph::checkpoint;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf, is_separator};
@@ -19,7 +18,7 @@ pub(crate) fn check<P: AsRef<Path>>(
     outputs: impl IntoIterator<Item = P>,
     inputs: impl IntoIterator<Item = P>,
 ) -> Result<()> {
-    let read = inputs.into_iter().flat_map(|path| model_files(path.as_ref()));
+    let read = inputs.into_iter().flat_map(|path| Model::files_at(path));
     let read: Vec<PathBuf> = read.filter_map(|path| path.canonicalize().ok()).collect();
     let mut written = Vec::new();
     for path in outputs {
@@ -37,16 +36,6 @@ pub(crate) fn check<P: AsRef<Path>>(
     Ok(())
 }
 
-/// Returns the files that a model may consist of. `path` is any of these files, or their directory.
-fn model_files(path: &Path) -> Vec<PathBuf> {
-    let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
-    let of_model = |path: &PathBuf| {
-        checkpoint::FILES.contains(&file_name(path).as_str())
-            || path.extension().is_some_and(|extension| extension == "safetensors")
-    };
-    folder.filter_map(|entry| Some(entry.ok()?.path())).filter(of_model).collect()
-}
-
 /// Returns whether a path is `-`, which stands for standard input or output.
 pub(crate) fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
@@ -57,13 +46,18 @@ pub(crate) fn input_name(path: &Path) -> &Path {
     if is_standard(path) { Path::new("standard input") } else { path }
 }
 
+/// Returns the last component of a path.
+pub(crate) fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
 /// Reads UTF-8 text of at most `most_bytes` bytes from a file, or from standard input if `path` is `-`.
 pub(crate) fn read_input(path: &Path, most_bytes: u64) -> Result<String> {
     let text = match is_standard(path) {
         true => text_of(io::stdin(), most_bytes),
         false => read_text(path, most_bytes),
     };
-    text.map_err(|cause| Error::File { action: "read", path: input_name(path).into(), cause })
+    text.map_err(cannot_read(input_name(path)))
 }
 
 /// Writes a file atomically: writes a temporary file in the same folder and renames it.
@@ -75,8 +69,13 @@ pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     written.map_err(cannot_write(path))
 }
 
+/// Returns a function that makes the error of a failed read.
+pub(crate) fn cannot_read(path: &Path) -> impl Fn(io::Error) -> Error {
+    |cause| crate::Error::File { action: "read", path: path.into(), cause }.into()
+}
+
 fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
-    |cause| Error::File { action: "write", path: path.into(), cause }
+    |cause| crate::Error::File { action: "write", path: path.into(), cause }.into()
 }
 
 /// Checks that a file can be written at `path`. Follows links and returns the path of the file to write.
@@ -187,7 +186,10 @@ mod tests {
         for bad in ["missing/out.json", "out.json/more", "new/", "new/.", "..", ".", "", "a\0b"] {
             let bad = folder.path().join(bad);
             for outcome in [checked(&bad), write_file(&bad, b"")] {
-                assert!(matches!(outcome, Err(Error::File { action: "write", .. })), "{bad:?}: {outcome:?}");
+                assert!(
+                    matches!(outcome, Err(Error::Library(crate::Error::File { action: "write", .. }))),
+                    "{bad:?}: {outcome:?}"
+                );
             }
         }
         assert_eq!(names(folder.path()), 1);

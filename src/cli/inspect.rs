@@ -1,9 +1,9 @@
 //! Implements `ragtag inspect`, which prints the contents of a model file.
 
 use super::args::InspectArgs;
+use super::error::Result;
 use super::output::{bytes, count, out_width, print, print_json, show, table};
-use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::Model;
 use ragtag_graph::{Granularity, Lowering, ModelError, Segment, WireType};
 use ragtag_kernels::{Activations, KvType};
 use serde_json::json;
@@ -15,8 +15,8 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
     if args.dot {
         return print(&graph.dot(activations));
     }
-    let segments =
-        segments(&graph, activations).map_err(|cause| Error::Model { name: model.name().into(), cause })?;
+    let segments = segments(&graph, activations)
+        .map_err(|cause| crate::Error::Model { name: model.name().into(), cause })?;
     if args.json {
         return print_json(&as_json(&model, &segments, args.tensors)?);
     }

@@ -1,7 +1,7 @@
 //! Requested types of keys and values.
 
 use super::args::choice;
-use crate::error::{Error, Result};
+use super::error::{Error, Result};
 use clap::Args;
 use ragtag_kernels::{CacheType, KvType};
 

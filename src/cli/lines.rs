@@ -1,6 +1,6 @@
 //! Reads the lines of a chat: from an editor on a terminal, or from a pipe.
 
-use crate::error::{Error, Result};
+use super::error::{Error, Result};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;

@@ -2,13 +2,12 @@
 //! intact, and `ragtag bench links`, which measures the links.
 
 use super::args::{BenchLinksArgs, DeviceArgs, DevicesArgs};
+use super::error::{Error, Result};
 use super::files::{self, is_standard, write_file};
 use super::output::{bytes, inform, note, out_width, print, print_json, set_quiet, show, table};
 use super::progress;
 use super::wanted::Wanted;
-use crate::calibrate::{LinkOptions, LinkReport, ProbedLink};
-use crate::devices::Devices;
-use crate::error::{Error, Result};
+use crate::{Devices, LinkOptions, LinkReport, ProbedLink};
 use std::cell::OnceCell;
 use std::path::Path;
 use std::time::Duration;
@@ -25,7 +24,8 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
         return Err(Error::Usage("only one of --json and --svg can go to standard output".into()));
     }
     files::check(args.svg.as_deref().filter(|path| !is_standard(path)), [])?;
-    let options = LinkOptions { reprobe: args.reprobe, ..LinkOptions::default() };
+    let mut options = LinkOptions::default();
+    options.reprobe = args.reprobe;
     let (devices, report) = probed(&args.devices, &options)?;
     let printed = match (args.json, is_drawn) {
         (true, _) => print_json(&report),
@@ -47,8 +47,10 @@ fn draw(path: &Path, report: &LinkReport) -> Result<()> {
 /// Runs `ragtag bench links`. Measures all links again, with more repetitions and a longer time limit.
 pub(super) fn bench(args: &BenchLinksArgs) -> Result<()> {
     set_quiet(args.quiet);
-    let repetitions = args.repetitions as usize * LinkOptions::default().repetitions;
-    let options = LinkOptions { reprobe: true, repetitions, limit: BENCH_LIMIT, ..LinkOptions::default() };
+    let mut options = LinkOptions::default();
+    options.reprobe = true;
+    options.repetitions *= args.repetitions as usize;
+    options.limit = BENCH_LIMIT;
     let (devices, report) = probed(&args.devices, &options)?;
     let printed = if args.json { print_json(&report) } else { show(&as_bench_table(&report, out_width())) };
     let strict = if args.devices.strict { super::strict::check_links(&devices, &report) } else { Ok(()) };

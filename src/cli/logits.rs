@@ -2,14 +2,13 @@
 //! other engines.
 
 use super::args::LogitsArgs;
+use super::error::Result;
 use super::files::{self, write_file};
 use super::output::inform;
 use super::placed::placed;
 use super::plan_table::summary;
 use super::records;
 use super::wanted::Needs;
-use crate::engine::EngineOptions;
-use crate::error::Result;
 use crate::npy;
 
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
@@ -20,7 +19,8 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let needs = Needs { all_logits: true, context, verified, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
-    let options = EngineOptions { all_logits: true, ..args.transfers.options(args.records.trace.is_some()) };
+    let mut options = args.transfers.options(args.records.trace.is_some());
+    options.all_logits = true;
     let engine = placed.start(&model, options)?;
     let logits = super::block_on(engine.session().logits(&args.ids))?;
     let matrix = npy::encode(&logits, model.hyperparameters().vocabulary as usize);

@@ -1,6 +1,7 @@
 //! The `ragtag` command. Each subcommand has its own module. Devices, plans and engines come from the public API
 //! of the library.
 
+mod advice;
 mod answer;
 mod args;
 mod bench;
@@ -10,6 +11,7 @@ mod chat;
 mod compare;
 mod devices;
 mod doctor;
+mod error;
 mod files;
 mod habits;
 mod inspect;
@@ -38,12 +40,11 @@ mod wrap;
 #[cfg(test)]
 mod table_tests;
 
-use crate::devices::{DeviceOptions, Devices};
-use crate::error::{Error, Result};
-use crate::isolation::Isolation;
-use crate::model::Model;
+use crate::{DeviceOptions, Devices, Isolation, Model};
 use args::{Cli, Command, DescribedArgs, DeviceArgs, ModelArgs, PlacementArgs};
 use clap::{CommandFactory, FromArgMatches};
+pub use error::exit_code;
+use error::{Error, Result};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal};
 use std::process::ExitCode;
@@ -138,7 +139,7 @@ fn start_logging() {
     let _ = tracing::subscriber::set_global_default(log.with_writer(std::io::stderr).finish());
 }
 
-fn open_model(model: &ModelArgs) -> Result<Model> {
+fn open_model(model: &ModelArgs) -> crate::Result<Model> {
     match model.path() {
         Some(path) => Model::open(path),
         None => Model::bundled(),
@@ -146,7 +147,7 @@ fn open_model(model: &ModelArgs) -> Result<Model> {
 }
 
 /// Returns `model` with the RoPE scaling that the user requested, if any.
-fn scaled(model: Model, placement: &PlacementArgs) -> Result<Model> {
+fn scaled(model: Model, placement: &PlacementArgs) -> crate::Result<Model> {
     match placement.rope_scaling {
         Some(scaling) => model.with_rope_scaling(scaling),
         None => Ok(model),
@@ -156,8 +157,8 @@ fn scaled(model: Model, placement: &PlacementArgs) -> Result<Model> {
 /// Opens a model that may lack weights. Such a model suffices for inspecting it and for planning.
 fn open_metadata(model: &ModelArgs, described: DescribedArgs) -> Result<Model> {
     match (model.path(), described.assume_type) {
-        (Some(path), matrices) => Model::open_metadata(path, matrices),
-        (None, None) => Model::bundled(),
+        (Some(path), matrices) => Ok(Model::open_metadata(path, matrices)?),
+        (None, None) => Ok(Model::bundled()?),
         (None, Some(_)) => Err(Error::Usage(
             "--assume-type is for models without weights; the bundled model has weights".into(),
         )),
@@ -167,17 +168,15 @@ fn open_metadata(model: &ModelArgs, described: DescribedArgs) -> Result<Model> {
 fn device_options(args: &DeviceArgs) -> DeviceOptions {
     // The conversion may be lossy. Device names are ASCII, so a value that is not UTF-8 matches no device.
     let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let mut options = DeviceOptions {
-        requested: args.device.clone(),
-        from_environment: variable("RAGTAG_DEVICES"),
-        memory: (!args.memory.is_empty()).then(|| args.memory.join(",")),
-        memory_from_environment: variable("RAGTAG_MEMORY"),
-        cpu_devices: args.cpu_devices,
-        cpu_threads: args.threads,
-        throttles: args.throttle.clone(),
-        gemm: args.gemm,
-        ..DeviceOptions::default()
-    };
+    let mut options = DeviceOptions::default();
+    options.requested = args.device.clone();
+    options.from_environment = variable("RAGTAG_DEVICES");
+    options.memory = (!args.memory.is_empty()).then(|| args.memory.join(","));
+    options.memory_from_environment = variable("RAGTAG_MEMORY");
+    options.cpu_devices = args.cpu_devices;
+    options.cpu_threads = args.threads;
+    options.throttles = args.throttle.clone();
+    options.gemm = args.gemm;
     options = ISOLATION.get().map_or(options.clone(), |isolation| options.isolated(isolation));
     if let Some(child) = &mut options.probe_child {
         child.limit = Duration::from_secs(args.probe_limit);
@@ -186,19 +185,22 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
 }
 
 /// Prints the selection of devices to standard error.
-fn opened(devices: Result<Devices>) -> Result<Devices> {
+fn opened(devices: crate::Result<Devices>) -> crate::Result<Devices> {
     let devices = devices?;
     output::inform(&devices.start_line());
     Ok(devices)
 }
 
 /// Runs `future` to completion on this thread.
-fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+fn block_on<T, E>(future: impl Future<Output = std::result::Result<T, E>>) -> Result<T>
+where
+    Error: From<E>,
+{
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::Usage(format!("cannot start the async runtime: {e}")))?;
-    runtime.block_on(future)
+    Ok(runtime.block_on(future)?)
 }
 
 #[cfg(test)]

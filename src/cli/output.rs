@@ -1,7 +1,7 @@
 //! Output of the `ragtag` command: tables that fit the terminal, JSON, and figures with units. Results go to
 //! standard output. Everything else goes to standard error.
 
-use crate::error::{Error, Result};
+use super::error::{Error, Result};
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 use std::fmt;

@@ -5,6 +5,7 @@
 //! perplexity is the exponential of the mean negative log-probability of these tokens.
 
 use super::args::PerplexityArgs;
+use super::error::{Error, Result};
 use super::files;
 use super::output::{inform, print, print_json};
 use super::placed::placed;
@@ -12,11 +13,8 @@ use super::plan_table::summary;
 use super::progress;
 use super::records;
 use super::wanted::Needs;
-use crate::engine::EngineOptions;
-use crate::error::{Error, Result};
 use crate::files::read_text;
-use crate::model::Model;
-use crate::session::Session;
+use crate::{Model, Session};
 use ragtag_scheduler::token_log_probability;
 use serde_json::json;
 
@@ -36,7 +34,8 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let needs = Needs { all_logits: true, context: Some(context), verified, ..Needs::of(2) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
-    let options = EngineOptions { all_logits: true, ..args.transfers.options(args.records.trace.is_some()) };
+    let mut options = args.transfers.options(args.records.trace.is_some());
+    options.all_logits = true;
     let engine = placed.start(&model, options)?;
     let score = super::block_on(score(&engine.session(), &pieces))?;
     let printed = if args.json {
@@ -61,15 +60,11 @@ fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Ve
     if context < 4 {
         return Err(Error::Usage("--ctx must be at least 4 to measure perplexity".into()));
     }
-    let text = read_text(&args.file, MAX_BYTES).map_err(|cause| Error::File {
-        action: "read",
-        path: args.file.clone(),
-        cause,
-    })?;
+    let text = read_text(&args.file, MAX_BYTES).map_err(files::cannot_read(&args.file))?;
     let tokenizer = model.tokenizer()?;
     let ids = tokenizer
         .encode(&text, true)
-        .map_err(|cause| Error::Tokenizer { name: model.name().into(), cause })?;
+        .map_err(|cause| crate::Error::Tokenizer { name: model.name().into(), cause })?;
     let most = args.chunks.map_or(usize::MAX, |n| n as usize);
     let mut pieces: Vec<Vec<u32>> = ids.chunks_exact(context).take(most).map(<[u32]>::to_vec).collect();
     if pieces.is_empty() {

@@ -1,9 +1,9 @@
 //! Writes the pictures that `--html`, `--svg` and `--dot` request, and draws the bars below the plan table.
 
 use super::args::PictureArgs;
+use super::error::{Error, Result};
 use super::files::{self, is_standard, write_file};
 use super::output::print;
-use crate::error::{Error, Result};
 use crate::pictures::{self, BarStyle, Report};
 use std::path::Path;
 
@@ -114,6 +114,9 @@ mod tests {
         let file = folder.path().join("plan.svg");
         assert!(!usage(&args(Some("-"), file.to_str()), false));
         let nowhere = folder.path().join("missing/plan.svg");
-        assert!(matches!(Pictures::new(&args(None, nowhere.to_str()), false, []), Err(Error::File { .. })));
+        assert!(matches!(
+            Pictures::new(&args(None, nowhere.to_str()), false, []),
+            Err(Error::Library(crate::Error::File { .. }))
+        ));
     }
 }

@@ -1,18 +1,14 @@
 //! Selects devices, makes plans for them, and starts engines. All commands that place a model use this.
 
+use super::advice::worded;
 use super::args::{DeviceArgs, FleetArgs, PlacementArgs};
-use super::files::input_name;
+use super::error::{Error, Result};
+use super::files::{cannot_read, input_name};
 use super::output::{bytes, inform, note};
 use super::plan_table::summary;
 use super::wanted::{AUTO, Needs, Wanted};
-use crate::CheckedBlock;
-use crate::calibrate::ProbedLink;
-use crate::devices::Devices;
-use crate::engine::{Engine, EngineOptions};
-use crate::error::{Error, Result};
 use crate::files::{MAX_JSON_BYTES, read_text};
-use crate::model::Model;
-use crate::planner::Planner;
+use crate::{CheckedBlock, Devices, Engine, EngineOptions, Model, Planner, ProbedLink};
 use ragtag_planner::plan::Plan;
 use ragtag_planner::{Fleet, Workload};
 use std::panic::resume_unwind;
@@ -41,42 +37,48 @@ impl Placed {
         let (trace, all_logits) = (options.trace, options.all_logits);
         let (verify_transfers, stall_timeout) = (options.verify_transfers, options.stall_timeout);
         let error = match self.start_here(model, options) {
-            Err(error @ Error::Untrusted { .. }) if self.devices.choice().requested == AUTO => error,
+            Err(error @ Error::Library(crate::Error::Untrusted { .. }))
+                if self.devices.choice().requested == AUTO =>
+            {
+                error
+            }
             other => return other,
         };
         note(&format!("warning: {error}\nusing the CPU"));
         let device_args = DeviceArgs { device: Some("cpu".into()), ..self.device_args.clone() };
         *self = placed(model, &device_args, &self.placement, self.needs)?;
         inform(&summary(&self.plan));
-        let options =
-            EngineOptions { trace, all_logits, verify_transfers, stall_timeout, ..EngineOptions::default() };
+        let mut options = EngineOptions::default();
+        (options.trace, options.all_logits) = (trace, all_logits);
+        (options.verify_transfers, options.stall_timeout) = (verify_transfers, stall_timeout);
         self.start_here(model, options)
     }
 
     /// Starts an engine on the selected devices.
-    fn start_here(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
-        let options = EngineOptions { no_self_test: self.placement.no_self_test, ..options };
+    fn start_here(&mut self, model: &Model, mut options: EngineOptions) -> Result<Engine> {
+        options.no_self_test = self.placement.no_self_test;
         let strict = self.device_args.strict;
         let Self { devices, planner, plan, file, .. } = self;
         if let Some(path) = file {
             return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
-                error if strict => super::strict::refused(error),
-                Error::Run(cause) if cause.refused_memory().is_some() => {
+                error if strict => super::strict::refused(error.into()),
+                crate::Error::Run(cause) if cause.refused_memory().is_some() => {
                     Error::PlanMemory { path: path.clone(), cause: Box::new(cause) }
                 }
-                other => other,
+                other => other.into(),
             });
         }
         if strict {
-            return Engine::start_exact(model, devices, plan, options).map_err(super::strict::refused);
+            let started = Engine::start_exact(model, devices, plan, options);
+            return started.map_err(|error| super::strict::refused(error.into()));
         }
         let mut known = planner.clone();
         let engine =
             Engine::start_replanning(model, devices, planner, plan, options, |error, bounded, next| {
                 let what = match error {
-                    Error::Device { device, .. } => format!("trying without {device}"),
-                    Error::Untrusted { device, .. } => {
-                        note(&format!("warning: {error}"));
+                    crate::Error::Device { device, .. } => format!("trying without {device}"),
+                    crate::Error::Untrusted { device, .. } => {
+                        note(&format!("warning: {}", worded(error)));
                         format!("trying without {device}")
                     }
                     _ => "trying a smaller plan".into(),
@@ -103,7 +105,7 @@ pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> R
 }
 
 /// Probes and selects devices.
-fn probe(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> Result<Devices> {
+fn probe(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> crate::Result<Devices> {
     let options = super::device_options(args);
     match wanted.is_calibrated() {
         true => Devices::probe_for(&options, model, &super::calibrate::options(wanted)),
@@ -227,9 +229,10 @@ fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: boo
 /// Reads a fleet. `text` is the path of a `.json` file, or a list of cards.
 fn open_fleet(text: &str) -> Result<Fleet> {
     if !text.ends_with(".json") {
-        return Fleet::from_line(text).map_err(|cause| Error::Fleet { of: "--fleet".into(), cause });
+        let invalid = |cause| crate::Error::Fleet { of: "--fleet".into(), cause };
+        return Ok(Fleet::from_line(text).map_err(invalid)?);
     }
     let json = read_text(Path::new(text), MAX_JSON_BYTES);
-    let json = json.map_err(|cause| Error::File { action: "read", path: text.into(), cause })?;
-    Fleet::from_json(&json).map_err(|cause| Error::Fleet { of: text.into(), cause })
+    let json = json.map_err(cannot_read(Path::new(text)))?;
+    Ok(Fleet::from_json(&json).map_err(|cause| crate::Error::Fleet { of: text.into(), cause })?)
 }

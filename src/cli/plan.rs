@@ -1,15 +1,14 @@
 //! Implements `ragtag plan`.
 
 use super::args::PlanArgs;
+use super::error::Result;
 use super::output::{out_width, print, show};
 use super::pictures::{Pictures, bars};
 use super::placed::for_fleet_or_devices;
 use super::plan_table::{as_table, summary};
 use super::wanted::Needs;
-use crate::error::Result;
-use crate::model::Model;
 use crate::pictures::{Gantt, Report};
-use crate::planner::Planner;
+use crate::{Model, Planner};
 use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::PathBuf;

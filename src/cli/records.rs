@@ -1,12 +1,10 @@
 //! Writes the records of a run: the trace and the receipt.
 
 use super::args::RecordArgs;
+use super::error::Result;
 use super::files::write_file;
 use super::output::inform;
-use crate::devices::Devices;
-use crate::engine::{Engine, VerifiedTransfers};
-use crate::error::Result;
-use crate::model::Model;
+use crate::{Devices, Engine, Model, VerifiedTransfers};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -34,7 +32,8 @@ pub(super) fn stage_reports(engine: &Engine) -> Vec<serde_json::Value> {
 
 /// Prints the result and the cost of verified transfers, if the user requested them.
 pub(super) fn inform_verified(engine: &Engine) {
-    let Some(VerifiedTransfers { transfers, wrong, waited_us, share }) = engine.verified_transfers() else {
+    let Some(VerifiedTransfers { transfers, wrong, waited_us, share, .. }) = engine.verified_transfers()
+    else {
         return;
     };
     let plural = if transfers == 1 { "" } else { "s" };

@@ -2,6 +2,7 @@
 
 use super::args::{RunArgs, SamplingArgs};
 use super::compare;
+use super::error::{Error, Result};
 use super::files::{self, is_standard, read_input};
 use super::output::{error_width, inform, offer, print, print_json, set_quiet};
 use super::placed::{check_blocks, placed_while};
@@ -10,11 +11,7 @@ use super::records;
 use super::stream::events;
 use super::template::dialogue;
 use super::wanted::{Needs, workload};
-use crate::calibrate::Meter;
-use crate::engine::Engine;
-use crate::error::{Error, Result};
-use crate::model::Model;
-use crate::session::{Event, Generation, Summary};
+use crate::{Engine, Event, Generation, Meter, Model, Summary};
 use ragtag_graph::{Tokenizer, TokenizerError};
 use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};
@@ -101,14 +98,19 @@ fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     if tokens <= context as usize {
         return Ok(());
     }
-    Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()))
+    Err(too_long(tokens, context))
+}
+
+/// Returns the pipeline's error for a prompt that is too long.
+pub(super) fn too_long(tokens: usize, context: u32) -> Error {
+    crate::Error::Run(Refusal::PromptTooLong { tokens, context }.into()).into()
 }
 
 /// Runs a short generation whose measured times `--replan` uses. It has two prefill chunks of the same size
 /// as the chunks of a prompt with `tokens` tokens, and up to [`WARM_UP_STEPS`] decode steps.
 async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     let chunk = engine.plan().chunks().rows(tokens as u64, false);
-    engine.session().rehearse(chunk.saturating_mul(2), WARM_UP_STEPS).await
+    Ok(engine.session().rehearse(chunk.saturating_mul(2), WARM_UP_STEPS).await?)
 }
 
 /// Returns the prefill and the decode phase of a generation as bursts, each with its measured tokens per
@@ -158,8 +160,8 @@ async fn generate(
 /// Returns the tokens of the prompt. With `--chat`, takes the prompt, so that it is not echoed.
 fn prompt_tokens(args: &RunArgs, model: &Model, prompt: &mut String) -> Result<Vec<u32>> {
     if !args.chat {
-        let failed = |cause| Error::Tokenizer { name: model.name().into(), cause };
-        return encode(model.tokenizer()?, prompt, !args.no_special).map_err(failed);
+        let failed = |cause| crate::Error::Tokenizer { name: model.name().into(), cause };
+        return Ok(encode(model.tokenizer()?, prompt, !args.no_special).map_err(failed)?);
     }
     let mut dialogue = dialogue(model, args.template.as_deref())?;
     dialogue.set_system(args.system.as_deref().unwrap_or_default());

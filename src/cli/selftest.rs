@@ -1,11 +1,11 @@
 //! Implements `ragtag selftest`, which checks that the devices of this machine compute correctly.
 
 use super::args::SelftestArgs;
+use super::error::Result;
 use super::files::{self, write_file};
 use super::output::{inform, out_width, print_json, show, table, to_json};
 use super::progress;
-use crate::devices::Devices;
-use crate::error::Result;
+use crate::Devices;
 use crate::selftest::SelfTest;
 use ragtag_conformance::{Outcome, Report, Shapes, Verdict};
 use ragtag_devices::SelectionOrigin;
@@ -39,7 +39,8 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     let printed = if args.json { print_json(&found) } else { show(&as_text(&found, out_width())) };
     let reported = args.report.iter().try_for_each(|path| write_file(path, to_json(&found).as_bytes()));
     // A failed test takes precedence over a failed write.
-    found.check().and(printed).and(reported)
+    found.check()?;
+    printed.and(reported)
 }
 
 /// Formats the results: the table, the failed and skipped tests with their reasons, and the unavailable
@@ -117,7 +118,7 @@ fn reasons(report: &Report, what: &str, tests: &[Reason<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::DeviceOptions;
+    use crate::DeviceOptions;
 
     /// Returns a self-test of the CPU device with the given test names and verdicts.
     fn found(tests: &[(&str, Verdict)]) -> SelfTest {

@@ -1,14 +1,14 @@
 //! Implements `ragtag simulate`, which runs a plan under a load of requests on a virtual clock.
 
 use super::args::SimulateArgs;
-use super::files::{self, write_file};
+use super::error::{Error, Result};
+use super::files::{self, cannot_read, write_file};
 use super::output::{TextTable, bytes, inform, out_width, print_json, show, table};
 use super::placed::for_fleet_or_devices;
 use super::plan_table::summary;
 use super::wanted::Needs;
-use crate::error::{Error, Result};
+use crate::Trace;
 use crate::files::read_text;
-use crate::trace::Trace;
 use ragtag_planner::plan::Plan;
 use ragtag_scheduler::core::Want;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Load, Percentiles, SimRequest, SimSummary};
@@ -59,7 +59,7 @@ fn load(args: &SimulateArgs) -> Result<Load> {
         new_tokens: args.new_tokens,
         seed: args.seed,
     };
-    Ok(drawn.draw()?)
+    Ok(drawn.draw().map_err(crate::Error::from)?)
 }
 
 /// Maximum size of a requests file in bytes. The file of the largest valid load is far smaller.
@@ -67,7 +67,7 @@ const MAX_BYTES: u64 = 1 << 28;
 
 fn read(path: &Path) -> Result<Load> {
     let text = read_text(path, MAX_BYTES);
-    let text = text.map_err(|cause| Error::File { action: "read", path: path.into(), cause })?;
+    let text = text.map_err(cannot_read(path))?;
     Load::from_text(&text).map_err(|cause| Error::RequestFile { path: path.into(), cause })
 }
 

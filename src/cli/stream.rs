@@ -1,9 +1,8 @@
 //! Runs one generation on the terminal: shows the progress of the prompt, and cancels on Ctrl-C.
 
+use super::error::Result;
 use super::progress::Prefill;
-use crate::engine::Engine;
-use crate::error::Result;
-use crate::session::{Event, Generation, Prompt, Summary};
+use crate::{Engine, Event, Generation, Prompt, Summary};
 use std::future::{pending, poll_fn};
 use std::task::Poll;
 use std::time::Duration;

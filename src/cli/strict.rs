@@ -1,16 +1,14 @@
 //! Checks that `--strict` makes before a run.
 
-use crate::calibrate::{Calibration, LinkReport, ProbedLink};
-use crate::devices::Devices;
-use crate::error::{Error, Result};
-use crate::model::Model;
+use super::error::{Error, Result};
+use crate::{Calibration, Devices, LinkReport, Model, ProbedLink};
 use ragtag_hal::{Adapter, AdapterKind};
 
 /// Returns an error if a selected device emulates a GPU in software, if a device or a link is throttled, or
 /// if the model has suspicious weights.
 pub(super) fn check(devices: &Devices, model: &Model) -> Result<()> {
     let mut findings = findings(devices);
-    findings.extend(crate::strict::suspicious_weights(model)?);
+    findings.extend(crate::suspicious_weights(model)?);
     refuse(findings)
 }
 
@@ -39,7 +37,7 @@ pub(super) fn check_links(devices: &Devices, report: &LinkReport) -> Result<()> 
 /// Returns the refusal of a device that has failed its self-test, or `error` if it is another one.
 pub(super) fn refused(error: Error) -> Error {
     match error {
-        Error::Untrusted { .. } => Error::Strict { findings: vec![error.to_string()] },
+        Error::Library(crate::Error::Untrusted { .. }) => Error::Strict { findings: vec![error.to_string()] },
         other => other,
     }
 }

@@ -6,11 +6,9 @@ use super::{
     bench, calibrate, cards, compare, devices, doctor, inspect, links, plan_table, selftest, simulate,
     tokenize,
 };
-use crate::calibrate::{Calibration, Hop, LinkClass, LinkRate, LinkReport, ProbedLink, TriedRoute};
 use crate::doctor::{Diagnosis, Finding, State};
-use crate::model::Model;
-use crate::planner::Planner;
 use crate::selftest::SelfTest;
+use crate::{Calibration, Hop, LinkClass, LinkRate, LinkReport, Model, Planner, ProbedLink, TriedRoute};
 use ragtag_conformance::{Absent, Outcome, Verdict};
 use ragtag_devices::{BackendReport, Physical, Report, Status};
 use ragtag_graph::Granularity;

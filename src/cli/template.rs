@@ -1,12 +1,11 @@
 //! Implements `ragtag template`, which renders a conversation with a model's chat template.
 
 use super::args::TemplateArgs;
-use super::files::{input_name, is_standard, read_input};
+use super::error::{Error, Result};
+use super::files::{file_name, input_name, is_standard, read_input};
 use super::output::print;
-use crate::dialogue::Dialogue;
-use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
-use crate::model::{Model, file_name};
+use crate::{Dialogue, Model};
 use ragtag_chat::{Conversation, Data, Message, Moment, Object, Template, from_json};
 use serde::de::DeserializeOwned;
 use std::path::Path;
@@ -40,7 +39,7 @@ pub(super) fn run(args: &TemplateArgs) -> Result<()> {
 }
 
 fn failed(name: &str) -> impl Fn(ragtag_chat::Error) -> Error {
-    |cause| Error::Template { name: name.into(), cause }
+    |cause| crate::Error::Template { name: name.into(), cause }.into()
 }
 
 /// Opens the model, and sets the texts of its tokens.
@@ -57,9 +56,9 @@ fn open(args: &TemplateArgs, conversation: &mut Conversation) -> Result<Model> {
 
 /// Starts a conversation with the chat template in a file, or with the model's template.
 pub(super) fn dialogue(model: &Model, template: Option<&Path>) -> Result<Dialogue> {
-    let Some(path) = template else { return Dialogue::new(model) };
+    let Some(path) = template else { return Ok(Dialogue::new(model)?) };
     let (source, name) = source(path)?;
-    Dialogue::with_template(model, &source, &name)
+    Ok(Dialogue::with_template(model, &source, &name)?)
 }
 
 /// Reads a chat template. Returns its source, and its name in errors.

@@ -1,10 +1,11 @@
 //! Implements `ragtag tokenize`, which shows the tokens of a text.
 
 use super::args::TokenizeArgs;
+use super::error::{Error, Result};
+use super::files::file_name;
 use super::output::{out_width, print, print_json, show, table};
 use super::run::{encode, read_prompt};
-use crate::error::{Error, Result};
-use crate::model::{BUNDLED_MODEL, Model, file_name};
+use crate::{BUNDLED_MODEL, Model};
 use ragtag_graph::{Tokenizer, TokenizerError};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
@@ -36,7 +37,7 @@ pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
         }
         (None, file) => read_prompt(file.as_deref().unwrap_or(Path::new("-")))?,
     };
-    let ids = tokens(args, &tokenizer, &text).map_err(|cause| Error::Tokenizer { name, cause })?;
+    let ids = tokens(args, &tokenizer, &text).map_err(|cause| crate::Error::Tokenizer { name, cause })?;
     if args.ids {
         let ids: Vec<_> = ids.iter().map(u32::to_string).collect();
         return print(&format!("{}\n", ids.join(",")));

@@ -1,12 +1,11 @@
 //! Requested placements. Merges the placement arguments with the plan file of `--plan`.
 
 use super::args::{MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
+use super::error::{Error, Result};
 use super::files::{input_name, read_input};
 use super::output::note;
-use crate::error::{Error, Result};
 use crate::files::MAX_JSON_BYTES;
-use crate::model::Model;
-use crate::planner::Planner;
+use crate::{Model, Planner};
 use ragtag_devices::canonical;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
@@ -177,7 +176,8 @@ impl<'a> Wanted<'a> {
     /// Fails if a probe has found a route unusable, or if no probe has verified a route that shares memory.
     pub(super) fn check_routes(&self, planner: &Planner, strict: bool) -> Result<()> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
-        let findings = planner.refusals(plan);
+        let advised = |finding| format!("{finding} (run `ragtag devices --links` with the same devices)");
+        let findings: Vec<_> = planner.refusals(plan).into_iter().map(advised).collect();
         match findings.is_empty() {
             true => Ok(()),
             false if strict => super::strict::refuse(findings),

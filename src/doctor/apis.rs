@@ -3,7 +3,7 @@
 use super::machine::{Access, Distribution, Fault, Gpu, Icd, Library, Machine, Node, Vendor};
 use super::packages;
 use super::{Finding, State};
-use crate::calibrate::{Kept, TriedKernel};
+use crate::TriedKernel;
 use ragtag_devices::{BackendReport, Report, Status};
 use ragtag_hal::{Adapter, KernelLanguage};
 use std::collections::BTreeMap;
@@ -104,9 +104,9 @@ fn devices(backend: &BackendReport, report: &Report) -> Vec<Finding> {
             vec![Finding::new("devices", State::Missing, "the driver reports no devices")]
         }
         Status::Found { adapters } => {
-            let kept = Kept::new(None);
-            let findings =
-                |adapter| [vec![device(adapter, report)], tests(adapter, &kept.kernels(adapter))].concat();
+            let findings = |adapter| {
+                [vec![device(adapter, report)], tests(adapter, &TriedKernel::all_on(adapter))].concat()
+            };
             adapters.iter().flat_map(findings).collect()
         }
     }

@@ -10,7 +10,7 @@ mod packages;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
-use crate::devices::{DeviceOptions, Devices};
+use crate::{DeviceOptions, Devices};
 use machine::Machine;
 use ragtag_devices::{BackendReport, Report, Requested};
 use serde::Serialize;

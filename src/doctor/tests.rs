@@ -2,8 +2,7 @@
 
 use super::machine::{Access, Distribution, Machine, Node};
 use super::{Diagnosis, Finding, State, apis, diagnose, packages};
-use crate::calibrate::TriedKernel;
-use crate::devices::{DeviceOptions, Devices};
+use crate::{DeviceOptions, Devices, TriedKernel};
 use ragtag_devices::{BackendReport, Report, Status};
 use ragtag_hal::{Adapter, Condition, ThrottleReason, Unavailable};
 use std::fs;
@@ -493,7 +492,8 @@ fn missing_backends_and_the_selection_are_reported_first() {
     fake.variables = vec![("RAGTAG_DEVICES", "cuda:0".into())];
     let backend = BackendReport { name: "cuda".into(), status: Status::NotCompiled };
     let report = Report { backends: vec![backend], devices: Vec::new() };
-    let options = DeviceOptions { from_environment: Some("cuda:0".into()), ..DeviceOptions::default() };
+    let mut options = DeviceOptions::default();
+    options.from_environment = Some("cuda:0".into());
     let found = diagnose(&report, &options, &fake.machine());
     let [Diagnosis { findings: selection, .. }, Diagnosis { api, findings }] = &found[..] else { panic!() };
     assert!(about(selection, "devices")[0].starts_with("Missing: backend \"cuda\" is not compiled"));

@@ -1,6 +1,6 @@
 //! Timelines of a pipeline, as data from which other modules draw Gantt charts.
 
-use crate::trace::{Trace, track};
+use crate::Trace;
 use ragtag_hal::QueueKind;
 use ragtag_planner::plan::{Plan, PredictedTimes, PrefillStage};
 use ragtag_scheduler::sim::SimSummary;
@@ -97,16 +97,17 @@ impl Gantt {
     /// Creates the timeline of a run from its trace. A computation with more than `decode_rows` rows counts
     /// as prefill. Pass the value of [`Plan::decode_rows`].
     pub fn of_trace(trace: &Trace, decode_rows: u32) -> Self {
+        let lane = |span: &Span| (span.stage, span.kind == SpanKind::Read, span.queue.index());
         let mut used = BTreeMap::new();
         for span in trace.spans() {
-            used.insert((span.stage, track(span).0), lane_name(span));
+            used.insert(lane(span), lane_name(span));
         }
         let device = |stage: u32| trace.devices().get(stage as usize).cloned().unwrap_or_default();
         let rows =
-            used.iter().map(|(&(stage, _), &lane)| GanttRow { device: device(stage), lane: lane.into() });
+            used.iter().map(|(&(stage, ..), &lane)| GanttRow { device: device(stage), lane: lane.into() });
         let keys: Vec<_> = used.keys().copied().collect();
         let span = |span: &Span| {
-            let row = keys.binary_search(&(span.stage, track(span).0)).ok()?;
+            let row = keys.binary_search(&lane(span)).ok()?;
             Some(GanttSpan {
                 row,
                 kind: kind(span, decode_rows),

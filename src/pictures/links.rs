@@ -2,7 +2,7 @@
 
 use super::chart::CHARACTER;
 use super::words::{self, printable};
-use crate::calibrate::{LinkReport, ProbedLink};
+use crate::{LinkReport, ProbedLink};
 use maud::{Markup, PreEscaped, html};
 
 /// Dimensions in pixels: margin of the sheet, height of the heading, size of a node, distance of the nodes on
@@ -204,7 +204,7 @@ fn px(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calibrate::{LinkClass, LinkRate};
+    use crate::{LinkClass, LinkRate};
     use ragtag_transfer::Route;
 
     /// Returns the links between `count` devices. The links to the last device are not verified.

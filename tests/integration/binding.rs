@@ -3,6 +3,7 @@
 
 use crate::support::{MODELS, Setup, block_on, devices, engine_on, golden, model_path, within};
 use ragtag::Model;
+use ragtag::cli::exit_code;
 use ragtag_kernels::Activations;
 
 /// Maximum binding size in bytes. It is smaller than most matrices in any layout, and larger than all other
@@ -37,5 +38,5 @@ fn refuses_with_sizes_what_cannot_be_split_into_parts() {
     let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
     let words = "a buffer of keys or values takes 64.0 KiB, and the device allows 40.0 KiB in one piece";
     assert!(text.contains(words), "{text}");
-    assert_eq!(error.exit_code(), 6);
+    assert_eq!(exit_code(&error), 6);
 }

@@ -1,6 +1,7 @@
 //! Tests the comparison of each stage's first block with the CPU.
 
 use crate::support::{self, Setup, last_vulkan, model_path, ragtag, run_with_vulkan, within};
+use ragtag::cli::exit_code;
 use ragtag::{Activations, Devices, Error, KvType, Model, Planner, check_first_blocks};
 use ragtag_hal::{Checked, CopyFault, CopyFaultKind, Faults, FaultyCopies, ShortCopies};
 
@@ -49,7 +50,7 @@ fn a_stage_that_differs_from_the_cpu_is_named() {
         assert_eq!(checked, [(0, 2e-2), (1, 2e-2), (13, 2e-2)]);
 
         let error = check_first_blocks(&model, &two(Some(ShortCopies::All)), &exact).unwrap_err();
-        assert_eq!(error.exit_code(), 1);
+        assert_eq!(exit_code(&error), 1);
         let (said, route) = (error.to_string(), "rows arrive from cpu:0 by the staged route");
         assert!(matches!(error, Error::Canary { stage: 1, .. }), "{said}");
         assert!(said.starts_with(&format!("stage 1 on cpu:1 ({route}): its first block differs")), "{said}");

@@ -4,6 +4,7 @@
 use crate::support::{
     Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
 };
+use ragtag::cli::exit_code;
 use ragtag::{
     Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Error, Model, Plan, Planner, Prompt,
 };
@@ -85,7 +86,7 @@ fn without_another_plan_the_error_names_the_device() {
         let found = two_without(&["cpu:0", "cpu:1"]);
         let error = started(&model, &found, &planner(&model, &found)).unwrap_err();
         assert!(error.to_string().starts_with("cannot open cpu:0: out of device memory"), "{error}");
-        assert_eq!(error.exit_code(), 6);
+        assert_eq!(exit_code(&error), 6);
 
         let found = two_without(&["cpu:1"]);
         let split = planner(&model, &found).split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());

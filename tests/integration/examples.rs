@@ -48,7 +48,8 @@ fn a_pipeline_gives_the_same_text_for_every_cut() {
 
 #[test]
 fn plans_need_no_device() {
-    let lines = ["fast:0   segments 0-13 ", "slow:0   segments ", "no plan (exit code 6)", "fast:0 lacks "];
+    let lines =
+        ["fast:0   segments 0-13 ", "slow:0   segments ", "no plan: the model does not fit", "fast:0 lacks "];
     prints("03-plan-without-running", &[], &lines);
 }
 

@@ -4,6 +4,7 @@
 use crate::support::{
     Said, Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, within,
 };
+use ragtag::cli::exit_code;
 use ragtag::{Engine, Error, Event, Model, Prompt, Reason};
 use ragtag_hal::{Checked, Device, Error as DeviceError, Faults, LeakWatch, Leaks, QueueKind};
 use ragtag_scheduler::{Error as RunError, SpanKind, Turn};
@@ -161,7 +162,7 @@ fn a_lost_device_ends_the_run_without_leaks() {
                         cause: DeviceError::Lost { .. },
                     }) => {
                         assert_eq!((named, device.as_str()), (stage, lost));
-                        assert_eq!(error.exit_code(), 1);
+                        assert_eq!(exit_code(&error), 1);
                     }
                     other => panic!("{lost}: {other:?}"),
                 }
@@ -198,7 +199,7 @@ fn reports_failed_allocations_with_sizes_and_runs_smaller_setups() {
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(error.exit_code(), 6);
+        assert_eq!(exit_code(&error), 6);
         watch.assert_no_leaks(3);
 
         let smaller = Setup { context: 64, sequences: 1, ..setup() };
@@ -249,7 +250,7 @@ fn a_loss_reported_by_a_call_appears_once_with_the_call() {
             let error = block_on(listen(stream)).unwrap_err();
             let said = "device lost: submission 60 failed (injected fault)";
             assert_eq!(error.to_string(), format!("stage {stage} on {lost}: {said}"));
-            assert_eq!(error.exit_code(), 1);
+            assert_eq!(exit_code(&error), 1);
             // Later requests get the error that ended the run.
             let later = engine.session().generate(Prompt::Tokens(prompt), &greedy(1));
             let later = later.and_then(|stream| block_on(listen(stream))).unwrap_err();

@@ -6,6 +6,7 @@
 
 use crate::gpus::compiles_anew;
 use crate::support::{self, Checkpoint, SMALL, Setup, block_on, greedy, listen, relative_error, within};
+use ragtag::cli::exit_code;
 use ragtag::{DeviceOptions, Devices, Engine, Error, Event, Prompt};
 use ragtag_hal::Error as DeviceError;
 use ragtag_kernels::NumericsClass;
@@ -74,7 +75,7 @@ fn a_stage_is_lost(faults: &Faults, [first, last]: [&str; 2], lost: usize, at: L
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(error.exit_code(), 1);
+    assert_eq!(exit_code(&error), 1);
     let most = said.len().min(expected.len());
     assert!(most >= BEFORE && said[..most] == expected[..most], "{said:?} of {expected:?}");
     engine.shutdown();

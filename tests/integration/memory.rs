@@ -5,6 +5,7 @@
 use crate::support::{
     Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
 };
+use ragtag::cli::exit_code;
 use ragtag::{
     AdapterKind, DeviceFacts, Devices, Engine, EngineOptions, Error, FigureSource, Model, Plan, Planner,
     Prompt, Workload,
@@ -129,7 +130,7 @@ fn keeps_requested_values_and_otherwise_fails_with_sizes() {
             wanted > free && held_bytes + free <= needed / 3 * 2 && *needed_bytes > needed / 3 * 2,
             "{error}"
         );
-        assert_eq!(error.exit_code(), 6);
+        assert_eq!(exit_code(&error), 6);
         // The process continues, and smaller requests run.
         let (plan, ..) = fitted(&model, &found, &planner(&model, &found));
         assert!(plan.context < 512);
@@ -189,7 +190,7 @@ fn a_single_device_without_memory_is_an_error_with_sizes() {
         let refused = refused.refused_memory().expect("it was memory");
         assert_eq!((refused.device, refused.free_bytes, refused.held_bytes), ("cpu:0", None, 0));
         assert!(refused.wanted_bytes > 0 && refused.needed_bytes > 1 << 20, "{refused:?}");
-        assert_eq!(error.exit_code(), 6);
+        assert_eq!(exit_code(&error), 6);
     });
 }
 
@@ -347,7 +348,7 @@ fn evicting_programs_during_a_run_changes_no_token() {
         let error = tales(&engine).unwrap_err();
         let Error::Run(RunError::Stage { stage: 1, device, cause }) = &error else { panic!("{error:?}") };
         assert!(device == "cpu:1" && cause.is_out_of_memory(), "{error}");
-        assert_eq!(error.exit_code(), 6);
+        assert_eq!(exit_code(&error), 6);
         drop(engine);
         assert_eq!(tales(&faulty(&model, Faults::default()).unwrap()).unwrap(), expected);
     });

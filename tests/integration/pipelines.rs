@@ -4,6 +4,7 @@
 use crate::support::{
     self, Said, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
+use ragtag::cli::exit_code;
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Granularity, Model, Planner,
     Prompt, Reason, Session, WireType, overlap,
@@ -509,7 +510,7 @@ fn refuses_invalid_requests_and_continues() {
         let refused = |ids: &[u32], message: &str| {
             let error = say(&session, ids, &greedy(4)).unwrap_err();
             assert!(matches!(error, Error::Run(ragtag_scheduler::Error::Refused(_))), "{error:?}");
-            assert_eq!(error.exit_code(), 2);
+            assert_eq!(exit_code(&error), 2);
             assert!(error.to_string().starts_with(message), "{error}");
             let error = block_on(session.logits(ids)).unwrap_err();
             assert!(error.to_string().starts_with(message), "{error}");
@@ -525,7 +526,7 @@ fn refuses_invalid_requests_and_continues() {
         };
         let error = session.generate("Once", &bad).unwrap_err();
         assert_eq!(
-            (error.exit_code(), error.to_string().as_str()),
+            (exit_code(&error), error.to_string().as_str()),
             (2, "top-p is 0; it must be above 0 and at most 1")
         );
 
@@ -666,7 +667,7 @@ fn a_file_that_shrank_before_loading_is_a_clear_error() {
             assert!(message.contains("cpu:0") && message.contains(&expected), "{message}");
             for error in [copy.model.fingerprint().unwrap_err(), copy.model.digest().unwrap_err()] {
                 assert!(error.to_string().contains(&expected), "{error}");
-                assert_eq!(error.exit_code(), 7);
+                assert_eq!(exit_code(&error), 7);
             }
         }
     });
@@ -687,7 +688,7 @@ fn a_file_that_shrinks_while_loading_is_a_clear_error() {
         options.progress = Some(progress);
         let error = Engine::start_exact(&copy.model, &copy.devices, &copy.plan, options).unwrap_err();
         assert!(error.to_string().contains("shrank while in use"), "{error}");
-        assert_eq!(error.exit_code(), 7);
+        assert_eq!(exit_code(&error), 7);
         let calls = calls.lock().unwrap();
         assert!(calls.iter().all(|(done, total)| done < total), "it was truncated before the end: {calls:?}");
     });

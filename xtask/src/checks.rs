@@ -56,10 +56,10 @@ impl Done {
 }
 
 /// Packages with backend features, and the feature sets with which every commit compiles them: no backend, the
-/// CPU alone, the library without the command, and HIP, the only backend feature that the command's code checks.
+/// CPU alone, the library without the command, and HIP, the only backend feature that the engine's code checks.
 /// The nightly run compiles with each backend.
-const FEATURES: [(&str, &[&str]); 2] =
-    [("ragtag-devices", &["", "cpu"]), ("ragtag", &["", "cli,cpu", "cli,hip"])];
+const FEATURES: [(&str, &[&str]); 3] =
+    [("ragtag-devices", &["", "cpu"]), ("ragtag-engine", &["hip"]), ("ragtag", &["", "cli,cpu"])];
 
 /// Runs the checks that the README describes. The workspace's tests run last, so that their output ends the
 /// log.

@@ -16,10 +16,8 @@ const BACKENDS: &str = "cpu,cuda,hip,level-zero,opencl,vulkan,wgpu";
 /// # Errors
 /// Returns an error that names the crates.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
-    let library = ["-p", "ragtag", "--no-default-features", "--features", BACKENDS];
-    let extra = of_command(&tree(root, "normal", &library)?);
-    if !extra.is_empty() {
-        return Err(format!("the library without the feature `cli` depends on {}", extra.join(", ")));
+    for library in ["ragtag-engine", "ragtag"] {
+        without_command(root, &["-p", library, "--no-default-features", "--features", BACKENDS])?;
     }
     let changed = changed(&tree(root, "normal,build", &[])?, &tree(root, "normal,build,dev", &[])?);
     if changed.is_empty() {
@@ -30,6 +28,18 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
          Cargo.toml, beside those of getrandom.",
         changed.join("; ")
     ))
+}
+
+/// Checks that the build with `arguments` compiles no crate that only the command needs.
+///
+/// # Errors
+/// Returns an error that names the crates.
+pub(crate) fn without_command(root: &Path, arguments: &[&str]) -> Result<(), String> {
+    let extra = of_command(&tree(root, "normal", arguments)?);
+    match extra.is_empty() {
+        true => Ok(()),
+        false => Err(format!("a build with {} compiles {}", arguments.join(" "), extra.join(", "))),
+    }
 }
 
 /// Returns the crates that a build compiles, each with its version and its features.

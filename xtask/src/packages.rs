@@ -1,7 +1,8 @@
 //! Checks the packages of the published crates. Packages each crate, checks its size, and compiles the examples
-//! outside the workspace with these packages alone. The complete check also builds and runs them.
+//! outside the workspace with these packages alone. The complete check also builds and runs them. A second program
+//! uses the library without the command.
 //!
-//! Contains no package names; cargo's metadata lists the packages.
+//! Lists no packages; cargo's metadata does.
 
 use crate::checks::Done;
 use crate::metadata::{self, Package};
@@ -15,6 +16,12 @@ const PACKAGE_BYTES: u64 = 10 << 20;
 
 /// Example to run, its arguments for a small problem size, and text that its output must contain.
 const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "16"], "cpu:0 ");
+
+/// Package of the library, whose example is the second program.
+const LIBRARY: &str = "ragtag-engine";
+
+/// Arguments with which a program that isolates drivers is the child process for a backend.
+const CHILD: [&str; 3] = ["ragtag-child", "probe", "opencl"];
 
 /// Crates to build without optimisation, because optimising them takes longer than running the example.
 const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-scheduler"];
@@ -77,6 +84,9 @@ fn program(root: &Path, packages: &[&Package], folder: &Path) -> Result<(), Stri
         |file: &str, text: &str| fs::write(folder.join(file), text).map_err(|e| format!("{file}: {e}"));
     write("Cargo.toml", &manifest(packages, &read("Cargo.toml")?))?;
     write("Cargo.lock", &read("Cargo.lock")?)?;
+    fs::create_dir_all(folder.join("embedding/src")).map_err(|e| e.to_string())?;
+    write("embedding/Cargo.toml", &embedding(packages))?;
+    write("embedding/src/main.rs", &read("engine/examples/isolated.rs")?)?;
     fs::create_dir_all(folder.join("examples")).map_err(|e| e.to_string())?;
     for entry in fs::read_dir(root.join("examples")).map_err(|e| format!("examples: {e}"))? {
         let name = entry.map_err(|e| e.to_string())?.file_name().to_string_lossy().into_owned();
@@ -89,7 +99,9 @@ fn program(root: &Path, packages: &[&Package], folder: &Path) -> Result<(), Stri
 }
 
 fn manifest(packages: &[&Package], workspace: &str) -> String {
-    let mut text = "[workspace]\n[package]\nname = \"downstream\"\nedition = \"2024\"\n".to_owned();
+    let mut text =
+        "[workspace]\nmembers = [\"embedding\"]\n[package]\nname = \"downstream\"\nedition = \"2024\"\n"
+            .to_owned();
     text.push_str("[dependencies]\ntokio = \"1\"\n");
     for package in packages {
         let _ = writeln!(text, "{} = \"={}\"", package.name, package.version);
@@ -109,6 +121,16 @@ fn manifest(packages: &[&Package], workspace: &str) -> String {
     text
 }
 
+/// Returns the manifest of the second program, which depends on the library alone.
+fn embedding(packages: &[&Package]) -> String {
+    let version = packages.iter().find(|package| package.name == LIBRARY).map(|package| &package.version);
+    let version = version.map_or("*", String::as_str);
+    format!(
+        "[package]\nname = \"embedding\"\nedition = \"2024\"\n[dependencies.{LIBRARY}]\nversion = \"={version}\"\n\
+         default-features = false\nfeatures = [\"cpu\", \"opencl\", \"bundled-model\"]\n"
+    )
+}
+
 /// Returns the name of the top folder in a package. It consists of the package's name and version.
 fn directory(package: &Package) -> String {
     format!("{}-{}", package.name, package.version)
@@ -126,19 +148,31 @@ fn build(folder: &Path, depth: Depth, target: &Path) -> Result<(), String> {
     printed(&mut cargo(&["update", "--workspace"]))?;
     let levels = UNOPTIMISED.map(|name| format!("--config=profile.dev.package.{name}.opt-level=0"));
     let task = if depth == Depth::Check { "check" } else { "build" };
-    let status = cargo(&[task, "--examples", "--locked"]).args(levels).status().map_err(|e| e.to_string())?;
+    let all = ["--examples", "--bins", "--workspace", "--locked"];
+    let status = cargo(&[task]).args(all).args(levels).status().map_err(|e| e.to_string())?;
     if !status.success() {
         return Err(format!("the examples do not compile with the packages ({status})"));
     }
+    crate::dependencies::without_command(folder, &["-p", "embedding"])?;
     if depth == Depth::Check {
         return Ok(());
     }
     let (example, arguments, part) = RUNS;
     let mut command = Command::new(target.join(format!("debug/examples/packaged-{example}")));
-    // The example needs only the CPU, so these paths hide all drivers.
+    // The programs need only the CPU, so these paths hide all drivers.
     let drivers = [("OCL_ICD_VENDORS", folder), ("VK_DRIVER_FILES", &folder.join("none.json"))];
-    let out = printed(command.args(arguments).envs(drivers).env_remove("OCL_ICD_FILENAMES"))?;
-    if out.contains(part) { Ok(()) } else { Err(format!("{part:?} is not in what {example} prints:\n{out}")) }
+    let run = |command: &mut Command, part: &str| {
+        let out = printed(command.envs(drivers).env_remove("OCL_ICD_FILENAMES"))?;
+        if out.contains(part) {
+            Ok(())
+        } else {
+            Err(format!("{part:?} is not in what {command:?} prints:\n{out}"))
+        }
+    };
+    run(command.args(arguments), part)?;
+    let embedding = target.join("debug/embedding");
+    run(Command::new(&embedding).args(CHILD), "unavailable")?;
+    run(&mut Command::new(&embedding), "selected=[cpu:0, cpu:1]")
 }
 
 /// Runs a program and returns its standard output.

@@ -171,6 +171,22 @@ pub enum ModuleSource {
     },
 }
 
+impl ModuleSource {
+    /// Returns the source text or the binary of an entry, or `None` for a product of a library and for a function of
+    /// this process.
+    pub fn code(&self, entry: usize) -> Option<&[u8]> {
+        match self {
+            ModuleSource::Host(_) => None,
+            ModuleSource::Text { entries, .. } => Some(entries.get(entry)?.text.as_bytes()),
+            ModuleSource::Linked { entries, .. } => match entries.get(entry)? {
+                LinkedEntry::Text(text) => Some(text.text.as_bytes()),
+                LinkedEntry::Gemm(_) => None,
+            },
+            ModuleSource::SpirV { entries } => Some(&entries.get(entry)?.binary),
+        }
+    }
+}
+
 /// A kernel function in code for a device. Its parameters are the entry's bindings as global pointers,
 /// followed by the constants as 32-bit words.
 ///

@@ -37,7 +37,7 @@ fn names_have_other_spellings() {
     assert_eq!(choose("rocm:0"), Err(SelectionError::NotCompiled { name: "hip".into() }));
     for text in ["metal", "Metal:0"] {
         let error = choose(text).unwrap_err().to_string();
-        assert!(error.ends_with("devices through wgpu: use --device wgpu"), "{error}");
+        assert!(error.ends_with("devices through wgpu"), "{error}");
     }
     assert!(choose("CUDA0").unwrap_err().to_string().starts_with("unknown backend \"CUDA0\""));
 }
@@ -86,12 +86,12 @@ fn software_devices_are_no_gpus_and_the_error_says_how_to_use_them() {
     for text in ["gpu", "cpu,gpu", "gpu,vulkan:0"] {
         let error = choose_on(&only, text).unwrap_err().to_string();
         let expected = "no GPU found; software devices: vulkan:0 (llvmpipe (LLVM 15.0.6, 256 bits)), opencl:0 \
-             (pthread-Intel Xeon), opencl:1 (Oclgrind); use --device cpu, or name a software device: --device vulkan:0";
+             (pthread-Intel Xeon), opencl:1 (Oclgrind)";
         assert_eq!(error, expected, "{text}");
     }
     assert_eq!(choose_on(&only, "auto").unwrap(), ["cpu:0"]);
     let error = choose_on(&cpu_only(), "gpu").unwrap_err().to_string();
-    assert!(error.starts_with("no GPU found; there are cpu:0, cpu:1 ("), "{error}");
+    assert_eq!(error, "no GPU found; there are cpu:0, cpu:1");
 }
 
 #[test]

@@ -75,10 +75,7 @@ pub(super) fn quantization(directory: &Directory) -> Result<Option<Quantization>
 pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelError> {
     let config = Fields::read(directory.required(CONFIG)?.as_ref())?;
     if Quantization::read(&config)?.is_some() {
-        let what = format!(
-            "quantization_config in {CONFIG} without weights: choose a type for all matrices with --assume-type TYPE"
-        );
-        return Err(ModelError::Unsupported { what });
+        return Err(ModelError::UntypedMatrices { file: CONFIG });
     }
     let (key, name) = match (config.text("torch_dtype")?, config.text("dtype")?) {
         (Some(name), _) => ("torch_dtype", name),

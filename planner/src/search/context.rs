@@ -4,8 +4,9 @@ use super::grid::Grid;
 use super::problem::{Lowered, Problem};
 use super::requested::{self, Requested};
 use super::workload_times::Point;
-use super::{DoesNotFit, PlanError, PlannerInput, Shortage, check, memory_fit, reasons, streamed};
+use super::{DoesNotFit, PlanError, PlannerInput, Remedy, Shortage, check, memory_fit, streamed};
 use crate::objective::Workload;
+use ragtag_kernels::KvType;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use std::sync::Arc;
 
@@ -112,8 +113,27 @@ pub(super) fn nothing_fits(grid: &Grid<'_>) -> PlanError {
 pub(super) fn no_fit(grid: &Grid<'_>, shortages: Vec<Shortage>) -> PlanError {
     let (input, context) = (grid.input, grid.context);
     let shorter = (context > BLOCK).then(|| fitting(input).ok()).flatten();
-    let hint = reasons::hint(input, shorter.filter(|c| *c < context), with_streaming(grid, &shortages));
-    PlanError::DoesNotFit(Box::new(DoesNotFit { context, shortages, hint }))
+    let remedies = remedies(input, shorter.filter(|c| *c < context), with_streaming(grid, &shortages));
+    PlanError::DoesNotFit(Box::new(DoesNotFit { context, shortages, remedies }))
+}
+
+/// Returns changes that may make the model fit. `shorter` is a context that is known to fit. `streaming` is a device
+/// and the memory with which it could stream the weights.
+fn remedies(input: &PlannerInput<'_>, shorter: Option<u32>, streaming: Option<(&str, u64)>) -> Vec<Remedy> {
+    let mut remedies: Vec<_> = shorter.map(Remedy::Context).into_iter().collect();
+    remedies.extend(
+        streaming.map(|(device, needed_bytes)| Remedy::Streaming { device: device.into(), needed_bytes }),
+    );
+    match input.limits.kv {
+        KvType::F32 => remedies.push(Remedy::Kv(KvType::F16)),
+        KvType::F16 => remedies.push(Remedy::Kv(KvType::Q8_0)),
+        KvType::Q8_0 | KvType::Q8_0Q4_0 | KvType::Q4_0 => {}
+    }
+    if input.limits.sequences > 1 {
+        remedies.push(Remedy::FewerSequences);
+    }
+    remedies.push(if input.split.is_some() { Remedy::AnotherSplit } else { Remedy::AnotherDevice });
+    remedies
 }
 
 /// Returns the label of the device that lacks memory for the whole model, and the memory with which it could

@@ -5,6 +5,8 @@ use crate::cost::LargeBuffer;
 use crate::plan::{HostMemory, StageMemory};
 use crate::split::{PartitionError, Span};
 use ragtag_graph::WireType;
+use ragtag_kernels::KvType;
+use std::fmt;
 use thiserror::Error;
 
 /// Reason why the planner cannot make a plan.
@@ -40,13 +42,13 @@ pub enum PlanError {
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
     /// Exact (f32) activations are combined with a wire type other than f32.
-    #[error("wire type {wire_type} needs --activations int8; exact activations (f32) need wire type f32")]
+    #[error("wire type {wire_type} needs int8 activations; exact activations (f32) need wire type f32")]
     ExactBoundary {
         /// Requested wire type.
         wire_type: WireType,
     },
     /// The model does not fit the devices.
-    #[error("{}", reasons::does_not_fit(.0))]
+    #[error("{}", .0.worded(Remedy::to_string))]
     DoesNotFit(Box<DoesNotFit>),
     /// The plan fits the devices, but it needs more host memory than is free.
     #[error("{}", reasons::host_does_not_fit(.0))]
@@ -60,8 +62,54 @@ pub struct DoesNotFit {
     pub context: u32,
     /// Stages that lack memory. Never empty.
     pub shortages: Vec<Shortage>,
-    /// Suggestions for the user, as quoted in the error message.
-    pub hint: String,
+    /// Changes that may make the model fit. Never empty.
+    pub remedies: Vec<Remedy>,
+}
+
+impl DoesNotFit {
+    /// Returns the error message, in which `word` words each remedy.
+    pub fn worded(&self, word: impl Fn(&Remedy) -> String) -> String {
+        reasons::does_not_fit(self, word)
+    }
+}
+
+/// Change that may make a model fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// A context of this many positions, which fits.
+    Context(u32),
+    /// More memory on a device, with which it could stream the weights.
+    Streaming {
+        /// Label of the device.
+        device: String,
+        /// Memory that streaming needs in total, in bytes.
+        needed_bytes: u64,
+    },
+    /// A type of keys and values that takes half of the memory, or nearly half.
+    Kv(KvType),
+    /// Fewer sequences at once.
+    FewerSequences,
+    /// Another split than that of the user.
+    AnotherSplit,
+    /// Another device.
+    AnotherDevice,
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Remedy::Context(positions) => write!(f, "a context of {positions} fits"),
+            Remedy::Streaming { device, needed_bytes } => {
+                let needed = reasons::bytes_up(*needed_bytes);
+                write!(f, "with {needed} on {device}, the weights could be streamed")
+            }
+            Remedy::Kv(KvType::F16) => f.write_str("type f16 halves keys and values"),
+            Remedy::Kv(kv) => write!(f, "type {kv} nearly halves keys and values"),
+            Remedy::FewerSequences => f.write_str("fewer sequences at once need less"),
+            Remedy::AnotherSplit => f.write_str("another split may fit"),
+            Remedy::AnotherDevice => f.write_str("another device adds memory"),
+        }
+    }
 }
 
 /// A stage that does not fit its device.

@@ -34,7 +34,7 @@ mod workload_times;
 use crate::plan::{Chunks, Plan};
 pub use baselines::{Baseline, EngineDecode};
 pub use context::largest_context;
-pub use error::{DoesNotFit, PlanError, Shortage};
+pub use error::{DoesNotFit, PlanError, Remedy, Shortage};
 use grid::{Choice, Grid, SearchResult};
 pub use input::{Constraints, ModelFacts, Pin, PlanLimits, PlannerInput};
 pub use trial::{Trial, TrialLoad};

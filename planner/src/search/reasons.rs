@@ -5,13 +5,12 @@ use super::grid::{Choice, Grid, Prefill};
 use super::problem::Run;
 use super::trial::Trials;
 use super::workload_times::{Point, Times, WorkloadTimes};
-use super::{Baseline, DoesNotFit, PlannerInput, Shortage, families};
+use super::{Baseline, DoesNotFit, PlannerInput, Remedy, Shortage, families};
 use crate::cost::{DeviceFacts, Figure, RunSizes};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, Family, HostMemory, LeftOut, Place};
 use crate::wording::{self, count};
 use ragtag_graph::{Granularity, WireType};
-use ragtag_kernels::KvType;
 
 /// Width of multi-line messages, in columns.
 const COLUMNS: usize = 80;
@@ -395,8 +394,8 @@ fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Strin
     format!("inputs: {}; memory {}", figures.join(", "), memory.join(", "))
 }
 
-/// Formats the shortages and the suggestions as several lines.
-pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
+/// Formats the shortages, and the remedies as `word` words them, as several lines.
+pub(super) fn does_not_fit(error: &DoesNotFit, word: impl Fn(&Remedy) -> String) -> String {
     const LISTED: usize = 3;
     let mut lines = vec![format!("the model does not fit at a context of {}:", error.context)];
     lines.extend(error.shortages.iter().take(LISTED).flat_map(|one| wrapped(&shortage(one))));
@@ -404,12 +403,13 @@ pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
         let missing = rest.iter().map(Shortage::missing_bytes).fold(0, u64::saturating_add);
         lines.push(format!("  {} missing on {}", bytes_up(missing), count(rest.len(), "more device")));
     }
-    lines.extend(wrapped(&error.hint));
+    let remedies: Vec<_> = error.remedies.iter().map(word).collect();
+    lines.extend(wrapped(&format!("What may help: {}", remedies.join("; "))));
     lines.join("\n")
 }
 
 /// Formats a number of bytes with a unit. Rounds up, so that the printed amount suffices.
-fn bytes_up(exact: u64) -> String {
+pub(super) fn bytes_up(exact: u64) -> String {
     let unit = [30, 20, 10].into_iter().find(|bits| exact >> bits > 0);
     // Add half of the last printed digit, so that rounding to nearest rounds up.
     unit.map_or_else(|| bytes(exact), |bits| bytes(exact.saturating_add((1 << bits) / 20)))
@@ -482,29 +482,4 @@ fn shortage(shortage: &Shortage) -> String {
         bytes(memory.available),
         sizes(&parts)
     )
-}
-
-/// Returns suggestions for the user. `shorter` is a context that is known to fit. `streaming` is a device and
-/// the memory with which it could stream the weights.
-pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>, streaming: Option<(&str, u64)>) -> String {
-    let mut hints = Vec::new();
-    if let Some(context) = shorter {
-        hints.push(format!("--ctx {context} fits"));
-    }
-    if let Some((device, needed)) = streaming {
-        hints.push(format!("with {} on {device}, the weights could be streamed", bytes_up(needed)));
-    }
-    match input.limits.kv {
-        KvType::F32 => hints.push("--kv f16 halves keys and values".into()),
-        KvType::F16 => hints.push("--kv q8_0 nearly halves keys and values".into()),
-        KvType::Q8_0 | KvType::Q8_0Q4_0 | KvType::Q4_0 => {}
-    }
-    if input.limits.sequences > 1 {
-        hints.push("fewer sequences at once need less".into());
-    }
-    hints.push(match input.split {
-        Some(_) => "another split may fit".into(),
-        None => "another device adds memory".into(),
-    });
-    format!("What may help: {}", hints.join("; "))
 }

@@ -491,7 +491,7 @@ fn shortages_name_bytes_and_device() {
   cpu:0 lacks 65.8 MiB for segments 0-13: it has 100.0 MiB of the 165.8 MiB
     needed (weights 140.0 MiB, keys and values 24.0 MiB, scratch 1.0 MiB, slots
     772.5 KiB); a device with 165.8 MiB would hold them
-  What may help: --kv q8_0 nearly halves keys and values; fewer sequences at
+  What may help: type q8_0 nearly halves keys and values; fewer sequences at
     once need less; another device adds memory"
     );
     // The model fits if the device has the memory that the error names.
@@ -511,8 +511,9 @@ fn shortages_name_bytes_and_device() {
     world.devices[0].memory_bytes = 160 * MIB;
     let Err(PlanError::DoesNotFit(error)) = world.plan() else { panic!("it cannot fit") };
     let largest = largest_context(&world.input()).expect("something fits");
-    assert!(error.hint.contains(&format!("--ctx {largest} fits")), "{}", error.hint);
-    assert!(error.hint.contains("--kv f16") && error.hint.contains("fewer sequences"), "{}", error.hint);
+    let wanted =
+        [Remedy::Context(largest), Remedy::Kv(KvType::F16), Remedy::FewerSequences, Remedy::AnotherDevice];
+    assert_eq!(error.remedies, wanted);
     world.limits.context = Some(largest);
     assert!(world.plan().is_ok());
     world.limits.context = Some(largest + 1);

@@ -92,6 +92,16 @@ pub enum LoadError {
         /// Description of the parameter and its valid range.
         what: String,
     },
+    /// Token counts that are out of range.
+    #[error("the lengths of {of} are {lengths}; must be {least} to {LONGEST} tokens, in ascending order")]
+    Lengths {
+        /// Text that has these lengths.
+        of: DrawnText,
+        /// The lengths, as written.
+        lengths: String,
+        /// Shortest valid length in tokens.
+        least: u32,
+    },
     /// A line in a file is invalid.
     #[error("line {line}: {what}")]
     Line {
@@ -111,6 +121,24 @@ pub enum LoadError {
         /// The limit.
         most: u64,
     },
+}
+
+/// Text of a request, of which a load draws the length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrawnText {
+    /// The prompt.
+    Prompt,
+    /// The answer.
+    Answer,
+}
+
+impl fmt::Display for DrawnText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DrawnText::Prompt => "a prompt",
+            DrawnText::Answer => "an answer",
+        })
+    }
 }
 
 impl DrawnLoad {
@@ -153,22 +181,21 @@ impl DrawnLoad {
             Arrivals::Closed { at_once: 0 } => figure("a closed loop needs a request at once at least"),
             _ => Ok(()),
         }?;
-        self.prompt_tokens.check("the lengths of a prompt (--prompt-tokens)", 1)?;
-        self.new_tokens.check("the lengths of an answer (--new-tokens)", 0)
+        self.prompt_tokens.check(DrawnText::Prompt, 1)?;
+        self.new_tokens.check(DrawnText::Answer, 0)
     }
 }
 
 impl Lengths {
-    fn check(&self, of: &str, least: u32) -> Result<(), LoadError> {
-        let (from, to) = match *self {
+    fn check(self, of: DrawnText, least: u32) -> Result<(), LoadError> {
+        let (from, to) = match self {
             Lengths::Fixed(tokens) => (tokens, tokens),
             Lengths::Uniform { least, most } => (least, most),
             Lengths::Geometric { mean } if mean >= 1.0 && mean <= f64::from(LONGEST) => (1, 1),
             Lengths::Geometric { .. } => (1, 0),
         };
         if from < least || from > to || to > LONGEST {
-            let what = format!("{of} are {self}; must be {least} to {LONGEST} tokens, in ascending order");
-            return Err(LoadError::Figure { what });
+            return Err(LoadError::Lengths { of, lengths: self.to_string(), least });
         }
         Ok(())
     }
@@ -424,10 +451,10 @@ mod tests {
         let said = |load: DrawnLoad| load.draw().unwrap_err().to_string();
         assert_eq!(
             said(DrawnLoad { prompt_tokens: uniform(10, 5), ..good }),
-            "the lengths of a prompt (--prompt-tokens) are 10-5; must be 1 to 16777216 tokens, in ascending order"
+            "the lengths of a prompt are 10-5; must be 1 to 16777216 tokens, in ascending order"
         );
         let huge = said(DrawnLoad { new_tokens: Lengths::Geometric { mean: 1e300 }, ..good });
-        assert!(huge.starts_with("the lengths of an answer (--new-tokens) are ~1e300; must be 0"), "{huge}");
+        assert!(huge.starts_with("the lengths of an answer are ~1e300; must be 0"), "{huge}");
     }
 
     #[test]

@@ -22,7 +22,9 @@ mod summary;
 mod time;
 mod world;
 
-pub use load::{Arrivals, DrawnLoad, LATEST_S, LONGEST, Lengths, Load, LoadError, MAX_REQUESTS, MAX_TOKENS};
+pub use load::{
+    Arrivals, DrawnLoad, DrawnText, LATEST_S, LONGEST, Lengths, Load, LoadError, MAX_REQUESTS, MAX_TOKENS,
+};
 pub use observe::{EdgeWork, Level, Observations, SequenceWork, StageWork, Work};
 pub use plan::SimPlanError;
 pub use spec::{Fault, SimPart, SimPass, SimPrefill, SimRequest, SimSharedLink, SimSpec, SimStage, token_at};

@@ -4,8 +4,8 @@ use super::devices::DeviceArgs;
 use super::model::ModelArgs;
 use super::placement::{PlacementArgs, RequestArgs};
 use super::{MAX_TOKENS, choice};
+use crate::EngineOptions;
 use crate::cli::progress::loading;
-use crate::engine::EngineOptions;
 use clap::{ArgAction, Args};
 use ragtag_chat::Data;
 use std::path::PathBuf;
@@ -243,13 +243,12 @@ pub(crate) struct TransferArgs {
 impl TransferArgs {
     /// Returns engine options with these checks and a progress bar for loading. `trace` records a trace.
     pub(crate) fn options(self, trace: bool) -> EngineOptions {
-        EngineOptions {
-            trace,
-            progress: Some(loading()),
-            verify_transfers: self.verify_transfers,
-            stall_timeout: Some(Duration::from_secs(self.stall_timeout)),
-            ..EngineOptions::default()
-        }
+        let mut options = EngineOptions::default();
+        options.trace = trace;
+        options.progress = Some(loading());
+        options.verify_transfers = self.verify_transfers;
+        options.stall_timeout = Some(Duration::from_secs(self.stall_timeout));
+        options
     }
 }
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// Panics if the model does not exist.
 #[track_caller]
 pub fn model(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models");
-    let path = folder.join(format!("{name}.gguf"));
+    let folder = if name == "tales-bitnet-tq2_0" { "engine/models" } else { "examples/models" };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder).join(format!("{name}.gguf"));
     assert!(path.exists(), "{} does not exist", path.display());
     path
 }

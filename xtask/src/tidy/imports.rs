@@ -53,9 +53,26 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "ragtag-scheduler",
         &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer", "ragtag-planner"],
     ),
+    // The library knows no command and prints nothing.
+    (
+        "ragtag-engine",
+        &[
+            "ragtag-hal",
+            "ragtag-kernels",
+            "ragtag-graph",
+            "ragtag-devices",
+            "ragtag-transfer",
+            "ragtag-planner",
+            "ragtag-scheduler",
+            "ragtag-chat",
+            // Tests kernels at the first use of a device.
+            "ragtag-conformance",
+        ],
+    ),
     (
         "ragtag",
         &[
+            "ragtag-engine",
             "ragtag-hal",
             "ragtag-kernels",
             "ragtag-graph",
@@ -175,6 +192,8 @@ mod tests {
             ("ragtag-hal", "ragtag-kernels"),
             ("ragtag-transfer", "ragtag-graph"),
             ("ragtag", "ragtag-cpu"),
+            ("ragtag-engine", "ragtag"),
+            ("ragtag-engine", "ragtag-compute"),
             ("ragtag", "xtask"),
         ] {
             let found = check(&[edge(from, to, false)]);

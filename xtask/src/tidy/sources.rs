@@ -69,6 +69,7 @@ const UNSAFE: &[&str] = &[
 const FORBID_UNSAFE: &[&str] = &[
     "chat/src/lib.rs",
     "compute/src/lib.rs",
+    "engine/src/lib.rs",
     "graph/src/lib.rs",
     "transfer/src/lib.rs",
     "planner/src/lib.rs",

@@ -21,7 +21,7 @@ fn a_context_whose_buffers_a_device_cannot_bind_is_refused() {
     let Err(PlanError::DoesNotFit(error)) = limited.plan() else { panic!("it cannot be bound") };
     let text = PlanError::DoesNotFit(error).to_string();
     assert!(text.contains("a buffer of keys or values takes 2.0 MiB"), "{text}");
-    assert!(text.contains("1.0 MiB") && text.contains("--ctx 512 fits"), "{text}");
+    assert!(text.contains("1.0 MiB") && text.contains("a context of 512 fits"), "{text}");
     let split = limited.clone().split("0-7=gpu:0");
     assert!(matches!(split.plan(), Err(PlanError::DoesNotFit(_))));
 

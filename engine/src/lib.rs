@@ -1,0 +1,97 @@
+//! Ragtag runs one language model as a pipeline over the GPUs and CPUs of a machine.
+//!
+//! Open a [`Model`] and probe [`Devices`]. A [`Planner`] assigns the model's segments to devices, and an
+//! [`Engine`] loads the weights and runs the pipeline. A [`Session`] turns prompts into streams of tokens:
+//!
+//! ```
+//! use ragtag_engine::{
+//!     Calibration, CalibrationOptions, DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner,
+//! };
+//!
+//! # fn main() -> ragtag_engine::Result<()> {
+//! let model = Model::bundled()?;
+//! let mut options = DeviceOptions::default();
+//! options.cpu_devices = 2;
+//! let devices = Devices::probe(&options)?;
+//! let options = CalibrationOptions::default();
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let mut options = options;
+//! # options.folder = Some(folder.path().into());
+//! let calibration = Calibration::run(&model, &devices, &options, &|_, _| ())?;
+//! let planner = Planner::new(&model).devices(&devices).calibrated(&calibration);
+//! let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
+//!
+//! let generation = Generation { max_tokens: 8, ..Generation::greedy() };
+//! let text = engine.session().generate("Once upon a time", &generation)?.blocking_text()?;
+//! assert!(!text.is_empty());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The crate `ragtag` re-exports this crate, and adds the command.
+//!
+//! The crates that this crate builds on can also be used on their own. `ragtag-graph` reads model files and
+//! builds operator graphs, `ragtag-planner` plans without devices, and `ragtag-hal` defines the traits that a
+//! new backend implements.
+
+#![forbid(unsafe_code)]
+
+mod advice;
+mod burst;
+mod calibrate;
+mod canary;
+mod defaults;
+mod devices;
+mod dialogue;
+mod engine;
+mod error;
+pub mod files;
+mod fitting;
+mod isolation;
+mod model;
+pub mod npy;
+mod planner;
+mod session;
+mod simulate;
+mod source;
+mod stage;
+mod stop;
+mod strict;
+mod trace;
+mod trust;
+
+pub use advice::Advice;
+pub use burst::BurstTimes;
+pub use calibrate::{
+    Calibration, CalibrationOptions, Hop, LinkClass, LinkOptions, LinkRate, LinkReport, Meter, ProbedLink,
+    TriedKernel, TriedRoute, profile_age,
+};
+pub use canary::{CheckedBlock, check_first_blocks};
+pub use defaults::{DEFAULT_CHUNK, MAX_CHUNK, SLOTS};
+pub use devices::{DeviceOptions, Devices};
+pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
+pub use engine::{Engine, EngineOptions, Progress, VerifiedTransfers};
+pub use error::{Error, Result};
+pub use isolation::Isolation;
+pub use model::{BUNDLED_MODEL, Model};
+pub use planner::{Planner, Replanned};
+/// Renders conversations to prompts with chat templates.
+pub use ragtag_chat as chat;
+// These types appear in the public API of the items above.
+pub use ragtag_devices::{MemoryCapError, MemoryCaps, ProbeChild, ThrottleError, ThrottleSpec};
+pub use ragtag_graph::{ChatTemplates, Granularity, RopeScaling, Tokenizer, WireType};
+pub use ragtag_hal::{AdapterKind, GemmChoice};
+pub use ragtag_kernels::{Activations, CacheType, KvType, TensorType};
+pub use ragtag_planner::{
+    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Family, Figure, FigureSource, Fleet,
+    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, Remedy, SharedLink, Split, WeightSharing,
+    Workload, fleet,
+};
+/// Types for simulations: loads of requests, specifications and results.
+pub use ragtag_scheduler::sim as simulation;
+pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
+pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
+pub use simulate::{simulate, simulation_spec};
+pub use stage::StageInfo;
+pub use strict::suspicious_weights;
+pub use trace::{Overlap, Trace, overlap};
