@@ -3,8 +3,8 @@
 //! ends the run.
 
 use crate::core::Path;
+use ragtag_graph::execution::PREFILLS;
 use ragtag_hal::QueueKind;
-use ragtag_planner::streaming::PREFILLS;
 use ragtag_transfer::Routes;
 
 /// Capacities of a mailbox's two bounded queues.

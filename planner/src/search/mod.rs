@@ -31,12 +31,13 @@ mod tests;
 mod trial;
 mod workload_times;
 
-use crate::plan::{Chunks, Plan};
+use crate::plan::Plan;
 pub use baselines::{Baseline, EngineDecode};
 pub use context::largest_context;
 pub use error::{DoesNotFit, PlanError, Shortage};
 use grid::{Choice, Grid, SearchResult};
 pub use input::{Constraints, ModelFacts, Pin, PlanLimits, PlannerInput};
+use ragtag_graph::execution::Chunks;
 pub use trial::{Trial, TrialLoad};
 use workload_times::Point;
 

@@ -14,13 +14,13 @@ use crate::core::{MicroBatch, PassingAction, StageEvent};
 use crate::error::{Error, Result};
 use crate::message::{DeviceAddress, DeviceMessage};
 use crate::trace::{Label, SpanKind};
+use ragtag_graph::execution::PREFILLS;
 use ragtag_graph::{CompiledStage, StageBuffer};
 use ragtag_hal::{
     BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission, Timeline,
     Work,
 };
 use ragtag_kernels::params::BLOCK_TOKENS;
-use ragtag_planner::streaming::PREFILLS;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 use super::*;
 use crate::error::{Error, Refusal};
 use ragtag_graph::KvRing;
+use ragtag_graph::execution::{Chunks, PromptChunk};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
-use ragtag_planner::plan::{Chunks, PromptChunk};
 use ragtag_transfer::{Copy, OtherEnd, Piece, Route, Routes, ToReceiver, ToSender, TransferId};
 use std::sync::Arc;
 

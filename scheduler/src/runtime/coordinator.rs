@@ -409,8 +409,8 @@ mod tests {
     use crate::mailbox::mailbox;
     use crate::message::RunAddress;
     use crossbeam_channel::never;
+    use ragtag_graph::execution::Chunks;
     use ragtag_hal::{QueueKind, TimelineId};
-    use ragtag_planner::Chunks;
 
     /// Returns a coordinator of a pipeline whose stages are on these devices, the address of its mailbox, and
     /// the download timeline of the last stage.

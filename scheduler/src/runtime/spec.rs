@@ -6,11 +6,10 @@ use crate::actor::streaming::{Streamed, Streaming};
 use crate::core::RunShape;
 use crate::error::{Error, Result};
 use crate::runtime::shared_weights::shared_weights;
+use ragtag_graph::execution::{Arenas, Chunks, FEWEST, passing_blocks, wrong_arenas, wrong_from_file};
 use ragtag_graph::{CompiledStage, RopeLengths};
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
-use ragtag_planner::Chunks;
-use ragtag_planner::streaming::{Arenas, FEWEST, passing_blocks, wrong_arenas, wrong_from_file};
 use ragtag_transfer::{Route, Routes};
 use std::time::Duration;
 
