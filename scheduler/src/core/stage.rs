@@ -27,7 +27,7 @@ use ragtag_transfer::{
     Action, Copy, Error as TransferError, OtherEnd, Receiver, ReceiverEvent, Sender, SenderEvent, TransferId,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Source of a stage's micro-batches.
@@ -35,8 +35,9 @@ use std::sync::Arc;
 enum Inlet {
     /// The previous stage. The receiver owns the free slots.
     Previous(Receiver),
-    /// The coordinator, with the free slots.
-    Coordinator(VecDeque<u32>),
+    /// The coordinator, with the free slots. The stage takes the lowest one, because its programs are
+    /// recorded and its memory is in the caches.
+    Coordinator(BTreeSet<u32>),
 }
 
 /// Destination to which a stage sends its micro-batches.
@@ -277,8 +278,7 @@ impl StageCore {
                     self.receiver_event(ReceiverEvent::Free(slot), requests)?;
                 }
                 Inlet::Coordinator(free) => {
-                    assert!(!free.contains(&slot), "slot {slot} is free already");
-                    free.push_back(slot);
+                    assert!(free.insert(slot), "slot {slot} is free already");
                     self.admit(requests)?;
                 }
             }
@@ -290,7 +290,7 @@ impl StageCore {
     fn admit(&mut self, requests: &mut Requests<'_>) -> Result<()> {
         while let Inlet::Coordinator(free) = &mut self.inlet
             && !self.entering.is_empty()
-            && let Some(slot) = free.pop_front()
+            && let Some(slot) = free.pop_first()
             && let Some((micro_batch, since)) = self.entering.pop_front()
         {
             self.stats.waited_for_slot_ns += requests.now.saturating_sub(since);
