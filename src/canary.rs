@@ -2,6 +2,7 @@
 //! a kernel that computes wrong values is found before the first token. Of a prefill stage, compares a block
 //! of each stage to which keys and values pass, together with the decode step that uses them.
 
+use crate::calibrate::solo::{SoloBatch, SoloDevice, SoloStage};
 use crate::devices::Devices;
 use crate::engine::{FileWeights, lowering};
 use crate::error::{Error, Result};
@@ -10,7 +11,6 @@ use ragtag_graph::{Lowering, WireType};
 use ragtag_hal::{Adapter, AdapterKind, Checked};
 use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::plan::{Plan, PlanStage, PrefillStage};
-use ragtag_scheduler::{SoloBatch, SoloDevice, SoloStage};
 
 /// Numbers of rows of the compared micro-batches: a decode step and a prefill chunk.
 const ROWS: [u32; 2] = [1, 8];

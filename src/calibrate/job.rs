@@ -8,10 +8,10 @@ use super::kept::{Kept, age, now_unix_s};
 use super::measure::{TimedProfile, Timer};
 use super::steps::Steps;
 use super::{Calibration, is_processor};
+use crate::calibrate::solo::SoloDevice;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_planner::cost::Profile;
-use ragtag_scheduler::SoloDevice;
 use std::time::{Duration, Instant};
 
 /// Fractions of the time budget at which calibration stops timing devices and hand-overs, respectively.

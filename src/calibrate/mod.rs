@@ -19,6 +19,7 @@ mod links;
 mod measure;
 mod mend;
 mod pipeline;
+pub(crate) mod solo;
 mod stats;
 mod steps;
 mod sweep;

@@ -2,6 +2,7 @@
 //! module only lists the measurements. `measure` runs them.
 
 use super::{CalibrationOptions, is_processor};
+use crate::calibrate::solo::SoloBatch;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::MAX_CHUNK;
@@ -9,7 +10,6 @@ use crate::trust::code;
 use ragtag_graph::{CompiledStage, Lowering, Segment, WireType, buckets};
 use ragtag_hal::Adapter;
 use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
-use ragtag_scheduler::SoloBatch;
 use std::ops::Range;
 
 /// Context lengths at which decode is timed, in cached positions: a short and a long context.

@@ -1,6 +1,6 @@
 //! Loads the stages of a device.
 
-use super::checksum::{ChecksumIds, Checksums};
+use super::checksum::Checksums;
 use super::memory::StageBuffers;
 use super::owned::OwnedDevice;
 use super::passing::LoadedPassage;
@@ -65,9 +65,8 @@ impl StageLoader<'_> {
         });
         let passages = passages.collect::<ragtag_hal::Result<Vec<_>>>().map_err(failed)?;
         let checksums = self.verified.then(|| {
-            let ids = ChecksumIds::new(device);
             let most_bytes = u64::from(memory.compiled().max_rows()) * row_bytes;
-            Checksums::new(device, ids, most_bytes, 2 * u64::from(self.slots))
+            Checksums::new(device, most_bytes, 2 * u64::from(self.slots))
         });
         let checksums = checksums.transpose().map_err(failed)?;
         let logits = logits.map(|(region, part_bytes)| {

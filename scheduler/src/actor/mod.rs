@@ -9,17 +9,20 @@ mod checksum;
 mod copy;
 mod edge;
 mod load;
+mod lone;
 pub(crate) mod memory;
 mod owned;
 pub(crate) mod passing;
 mod reading;
 mod shared;
-mod solo;
 pub(crate) mod streaming;
 mod verify;
 mod weights;
 
-pub use solo::{Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage};
+pub use checksum::Checksums;
+pub use edge::share_semaphore;
+pub use lone::LoneStage;
+pub use owned::OwnedDevice;
 pub use weights::{WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 
 use crate::copies::{Copies, FileReads};
@@ -29,10 +32,8 @@ use crate::mailbox::{Envelope, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunUrgent};
 use crate::runtime::StageSpec;
 use crate::trace::{Computed, Ends, Recorder, SizeReport, TraceSink};
-use checksum::Checksums;
 pub(crate) use edge::{Edge, Sharing};
 use memory::StageBuffers;
-use owned::OwnedDevice;
 use passing::{LoadedPassage, Passage};
 use ragtag_hal::{
     Anticipation, Awaited, Device, HostPages, HostRegion, PoolStats, QueueKind, RegionId, Timeline, Timing,

@@ -5,7 +5,7 @@
 //! the blocks in the order of the micro-batch's items.
 
 use super::Actor;
-use super::checksum::{ChecksumIds, Checksums};
+use super::checksum::Checksums;
 use super::memory::StageBuffers;
 use super::owned::OwnedDevice;
 use super::verify::Summed;
@@ -124,8 +124,7 @@ impl LoadedPassage {
     pub(crate) fn verify(&mut self, device: &mut OwnedDevice) -> ragtag_hal::Result<()> {
         let most_bytes = self.buffers.iter().map(|passed| passed.block_bytes).max().unwrap_or(0);
         let places = self.buffers.len() as u64 * self.passage.blocks * PREFILLS as u64;
-        let ids = ChecksumIds::new(device);
-        self.checksums = Some(Checksums::new(device, ids, most_bytes, places)?);
+        self.checksums = Some(Checksums::new(device, most_bytes, places)?);
         Ok(())
     }
 

@@ -4,13 +4,13 @@ use std::fmt;
 
 /// Wrong bytes of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mismatch {
+pub(crate) struct Mismatch {
     /// Size of the transfer in bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Number of wrong bytes. If it is 0, only a kernel on the receiving device reads wrong bytes.
-    pub wrong: u64,
+    pub(crate) wrong: u64,
     /// Position of the first wrong byte in the transfer.
-    pub first: u64,
+    pub(crate) first: u64,
 }
 
 impl fmt::Display for Mismatch {
