@@ -26,11 +26,11 @@ mod trace;
 mod transfers;
 mod trial;
 
-pub use actor::{StageReport, WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
+pub use actor::{StageReport, StageSpec, WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{
     Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats, Reply,
-    ReplySink, Request, STALL_TIMEOUT, StageSpec,
+    ReplySink, Request, STALL_TIMEOUT,
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};

@@ -8,9 +8,9 @@ use crate::core::{
 };
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
-use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RequestMessage, RunMessage, RunUrgent};
+use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunMessage, RunUrgent};
 use crate::runtime::PipelineStats;
-use crate::runtime::request::{Client, Reply};
+use crate::runtime::request::{Client, Reply, RequestMessage};
 use crate::runtime::spec::Layout;
 use crate::transfers::Transfers;
 use crossbeam_channel::{Receiver, select_biased};
