@@ -610,6 +610,16 @@ fn short_of_slots_a_stage_leaves_chunks_in_the_ring() {
 }
 
 #[test]
+fn micro_batches_one_after_the_other_use_one_slot() {
+    let mut core = stage(3, false, false);
+    for id in 0..4 {
+        let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(id, 2) });
+        assert!(matches!(actions[0], StageAction::Compute { slot: 0, .. }), "{actions:?}");
+        downloaded(&mut core, id + 1);
+    }
+}
+
+#[test]
 fn a_stage_that_writes_into_the_next_one_waits_for_a_free_slot_there() {
     let mut core = device(&[routed(2, None, Some(Route::Peer))]);
     let sent = |actions: &[StageAction]| {

@@ -37,7 +37,7 @@ pub(super) struct Passages {
     blocks: u64,
 }
 
-/// What other threads need to reach a device.
+/// Label, mailbox and timelines of a device.
 #[derive(Clone)]
 pub(super) struct Reach {
     /// Label of the device.

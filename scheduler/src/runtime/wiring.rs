@@ -133,7 +133,7 @@ fn file_reads(index: usize, spec: &StageSpec) -> Option<FileReads> {
     (!spec.from_file.is_empty()).then(|| FileReads { timeline, copies: Copies::default() })
 }
 
-/// The places of all stages, and what others need to reach each device.
+/// The places of all stages, and the mailboxes and timelines of all devices.
 struct Wiring<'a> {
     options: &'a PipelineOptions,
     /// Place of each stage. The prefill stage is the last.
