@@ -108,9 +108,9 @@ impl StageCore {
     /// [`Error::Spec`] if `shape` has no slots, if a row has zero bytes, or if routes are unusable.
     pub(super) fn new(shape: &StageShape, ahead: bool) -> Result<Self> {
         if shape.slots == 0 || shape.row_bytes == 0 {
-            return Err(Error::Spec { what: format!("invalid stage shape: {shape:?}") });
+            return Err(Error::spec(format!("invalid stage shape: {shape:?}")));
         }
-        let unusable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
+        let unusable = |error: ragtag_transfer::Error| Error::spec(error.to_string());
         let outlet = match &shape.outgoing {
             Some(routes) => {
                 let sender = Sender::new(routes, shape.next_slots).map_err(unusable)?;

@@ -34,8 +34,8 @@ impl Logits {
         let (part_bytes, row_bytes) = (layout.logits_part_bytes, layout.logit_row_bytes);
         let bytes =
             usize::try_from(part_bytes.saturating_mul(u64::from(layout.run.credits))).unwrap_or(usize::MAX);
-        let region = HostRegion::new(bytes)
-            .map_err(|e| Error::Spec { what: format!("host memory for logits: {e}") })?;
+        let region =
+            HostRegion::new(bytes).map_err(|e| Error::spec(format!("host memory for logits: {e}")))?;
         Ok(Self { region: Arc::new(region), part_bytes, row_bytes })
     }
 

@@ -11,60 +11,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// Starts the actors and waits until all of them have loaded their stages.
-pub(super) struct Loader {
-    pub(super) abort: Arc<AtomicBool>,
-    pub(super) total: u64,
-    pub(super) done: Arc<AtomicU64>,
-}
-
-impl Loader {
-    pub(super) fn start(
-        &self,
-        specs: Vec<ActorSpec>,
-        addresses: &[DeviceAddress],
-        progress: Arc<dyn Fn(LoadProgress) + Send + Sync>,
-    ) -> Result<Vec<JoinHandle<()>>> {
-        let (ready, loaded) = bounded(specs.len());
-        let mut threads = Vec::new();
-        let mut outcome = Ok(());
-        for spec in specs {
-            let (ready, abort, progress) = (ready.clone(), Arc::clone(&self.abort), Arc::clone(&progress));
-            let (done, total) = (Arc::clone(&self.done), self.total);
-            let name = format!("ragtag {}", spec.label);
-            let body = move || {
-                let report = |stage: u32, bytes: u64| {
-                    let done_bytes = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
-                    progress(LoadProgress { stage, done_bytes, total_bytes: total });
-                };
-                serve(spec, &abort, &report, &ready);
+/// Starts the actors and waits until all have loaded their stages. After a failure, all threads have ended.
+pub(super) fn start(
+    specs: Vec<ActorSpec>,
+    addresses: &[DeviceAddress],
+    total_bytes: u64,
+    progress: Arc<dyn Fn(LoadProgress) + Send + Sync>,
+) -> Result<Vec<JoinHandle<()>>> {
+    let (abort, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    let (ready, loaded) = bounded(specs.len());
+    let mut threads = Vec::new();
+    let mut outcome = Ok(());
+    for spec in specs {
+        let (ready, aborted, progress) = (ready.clone(), Arc::clone(&abort), Arc::clone(&progress));
+        let done = Arc::clone(&done);
+        let name = format!("ragtag {}", spec.label);
+        let body = move || {
+            let report = |stage: u32, bytes: u64| {
+                let done_bytes = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                progress(LoadProgress { stage, done_bytes, total_bytes });
             };
-            match spawn(name, body) {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    self.abort.store(true, Ordering::Relaxed);
-                    outcome = outcome.and(Err(error));
-                }
+            serve(spec, &aborted, &report, &ready);
+        };
+        match spawn(name, body) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                abort.store(true, Ordering::Relaxed);
+                outcome = outcome.and(Err(error));
             }
         }
-        // Each actor sends one result, whether or not loading succeeds.
-        for result in loaded.iter().take(threads.len()) {
-            if let Err(error) = result {
-                self.abort.store(true, Ordering::Relaxed);
-                // Keep the first failure. Aborted stages, and stages whose neighbour has failed, report
-                // [`Error::Stopped`].
-                if matches!(outcome, Ok(()) | Err(Error::Stopped)) {
-                    outcome = Err(error);
-                }
-            }
-        }
-        if let Err(error) = outcome {
-            addresses.iter().for_each(|address| address.send_urgent(DeviceUrgent::Stop));
-            threads.into_iter().for_each(|thread| drop(thread.join()));
-            return Err(error);
-        }
-        Ok(threads)
     }
+    // Each actor sends one result, whether or not loading succeeds.
+    for result in loaded.iter().take(threads.len()) {
+        if let Err(error) = result {
+            abort.store(true, Ordering::Relaxed);
+            // Keep the first failure. Aborted stages, and stages whose neighbour has failed, report
+            // [`Error::Stopped`].
+            if matches!(outcome, Ok(()) | Err(Error::Stopped)) {
+                outcome = Err(error);
+            }
+        }
+    }
+    if let Err(error) = outcome {
+        addresses.iter().for_each(|address| address.send_urgent(DeviceUrgent::Stop));
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        return Err(error);
+    }
+    Ok(threads)
 }
 
 /// Runs an actor's thread. A panic, for example in a weight source, ends the run like any other failure.
@@ -96,5 +89,5 @@ fn serve(
 
 pub(super) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map_err(|e| Error::Spec { what: format!("cannot start a thread: {e}") })
+    spawned.map_err(|e| Error::spec(format!("cannot start a thread: {e}")))
 }

@@ -25,7 +25,7 @@ use crate::trace::{Trace, TraceSink};
 use crate::transfers::{EdgeReport, Transfers};
 use coordinator::{Coordinator, Logits, refuse};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use loader::{Loader, spawn};
+use loader::spawn;
 use ragtag_hal::Anticipation;
 use ragtag_transfer::Routes;
 use request::{Client, RequestMessage};
@@ -117,8 +117,7 @@ impl Pipeline {
         let wired = connect(pipeline, options, &layout, &run, &logits, &sink)?;
         let Wired { actors: specs, addresses, reports, devices, ends, crossings, watch } = wired;
 
-        let loader = Loader { abort: Arc::default(), total: layout.weight_bytes, done: Arc::default() };
-        let actors = loader.start(specs, &addresses, Arc::new(progress))?;
+        let actors = loader::start(specs, &addresses, layout.weight_bytes, Arc::new(progress))?;
 
         let (requests, request_inbox) = bounded(REQUESTS);
         let ended = Arc::<AtomicBool>::default();

@@ -66,7 +66,7 @@ impl Passages {
         let receiver = |(at, stage): (usize, &StageSpec)| {
             let bytes = usize::try_from(region_bytes(&stage.compiled, blocks)).unwrap_or(usize::MAX);
             let region = HostRegion::new(bytes)
-                .map_err(|e| Error::Spec { what: format!("host memory for keys and values: {e}") })?;
+                .map_err(|e| Error::spec(format!("host memory for keys and values: {e}")))?;
             let (device, segments) = (stage.device, stage.compiled.segments.clone());
             Ok(Receiver { stage: at, device, local: local(device, at), segments, region: Arc::new(region) })
         };

@@ -124,7 +124,7 @@ impl Layout {
     pub(crate) fn new(pipeline: &PipelineSpec, options: &PipelineOptions) -> Result<Self> {
         let PipelineSpec { devices, stages, prefill } = pipeline;
         let compiled = || pipeline.all().map(|s| &s.compiled);
-        let last = stages.last().ok_or_else(|| spec("the pipeline has no stages"))?;
+        let last = stages.last().ok_or_else(|| Error::spec("the pipeline has no stages"))?;
         let last = &last.compiled;
         check_options(stages.len(), options)?;
         check_devices(pipeline)?;
@@ -134,7 +134,7 @@ impl Layout {
         if vocabulary == 0 || logit_row_bytes != u64::from(vocabulary) * 4 {
             let what =
                 format!("the last stage has logits of {logit_row_bytes} bytes for {vocabulary} tokens");
-            return Err(spec(what));
+            return Err(Error::spec(what));
         }
         let shapes = || compiled().filter_map(|c| c.programs.last()).map(|p| p.params);
         let smallest =
@@ -142,7 +142,7 @@ impl Layout {
         let table_positions = u64::from(smallest(|s| s.table_blocks)) * BLOCK_TOKENS as u64;
         if u64::from(options.context) > table_positions {
             let context = options.context;
-            return Err(spec(format!(
+            return Err(Error::spec(format!(
                 "the context is {context}, but block tables hold only {table_positions} positions"
             )));
         }
@@ -198,22 +198,17 @@ fn weight_bytes(pipeline: &PipelineSpec) -> u64 {
         - of_file.sum::<u64>()
 }
 
-/// Returns the error for an invalid pipeline.
-fn spec(what: impl Into<String>) -> Error {
-    Error::Spec { what: what.into() }
-}
-
 /// Checks the options of a pipeline with `stages` stages.
 fn check_options(stages: usize, options: &PipelineOptions) -> Result<()> {
     let edges = options.routes.len();
     if edges != stages - 1 {
-        return Err(spec(format!("routes for {edges} edges between {stages} stages")));
+        return Err(Error::spec(format!("routes for {edges} edges between {stages} stages")));
     }
     if options.slots == 0 {
-        return Err(spec("the stages have no slots"));
+        return Err(Error::spec("the stages have no slots"));
     }
     let check = |(edge, routes): (usize, &Routes)| {
-        routes.check().map_err(|error| spec(format!("routes of edge {edge}: {error}")))
+        routes.check().map_err(|error| Error::spec(format!("routes of edge {edge}: {error}")))
     };
     options.routes.iter().enumerate().try_for_each(check)
 }
@@ -224,34 +219,34 @@ fn check_devices(pipeline: &PipelineSpec) -> Result<()> {
     for (index, device) in devices.iter().enumerate() {
         let id = device.id();
         if devices[..index].iter().any(|other| other.id() == id) {
-            return Err(spec(format!("{id} is listed twice")));
+            return Err(Error::spec(format!("{id} is listed twice")));
         }
         if pipeline.all().all(|stage| stage.device != index) {
-            return Err(spec(format!("{id} has no stage")));
+            return Err(Error::spec(format!("{id} has no stage")));
         }
     }
     let Some(pair) = stages.windows(2).find(|pair| pair[0].device == pair[1].device) else { return Ok(()) };
     let at = pair[1].compiled.segments.start;
-    Err(spec(format!("the stages on both sides of segment {at} are on one device; merge them")))
+    Err(Error::spec(format!("the stages on both sides of segment {at} are on one device; merge them")))
 }
 
 /// Checks that a stage was compiled for the pipeline and follows the previous stage.
 fn check_stage(index: usize, stages: &[StageSpec], devices: usize) -> Result<()> {
     let (stage, last) = (&stages[index], &stages[stages.len() - 1].compiled);
     if stage.device >= devices {
-        return Err(spec(format!("stage {index} is on device {} of {devices}", stage.device)));
+        return Err(Error::spec(format!("stage {index} is on device {} of {devices}", stage.device)));
     }
     let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.crossing_row_bytes);
     let is_alike = rows(&stage.compiled) == rows(last)
         && stage.compiled.kv_ring == last.kv_ring
         && stage.compiled.rope_lengths == last.rope_lengths;
     if stage.compiled.programs.is_empty() || !is_alike {
-        return Err(spec(format!("stage {index} was not compiled for this pipeline")));
+        return Err(Error::spec(format!("stage {index} was not compiled for this pipeline")));
     }
     check_streamed(index, stage)?;
     let previous_end = index.checked_sub(1).map_or(0, |before| stages[before].compiled.segments.end);
     if stage.compiled.segments.start != previous_end {
-        return Err(spec(format!("stage {index} does not begin at the end of the previous stage")));
+        return Err(Error::spec(format!("stage {index} does not begin at the end of the previous stage")));
     }
     Ok(())
 }
@@ -259,7 +254,7 @@ fn check_stage(index: usize, stages: &[StageSpec], devices: usize) -> Result<()>
 /// Checks the prefill stage.
 fn check_prefill(prefill: &StageSpec, pipeline: &PipelineSpec) -> Result<()> {
     let PipelineSpec { devices, stages, .. } = pipeline;
-    let wrong = |what: &str| Err(spec(format!("the prefill stage {what}")));
+    let wrong = |what: &str| Err(Error::spec(format!("the prefill stage {what}")));
     let StageSpec { device, compiled, .. } = prefill;
     if *device >= devices.len() {
         return wrong(&format!("is on device {device} of {}", devices.len()));
@@ -291,11 +286,11 @@ fn check_streamed(index: usize, stage: &StageSpec) -> Result<()> {
     let has_all = streamed.iter().all(|segment| compiled.segments.contains(segment));
     let is_sorted = streamed.windows(2).all(|pair| pair[0] < pair[1]);
     if !has_all || !is_sorted || (1..FEWEST).contains(&streamed.len()) {
-        return Err(spec(format!("stage {index} cannot stream the segments {streamed:?}")));
+        return Err(Error::spec(format!("stage {index} cannot stream the segments {streamed:?}")));
     }
     let wrong = arenas.and_then(|count| wrong_arenas(streamed.len(), count));
     match wrong.or_else(|| wrong_from_file(streamed, from_file)) {
-        Some(what) => Err(spec(format!("stage {index}: {what}"))),
+        Some(what) => Err(Error::spec(format!("stage {index}: {what}"))),
         None => Ok(()),
     }
 }

@@ -43,9 +43,6 @@ pub(super) struct Wired {
 }
 
 /// Connects the stages of a pipeline and the coordinator.
-///
-/// # Errors
-/// [`Error::Spec`] if host memory for a ring or for keys and values cannot be allocated.
 pub(super) fn connect(
     pipeline: PipelineSpec,
     options: &PipelineOptions,
@@ -195,7 +192,7 @@ impl<'a> Wiring<'a> {
         let cores = self.options.ring_cores.get(edge).map_or(&[][..], Vec::as_slice);
         // A region has at least one byte.
         let region = HostRegion::near(routes.staging_bytes().max(1) as usize, cores);
-        region.map(Arc::new).map_err(|e| Error::Spec { what: format!("staging for {routes:?}: {e}") })
+        region.map(Arc::new).map_err(|e| Error::spec(format!("staging for {routes:?}: {e}")))
     }
 
     /// Returns the ends of each path.

@@ -27,7 +27,7 @@ const BUSY_IN_FLIGHT: usize = 2;
 
 /// A link from one device to another, on which transfers can be timed and verified outside a pipeline.
 /// Directions are numbered: 0 is there, and 1 is back.
-pub(crate) struct SoloLink<'a> {
+pub struct SoloLink<'a> {
     /// The device that sends in direction 0, and the device that sends in direction 1.
     ends: [&'a mut SoloDevice; 2],
     directions: Vec<Direction>,
@@ -57,12 +57,7 @@ impl<'a> SoloLink<'a> {
     /// # Errors
     /// [`Error::Spec`] if `route` is unusable, or the error of a device. A device that cannot share memory
     /// refuses the routes that need it.
-    pub(crate) fn new(
-        from: &'a mut SoloDevice,
-        to: &'a mut SoloDevice,
-        route: Route,
-        bytes: u64,
-    ) -> Result<Self> {
+    pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
         Self { ends: [from, to], directions: Vec::new(), bytes, busy: None, checksums: [None, None] }
             .with_direction(route)
     }
@@ -72,7 +67,7 @@ impl<'a> SoloLink<'a> {
     ///
     /// # Errors
     /// The errors of [`SoloLink::new`].
-    pub(crate) fn and_back(self, route: Route) -> Result<Self> {
+    pub fn and_back(self, route: Route) -> Result<Self> {
         self.with_direction(route)
     }
 
@@ -81,7 +76,7 @@ impl<'a> SoloLink<'a> {
     ///
     /// # Errors
     /// Fails if a device runs out of memory or fails.
-    pub(crate) fn keep_busy(&mut self) -> Result<()> {
+    pub fn keep_busy(&mut self) -> Result<()> {
         let [first, second] = &mut self.ends;
         self.busy = Some([first.busywork()?, second.busywork()?]);
         Ok(())
@@ -94,7 +89,7 @@ impl<'a> SoloLink<'a> {
     }
 
     /// Returns the alignment in bytes of the offset and the size that both devices can copy.
-    pub(crate) fn alignment_bytes(&self) -> u64 {
+    pub fn alignment_bytes(&self) -> u64 {
         self.ends.iter().map(|end| end.adapter().caps.copy_alignment_bytes).fold(1, u64::max)
     }
 
@@ -106,7 +101,7 @@ impl<'a> SoloLink<'a> {
     ///
     /// # Errors
     /// Fails if a device fails.
-    pub(crate) fn hop_us(&mut self, bytes: u64) -> Result<f64> {
+    pub fn hop_us(&mut self, bytes: u64) -> Result<f64> {
         let part = 0..bytes.clamp(1, self.bytes);
         match self.hop(&part, false)? {
             (Some(timed_us), _) => Ok(timed_us),
@@ -168,7 +163,7 @@ impl<'a> SoloLink<'a> {
     ///
     /// # Errors
     /// Fails if a device fails.
-    pub(crate) fn times_us(&mut self, bytes: u64, count: usize) -> Result<f64> {
+    pub fn times_us(&mut self, bytes: u64, count: usize) -> Result<f64> {
         let part = 0..bytes.clamp(1, self.bytes);
         let all = 0..self.directions.len();
         let start = Instant::now();
@@ -189,7 +184,7 @@ impl<'a> SoloLink<'a> {
     ///
     /// # Errors
     /// Fails if a device fails.
-    pub(crate) fn busy_times_us(&mut self, bytes: u64, count: usize) -> Result<f64> {
+    pub fn busy_times_us(&mut self, bytes: u64, count: usize) -> Result<f64> {
         let part = 0..bytes.clamp(1, self.bytes);
         let all = 0..self.directions.len();
         let after: Vec<_> = all.clone().map(|at| self.ends[at].empty(&[])).collect::<Result<_>>()?;
@@ -247,7 +242,7 @@ impl<'a> SoloLink<'a> {
     ///
     /// # Errors
     /// Fails if a device fails, or if `part` does not fit the link.
-    pub(crate) fn verify(&mut self, part: Range<u64>, seed: u64) -> Result<Option<Mismatch>> {
+    pub fn verify(&mut self, part: Range<u64>, seed: u64) -> Result<Option<Mismatch>> {
         let framed = Framed::new(&self.ends, &part, self.bytes);
         let contents = |at: usize| Contents::new(seed.wrapping_mul(2).wrapping_add(at as u64));
         let all = 0..self.directions.len();

@@ -8,8 +8,8 @@ mod link;
 mod output;
 mod verify;
 
-pub(crate) use link::SoloLink;
-pub(crate) use verify::Mismatch;
+pub use link::SoloLink;
+pub use verify::Mismatch;
 
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
@@ -30,7 +30,7 @@ const BURST: u32 = 2;
 const FILLING: u32 = 0x2c00_2c00;
 
 /// A device whose stages can be timed outside a pipeline.
-pub(crate) struct SoloDevice {
+pub struct SoloDevice {
     label: String,
     points: QueuePoints,
     own: [Arc<Timeline>; 3],
@@ -42,7 +42,7 @@ pub(crate) struct SoloDevice {
 
 impl SoloDevice {
     /// Creates a solo device. `device` must not have any submissions.
-    pub(crate) fn new(device: Box<dyn Device>) -> Self {
+    pub fn new(device: Box<dyn Device>) -> Self {
         let device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
         let points = QueuePoints::new(|queue| own[queue.index()].id());
@@ -50,7 +50,7 @@ impl SoloDevice {
     }
 
     /// Returns the device's adapter.
-    pub(crate) fn adapter(&self) -> &Adapter {
+    pub fn adapter(&self) -> &Adapter {
         self.device.adapter()
     }
 
@@ -58,11 +58,7 @@ impl SoloDevice {
     ///
     /// # Errors
     /// Fails if the device runs out of memory or refuses the stage, or if the weights cannot be read.
-    pub(crate) fn load(
-        &mut self,
-        compiled: CompiledStage,
-        weights: &dyn WeightSource,
-    ) -> Result<SoloStage<'_>> {
+    pub fn load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<SoloStage<'_>> {
         let loaded = self.try_load(compiled, weights);
         match loaded.and_then(|(memory, made_in)| self.fill(&memory).map(|()| (memory, made_in))) {
             Ok((memory, made_in)) => Ok(SoloStage { on: self, memory, made_in }),
@@ -155,7 +151,7 @@ impl SoloDevice {
     ///
     /// # Errors
     /// Fails if the device runs out of memory or fails.
-    pub(crate) fn host_copies_us(&mut self, bytes: u64) -> Result<[f64; 2]> {
+    pub fn host_copies_us(&mut self, bytes: u64) -> Result<[f64; 2]> {
         self.with_host_copies(bytes, |device, upload, download| {
             // The first copy in each direction is a warm-up.
             device.copies_us(QueueKind::Upload, upload, 1)?;
@@ -171,7 +167,7 @@ impl SoloDevice {
     ///
     /// # Errors
     /// Fails if the device runs out of memory or fails.
-    pub(crate) fn bulk_upload_us(
+    pub fn bulk_upload_us(
         &mut self,
         bytes: u64,
         submission_us: f64,
@@ -225,31 +221,31 @@ impl SoloDevice {
 /// A micro-batch for a solo stage. All its sequences have the same number of rows and the same first
 /// position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SoloBatch {
+pub struct SoloBatch {
     /// Number of sequences in the micro-batch.
-    pub(crate) sequences: u32,
+    pub sequences: u32,
     /// Number of rows of each sequence.
-    pub(crate) rows_each: u32,
+    pub rows_each: u32,
     /// Position of each sequence's first row.
-    pub(crate) first_position: u32,
+    pub first_position: u32,
     /// Whether the last row of each sequence needs logits.
-    pub(crate) logits: bool,
+    pub logits: bool,
 }
 
 impl SoloBatch {
     /// Returns a micro-batch with one decode step for each of `sequences` sequences. Each row attends to
     /// `positions` positions, including its own.
-    pub(crate) fn decode(sequences: u32, positions: u32) -> Self {
+    pub fn decode(sequences: u32, positions: u32) -> Self {
         Self { sequences, rows_each: 1, first_position: positions.saturating_sub(1), logits: true }
     }
 
     /// Returns a prefill chunk of `rows` rows that starts at `first_position`. It needs no logits.
-    pub(crate) fn chunk(rows: u32, first_position: u32) -> Self {
+    pub fn chunk(rows: u32, first_position: u32) -> Self {
         Self { sequences: 1, rows_each: rows, first_position, logits: false }
     }
 
     /// Returns the average number of positions to which a row attends.
-    pub(crate) fn positions(&self) -> f64 {
+    pub fn positions(&self) -> f64 {
         f64::from(self.first_position) + (f64::from(self.rows_each) + 1.0) / 2.0
     }
 
@@ -269,7 +265,7 @@ impl SoloBatch {
 }
 
 /// A stage that is loaded on a solo device.
-pub(crate) struct SoloStage<'a> {
+pub struct SoloStage<'a> {
     on: &'a mut SoloDevice,
     memory: LoneStage,
     made_in: Duration,
@@ -283,7 +279,7 @@ impl Drop for SoloStage<'_> {
 
 impl SoloStage<'_> {
     /// Returns the time that it took to compile the stage's kernels and to allocate its buffers.
-    pub(crate) fn made_in(&self) -> Duration {
+    pub fn made_in(&self) -> Duration {
         self.made_in
     }
 
@@ -292,7 +288,7 @@ impl SoloStage<'_> {
     ///
     /// # Errors
     /// Fails if the micro-batch does not fit the stage, or if the device fails.
-    pub(crate) fn burst_us(&mut self, batch: &SoloBatch) -> Result<f64> {
+    pub fn burst_us(&mut self, batch: &SoloBatch) -> Result<f64> {
         let batch = self.micro_batch(batch);
         let start = Instant::now();
         let points = (0..BURST).map(|slot| self.compute(slot, &batch)).collect::<Result<Vec<_>>>()?;
@@ -313,7 +309,7 @@ impl SoloStage<'_> {
     ///
     /// # Errors
     /// The errors of [`SoloStage::burst_us`].
-    pub(crate) fn single_us(&mut self, batch: &SoloBatch) -> Result<f64> {
+    pub fn single_us(&mut self, batch: &SoloBatch) -> Result<f64> {
         let batch = self.micro_batch(batch);
         let start = Instant::now();
         let computed = self.compute(0, &batch)?;
@@ -330,7 +326,7 @@ impl SoloStage<'_> {
     ///
     /// # Errors
     /// The errors of [`SoloStage::burst_us`].
-    pub(crate) fn hand_over_us(&mut self, batch: &SoloBatch, mut choose: impl FnMut(&[f32])) -> Result<f64> {
+    pub fn hand_over_us(&mut self, batch: &SoloBatch, mut choose: impl FnMut(&[f32])) -> Result<f64> {
         let compute_us = self.burst_us(batch)?;
         let batch = self.micro_batch(batch);
         let start = Instant::now();

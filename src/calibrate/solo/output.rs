@@ -11,7 +11,7 @@ impl SoloStage<'_> {
     ///
     /// # Errors
     /// Fails if the micro-batch does not fit the stage, or if the device fails.
-    pub(crate) fn output(&mut self, batch: &SoloBatch, input: &[f32]) -> Result<Vec<f32>> {
+    pub fn output(&mut self, batch: &SoloBatch, input: &[f32]) -> Result<Vec<f32>> {
         let batch = self.micro_batch(batch);
         let rows_bytes = u64::from(batch.rows()) * self.memory.compiled().edge_row_bytes();
         let rows = self.memory.rows(0, rows_bytes);
@@ -37,7 +37,7 @@ impl SoloStage<'_> {
     ///
     /// # Errors
     /// Fails if the device fails.
-    pub(crate) fn keys_and_values(&mut self) -> Result<Vec<u8>> {
+    pub fn keys_and_values(&mut self) -> Result<Vec<u8>> {
         self.with_cache(|stage, (id, region), ranges| {
             for (offset, from) in ranges {
                 let download = Command::Download { from, region: id, offset };
@@ -52,7 +52,7 @@ impl SoloStage<'_> {
     ///
     /// # Errors
     /// [`Error::Protocol`] if the caches have different sizes. Also fails if the device fails.
-    pub(crate) fn set_keys_and_values(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn set_keys_and_values(&mut self, bytes: &[u8]) -> Result<()> {
         self.with_cache(|stage, (id, region), ranges| {
             if region.bytes() != bytes.len() {
                 return Err(protocol("keys and values of another layout".into()));

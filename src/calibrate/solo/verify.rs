@@ -4,13 +4,13 @@ use std::fmt;
 
 /// Wrong bytes of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mismatch {
+pub struct Mismatch {
     /// Size of the transfer in bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Number of wrong bytes. If it is 0, only a kernel on the receiving device reads wrong bytes.
-    pub(crate) wrong: u64,
+    pub wrong: u64,
     /// Position of the first wrong byte in the transfer.
-    pub(crate) first: u64,
+    pub first: u64,
 }
 
 impl fmt::Display for Mismatch {
