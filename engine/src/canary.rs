@@ -2,6 +2,7 @@
 //! a kernel that computes wrong values is found before the first token. Of a prefill stage, compares a block
 //! of each stage to which keys and values pass, together with the decode step that uses them.
 
+use crate::calibrate::solo::{SoloBatch, SoloDevice, SoloStage};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -10,7 +11,6 @@ use ragtag_graph::{Lowering, WireType};
 use ragtag_hal::{Adapter, AdapterKind, Checked};
 use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::plan::{Plan, PlanStage, PrefillStage};
-use ragtag_scheduler::{SoloBatch, SoloDevice, SoloStage};
 
 /// Numbers of rows of the compared micro-batches: a decode step and a prefill chunk.
 const ROWS: [u32; 2] = [1, 8];
@@ -139,7 +139,7 @@ impl Block<'_> {
         self.on(opened, most, |loaded| {
             let mut outputs = Vec::new();
             for rows in ROWS.map(|rows| rows.min(most)) {
-                let batch = SoloBatch { sequences: 1, rows_each: rows, first_position: 0, logits: is_head };
+                let batch = SoloBatch { logits: is_head, ..SoloBatch::chunk(rows, 0) };
                 outputs.extend(loaded.output(&batch, &self.rows(rows))?);
             }
             Ok(outputs)
@@ -150,7 +150,7 @@ impl Block<'_> {
     fn prefill(&self, opened: (Adapter, Checked)) -> Result<(Vec<f32>, Vec<u8>)> {
         let rows = self.most_rows();
         self.on(opened, rows + 1, |loaded| {
-            let chunk = SoloBatch { sequences: 1, rows_each: rows, first_position: 0, logits: false };
+            let chunk = SoloBatch::chunk(rows, 0);
             Ok((loaded.output(&chunk, &self.rows(rows))?, loaded.keys_and_values()?))
         })
     }
@@ -160,7 +160,7 @@ impl Block<'_> {
         let rows = self.most_rows();
         self.on(opened, rows + 1, |loaded| {
             loaded.set_keys_and_values(keys)?;
-            let step = SoloBatch { sequences: 1, rows_each: 1, first_position: rows, logits: false };
+            let step = SoloBatch::chunk(1, rows);
             loaded.output(&step, &self.rows(1))
         })
     }

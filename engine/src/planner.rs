@@ -9,12 +9,13 @@ use crate::defaults::{DEFAULT_CHUNK, OTHER_CHUNKS, SLOTS};
 use crate::devices::{Devices, staged_route};
 use crate::error::{Error, Result};
 use crate::model::Model;
+use ragtag_graph::execution::Chunks;
 use ragtag_graph::{Granularity, Lowering, Segment, WireType};
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::{
-    Baseline, Chunks, Constraints, DeviceFacts, EngineDecode, Fleet, LinkFacts, Links, ModelFacts, Objective,
-    Pin, Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
+    Baseline, Constraints, DeviceFacts, EngineDecode, Fleet, LinkFacts, Links, ModelFacts, Objective, Pin,
+    Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
 };
 use ragtag_transfer::Routes;
 

@@ -265,7 +265,7 @@ impl Session {
     /// # Errors
     /// Returns [`Error::Run`] if the pipeline fails.
     pub async fn warmup(&self, prompt_tokens: u32) -> Result<()> {
-        // Consecutive micro-batches use different slots, and each slot has its own programs.
+        // All stages but the first use their slots in turn, and each slot has its own programs.
         let new_tokens = self.plan.slots + 1;
         let prefill = self.plan.prefill_stage.as_ref().map(|prefill| prefill.from_tokens);
         for prompt_tokens in [Some(prompt_tokens), prefill].into_iter().flatten() {

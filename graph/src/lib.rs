@@ -13,6 +13,7 @@ mod compile;
 mod converted;
 mod cost;
 pub mod error;
+pub mod execution;
 pub mod gguf;
 mod granularity;
 mod json;

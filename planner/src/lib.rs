@@ -14,7 +14,6 @@ pub mod plan;
 pub mod schemas;
 mod search;
 pub mod split;
-pub mod streaming;
 pub mod wording;
 
 pub use cost::{
@@ -23,7 +22,7 @@ pub use cost::{
 pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{
-    Alternative, BindingLimit, Bottleneck, Chunks, Explanation, Family, FigureCount, HostMemory, InvalidPlan,
+    Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, HostMemory, InvalidPlan,
     LeftOut, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanPaths, PlanStage,
     PredictedRun, PredictedTimes, PrefillStage, StageMemory,
 };

@@ -3,7 +3,6 @@
 //!
 //! Knows nothing about the search or the execution.
 
-mod chunks;
 mod edges;
 mod explanation;
 mod prefill;
@@ -15,10 +14,10 @@ mod validate;
 
 use crate::objective::{Objective, Workload};
 use crate::split::{Split, SplitPart, SplitPrefill};
-pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 pub use edges::{PlanEdge, PlanPaths};
 pub use explanation::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, Place};
 pub use prefill::PrefillStage;
+use ragtag_graph::execution::Chunks;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Routes;

@@ -2,6 +2,7 @@
 //! Weights, KV cache and slots must match to the byte. The computed scratch must be at least the actual size.
 //! The size of each buffer is rounded up to its size class.
 
+use ragtag_graph::execution::{Arenas, READ_PLACES, arena_buffers};
 use ragtag_graph::{
     CompiledStage, Directory, Granularity, Lowering, MemorySource, Model, ModelFile, WeightBuffer, WireType,
 };
@@ -9,9 +10,8 @@ use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
 use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::{Activations, KvType};
-use ragtag_planner::cost::{RunSizes, arena_buffers};
+use ragtag_planner::cost::RunSizes;
 use ragtag_planner::plan::PlanStage;
-use ragtag_planner::streaming::{Arenas, READ_PLACES};
 use ragtag_planner::{
     BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
     PlanLimits, PlannerInput, Split, WeightSharing, Workload,

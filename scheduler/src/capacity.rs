@@ -3,8 +3,8 @@
 //! ends the run.
 
 use crate::core::Path;
+use ragtag_graph::execution::PREFILLS;
 use ragtag_hal::QueueKind;
-use ragtag_planner::streaming::PREFILLS;
 use ragtag_transfer::Routes;
 
 /// Capacities of a mailbox's two bounded queues.
@@ -56,4 +56,15 @@ impl Lanes {
     pub fn of_run(credits: u32) -> Self {
         Self { waking: Path::ALL.len(), quiet: credits as usize }
     }
+}
+
+/// For each stage of a device, returns its incoming and its outgoing routes. `routes` lists the routes of
+/// each edge, and `hosts` the device of each stage of the pipeline.
+pub(crate) fn routes_of<'a>(
+    routes: &'a [Routes],
+    hosts: &'a [usize],
+    device: usize,
+) -> impl Iterator<Item = (Option<&'a Routes>, Option<&'a Routes>)> {
+    let stages = hosts.iter().enumerate().filter(move |(_, host)| **host == device);
+    stages.map(|(index, _)| (index.checked_sub(1).and_then(|i| routes.get(i)), routes.get(index)))
 }

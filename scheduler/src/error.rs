@@ -293,6 +293,10 @@ impl Error {
         }
     }
 
+    pub(crate) fn spec(what: impl Into<String>) -> Self {
+        Error::Spec { what: what.into() }
+    }
+
     pub(crate) fn protocol(what: impl Into<String>) -> Self {
         Error::Protocol { what: what.into() }
     }

@@ -10,6 +10,10 @@ pub mod capacity;
 pub mod compare;
 mod copies;
 pub mod core;
+/// Parts of an actor, for measurements that submit work to a device themselves.
+pub mod direct {
+    pub use crate::actor::{Checksums, LoneStage, OwnedDevice, share_semaphore};
+}
 mod error;
 #[cfg(test)]
 mod made_up;
@@ -22,14 +26,11 @@ mod trace;
 mod transfers;
 mod trial;
 
-pub use actor::{
-    Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_CHUNK_BYTES, WeightSource,
-    weight_staging_bytes,
-};
+pub use actor::{StageReport, StageSpec, WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{
     Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats, Reply,
-    ReplySink, Request, STALL_TIMEOUT, StageSpec,
+    ReplySink, Request, STALL_TIMEOUT,
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};

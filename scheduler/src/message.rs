@@ -1,9 +1,8 @@
 //! Messages between the threads of a pipeline.
 
-use crate::core::{Prompt, Return, SequenceId, StageEvent};
+use crate::core::{Return, StageEvent};
 use crate::error::Error;
 use crate::mailbox::Address;
-use crate::runtime::Client;
 
 /// Messages to a device's actor.
 #[derive(Debug)]
@@ -46,14 +45,6 @@ pub(crate) enum RunUrgent {
     Stop,
     /// A stage has failed.
     Failed(Error),
-}
-
-/// Messages from the users of a pipeline to the coordinator.
-pub(crate) enum RequestMessage {
-    /// Submit a new sequence.
-    Submit { sequence: SequenceId, prompt: Prompt, client: Client },
-    /// Cancel a sequence.
-    Cancel { sequence: SequenceId },
 }
 
 pub(crate) type DeviceAddress = Address<DeviceMessage, DeviceUrgent>;

@@ -9,9 +9,9 @@ use crate::support::{
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Error, Model, Plan, Planner, Prompt, Session, SpanKind,
 };
+use ragtag_graph::execution::{Arenas, MAX_ARENAS};
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType, NumericsClass};
-use ragtag_planner::streaming::{Arenas, MAX_ARENAS};
 use ragtag_scheduler::Error as RunError;
 use test_support::nightly;
 

@@ -1,8 +1,9 @@
 //! Actions of senders and receivers.
 
+use crate::error::Error;
 use crate::message::TransferId;
 use crate::route::Route;
-use ragtag_hal::Point;
+use ragtag_hal::{BufferId, BufferRange, Command, Point, RegionId};
 use serde::{Deserialize, Serialize};
 
 /// Action that one end of an edge requests. `M` is the type of its messages to the other end. The caller must
@@ -66,6 +67,40 @@ pub struct Copy {
     pub waits: Vec<Point>,
     /// Point that the copy signals.
     pub signal: Point,
+}
+
+impl Copy {
+    /// Returns the command of the copy, or `None` if the submission only waits and signals. `own` is the range
+    /// of the end's own slot, `ring` is the region of the edge's rings, and `slots` are the imported slots of
+    /// the other end.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if the copy uses a slot that was not imported, or a ring that is not registered.
+    pub fn command(
+        &self,
+        is_outgoing: bool,
+        own: BufferRange,
+        ring: Option<RegionId>,
+        slots: &[BufferId],
+    ) -> Result<Option<Command>, Error> {
+        let region = || ring.ok_or_else(|| Error::protocol("a copy through a ring that is not registered"));
+        Ok(Some(match (self.other, is_outgoing) {
+            (OtherEnd::None, _) => return Ok(None),
+            (OtherEnd::Ring { start: offset }, false) => {
+                Command::Upload { region: region()?, offset, to: own }
+            }
+            (OtherEnd::Ring { start: offset }, true) => {
+                Command::Download { from: own, region: region()?, offset }
+            }
+            (OtherEnd::Slot(slot), is_outgoing) => {
+                let buffer = slots.get(slot as usize).copied();
+                let buffer = buffer.ok_or_else(|| Error::protocol(format!("slot {slot} is not imported")))?;
+                let other = BufferRange { buffer, ..own };
+                let (from, to) = if is_outgoing { (own, other) } else { (other, own) };
+                Command::Copy { from, to }
+            }
+        }))
+    }
 }
 
 /// Memory that a copy connects with the end's own slot.

@@ -127,8 +127,11 @@ impl Receiver {
                 self.free.push_back(slot);
                 actions.push(Action::Message(ToSender::Slot(slot)));
             }
-            // The stage has programs for this slot, perhaps not for the others.
-            ReceiverEvent::Free(slot) => self.free.push_front(slot),
+            // The lowest slot comes first: the stage records its programs for each slot that it uses.
+            ReceiverEvent::Free(slot) => {
+                let lower = self.free.partition_point(|free| *free < slot);
+                self.free.insert(lower, slot);
+            }
             ReceiverEvent::Message(ToReceiver::Sum { transfer, sum }) => {
                 self.guard.as_mut().ok_or_else(|| unverified(event))?.source(transfer, sum)?;
             }

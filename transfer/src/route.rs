@@ -16,7 +16,7 @@ use crate::action::{Action, Copy, OtherEnd};
 use crate::error::Error;
 use crate::message::{ToReceiver, ToSender, TransferId};
 use crate::points::Points;
-use ragtag_hal::Point;
+use ragtag_hal::{Point, QueueKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -58,6 +58,11 @@ impl Route {
     /// Returns whether one device must import the slots of the other.
     pub fn shares_memory(&self) -> bool {
         matches!(self, Route::Peer | Route::Import)
+    }
+
+    /// Returns the sender's queue that signals the point after which the receiver may read.
+    pub fn sending_queue(&self) -> QueueKind {
+        if *self == Route::Import { QueueKind::Compute } else { QueueKind::Download }
     }
 
     /// Returns the short name of the route, for users.

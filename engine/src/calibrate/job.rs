@@ -9,10 +9,10 @@ use super::kept::{Kept, now_unix_s, profile_age};
 use super::measure::{TimedProfile, Timer};
 use super::options::is_processor;
 use super::steps::Steps;
+use crate::calibrate::solo::SoloDevice;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_planner::cost::Profile;
-use ragtag_scheduler::SoloDevice;
 use std::time::{Duration, Instant};
 
 /// Fractions of the time budget at which calibration stops timing devices and hand-overs, respectively.

@@ -11,6 +11,7 @@ use super::options::is_processor;
 use super::stats::{CLEAN, Circumstances, Stats, Timings, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
 use super::sweep::Sweep;
+use crate::calibrate::solo::{SoloBatch, SoloDevice, SoloStage};
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::Adapter;
@@ -18,7 +19,7 @@ use ragtag_planner::cost::{
     DeviceFacts, FigureSource, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     TimePoint, TokenReturn, fit_copies,
 };
-use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
+use ragtag_scheduler::{Sampler, Sampling};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::mpsc;

@@ -20,6 +20,7 @@ mod measure;
 mod mend;
 mod options;
 mod pipeline;
+pub(crate) mod solo;
 mod stats;
 mod steps;
 mod sweep;

@@ -7,6 +7,7 @@
 
 use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
+use crate::calibrate::solo::SoloBatch;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
@@ -14,8 +15,7 @@ use ragtag_hal::Timing;
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{
-    Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler, Sampling,
-    SoloBatch, StageSpec,
+    Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler, Sampling, StageSpec,
 };
 use std::sync::mpsc;
 use std::time::Duration;

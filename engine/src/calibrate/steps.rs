@@ -2,13 +2,13 @@
 //! module only lists the measurements. `measure` runs them.
 
 use super::options::{CalibrationOptions, is_processor};
+use crate::calibrate::solo::SoloBatch;
 use crate::defaults::MAX_CHUNK;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_graph::{CompiledStage, Lowering, Segment, WireType, buckets};
 use ragtag_hal::Adapter;
 use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
-use ragtag_scheduler::SoloBatch;
 use std::ops::Range;
 
 /// Context lengths at which decode is timed, in cached positions: a short and a long context.

@@ -5,7 +5,7 @@
 
 use super::{BufferLimits, DeviceFacts, WeightSharing};
 use crate::plan::StageMemory;
-use crate::streaming::READ_PLACES;
+use ragtag_graph::execution::{READ_PLACES, arena_buffers};
 use ragtag_graph::{KvRing, Segment, SegmentTensor, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::checksum::place_bytes;
@@ -143,17 +143,6 @@ pub struct LargeBuffer {
     pub bytes: u64,
     /// The device's limit, in bytes.
     pub limit: u64,
-}
-
-/// Returns the sizes of an arena's buffers in bytes. `weights` lists the sizes of each streamed segment's
-/// weights, in order and without generated ones. Buffer `k` holds the largest `k`-th weight.
-pub fn arena_buffers<'a>(weights: impl IntoIterator<Item = &'a [u64]>) -> Vec<u64> {
-    let mut buffers: Vec<u64> = Vec::new();
-    for sizes in weights {
-        buffers.resize(buffers.len().max(sizes.len()), 0);
-        buffers.iter_mut().zip(sizes).for_each(|(buffer, &bytes)| *buffer = bytes.max(*buffer));
-    }
-    buffers
 }
 
 /// The streamed segments of a stage.

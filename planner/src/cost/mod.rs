@@ -24,7 +24,7 @@ pub use device::{ASSUMED_FILE_RATE, BufferLimits, DeviceFacts, WeightSharing};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
 pub use link::{LinkFacts, Links, SharedLink, fit_copies};
-pub use memory::{Held, KvKind, LargeBuffer, RunSizes, StageCapacity, Streamed, arena_buffers};
+pub use memory::{Held, KvKind, LargeBuffer, RunSizes, StageCapacity, Streamed};
 pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,

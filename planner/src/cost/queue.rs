@@ -8,7 +8,7 @@
 //!
 //! This module knows nothing about plans.
 
-use crate::streaming::READ_PLACES;
+use ragtag_graph::execution::READ_PLACES;
 
 /// Maximum number of simulated steps.
 const STEPS: usize = 64;
@@ -120,7 +120,7 @@ impl Queues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::streaming::{Arenas, FEWEST, MAX_ARENAS, parts};
+    use ragtag_graph::execution::{Arenas, FEWEST, MAX_ARENAS, StagePart};
     use rand::rngs::SmallRng;
     use rand::{Rng, SeedableRng};
 
@@ -139,13 +139,13 @@ mod tests {
         let times: Vec<(u32, u32)> =
             (0..segments).map(|_| (rng.random_range(0..=most_copy_us), rng.random_range(1..100))).collect();
         let of_arenas = |arenas| {
-            let part = |part: crate::streaming::StagePart| QueuePart {
+            let part = |part: StagePart| QueuePart {
                 arena: part.arena,
                 read_us: 0.0,
                 copy_us: if part.arena.is_some() { times[part.segments.start].0.into() } else { 0.0 },
                 compute_us: times[part.segments].iter().map(|(_, us)| f64::from(*us)).sum(),
             };
-            (arenas, parts(0..segments, &streamed, arenas).into_iter().map(part).collect())
+            (arenas, StagePart::all(0..segments, &streamed, arenas).into_iter().map(part).collect())
         };
         Arenas::all(streamed.len()).into_iter().filter(|_| streamed.len() >= FEWEST).map(of_arenas).collect()
     }

@@ -3,7 +3,7 @@
 use super::PredictedTimes;
 use crate::cost::{DeviceFacts, QueuePart, RunSizes};
 use crate::split::Span;
-use crate::streaming::{Arenas, FEWEST, MAX_ARENAS, StagePart, parts, wrong_arenas, wrong_from_file};
+use ragtag_graph::execution::{Arenas, FEWEST, MAX_ARENAS, StagePart, wrong_arenas, wrong_from_file};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +56,7 @@ impl PlanStage {
             copy_us: bytes(&part).map_or(0.0, |bytes| device.host_copy_us(bytes)),
             compute_us: part.segments.len() as f64 * segment_us,
         };
-        parts(segments, &streamed, self.arenas()).into_iter().map(part).collect()
+        StagePart::all(segments, &streamed, self.arenas()).into_iter().map(part).collect()
     }
 
     /// Returns what is wrong with the streamed segments. `last` is the last segment of the model.

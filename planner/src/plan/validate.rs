@@ -1,8 +1,9 @@
 //! Checks of a plan from a file against the model and the devices.
 
-use super::{Chunks, InvalidChunks, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage};
+use super::{PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage};
 use crate::split::{PartitionError, check_partition};
 use ragtag_graph::WireType;
+use ragtag_graph::execution::{Chunks, InvalidChunks};
 use ragtag_kernels::Activations;
 use thiserror::Error;
 

@@ -9,10 +9,11 @@ use super::workload_times::{Point, Times};
 use super::{chunks, explain, families, reasons};
 use crate::cost::{Figure, LinkFacts};
 use crate::plan::{
-    Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage,
-    PredictedRun, PredictedTimes, PrefillStage, StageMemory,
+    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage, PredictedRun,
+    PredictedTimes, PrefillStage, StageMemory,
 };
 use ragtag_graph::Granularity;
+use ragtag_graph::execution::Chunks;
 
 /// Returns the plan of the best choice, with its explanation if the input asks for one.
 pub(super) fn explained(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Plan {

@@ -4,8 +4,8 @@ use super::{Constraints, PlanError, PlannerInput};
 use crate::cost::{RunSizes, is_rate};
 use crate::objective::{MAX_WEIGHT, Objective};
 use crate::split::{Split, SplitPart, SplitPrefill};
-use crate::streaming::{FEWEST, wrong_arenas, wrong_from_file};
 use ragtag_graph::WireType;
+use ragtag_graph::execution::{FEWEST, wrong_arenas, wrong_from_file};
 use ragtag_kernels::Activations;
 
 /// Returns an error for the first invalid input.

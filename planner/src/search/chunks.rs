@@ -8,8 +8,8 @@ use super::PlannerInput;
 use super::grid::{Choice, Grid};
 use super::workload_times::Point;
 use crate::objective::Workload;
-use crate::plan::{Chunks, PromptChunk};
-use crate::streaming::PREFILLS;
+use ragtag_graph::execution::PREFILLS;
+use ragtag_graph::execution::{Chunks, PromptChunk};
 
 /// Shortest prompt that is evaluated, in tokens. Each further prompt is twice as long as the one before, up
 /// to the context.

@@ -7,7 +7,7 @@ use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
 use super::problem::Run;
 use super::solver::{self, Instance};
 use super::workload_times::Times;
-use super::{PlannerInput, families, hybrid, streamed};
+use super::{PlannerInput, families, hybrid, placement, streamed};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, LeftOut, Place};
 use crate::wording;
@@ -223,7 +223,7 @@ fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, Stri
     (input.limits.decode_groups, input.limits.credits) = (None, None);
     (input.split, input.trial, input.several_stages) = (None, None, false);
     let grid = Grid::new(&input, context);
-    let found = super::searched(&grid, true);
+    let found = placement::search(&grid, true);
     let bound_us = found.as_ref().and_then(|found| found.bound_us).or_else(|| grid.bound_us());
     // The bound covers resident weights only.
     let bound_us = bound_us.filter(|_| found.as_ref().is_some_and(|found| !found.best.streams()));

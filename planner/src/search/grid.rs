@@ -30,7 +30,7 @@ use super::baselines::{self, Baseline, EngineDecode};
 use super::problem::{Evaluation, Lowered, Problem, Run};
 use super::solver::{self, Instance, Placement};
 use super::workload_times::{Point, WorkloadTimes};
-use crate::streaming::PREFILLS;
+use ragtag_graph::execution::PREFILLS;
 use ragtag_graph::{Segment, WireType};
 use ragtag_kernels::Activations;
 use rayon::prelude::*;

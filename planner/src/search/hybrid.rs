@@ -15,7 +15,7 @@ use super::streamed::{device_may_stream, with_longest_chunk, with_more_arenas};
 use super::workload_times::Point;
 use super::{Constraints, PlannerInput};
 use crate::objective::Workload;
-use crate::streaming::FEWEST;
+use ragtag_graph::execution::FEWEST;
 use rayon::prelude::*;
 
 /// Shortest prompt for which the prefill stage is compared with the other stages, in tokens.

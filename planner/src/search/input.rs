@@ -1,10 +1,9 @@
 //! Inputs of the planner. This module knows nothing about the search.
 
 use super::problem::Run;
-use super::trial::Trial;
 use crate::cost::{DeviceFacts, Links};
 use crate::objective::{Objective, Workload};
-use crate::plan::logit_rows;
+use crate::plan::{Plan, logit_rows};
 use crate::split::Split;
 use ragtag_graph::{Segment, WireType};
 use ragtag_kernels::{Activations, KvType};
@@ -89,6 +88,23 @@ impl Constraints {
     /// No constraints.
     pub const NONE: &'static Self = &Self { pins: Vec::new(), excluded: Vec::new(), max_stages: None };
 }
+
+/// Load of a trial: equal requests in a closed loop, in which a new request arrives when another one ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrialLoad {
+    /// Number of requests.
+    pub requests: u32,
+    /// Number of concurrent requests.
+    pub at_once: u32,
+    /// Prompt tokens per request.
+    pub prompt_tokens: u32,
+    /// Generated tokens per request.
+    pub new_tokens: u32,
+}
+
+/// Function that simulates a plan for the given segments. Returns the requests served per second, or `None`
+/// if the plan cannot be simulated.
+pub type Trial = fn(&PlannerInput<'_>, &Plan, &[Segment], &TrialLoad) -> Option<f64>;
 
 /// All inputs of the planner.
 #[derive(Clone, Copy, Debug)]

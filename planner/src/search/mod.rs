@@ -21,6 +21,7 @@ mod grid;
 mod hybrid;
 mod input;
 mod memory_fit;
+mod placement;
 mod problem;
 mod reasons;
 mod requested;
@@ -31,13 +32,13 @@ mod tests;
 mod trial;
 mod workload_times;
 
-use crate::plan::{Chunks, Plan};
+use crate::plan::Plan;
 pub use baselines::{Baseline, EngineDecode};
 pub use context::largest_context;
 pub use error::{DoesNotFit, PlanError, Remedy, Shortage};
 use grid::{Choice, Grid, SearchResult};
-pub use input::{Constraints, ModelFacts, Pin, PlanLimits, PlannerInput};
-pub use trial::{Trial, TrialLoad};
+pub use input::{Constraints, ModelFacts, Pin, PlanLimits, PlannerInput, Trial, TrialLoad};
+use ragtag_graph::execution::Chunks;
 use workload_times::Point;
 
 /// Maximum relative loss in decode rate that the planner accepts for two decode groups in place of one, if
@@ -83,7 +84,7 @@ fn for_devices(input: &PlannerInput<'_>, may_prefill: bool) -> Result<Plan, Plan
     let grid = Grid::new(input, context::context(input)?);
     let found = match requested::runs(input) {
         Some(requested) => requested::settings(&grid, &requested, may_prefill)?,
-        None => searched(&grid, may_prefill).ok_or_else(|| context::nothing_fits(&grid))?,
+        None => placement::search(&grid, may_prefill).ok_or_else(|| context::nothing_fits(&grid))?,
     };
     let (mut found, trials) = trial::choose(&grid, found);
     if let Some(best) = with_two_groups(&grid, &found.best) {
@@ -105,30 +106,6 @@ fn with_two_groups(grid: &Grid<'_>, choice: &Choice) -> Option<Choice> {
     }
     let rate = |choice: &Choice| choice.evaluation.decode_tokens_per_s;
     grid.priced(point, choice.runs.clone()).filter(|two| rate(two) * (1.0 + OVERLAP) >= rate(choice))
-}
-
-/// Searches all placements. Considers streamed weights only if the model does not fit the devices with memory
-/// of their own, and a prefill stage only if `may_prefill` is set. Returns `None` if no placement fits.
-fn searched(grid: &Grid<'_>, may_prefill: bool) -> Option<SearchResult> {
-    let may_stream = grid.input.may_stream();
-    let Some(mut found) = grid.search() else {
-        return may_stream.then(|| streamed::search(grid)).flatten();
-    };
-    if grid.input.several_stages {
-        families::add(grid, &mut found);
-    }
-    if !may_stream || !streamed::is_short_of_memory(grid, &found) {
-        return Some(found);
-    }
-    let hybrid = may_prefill.then(|| hybrid::search(grid)).flatten();
-    let found = streamed::instead_of(grid, &found).unwrap_or(found);
-    match hybrid.filter(|hybrid| hybrid.is_faster_than(&found.best)) {
-        Some(hybrid) => {
-            let others = found.all().cloned().collect();
-            Some(SearchResult::with_best(hybrid, others, None))
-        }
-        None => Some(found),
-    }
 }
 
 /// Makes a plan for comparison. A simple rule chooses its placement. Micro-batch sizes and credits are chosen

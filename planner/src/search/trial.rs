@@ -14,9 +14,7 @@ use super::baselines::{Baseline, EngineDecode};
 use super::grid::{Choice, Grid, SearchResult};
 use super::problem::Run;
 use super::workload_times::Point;
-use super::{PlannerInput, assemble, chunks};
-use crate::plan::Plan;
-use ragtag_graph::Segment;
+use super::{PlannerInput, TrialLoad, assemble, chunks};
 use rayon::prelude::*;
 
 /// Maximum numbers of placements that are simulated and tuned in one round. Only placements whose rate is
@@ -52,23 +50,6 @@ struct Most {
     trials: usize,
     tuned: usize,
 }
-
-/// Load of a trial: equal requests in a closed loop, in which a new request arrives when another one ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TrialLoad {
-    /// Number of requests.
-    pub requests: u32,
-    /// Number of concurrent requests.
-    pub at_once: u32,
-    /// Prompt tokens per request.
-    pub prompt_tokens: u32,
-    /// Generated tokens per request.
-    pub new_tokens: u32,
-}
-
-/// Function that simulates a plan for the given segments. Returns the requests served per second, or `None`
-/// if the plan cannot be simulated.
-pub type Trial = fn(&PlannerInput<'_>, &Plan, &[Segment], &TrialLoad) -> Option<f64>;
 
 /// Summary of the trials, as reported in the reasons of a plan.
 #[derive(Clone, Copy, Debug)]

@@ -11,23 +11,10 @@ use ragtag_kernels::checksum::{PART_WORDS, parts, place_bytes, total};
 use ragtag_kernels::{Kernel, Variant, module_source, select};
 use std::sync::Arc;
 
-/// Unused ids for the objects of [`Checksums`].
-pub(super) struct ChecksumIds {
-    pub(super) module: ModuleId,
-    pub(super) sums: BufferId,
-    pub(super) region: RegionId,
-}
-
-impl ChecksumIds {
-    pub(super) fn new(device: &mut OwnedDevice) -> Self {
-        let (module, sums) = (device.new_module_id(), device.new_buffer_id());
-        Self { module, sums, region: device.new_region_id() }
-    }
-}
-
 /// Objects for the checksums of a stage's activations, or of a passage of keys and values. Each place holds
 /// the sums of the parts of a range.
-pub(super) struct Checksums {
+#[derive(Debug)]
+pub struct Checksums {
     module: ModuleId,
     variant: &'static Variant,
     sums: BufferId,
@@ -47,31 +34,26 @@ impl Checksums {
     ///
     /// # Errors
     /// Fails if the device runs out of memory or has no variant of the kernel.
-    pub(super) fn new(
-        device: &mut dyn Device,
-        ids: ChecksumIds,
-        most_bytes: u64,
-        places: u64,
-    ) -> ragtag_hal::Result<Self> {
+    pub fn new(device: &mut OwnedDevice, most_bytes: u64, places: u64) -> ragtag_hal::Result<Self> {
         let caps = &device.adapter().caps;
         let none = || ragtag_hal::Error::Unsupported { what: "checksums of activations".into() };
         let variant = select(Kernel::Checksum, caps, 1).ok_or_else(none)?;
         let source = module_source([variant], caps).ok_or_else(none)?;
         let alignment = caps.binding_alignment_bytes.max(caps.copy_alignment_bytes).max(1);
         let place_bytes = place_bytes(most_bytes).next_multiple_of(alignment);
-        let ChecksumIds { module, sums, region } = ids;
+        let module = device.new_module_id();
         let named = Module { name: "checksum".into(), entries: vec![variant.abi], source };
         device.create_module(module, &named)?;
         let bytes = place_bytes * places;
-        device.create_buffer(sums, bytes)?;
+        let sums = device.new_buffer(bytes)?;
         let host = Arc::new(HostRegion::new(bytes as usize)?);
-        device.register_region(region, Arc::clone(&host))?;
+        let region = device.new_region(&host)?;
         Ok(Self { module, variant, sums, region, host, place_bytes })
     }
 
     /// Returns the commands that compute the checksum of a range and copy its parts to the host. The range
     /// `rows` has the `places` places from `place` on.
-    pub(super) fn commands(
+    pub fn commands(
         &self,
         device: &dyn Device,
         (place, places): (u32, u64),
@@ -98,7 +80,7 @@ impl Checksums {
     ///
     /// # Errors
     /// [`Error::Protocol`] if a device still writes it.
-    pub(super) fn read(&self, place: u32, bytes: u64) -> Result<u64> {
+    pub fn read(&self, place: u32, bytes: u64) -> Result<u64> {
         let start = (u64::from(place) * self.place_bytes) as usize;
         let sums = self.host.read(start..start + sums_bytes(words(bytes)) as usize);
         let sums = sums.map_err(|e| Error::protocol(format!("a checksum is not available yet: {e}")))?;

@@ -5,7 +5,7 @@ use crate::copies::Copied;
 use crate::core::{End, MicroBatchId};
 use crate::error::{Error, Result};
 use crate::trace::{Label, SpanKind};
-use ragtag_hal::{BufferId, BufferRange, Command, Device, RegionId, Submission, Timing, Work};
+use ragtag_hal::{Device, Submission, Timing, Work};
 use ragtag_transfer::{Copy, OtherEnd, Route, TransferId};
 
 impl Actor {
@@ -23,7 +23,7 @@ impl Actor {
         }
         let reads = end == End::Incoming && matches!(copy.other, OtherEnd::Slot(_));
         let own = stage.memory.edge_rows(copy.slot, copy.offset, bytes);
-        let command = copy_command(end, &copy, own, edge.ring_id, &edge.imported)?;
+        let command = copy.command(end == End::Outgoing, own, edge.ring_id, &edge.imported)?;
         let route = edge.routes.of_copy(&copy, end == End::Outgoing);
         let work = Work::Commands(command.into_iter().collect());
         let shares_memory = route.is_some_and(|route| route.shares_memory());
@@ -82,38 +82,4 @@ impl Actor {
     pub(super) fn is_refused(&self, at: usize, transfer: TransferId) -> bool {
         self.refused.iter().any(|(stage, copy, _)| *stage == at && copy.transfer == transfer)
     }
-}
-
-/// Returns the command of a copy, or `None` if the submission only waits and signals. `own` is the copy's
-/// range of the stage's own slot, `ring` is the region of the edge's rings, and `slots` are the imported
-/// slots of the neighbour.
-///
-/// # Errors
-/// [`Error::Protocol`] if the copy uses a slot that was not imported, or a ring that is not registered.
-pub(super) fn copy_command(
-    end: End,
-    copy: &Copy,
-    own: BufferRange,
-    ring: Option<RegionId>,
-    slots: &[BufferId],
-) -> Result<Option<Command>> {
-    let region = || ring.ok_or_else(|| Error::protocol("a copy through a ring that is not registered"));
-    Ok(Some(match (copy.other, end) {
-        (OtherEnd::None, _) => return Ok(None),
-        (OtherEnd::Ring { start: offset }, End::Incoming) => {
-            Command::Upload { region: region()?, offset, to: own }
-        }
-        (OtherEnd::Ring { start: offset }, End::Outgoing) => {
-            Command::Download { from: own, region: region()?, offset }
-        }
-        (OtherEnd::Slot(slot), end) => {
-            let buffer = slots.get(slot as usize).copied();
-            let buffer = buffer.ok_or_else(|| Error::protocol(format!("slot {slot} is not imported")))?;
-            let other = BufferRange { buffer, ..own };
-            match end {
-                End::Incoming => Command::Copy { from: other, to: own },
-                End::Outgoing => Command::Copy { from: own, to: other },
-            }
-        }
-    }))
 }

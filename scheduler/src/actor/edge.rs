@@ -8,8 +8,7 @@ use crate::mailbox::Notice;
 use crate::message::{DeviceAddress, DeviceMessage};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use ragtag_hal::{
-    BufferId, Device, HostRegion, QueueKind, QueueLayout, RegionId, SharedMemory, SharedSemaphore, Timeline,
-    TimelineId,
+    BufferId, Device, HostRegion, QueueLayout, RegionId, SharedMemory, SharedSemaphore, Timeline, TimelineId,
 };
 use ragtag_transfer::{Route, Routes, ToSender};
 use std::sync::Arc;
@@ -213,7 +212,7 @@ impl Edge {
     /// Returns the timeline of the neighbour's points after which this stage may read.
     fn sender(&self, route: Route) -> Option<TimelineId> {
         let ids = self.timelines.iter().map(|timeline| timeline.id());
-        ids.into_iter().find(|id| id.queue == sending_queue(route))
+        ids.into_iter().find(|id| id.queue == route.sending_queue())
     }
 
     /// Wraps an event in a message for the neighbour.
@@ -222,15 +221,10 @@ impl Edge {
     }
 }
 
-/// Returns the sender's queue that signals the point after which the receiver may read.
-pub(super) fn sending_queue(route: Route) -> QueueKind {
-    if route == Route::Import { QueueKind::Compute } else { QueueKind::Download }
-}
-
 /// Makes a device use the semaphore of a route, so that the receiver waits for transfers on the device. The
 /// receiving device waits for points of the timeline `sender`, and the sending device (`None`) raises the
 /// semaphore. Returns whether the device can do so.
-pub(super) fn share_semaphore(
+pub fn share_semaphore(
     device: &mut dyn Device,
     semaphore: &SharedSemaphore,
     route: Route,
@@ -240,7 +234,7 @@ pub(super) fn share_semaphore(
         // If the queues share one hardware queue, a waiting upload would also block computations.
         Some(_) if device.adapter().caps.queues == QueueLayout::Single => return false,
         Some(sender) => device.await_semaphore(sender, semaphore),
-        None => device.raise_semaphore(sending_queue(route), semaphore),
+        None => device.raise_semaphore(route.sending_queue(), semaphore),
     };
     shared.inspect_err(|error| tracing::debug!(%error, "the host waits for transfers")).is_ok()
 }

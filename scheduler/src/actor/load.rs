@@ -1,21 +1,21 @@
 //! Loads the stages of a device.
 
-use super::checksum::{ChecksumIds, Checksums};
+use super::checksum::Checksums;
 use super::memory::StageBuffers;
 use super::owned::OwnedDevice;
-use super::passing::LoadedPassage;
+use super::passing::{LoadedPassage, Passage};
 use super::reading::{Reader, Reading};
 use super::shared::{SharedBuffers, import_weights};
 use super::streaming::Streamed;
-use super::weights::Loading;
-use super::{Actor, ActorSpec, ActorStage, Edge, Stage, stage_error};
-use crate::core::{DeviceCore, Progress, QueuePoints, StageShape};
+use super::weights::{Loading, WeightSource};
+use super::{Actor, ActorSpec, ActorStage, Edge, Stage, StageSpec, stage_error};
+use crate::copies::FileReads;
+use crate::core::{DeviceCore, Progress, QueuePoints};
 use crate::error::Result;
 use crate::mailbox::{LINGER, Notice};
-use crate::message::{DeviceMessage, DeviceUrgent, RunAddress};
-use crate::runtime::StageSpec;
+use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress};
 use crate::trace::{Recorder, TraceSink};
-use ragtag_hal::{Anticipation, Device, QueueKind, Timeline};
+use ragtag_hal::{Anticipation, Device, HostRegion, QueueKind, Timeline};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -56,18 +56,10 @@ impl StageLoader<'_> {
             edge.lend(device, &memory).map_err(failed)?;
             edge.ring_id = Some(device.new_region(&edge.ring).map_err(failed)?);
         }
-        let passages = passages.into_iter().map(|passage| {
-            let mut passage = LoadedPassage::new(passage, device, &memory)?;
-            if self.verified {
-                passage.verify(device)?;
-            }
-            Ok(passage)
-        });
-        let passages = passages.collect::<ragtag_hal::Result<Vec<_>>>().map_err(failed)?;
+        let passages = self.passages(passages, device, &memory).map_err(failed)?;
         let checksums = self.verified.then(|| {
-            let ids = ChecksumIds::new(device);
             let most_bytes = u64::from(memory.compiled().max_rows()) * row_bytes;
-            Checksums::new(device, ids, most_bytes, 2 * u64::from(self.slots))
+            Checksums::new(device, most_bytes, 2 * u64::from(self.slots))
         });
         let checksums = checksums.transpose().map_err(failed)?;
         let logits = logits.map(|(region, part_bytes)| {
@@ -78,19 +70,8 @@ impl StageLoader<'_> {
         let Self { label: device_label, uploads, abort, .. } = *self;
         let loading = Loading { stage, device_label, uploads, abort, progress: &progress };
         loading.run(device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
-        let reader = match reads.zip(memory.reading()) {
-            Some((to, region)) => {
-                let parts = loading.reads(&memory, weights.as_ref())?;
-                device.import_timeline(Arc::clone(&to.timeline)).map_err(failed)?;
-                let (uploads, region) = (Arc::clone(uploads), Arc::clone(region));
-                let (place_bytes, sink) = (memory.streaming().place_bytes(), self.sink.clone());
-                let (label, run, source) = (device_label.into(), self.run.clone(), weights);
-                let work =
-                    Reading { stage, label, to, uploads, source, region, place_bytes, parts, sink, run };
-                Some(Reader::start(work)?)
-            }
-            None => None,
-        };
+        let reads = reads.zip(memory.reading().cloned());
+        let reader = reads.map(|reads| self.reader(reads, &loading, device, &memory, weights)).transpose()?;
         Ok(Stage {
             stage,
             memory,
@@ -106,6 +87,74 @@ impl StageLoader<'_> {
             report,
         })
     }
+
+    /// Finds the buffers of passages, and registers their host memory.
+    fn passages(
+        &self,
+        passages: Vec<Passage>,
+        device: &mut OwnedDevice,
+        memory: &StageBuffers,
+    ) -> ragtag_hal::Result<Vec<LoadedPassage>> {
+        let load = |passage| {
+            let mut passage = LoadedPassage::new(passage, device, memory)?;
+            if self.verified {
+                passage.verify(device)?;
+            }
+            Ok(passage)
+        };
+        passages.into_iter().map(load).collect()
+    }
+
+    /// Starts the thread that reads streamed weights from the model's file to a region.
+    fn reader(
+        &self,
+        (to, region): (FileReads, Arc<HostRegion>),
+        loading: &Loading<'_>,
+        device: &mut OwnedDevice,
+        memory: &StageBuffers,
+        source: Box<dyn WeightSource>,
+    ) -> Result<Reader> {
+        let (stage, label) = (loading.stage, self.label.to_owned());
+        let parts = loading.reads(memory, source.as_ref())?;
+        let imported = device.import_timeline(Arc::clone(&to.timeline));
+        imported.map_err(|cause| stage_error(stage, self.label, cause))?;
+        let (uploads, run, sink) = (Arc::clone(self.uploads), self.run.clone(), self.sink.clone());
+        let place_bytes = memory.streaming().place_bytes();
+        Reader::start(Reading { stage, label, to, uploads, source, region, place_bytes, parts, sink, run })
+    }
+
+    /// Loads all stages of the device, and exchanges slots with their neighbours.
+    fn load_all(
+        &self,
+        inputs: Vec<ActorStage>,
+        device: &mut OwnedDevice,
+        points: &mut QueuePoints,
+    ) -> Result<Vec<Stage>> {
+        let first = inputs.first().map_or(0, |stage| stage.stage);
+        let failed = |cause| stage_error(first, self.label, cause);
+        let compiled: Vec<_> = inputs.iter().map(|stage| &stage.spec.compiled).collect();
+        let mut shared = SharedBuffers::new(device, &compiled).map_err(failed)?;
+        let load = |stage| self.load(stage, device, &mut shared, points);
+        let mut stages = inputs.into_iter().map(load).collect::<Result<Vec<_>>>()?;
+        let timelines = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
+        let timelines: BTreeMap<_, _> = timelines
+            .flat_map(|edge| &edge.timelines)
+            .chain(stages.iter().flat_map(|stage| &stage.passages).map(LoadedPassage::timeline))
+            .map(|timeline| (timeline.id(), Arc::clone(timeline)))
+            .collect();
+        for timeline in timelines.into_values() {
+            device.import_timeline(timeline).map_err(failed)?;
+        }
+        for stage in &mut stages {
+            let (number, edges) = (stage.stage, [&mut stage.previous, &mut stage.next]);
+            let failed = |cause| stage_error(number, self.label, cause);
+            edges.into_iter().flatten().try_for_each(|edge| edge.borrow(device, failed))?;
+        }
+        // All devices import slots before they wait for an answer, so no two wait for each other.
+        let edges = stages.iter_mut().flat_map(|stage| [&mut stage.previous, &mut stage.next]);
+        edges.flatten().try_for_each(|edge| edge.settle(device))?;
+        Ok(stages)
+    }
 }
 
 impl Actor {
@@ -120,73 +169,25 @@ impl Actor {
         progress: &(dyn Fn(u32, u64) + Sync),
     ) -> Result<Self> {
         let ActorSpec { label, device, stages, slots, mailbox, address, run, sink, copies, verified } = spec;
-        let first = stages.first().map_or(0, |stage| stage.stage);
-        let failed = |cause| stage_error(first, &label, cause);
         let mut device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
-        for timeline in &own {
-            let address = address.clone();
-            let failed = move |error: &ragtag_hal::Error| {
-                address.send_urgent(DeviceUrgent::Failed(error.clone()));
-            };
-            Notice::default().listen(timeline, || {}, failed);
-        }
+        report_failures(&own, &address);
 
         let mut points = QueuePoints::new(|queue| own[queue.index()].id());
-        let compiled: Vec<_> = stages.iter().map(|stage| &stage.spec.compiled).collect();
         let streamed: Vec<_> =
             stages.iter().map(|stage| (&stage.spec.compiled, stage.spec.streamed())).collect();
         let needed_bytes = SharedBuffers::needed_bytes(&streamed, slots);
         let uploads = &own[QueueKind::Upload.index()];
         let label = label.as_str();
         let loader = StageLoader { label, slots, verified, uploads, run: &run, sink: &sink, abort, progress };
-        let loaded = SharedBuffers::new(&mut device, &compiled).map_err(failed).and_then(|mut shared| {
-            let load = |stage| loader.load(stage, &mut device, &mut shared, &mut points);
-            let mut stages = stages.into_iter().map(load).collect::<Result<Vec<_>>>()?;
-            let timelines = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
-            let timelines: BTreeMap<_, _> = timelines
-                .flat_map(|edge| &edge.timelines)
-                .chain(stages.iter().flat_map(|stage| &stage.passages).map(LoadedPassage::timeline))
-                .map(|timeline| (timeline.id(), Arc::clone(timeline)))
-                .collect();
-            for timeline in timelines.into_values() {
-                device.import_timeline(timeline).map_err(failed)?;
-            }
-            for stage in &mut stages {
-                let (number, edges) = (stage.stage, [&mut stage.previous, &mut stage.next]);
-                let failed = |cause| stage_error(number, label, cause);
-                edges.into_iter().flatten().try_for_each(|edge| edge.borrow(&mut device, failed))?;
-            }
-            // All devices import slots before they wait for an answer, so no two wait for each other.
-            let edges = stages.iter_mut().flat_map(|stage| [&mut stage.previous, &mut stage.next]);
-            edges.flatten().try_for_each(|edge| edge.settle(&mut device))?;
-            Ok(stages)
-        });
+        let loaded = loader.load_all(stages, &mut device, &mut points);
         let held_bytes = device.pool_stats().in_use_bytes;
         let stages = loaded.map_err(|error| error.while_loading(held_bytes, needed_bytes))?;
-        let shape = |stage: &Stage| StageShape {
-            slots,
-            row_bytes: stage.row_bytes,
-            incoming: stage.previous.as_ref().map(|edge| edge.routes.clone()),
-            outgoing: stage.next.as_ref().map(|edge| edge.routes.clone()),
-            next_slots: slots,
-            verified,
-            parts: stage.memory.parts(),
-            from_file: stage.reader.as_ref().map(Reader::parts),
-            passes: stage.passes(),
-        };
         for stage in &stages {
             stage.next.iter().for_each(|next| stage.recorder.uses(next.routes.clone()));
         }
-        let shapes: Vec<_> = stages.iter().map(shape).collect();
-
-        let notices: [Notice; 3] = Default::default();
-        for (notice, timeline) in notices.iter().zip(&own) {
-            let address = address.clone();
-            // Ignore a full mailbox here: the next regular message reports it. A notice is sent only once
-            // until it is armed again.
-            notice.listen(timeline, move || drop(address.send(DeviceMessage::Progress)), |_| {});
-        }
+        let shapes: Vec<_> = stages.iter().map(|stage| stage.shape(slots, verified)).collect();
+        let notices = progress_notices(&own, &address);
         let mut actor = Self {
             core: DeviceCore::new(&shapes, points)?,
             stages,
@@ -210,4 +211,26 @@ impl Actor {
         actor.take_timings();
         Ok(actor)
     }
+}
+
+/// Makes the failure of a timeline a message to its actor.
+fn report_failures(timelines: &[Arc<Timeline>], address: &DeviceAddress) {
+    for timeline in timelines {
+        let address = address.clone();
+        let failed = move |error: &ragtag_hal::Error| {
+            address.send_urgent(DeviceUrgent::Failed(error.clone()));
+        };
+        Notice::default().listen(timeline, || {}, failed);
+    }
+}
+
+/// Returns a notice for each timeline, which tells the actor that the timeline has advanced.
+fn progress_notices(timelines: &[Arc<Timeline>; 3], address: &DeviceAddress) -> [Notice; 3] {
+    timelines.each_ref().map(|timeline| {
+        let (notice, address) = (Notice::default(), address.clone());
+        // Ignore a full mailbox here: the next regular message reports it. A notice is sent only once
+        // until it is armed again.
+        notice.listen(timeline, move || drop(address.send(DeviceMessage::Progress)), |_| {});
+        notice
+    })
 }

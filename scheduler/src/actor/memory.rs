@@ -5,11 +5,11 @@ use crate::actor::shared::{SharedBuffers, edge_buffer, optional_buffer};
 use crate::actor::streaming::{Streamed, StreamedPart, Streaming};
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
+use ragtag_graph::execution::READ_PLACES;
 use ragtag_graph::{CompiledStage, Program, Slice, StageBuffer};
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
-use ragtag_planner::streaming::READ_PLACES;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;

@@ -9,30 +9,32 @@ mod checksum;
 mod copy;
 mod edge;
 mod load;
+mod lone;
 pub(crate) mod memory;
 mod owned;
 pub(crate) mod passing;
 mod reading;
-mod shared;
-mod solo;
+pub(crate) mod shared;
+mod spec;
 pub(crate) mod streaming;
 mod verify;
 mod weights;
 
-pub use solo::{Mismatch, SoloBatch, SoloDevice, SoloLink, SoloStage};
+pub use checksum::Checksums;
+pub use edge::share_semaphore;
+pub use lone::LoneStage;
+pub use owned::OwnedDevice;
+pub use spec::StageSpec;
 pub use weights::{WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 
 use crate::copies::{Copies, FileReads};
-use crate::core::{DeviceAction, DeviceCore, DeviceEvent, Progress, StageEvent, StageStats};
+use crate::core::{DeviceAction, DeviceCore, DeviceEvent, Progress, StageEvent, StageShape, StageStats};
 use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, Mailbox, Notice};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunUrgent};
-use crate::runtime::StageSpec;
 use crate::trace::{Computed, Ends, Recorder, SizeReport, TraceSink};
-use checksum::Checksums;
 pub(crate) use edge::{Edge, Sharing};
 use memory::StageBuffers;
-use owned::OwnedDevice;
 use passing::{LoadedPassage, Passage};
 use ragtag_hal::{
     Anticipation, Awaited, Device, HostPages, HostRegion, PoolStats, QueueKind, RegionId, Timeline, Timing,
@@ -128,6 +130,21 @@ struct Stage {
 }
 
 impl Stage {
+    /// Returns the parameters of the stage's core.
+    fn shape(&self, slots: u32, verified: bool) -> StageShape {
+        StageShape {
+            slots,
+            row_bytes: self.row_bytes,
+            incoming: self.previous.as_ref().map(|edge| edge.routes.clone()),
+            outgoing: self.next.as_ref().map(|edge| edge.routes.clone()),
+            next_slots: slots,
+            verified,
+            parts: self.memory.parts(),
+            from_file: self.reader.as_ref().map(Reader::parts),
+            passes: self.passes(),
+        }
+    }
+
     /// Returns, for each passage of a prefill stage, the parts whose keys and values pass.
     fn passes(&self) -> Vec<Vec<usize>> {
         let parts = 0..self.memory.parts().len();

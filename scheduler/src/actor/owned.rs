@@ -1,5 +1,5 @@
-//! A device that destroys all of its actor's objects when it is dropped. The device is dropped if loading
-//! fails half-way, when the run stops, or if the actor panics.
+//! A device that destroys all of its owner's objects when it is dropped. An actor drops the device if loading
+//! fails half-way, when the run stops, or if it panics.
 //!
 //! If an allocation fails, this module frees unused objects and retries once. It does not depend on the
 //! purpose of the objects.
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const SETTLE_LIMIT: Duration = Duration::from_millis(500);
 
 /// A device and all objects that were created on it.
-pub(crate) struct OwnedDevice {
+pub struct OwnedDevice {
     device: Box<dyn Device>,
     own: [Arc<Timeline>; 3],
     /// Timeline value that the last submission on each queue signals.
@@ -47,7 +47,8 @@ fn take(next: &mut u32, count: u32) -> u32 {
 }
 
 impl OwnedDevice {
-    pub(crate) fn new(device: Box<dyn Device>) -> Self {
+    /// Takes a device that has no objects.
+    pub fn new(device: Box<dyn Device>) -> Self {
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
         let submitted = own.each_ref().map(|timeline| timeline.value());
         let (buffers, regions, programs, modules, next) = Default::default();
@@ -55,7 +56,7 @@ impl OwnedDevice {
     }
 
     /// Returns an unused buffer id, if all other buffers of the device have ids from this function.
-    pub(crate) fn new_buffer_id(&mut self) -> BufferId {
+    pub fn new_buffer_id(&mut self) -> BufferId {
         BufferId(take(&mut self.next.buffer, 1))
     }
 
@@ -75,13 +76,19 @@ impl OwnedDevice {
     }
 
     /// Creates a buffer with an unused id.
-    pub(crate) fn new_buffer(&mut self, bytes: u64) -> Result<BufferId> {
+    ///
+    /// # Errors
+    /// Fails if the device runs out of memory.
+    pub fn new_buffer(&mut self, bytes: u64) -> Result<BufferId> {
         let id = self.new_buffer_id();
         self.create_buffer(id, bytes).map(|()| id)
     }
 
     /// Registers host memory with an unused id.
-    pub(crate) fn new_region(&mut self, region: &Arc<HostRegion>) -> Result<RegionId> {
+    ///
+    /// # Errors
+    /// Fails if the device cannot access the memory.
+    pub fn new_region(&mut self, region: &Arc<HostRegion>) -> Result<RegionId> {
         let id = self.new_region_id();
         self.register_region(id, Arc::clone(region)).map(|()| id)
     }
@@ -93,7 +100,7 @@ impl OwnedDevice {
     }
 
     /// Destroys all objects on the device, after which it can be used like a new one.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.settle();
         self.destroy_all();
     }
@@ -131,6 +138,12 @@ impl OwnedDevice {
         std::mem::take(&mut self.buffers).iter().for_each(|id| log(id, device.destroy_buffer(*id)));
         std::mem::take(&mut self.regions).iter().for_each(|id| log(id, device.unregister_region(*id)));
         std::mem::take(&mut self.modules).iter().for_each(|id| log(id, device.destroy_module(*id)));
+    }
+}
+
+impl std::fmt::Debug for OwnedDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnedDevice").field("device", &self.adapter().label()).finish_non_exhaustive()
     }
 }
 

@@ -5,22 +5,23 @@
 //! the blocks in the order of the micro-batch's items.
 
 use super::Actor;
-use super::checksum::{ChecksumIds, Checksums};
+use super::checksum::Checksums;
 use super::memory::StageBuffers;
 use super::owned::OwnedDevice;
+use super::shared::kv_segments;
 use super::verify::Summed;
 use crate::copies::Copied;
 use crate::core::{MicroBatch, PassingAction, StageEvent};
 use crate::error::{Error, Result};
 use crate::message::{DeviceAddress, DeviceMessage};
 use crate::trace::{Label, SpanKind};
-use ragtag_graph::{CompiledStage, StageBuffer};
+use ragtag_graph::CompiledStage;
+use ragtag_graph::execution::PREFILLS;
 use ragtag_hal::{
     BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission, Timeline,
     Work,
 };
 use ragtag_kernels::params::BLOCK_TOKENS;
-use ragtag_planner::streaming::PREFILLS;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -49,29 +50,6 @@ pub(crate) fn region_bytes(receiver: &CompiledStage, blocks: u64) -> u64 {
     block_bytes.saturating_mul(blocks).saturating_mul(PREFILLS as u64)
 }
 
-/// Returns the segment of each buffer of the KV cache.
-pub(crate) fn kv_segments(compiled: &CompiledStage) -> Vec<usize> {
-    let mut segments = vec![compiled.segments.start; compiled.kv_bytes.len()];
-    let steps = compiled.programs.first().into_iter().flat_map(|program| &program.steps);
-    for (slice, segment) in steps.flat_map(|step| step.slices.iter().map(|slice| (slice, step.segment))) {
-        if let StageBuffer::Kv(buffer) = slice.buffer {
-            segments[buffer] = segment;
-        }
-    }
-    segments
-}
-
-/// Returns whether the KV caches of the segments in `part` have blocks of the same sizes in `whole`.
-pub(crate) fn same_kv_blocks(whole: &CompiledStage, part: &CompiledStage) -> bool {
-    let blocks = |compiled: &CompiledStage| -> Vec<(usize, u64)> {
-        let segments = kv_segments(compiled).into_iter().enumerate();
-        let within = segments.filter(|(_, segment)| part.segments.contains(segment));
-        within.map(|(buffer, segment)| (segment, compiled.kv_block_bytes(buffer))).collect()
-    };
-    let counts = |compiled: &CompiledStage| (compiled.kv_blocks, compiled.kv_ring);
-    counts(whole) == counts(part) && blocks(whole) == blocks(part)
-}
-
 /// A buffer whose keys or values pass.
 struct Passed {
     segment: usize,
@@ -90,7 +68,7 @@ pub(crate) struct LoadedPassage {
     checksums: Option<Checksums>,
 }
 
-/// StageBuffer and bytes of each summed range of a micro-batch's keys and values.
+/// Place and bytes of each summed range of a micro-batch's keys and values.
 pub(crate) type SummedRanges = Vec<(u32, u64)>;
 
 impl LoadedPassage {
@@ -124,8 +102,7 @@ impl LoadedPassage {
     pub(crate) fn verify(&mut self, device: &mut OwnedDevice) -> ragtag_hal::Result<()> {
         let most_bytes = self.buffers.iter().map(|passed| passed.block_bytes).max().unwrap_or(0);
         let places = self.buffers.len() as u64 * self.passage.blocks * PREFILLS as u64;
-        let ids = ChecksumIds::new(device);
-        self.checksums = Some(Checksums::new(device, ids, most_bytes, places)?);
+        self.checksums = Some(Checksums::new(device, most_bytes, places)?);
         Ok(())
     }
 

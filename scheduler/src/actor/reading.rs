@@ -102,7 +102,7 @@ impl Reader {
             drop((reading, ends));
         };
         let thread = std::thread::Builder::new().name(name).spawn(work);
-        let thread = thread.map_err(|e| Error::Spec { what: format!("cannot start a thread: {e}") })?;
+        let thread = thread.map_err(|e| Error::spec(format!("cannot start a thread: {e}")))?;
         Ok(Self { stage, jobs: Some(jobs), parts, timeline, copies, stopped, ended, thread: Some(thread) })
     }
 

@@ -1,9 +1,8 @@
 //! Buffers and host memory that the stages of one device share.
 
 use crate::actor::owned::OwnedDevice;
-use crate::actor::passing::kv_segments;
 use crate::actor::streaming::{Streamed, Streaming};
-use ragtag_graph::{CompiledStage, WeightBuffer};
+use ragtag_graph::{CompiledStage, StageBuffer, WeightBuffer};
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{BufferId, Device, HostPages, HostRegion, RegionId, SharedMemory};
 use std::collections::HashMap;
@@ -88,6 +87,29 @@ impl SharedBuffers {
         }
         Ok(buffers)
     }
+}
+
+/// Returns the segment of each buffer of the KV cache.
+pub(crate) fn kv_segments(compiled: &CompiledStage) -> Vec<usize> {
+    let mut segments = vec![compiled.segments.start; compiled.kv_bytes.len()];
+    let steps = compiled.programs.first().into_iter().flat_map(|program| &program.steps);
+    for (slice, segment) in steps.flat_map(|step| step.slices.iter().map(|slice| (slice, step.segment))) {
+        if let StageBuffer::Kv(buffer) = slice.buffer {
+            segments[buffer] = segment;
+        }
+    }
+    segments
+}
+
+/// Returns whether the KV caches of the segments in `part` have blocks of the same sizes in `whole`.
+pub(crate) fn same_kv_blocks(whole: &CompiledStage, part: &CompiledStage) -> bool {
+    let blocks = |compiled: &CompiledStage| -> Vec<(usize, u64)> {
+        let segments = kv_segments(compiled).into_iter().enumerate();
+        let within = segments.filter(|(_, segment)| part.segments.contains(segment));
+        within.map(|(buffer, segment)| (segment, compiled.kv_block_bytes(buffer))).collect()
+    };
+    let counts = |compiled: &CompiledStage| (compiled.kv_blocks, compiled.kv_ring);
+    counts(whole) == counts(part) && blocks(whole) == blocks(part)
 }
 
 /// Imports host memory for weights, and returns the buffer of each weight. If `streams` is true, ignores

@@ -2,9 +2,8 @@
 //!
 //! This module knows no device.
 
+use ragtag_graph::execution::{Arenas, StagePart, arena_buffers};
 use ragtag_graph::{CompiledStage, StageBuffer};
-use ragtag_planner::cost::arena_buffers;
-use ragtag_planner::streaming::{Arenas, StagePart, parts};
 use std::ops::Range;
 
 /// Alignment of the streamed weights in host memory, in bytes. Some devices copy faster from aligned memory.
@@ -57,7 +56,7 @@ impl Streaming {
         let Streamed { segments, arenas, from_file } = streamed;
         let owned = owned_weights(compiled);
         let (mut sizes, mut laid_out) = (Vec::new(), Vec::new());
-        for part in parts(compiled.segments.clone(), segments, arenas) {
+        for part in StagePart::all(compiled.segments.clone(), segments, arenas) {
             let (mut weights, mut bytes) = (Vec::new(), 0u64);
             let own = owned.iter().filter(|(_, segment)| part.segments.contains(segment));
             let size = |weight: usize| compiled.weights[weight].bytes();

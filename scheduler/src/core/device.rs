@@ -104,7 +104,7 @@ impl DeviceCore {
     /// [`Error::Spec`] if `shapes` is empty or a stage is invalid.
     pub fn new(shapes: &[StageShape], points: QueuePoints) -> Result<Self> {
         if shapes.is_empty() {
-            return Err(Error::Spec { what: "a device without stages".into() });
+            return Err(Error::spec("a device without stages"));
         }
         // The computations of a prefill stage wait for a place for their keys and values.
         let ahead = shapes.len() == 1 && shapes[0].passes.is_empty();

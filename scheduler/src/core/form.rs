@@ -14,7 +14,7 @@ use crate::core::batch::{Item, LogitRows};
 use crate::core::run::{RunCore, RunShape};
 use crate::core::sequence::Sequence;
 use crate::core::{MicroBatch, MicroBatchId, Path, SequenceId};
-use ragtag_planner::streaming::PREFILLS;
+use ragtag_graph::execution::PREFILLS;
 
 /// A micro-batch that is about to enter the pipeline.
 pub(super) struct Formed {

@@ -13,8 +13,8 @@
 use crate::core::action::Requests;
 use crate::core::{MicroBatch, PassingAction, StageAction};
 use crate::error::{Error, Result};
+use ragtag_graph::execution::PREFILLS;
 use ragtag_hal::Point;
-use ragtag_planner::streaming::PREFILLS;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

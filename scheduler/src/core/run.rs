@@ -6,8 +6,8 @@ use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
 use crate::error::{Error, Refusal, Result};
 use ragtag_graph::KvRing;
+use ragtag_graph::execution::Chunks;
 use ragtag_hal::Point;
-use ragtag_planner::Chunks;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -237,7 +237,7 @@ impl RunCore {
             kv_blocks,
         ];
         if all.contains(&0) || shape.chunks.check().is_err() || shape.chunks.most_rows() > max_rows {
-            return Err(Error::Spec { what: format!("invalid pipeline shape: {shape:?}") });
+            return Err(Error::spec(format!("invalid pipeline shape: {shape:?}")));
         }
         if let Some(ring) = shape.kv_ring.filter(|ring| !ring.holds(max_rows) || ring.total < ring.blocks) {
             let KvRing { window, blocks, total } = ring;
@@ -245,7 +245,7 @@ impl RunCore {
                 "a KV ring of {blocks} blocks ({total} for all sequences) for a window of {window} positions is \
                  too short for micro-batches of {max_rows} rows"
             );
-            return Err(Error::Spec { what });
+            return Err(Error::spec(what));
         }
         Ok(Self {
             pool: Pools::new(kv_blocks, shape.kv_ring),

@@ -27,7 +27,7 @@ use ragtag_transfer::{
     Action, Copy, Error as TransferError, OtherEnd, Receiver, ReceiverEvent, Sender, SenderEvent, TransferId,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Source of a stage's micro-batches.
@@ -35,8 +35,9 @@ use std::sync::Arc;
 enum Inlet {
     /// The previous stage. The receiver owns the free slots.
     Previous(Receiver),
-    /// The coordinator, with the free slots.
-    Coordinator(VecDeque<u32>),
+    /// The coordinator, with the free slots. The stage takes the lowest one, because its programs are
+    /// recorded and its memory is in the caches.
+    Coordinator(BTreeSet<u32>),
 }
 
 /// Destination to which a stage sends its micro-batches.
@@ -107,9 +108,9 @@ impl StageCore {
     /// [`Error::Spec`] if `shape` has no slots, if a row has zero bytes, or if routes are unusable.
     pub(super) fn new(shape: &StageShape, ahead: bool) -> Result<Self> {
         if shape.slots == 0 || shape.row_bytes == 0 {
-            return Err(Error::Spec { what: format!("invalid stage shape: {shape:?}") });
+            return Err(Error::spec(format!("invalid stage shape: {shape:?}")));
         }
-        let unusable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
+        let unusable = |error: ragtag_transfer::Error| Error::spec(error.to_string());
         let outlet = match &shape.outgoing {
             Some(routes) => {
                 let sender = Sender::new(routes, shape.next_slots).map_err(unusable)?;
@@ -277,9 +278,7 @@ impl StageCore {
                     self.receiver_event(ReceiverEvent::Free(slot), requests)?;
                 }
                 Inlet::Coordinator(free) => {
-                    assert!(!free.contains(&slot), "slot {slot} is free already");
-                    // The stage has programs for this slot, perhaps not for the others.
-                    free.push_front(slot);
+                    assert!(free.insert(slot), "slot {slot} is free already");
                     self.admit(requests)?;
                 }
             }
@@ -291,7 +290,7 @@ impl StageCore {
     fn admit(&mut self, requests: &mut Requests<'_>) -> Result<()> {
         while let Inlet::Coordinator(free) = &mut self.inlet
             && !self.entering.is_empty()
-            && let Some(slot) = free.pop_front()
+            && let Some(slot) = free.pop_first()
             && let Some((micro_batch, since)) = self.entering.pop_front()
         {
             self.stats.waited_for_slot_ns += requests.now.saturating_sub(since);

@@ -10,8 +10,8 @@
 
 use crate::core::action::Requests;
 use crate::core::{StageAction, StreamAction};
+use ragtag_graph::execution::READ_PLACES;
 use ragtag_hal::{Point, TimelineId};
-use ragtag_planner::streaming::READ_PLACES;
 use ragtag_transfer::Points;
 use serde::{Deserialize, Serialize};
 

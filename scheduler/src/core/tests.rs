@@ -3,8 +3,8 @@
 use super::*;
 use crate::error::{Error, Refusal};
 use ragtag_graph::KvRing;
+use ragtag_graph::execution::{Chunks, PromptChunk};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
-use ragtag_planner::plan::{Chunks, PromptChunk};
 use ragtag_transfer::{Copy, OtherEnd, Piece, Route, Routes, ToReceiver, ToSender, TransferId};
 use std::sync::Arc;
 
@@ -610,6 +610,16 @@ fn short_of_slots_a_stage_leaves_chunks_in_the_ring() {
 }
 
 #[test]
+fn micro_batches_one_after_the_other_use_one_slot() {
+    let mut core = stage(3, false, false);
+    for id in 0..4 {
+        let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(id, 2) });
+        assert!(matches!(actions[0], StageAction::Compute { slot: 0, .. }), "{actions:?}");
+        downloaded(&mut core, id + 1);
+    }
+}
+
+#[test]
 fn a_stage_that_writes_into_the_next_one_waits_for_a_free_slot_there() {
     let mut core = device(&[routed(2, None, Some(Route::Peer))]);
     let sent = |actions: &[StageAction]| {
@@ -625,10 +635,10 @@ fn a_stage_that_writes_into_the_next_one_waits_for_a_free_slot_there() {
     }
     downloaded(&mut core, 2);
     let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(2, 2) });
-    assert!(matches!(actions[..], [StageAction::Compute { slot: 1, .. }, StageAction::HandOff { .. }]));
+    assert!(matches!(actions[..], [StageAction::Compute { slot: 0, .. }, StageAction::HandOff { .. }]));
     assert!(core.wants_next(0));
     let actions = step(&mut core, StageEvent::FromNext(ToSender::Slot(0)));
-    assert_eq!(sent(&actions), [(1, OtherEnd::Slot(0))]);
+    assert_eq!(sent(&actions), [(0, OtherEnd::Slot(0))]);
 }
 
 #[test]

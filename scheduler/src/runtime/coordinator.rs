@@ -8,9 +8,9 @@ use crate::core::{
 };
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
-use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RequestMessage, RunMessage, RunUrgent};
+use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunMessage, RunUrgent};
 use crate::runtime::PipelineStats;
-use crate::runtime::request::{Client, Reply};
+use crate::runtime::request::{Client, Reply, RequestMessage};
 use crate::runtime::spec::Layout;
 use crate::transfers::Transfers;
 use crossbeam_channel::{Receiver, select_biased};
@@ -34,8 +34,8 @@ impl Logits {
         let (part_bytes, row_bytes) = (layout.logits_part_bytes, layout.logit_row_bytes);
         let bytes =
             usize::try_from(part_bytes.saturating_mul(u64::from(layout.run.credits))).unwrap_or(usize::MAX);
-        let region = HostRegion::new(bytes)
-            .map_err(|e| Error::Spec { what: format!("host memory for logits: {e}") })?;
+        let region =
+            HostRegion::new(bytes).map_err(|e| Error::spec(format!("host memory for logits: {e}")))?;
         Ok(Self { region: Arc::new(region), part_bytes, row_bytes })
     }
 
@@ -409,8 +409,8 @@ mod tests {
     use crate::mailbox::mailbox;
     use crate::message::RunAddress;
     use crossbeam_channel::never;
+    use ragtag_graph::execution::Chunks;
     use ragtag_hal::{QueueKind, TimelineId};
-    use ragtag_planner::Chunks;
 
     /// Returns a coordinator of a pipeline whose stages are on these devices, the address of its mailbox, and
     /// the download timeline of the last stage.

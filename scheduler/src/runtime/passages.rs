@@ -1,5 +1,6 @@
 //! Passages of keys and values from the prefill stage to the stages that decode.
 
+use crate::actor::StageSpec;
 use crate::actor::passing::{Passage, region_bytes};
 use crate::error::{Error, Result};
 use crate::message::DeviceAddress;
@@ -36,11 +37,15 @@ pub(super) struct Passages {
     blocks: u64,
 }
 
-/// The labels, mailboxes and timelines of all devices.
-pub(super) struct Reach<'a> {
-    pub(super) labels: &'a [String],
-    pub(super) addresses: &'a [DeviceAddress],
-    pub(super) timelines: &'a [[Arc<Timeline>; 3]],
+/// Label, mailbox and timelines of a device.
+#[derive(Clone)]
+pub(super) struct Reach {
+    /// Label of the device.
+    pub(super) label: String,
+    /// Address of its mailbox.
+    pub(super) address: DeviceAddress,
+    /// Timelines of its queues, for other devices.
+    pub(super) timelines: [Arc<Timeline>; 3],
 }
 
 impl Passages {
@@ -55,13 +60,13 @@ impl Passages {
         let source = source.map(|device| PrefillStage { device, local: local(device, stages.len()) });
         let blocks = layout.passing_blocks;
         let receives = |(_, stage): &(usize, &_)| {
-            let stage: &super::StageSpec = stage;
+            let stage: &StageSpec = stage;
             source.is_some_and(|source| source.device != stage.device) && !stage.compiled.kv_bytes.is_empty()
         };
-        let receiver = |(at, stage): (usize, &super::StageSpec)| {
+        let receiver = |(at, stage): (usize, &StageSpec)| {
             let bytes = usize::try_from(region_bytes(&stage.compiled, blocks)).unwrap_or(usize::MAX);
             let region = HostRegion::new(bytes)
-                .map_err(|e| Error::Spec { what: format!("host memory for keys and values: {e}") })?;
+                .map_err(|e| Error::spec(format!("host memory for keys and values: {e}")))?;
             let (device, segments) = (stage.device, stage.compiled.segments.clone());
             Ok(Receiver { stage: at, device, local: local(device, at), segments, region: Arc::new(region) })
         };
@@ -81,7 +86,7 @@ impl Passages {
     }
 
     /// Returns the passages of a stage. The prefill stage comes after the other stages.
-    pub(super) fn of_stage(&self, stage: usize, is_prefill: bool, reach: &Reach<'_>) -> Vec<Passage> {
+    pub(super) fn of_stage(&self, stage: usize, is_prefill: bool, reach: &[Reach]) -> Vec<Passage> {
         let Some(source) = self.source else { return Vec::new() };
         let ends = |receiver: &&Receiver| is_prefill || receiver.stage == stage;
         let other = |receiver: &Receiver| match is_prefill {
@@ -96,17 +101,12 @@ impl Passages {
     fn passage(
         &self,
         receiver: &Receiver,
-        reach: &Reach<'_>,
+        reach: &[Reach],
         (device, stage, queue): (usize, usize, QueueKind),
     ) -> Passage {
-        Passage {
-            segments: receiver.segments.clone(),
-            region: Arc::clone(&receiver.region),
-            blocks: self.blocks,
-            label: reach.labels[device].clone(),
-            address: reach.addresses[device].clone(),
-            stage,
-            timeline: Arc::clone(&reach.timelines[device][queue.index()]),
-        }
+        let Reach { label, address, timelines } = reach[device].clone();
+        let (segments, region) = (receiver.segments.clone(), Arc::clone(&receiver.region));
+        let timeline = Arc::clone(&timelines[queue.index()]);
+        Passage { segments, region, blocks: self.blocks, label, address, stage, timeline }
     }
 }

@@ -1,6 +1,6 @@
 //! Requests to a pipeline, and its replies.
 
-use crate::core::{Finished, Sample};
+use crate::core::{Finished, Prompt, Sample, SequenceId};
 use crate::error::Error;
 
 /// Output that a request asks for.
@@ -54,20 +54,28 @@ pub enum Reply {
     Failed(Error),
 }
 
+/// Messages from the users of a pipeline to the coordinator.
+pub(super) enum RequestMessage {
+    /// Submit a new sequence.
+    Submit { sequence: SequenceId, prompt: Prompt, client: Client },
+    /// Cancel a sequence.
+    Cancel { sequence: SequenceId },
+}
+
 /// State of a request in the coordinator's thread.
-pub(crate) struct Client {
-    pub(crate) prompt_tokens: u32,
+pub(super) struct Client {
+    pub(super) prompt_tokens: u32,
     /// Prompt tokens, followed by the tokens generated so far.
-    pub(crate) history: Vec<u32>,
-    pub(crate) sampler: Option<Box<dyn Sample>>,
+    pub(super) history: Vec<u32>,
+    pub(super) sampler: Option<Box<dyn Sample>>,
     /// New tokens that have not been sent to the client yet.
-    pub(crate) untold: Vec<u32>,
-    pub(crate) reply: ReplySink,
+    pub(super) untold: Vec<u32>,
+    pub(super) reply: ReplySink,
 }
 
 impl Client {
     /// Sends the new tokens to the client.
-    pub(crate) fn tell(&mut self) {
+    pub(super) fn tell(&mut self) {
         self.untold.drain(..).for_each(|id| (self.reply)(Reply::Token { id }));
     }
 }

@@ -1,8 +1,9 @@
 //! Weights that the prefill stage streams from the memory of the devices that decode. Host memory then holds
 //! them once.
 
+use crate::actor::StageSpec;
 use crate::actor::streaming::Streaming;
-use crate::runtime::spec::{PipelineSpec, StageSpec};
+use crate::runtime::spec::PipelineSpec;
 use ragtag_hal::{Device, HostPages, MemoryHandle};
 use std::sync::Arc;
 

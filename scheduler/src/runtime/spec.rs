@@ -1,16 +1,15 @@
 //! Inputs of a pipeline, and their validation.
 
-use crate::actor::WeightSource;
-use crate::actor::passing::same_kv_blocks;
-use crate::actor::streaming::{Streamed, Streaming};
+use crate::actor::StageSpec;
+use crate::actor::shared::same_kv_blocks;
+use crate::actor::streaming::Streaming;
 use crate::core::RunShape;
 use crate::error::{Error, Result};
 use crate::runtime::shared_weights::shared_weights;
+use ragtag_graph::execution::{Chunks, FEWEST, passing_blocks, wrong_arenas, wrong_from_file};
 use ragtag_graph::{CompiledStage, RopeLengths};
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
-use ragtag_planner::Chunks;
-use ragtag_planner::streaming::{Arenas, FEWEST, passing_blocks, wrong_arenas, wrong_from_file};
 use ragtag_transfer::{Route, Routes};
 use std::time::Duration;
 
@@ -31,35 +30,6 @@ impl PipelineSpec {
     /// Returns all stages. The prefill stage is the last.
     pub(crate) fn all(&self) -> impl Iterator<Item = &StageSpec> {
         self.stages.iter().chain(&self.prefill)
-    }
-}
-
-/// A stage: its device, its compiled program and its weights.
-pub struct StageSpec {
-    /// Index of the stage's device in [`PipelineSpec::devices`]. Neighbouring stages have different devices.
-    pub device: usize,
-    /// The compiled stage.
-    pub compiled: CompiledStage,
-    /// Segments of the stage whose weights are streamed, in ascending order. Their weights stay in host
-    /// memory and are copied to the device for each micro-batch.
-    pub streamed: Vec<usize>,
-    /// Number of arenas that the streamed segments share. `None` stands for the fewest.
-    pub arenas: Option<usize>,
-    /// Streamed segments whose weights are read from `weights` for each micro-batch, in ascending order. Host
-    /// memory holds no copy of them. Empty on a prefill stage.
-    pub from_file: Vec<usize>,
-    /// Source of the stage's weights.
-    pub weights: Box<dyn WeightSource>,
-}
-
-impl StageSpec {
-    pub(crate) fn arenas(&self) -> Arenas {
-        Arenas::at_most(self.streamed.len(), self.arenas.unwrap_or(0))
-    }
-
-    /// Returns the streamed segments.
-    pub(crate) fn streamed(&self) -> Streamed<'_> {
-        Streamed { segments: &self.streamed, arenas: self.arenas(), from_file: &self.from_file }
     }
 }
 
@@ -153,67 +123,18 @@ pub(crate) struct Layout {
 impl Layout {
     pub(crate) fn new(pipeline: &PipelineSpec, options: &PipelineOptions) -> Result<Self> {
         let PipelineSpec { devices, stages, prefill } = pipeline;
-        let spec = |what: String| Error::Spec { what };
         let compiled = || pipeline.all().map(|s| &s.compiled);
-        let Some(last) = stages.last().map(|s| &s.compiled) else {
-            return Err(spec("the pipeline has no stages".into()));
-        };
-        if options.routes.len() != stages.len() - 1 {
-            return Err(spec(format!(
-                "routes for {} edges between {} stages",
-                options.routes.len(),
-                stages.len()
-            )));
-        }
-        if options.slots == 0 {
-            return Err(spec("the stages have no slots".into()));
-        }
-        for (edge, routes) in options.routes.iter().enumerate() {
-            routes.check().map_err(|error| spec(format!("routes of edge {edge}: {error}")))?;
-        }
-        for (index, device) in devices.iter().enumerate() {
-            let id = device.id();
-            if devices[..index].iter().any(|other| other.id() == id) {
-                return Err(spec(format!("{id} is listed twice")));
-            }
-            if pipeline.all().all(|stage| stage.device != index) {
-                return Err(spec(format!("{id} has no stage")));
-            }
-        }
-        if let Some(pair) = stages.windows(2).find(|pair| pair[0].device == pair[1].device) {
-            let at = pair[1].compiled.segments.start;
-            return Err(spec(format!(
-                "the stages on both sides of segment {at} are on one device; merge them"
-            )));
-        }
-        for (index, stage) in stages.iter().enumerate() {
-            if stage.device >= devices.len() {
-                return Err(spec(format!(
-                    "stage {index} is on device {} of {}",
-                    stage.device,
-                    devices.len()
-                )));
-            }
-            let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.crossing_row_bytes);
-            let is_alike = rows(&stage.compiled) == rows(last)
-                && stage.compiled.kv_ring == last.kv_ring
-                && stage.compiled.rope_lengths == last.rope_lengths;
-            if stage.compiled.programs.is_empty() || !is_alike {
-                return Err(spec(format!("stage {index} was not compiled for this pipeline")));
-            }
-            check_streamed(index, stage)?;
-            if stage.compiled.segments.start
-                != if index == 0 { 0 } else { stages[index - 1].compiled.segments.end }
-            {
-                return Err(spec(format!("stage {index} does not begin at the end of the previous stage")));
-            }
-        }
+        let last = stages.last().ok_or_else(|| Error::spec("the pipeline has no stages"))?;
+        let last = &last.compiled;
+        check_options(stages.len(), options)?;
+        check_devices(pipeline)?;
+        (0..stages.len()).try_for_each(|index| check_stage(index, stages, devices.len()))?;
         prefill.iter().try_for_each(|prefill| check_prefill(prefill, pipeline))?;
         let CompiledStage { vocabulary, logit_row_bytes, .. } = *last;
         if vocabulary == 0 || logit_row_bytes != u64::from(vocabulary) * 4 {
             let what =
                 format!("the last stage has logits of {logit_row_bytes} bytes for {vocabulary} tokens");
-            return Err(spec(what));
+            return Err(Error::spec(what));
         }
         let shapes = || compiled().filter_map(|c| c.programs.last()).map(|p| p.params);
         let smallest =
@@ -221,7 +142,7 @@ impl Layout {
         let table_positions = u64::from(smallest(|s| s.table_blocks)) * BLOCK_TOKENS as u64;
         if u64::from(options.context) > table_positions {
             let context = options.context;
-            return Err(spec(format!(
+            return Err(Error::spec(format!(
                 "the context is {context}, but block tables hold only {table_positions} positions"
             )));
         }
@@ -277,10 +198,63 @@ fn weight_bytes(pipeline: &PipelineSpec) -> u64 {
         - of_file.sum::<u64>()
 }
 
+/// Checks the options of a pipeline with `stages` stages.
+fn check_options(stages: usize, options: &PipelineOptions) -> Result<()> {
+    let edges = options.routes.len();
+    if edges != stages - 1 {
+        return Err(Error::spec(format!("routes for {edges} edges between {stages} stages")));
+    }
+    if options.slots == 0 {
+        return Err(Error::spec("the stages have no slots"));
+    }
+    let check = |(edge, routes): (usize, &Routes)| {
+        routes.check().map_err(|error| Error::spec(format!("routes of edge {edge}: {error}")))
+    };
+    options.routes.iter().enumerate().try_for_each(check)
+}
+
+/// Checks the devices, and that no two neighbouring stages are on one device.
+fn check_devices(pipeline: &PipelineSpec) -> Result<()> {
+    let PipelineSpec { devices, stages, .. } = pipeline;
+    for (index, device) in devices.iter().enumerate() {
+        let id = device.id();
+        if devices[..index].iter().any(|other| other.id() == id) {
+            return Err(Error::spec(format!("{id} is listed twice")));
+        }
+        if pipeline.all().all(|stage| stage.device != index) {
+            return Err(Error::spec(format!("{id} has no stage")));
+        }
+    }
+    let Some(pair) = stages.windows(2).find(|pair| pair[0].device == pair[1].device) else { return Ok(()) };
+    let at = pair[1].compiled.segments.start;
+    Err(Error::spec(format!("the stages on both sides of segment {at} are on one device; merge them")))
+}
+
+/// Checks that a stage was compiled for the pipeline and follows the previous stage.
+fn check_stage(index: usize, stages: &[StageSpec], devices: usize) -> Result<()> {
+    let (stage, last) = (&stages[index], &stages[stages.len() - 1].compiled);
+    if stage.device >= devices {
+        return Err(Error::spec(format!("stage {index} is on device {} of {devices}", stage.device)));
+    }
+    let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.crossing_row_bytes);
+    let is_alike = rows(&stage.compiled) == rows(last)
+        && stage.compiled.kv_ring == last.kv_ring
+        && stage.compiled.rope_lengths == last.rope_lengths;
+    if stage.compiled.programs.is_empty() || !is_alike {
+        return Err(Error::spec(format!("stage {index} was not compiled for this pipeline")));
+    }
+    check_streamed(index, stage)?;
+    let previous_end = index.checked_sub(1).map_or(0, |before| stages[before].compiled.segments.end);
+    if stage.compiled.segments.start != previous_end {
+        return Err(Error::spec(format!("stage {index} does not begin at the end of the previous stage")));
+    }
+    Ok(())
+}
+
 /// Checks the prefill stage.
 fn check_prefill(prefill: &StageSpec, pipeline: &PipelineSpec) -> Result<()> {
     let PipelineSpec { devices, stages, .. } = pipeline;
-    let wrong = |what: &str| Err(Error::Spec { what: format!("the prefill stage {what}") });
+    let wrong = |what: &str| Err(Error::spec(format!("the prefill stage {what}")));
     let StageSpec { device, compiled, .. } = prefill;
     if *device >= devices.len() {
         return wrong(&format!("is on device {device} of {}", devices.len()));
@@ -312,11 +286,11 @@ fn check_streamed(index: usize, stage: &StageSpec) -> Result<()> {
     let has_all = streamed.iter().all(|segment| compiled.segments.contains(segment));
     let is_sorted = streamed.windows(2).all(|pair| pair[0] < pair[1]);
     if !has_all || !is_sorted || (1..FEWEST).contains(&streamed.len()) {
-        return Err(Error::Spec { what: format!("stage {index} cannot stream the segments {streamed:?}") });
+        return Err(Error::spec(format!("stage {index} cannot stream the segments {streamed:?}")));
     }
     let wrong = arenas.and_then(|count| wrong_arenas(streamed.len(), count));
     match wrong.or_else(|| wrong_from_file(streamed, from_file)) {
-        Some(what) => Err(Error::Spec { what: format!("stage {index}: {what}") }),
+        Some(what) => Err(Error::spec(format!("stage {index}: {what}"))),
         None => Ok(()),
     }
 }

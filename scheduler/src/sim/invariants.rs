@@ -7,7 +7,7 @@ use crate::core::{
     FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunShape, SequenceId, Want,
 };
 use crate::sim::spec::{SimRequest, SimSpec};
-use ragtag_planner::streaming::PREFILLS;
+use ragtag_graph::execution::PREFILLS;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -255,11 +255,12 @@ impl<'a> Invariants<'a> {
 mod tests {
     use super::*;
     use crate::core::{Finished, SequenceTimes};
+    use ragtag_graph::execution::Chunks;
 
     /// Returns a specification with three requests of four tokens each. The last one asks for logits.
     fn spec() -> SimSpec {
         let mut spec = SimSpec::random(0);
-        let chunks = ragtag_planner::Chunks { beside_decode: 3, ..ragtag_planner::Chunks::fixed(4) };
+        let chunks = Chunks { beside_decode: 3, ..Chunks::fixed(4) };
         spec.run = RunShape {
             decode_groups: 2,
             credits: 3,

@@ -23,12 +23,12 @@ use crate::core::RunShape;
 use crate::sim::spec::{SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MAX_SPANS};
+use ragtag_graph::execution::StagePart;
 use ragtag_graph::{KvRing, Segment};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
 use ragtag_planner::cost::{DeviceFacts, Links, QueuePart, RunSizes};
 use ragtag_planner::plan::{InvalidPlan, Plan, PlanModel, PlanStage};
-use ragtag_planner::streaming::{StagePart, parts};
 use ragtag_transfer::{Route, Routes};
 use std::sync::Arc;
 use thiserror::Error;
@@ -181,7 +181,7 @@ fn passes(
     segments: &[Segment],
 ) -> Vec<SimPass> {
     let streamed: Vec<usize> = prefill.streamed.iter().map(|&segment| segment as usize).collect();
-    let parts = parts(prefill.segments.range(), &streamed, prefill.arenas());
+    let parts = StagePart::all(prefill.segments.range(), &streamed, prefill.arenas());
     let pass = |(at, stage): (usize, &PlanStage)| {
         let kv_bytes = |segment: usize| segments[segment].kv_bytes_per_position;
         let range = stage.segments.range();

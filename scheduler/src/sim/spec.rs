@@ -3,10 +3,9 @@
 use crate::core::{Nanoseconds, RunShape, Want};
 use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_graph::KvRing;
+use ragtag_graph::execution::{Arenas, Chunks, FEWEST, MAX_ARENAS, PromptChunk, StagePart};
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
-use ragtag_planner::plan::{Chunks, PromptChunk};
-use ragtag_planner::streaming::{Arenas, FEWEST, MAX_ARENAS, StagePart, parts};
 use ragtag_transfer::{Route, Routes, SizedRoute};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -385,7 +384,7 @@ fn stream_weights(seed: u64, stages: &mut [SimStage]) {
             read_ns: None,
         };
         let arenas = Arenas::at_most(streamed.len(), most_arenas);
-        stage.parts = parts(0..segments, &streamed, arenas).into_iter().map(part).collect();
+        stage.parts = StagePart::all(0..segments, &streamed, arenas).into_iter().map(part).collect();
         read_weights(rng.random(), &mut stage.parts);
     }
 }

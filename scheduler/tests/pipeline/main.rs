@@ -11,12 +11,12 @@ mod support;
 
 use loading::Spoilt;
 use ragtag_cpu::{CpuBackend, CpuConfig};
+use ragtag_graph::execution::Arenas;
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{
     Backend, Checked, CopyFault, CopyFaultKind, Device, DeviceId, Error as DeviceError, Faults, FaultyCopies,
     LeakWatch, Leaks, Limits,
 };
-use ragtag_planner::streaming::Arenas;
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::{Route, Routes, SizedRoute};
@@ -487,7 +487,7 @@ fn stages_that_do_not_fit_together_are_refused() {
     said(refused(&|setup, _| setup.options.slots = 0), "no slots");
     said(refused(&|setup, _| setup.options.credits = 0), "invalid pipeline shape");
     said(
-        refused(&|setup, _| setup.options.chunks = ragtag_planner::Chunks::fixed(17)),
+        refused(&|setup, _| setup.options.chunks = ragtag_graph::execution::Chunks::fixed(17)),
         "invalid pipeline shape",
     );
     said(refused(&|_, specs| specs.stages.swap(0, 1)), "begin");

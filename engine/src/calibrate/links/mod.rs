@@ -9,13 +9,13 @@ mod topology;
 
 use super::kept::{Kept, now_unix_s};
 use super::options::{LOCK_WAIT, QUICK_LOCK_WAIT};
+use crate::calibrate::solo::SoloDevice;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use pairs::{Pair, Pairs, rounds};
 use probe::{MAX_RING_BYTES, Probed, Prober, STEPS, unprobed};
 use ragtag_hal::{Adapter, Checked};
 use ragtag_planner::{LinkFacts, Links, Plan};
-use ragtag_scheduler::SoloDevice;
 use ragtag_transfer::{Route, Routes};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;

@@ -4,7 +4,7 @@
 //! devices and ends with the process.
 
 use super::LinkOptions;
-use ragtag_scheduler::SoloDevice;
+use crate::calibrate::solo::SoloDevice;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};

@@ -3,9 +3,9 @@
 use super::super::busy::Meter;
 use super::super::stats::{Circumstances, Stats, Timings, undisturbed_us};
 use super::{Hop, LinkOptions, LinkRate, TriedRoute};
+use crate::calibrate::solo::{Mismatch, SoloDevice, SoloLink};
 use crate::devices::staged_route;
 use crate::error::{Error, Result};
-use ragtag_scheduler::{Mismatch, SoloDevice, SoloLink};
 use ragtag_transfer::Route;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use crate::cost::{QueuePart, SharedLink, floor_us, step_us};
 use crate::search::grid::SAME;
 use crate::search::solver::Costs;
 use crate::search::workload_times::Times;
-use crate::streaming::{StagePart, parts};
+use ragtag_graph::execution::StagePart;
 use std::ops::Range;
 
 /// Predictions of the cost model for a placement.
@@ -138,7 +138,7 @@ impl Problem<'_> {
             let computing = computing + std::mem::take(&mut once);
             (QueuePart { arena: part.arena, read_us, copy_us, compute_us: 0.0 }, computing)
         };
-        parts(run.segments.clone(), &run.streamed, run.arenas()).into_iter().map(part).collect()
+        StagePart::all(run.segments.clone(), &run.streamed, run.arenas()).into_iter().map(part).collect()
     }
 
     /// Estimates the times of a stage that runs `segments` on `device` and copies weights for `upload_us`

@@ -4,7 +4,7 @@ use super::{Problem, Run};
 use crate::cost::Held;
 use crate::plan::StageMemory;
 use crate::search::Shortage;
-use crate::streaming::{PREFILLS, passing_blocks};
+use ragtag_graph::execution::{PREFILLS, passing_blocks};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::checksum::place_bytes;
 use ragtag_kernels::params::BLOCK_TOKENS;

@@ -2,7 +2,7 @@
 
 use crate::cost::{RunSizes, Streamed};
 use crate::split::Span;
-use crate::streaming::Arenas;
+use ragtag_graph::execution::Arenas;
 use std::ops::Range;
 
 /// A contiguous, non-empty run of segments on a device.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cost::{ASSUMED_FILE_RATE, RunSizes};
-use crate::streaming::READ_PLACES;
+use ragtag_graph::execution::READ_PLACES;
 
 /// Bytes of the weights of a block.
 const BLOCK: u64 = 10 * MIB;

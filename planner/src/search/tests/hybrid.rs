@@ -4,7 +4,7 @@ use super::*;
 use crate::cost::StageCapacity;
 use crate::plan::PrefillStage;
 use crate::search::{hybrid, streamed};
-use crate::streaming::{Arenas, FEWEST, MAX_ARENAS, PREFILLS, passing_blocks};
+use ragtag_graph::execution::{Arenas, FEWEST, MAX_ARENAS, PREFILLS, passing_blocks};
 use ragtag_hal::pool::class_bytes;
 
 /// Returns a world with a GPU that does not hold the model, and a processor that decodes half as fast and

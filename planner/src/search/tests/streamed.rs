@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cost::RunSizes;
-use crate::streaming::{Arenas, FEWEST};
+use ragtag_graph::execution::{Arenas, FEWEST};
 
 /// Returns a model of `blocks` blocks, each with a small and a large tensor, in a world with `devices`.
 fn world(blocks: usize, devices: Vec<DeviceFacts>) -> World {

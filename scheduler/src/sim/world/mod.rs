@@ -60,7 +60,7 @@ impl<'a> World<'a> {
         let impossible = |error: Error| SimFailure::Violation { at_ns: 0, what: error.to_string() };
         let run = RunCore::new(spec.run.clone()).map_err(impossible)?;
         if spec.stages.is_empty() {
-            return Err(impossible(Error::Spec { what: "the pipeline has no stages".into() }));
+            return Err(impossible(Error::spec("the pipeline has no stages")));
         }
         let topology = Topology::new(spec);
         let core = |(device, hosted): (usize, &Vec<usize>)| {

@@ -1,9 +1,8 @@
 //! Placement of stages on devices, and of the hosts that read streamed weights from the model's file. Each such host
 //! is a device with a single queue, which signals the timeline of the reads of one stage.
 
-use crate::capacity::Lanes;
+use crate::capacity::{Lanes, routes_of};
 use crate::core::{FileParts, StageShape};
-use crate::runtime::routes_of;
 use crate::sim::device::{SimDevice, timeline};
 use crate::sim::spec::{SimPass, SimSpec, SimStage};
 use ragtag_hal::QueueKind;

@@ -8,23 +8,13 @@
 //! If host memory cannot hold a copy of a segment's weights, the stage reads them from the model's file before
 //! each computation, through a few places in pinned host memory.
 //!
-//! This module knows neither sizes nor times.
+//! This module knows no times.
 
-use ragtag_kernels::params::BLOCK_TOKENS;
 use std::ops::Range;
 
 /// Minimum number of streamed segments of a stage. With fewer, each segment would keep an arena of its own
 /// and save no memory.
 pub const FEWEST: usize = 4;
-
-/// Maximum number of micro-batches of a prefill stage in flight.
-pub const PREFILLS: usize = 2;
-
-/// Returns the number of KV cache blocks that one micro-batch of a prefill stage fills, at most. `chunk_rows`
-/// is the maximum number of its rows. Each sequence may begin and end within a block.
-pub fn passing_blocks(chunk_rows: u32, sequences: u32) -> u64 {
-    u64::from(chunk_rows.div_ceil(BLOCK_TOKENS as u32)) + 2 * u64::from(sequences)
-}
 
 /// Maximum number of arenas of a stage.
 pub const MAX_ARENAS: usize = 8;
@@ -126,26 +116,39 @@ pub struct StagePart {
     pub arena: Option<usize>,
 }
 
-/// Divides the segments of a stage into parts. `streamed` lists its streamed segments in ascending order, and
-/// `arenas` is their assignment.
-pub fn parts(segments: Range<usize>, streamed: &[usize], arenas: Arenas) -> Vec<StagePart> {
-    let mut parts = Vec::new();
-    let mut at = segments.start;
-    let resident = |range: Range<usize>, parts: &mut Vec<StagePart>| {
-        if !range.is_empty() {
-            parts.push(StagePart { segments: range, arena: None });
+impl StagePart {
+    /// Divides the segments of a stage into parts. `streamed` lists its streamed segments in ascending order, and
+    /// `arenas` is their assignment.
+    pub fn all(segments: Range<usize>, streamed: &[usize], arenas: Arenas) -> Vec<Self> {
+        let mut parts = Vec::new();
+        let mut at = segments.start;
+        let resident = |range: Range<usize>, parts: &mut Vec<Self>| {
+            if !range.is_empty() {
+                parts.push(Self { segments: range, arena: None });
+            }
+        };
+        for (index, &segment) in streamed.iter().enumerate() {
+            let rest = at..segments.end;
+            assert!(rest.contains(&segment), "segment {segment} is streamed, but {rest:?} are left");
+            resident(at..segment, &mut parts);
+            let arena = Some(arenas.of(index));
+            parts.push(Self { segments: segment..segment + 1, arena });
+            at = segment + 1;
         }
-    };
-    for (index, &segment) in streamed.iter().enumerate() {
-        let rest = at..segments.end;
-        assert!(rest.contains(&segment), "segment {segment} is streamed, but {rest:?} are left");
-        resident(at..segment, &mut parts);
-        let arena = Some(arenas.of(index));
-        parts.push(StagePart { segments: segment..segment + 1, arena });
-        at = segment + 1;
+        resident(at..segments.end, &mut parts);
+        parts
     }
-    resident(at..segments.end, &mut parts);
-    parts
+}
+
+/// Returns the sizes of an arena's buffers in bytes. `weights` lists the sizes of each streamed segment's
+/// weights, in order and without generated ones. Buffer `k` holds the largest `k`-th weight.
+pub fn arena_buffers<'a>(weights: impl IntoIterator<Item = &'a [u64]>) -> Vec<u64> {
+    let mut buffers: Vec<u64> = Vec::new();
+    for sizes in weights {
+        buffers.resize(buffers.len().max(sizes.len()), 0);
+        buffers.iter_mut().zip(sizes).for_each(|(buffer, &bytes)| *buffer = bytes.max(*buffer));
+    }
+    buffers
 }
 
 #[cfg(test)]
@@ -190,19 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn a_micro_batch_fills_at_most_the_passing_blocks() {
-        // A block has 16 positions.
-        assert_eq!([(33, 1), (16, 3), (1, 1)].map(|(rows, of)| passing_blocks(rows, of)), [5, 7, 3]);
-        assert_eq!(passing_blocks(u32::MAX, u32::MAX), (1 << 28) + 2 * u64::from(u32::MAX));
-    }
-
-    #[test]
     fn parts_cover_the_segments_in_order() {
         let part = |segments, arena| StagePart { segments, arena };
         let expected = [part(2..4, None), part(4..5, Some(0)), part(5..6, Some(1)), part(6..8, None)];
         let parts = |segments, streamed: &[usize]| {
             let arenas = Arenas::new(streamed.len(), None).expect("possible");
-            parts(segments, streamed, arenas)
+            StagePart::all(segments, streamed, arenas)
         };
         assert_eq!(parts(2..8, &[4, 5]), expected);
         let all = [part(1..2, Some(0)), part(2..3, Some(1)), part(3..4, Some(2))];

@@ -1,9 +1,8 @@
 //! Outputs of a solo stage for given input rows, and its keys and values.
 
-use super::{SoloBatch, SoloStage};
-use crate::error::{Error, Result};
-use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, RegionId, Work};
-use std::sync::Arc;
+use super::{SoloBatch, SoloStage, protocol};
+use ragtag_hal::{BufferRange, Command, Device, HostRegion, QueueKind, RegionId};
+use ragtag_scheduler::Result;
 
 impl SoloStage<'_> {
     /// Runs a micro-batch on `input`, the values of its rows. Returns the logits if the micro-batch needs
@@ -15,20 +14,18 @@ impl SoloStage<'_> {
     pub fn output(&mut self, batch: &SoloBatch, input: &[f32]) -> Result<Vec<f32>> {
         let batch = self.micro_batch(batch);
         let rows_bytes = u64::from(batch.rows()) * self.memory.compiled().edge_row_bytes();
-        let rows = self.memory.edge_rows(0, 0, rows_bytes);
+        let rows = self.memory.rows(0, rows_bytes);
         let output = self.memory.logits(0, batch.logit_rows()).unwrap_or(rows);
         let input_bytes = std::mem::size_of_val(input) as u64;
-        let region = HostRegion::new(output.bytes.max(input_bytes) as usize);
-        let region = Arc::new(region.map_err(|cause| self.on.failed(cause))?);
-        let id = self.on.device.new_region(&region).map_err(|cause| self.on.failed(cause))?;
+        let (id, region) = self.on.region(output.bytes.max(input_bytes))?;
         if !input.is_empty() {
             self.write(&region, input)?;
             let to = BufferRange { bytes: input_bytes, ..rows };
-            self.copy(QueueKind::Upload, Command::Upload { region: id, offset: 0, to })?;
+            self.on.run(QueueKind::Upload, Command::Upload { region: id, offset: 0, to })?;
         }
         let computed = self.compute(0, &batch)?;
         self.on.wait(computed)?;
-        self.copy(QueueKind::Download, Command::Download { from: output, region: id, offset: 0 })?;
+        self.on.run(QueueKind::Download, Command::Download { from: output, region: id, offset: 0 })?;
         let lease = region.read(0..output.bytes as usize).map_err(|cause| self.on.failed(cause))?;
         let values = lease.floats().unwrap_or_default().to_vec();
         drop(lease);
@@ -44,7 +41,7 @@ impl SoloStage<'_> {
         self.with_cache(|stage, (id, region), ranges| {
             for (offset, from) in ranges {
                 let download = Command::Download { from, region: id, offset };
-                stage.copy(QueueKind::Download, download)?;
+                stage.on.run(QueueKind::Download, download)?;
             }
             let lease = region.read(0..region.bytes()).map_err(|cause| stage.on.failed(cause))?;
             Ok(lease.to_vec())
@@ -58,13 +55,13 @@ impl SoloStage<'_> {
     pub fn set_keys_and_values(&mut self, bytes: &[u8]) -> Result<()> {
         self.with_cache(|stage, (id, region), ranges| {
             if region.bytes() != bytes.len() {
-                return Err(Error::protocol("keys and values of another layout"));
+                return Err(protocol("keys and values of another layout".into()));
             }
             let mut lease = region.write(0..bytes.len()).map_err(|cause| stage.on.failed(cause))?;
             lease.copy_from_slice(bytes);
             drop(lease);
             ranges.into_iter().try_for_each(|(offset, to)| {
-                stage.copy(QueueKind::Upload, Command::Upload { region: id, offset, to })
+                stage.on.run(QueueKind::Upload, Command::Upload { region: id, offset, to })
             })
         })
     }
@@ -74,17 +71,14 @@ impl SoloStage<'_> {
         &mut self,
         run: impl FnOnce(&mut Self, (RegionId, &HostRegion), Vec<(u64, BufferRange)>) -> Result<T>,
     ) -> Result<T> {
-        let buffers = self.memory.kv().iter().zip(&self.memory.compiled().kv_bytes);
         let mut all = 0;
-        let range = |(&buffer, &bytes)| {
+        let range = |range: BufferRange| {
             let offset = all;
-            all += bytes;
-            (offset, BufferRange { buffer, offset: 0, bytes })
+            all += range.bytes;
+            (offset, range)
         };
-        let ranges: Vec<(u64, BufferRange)> = buffers.map(range).collect();
-        let region = HostRegion::new(all as usize).map_err(|cause| self.on.failed(cause))?;
-        let region = Arc::new(region);
-        let id = self.on.device.new_region(&region).map_err(|cause| self.on.failed(cause))?;
+        let ranges: Vec<(u64, BufferRange)> = self.memory.kv().map(range).collect();
+        let (id, region) = self.on.region(all)?;
         let done = run(self, (id, &region), ranges);
         self.on.device.unregister_region(id).map_err(|cause| self.on.failed(cause))?;
         done
@@ -97,10 +91,5 @@ impl SoloStage<'_> {
             *bytes = value.to_ne_bytes();
         }
         Ok(())
-    }
-
-    fn copy(&mut self, queue: QueueKind, command: Command) -> Result<()> {
-        let done = self.on.submit(queue, Work::Commands(vec![command]), &[])?;
-        self.on.wait(done)
     }
 }

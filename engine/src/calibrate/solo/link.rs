@@ -1,36 +1,23 @@
 //! A link between two devices, for timing and verification. It transfers bytes as the edges of a pipeline do,
 //! in one direction or in both.
 
+use super::direction::{Direction, Moved, Moving, TimedCopy};
 use super::verify::{Contents, Mismatch};
 use super::{FILLING, SoloDevice};
-use crate::actor::checksum::{ChecksumIds, Checksums};
-use crate::actor::copy::copy_command;
-use crate::actor::edge::{sending_queue, share_semaphore};
-use crate::core::End;
-use crate::error::{Error, Result};
 use ragtag_hal::{
-    BufferId, BufferRange, Command, Device, HostRegion, KernelLanguage, ModuleId, Point, QueueKind, RegionId,
-    Submission, Timeline, Work,
+    BufferId, BufferRange, Command, Device, HostRegion, KernelLanguage, LeaseMut, Point, QueueKind, RegionId,
+    Work,
 };
 use ragtag_kernels::checksum::of_bytes;
-use ragtag_transfer::{
-    Action, Copy, Receiver, ReceiverEvent, Route, Routes, Sender, SenderEvent, TransferId,
-};
+use ragtag_scheduler::Result;
+use ragtag_scheduler::direct::Checksums;
+use ragtag_transfer::Route;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Each device's own slot, the imported slot of the other device, and the ring, for each direction.
-const SLOTS: [BufferId; 2] = [BufferId(0), BufferId(2)];
-const OTHERS: [BufferId; 2] = [BufferId(1), BufferId(3)];
-const RINGS: [RegionId; 2] = [RegionId(0), RegionId(1)];
-/// Host memory for contents to verify.
-const CONTENTS: RegionId = RegionId(2);
-/// Objects for checksums of the slot that a device receives.
-const SUMS: ChecksumIds = ChecksumIds { module: ModuleId(0), sums: BufferId(6), region: RegionId(3) };
-/// Buffers between which each device of a busy link copies on its compute queue, and their size in bytes.
-const BUSY: [BufferId; 2] = [BufferId(4), BufferId(5)];
+/// Size in bytes of the buffers between which each device of a busy link copies on its compute queue.
 const BUSY_BYTES: u64 = 2 << 20;
 /// Approximate duration of a submission to the compute queue of a busy device, and the maximum number of its
 /// copies. Two such submissions are in flight, so that the queue does not run empty.
@@ -56,12 +43,6 @@ pub struct SoloLink<'a> {
 struct Busywork {
     commands: Vec<Command>,
     in_flight: VecDeque<Point>,
-}
-
-impl std::fmt::Debug for SoloLink<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SoloLink").field("ends", &self.ends).finish_non_exhaustive()
-    }
 }
 
 impl Drop for SoloLink<'_> {
@@ -103,9 +84,7 @@ impl<'a> SoloLink<'a> {
 
     fn with_direction(mut self, route: Route) -> Result<Self> {
         let at = self.directions.len();
-        let direction = Direction::new(at, route)?;
-        direction.prepare(&mut self.ends, route, self.bytes)?;
-        self.directions.push(direction);
+        self.directions.push(Direction::new(at, route, &mut self.ends, self.bytes)?);
         Ok(self)
     }
 
@@ -138,7 +117,8 @@ impl<'a> SoloLink<'a> {
         let computing = self.busy.iter().flat_map(|[first, _]| first.commands.clone()).collect();
         let computed = self.ends[0].enqueue(QueueKind::Compute, Work::Commands(computing), &[], false)?;
         let direction = &mut self.directions[0];
-        let mut moving = Moving { copies: Some(Vec::new()), ..direction.start(part, computed) };
+        let mut moving = direction.start(part, computed);
+        moving.copies = Some(Vec::new());
         while !moving.is_over() {
             direction.step(&mut self.ends, part.start, &mut moving)?;
         }
@@ -160,17 +140,16 @@ impl<'a> SoloLink<'a> {
     /// device, in microseconds. Returns `None` if a device does not report it.
     fn timed_us(&mut self, copies: &[TimedCopy]) -> Option<f64> {
         let (mut start_ns, mut end_ns) = (u64::MAX, 0);
-        for &TimedCopy { end, bytes, signal } in copies {
-            let at = usize::from(end == End::Incoming);
+        for &TimedCopy { is_outgoing, bytes, signal } in copies {
             // The sender of a slot that the receiver reads only waits.
-            if bytes == 0 && end == End::Outgoing {
+            if bytes == 0 && is_outgoing {
                 continue;
             }
-            let timing = self.ends[at].timing(signal)?;
+            let timing = self.ends[usize::from(!is_outgoing)].timing(signal)?;
             if bytes > 0 {
                 start_ns = timing.start_ns.min(start_ns);
             }
-            if end == End::Incoming {
+            if !is_outgoing {
                 end_ns = timing.end_ns.max(end_ns);
             }
         }
@@ -269,22 +248,24 @@ impl<'a> SoloLink<'a> {
         let all = 0..self.directions.len();
         let region = HostRegion::new(framed.bytes() as usize).map_err(|cause| self.ends[0].failed(cause))?;
         let region = Arc::new(region);
-        for end in &mut self.ends {
-            let registered = end.device.register_region(CONTENTS, Arc::clone(&region));
-            registered.map_err(|cause| end.failed(cause))?;
+        let mut ids = [RegionId(0); 2];
+        for (end, id) in self.ends.iter_mut().zip(&mut ids) {
+            *id = end.device.new_region(&region).map_err(|cause| end.failed(cause))?;
         }
+        let slots: Vec<_> = self.directions.iter().map(|direction| direction.slots).collect();
+        let slot = |at: usize, end: usize| framed.slot(slots[at][end]);
         let (mut after, mut sums) = (Vec::new(), Vec::new());
         for at in all.clone() {
-            let upload = || Command::Upload { region: CONTENTS, offset: 0, to: framed.slot(at) };
+            let upload = |end| Command::Upload { region: ids[end], offset: 0, to: slot(at, end) };
             let mut host = self.host(&region)?;
             contents(at).write_complement(framed.contents(&mut host));
             drop(host);
-            self.ends[1 - at].run(QueueKind::Upload, upload())?;
+            self.ends[1 - at].run(QueueKind::Upload, upload(1 - at))?;
             let mut host = self.host(&region)?;
             contents(at).write(framed.contents(&mut host));
             sums.push(of_bytes(&host));
             drop(host);
-            self.ends[at].run(QueueKind::Upload, upload())?;
+            self.ends[at].run(QueueKind::Upload, upload(at))?;
             // The other device imports only the timelines for which the stages of a pipeline wait.
             after.push(self.ends[at].empty(&[])?);
         }
@@ -294,13 +275,14 @@ impl<'a> SoloLink<'a> {
         self.drain()?;
         let mut mismatch = None;
         for (at, moved) in all.zip(&moved) {
-            let sum = if framed.fits { self.checksum(1 - at, framed.slot(at))? } else { None };
+            let to = 1 - at;
+            let sum = if framed.fits { self.checksum(to, slot(at, to))? } else { None };
             if sum != Some(sums[at]) {
                 let mut host = self.host(&region)?;
                 contents(at).write_complement(framed.contents(&mut host));
                 drop(host);
-                let download = Command::Download { from: framed.slot(at), region: CONTENTS, offset: 0 };
-                self.ends[1 - at].run(QueueKind::Download, download)?;
+                let download = Command::Download { from: slot(at, to), region: ids[to], offset: 0 };
+                self.ends[to].run(QueueKind::Download, download)?;
                 let wrong = contents(at).compare(framed.contents(&mut self.host(&region)?));
                 let bytes = part.end - part.start;
                 let unseen = sum.map(|_| Mismatch { bytes, wrong: 0, first: 0 });
@@ -308,8 +290,8 @@ impl<'a> SoloLink<'a> {
             }
             self.settle(at, moved)?;
         }
-        for end in &mut self.ends {
-            end.device.unregister_region(CONTENTS).map_err(|cause| end.failed(cause))?;
+        for (end, id) in self.ends.iter_mut().zip(ids) {
+            end.device.unregister_region(id).map_err(|cause| end.failed(cause))?;
         }
         Ok(mismatch)
     }
@@ -320,7 +302,7 @@ impl<'a> SoloLink<'a> {
         let end = &mut *self.ends[at];
         let checksums = self.checksums[at].get_or_insert_with(|| {
             let is_host = end.adapter().caps.languages.contains(&KernelLanguage::Host);
-            let created = (!is_host).then(|| Checksums::new(&mut end.device, SUMS, self.bytes, 1));
+            let created = (!is_host).then(|| Checksums::new(&mut end.device, self.bytes, 1));
             let why = |error: &ragtag_hal::Error| tracing::debug!(%error, "the host compares transfers");
             created.and_then(|created| created.inspect_err(why).ok())
         });
@@ -332,7 +314,7 @@ impl<'a> SoloLink<'a> {
     }
 
     /// Leases the host memory for contents. No device uses it at the time of the call.
-    fn host<'r>(&self, region: &'r HostRegion) -> Result<ragtag_hal::LeaseMut<'r>> {
+    fn host<'r>(&self, region: &'r HostRegion) -> Result<LeaseMut<'r>> {
         region.write(0..region.bytes()).map_err(|cause| self.ends[0].failed(cause))
     }
 
@@ -403,9 +385,9 @@ impl Framed {
         self.end.saturating_sub(self.start)
     }
 
-    /// Returns the range in the slot of a direction.
-    fn slot(&self, at: usize) -> BufferRange {
-        BufferRange { buffer: SLOTS[at], offset: self.start, bytes: self.bytes() }
+    /// Returns the range in a slot.
+    fn slot(&self, buffer: BufferId) -> BufferRange {
+        BufferRange { buffer, offset: self.start, bytes: self.bytes() }
     }
 
     /// Returns the part of a copy of the range that holds the transfer.
@@ -422,10 +404,11 @@ impl SoloDevice {
 
     /// Creates two buffers and returns copies between them that take about [`BUSY_US`].
     fn busywork(&mut self) -> Result<Busywork> {
-        for id in BUSY {
-            self.device.create_buffer(id, BUSY_BYTES).map_err(|cause| self.failed(cause))?;
-        }
-        let [from, to] = BUSY.map(|buffer| BufferRange { buffer, offset: 0, bytes: BUSY_BYTES });
+        let mut buffer = || -> Result<BufferRange> {
+            let buffer = self.device.new_buffer(BUSY_BYTES).map_err(|cause| self.failed(cause))?;
+            Ok(BufferRange { buffer, offset: 0, bytes: BUSY_BYTES })
+        };
+        let (from, to) = (buffer()?, buffer()?);
         let fill = Command::Fill { to: from, word: FILLING };
         self.run(QueueKind::Compute, fill)?;
         let copy = Command::Copy { from, to };
@@ -439,192 +422,5 @@ impl SoloDevice {
 
     fn has_passed(&self, point: Point) -> bool {
         self.own[point.timeline.queue.index()].value() >= point.value
-    }
-
-    /// Runs a command to its end.
-    fn run(&mut self, queue: QueueKind, command: Command) -> Result<()> {
-        let done = self.submit(queue, Work::Commands(vec![command]), &[])?;
-        self.wait(done)
-    }
-}
-
-/// One direction of a link.
-struct Direction {
-    /// Index of the sending end.
-    from: usize,
-    sender: Sender,
-    receiver: Receiver,
-    transfers: u64,
-}
-
-/// A transfer that was requested completely.
-struct Moved {
-    /// Point after which the sender may reuse its slot.
-    sent: Point,
-    /// Point after which the receiver may read its slot.
-    arrived: Point,
-}
-
-/// A transfer that is being requested.
-struct Moving {
-    transfer: TransferId,
-    to_sender: Vec<SenderEvent>,
-    to_receiver: Vec<ReceiverEvent>,
-    sent: Option<Point>,
-    arrived: Option<Point>,
-    /// Copies at both ends. `None` if they are not timed.
-    copies: Option<Vec<TimedCopy>>,
-}
-
-/// A timed copy at one end of a transfer. Its submission signals `signal`.
-#[derive(Clone, Copy)]
-struct TimedCopy {
-    end: End,
-    bytes: u64,
-    signal: Point,
-}
-
-impl Moving {
-    fn is_over(&self) -> bool {
-        self.to_sender.is_empty() && self.to_receiver.is_empty()
-    }
-
-    fn end(self) -> Result<Moved> {
-        match (self.sent, self.arrived) {
-            (Some(sent), Some(arrived)) => Ok(Moved { sent, arrived }),
-            _ => Err(Error::protocol(format!("{} did not arrive", self.transfer))),
-        }
-    }
-}
-
-impl Direction {
-    fn new(from: usize, route: Route) -> Result<Self> {
-        let routes = Routes::from(route);
-        let unusable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
-        let sender = Sender::new(&routes, 1).map_err(unusable)?;
-        let receiver = Receiver::new(&routes, 1).map_err(unusable)?;
-        Ok(Self { from, sender, receiver, transfers: 0 })
-    }
-
-    /// Creates the slots and the ring, and shares them as the route requires.
-    fn prepare(&self, ends: &mut [&mut SoloDevice; 2], route: Route, bytes: u64) -> Result<()> {
-        let (slot, other, ring_id) = (SLOTS[self.from], OTHERS[self.from], RINGS[self.from]);
-        let [from, to] = [self.from, 1 - self.from];
-        let ring = HostRegion::new(route.staging_bytes().max(1) as usize);
-        let ring = Arc::new(ring.map_err(|cause| ends[from].failed(cause))?);
-        let timeline = |of: &SoloDevice, queue: QueueKind| Arc::clone(&of.own[queue.index()]);
-        let from_next = vec![timeline(ends[to], QueueKind::Upload)];
-        let from_previous =
-            [QueueKind::Compute, QueueKind::Download].map(|queue| timeline(ends[from], queue));
-        let open = |of: &mut SoloDevice, timelines: Vec<Arc<Timeline>>, is_lent: bool| {
-            let made = match is_lent {
-                true => of.device.create_shared_buffer(slot, bytes),
-                false => of.device.create_buffer(slot, bytes),
-            };
-            let made = made.and_then(|()| of.device.register_region(ring_id, Arc::clone(&ring)));
-            let mut timelines = timelines.into_iter();
-            let made = made.and_then(|()| timelines.try_for_each(|other| of.device.import_timeline(other)));
-            made.map_err(|cause| of.failed(cause))
-        };
-        open(ends[from], from_next, route == Route::Import)?;
-        open(ends[to], from_previous.into(), route == Route::Peer)?;
-        let mut share = |owner: usize, user: usize| {
-            let memory = ends[owner].device.export_buffer(slot).map_err(|cause| ends[owner].failed(cause))?;
-            ends[user].device.import_buffer(other, &memory).map_err(|cause| ends[user].failed(cause))
-        };
-        let owner = match route {
-            Route::Peer => to,
-            Route::Import => from,
-            Route::HostStaged { .. } => return Ok(()),
-        };
-        share(owner, 1 - owner)?;
-        let sender = ends[from].own[sending_queue(route).index()].id();
-        if let Ok(semaphore) = ends[owner].device.create_semaphore()
-            && share_semaphore(&mut ends[from].device, &semaphore, route, None)
-        {
-            share_semaphore(&mut ends[to].device, &semaphore, route, Some(sender));
-        }
-        Ok(())
-    }
-
-    fn start(&mut self, part: &Range<u64>, after: Point) -> Moving {
-        let (transfer, bytes) = (TransferId(self.transfers), part.end - part.start);
-        self.transfers += 1;
-        Moving {
-            transfer,
-            to_sender: vec![SenderEvent::Send { transfer, slot: 0, bytes, after }],
-            to_receiver: vec![ReceiverEvent::Expect { transfer, bytes }],
-            sent: None,
-            arrived: None,
-            copies: None,
-        }
-    }
-
-    /// Handles the events of a transfer once at each end.
-    fn step(&mut self, ends: &mut [&mut SoloDevice; 2], start: u64, moving: &mut Moving) -> Result<()> {
-        for event in std::mem::take(&mut moving.to_sender) {
-            let mut actions = Vec::new();
-            self.sender.step(event, &mut ends[self.from].points.download, &mut actions)?;
-            for action in actions {
-                match action {
-                    Action::Copy(copy) => self.copy(ends, End::Outgoing, start, copy, &mut moving.copies)?,
-                    Action::Message(message) => moving.to_receiver.push(ReceiverEvent::Message(message)),
-                    Action::Done { at, .. } => moving.sent = Some(at),
-                    // The transfers of a link are not verified.
-                    Action::Sum { .. } | Action::Resent { .. } => {}
-                }
-            }
-        }
-        for event in std::mem::take(&mut moving.to_receiver) {
-            let mut actions = Vec::new();
-            self.receiver.step(event, &mut ends[1 - self.from].points.upload, &mut actions)?;
-            for action in actions {
-                match action {
-                    Action::Copy(copy) => self.copy(ends, End::Incoming, start, copy, &mut moving.copies)?,
-                    Action::Message(message) => moving.to_sender.push(SenderEvent::Message(message)),
-                    Action::Done { at, .. } => moving.arrived = Some(at),
-                    Action::Sum { .. } | Action::Resent { .. } => {}
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Submits a copy to one of the two devices, and adds it to `timed` if that is not `None`. `start` is the
-    /// offset of the transfer in the slots.
-    fn copy(
-        &self,
-        ends: &mut [&mut SoloDevice; 2],
-        end: End,
-        start: u64,
-        copy: Copy,
-        timed: &mut Option<Vec<TimedCopy>>,
-    ) -> Result<()> {
-        let device = match end {
-            End::Outgoing => &mut *ends[self.from],
-            End::Incoming => &mut *ends[1 - self.from],
-        };
-        let own = BufferRange { buffer: SLOTS[self.from], offset: start + copy.offset, bytes: copy.bytes };
-        let command = copy_command(end, &copy, own, Some(RINGS[self.from]), &[OTHERS[self.from]])?;
-        let work = Work::Commands(command.into_iter().collect());
-        let Copy { waits, signal, bytes, .. } = copy;
-        let is_timed = timed.is_some();
-        timed.iter_mut().for_each(|timed| timed.push(TimedCopy { end, bytes, signal }));
-        let submission = Submission { queue: end.queue(), work, waits, signal, is_timed };
-        device.device.submit(submission).map_err(|cause| device.failed(cause))
-    }
-
-    /// Frees the slot of the destination.
-    fn free(&mut self, ends: &mut [&mut SoloDevice; 2]) -> Result<()> {
-        let mut announced = Vec::new();
-        let uploads = &mut ends[1 - self.from].points.upload;
-        self.receiver.step(ReceiverEvent::Free(0), uploads, &mut announced)?;
-        for action in announced {
-            if let Action::Message(message) = action {
-                let event = SenderEvent::Message(message);
-                self.sender.step(event, &mut ends[self.from].points.download, &mut Vec::new())?;
-            }
-        }
-        Ok(())
     }
 }

@@ -1,8 +1,9 @@
-//! Times a device outside a pipeline. Stages are loaded as in a pipeline, with the same buffers and programs.
-//! They run single micro-batches without a core, a mailbox or neighbours.
+//! A bench for devices outside a pipeline. Stages are loaded as in a pipeline, with the same buffers and
+//! programs. They run single micro-batches without a core, a mailbox or neighbours.
 //!
 //! This module does not depend on how the timings are used.
 
+mod direction;
 mod link;
 mod output;
 mod verify;
@@ -10,22 +11,15 @@ mod verify;
 pub use link::SoloLink;
 pub use verify::Mismatch;
 
-use super::memory::StageBuffers;
-use super::owned::OwnedDevice;
-use super::shared::SharedBuffers;
-use super::stage_error;
-use super::weights::{Loading, WeightSource};
-use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, QueuePoints, SequenceId};
-use crate::error::{Error, Result};
-use crate::trace::{Ends, Recorder, TraceSink};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
-    Adapter, BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission,
-    Timeline, Timing, Work,
+    Adapter, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission, Timeline,
+    Timing, Work,
 };
-use std::collections::HashMap;
+use ragtag_scheduler::core::{Item, LogitRows, MicroBatch, MicroBatchId, QueuePoints, SequenceId};
+use ragtag_scheduler::direct::{LoneStage, OwnedDevice};
+use ragtag_scheduler::{Error, Result, WeightSource};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Number of micro-batches that are submitted together. The time between their ends is the time that a
@@ -44,12 +38,6 @@ pub struct SoloDevice {
     /// Host memory to which logits are downloaded.
     logits: Option<(RegionId, Arc<HostRegion>)>,
     device: OwnedDevice,
-}
-
-impl std::fmt::Debug for SoloDevice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SoloDevice").field("device", &self.label).finish_non_exhaustive()
-    }
 }
 
 impl SoloDevice {
@@ -71,9 +59,8 @@ impl SoloDevice {
     /// # Errors
     /// Fails if the device runs out of memory or refuses the stage, or if the weights cannot be read.
     pub fn load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<SoloStage<'_>> {
-        let memory = self.try_load(compiled, weights);
-        let loaded = memory.and_then(|(memory, made_in)| self.fill(&memory).map(|()| (memory, made_in)));
-        match loaded {
+        let loaded = self.try_load(compiled, weights);
+        match loaded.and_then(|(memory, made_in)| self.fill(&memory).map(|()| (memory, made_in))) {
             Ok((memory, made_in)) => Ok(SoloStage { on: self, memory, made_in }),
             Err(error) => {
                 self.device.clear();
@@ -86,45 +73,33 @@ impl SoloDevice {
         &mut self,
         compiled: CompiledStage,
         weights: &dyn WeightSource,
-    ) -> Result<(StageBuffers, Duration)> {
-        let Self { label, points, own, device, logits, .. } = self;
-        let failed = |cause| stage_error(0, label, cause);
+    ) -> Result<(LoneStage, Duration)> {
         let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
-        let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let start = Instant::now();
-        let mut shared = SharedBuffers::new(device, &[&compiled]).map_err(failed)?;
-        let memory = StageBuffers::new(
-            device,
-            &mut shared,
-            compiled,
-            Default::default(),
-            BURST,
-            false,
-            HashMap::new(),
-        )
-        .map_err(failed)?;
+        let memory = LoneStage::new(&mut self.device, compiled, BURST).map_err(|cause| self.failed(cause))?;
         let made_in = start.elapsed();
         if logits_bytes > 0 {
-            let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
-            *logits = Some((device.new_region(&region).map_err(failed)?, region));
+            self.logits = Some(self.region(logits_bytes)?);
         }
-        let uploads = &own[QueueKind::Upload.index()];
-        let (abort, progress) = (AtomicBool::new(false), |_| ());
-        let loading = Loading { stage: 0, device_label: label, uploads, abort: &abort, progress: &progress };
-        loading.run(device, &memory, weights, &mut points.upload, &mut recorder)?;
+        memory.load(&mut self.device, &mut self.points.upload, weights)?;
         Ok((memory, made_in))
     }
 
+    /// Allocates host memory and registers it.
+    fn region(&mut self, bytes: u64) -> Result<(RegionId, Arc<HostRegion>)> {
+        let region = Arc::new(HostRegion::new(bytes as usize).map_err(|cause| self.failed(cause))?);
+        let id = self.device.new_region(&region).map_err(|cause| self.failed(cause))?;
+        Ok((id, region))
+    }
+
     /// Fills the KV caches and activations of a stage with small normal numbers.
-    fn fill(&mut self, memory: &StageBuffers) -> Result<()> {
+    fn fill(&mut self, memory: &LoneStage) -> Result<()> {
         let compiled = memory.compiled();
         let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
-        let kv = memory.kv().iter().zip(&compiled.kv_bytes);
-        let kv = kv.map(|(&buffer, &bytes)| BufferRange { buffer, offset: 0, bytes });
-        let rows = (0..BURST).map(|slot| memory.edge_rows(slot, 0, rows_bytes));
+        let rows = (0..BURST).map(|slot| memory.rows(slot, rows_bytes));
         let fill = |to| Command::Fill { to, word: FILLING };
-        let signal =
-            self.submit(QueueKind::Compute, Work::Commands(kv.chain(rows).map(fill).collect()), &[])?;
+        let fills = memory.kv().chain(rows).map(fill).collect();
+        let signal = self.submit(QueueKind::Compute, Work::Commands(fills), &[])?;
         self.wait(signal)
     }
 
@@ -139,6 +114,12 @@ impl SoloDevice {
         let submission = Submission { queue, work, waits: waits.to_vec(), signal, is_timed };
         self.device.submit(submission).map_err(|cause| self.failed(cause))?;
         Ok(signal)
+    }
+
+    /// Runs a command to its end.
+    fn run(&mut self, queue: QueueKind, command: Command) -> Result<()> {
+        let done = self.submit(queue, Work::Commands(vec![command]), &[])?;
+        self.wait(done)
     }
 
     fn allot(&mut self, queue: QueueKind) -> Point {
@@ -212,16 +193,14 @@ impl SoloDevice {
         bytes: u64,
         copying: impl FnOnce(&mut Self, &Command, &Command) -> Result<T>,
     ) -> Result<T> {
-        let region = HostRegion::new(bytes as usize).map_err(|cause| self.failed(cause))?;
-        let made = self.device.create_buffer(BufferId(0), bytes);
-        let made = made.and_then(|()| self.device.register_region(RegionId(0), Arc::new(region)));
-        let range = BufferRange { buffer: BufferId(0), offset: 0, bytes };
-        let upload = Command::Upload { region: RegionId(0), offset: 0, to: range };
-        let download = Command::Download { from: range, region: RegionId(0), offset: 0 };
-        let copied = match made {
-            Ok(()) => copying(self, &upload, &download),
-            Err(cause) => Err(self.failed(cause)),
-        };
+        let range = |buffer| BufferRange { buffer, offset: 0, bytes };
+        let made = self.device.new_buffer(bytes).map(range).map_err(|cause| self.failed(cause));
+        let made = made.and_then(|range| Ok((range, self.region(bytes)?.0)));
+        let copied = made.and_then(|(range, region)| {
+            let upload = Command::Upload { region, offset: 0, to: range };
+            let download = Command::Download { from: range, region, offset: 0 };
+            copying(self, &upload, &download)
+        });
         self.device.clear();
         copied
     }
@@ -235,7 +214,7 @@ impl SoloDevice {
     }
 
     fn failed(&self, cause: ragtag_hal::Error) -> Error {
-        stage_error(0, &self.label, cause.root().clone())
+        Error::Stage { stage: 0, device: self.label.clone(), cause: cause.root().clone() }
     }
 }
 
@@ -288,14 +267,8 @@ impl SoloBatch {
 /// A stage that is loaded on a solo device.
 pub struct SoloStage<'a> {
     on: &'a mut SoloDevice,
-    memory: StageBuffers,
+    memory: LoneStage,
     made_in: Duration,
-}
-
-impl std::fmt::Debug for SoloStage<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SoloStage").field("on", &self.on).finish_non_exhaustive()
-    }
 }
 
 impl Drop for SoloStage<'_> {
@@ -369,7 +342,7 @@ impl SoloStage<'_> {
         for at in 0..from.map_or(0, |_| batch.logit_rows() as usize) {
             let Some((_, region)) = &logits else { break };
             let lease = region.read(at * row_bytes..(at + 1) * row_bytes);
-            let lease = lease.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))?;
+            let lease = lease.map_err(|e| protocol(format!("logits are not available yet: {e}")))?;
             choose(lease.floats().unwrap_or_default());
         }
         let wall_us = start.elapsed().as_secs_f64() * 1e6;
@@ -387,9 +360,12 @@ impl SoloStage<'_> {
 
     fn compute(&mut self, slot: u32, batch: &MicroBatch) -> Result<Point> {
         let Self { on, memory, .. } = self;
-        let label = on.label.clone();
-        let failed = |cause| stage_error(0, &label, cause);
-        let program = memory.prepare(&mut on.device, (slot, 0), batch, failed)?;
+        let program = memory.program(&mut on.device, slot, batch)?;
         on.submit(QueueKind::Compute, Work::Program(program), &[])
     }
+}
+
+/// Returns the error for a defect.
+fn protocol(what: String) -> Error {
+    Error::Protocol { what }
 }

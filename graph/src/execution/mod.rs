@@ -1,0 +1,13 @@
+//! Facts of the execution of compiled stages: the division of streamed segments among arenas, the lengths of
+//! prefill chunks, and the limits of a prefill stage. The planner counts on them, and the scheduler acts on
+//! them.
+
+mod chunks;
+mod prefill;
+mod streaming;
+
+pub use chunks::{Chunks, InvalidChunks, PromptChunk};
+pub use prefill::{PREFILLS, passing_blocks};
+pub use streaming::{
+    Arenas, FEWEST, MAX_ARENAS, READ_PLACES, StagePart, arena_buffers, wrong_arenas, wrong_from_file,
+};

@@ -1,0 +1,93 @@
+//! Starts the actors' threads and waits until all of them have loaded their stages.
+
+use crate::actor::{Actor, ActorSpec};
+use crate::error::{Error, Result};
+use crate::message::{DeviceAddress, DeviceUrgent, RunUrgent};
+use crate::runtime::spec::LoadProgress;
+use crossbeam_channel::{Sender, bounded};
+use ragtag_hal::QueueKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// Starts the actors and waits until all have loaded their stages. After a failure, all threads have ended.
+pub(super) fn start(
+    specs: Vec<ActorSpec>,
+    addresses: &[DeviceAddress],
+    total_bytes: u64,
+    progress: Arc<dyn Fn(LoadProgress) + Send + Sync>,
+) -> Result<Vec<JoinHandle<()>>> {
+    let (abort, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    let (ready, loaded) = bounded(specs.len());
+    let mut threads = Vec::new();
+    let mut outcome = Ok(());
+    for spec in specs {
+        let (ready, aborted, progress) = (ready.clone(), Arc::clone(&abort), Arc::clone(&progress));
+        let done = Arc::clone(&done);
+        let name = format!("ragtag {}", spec.label);
+        let body = move || {
+            let report = |stage: u32, bytes: u64| {
+                let done_bytes = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                progress(LoadProgress { stage, done_bytes, total_bytes });
+            };
+            serve(spec, &aborted, &report, &ready);
+        };
+        match spawn(name, body) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                abort.store(true, Ordering::Relaxed);
+                outcome = outcome.and(Err(error));
+            }
+        }
+    }
+    // Each actor sends one result, whether or not loading succeeds.
+    for result in loaded.iter().take(threads.len()) {
+        if let Err(error) = result {
+            abort.store(true, Ordering::Relaxed);
+            // Keep the first failure. Aborted stages, and stages whose neighbour has failed, report
+            // [`Error::Stopped`].
+            if matches!(outcome, Ok(()) | Err(Error::Stopped)) {
+                outcome = Err(error);
+            }
+        }
+    }
+    if let Err(error) = outcome {
+        addresses.iter().for_each(|address| address.send_urgent(DeviceUrgent::Stop));
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        return Err(error);
+    }
+    Ok(threads)
+}
+
+/// Runs an actor's thread. A panic, for example in a weight source, ends the run like any other failure.
+fn serve(
+    spec: ActorSpec,
+    abort: &AtomicBool,
+    progress: &(dyn Fn(u32, u64) + Sync),
+    ready: &Sender<Result<()>>,
+) {
+    let (label, run) = (spec.label.clone(), spec.run.clone());
+    let timelines = QueueKind::ALL.map(|queue| spec.device.timeline(queue));
+    let panicked = || Error::protocol(format!("the actor of {label} panicked"));
+    let loaded = catch_unwind(AssertUnwindSafe(|| Actor::load(spec, abort, progress)));
+    let actor = match loaded.unwrap_or_else(|_| Err(panicked())) {
+        Ok(actor) => actor,
+        Err(error) => {
+            // Ignore a missing receiver.
+            let _ = ready.send(Err(error));
+            return;
+        }
+    };
+    let _ = ready.send(Ok(()));
+    if catch_unwind(AssertUnwindSafe(|| actor.serve())).is_err() {
+        run.send_urgent(RunUrgent::Failed(panicked()));
+        let released = ragtag_hal::Error::Lost { cause: "its actor panicked".into() };
+        timelines.iter().for_each(|timeline| timeline.fail(released.clone()));
+    }
+}
+
+pub(super) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let spawned = std::thread::Builder::new().name(name).spawn(body);
+    spawned.map_err(|e| Error::spec(format!("cannot start a thread: {e}")))
+}
