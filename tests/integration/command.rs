@@ -9,9 +9,7 @@ mod plans;
 mod selftest;
 mod tables;
 
-use crate::support::{
-    self, golden, metadata_value, model_path, patch, ragtag, read_json, relative_error, text,
-};
+use crate::support::{self, golden, metadata_value, model_path, patch, ragtag, read_json, text};
 use ragtag_kernels::NumericsClass;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -452,7 +450,7 @@ fn logits_writes_the_golden_matrix() {
             assert!(done.err.contains("13 positions"), "{}", done.err);
             let (values, columns) = ragtag::npy::decode(&std::fs::read(&path).unwrap()).unwrap();
             assert_eq!((columns, values.len()), (4096, 13 * 4096));
-            let error = relative_error(&values, &golden.logits);
+            let error = golden.error(&values);
             assert!(error <= class.tolerance(), "{name} {activations}: {error}");
         }
     }

@@ -11,7 +11,7 @@ fn check_logits(activations: Activations, class: NumericsClass) {
         let engine = support::engine(&model, &Setup { activations, ..Default::default() });
         let ids = &golden.cases[0].prompt_ids;
         let logits = support::block_on(engine.session().logits(ids)).unwrap();
-        let error = relative_error(&logits, &golden.logits);
+        let error = golden.error(&logits);
         println!("{name} {activations:?}: relative error {error:.2e}");
         assert!(error <= class.tolerance(), "{name}: {error}");
     }
@@ -53,7 +53,7 @@ fn the_f16_wire_type_is_within_2e_2_at_every_cut() {
         let mut worst = 0f64;
         for (split, devices) in cuts.chain([(each.join(","), 14)]) {
             let narrow = logits(Some(&split), devices, WireType::F16);
-            let error = relative_error(&narrow, &golden.logits);
+            let error = golden.error(&narrow);
             assert!(error <= NumericsClass::Fast.tolerance(), "{name}, {split}: {error}");
             // The transfer must really round to f16. After the embedding there is nothing to round, because
             // its output may already be f16.

@@ -140,8 +140,7 @@ fn check_logits<'a>(
             let prompt = &golden.cases[0].prompt_ids;
             let ids = &prompt[..most.min(prompt.len())];
             let logits = block_on(engine.session().logits(ids)).unwrap();
-            let vocabulary = model.hyperparameters().vocabulary as usize;
-            let error = relative_error(&logits, &golden.logits[..ids.len() * vocabulary]);
+            let error = golden.error(&logits);
             println!("{label} ({driver}), {name} {activations:?} by {chunk}: relative error {error:.2e}");
             assert!(error <= class.tolerance(), "{label}, {name}: {error}");
         }

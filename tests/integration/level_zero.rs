@@ -4,9 +4,7 @@
 //! Without the loader or Intel's OpenCL runtime the tests record a skip. `RAGTAG_TEST_LEVEL_ZERO` makes them
 //! fail instead.
 
-use crate::support::{
-    self, Checkpoint, Setup, block_on, golden, model_path, relative_error, tokens_and_routes, within,
-};
+use crate::support::{self, Checkpoint, Setup, block_on, golden, model_path, tokens_and_routes, within};
 use ragtag::{DeviceOptions, Devices, Model};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, NumericsClass};
@@ -31,7 +29,7 @@ fn logits_match_the_golden_ones_in_both_classes() {
                 let setup = Setup { devices: label, activations, ..Setup::default() };
                 let engine = support::engine(&model, &setup);
                 let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
-                let error = relative_error(&logits, &golden.logits);
+                let error = golden.error(&logits);
                 println!("{label}, {name} {activations:?}: relative error {error:.2e}");
                 assert!(error <= class.tolerance(), "{label}, {name}: {error}");
             }

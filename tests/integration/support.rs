@@ -24,7 +24,7 @@ pub fn root() -> PathBuf {
 
 /// Golden outputs for one model, from an independent implementation.
 pub struct Golden {
-    /// Logits at all positions of the first prompt.
+    /// Logits at the first positions of the first prompt: at all of them, or at seven.
     pub logits: Vec<f32>,
     pub cases: Vec<GoldenCase>,
 }
@@ -53,6 +53,16 @@ pub fn golden(name: &str) -> Golden {
     Golden {
         logits: ragtag::npy::decode(&npy).unwrap().0,
         cases: json["cases"].as_array().unwrap().iter().map(case).collect(),
+    }
+}
+
+impl Golden {
+    /// Returns the relative error of `logits`, which belong to the first prompt or to its first tokens, at the positions
+    /// that the golden data has.
+    pub fn error(&self, logits: &[f32]) -> f64 {
+        assert_ne!(logits.len(), 0);
+        let length = self.logits.len().min(logits.len());
+        relative_error(&logits[..length], &self.logits[..length])
     }
 }
 

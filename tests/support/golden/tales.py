@@ -15,6 +15,8 @@ import blake3, gguf, numpy
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 64
+# Positions with golden logits, which keeps the repository small.
+POSITIONS = 7
 
 
 class Model:
@@ -103,7 +105,7 @@ def check(path, model):
     """Fails if the logits differ from the golden ones, or a step with a clear margin has another token."""
     golden, failed = read(path.stem), []
     expected = numpy.load(HERE / f"{path.stem}.logits.npy").astype(numpy.float64)
-    found = model.logits(golden["cases"][0]["prompt_ids"])
+    found = model.logits(golden["cases"][0]["prompt_ids"])[: len(expected)]
     error = numpy.linalg.norm(found - expected) / numpy.linalg.norm(expected)
     print(f"{path.stem}: relative error {error:.1e}")
     for one in golden["cases"]:
@@ -125,7 +127,7 @@ def write(path, model):
         "cases": cases,
     }
     (HERE / f"{path.stem}.golden.json").write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n")
-    numpy.save(HERE / f"{path.stem}.logits.npy", model.logits(cases[0]["prompt_ids"]).astype(numpy.float32))
+    numpy.save(HERE / f"{path.stem}.logits.npy", model.logits(cases[0]["prompt_ids"])[:POSITIONS].astype(numpy.float32))
 
 
 path = pathlib.Path(sys.argv[2])
