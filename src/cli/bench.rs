@@ -6,10 +6,10 @@ use super::compare;
 use super::error::{Error, Result};
 use super::files;
 use super::output::{inform, out_width, print_json, set_quiet, show, table};
-use super::placed::{check_blocks, placed};
 use super::plan_table::summary;
 use super::progress;
-use super::wanted::{Needs, workload};
+use super::start::{Needs, open, placed, workload};
+use super::stream::block_on;
 use crate::{Meter, Model, Session};
 use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     set_quiet(args.quiet);
     let outputs = args.records.files().chain(&args.comparison.html);
     files::check(outputs, args.model.path().into_iter().chain(&args.placement.plan))?;
-    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
+    let model = open(&args.model, &args.placement)?;
     let tests = tests(args);
     if tests.is_empty() {
         return Err(Error::Usage("nothing to measure: -p and -n are both 0".into()));
@@ -67,7 +67,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
     if args.canary {
-        check_blocks(&model, &placed, &engine)?;
+        placed.check_blocks(&model, &engine)?;
     }
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
     // The first runs compile kernels and record commands, so they do not count.
@@ -171,7 +171,7 @@ fn measure(
 
 /// Runs a burst and returns the time until its last sequence ends, in seconds.
 fn once(session: &Session, burst: &Burst) -> Result<f64> {
-    Ok(super::block_on(session.burst(burst))?.seconds)
+    Ok(block_on(session.burst(burst))?.seconds)
 }
 
 pub(super) fn as_table(

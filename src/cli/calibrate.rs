@@ -2,22 +2,20 @@
 
 use super::args::CalibrateArgs;
 use super::error::{Error, Result};
-use super::output::{inform, note, out_width, print_json, show, table};
-use super::progress;
-use super::wanted::{Wanted, usual_kv};
-use crate::{Calibration, CalibrationOptions, Devices, MAX_CHUNK, Model, profile_age};
+use super::output::{out_width, print_json, show, table};
+use super::start::{calibrated, usual_kv, warnings};
+use crate::{Calibration, CalibrationOptions, Devices, MAX_CHUNK, Model};
 use ragtag_planner::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
-use std::sync::OnceLock;
 
 pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
-    let model = super::open_model(&args.model)?;
-    let mut selection = super::device_options(&args.devices);
+    let model = args.model.path().map_or_else(Model::bundled, Model::open)?;
+    let mut selection = super::start::device_options(&args.devices);
     if args.every_api {
         // `Devices::probe` would probe only the APIs that the selection names.
         selection.requested = Some(Devices::probe_all(&selection)?.labels_of_every_api().join(","));
     }
-    let devices = super::opened(Devices::probe(&selection))?;
+    let devices = super::start::selected(&selection)?;
     if args.devices.strict {
         super::strict::check(&devices, &model)?;
     }
@@ -30,7 +28,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     options.limit = None;
     options.force = args.force;
     options.max_load = f64::from(args.load.max_load) / 100.0;
-    let calibration = measured(&model, &devices, &options)?;
+    let calibration = calibrated(&model, &devices, &options)?;
     if args.devices.strict {
         super::strict::check_calibration(&calibration)?;
     }
@@ -39,73 +37,6 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
         false => show(&as_table(&calibration, out_width())),
     };
     printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
-}
-
-/// Returns the options of the calibration that a placement needs.
-pub(super) fn options(wanted: &Wanted<'_>) -> CalibrationOptions {
-    let mut options = CalibrationOptions::default();
-    options.activations = wanted.activations();
-    options.kv = wanted.kv();
-    options.sequences = wanted.sequences();
-    options.max_load = wanted.max_load();
-    options
-}
-
-/// Returns the calibration for the selected devices, from the cache or from new measurements. Returns `None`
-/// if the user turned calibration off, if it fails, or if the model has no weights.
-pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
-    if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
-        return None;
-    }
-    let options = options(wanted);
-    // If a device fails, the run reports its error.
-    let failed = |error| note(&format!("calibration failed, planning with assumed speeds: {error}"));
-    let calibration = measured(model, devices, &options).map_err(failed).ok()?;
-    if let Some(cause) = &calibration.unkept {
-        note(&format!("note: {}", Error::Unkept(cause.clone())));
-    }
-    Some(calibration)
-}
-
-/// Returns the profiles in the cache, even expired ones, for a placement whose calibration has failed. Prints their
-/// age. Returns `None` if there are none, or if the user turned calibration off.
-pub(super) fn last_good(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
-    if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
-        return None;
-    }
-    let calibration = Calibration::kept(model, devices, &options(wanted)).ok()?;
-    for (label, profile) in &calibration.profiles {
-        note(&format!("note: using the speeds of {label} that were measured {}", profile_age(profile)));
-    }
-    (!calibration.profiles.is_empty()).then_some(calibration)
-}
-
-/// Calibrates the devices and shows a progress bar. Prints nothing if all results are cached.
-fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Calibration> {
-    let bar = OnceLock::new();
-    let progress = |done: u64, total: u64| {
-        let bar = bar.get_or_init(|| {
-            inform("calibrating: timing this model's layers on each device (cached)");
-            progress::steps("calibrating", total)
-        });
-        bar.set_position(done);
-    };
-    let calibration = Calibration::run(model, devices, options, &progress);
-    if let Some(bar) = bar.get() {
-        bar.finish_and_clear();
-    }
-    let calibration = calibration?;
-    super::links::note_probed(&calibration.links);
-    warnings(&calibration).for_each(|warning| note(&format!("note: {warning}")));
-    Ok(calibration)
-}
-
-/// Returns all warnings of a calibration.
-fn warnings(calibration: &Calibration) -> impl Iterator<Item = String> {
-    let unrouted = calibration.unrouted.iter().map(|(label, why)| {
-        format!("leaving {label} out: {why} (to probe again, use ragtag devices --links --reprobe)")
-    });
-    unrouted.chain(calibration.warnings.iter().cloned())
 }
 
 fn as_json(calibration: &Calibration) -> serde_json::Value {

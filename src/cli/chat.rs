@@ -6,11 +6,10 @@ use super::error::{Error, Result};
 use super::files::{read_input, write_file};
 use super::lines::{Line, Lines};
 use super::output::{inform, note, set_quiet};
-use super::placed::placed_while;
 use super::plan_table::summary;
 use super::run::{figures, generation, too_long};
-use super::stream::events;
-use super::wanted::Needs;
+use super::start::{Needs, open, placed_while};
+use super::stream::{block_on, events};
 use crate::files::MAX_JSON_BYTES;
 use crate::{AnswerPrompt, Dialogue, Engine, Event, Generation, Model, Reason, Summary};
 use ragtag_chat::to_json;
@@ -41,7 +40,7 @@ const WARM_TOKENS: u32 = 64;
 
 pub(super) fn run(args: &ChatArgs) -> Result<()> {
     set_quiet(args.quiet);
-    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
+    let model = open(&args.model, &args.placement)?;
     let dialogue = dialogue(&model, args)?;
     let mut generation = generation(&args.sampling, 0);
     // Checks the settings before anything is loaded.
@@ -215,16 +214,11 @@ impl Chat {
         let prompt = self.prompt().inspect_err(|_| self.dialogue.forget_last())?;
         let mut answer = Answer::new(prompt.splitter, self.shows_reasoning);
         let (engine, generation) = (&self.engine, &self.generation);
-        let answered = super::block_on(events(
-            engine,
-            &prompt.ids,
-            generation,
-            self.is_interactive,
-            |event| match event {
+        let answered =
+            block_on(events(engine, &prompt.ids, generation, self.is_interactive, |event| match event {
                 Event::Token { text, .. } => answer.push(text),
                 Event::Finished(_) => answer.end(),
-            },
-        ));
+            }));
         let summary = answered.inspect_err(|_| {
             answer.abandon();
             self.dialogue.forget_last();
@@ -296,7 +290,7 @@ impl Warming {
         let (session, (stop, stopped)) = (engine.session(), oneshot::channel());
         let thread = std::thread::spawn(move || {
             // If the pipeline fails, the first message gets the error.
-            let _ = super::block_on(async {
+            let _ = block_on(async {
                 tokio::select! {
                     done = session.warmup(prompt_tokens) => done,
                     _ = stopped => Ok(()),

@@ -4,9 +4,8 @@
 use super::args::{BenchLinksArgs, DeviceArgs, DevicesArgs};
 use super::error::{Error, Result};
 use super::files::{self, is_standard, write_file};
-use super::output::{bytes, inform, note, out_width, print, print_json, set_quiet, show, table};
+use super::output::{bytes, note, out_width, print, print_json, set_quiet, show, table};
 use super::progress;
-use super::wanted::Wanted;
 use crate::{Devices, LinkOptions, LinkReport, ProbedLink};
 use std::cell::OnceCell;
 use std::path::Path;
@@ -57,39 +56,14 @@ pub(super) fn bench(args: &BenchLinksArgs) -> Result<()> {
     printed.and(strict)
 }
 
-/// Returns the links for a plan without calibration. If calibration is on, but impossible, makes a quick probe of
-/// links without a cached probe. If the user turned it off, uses only cached probes.
-pub(super) fn for_placement(devices: &Devices, wanted: &Wanted<'_>) -> LinkReport {
-    let kept = || LinkReport::kept(devices, None);
-    if !wanted.is_calibrated() || devices.selected().len() < 2 {
-        return kept();
-    }
-    // If a device fails, the run reports its error.
-    let report = LinkReport::run(devices, &LinkOptions::quick(None), &|_, _| ()).unwrap_or_else(|_| kept());
-    note_probed(&report);
-    report
-}
-
-/// Prints the routes of each link that has just been probed.
-pub(super) fn note_probed(report: &LinkReport) {
-    for link in &report.links {
-        if report.probed.iter().any(|[from, to]| [from, to] == [&link.from, &link.to]) {
-            // Wrong bytes are a defect, so they are shown even with `--quiet`.
-            let say = if link.tried.iter().any(|tried| tried.corrupt) { note } else { inform };
-            say(&link.summary());
-        }
-    }
-}
-
 /// Probes the links of the selected devices and shows a progress bar.
 fn probed(args: &DeviceArgs, options: &LinkOptions) -> Result<(Devices, LinkReport)> {
-    let mut selection = super::device_options(args);
+    let mut selection = super::start::device_options(args);
     let is_blank = |text: &Option<String>| text.as_ref().is_none_or(|text| text.trim().is_empty());
     if selection.requested.is_none() && is_blank(&selection.from_environment) {
         selection.requested = Some(USUAL_SELECTION.into());
     }
-    let devices = Devices::probe(&selection)?;
-    inform(&devices.start_line());
+    let devices = super::start::selected(&selection)?;
     let bar = OnceCell::new();
     let progress = |done: u64, total: u64| {
         bar.get_or_init(|| progress::steps("probing links", total)).set_position(done);

@@ -5,16 +5,16 @@ use super::args::LogitsArgs;
 use super::error::Result;
 use super::files::{self, write_file};
 use super::output::inform;
-use super::placed::placed;
 use super::plan_table::summary;
 use super::records;
-use super::wanted::Needs;
+use super::start::{Needs, open, placed};
+use super::stream::block_on;
 use crate::npy;
 
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let outputs = args.records.files().chain([&args.output]);
     files::check(outputs, args.model.path().into_iter().chain(&args.placement.plan))?;
-    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
+    let model = open(&args.model, &args.placement)?;
     let (context, verified) = (Some(args.ids.len() as u32), args.transfers.verify_transfers);
     let needs = Needs { all_logits: true, context, verified, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
@@ -22,7 +22,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let mut options = args.transfers.options(args.records.trace.is_some());
     options.all_logits = true;
     let engine = placed.start(&model, options)?;
-    let logits = super::block_on(engine.session().logits(&args.ids))?;
+    let logits = block_on(engine.session().logits(&args.ids))?;
     let matrix = npy::encode(&logits, model.hyperparameters().vocabulary as usize);
     let done = || inform(&format!("{}: {} positions", args.output.display(), args.ids.len()));
     records::inform_verified(&engine);

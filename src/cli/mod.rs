@@ -22,7 +22,6 @@ mod logits;
 mod output;
 mod perplexity;
 mod pictures;
-mod placed;
 mod plan;
 mod plan_table;
 mod progress;
@@ -30,39 +29,33 @@ mod records;
 mod run;
 mod selftest;
 mod simulate;
+mod start;
 mod stream;
 mod strict;
 mod template;
 mod tokenize;
-mod wanted;
 mod wrap;
 
 #[cfg(test)]
 mod table_tests;
 
-use crate::{DeviceOptions, Devices, Isolation, Model};
-use args::{Cli, Command, DescribedArgs, DeviceArgs, ModelArgs, PlacementArgs};
+use args::{Cli, Command};
 use clap::{CommandFactory, FromArgMatches};
 pub use error::exit_code;
 use error::{Error, Result};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal};
 use std::process::ExitCode;
-use std::sync::OnceLock;
-use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 /// Log filter that applies if `RUST_LOG` is not set.
 const DEFAULT_LOG: &str = "warn";
 
-/// Permission to probe drivers in child processes. [`main`] sets it.
-static ISOLATION: OnceLock<Isolation> = OnceLock::new();
-
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
     // Child processes log, too.
     start_logging();
-    ISOLATION.get_or_init(Isolation::start);
+    start::isolate();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if let Some(refusal) = habits::refusal(&arguments) {
         return failed(&Error::Usage(refusal));
@@ -137,70 +130,6 @@ fn start_logging() {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     // `init` would also print the log records of dependencies. It fails if another subscriber is set.
     let _ = tracing::subscriber::set_global_default(log.with_writer(std::io::stderr).finish());
-}
-
-fn open_model(model: &ModelArgs) -> crate::Result<Model> {
-    match model.path() {
-        Some(path) => Model::open(path),
-        None => Model::bundled(),
-    }
-}
-
-/// Returns `model` with the RoPE scaling that the user requested, if any.
-fn scaled(model: Model, placement: &PlacementArgs) -> crate::Result<Model> {
-    match placement.rope_scaling {
-        Some(scaling) => model.with_rope_scaling(scaling),
-        None => Ok(model),
-    }
-}
-
-/// Opens a model that may lack weights. Such a model suffices for inspecting it and for planning.
-fn open_metadata(model: &ModelArgs, described: DescribedArgs) -> Result<Model> {
-    match (model.path(), described.assume_type) {
-        (Some(path), matrices) => Ok(Model::open_metadata(path, matrices)?),
-        (None, None) => Ok(Model::bundled()?),
-        (None, Some(_)) => Err(Error::Usage(
-            "--assume-type is for models without weights; the bundled model has weights".into(),
-        )),
-    }
-}
-
-fn device_options(args: &DeviceArgs) -> DeviceOptions {
-    // The conversion may be lossy. Device names are ASCII, so a value that is not UTF-8 matches no device.
-    let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let mut options = DeviceOptions::default();
-    options.requested = args.device.clone();
-    options.from_environment = variable("RAGTAG_DEVICES");
-    options.memory = (!args.memory.is_empty()).then(|| args.memory.join(","));
-    options.memory_from_environment = variable("RAGTAG_MEMORY");
-    options.cpu_devices = args.cpu_devices;
-    options.cpu_threads = args.threads;
-    options.throttles = args.throttle.clone();
-    options.gemm = args.gemm;
-    options = ISOLATION.get().map_or(options.clone(), |isolation| options.isolated(isolation));
-    if let Some(child) = &mut options.probe_child {
-        child.limit = Duration::from_secs(args.probe_limit);
-    }
-    options
-}
-
-/// Prints the selection of devices to standard error.
-fn opened(devices: crate::Result<Devices>) -> crate::Result<Devices> {
-    let devices = devices?;
-    output::inform(&devices.start_line());
-    Ok(devices)
-}
-
-/// Runs `future` to completion on this thread.
-fn block_on<T, E>(future: impl Future<Output = std::result::Result<T, E>>) -> Result<T>
-where
-    Error: From<E>,
-{
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| Error::Usage(format!("cannot start the async runtime: {e}")))?;
-    Ok(runtime.block_on(future)?)
 }
 
 #[cfg(test)]

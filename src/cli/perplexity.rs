@@ -8,11 +8,11 @@ use super::args::PerplexityArgs;
 use super::error::{Error, Result};
 use super::files;
 use super::output::{inform, print, print_json};
-use super::placed::placed;
 use super::plan_table::summary;
 use super::progress;
 use super::records;
-use super::wanted::Needs;
+use super::start::{Needs, open, placed};
+use super::stream::block_on;
 use crate::files::read_text;
 use crate::{Model, Session};
 use ragtag_scheduler::token_log_probability;
@@ -26,7 +26,7 @@ const MAX_BYTES: u64 = 1 << 30;
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let inputs = args.model.path().into_iter().chain(&args.placement.plan).chain([&args.file]);
     files::check(args.records.files(), inputs)?;
-    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
+    let model = open(&args.model, &args.placement)?;
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
     // Two pieces are in flight at a time, which keeps two stages busy.
@@ -37,7 +37,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let mut options = args.transfers.options(args.records.trace.is_some());
     options.all_logits = true;
     let engine = placed.start(&model, options)?;
-    let score = super::block_on(score(&engine.session(), &pieces))?;
+    let score = block_on(score(&engine.session(), &pieces))?;
     let printed = if args.json {
         print_json(&json!({
             "perplexity": score.perplexity(),

@@ -4,9 +4,8 @@ use super::args::PlanArgs;
 use super::error::Result;
 use super::output::{out_width, print, show};
 use super::pictures::{Pictures, bars};
-use super::placed::for_fleet_or_devices;
 use super::plan_table::{as_table, summary};
-use super::wanted::Needs;
+use super::start::{Needs, for_fleet_or_devices, open_metadata};
 use crate::pictures::{Gantt, Report};
 use crate::{Model, Planner};
 use ragtag_planner::plan::Plan;
@@ -16,8 +15,7 @@ use std::path::PathBuf;
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let inputs = args.model.path().into_iter().chain(&args.placement.plan).map(PathBuf::as_path);
     let pictures = Pictures::new(&args.pictures, args.json, inputs.chain(args.fleet.file()))?;
-    let model = super::open_metadata(&args.model, args.described)?;
-    let model = super::scaled(model, &args.placement)?;
+    let model = open_metadata(&args.model, args.described, args.placement.rope_scaling)?;
     let needs = Needs { asked: args.parallel, request: args.request, ..Needs::of(1) };
     let (planner, devices) =
         for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;

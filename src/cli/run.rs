@@ -5,12 +5,11 @@ use super::compare;
 use super::error::{Error, Result};
 use super::files::{self, is_standard, read_input};
 use super::output::{error_width, inform, offer, print, print_json, set_quiet};
-use super::placed::{check_blocks, placed_while};
 use super::plan_table::{as_table, summary};
 use super::records;
-use super::stream::events;
+use super::start::{Needs, open, placed_while, workload};
+use super::stream::{block_on, events};
 use super::template::dialogue;
-use super::wanted::{Needs, workload};
 use crate::{Engine, Event, Generation, Meter, Model, Summary};
 use ragtag_graph::{Tokenizer, TokenizerError};
 use ragtag_scheduler::compare::Burst;
@@ -34,7 +33,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let generation = generation(&args.sampling, args.tokens);
     // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
-    let model = super::scaled(super::open_model(&args.model)?, &args.placement)?;
+    let model = open(&args.model, &args.placement)?;
     let verified = args.transfers.verify_transfers;
     let needs = Needs { request: args.request, verified, ..Needs::of(1) };
     let mut ids = Vec::new();
@@ -54,16 +53,16 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let options = || args.transfers.options(is_traced);
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
-        super::block_on(warm_up(&engine, ids.len()))?;
+        block_on(warm_up(&engine, ids.len()))?;
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
     if args.canary {
-        check_blocks(&model, &placed, &engine)?;
+        placed.check_blocks(&model, &engine)?;
     }
 
     let echo = if args.no_echo { "" } else { &prompt };
     let meter = Meter::start();
-    let generated = super::block_on(generate(&engine, echo, &ids, &generation, !args.json))?;
+    let generated = block_on(generate(&engine, echo, &ids, &generation, !args.json))?;
     let comparison = placed.planner.compare(&engine, &bursts(&generated.summary))?;
     compare::mend_profiles(&placed, engine.plan(), &comparison, &meter);
     let printed = if args.json {

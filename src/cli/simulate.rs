@@ -4,9 +4,8 @@ use super::args::SimulateArgs;
 use super::error::{Error, Result};
 use super::files::{self, cannot_read, write_file};
 use super::output::{TextTable, bytes, inform, out_width, print_json, show, table};
-use super::placed::for_fleet_or_devices;
 use super::plan_table::summary;
-use super::wanted::Needs;
+use super::start::{Needs, for_fleet_or_devices, open_metadata};
 use crate::Trace;
 use crate::files::read_text;
 use ragtag_planner::plan::Plan;
@@ -23,8 +22,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
     let inputs = inputs.map(PathBuf::as_path).chain(args.fleet.file());
     files::check(args.trace.as_deref(), inputs)?;
     let load = load(args)?;
-    let model = super::open_metadata(&args.model, args.described)?;
-    let model = super::scaled(model, &args.placement)?;
+    let model = open_metadata(&args.model, args.described, args.placement.rope_scaling)?;
     let needs = Needs {
         asked: args.parallel,
         context: Some(longest(&load).min(model.hyperparameters().context)),

@@ -1,6 +1,6 @@
-//! Runs one generation on the terminal: shows the progress of the prompt, and cancels on Ctrl-C.
+//! Runs async code, such as one generation on the terminal: shows the progress of the prompt, and cancels on Ctrl-C.
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::progress::Prefill;
 use crate::{Engine, Event, Generation, Prompt, Summary};
 use std::future::{pending, poll_fn};
@@ -56,4 +56,16 @@ pub(super) async fn events(
             return Ok(summary);
         }
     }
+}
+
+/// Runs `future` to completion on this thread.
+pub(super) fn block_on<T, E>(future: impl Future<Output = std::result::Result<T, E>>) -> Result<T>
+where
+    Error: From<E>,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::Usage(format!("cannot start the async runtime: {e}")))?;
+    Ok(runtime.block_on(future)?)
 }

@@ -1,14 +1,16 @@
-//! Selects devices, makes plans for them, and starts engines. All commands that place a model use this.
+//! Makes the plan of a command and starts its engine.
 
-use super::advice::worded;
-use super::args::{DeviceArgs, FleetArgs, PlacementArgs};
-use super::error::{Error, Result};
-use super::files::{cannot_read, input_name};
-use super::output::{bytes, inform, note};
-use super::plan_table::summary;
 use super::wanted::{AUTO, Needs, Wanted};
+use super::{devices, speeds};
+use crate::cli::advice::worded;
+use crate::cli::args::{DeviceArgs, FleetArgs, PlacementArgs};
+use crate::cli::error::{Error, Result};
+use crate::cli::files::{cannot_read, input_name};
+use crate::cli::output::{inform, note};
+use crate::cli::plan_table::summary;
+use crate::cli::strict;
 use crate::files::{MAX_JSON_BYTES, read_text};
-use crate::{CheckedBlock, Devices, Engine, EngineOptions, Model, Planner, ProbedLink};
+use crate::{CheckedBlock, Devices, Engine, EngineOptions, Model, Planner};
 use ragtag_planner::plan::Plan;
 use ragtag_planner::{Fleet, Workload};
 use std::panic::resume_unwind;
@@ -16,12 +18,12 @@ use std::path::{Path, PathBuf};
 use std::thread::Builder;
 
 /// Devices, planner and plan of a command.
-pub(super) struct Placed {
-    pub(super) devices: Devices,
-    pub(super) planner: Planner,
-    pub(super) plan: Plan,
+pub(crate) struct Placed {
+    pub(crate) devices: Devices,
+    pub(crate) planner: Planner,
+    pub(crate) plan: Plan,
     /// File from which the plan was read, if any.
-    pub(super) file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     device_args: DeviceArgs,
     placement: PlacementArgs,
     needs: Needs,
@@ -33,7 +35,7 @@ impl Placed {
     /// instead.
     ///
     /// If the GPUs of the selection `auto` fail their self-tests, uses the CPU, as if there were no GPU.
-    pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
+    pub(crate) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let (trace, all_logits) = (options.trace, options.all_logits);
         let (verify_transfers, stall_timeout) = (options.verify_transfers, options.stall_timeout);
         let error = match self.start_here(model, options) {
@@ -57,20 +59,20 @@ impl Placed {
     /// Starts an engine on the selected devices.
     fn start_here(&mut self, model: &Model, mut options: EngineOptions) -> Result<Engine> {
         options.no_self_test = self.placement.no_self_test;
-        let strict = self.device_args.strict;
+        let is_strict = self.device_args.strict;
         let Self { devices, planner, plan, file, .. } = self;
         if let Some(path) = file {
             return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
-                error if strict => super::strict::refused(error.into()),
+                error if is_strict => strict::refused(error.into()),
                 crate::Error::Run(cause) if cause.refused_memory().is_some() => {
                     Error::PlanMemory { path: path.clone(), cause: Box::new(cause) }
                 }
                 other => other.into(),
             });
         }
-        if strict {
+        if is_strict {
             let started = Engine::start_exact(model, devices, plan, options);
-            return started.map_err(|error| super::strict::refused(error.into()));
+            return started.map_err(|error| strict::refused(error.into()));
         }
         let mut known = planner.clone();
         let engine =
@@ -89,51 +91,23 @@ impl Placed {
         (*planner, *plan) = (known, engine.plan().clone());
         Ok(engine)
     }
-}
 
-/// Compares the first block of each stage with the CPU, and prints the errors to standard error.
-pub(super) fn check_blocks(model: &Model, placed: &Placed, engine: &Engine) -> Result<()> {
-    for block in crate::check_first_blocks(model, &placed.devices, engine.plan())? {
-        let CheckedBlock { stage, device, segment, keys_to, error, bound } = block;
-        let keys = keys_to.map_or_else(String::new, |to| format!(" with keys and values for {to}"));
-        inform(&format!(
-            "canary: stage {stage} on {device}: segment {segment}{keys} differs from the CPU's by \
-             {error:.1e} (at most {bound:.0e})"
-        ));
+    /// Compares the first block of each stage with the CPU, and prints the errors to standard error.
+    pub(crate) fn check_blocks(&self, model: &Model, engine: &Engine) -> Result<()> {
+        for block in crate::check_first_blocks(model, &self.devices, engine.plan())? {
+            let CheckedBlock { stage, device, segment, keys_to, error, bound } = block;
+            let keys = keys_to.map_or_else(String::new, |to| format!(" with keys and values for {to}"));
+            inform(&format!(
+                "canary: stage {stage} on {device}: segment {segment}{keys} differs from the CPU's by \
+                 {error:.1e} (at most {bound:.0e})"
+            ));
+        }
+        Ok(())
     }
-    Ok(())
-}
-
-/// Probes and selects devices.
-fn probe(model: &Model, args: &DeviceArgs, wanted: &Wanted<'_>) -> crate::Result<Devices> {
-    let options = super::device_options(args);
-    match wanted.is_calibrated() {
-        true => Devices::probe_for(&options, model, &super::calibrate::options(wanted)),
-        false => Devices::probe(&options),
-    }
-}
-
-/// Adds the CPU to the probed devices `gpus` if they need its help. If `--strict` is set, checks the devices and the
-/// model's weights.
-fn open_devices(model: &Model, args: &DeviceArgs, gpus: Devices) -> Result<Devices> {
-    let options = super::device_options(args);
-    let sizes = model.graph().weights().tensors().iter().map(|tensor| tensor.bytes);
-    let (weight_bytes, selected) = (sizes.fold(0, u64::saturating_add), gpus.selected().len());
-    let devices = super::opened(gpus.helped_by_cpu(&options, weight_bytes))?;
-    if devices.selected().len() > selected {
-        note(&format!(
-            "note: the weights ({}) exceed the memory of the GPUs, so the CPU may help; --device gpu selects only GPUs",
-            bytes(weight_bytes)
-        ));
-    }
-    if args.strict {
-        super::strict::check(&devices, model)?;
-    }
-    Ok(devices)
 }
 
 /// Selects devices and makes a plan for them that meets the arguments and `needs`.
-pub(super) fn placed(
+pub(crate) fn placed(
     model: &Model,
     device_args: &DeviceArgs,
     placement: &PlacementArgs,
@@ -144,16 +118,16 @@ pub(super) fn placed(
 
 /// Places the model like [`placed`], for the workload that `prepare` returns. Runs `prepare` while the drivers of
 /// the devices start.
-pub(super) fn placed_while(
+pub(crate) fn placed_while(
     model: &Model,
     device_args: &DeviceArgs,
     placement: &PlacementArgs,
     needs: Needs,
     prepare: impl FnOnce() -> Result<Workload>,
 ) -> Result<Placed> {
-    let mut wanted = Wanted::read(placement, needs)?;
+    let (mut wanted, options) = (Wanted::read(placement, needs)?, devices::options(device_args));
     let (workload, probed) = std::thread::scope(|scope| {
-        let probe = || probe(model, device_args, &wanted);
+        let probe = || devices::probe(model, &options, &wanted);
         let probing = Builder::new().spawn_scoped(scope, probe);
         let workload = prepare();
         // Without memory for a thread, this thread probes.
@@ -163,9 +137,8 @@ pub(super) fn placed_while(
         )
     });
     wanted.needs.workload = workload?;
-    let devices = open_devices(model, device_args, probed?)?;
+    let devices = devices::helped(probed?, model, &options, device_args.strict)?;
     let planner = on_devices(model, &devices, &wanted, device_args.strict)?;
-    let planner = wanted.over(planner, model)?;
     let plan = planner.plan()?;
     let file = placement.plan.as_deref().map(|path| input_name(path).into());
     let (device_args, placement) = (device_args.clone(), placement.clone());
@@ -174,7 +147,7 @@ pub(super) fn placed_while(
 
 /// Creates a planner for the fleet that the arguments name, or for the devices of this machine if they name
 /// none. Returns the planner and the devices of this machine.
-pub(super) fn for_fleet_or_devices(
+pub(crate) fn for_fleet_or_devices(
     model: &Model,
     fleet: &FleetArgs,
     devices: &DeviceArgs,
@@ -182,48 +155,33 @@ pub(super) fn for_fleet_or_devices(
     needs: Needs,
 ) -> Result<(Planner, Option<Devices>)> {
     let wanted = Wanted::read(placement, needs)?;
-    let (planner, devices) = match &fleet.fleet {
+    match &fleet.fleet {
         // This is not declared as a conflict in clap, because clap would also reject RAGTAG_STRICT=0.
-        Some(_) if devices.strict => {
-            return Err(Error::Usage(
-                "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not checked".into(),
-            ));
+        Some(_) if devices.strict => Err(Error::Usage(
+            "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not checked".into(),
+        )),
+        Some(fleet) => {
+            let planner = Planner::new(model).fleet(&open_fleet(fleet)?)?;
+            wanted.check(&planner, model)?;
+            Ok((wanted.over(planner, model), None))
         }
-        Some(fleet) => (Planner::new(model).fleet(&open_fleet(fleet)?)?, None),
         None => {
-            let opened = open_devices(model, devices, probe(model, devices, &wanted)?)?;
-            (on_devices(model, &opened, &wanted, devices.strict)?, Some(opened))
+            let (options, is_strict) = (devices::options(devices), devices.strict);
+            let found = devices::probe(model, &options, &wanted)?;
+            let found = devices::helped(found, model, &options, is_strict)?;
+            Ok((on_devices(model, &found, &wanted, is_strict)?, Some(found)))
         }
-    };
-    Ok((wanted.over(planner, model)?, devices))
+    }
 }
 
-/// Creates a planner for the selected devices and calibrates it. Excludes devices that cannot be opened or
-/// that have no verified route, or returns an error for them if `strict` is set. Returns an error if a plan file
-/// may take a route that must not be used.
-fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: bool) -> Result<Planner> {
+/// Creates a planner for the selected devices with their measured speeds, and with the requested placement. Returns an
+/// error if a plan file may take a route that must not be used.
+fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, is_strict: bool) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
     wanted.check(&planner, model)?;
-    let planner = match super::calibrate::for_placement(model, devices, wanted) {
-        Some(calibration) => {
-            if strict {
-                super::strict::check_calibration(&calibration)?;
-            }
-            planner.calibrated(&calibration)
-        }
-        None => {
-            let links = super::links::for_placement(devices, wanted);
-            if strict {
-                super::strict::check_links(devices, &links)?;
-            }
-            let unverified = links.links.iter().filter_map(ProbedLink::unverified);
-            unverified.for_each(|why| note(&format!("note: {why}")));
-            let last = super::calibrate::last_good(model, devices, wanted);
-            last.iter().fold(planner, Planner::calibrated).probed(&links)
-        }
-    };
-    wanted.check_routes(&planner, strict)?;
-    Ok(planner)
+    let planner = speeds::measured(planner, model, devices, wanted, is_strict)?;
+    wanted.check_routes(&planner, is_strict)?;
+    Ok(wanted.over(planner, model))
 }
 
 /// Reads a fleet. `text` is the path of a `.json` file, or a list of cards.

@@ -1,11 +1,11 @@
 //! Requested placements. Merges the placement arguments with the plan file of `--plan`.
 
-use super::args::{MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
-use super::error::{Error, Result};
-use super::files::{input_name, read_input};
-use super::output::note;
+use crate::cli::args::{MAX_TOKENS, PlacementArgs, RequestArgs, WireArg};
+use crate::cli::error::{Error, Result};
+use crate::cli::files::{input_name, read_input};
+use crate::cli::output::note;
 use crate::files::MAX_JSON_BYTES;
-use crate::{Model, Planner};
+use crate::{CalibrationOptions, Model, Planner};
 use ragtag_devices::canonical;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
@@ -18,50 +18,50 @@ use std::path::Path;
 const MAX_PINS: usize = 1 << 16;
 
 /// Device selection if the user gives none.
-pub(super) const AUTO: &str = "auto";
+pub(crate) const AUTO: &str = "auto";
 
 /// Returns the default KV cache type for the type of activations.
-pub(super) fn usual_kv(activations: Activations) -> KvType {
+pub(crate) fn usual_kv(activations: Activations) -> KvType {
     if activations == Activations::F32 { KvType::F32 } else { KvType::F16 }
 }
 
 /// Requirements that a command sets for its plan, in addition to the user's placement arguments.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Needs {
+pub(crate) struct Needs {
     /// Number of concurrent sequences that the user requested, or `None` for the default.
-    pub(super) asked: Option<u32>,
+    pub(crate) asked: Option<u32>,
     /// Number of concurrent sequences if neither the arguments nor the plan file sets it.
-    pub(super) sequences: u32,
+    pub(crate) sequences: u32,
     /// Whether the command needs logits of every row.
-    pub(super) all_logits: bool,
+    pub(crate) all_logits: bool,
     /// Whether the command verifies transfers.
-    pub(super) verified: bool,
+    pub(crate) verified: bool,
     /// Context in tokens if the user sets none. `None` means the longest context that fits.
-    pub(super) context: Option<u32>,
+    pub(crate) context: Option<u32>,
     /// Parts of the planned request that the user's arguments describe.
-    pub(super) request: RequestArgs,
+    pub(crate) request: RequestArgs,
     /// Request to plan for if neither the arguments nor the plan file describes one.
-    pub(super) workload: Workload,
+    pub(crate) workload: Workload,
 }
 
 impl Needs {
     /// Creates needs in which `sequences` is the default number of concurrent sequences. All other fields
     /// have their defaults.
-    pub(super) fn of(sequences: u32) -> Self {
+    pub(crate) fn of(sequences: u32) -> Self {
         Self { sequences, ..Self::default() }
     }
 }
 
 /// Returns a workload with the given token counts, each limited to [`MAX_TOKENS`].
-pub(super) fn workload(prompt_tokens: usize, generated_tokens: u32) -> Workload {
+pub(crate) fn workload(prompt_tokens: usize, generated_tokens: u32) -> Workload {
     let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX).min(MAX_TOKENS);
     Workload { prompt_tokens, generated_tokens: generated_tokens.min(MAX_TOKENS) }
 }
 
 /// A requested placement. Arguments take precedence over the plan file.
-pub(super) struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     args: &'a PlacementArgs,
-    pub(super) needs: Needs,
+    pub(crate) needs: Needs,
     file: Option<(&'a Path, Plan)>,
     split: Option<Split>,
     pins: Vec<Split>,
@@ -74,7 +74,7 @@ impl<'a> Wanted<'a> {
     /// # Errors
     /// Fails if the plan file cannot be read, or if the plan file, the split or a pin cannot be parsed. Also
     /// fails if the types of keys and values do not go together.
-    pub(super) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
+    pub(crate) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
         let file = args.plan.as_deref().map(|path| read_plan(path).map(|plan| (path, plan))).transpose()?;
         let split = args.split.as_deref().map(str::parse::<Split>).transpose()?.map(with_canonical_names);
         let pins =
@@ -89,23 +89,28 @@ impl<'a> Wanted<'a> {
         self.file.as_ref().map(|(_, plan)| plan)
     }
 
-    pub(super) fn is_calibrated(&self) -> bool {
+    pub(crate) fn is_calibrated(&self) -> bool {
         !self.args.no_calibration
     }
 
-    /// Returns the load by other processes that calibration accepts, as a fraction of the CPU time.
-    pub(super) fn max_load(&self) -> f64 {
-        f64::from(self.args.load.max_load) / 100.0
+    /// Returns the options of the calibration for this placement.
+    pub(crate) fn calibration(&self) -> CalibrationOptions {
+        let mut options = CalibrationOptions::default();
+        options.activations = self.activations();
+        options.kv = self.kv();
+        options.sequences = self.sequences();
+        options.max_load = f64::from(self.args.load.max_load) / 100.0;
+        options
     }
 
-    pub(super) fn activations(&self) -> Activations {
+    pub(crate) fn activations(&self) -> Activations {
         match (self.args.activations, self.plan()) {
             (None, Some(plan)) => plan.activations,
             (form, _) => form.unwrap_or(Activations::Int8),
         }
     }
 
-    pub(super) fn kv(&self) -> KvType {
+    pub(crate) fn kv(&self) -> KvType {
         self.kv
     }
 
@@ -117,7 +122,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    pub(super) fn sequences(&self) -> u32 {
+    pub(crate) fn sequences(&self) -> u32 {
         let usual = self.plan().map_or(self.needs.sequences, |plan| plan.sequences);
         self.needs.asked.unwrap_or(usual)
     }
@@ -142,7 +147,7 @@ impl<'a> Wanted<'a> {
     ///
     /// # Errors
     /// Fails if the plan is invalid, or was made for another model or other devices.
-    pub(super) fn check(&self, planner: &Planner, model: &Model) -> Result<()> {
+    pub(crate) fn check(&self, planner: &Planner, model: &Model) -> Result<()> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
@@ -174,23 +179,19 @@ impl<'a> Wanted<'a> {
     ///
     /// # Errors
     /// Fails if a probe has found a route unusable, or if no probe has verified a route that shares memory.
-    pub(super) fn check_routes(&self, planner: &Planner, strict: bool) -> Result<()> {
+    pub(crate) fn check_routes(&self, planner: &Planner, strict: bool) -> Result<()> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let advised = |finding| format!("{finding} (run `ragtag devices --links` with the same devices)");
         let findings: Vec<_> = planner.refusals(plan).into_iter().map(advised).collect();
         match findings.is_empty() {
             true => Ok(()),
-            false if strict => super::strict::refuse(findings),
+            false if strict => crate::cli::strict::refuse(findings),
             false => Err(Error::PlanRoutes { path: input_name(path).into(), findings }),
         }
     }
 
     /// Returns `planner` with the requested placement and settings.
-    ///
-    /// # Errors
-    /// Fails like [`Self::check`].
-    pub(super) fn over(&self, planner: Planner, model: &Model) -> Result<Planner> {
-        self.check(&planner, model)?;
+    pub(crate) fn over(&self, planner: Planner, model: &Model) -> Planner {
         let planner = planner
             .granularity(self.granularity())
             .sequences(self.sequences())
@@ -203,7 +204,7 @@ impl<'a> Wanted<'a> {
         };
         let planner = self.aimed(planner);
         self.warn_of_long_context(model);
-        Ok(if self.needs.all_logits { planner.all_logits() } else { planner })
+        if self.needs.all_logits { planner.all_logits() } else { planner }
     }
 
     /// Returns `planner` with the requested objective and the request to plan for.

@@ -1,0 +1,77 @@
+//! Probes and selects the devices that the arguments name.
+
+use super::wanted::Wanted;
+use crate::cli::args::DeviceArgs;
+use crate::cli::error::Result;
+use crate::cli::output::{bytes, inform, note};
+use crate::cli::strict;
+use crate::{DeviceOptions, Devices, Isolation, Model};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Permission to probe drivers in child processes. [`isolate`] sets it.
+static ISOLATION: OnceLock<Isolation> = OnceLock::new();
+
+/// Probes drivers in child processes from now on. In such a child, does the child's work and ends the process.
+pub(crate) fn isolate() {
+    ISOLATION.get_or_init(Isolation::start);
+}
+
+/// Returns the device options that the arguments and the environment set.
+pub(crate) fn options(args: &DeviceArgs) -> DeviceOptions {
+    // The conversion may be lossy. Device names are ASCII, so a value that is not UTF-8 matches no device.
+    let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let mut options = DeviceOptions::default();
+    options.requested = args.device.clone();
+    options.from_environment = variable("RAGTAG_DEVICES");
+    options.memory = (!args.memory.is_empty()).then(|| args.memory.join(","));
+    options.memory_from_environment = variable("RAGTAG_MEMORY");
+    options.cpu_devices = args.cpu_devices;
+    options.cpu_threads = args.threads;
+    options.throttles = args.throttle.clone();
+    options.gemm = args.gemm;
+    options = ISOLATION.get().map_or(options.clone(), |isolation| options.isolated(isolation));
+    if let Some(child) = &mut options.probe_child {
+        child.limit = Duration::from_secs(args.probe_limit);
+    }
+    options
+}
+
+/// Probes and selects devices, and prints the selection.
+pub(crate) fn selected(options: &DeviceOptions) -> Result<Devices> {
+    let devices = Devices::probe(options)?;
+    inform(&devices.start_line());
+    Ok(devices)
+}
+
+/// Probes and selects devices for a placement.
+pub(super) fn probe(model: &Model, options: &DeviceOptions, wanted: &Wanted<'_>) -> crate::Result<Devices> {
+    match wanted.is_calibrated() {
+        true => Devices::probe_for(options, model, &wanted.calibration()),
+        false => Devices::probe(options),
+    }
+}
+
+/// Adds the CPU to the probed devices `gpus` if they need its help, and prints the selection. If `is_strict` is set,
+/// checks the devices and the model's weights.
+pub(super) fn helped(
+    gpus: Devices,
+    model: &Model,
+    options: &DeviceOptions,
+    is_strict: bool,
+) -> Result<Devices> {
+    let sizes = model.graph().weights().tensors().iter().map(|tensor| tensor.bytes);
+    let (weight_bytes, before) = (sizes.fold(0, u64::saturating_add), gpus.selected().len());
+    let devices = gpus.helped_by_cpu(options, weight_bytes)?;
+    inform(&devices.start_line());
+    if devices.selected().len() > before {
+        note(&format!(
+            "note: the weights ({}) exceed the memory of the GPUs, so the CPU may help; --device gpu selects only GPUs",
+            bytes(weight_bytes)
+        ));
+    }
+    if is_strict {
+        strict::check(&devices, model)?;
+    }
+    Ok(devices)
+}
