@@ -15,13 +15,16 @@ mod storage;
 pub(crate) use buffers::weight_buffers;
 
 use crate::error::{CompileError, ModelError};
+use crate::graph::OperatorGraph;
 use crate::lowering::Lowering;
 use crate::model::Model;
-use crate::op::{Heads, Operator, OperatorGraph, Rows};
+use crate::ops::{Heads, Output, Rows};
 use crate::passes;
-use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer};
+use crate::program::Program;
 use crate::rope_lengths::RopeLengths;
 use crate::stack::{Stack, StackShape};
+use crate::stage::CompiledStage;
+use crate::weight_buffer::WeightBuffer;
 use crate::wire_type::WireType;
 use caches::Caches;
 use emit::Emitter;
@@ -139,8 +142,8 @@ fn fuse(
     // With several rows, one row could read keys and values while another row appends them.
     if params.rows == 1 && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
         // The fused kernel has one table of frequencies.
-        passes::fuse_appends(graph, |heads, rope| {
-            append::takes(heads.dimensions) && !rope.depends_on_length()
+        passes::fuse_appends(graph, |append| {
+            append::takes(append.heads.dimensions) && !append.rope.depends_on_length()
         });
     }
     graph.check();
@@ -203,8 +206,8 @@ impl Largest {
     pub(crate) fn tensor_bytes(&self, segment: usize) -> u64 {
         let of_program = |Lowered { graph, params, nodes }: &Lowered| {
             let nodes = nodes[segment].iter().map(|index| graph.node(*index));
-            let tensors = nodes.filter(|node| !matches!(node.operator, Operator::Widen { .. }));
-            tensors.map(|node| output_bytes(node, params)).max()
+            let rows = nodes.filter(|node| matches!(node.operator.lower().output(), Output::Rows(_)));
+            rows.map(|node| output_bytes(node, params)).max()
         };
         self.0.iter().filter_map(of_program).max().expect("each segment has nodes")
     }
@@ -244,12 +247,5 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
             Err(too_large("a tensor of a micro-batch", bytes, caps.max_binding_bytes))
         }
         _ => Ok(()),
-    }
-}
-
-impl Program {
-    /// Returns the steps that belong to segment number `segment`.
-    pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &ProgramStep> {
-        self.steps.iter().filter(move |s| s.segment == segment)
     }
 }

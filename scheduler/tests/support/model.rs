@@ -76,7 +76,7 @@ impl Model {
                 tensors: Vec::new(),
                 values: self.weight_bytes / 4,
                 pitch: None,
-                affine: ragtag_graph::op::Affine::IDENTITY,
+                affine: ragtag_graph::ops::Affine::IDENTITY,
             },
             segment: *l,
         });
