@@ -52,7 +52,7 @@ pub use rope_lengths::RopeLengths;
 pub use segment::{Segment, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};
-pub use stage::CompiledStage;
+pub use stage::{CompiledStage, StageResult};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weight_buffer::{WeightBuffer, WeightChunk, WeightContent};
 pub use weights::{TensorInfo, Weights};

@@ -7,6 +7,28 @@ use crate::weight_buffer::WeightBuffer;
 use ragtag_hal::Module;
 use std::ops::Range;
 
+/// What a stage returns for each row of a micro-batch that needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StageResult {
+    /// Nothing. The stage sends residual rows to the next one instead.
+    Nothing,
+    /// Logits: one f32 per token of the vocabulary.
+    Logits {
+        /// Number of tokens in the vocabulary.
+        vocabulary: u32,
+    },
+}
+
+impl StageResult {
+    /// Returns the size of one row in bytes.
+    pub fn row_bytes(self) -> u64 {
+        match self {
+            StageResult::Nothing => 0,
+            StageResult::Logits { vocabulary } => u64::from(vocabulary) * 4,
+        }
+    }
+}
+
 /// A stage that was compiled for a device.
 #[derive(Clone, Debug)]
 pub struct CompiledStage {
@@ -34,10 +56,8 @@ pub struct CompiledStage {
     pub row_bytes: u64,
     /// Size of one row in the wire type in bytes, or `None` if the wire type is f32.
     pub crossing_row_bytes: Option<u64>,
-    /// Size of one row of logits in bytes. This is 0 unless the stage is the last one.
-    pub logit_row_bytes: u64,
-    /// Number of tokens in the model's vocabulary.
-    pub vocabulary: u32,
+    /// What the stage returns to the host. Only the last stage returns anything.
+    pub result: StageResult,
     /// One program per bucket, in ascending order of capacity. The last bucket holds the largest micro-batch.
     pub programs: Vec<Program>,
 }
@@ -59,6 +79,11 @@ impl CompiledStage {
         self.programs.last().map_or(0, |p| p.params.logit_rows)
     }
 
+    /// Returns the maximum size in bytes of what the stage returns for a micro-batch.
+    pub fn max_result_bytes(&self) -> u64 {
+        u64::from(self.max_logit_rows()) * self.result.row_bytes()
+    }
+
     /// Returns the size in bytes of the parameters of a program: one parameter block, a second one with the
     /// block tables of KV rings if the model has any, and RoPE frequencies that depend on the length.
     pub fn params_bytes(&self, program: &Program) -> u64 {
@@ -78,7 +103,7 @@ impl CompiledStage {
         let params = self.programs.iter().map(|p| self.params_bytes(p)).max().unwrap_or(0);
         let rows = u64::from(self.max_rows());
         let crossing = rows * self.crossing_row_bytes.unwrap_or(0);
-        [params, rows * self.row_bytes, crossing, u64::from(self.max_logit_rows()) * self.logit_row_bytes]
+        [params, rows * self.row_bytes, crossing, self.max_result_bytes()]
     }
 
     /// Checks that every slice lies within its buffer.

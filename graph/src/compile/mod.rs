@@ -23,7 +23,7 @@ use crate::passes;
 use crate::program::Program;
 use crate::rope_lengths::RopeLengths;
 use crate::stack::{Stack, StackShape};
-use crate::stage::CompiledStage;
+use crate::stage::{CompiledStage, StageResult};
 use crate::weight_buffer::WeightBuffer;
 use crate::wire_type::WireType;
 use caches::Caches;
@@ -106,8 +106,10 @@ pub fn compile(
         row_bytes,
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
             .then(|| lowering.wire_type.row_bytes(row_bytes)),
-        logit_row_bytes: if last { u64::from(h.vocabulary) * 4 } else { 0 },
-        vocabulary: h.vocabulary,
+        result: match last {
+            true => StageResult::Logits { vocabulary: h.vocabulary },
+            false => StageResult::Nothing,
+        },
         programs,
         weights,
         segments,
@@ -234,7 +236,7 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let weights = stage.weights.iter().map(|w| (w.name.as_str(), w.bytes()));
     let kv = stage.kv_bytes.iter().map(|&bytes| ("a key or value buffer", bytes));
-    let logits = u64::from(stage.max_logit_rows()) * stage.logit_row_bytes;
+    let logits = stage.max_result_bytes();
     if let Some((what, bytes)) = weights.chain(kv).chain([("the logits", logits)]).find(|w| w.1 > limit) {
         return Err(too_large(what, bytes, limit));
     }

@@ -89,7 +89,7 @@ impl SoloDevice {
     ) -> Result<(StageBuffers, Duration)> {
         let Self { label, points, own, device, logits, .. } = self;
         let failed = |cause| stage_error(0, label, cause);
-        let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
+        let logits_bytes = compiled.max_result_bytes();
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let start = Instant::now();
         let mut shared = SharedBuffers::new(device, &[&compiled]).map_err(failed)?;
@@ -365,7 +365,7 @@ impl SoloStage<'_> {
         let work = Work::Commands(download.into_iter().collect());
         let there = self.on.submit(QueueKind::Download, work, &[computed])?;
         self.on.wait(there)?;
-        let row_bytes = self.memory.compiled().logit_row_bytes as usize;
+        let row_bytes = self.memory.compiled().result.row_bytes() as usize;
         for at in 0..from.map_or(0, |_| batch.logit_rows() as usize) {
             let Some((_, region)) = &logits else { break };
             let lease = region.read(at * row_bytes..(at + 1) * row_bytes);
