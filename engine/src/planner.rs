@@ -499,7 +499,7 @@ pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
         digest: model.fingerprint()?,
         context: h.context,
         row_bytes: u64::from(h.width) * 4,
-        logit_row_bytes: u64::from(h.vocabulary) * 4,
+        vocabulary: h.vocabulary,
         sequence_frequencies: h.rope.sequence_frequencies(),
     })
 }

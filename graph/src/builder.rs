@@ -3,27 +3,24 @@
 
 use crate::arch::rope::Rope;
 use crate::error::ModelError;
-use crate::op::{Affine, Heads, Node, Operator, OperatorGraph, Rows, Scores};
+use crate::graph::{Node, OperatorGraph};
+use crate::ops::{
+    Add, Affine, Attention, Bias, Embed, Gather, HeadNorm, Heads, LayerNorm, Lookup, MatMul, Operator,
+    RmsNorm, RopeAppend, Rows, Scale, Scores, Shape, SiluMul, Unary,
+};
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::head_norm::Form;
-use ragtag_kernels::params::HEADER_WORDS;
 use ragtag_kernels::silu_mul::Gate;
 use ragtag_kernels::unary::Function;
-use ragtag_kernels::{Activations, TensorType, layout, matmul};
+use ragtag_kernels::{Activations, TensorType, matmul};
 use std::collections::BTreeSet;
 
 /// Alignment, in columns, of the output of each product in a tensor that holds several outputs side by side.
 /// With this alignment, every API can bind each output separately. NVIDIA's OpenCL has the strictest
 /// requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
-
-/// Returns the width of a lookup for rows of `width` values. It leaves enough space for one unused row per word of the
-/// header of a parameter block, even if there is a single row.
-fn lookup_width(width: u32) -> u32 {
-    (1 + HEADER_WORDS as u32).saturating_mul(layout::pitch_values(width))
-}
 
 /// Source of the tensor descriptions that the builder uses.
 enum Tensors<'a> {
@@ -97,15 +94,20 @@ impl<'a> Builder<'a> {
         self.tensor(name, &[values], false).map(drop)
     }
 
-    fn add(&mut self, operator: Operator, rows: Rows, width: u32, inputs: &[NodeIndex]) -> NodeIndex {
+    /// Adds a node whose shape follows from its weights.
+    fn add(&mut self, operator: impl Into<Operator>, shape: Shape, inputs: &[NodeIndex]) -> NodeIndex {
         self.order += 1;
-        let node = Node { operator, segment: self.segment, rows, width, order: (self.order, 0) };
-        self.graph.add(node, inputs)
+        let Shape { rows, width } = shape;
+        let (operator, order) = (operator.into(), (self.order, 0));
+        self.graph.add(Node { operator, segment: self.segment, rows, width, order }, inputs)
     }
 
-    fn like(&mut self, operator: Operator, inputs: &[NodeIndex]) -> NodeIndex {
-        let (rows, width) = (self.graph.node(inputs[0]).rows, self.graph.node(inputs[0]).width);
-        self.add(operator, rows, width, inputs)
+    /// Adds a node whose shape follows from that of its first input.
+    fn apply(&mut self, operator: impl Into<Operator>, inputs: &[NodeIndex]) -> NodeIndex {
+        let operator = operator.into();
+        let shape = operator.lower().shape(self.graph.node(inputs[0]).shape());
+        let shape = shape.unwrap_or_else(|| panic!("the shape of {operator:?} follows from weights"));
+        self.add(operator, shape, inputs)
     }
 
     pub(crate) fn embed(
@@ -115,16 +117,17 @@ impl<'a> Builder<'a> {
         vocabulary: u32,
     ) -> Result<NodeIndex, ModelError> {
         self.matrix(table, width, vocabulary)?;
-        let operator = Operator::Embed { table: table.into() };
+        let (operator, shape) = (Embed { table: table.into() }, Shape { rows: Rows::Tokens, width });
         if matmul::takes_columns(width) {
-            return Ok(self.add(operator, Rows::Tokens, width, &[]));
+            return Ok(self.add(operator, shape, &[]));
         }
-        let rows = self.add(Operator::Lookup { table: table.into() }, Rows::Tokens, lookup_width(width), &[]);
-        Ok(self.add(operator, Rows::Tokens, width, &[rows]))
+        let of_lookup = Shape { width: Lookup::width(width), ..shape };
+        let rows = self.add(Lookup { table: table.into() }, of_lookup, &[]);
+        Ok(self.add(operator, shape, &[rows]))
     }
 
     pub(crate) fn gather(&mut self, x: NodeIndex) -> NodeIndex {
-        self.add(Operator::Gather, Rows::Logits, self.graph.node(x).width, &[x])
+        self.apply(Gather, &[x])
     }
 
     pub(crate) fn rms_norm(
@@ -135,8 +138,8 @@ impl<'a> Builder<'a> {
         affine: Affine,
     ) -> Result<NodeIndex, ModelError> {
         self.vector(weight, self.graph.node(x).width)?;
-        let operator = Operator::RmsNorm { weight: weight.into(), epsilon, affine, output: Activations::F32 };
-        Ok(self.like(operator, &[x]))
+        let operator = RmsNorm { weight: weight.into(), epsilon, affine, output: Activations::F32 };
+        Ok(self.apply(operator, &[x]))
     }
 
     /// Adds a layer norm. `weights` names the weight, and the bias if there is one.
@@ -150,7 +153,7 @@ impl<'a> Builder<'a> {
         for weight in &weights {
             self.vector(weight, self.graph.node(x).width)?;
         }
-        Ok(self.like(Operator::LayerNorm { weights, epsilon, affine }, &[x]))
+        Ok(self.apply(LayerNorm { weights, epsilon, affine }, &[x]))
     }
 
     /// Adds a node that multiplies all values by `factor`, unless it is 1.
@@ -164,7 +167,7 @@ impl<'a> Builder<'a> {
         let width: u32 = factors.iter().map(|(_, columns)| columns).sum();
         assert_eq!(width, self.graph.node(x).width, "columns with factors");
         let is_plain = factors.iter().all(|(factor, _)| *factor == 1.0);
-        if is_plain { x } else { self.like(Operator::Scale { factors }, &[x]) }
+        if is_plain { x } else { self.apply(Scale { factors }, &[x]) }
     }
 
     /// Returns the factor by which products with a tensor are multiplied.
@@ -175,7 +178,7 @@ impl<'a> Builder<'a> {
 
     /// Adds a node that applies a function to all values.
     pub(crate) fn unary(&mut self, x: NodeIndex, function: Function) -> NodeIndex {
-        self.like(Operator::Unary { function }, &[x])
+        self.apply(Unary { function }, &[x])
     }
 
     pub(crate) fn matmul(&mut self, x: NodeIndex, weight: &str, width: u32) -> Result<NodeIndex, ModelError> {
@@ -196,11 +199,11 @@ impl<'a> Builder<'a> {
         biases: &[String],
     ) -> Result<NodeIndex, ModelError> {
         assert!(biases.is_empty() || biases.len() == weights.len(), "{biases:?} for {weights:?}");
-        let (rows, columns) = (self.graph.node(x).rows, self.graph.node(x).width);
+        let shape = self.graph.node(x).shape();
         let mut products: Vec<(TensorType, u32, Stack)> = Vec::new();
         let mut width = 0;
         for &(name, part) in weights {
-            let tensor_type = self.matrix(name, columns, part)?;
+            let tensor_type = self.matrix(name, shape.width, part)?;
             match products.last_mut().filter(|(last, ..)| *last == tensor_type) {
                 Some((.., stack)) => stack.tensors.push(name.into()),
                 None => products.push((tensor_type, width, Stack::of(name))),
@@ -212,13 +215,13 @@ impl<'a> Builder<'a> {
             for (bias, (_, part)) in biases.iter().zip(weights) {
                 self.vector(bias, *part)?;
             }
-            inputs.push(self.add(Operator::Bias { weights: biases.to_vec() }, rows, width, &[]));
+            inputs.push(self.add(Bias { weights: biases.to_vec() }, Shape { width, ..shape }, &[]));
         }
         let factors: Vec<_> = weights.iter().map(|(name, part)| (self.factor(name), *part)).collect();
         if !biases.is_empty() && factors.iter().any(|(factor, _)| *factor != 1.0) {
             // The factors do not apply to the biases.
             let product = self.joint_matmul(x, weights, &[])?;
-            return Ok(self.like(Operator::Add, &[inputs[1], product]));
+            return Ok(self.apply(Add, &[inputs[1], product]));
         }
         let accumulate = !biases.is_empty();
         for (_, column, mut weights) in products.into_iter().rev() {
@@ -226,8 +229,8 @@ impl<'a> Builder<'a> {
             let column = column - weights.zero_rows;
             let activations = Activations::F32;
             let (norm, gated) = (None, false);
-            let operator = Operator::MatMul { weights, activations, column, accumulate, norm, gated };
-            inputs = vec![x, self.add(operator, rows, width, &inputs)];
+            let operator = MatMul { weights, activations, column, accumulate, norm, gated };
+            inputs = vec![x, self.add(operator, Shape { width, ..shape }, &inputs)];
         }
         Ok(self.scale_runs(inputs[inputs.len() - 1], factors))
     }
@@ -252,7 +255,7 @@ impl<'a> Builder<'a> {
         for (weight, shape) in weights.iter().zip(&shapes) {
             self.tensor(weight, shape, false)?;
         }
-        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon, offset, form }, &[qkv]))
+        Ok(self.apply(HeadNorm { heads, weights, epsilon, offset, form }, &[qkv]))
     }
 
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
@@ -265,24 +268,19 @@ impl<'a> Builder<'a> {
         rope: Rope,
         scores: Scores,
     ) -> NodeIndex {
-        let Node { rows, width, .. } = *self.graph.node(qkv);
-        let expected = heads.query_width() + 2 * heads.kv_width();
-        assert_eq!(width, expected, "queries, keys and values of layer {layer}");
-        let turned = self.like(Operator::RopeAppend { layer, heads, rope }, &[qkv]);
-        self.add(Operator::Attention { layer, heads, scores }, rows, heads.query_width(), &[turned])
+        let turned = self.apply(RopeAppend { layer, heads, rope }, &[qkv]);
+        self.apply(Attention { layer, heads, scores }, &[turned])
     }
 
     /// Adds a node that applies `function` to the first half of each row, and multiplies by the second half.
     pub(crate) fn gate(&mut self, gate_up: NodeIndex, function: Gate) -> NodeIndex {
-        let Node { rows, width, .. } = *self.graph.node(gate_up);
-        assert!(width.is_multiple_of(2), "a gate and an up projection in {width} columns");
-        self.add(Operator::SiluMul { function, output: Activations::F32 }, rows, width / 2, &[gate_up])
+        self.apply(SiluMul { function, output: Activations::F32 }, &[gate_up])
     }
 
     pub(crate) fn add_residual(&mut self, x: NodeIndex, y: NodeIndex) -> NodeIndex {
         let width = |node| self.graph.node(node).width;
         assert_eq!(width(x), width(y), "the residual stream and what a layer adds");
-        self.like(Operator::Add, &[x, y])
+        self.apply(Add, &[x, y])
     }
 
     /// Returns the graph. Fails if the graph does not use every tensor in the files, because ignoring a
@@ -331,7 +329,9 @@ mod tests {
         let last = builder.joint_matmul(x, &parts, &[]).unwrap();
         let graph = builder.finish().unwrap();
         let products = graph.ordered().into_iter().filter_map(|n| match &graph.node(n).operator {
-            Operator::MatMul { weights, column, .. } => Some((*column, weights.zero_rows, weights.name())),
+            Operator::MatMul(MatMul { weights, column, .. }) => {
+                Some((*column, weights.zero_rows, weights.name()))
+            }
             _ => None,
         });
         assert_eq!(graph.ordered().last(), Some(&last));

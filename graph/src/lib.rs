@@ -11,16 +11,16 @@ mod chat_templates;
 pub mod checkpoint;
 mod compile;
 mod converted;
-mod cost;
 pub mod error;
 pub mod execution;
 pub mod gguf;
 mod granularity;
+pub mod graph;
 mod json;
 mod kv_ring;
 mod lowering;
 pub mod model;
-pub mod op;
+pub mod ops;
 mod passes;
 pub mod program;
 mod rope_lengths;
@@ -28,9 +28,11 @@ mod safetensors;
 pub mod segment;
 pub mod source;
 mod stack;
+pub mod stage;
 #[cfg(test)]
 mod test_models;
 pub mod tokenizer;
+pub mod weight_buffer;
 pub mod weights;
 mod wire_type;
 
@@ -46,13 +48,13 @@ pub use granularity::{Granularity, SegmentKind};
 pub use kv_ring::KvRing;
 pub use lowering::Lowering;
 pub use model::Model;
-pub use program::{
-    CompiledStage, Program, ProgramStep, Slice, StageBuffer, WeightBuffer, WeightChunk, WeightContent,
-};
+pub use program::{Program, ProgramStep, Slice, StageBuffer};
 pub use rope_lengths::RopeLengths;
 pub use segment::{Segment, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};
+pub use stage::{CompiledStage, StageResult};
 pub use tokenizer::{TextStream, Tokenizer};
+pub use weight_buffer::{WeightBuffer, WeightChunk, WeightContent};
 pub use weights::{TensorInfo, Weights};
 pub use wire_type::WireType;

@@ -3,7 +3,7 @@
 use crate::arch::{LONG_FACTORS, Rope, RopeFactors, SHORT_FACTORS, positive};
 use crate::error::ModelError;
 use crate::model::Model;
-use crate::program::vector_values;
+use crate::weight_buffer::vector_values;
 use crate::weights::Weights;
 use std::borrow::Cow;
 use std::sync::Arc;

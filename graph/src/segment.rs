@@ -1,13 +1,13 @@
 //! Segments: the smallest units of placement, and their costs in bytes and floating-point operations.
 
 use crate::compile;
-use crate::cost::node_cost;
 use crate::error::ModelError;
 use crate::granularity::{Granularity, SegmentKind};
+use crate::graph::OperatorGraph;
 use crate::lowering::Lowering;
 use crate::model::{Model, basic_form};
-use crate::op::OperatorGraph;
-use crate::program::WeightBuffer;
+use crate::ops::{Cost, Work};
+use crate::weight_buffer::WeightBuffer;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, Layout, TensorType};
 use serde::Serialize;
@@ -27,10 +27,10 @@ pub struct Segment {
     pub flops_per_row: u64,
     /// Floating-point operations per row and attended position.
     pub flops_per_row_position: u64,
-    /// Bytes of weights that are read for each micro-batch, independent of its size. This is 0 for the
-    /// embedding, which reads one row per token (see `read_bytes_per_row`).
+    /// Bytes of weights that are read for each micro-batch, besides those for each row. This is 0 for the
+    /// embedding, which reads one row per token. See [`Segment::read_bytes_at`].
     pub read_bytes: u64,
-    /// Bytes read and written per row, excluding activations that stay within the segment.
+    /// Bytes read per row, excluding activations that stay within the segment.
     pub read_bytes_per_row: u64,
     /// Bytes of keys and values per position of a sequence. For each row, attention reads this number of
     /// bytes per position.
@@ -48,6 +48,13 @@ pub struct Segment {
     /// Size in bytes of the largest tensor in the largest micro-batch. A kernel must be able to bind this
     /// tensor as one range.
     pub tensor_bytes: u64,
+}
+
+impl Segment {
+    /// Returns the bytes that are read for a micro-batch of `rows` rows, except keys and values.
+    pub fn read_bytes_at(&self, rows: u32) -> u64 {
+        self.read_bytes + self.read_bytes_per_row * u64::from(rows)
+    }
 }
 
 /// Weights that a segment stores as one buffer: a tensor or a stack of tensors.
@@ -121,32 +128,34 @@ impl<'a> Measure<'a> {
     /// Computes the costs of the segment with number `index`. `nodes` are its nodes in program order.
     fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
         let scratch_bytes = self.basic.scratch_bytes(index);
-        let mut segment = Segment {
+        let tensors = self.tensors(nodes)?;
+        // All costs grow linearly with the rows.
+        let (none, one) = (self.cost(nodes, 0), self.cost(nodes, 1));
+        Ok(Segment {
             kind: self.model.segment_kind(index),
             name: self.model.segment_name(index),
-            tensors: self.tensors(nodes)?,
-            flops_per_row: 0,
-            flops_per_row_position: 0,
-            read_bytes: 0,
-            read_bytes_per_row: 0,
-            kv_bytes_per_position: 0,
-            value_bytes_per_position: 0,
-            window: None,
+            tensors,
+            flops_per_row: one.flops,
+            flops_per_row_position: one.flops_per_position,
+            read_bytes: none.read_bytes,
+            read_bytes_per_row: one.read_bytes - none.read_bytes,
+            kv_bytes_per_position: one.kv_bytes_per_position,
+            value_bytes_per_position: one.value_bytes_per_position,
+            window: one.window,
             scratch_bytes,
             wide_scratch_bytes: self.wide.scratch_bytes(index).max(scratch_bytes),
             tensor_bytes: self.basic.tensor_bytes(index).max(self.wide.tensor_bytes(index)),
+        })
+    }
+
+    /// Returns the cost of `nodes` for a micro-batch of `rows` rows.
+    fn cost(&self, nodes: &[NodeIndex], rows: u32) -> Cost {
+        let cost = |index: &NodeIndex| {
+            let node = self.graph.node(*index);
+            let (weights, kv) = (self.model.weights(), self.lowering.kv);
+            node.operator.lower().cost(&Work { weights, kv, width: node.width.into(), rows: rows.into() })
         };
-        for &node in nodes {
-            let cost = node_cost(self.model, self.graph.node(node), self.lowering)?;
-            segment.flops_per_row += cost.flops_per_row;
-            segment.flops_per_row_position += cost.flops_per_row_position;
-            segment.read_bytes += cost.read_bytes;
-            segment.read_bytes_per_row += cost.read_bytes_per_row;
-            segment.kv_bytes_per_position += cost.kv_bytes_per_position;
-            segment.value_bytes_per_position += cost.value_bytes_per_position;
-            segment.window = segment.window.or(cost.window);
-        }
-        Ok(segment)
+        nodes.iter().map(cost).sum()
     }
 
     fn tensors(&self, nodes: &[NodeIndex]) -> Result<Vec<SegmentTensor>, ModelError> {
@@ -241,6 +250,24 @@ mod tests {
                     // Only the attention half has a cache.
                     assert_eq!((ffn.kv_bytes_per_position, ffn.flops_per_row_position), (0, 0));
                     assert!(ffn.flops_per_row > 0 && attention.kv_bytes_per_position > 0);
+                }
+            }
+        }
+    }
+
+    /// Checks that the figures of a segment give the cost of its operators for any number of rows.
+    #[test]
+    fn figures_give_the_cost_for_any_number_of_rows() {
+        for model in models() {
+            let lowering = lowering(Activations::Int8);
+            let measure = Measure::new(&model, &lowering);
+            for (index, nodes) in measure.graph.by_segment(model.segment_count()).iter().enumerate() {
+                let segment = measure.segment(index, nodes).unwrap();
+                for rows in [0, 1, 2, 7, 48] {
+                    let cost = measure.cost(nodes, rows);
+                    assert_eq!(cost.read_bytes, segment.read_bytes_at(rows));
+                    assert_eq!(cost.flops, segment.flops_per_row * u64::from(rows));
+                    assert_eq!(cost.flops_per_position, segment.flops_per_row_position * u64::from(rows));
                 }
             }
         }

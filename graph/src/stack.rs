@@ -9,7 +9,6 @@ use crate::error::ModelError;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, Resident};
 use ragtag_kernels::{TensorType, widen};
-use serde::Serialize;
 use std::ops::Range;
 
 /// Alignment, in rows, of the parts of a split matrix. It aligns the output of each part to 256 bytes, as
@@ -21,7 +20,7 @@ pub(crate) const PART_ROWS: usize = 64;
 const PIECE_BYTES: usize = 128 << 10;
 
 /// Weight tensors that together form the matrix of one product.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
     /// Number of zero rows before the tensors.
     pub zero_rows: u32,

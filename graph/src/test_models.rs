@@ -64,6 +64,12 @@ pub(crate) fn command_r() -> Model {
     open("command-r", include_bytes!("../../tests/support/golden/tiny-command-r/model.gguf"))
 }
 
+/// Opens the models above, except for those with two lists of RoPE factors.
+pub(crate) fn all() -> impl Iterator<Item = Model> {
+    let open = [bitnet, llama, qwen2, qwen3, gemma2, granite, starcoder2, command_r, olmo2];
+    open.into_iter().map(|open| open())
+}
+
 /// Dimensions of a Llama model.
 pub(crate) struct Shape {
     pub(crate) layers: u32,

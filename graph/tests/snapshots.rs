@@ -4,8 +4,8 @@
 //! the diff.
 
 use ragtag_graph::{
-    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Source, StageBuffer, WeightContent,
-    WireType, compile,
+    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Source, StageBuffer, StageResult,
+    WeightContent, WireType, compile,
 };
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
@@ -180,7 +180,7 @@ fn stages_of_whole_blocks_do_not_depend_on_the_granularity() {
                 same.weights.iter_mut().for_each(|weight| weight.segment = weight.segment.div_ceil(2));
                 assert_eq!(same.weights, stage.weights);
                 assert_eq!((same.kv_bytes, same.scratch_bytes), (stage.kv_bytes, stage.scratch_bytes));
-                assert_eq!((same.row_bytes, same.logit_row_bytes), (stage.row_bytes, stage.logit_row_bytes));
+                assert_eq!((same.row_bytes, same.result), (stage.row_bytes, stage.result));
             }
         }
     }
@@ -435,10 +435,11 @@ fn stage_stores_the_tied_embedding_once() {
 fn rows_have_the_width_of_the_model_and_logits_its_vocabulary() {
     let model = llama();
     let h = model.hyperparameters();
-    for (segments, logits) in [(0..14, h.vocabulary), (13..14, h.vocabulary), (0..13, 0)] {
+    let logits = StageResult::Logits { vocabulary: h.vocabulary };
+    for (segments, result) in [(0..14, logits), (13..14, logits), (0..13, StageResult::Nothing)] {
         let stage = compile(&model, segments, &lowering(Activations::F32), &plain_caps()).unwrap();
         assert_eq!(stage.row_bytes, u64::from(h.width) * 4);
-        assert_eq!(stage.logit_row_bytes, u64::from(logits) * 4);
+        assert_eq!(stage.result, result);
     }
 }
 

@@ -72,7 +72,7 @@ fn plan_verifying(
         digest: "digest".into(),
         context: h.context,
         row_bytes: u64::from(h.width) * 4,
-        logit_row_bytes: u64::from(h.vocabulary) * 4,
+        vocabulary: h.vocabulary,
         sequence_frequencies: h.rope.sequence_frequencies(),
     };
     ragtag_planner::plan(&PlannerInput {
@@ -271,7 +271,7 @@ fn check_caches(model: &Model, lowering: &Lowering, stage: &PlanStage, what: &st
         compiled.programs.iter().map(|p| compiled.params_bytes(p)).max().expect("programs"),
         rows * compiled.row_bytes,
         rows * compiled.crossing_row_bytes.unwrap_or(0),
-        u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
+        compiled.max_result_bytes(),
     ];
     assert_eq!(compiled.crossing_row_bytes.is_some(), lowering.wire_type == WireType::F16);
     assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {what}");

@@ -100,7 +100,7 @@ const AREAS: [Area; 9] = [
     },
     Area {
         name: "graph-compile",
-        files: &["graph/src/compile/**"],
+        files: &["graph/src/compile/**", "graph/src/ops/**"],
         package: "ragtag-graph",
         targets: &["--lib", "--test=snapshots"],
         filter: WITHOUT_TEXTS,

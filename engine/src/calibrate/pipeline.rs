@@ -53,7 +53,7 @@ impl CalibrationPipeline {
         let step_us = profile.time(&steps.keys[head], &alone).map_or(busy_us, |time| time.value);
         let lowering = &steps.lowering;
         lengthen(&mut compiled, busy_us / step_us.max(1.0), lowering.sequences);
-        let logit_row_bytes = compiled.logit_row_bytes;
+        let logit_row_bytes = compiled.result.row_bytes();
         let weights = Box::new(Filling::new(&compiled));
         let (streamed, arenas, from_file) = Default::default();
         let stages = vec![StageSpec { device: 0, compiled, streamed, arenas, from_file, weights }];

@@ -231,7 +231,8 @@ impl Steps {
 
     /// Returns the size of a row of logits, in bytes.
     pub(super) fn logit_row_bytes(&self) -> u64 {
-        u64::from(self.graph.hyperparameters().vocabulary) * 4
+        let vocabulary = self.graph.hyperparameters().vocabulary;
+        ragtag_graph::StageResult::Logits { vocabulary }.row_bytes()
     }
 
     /// Returns the size of a row of f32 activations, in bytes.

@@ -48,7 +48,7 @@ impl Measured {
             .with_granularity(plan.model.granularity)
             .segments(&lowering(plan, false))
             .map_err(|cause| Error::Model { name: model.name().into(), cause })?;
-        let (row_bytes, logit_row_bytes) = (facts.row_bytes, facts.logit_row_bytes);
+        let (row_bytes, logit_row_bytes) = (facts.row_bytes, facts.logit_row_bytes());
         Ok(Self { plan: plan.clone(), segments, row_bytes, logit_row_bytes, stats })
     }
 

@@ -7,7 +7,7 @@ use super::rope::RopePairing;
 use super::transformer::{self, Layer};
 use crate::builder::Builder;
 use crate::error::ModelError;
-use crate::op::OperatorGraph;
+use crate::graph::OperatorGraph;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::TensorType;
 use std::borrow::Cow;

@@ -9,7 +9,7 @@ use super::names::{EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS};
 use super::rope::{Rope, RopeFactors};
 use crate::builder::Builder;
 use crate::error::ModelError;
-use crate::op::{Affine, Heads, Scores};
+use crate::ops::{Affine, Heads, Scores};
 use petgraph::stable_graph::NodeIndex;
 
 pub(super) use ragtag_kernels::head_norm::Form as QkNorm;

@@ -1,9 +1,9 @@
 //! The KV caches of a stage's layers. Layers with a window use the blocks of rings, if rings are shorter.
 
-use super::storage::Argument;
+use crate::graph::OperatorGraph;
 use crate::kv_ring::KvRing;
 use crate::lowering::Lowering;
-use crate::op::{Heads, Node, Operator, OperatorGraph};
+use crate::ops::{Cache, CacheUse, Heads};
 use crate::program::StageBuffer;
 use ragtag_kernels::KvType;
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -24,19 +24,15 @@ pub(super) struct Caches {
 impl Caches {
     /// Finds the layers in a graph without fused operators.
     pub(super) fn new(graph: &OperatorGraph, segments: &Range<usize>, lowering: &Lowering) -> Self {
-        let windowed = |node: &Node| match node.operator {
-            Operator::Attention { layer, scores, .. } => Some((layer, scores.window?)),
-            _ => None,
-        };
+        let used = |node| graph.node(node).operator.lower().cache();
+        let windowed = |of: CacheUse| Some((of.layer, of.window?));
         let nodes = graph.ordered().into_iter();
-        let windows: BTreeMap<_, _> = nodes.filter_map(|n| windowed(graph.node(n))).collect();
-        let layer = |node: &Node| match node.operator {
-            Operator::RopeAppend { layer, heads, .. } => Some((layer, heads)),
-            _ => None,
-        };
+        let windows: BTreeMap<_, _> = nodes.filter_map(used).filter_map(windowed).collect();
         // All layers with a window share one ring, which holds the largest window.
         let ring = lowering.kv_ring(windows.values().copied().max());
-        let layers = graph.within(segments).into_iter().filter_map(|n| layer(graph.node(n))).collect();
+        let used = graph.within(segments).into_iter().filter_map(used);
+        let mut layers: Vec<_> = used.map(|of| (of.layer, of.heads)).collect();
+        layers.dedup();
         Self { kv: lowering.kv, blocks: lowering.cache_blocks(), ring, windows, layers }
     }
 
@@ -46,7 +42,7 @@ impl Caches {
     }
 
     /// Returns the number of cache blocks of a layer.
-    pub(super) fn blocks(&self, layer: u32) -> u32 {
+    fn blocks(&self, layer: u32) -> u32 {
         self.ring_of(layer).map_or(self.blocks, |ring| ring.total)
     }
 
@@ -60,12 +56,18 @@ impl Caches {
         self.layers.iter().flat_map(of_layer)
     }
 
-    /// Returns the keys and the values of a layer of the stage.
-    pub(super) fn arguments(&self, layer: u32) -> [Argument; 2] {
+    /// Returns the KV cache of a layer of the stage.
+    pub(super) fn of(&self, layer: u32) -> Cache {
         let position = self.layers.iter().position(|(known, _)| *known == layer);
         let position = position.unwrap_or_else(|| panic!("layer {layer} is not among {:?}", self.layers));
         let [keys, values] = self.bytes(layer, &self.layers[position].1);
-        [(StageBuffer::Kv(2 * position), 0, keys), (StageBuffer::Kv(2 * position + 1), 0, values)]
+        Cache {
+            kv: self.kv,
+            blocks: self.blocks(layer),
+            keys: (StageBuffer::Kv(2 * position), 0, keys),
+            values: (StageBuffer::Kv(2 * position + 1), 0, values),
+            model_has_rings: self.ring.is_some(),
+        }
     }
 
     /// Returns the sizes in bytes of the key buffer and of the value buffer of a layer.

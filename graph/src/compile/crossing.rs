@@ -1,8 +1,8 @@
 //! Emits the dispatches that convert rows between the wire type and f32 at both ends of a stage.
 
-use super::emit::{Emitter, row_copy};
-use super::storage::Argument;
+use super::emit::Emitter;
 use crate::error::CompileError;
+use crate::ops::{Argument, Call, row_copy};
 use crate::program::{ProgramStep, StageBuffer};
 use crate::wire_type::WireType;
 use ragtag_kernels::params::ROWS;
@@ -21,7 +21,8 @@ impl Emitter<'_> {
         // The dispatch converts all rows of the buffer. No kernel reads rows beyond the micro-batch.
         let constants = row_copy([ElementType::F16, ElementType::F32], [rows, width], pitch);
         let arguments = vec![self.crossing_rows(), self.residual_rows()];
-        self.dispatch(segments.start, Kernel::Copy, rows, arguments, constants).map(Some)
+        let call = Call { kernel: Kernel::Copy, arguments, constants };
+        self.dispatch(segments.start, rows, call).map(Some)
     }
 
     /// Returns the dispatch that converts residual rows to the wire type. Returns `None` for the last stage
@@ -31,9 +32,11 @@ impl Emitter<'_> {
             return Ok(None);
         }
         let (rows, width) = (self.params.rows, self.model.hyperparameters().width);
-        let arguments = vec![self.residual_rows(), self.crossing_rows()];
+        let params = (StageBuffer::Params, 0, self.params.bytes());
+        let arguments = vec![params, self.residual_rows(), self.crossing_rows()];
         let kernel = Kernel::Quantize(Activations::F16);
-        self.dispatch(segments.end - 1, kernel, rows, arguments, vec![rows, ROWS, width]).map(Some)
+        let call = Call { kernel, arguments, constants: vec![rows, ROWS, width] };
+        self.dispatch(segments.end - 1, rows, call).map(Some)
     }
 
     fn residual_rows(&self) -> Argument {

@@ -15,13 +15,16 @@ mod storage;
 pub(crate) use buffers::weight_buffers;
 
 use crate::error::{CompileError, ModelError};
+use crate::graph::OperatorGraph;
 use crate::lowering::Lowering;
 use crate::model::Model;
-use crate::op::{Heads, Operator, OperatorGraph, Rows};
+use crate::ops::{Heads, Output, Rows};
 use crate::passes;
-use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer};
+use crate::program::Program;
 use crate::rope_lengths::RopeLengths;
 use crate::stack::{Stack, StackShape};
+use crate::stage::{CompiledStage, StageResult};
+use crate::weight_buffer::WeightBuffer;
 use crate::wire_type::WireType;
 use caches::Caches;
 use emit::Emitter;
@@ -103,8 +106,10 @@ pub fn compile(
         row_bytes,
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
             .then(|| lowering.wire_type.row_bytes(row_bytes)),
-        logit_row_bytes: if last { u64::from(h.vocabulary) * 4 } else { 0 },
-        vocabulary: h.vocabulary,
+        result: match last {
+            true => StageResult::Logits { vocabulary: h.vocabulary },
+            false => StageResult::Nothing,
+        },
         programs,
         weights,
         segments,
@@ -139,8 +144,8 @@ fn fuse(
     // With several rows, one row could read keys and values while another row appends them.
     if params.rows == 1 && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
         // The fused kernel has one table of frequencies.
-        passes::fuse_appends(graph, |heads, rope| {
-            append::takes(heads.dimensions) && !rope.depends_on_length()
+        passes::fuse_appends(graph, |append| {
+            append::takes(append.heads.dimensions) && !append.rope.depends_on_length()
         });
     }
     graph.check();
@@ -203,8 +208,8 @@ impl Largest {
     pub(crate) fn tensor_bytes(&self, segment: usize) -> u64 {
         let of_program = |Lowered { graph, params, nodes }: &Lowered| {
             let nodes = nodes[segment].iter().map(|index| graph.node(*index));
-            let tensors = nodes.filter(|node| !matches!(node.operator, Operator::Widen { .. }));
-            tensors.map(|node| output_bytes(node, params)).max()
+            let rows = nodes.filter(|node| matches!(node.operator.lower().output(), Output::Rows(_)));
+            rows.map(|node| output_bytes(node, params)).max()
         };
         self.0.iter().filter_map(of_program).max().expect("each segment has nodes")
     }
@@ -231,7 +236,7 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
     let weights = stage.weights.iter().map(|w| (w.name.as_str(), w.bytes()));
     let kv = stage.kv_bytes.iter().map(|&bytes| ("a key or value buffer", bytes));
-    let logits = u64::from(stage.max_logit_rows()) * stage.logit_row_bytes;
+    let logits = stage.max_result_bytes();
     if let Some((what, bytes)) = weights.chain(kv).chain([("the logits", logits)]).find(|w| w.1 > limit) {
         return Err(too_large(what, bytes, limit));
     }
@@ -244,12 +249,5 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
             Err(too_large("a tensor of a micro-batch", bytes, caps.max_binding_bytes))
         }
         _ => Ok(()),
-    }
-}
-
-impl Program {
-    /// Returns the steps that belong to segment number `segment`.
-    pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &ProgramStep> {
-        self.steps.iter().filter(move |s| s.segment == segment)
     }
 }

@@ -2,19 +2,16 @@
 //! in the logits buffer. All other tensors are in scratch, where tensors that are not live at the same time
 //! share bytes.
 
-use crate::op::{Node, Operator, OperatorGraph, Rows};
+use crate::graph::{Node, OperatorGraph};
+use crate::ops::{Output, Rows};
 use crate::program::StageBuffer;
 use petgraph::stable_graph::NodeIndex;
-use ragtag_kernels::Activations;
 use ragtag_kernels::params::ParamsShape;
 use std::collections::BTreeMap;
 
 /// Alignment of scratch tensors in bytes. It suffices for SIMD loads and for the binding offsets of every
 /// API. NVIDIA's OpenCL has the strictest requirement.
 const ALIGNMENT_BYTES: u64 = 512;
-
-/// Buffer of a binding, the offset of its first byte, and its size in bytes.
-pub(super) type Argument = (StageBuffer, u64, u64);
 
 /// Place of each node's output, including the offset of its first byte in the buffer.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +52,7 @@ impl Storage {
                     check_last_reader(graph, input, node);
                     storage.places[&input]
                 }
-                None if starts_stream(graph, node) => (StageBuffer::Activation, 0),
+                None if leaves_segment(graph, node) => (StageBuffer::Activation, 0),
                 None if graph.consumers(node).is_empty() => {
                     let Node { operator, rows, .. } = graph.node(node);
                     assert_eq!(*rows, Rows::Logits, "no node reads the output of {}", operator.name());
@@ -81,31 +78,14 @@ impl Storage {
     }
 }
 
-/// Returns whether the output of `node` is the first content of the residual stream: the embedding, or its
-/// product with a number.
-fn starts_stream(graph: &OperatorGraph, node: NodeIndex) -> bool {
-    let is_scaled = || graph.consumers(node).iter().any(|(n, _)| is_scale(graph, *n));
-    match graph.node(node).operator {
-        Operator::Embed { .. } => !is_scaled(),
-        Operator::Scale { .. } => {
-            let input = graph.input(node, 0);
-            input.is_some_and(|n| matches!(graph.node(n).operator, Operator::Embed { .. }))
-        }
-        _ => false,
-    }
-}
-
-fn is_scale(graph: &OperatorGraph, node: NodeIndex) -> bool {
-    matches!(graph.node(node).operator, Operator::Scale { .. })
+/// Returns whether the output of `node` is the residual stream, which a later segment reads.
+fn leaves_segment(graph: &OperatorGraph, node: NodeIndex) -> bool {
+    graph.consumers(node).iter().any(|(reader, _)| graph.node(*reader).segment != graph.node(node).segment)
 }
 
 /// Returns the input whose bytes the output of `node` reuses, if any.
 fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex> {
-    match graph.node(node).operator {
-        Operator::Add | Operator::HeadNorm { .. } | Operator::RopeAppend { .. } => graph.input(node, 0),
-        Operator::MatMul { .. } => graph.input(node, 1),
-        _ => None,
-    }
+    graph.input(node, graph.node(node).operator.lower().overwrites()?)
 }
 
 /// Checks that no node reads `input` after `writer` has overwritten it.
@@ -147,15 +127,12 @@ fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
 
 /// Returns the size in bytes of a node's output for the bucket that `params` describes.
 pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
-    let (rows, form) = match node.operator {
-        Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
-        Operator::Quantize { output }
-        | Operator::RmsNorm { output, .. }
-        | Operator::SiluMul { output, .. }
-        | Operator::AttentionMerge { output, .. } => (capacity(node.rows, params), output),
-        _ => (capacity(node.rows, params), Activations::F32),
-    };
-    u64::from(rows) * form.row_bytes(node.width as usize) as u64
+    match node.operator.lower().output() {
+        Output::Rows(form) => {
+            u64::from(capacity(node.rows, params)) * form.row_bytes(node.width as usize) as u64
+        }
+        Output::Matrix { rows } => ragtag_kernels::widen::out_bytes(rows, node.width),
+    }
 }
 
 /// Returns the maximum number of rows that `rows` stands for in the bucket that `params` describes.
@@ -169,9 +146,10 @@ pub(super) fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::Heads;
+    use crate::ops::{Add, Embed, Gather, Heads, Operator, SiluMul};
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
+    use ragtag_kernels::Activations;
     use ragtag_kernels::silu_mul::Gate;
     use std::ops::Range;
 
@@ -217,13 +195,7 @@ mod tests {
 
     /// Returns each test model at half-block granularity and at block granularity.
     fn models() -> Vec<Model> {
-        use test_models::{bitnet, command_r, gemma2, granite, llama, olmo2, qwen2, qwen3, starcoder2};
-        let tiny = [qwen2(), qwen3(), gemma2(), granite(), starcoder2(), command_r(), olmo2()];
-        [bitnet(), llama()]
-            .into_iter()
-            .chain(tiny)
-            .flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m])
-            .collect()
+        test_models::all().flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
     }
 
     #[test]
@@ -273,15 +245,16 @@ mod tests {
     fn plan_sum(late: bool) -> Storage {
         let mut graph = OperatorGraph::default();
         let mut order = 0;
-        let mut add = |operator, rows, inputs: &[NodeIndex]| {
+        let mut add = |operator: Operator, rows, inputs: &[NodeIndex]| {
             order += 1;
-            graph.add(Node { operator, segment: 0, rows, width: 64, order: (order, 0) }, inputs)
+            let segment = usize::from(order > 1);
+            graph.add(Node { operator, segment, rows, width: 64, order: (order, 0) }, inputs)
         };
-        let x = add(Operator::Embed { table: "table".into() }, Rows::Tokens, &[]);
-        let gate = Operator::SiluMul { function: Gate::Silu, output: Activations::F32 };
-        let y = add(gate, Rows::Tokens, &[x]);
-        let sum = add(Operator::Add, Rows::Tokens, &[x, y]);
-        add(Operator::Gather, Rows::Logits, &[if late { x } else { sum }]);
+        let x = add(Embed { table: "table".into() }.into(), Rows::Tokens, &[]);
+        let gate = SiluMul { function: Gate::Silu, output: Activations::F32 };
+        let y = add(gate.into(), Rows::Tokens, &[x]);
+        let sum = add(Add.into(), Rows::Tokens, &[x, y]);
+        add(Gather.into(), Rows::Logits, &[if late { x } else { sum }]);
         Storage::plan(
             &graph,
             &graph.ordered(),

@@ -12,4 +12,4 @@ pub(crate) use norm::{fuse_gates, fuse_norms};
 pub(crate) use quantize::quantize_activations;
 pub(crate) use residual::fuse_residuals;
 pub(crate) use split::split_attention;
-pub(crate) use widen::{WIDENED, widen_weights};
+pub(crate) use widen::widen_weights;

@@ -2,7 +2,8 @@
 //! device has fused kernels. Fusion saves launches, whose latency dominates with few rows. Fused operators
 //! are always in the same segment.
 
-use crate::op::{Norm, Operator, OperatorGraph, Rows};
+use crate::graph::OperatorGraph;
+use crate::ops::{MatMul, Operator, RmsNorm, Rows, SiluMul};
 use crate::stack::Stack;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
@@ -12,7 +13,7 @@ use ragtag_kernels::silu_mul::Gate;
 /// the row count of each of these products.
 pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for index in graph.ordered() {
-        let Operator::RmsNorm { weight, epsilon, output: Activations::F32, .. } =
+        let Operator::RmsNorm(fused @ RmsNorm { output: Activations::F32, .. }) =
             graph.node(index).operator.clone()
         else {
             continue;
@@ -21,7 +22,8 @@ pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows)
             let node = graph.node(reader);
             let product = matches!(
                 &node.operator,
-                Operator::MatMul { weights, activations: Activations::F32, .. } if fuses(weights, node.rows)
+                Operator::MatMul(MatMul { weights, activations: Activations::F32, .. })
+                    if fuses(weights, node.rows)
             );
             product && input == 0
         };
@@ -31,8 +33,8 @@ pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows)
         }
         let source = graph.inputs(index)[0];
         for (reader, _) in readers {
-            if let Operator::MatMul { norm, .. } = &mut graph.node_mut(reader).operator {
-                *norm = Some(Norm { weight: weight.clone(), epsilon });
+            if let Operator::MatMul(MatMul { norm, .. }) = &mut graph.node_mut(reader).operator {
+                *norm = Some(fused.clone());
             }
             graph.connect(source, reader, 0);
         }
@@ -45,14 +47,15 @@ pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows)
 pub(crate) fn fuse_gates(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for gate in graph.ordered() {
         let node = graph.node(gate).clone();
-        let (Operator::SiluMul { function: Gate::Silu, output: Activations::F32 }, [product]) =
+        let (Operator::SiluMul(SiluMul { function: Gate::Silu, output: Activations::F32 }), [product]) =
             (&node.operator, &graph.inputs(gate)[..])
         else {
             continue;
         };
         let product = *product;
         let alone = graph.consumers(product).len() == 1 && graph.inputs(product).len() == 1;
-        let Operator::MatMul { weights, norm: Some(_), gated, .. } = &mut graph.node_mut(product).operator
+        let Operator::MatMul(MatMul { weights, norm: Some(_), gated, .. }) =
+            &mut graph.node_mut(product).operator
         else {
             continue;
         };

@@ -3,7 +3,8 @@
 //! of that type share. The node is in the readers' segment: if they read the residual stream, only its f32 rows
 //! cross a cut.
 
-use crate::op::{Node, Operator, OperatorGraph, Rows};
+use crate::graph::{Node, OperatorGraph};
+use crate::ops::{MatMul, Operator, Quantize, Rows};
 use crate::stack::Stack;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
@@ -15,14 +16,14 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
         let mut readers: BTreeMap<(Activations, usize), Vec<NodeIndex>> = BTreeMap::new();
         for (consumer, input) in graph.consumers(source) {
             let node = graph.node(consumer);
-            if let (Operator::MatMul { weights, .. }, 0) = (&node.operator, input) {
+            if let (Operator::MatMul(MatMul { weights, .. }), 0) = (&node.operator, input) {
                 readers.entry((form(weights, node.rows), node.segment)).or_default().push(consumer);
             }
         }
         readers.retain(|(form, _), _| *form != Activations::F32);
         for ((form, segment), readers) in readers {
             for &reader in &readers {
-                if let Operator::MatMul { activations, .. } = &mut graph.node_mut(reader).operator {
+                if let Operator::MatMul(MatMul { activations, .. }) = &mut graph.node_mut(reader).operator {
                     *activations = form;
                 }
             }
@@ -37,15 +38,8 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
 /// Changes the type of a node's output to `form` and returns true. Returns false if the operator cannot write
 /// this type.
 fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bool {
-    match &mut graph.node_mut(source).operator {
-        Operator::RmsNorm { output, .. }
-        | Operator::SiluMul { output, .. }
-        | Operator::AttentionMerge { output, .. } => {
-            *output = form;
-            true
-        }
-        _ => false,
-    }
+    let output = graph.node_mut(source).operator.lower_mut().output_type();
+    output.map(|output| *output = form).is_some()
 }
 
 fn insert(
@@ -58,7 +52,7 @@ fn insert(
     let before = graph.node(source).clone();
     // Each type gets its own position, because several quantize nodes may follow one source.
     let order = (before.order.0, before.order.1 + 1 + form as u32);
-    let operator = Operator::Quantize { output: form };
+    let operator = Quantize { output: form }.into();
     let quantize = graph.add(Node { operator, segment, order, ..before }, &[source]);
     for &reader in readers {
         graph.connect(quantize, reader, 0);

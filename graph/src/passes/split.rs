@@ -1,21 +1,24 @@
 //! Splits attention into two launches, so that a single row can occupy the whole device. The first launch
 //! computes one partial result for each range of positions. The second launch merges the partial results.
 
-use crate::op::{Heads, Node, Operator, OperatorGraph};
+use crate::graph::{Node, OperatorGraph};
+use crate::ops::{AttentionMerge, AttentionPartial, Heads, Lower, Operator};
 use ragtag_kernels::Activations;
 
 /// Splits the positions of every attention operator into ranges. `splits` returns the number of ranges.
 pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();
-        let Operator::Attention { layer, heads, scores } = node.operator else { continue };
+        let Operator::Attention(attention) = node.operator else { continue };
+        let (heads, inputs) = (attention.heads, graph.inputs(merge));
         let splits = splits(heads);
-        // The partial result of one head consists of its values and two numbers for the merge.
-        let width = heads.queries * splits * (heads.dimensions + 2);
-        let operator = Operator::AttentionPartial { layer, heads, scores, splits, appends: None };
-        let partial = graph.add(Node { operator, width, ..node.clone() }, &graph.inputs(merge));
+        let operator = AttentionPartial { attention, splits, appends: None };
+        let shape =
+            operator.shape(graph.node(inputs[0]).shape()).expect("a shape that follows from the input");
+        let partial = Node { operator: operator.into(), width: shape.width, ..node };
+        let partial = graph.add(partial, &inputs);
         graph.connect(partial, merge, 0);
-        let operator = Operator::AttentionMerge { heads, splits, output: Activations::F32 };
+        let operator = AttentionMerge { heads, splits, output: Activations::F32 }.into();
         *graph.node_mut(merge) = Node { operator, order: (node.order.0, node.order.1 + 1), ..node };
     }
 }

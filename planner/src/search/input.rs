@@ -5,7 +5,7 @@ use crate::cost::{DeviceFacts, Links};
 use crate::objective::{Objective, Workload};
 use crate::plan::{Plan, logit_rows};
 use crate::split::Split;
-use ragtag_graph::{Segment, WireType};
+use ragtag_graph::{Segment, StageResult, WireType};
 use ragtag_kernels::{Activations, KvType};
 
 /// Facts about the model that the planner needs in addition to the segments.
@@ -19,10 +19,17 @@ pub struct ModelFacts {
     pub context: u32,
     /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
-    /// Bytes of one row of logits.
-    pub logit_row_bytes: u64,
+    /// Number of tokens in the vocabulary.
+    pub vocabulary: u32,
     /// Number of RoPE frequencies of a sequence that depend on its length.
     pub sequence_frequencies: u32,
+}
+
+impl ModelFacts {
+    /// Returns the bytes of one row of logits.
+    pub fn logit_row_bytes(&self) -> u64 {
+        StageResult::Logits { vocabulary: self.vocabulary }.row_bytes()
+    }
 }
 
 /// Capacity limits and micro-batch sizes.

@@ -59,7 +59,7 @@ impl<'a> Problem<'a> {
             slots: limits.slots,
             row_bytes: input.model.row_bytes,
             wire_type: point.wire_type,
-            logit_row_bytes: input.model.logit_row_bytes,
+            logit_row_bytes: input.model.logit_row_bytes(),
             sequence_frequencies: input.model.sequence_frequencies,
             verified: limits.verified,
         };
@@ -199,7 +199,7 @@ impl<'a> Problem<'a> {
         let device = &self.input.devices[device];
         self.workload_times.times(|batch| match batch.logit_rows {
             0 => 0.0,
-            rows => device.token_return(rows, self.input.model.logit_row_bytes).value,
+            rows => device.token_return(rows, self.input.model.logit_row_bytes()).value,
         })
     }
 

@@ -165,7 +165,7 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, wire_type: WireType) 
 /// Returns a random world in which the token return takes no time.
 fn random_world_without_return(seed: u64) -> World {
     let mut world = random_world(seed);
-    world.model.logit_row_bytes = 0;
+    world.model.vocabulary = 0;
     world
 }
 

@@ -238,7 +238,7 @@ impl StageBuffers {
     /// no logits.
     pub(crate) fn logits(&self, slot: u32, rows: u32) -> Option<BufferRange> {
         let buffer = self.slots[slot as usize].logits.filter(|_| rows > 0)?;
-        Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.logit_row_bytes })
+        Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.result.row_bytes() })
     }
 
     /// Returns the program of a part to submit for a micro-batch in `slot`. If there is no such program yet,

@@ -7,7 +7,7 @@ use crate::core::RunShape;
 use crate::error::{Error, Result};
 use crate::runtime::shared_weights::shared_weights;
 use ragtag_graph::execution::{Chunks, FEWEST, passing_blocks, wrong_arenas, wrong_from_file};
-use ragtag_graph::{CompiledStage, RopeLengths};
+use ragtag_graph::{CompiledStage, RopeLengths, StageResult};
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_transfer::{Route, Routes};
@@ -130,12 +130,10 @@ impl Layout {
         check_devices(pipeline)?;
         (0..stages.len()).try_for_each(|index| check_stage(index, stages, devices.len()))?;
         prefill.iter().try_for_each(|prefill| check_prefill(prefill, pipeline))?;
-        let CompiledStage { vocabulary, logit_row_bytes, .. } = *last;
-        if vocabulary == 0 || logit_row_bytes != u64::from(vocabulary) * 4 {
-            let what =
-                format!("the last stage has logits of {logit_row_bytes} bytes for {vocabulary} tokens");
-            return Err(Error::spec(what));
-        }
+        let StageResult::Logits { vocabulary: vocabulary @ 1.. } = last.result else {
+            return Err(Error::spec("the last stage returns no logits"));
+        };
+        let logit_row_bytes = last.result.row_bytes();
         let shapes = || compiled().filter_map(|c| c.programs.last()).map(|p| p.params);
         let smallest =
             |of: fn(&ragtag_kernels::params::ParamsShape) -> u32| shapes().map(|s| of(&s)).min().unwrap_or(0);
@@ -260,7 +258,7 @@ fn check_prefill(prefill: &StageSpec, pipeline: &PipelineSpec) -> Result<()> {
         return wrong(&format!("is on device {device} of {}", devices.len()));
     }
     let last = stages.last().map(|last| &last.compiled);
-    let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.logit_row_bytes);
+    let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.result);
     let is_whole =
         last.is_some_and(|last| compiled.segments == (0..last.segments.end) && rows(compiled) == rows(last));
     if compiled.programs.is_empty() || !is_whole {

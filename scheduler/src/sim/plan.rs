@@ -87,7 +87,7 @@ impl SimSpec {
             decode_groups: plan.decode_groups,
             credits: plan.credits,
             context: plan.context,
-            vocabulary: u32::try_from(model.logit_row_bytes / 4).unwrap_or(u32::MAX).max(1),
+            vocabulary: model.vocabulary.max(1),
             chunks: plan.chunks(),
             max_rows: plan.chunk,
             max_logit_rows: plan.logit_rows(),
@@ -121,7 +121,7 @@ impl SimSpec {
                 copy_ns: 0,
                 once_ns: nanoseconds(return_us(facts, model, 0)),
                 byte_ns: (return_us(facts, model, 1) - return_us(facts, model, 0)) * 1e3
-                    / model.logit_row_bytes.max(1) as f64,
+                    / model.logit_row_bytes().max(1) as f64,
             },
             single_queue: false,
             routes: Route::HOST_STAGED.into(),
@@ -144,7 +144,7 @@ impl SimSpec {
             prefill,
             run,
             row_bytes: plan.wire_type.row_bytes(model.row_bytes),
-            logit_row_bytes: model.logit_row_bytes,
+            logit_row_bytes: model.logit_row_bytes(),
             shared_links: shared_links(plan, links)?,
             message_ns: 0,
             handling_ns: 0,
@@ -198,7 +198,7 @@ fn passes(
 
 /// Returns the time of the token return for `rows` rows of logits, in microseconds.
 fn return_us(last: &DeviceFacts, model: &ModelFacts, rows: u32) -> f64 {
-    last.token_return(rows, model.logit_row_bytes).value
+    last.token_return(rows, model.logit_row_bytes()).value
 }
 
 fn check(

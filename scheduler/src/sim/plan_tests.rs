@@ -13,7 +13,7 @@ use ragtag_planner::{ModelFacts, Plan};
 use ragtag_transfer::Route;
 
 const ROW_BYTES: u64 = 16_384;
-const VOCABULARY: u64 = 32_000;
+const VOCABULARY: u32 = 32_000;
 
 /// A plan with the inputs of its simulation.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ impl Planned {
             digest: "none".into(),
             context: 1024,
             row_bytes: ROW_BYTES,
-            logit_row_bytes: VOCABULARY * 4,
+            vocabulary: VOCABULARY,
             sequence_frequencies: 0,
         };
         let (mut first, mut split) = (0, Vec::new());
@@ -94,7 +94,7 @@ impl Planned {
             let link = self.links.between(&pair[0].label, &pair[1].label);
             link.time_us(u64::from(rows) * self.plan.wire_type.row_bytes(ROW_BYTES))
         });
-        let logits = u64::from(logit_rows) * self.model.logit_row_bytes;
+        let logits = u64::from(logit_rows) * self.model.logit_row_bytes();
         let last = &self.devices[self.devices.len() - 1];
         crossings.sum::<f64>() + last.host_copy_us(logits)
     }

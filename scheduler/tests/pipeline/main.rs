@@ -11,6 +11,7 @@ mod support;
 
 use loading::Spoilt;
 use ragtag_cpu::{CpuBackend, CpuConfig};
+use ragtag_graph::StageResult;
 use ragtag_graph::execution::Arenas;
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{
@@ -492,8 +493,9 @@ fn stages_that_do_not_fit_together_are_refused() {
     );
     said(refused(&|_, specs| specs.stages.swap(0, 1)), "begin");
     said(refused(&|_, specs| specs.stages[1].compiled.row_bytes += 8), "not compiled for this pipeline");
-    said(refused(&|_, specs| specs.stages[1].compiled.logit_row_bytes = 0), "logits of 0 bytes");
-    said(refused(&|_, specs| specs.stages[1].compiled.vocabulary += 1), "for 98 tokens");
+    for result in [StageResult::Nothing, StageResult::Logits { vocabulary: 0 }] {
+        said(refused(&|_, specs| specs.stages[1].compiled.result = result), "returns no logits");
+    }
     said(
         refused(&|_, specs| specs.devices[1] = Box::new(open(0, &Faults::default()))),
         "device 0 is listed twice",

@@ -1,7 +1,8 @@
 //! The synthetic model: its stages, weights, kernels and expected output.
 
 use ragtag_graph::{
-    CompiledStage, Program, ProgramStep, Slice, StageBuffer, WeightBuffer, WeightChunk, WeightContent,
+    CompiledStage, Program, ProgramStep, Slice, StageBuffer, StageResult, WeightBuffer, WeightChunk,
+    WeightContent,
 };
 use ragtag_hal::{Access, EntryAbi, HostCall, Module, ModuleSource};
 use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS};
@@ -76,7 +77,7 @@ impl Model {
                 tensors: Vec::new(),
                 values: self.weight_bytes / 4,
                 pitch: None,
-                affine: ragtag_graph::op::Affine::IDENTITY,
+                affine: ragtag_graph::ops::Affine::IDENTITY,
             },
             segment: *l,
         });
@@ -97,8 +98,10 @@ impl Model {
             scratch_bytes: 0,
             row_bytes: ROW_BYTES,
             crossing_row_bytes: None,
-            logit_row_bytes: if last { u64::from(self.vocabulary) * 4 } else { 0 },
-            vocabulary: self.vocabulary,
+            result: match last {
+                true => StageResult::Logits { vocabulary: self.vocabulary },
+                false => StageResult::Nothing,
+            },
             programs: self.buckets.iter().map(|&rows| self.program(rows, &segments)).collect(),
         }
     }

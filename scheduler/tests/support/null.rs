@@ -3,7 +3,7 @@
 
 #![allow(missing_docs)]
 
-use ragtag_graph::{CompiledStage, Program, WeightBuffer, WeightChunk};
+use ragtag_graph::{CompiledStage, Program, StageResult, WeightBuffer, WeightChunk};
 use ragtag_hal::*;
 use ragtag_kernels::params::ParamsShape;
 use ragtag_scheduler::core::Sample;
@@ -183,8 +183,10 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
             scratch_bytes: 0,
             row_bytes: 8192,
             crossing_row_bytes: None,
-            logit_row_bytes: if index + 1 == stages { 1024 } else { 0 },
-            vocabulary: 256,
+            result: match index + 1 == stages {
+                true => StageResult::Logits { vocabulary: 256 },
+                false => StageResult::Nothing,
+            },
             programs: vec![Program { params, steps: Vec::new() }],
         },
         weights: Box::new(NoWeights),

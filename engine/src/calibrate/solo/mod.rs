@@ -74,7 +74,7 @@ impl SoloDevice {
         compiled: CompiledStage,
         weights: &dyn WeightSource,
     ) -> Result<(LoneStage, Duration)> {
-        let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
+        let logits_bytes = compiled.max_result_bytes();
         let start = Instant::now();
         let memory = LoneStage::new(&mut self.device, compiled, BURST).map_err(|cause| self.failed(cause))?;
         let made_in = start.elapsed();
@@ -338,7 +338,7 @@ impl SoloStage<'_> {
         let work = Work::Commands(download.into_iter().collect());
         let there = self.on.submit(QueueKind::Download, work, &[computed])?;
         self.on.wait(there)?;
-        let row_bytes = self.memory.compiled().logit_row_bytes as usize;
+        let row_bytes = self.memory.compiled().result.row_bytes() as usize;
         for at in 0..from.map_or(0, |_| batch.logit_rows() as usize) {
             let Some((_, region)) = &logits else { break };
             let lease = region.read(at * row_bytes..(at + 1) * row_bytes);

@@ -83,7 +83,7 @@ fn the_memory_of_the_prefill_stage_by_hand() {
         slots: limits.slots,
         row_bytes: model.row_bytes,
         wire_type: plan.wire_type,
-        logit_row_bytes: model.logit_row_bytes,
+        logit_row_bytes: model.logit_row_bytes(),
         sequence_frequencies: 0,
         verified: false,
     };

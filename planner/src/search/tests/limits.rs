@@ -55,7 +55,7 @@ fn tensors_scratch_and_logits_count_as_well() {
         text(&|w| (w.segments[3].scratch_bytes, w.devices[0].buffers.allocation_bytes) = (2 * MIB, MIB));
     assert!(scratch.contains("scratch takes"), "{scratch}");
     // Eight rows of 256 KiB.
-    let logits = text(&|w| (w.model.logit_row_bytes, w.devices[0].buffers.binding_bytes) = (1 << 18, MIB));
+    let logits = text(&|w| (w.model.vocabulary, w.devices[0].buffers.binding_bytes) = (1 << 16, MIB));
     assert!(logits.contains("the buffer of logits takes 2.0 MiB"), "{logits}");
 }
 
@@ -98,7 +98,7 @@ fn logits_of_decode_groups_are_proved_in_host_memory() {
     let mut world = world();
     (world.limits.sequences, world.limits.logit_rows, world.limits.chunk) = (512, 512, 512);
     (world.limits.decode_groups, world.limits.credits) = (Some(16), Some(17));
-    world.model.logit_row_bytes = 128_000 * 4;
+    world.model.vocabulary = 128_000;
     world.devices[0].in_host_memory = true;
     let free = |bytes: u64| World { host_memory_bytes: Some(bytes), ..world.clone() }.plan();
     let plan = free(1 << 40).expect("fits");

@@ -108,7 +108,7 @@ impl World {
                 digest: "d1".into(),
                 context: 2048,
                 row_bytes: 2048,
-                logit_row_bytes: 16384,
+                vocabulary: 4096,
                 sequence_frequencies: 0,
             },
             segments,

@@ -1,0 +1,135 @@
+//! Attention in one launch, or in two.
+
+use super::kv::{CacheUse, Heads};
+use super::lower::{Call, Cost, Lower, Output, Shape, Site, Work};
+use super::rope_append::RopeAppend;
+use super::weight::Weight;
+use ragtag_kernels::attention::NO_WINDOW;
+use ragtag_kernels::{Activations, Kernel};
+
+/// Rules for the scores of an attention operator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// Factor by which the scores are multiplied.
+    pub scale: f32,
+    /// Number of positions to which a token attends, including its own. `None` stands for all positions.
+    pub window: Option<u32>,
+    /// Cap of the multiplied scores: a score s becomes cap · tanh(s / cap).
+    pub cap: Option<f32>,
+}
+
+/// Causal attention over the KV cache. The first columns of each input row are the queries.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Layer that owns the cache.
+    pub layer: u32,
+    /// Heads of the input.
+    pub heads: Heads,
+    /// Rules for the scores.
+    pub scores: Scores,
+}
+
+impl Lower for Attention {
+    fn shape(&self, x: Shape) -> Option<Shape> {
+        let width = self.heads.query_width();
+        assert_eq!(x.width, width + 2 * self.heads.kv_width(), "queries, keys and values of {self:?}");
+        Some(Shape { width, ..x })
+    }
+
+    fn cache(&self) -> Option<CacheUse> {
+        Some(CacheUse { layer: self.layer, heads: self.heads, window: self.scores.window })
+    }
+
+    fn cost(&self, work: &Work<'_>) -> Cost {
+        let flops_per_position = work.rows * 4 * u64::from(self.heads.query_width());
+        Cost { flops_per_position, window: self.scores.window, ..Cost::default() }
+    }
+
+    fn calls(&self, site: &Site) -> Vec<Call> {
+        let (x, cache) = (site.x(), site.cache());
+        let mut constants = site.cache_constants(&self.heads);
+        constants.extend([self.scores.scale.to_bits(), x.width]);
+        constants.push(self.scores.window.unwrap_or(NO_WINDOW));
+        // A cap of 0 stands for none.
+        constants.push(self.scores.cap.unwrap_or(0.0).to_bits());
+        let queries = x.columns(0, self.heads.query_width());
+        let arguments = vec![site.params, queries, cache.keys, cache.values, site.output.argument];
+        vec![Call { kernel: Kernel::Attention(cache.kv), arguments, constants }]
+    }
+}
+
+/// First step of split attention. Computes one partial result for each split of the cached positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionPartial {
+    /// The attention.
+    pub attention: Attention,
+    /// Number of splits.
+    pub splits: u32,
+    /// RoPE and KV append that are fused into this operator, if any.
+    pub appends: Option<RopeAppend>,
+}
+
+impl Lower for AttentionPartial {
+    fn shape(&self, x: Shape) -> Option<Shape> {
+        let Heads { queries, dimensions, .. } = self.attention.heads;
+        // The partial result of one head consists of its values and two numbers for the merge.
+        Some(Shape { width: queries * self.splits * (dimensions + 2), ..x })
+    }
+
+    fn weights(&self) -> Vec<Weight> {
+        self.appends.iter().flat_map(RopeAppend::weights).collect()
+    }
+
+    fn cache(&self) -> Option<CacheUse> {
+        self.attention.cache()
+    }
+
+    fn cost(&self, work: &Work<'_>) -> Cost {
+        self.attention.cost(work)
+    }
+
+    /// Returns a launch that first rotates its row and appends keys and values if RoPE and KV append are fused.
+    fn calls(&self, site: &Site) -> Vec<Call> {
+        let (mut calls, kv) = (self.attention.calls(site), site.cache().kv);
+        let call = &mut calls[0];
+        call.kernel = Kernel::AttentionPartial(kv);
+        call.constants.push(self.splits);
+        if let Some(append) = &self.appends {
+            call.kernel = Kernel::AppendAttention(kv);
+            call.constants.extend(append.constants());
+            call.arguments[1] = site.x().argument;
+            call.arguments.push(site.weight(0));
+        }
+        calls
+    }
+}
+
+/// Second step of split attention. Combines the partial results of an [`AttentionPartial`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionMerge {
+    /// Heads of the attention.
+    pub heads: Heads,
+    /// Number of splits.
+    pub splits: u32,
+    /// Type of the output.
+    pub output: Activations,
+}
+
+impl Lower for AttentionMerge {
+    fn shape(&self, x: Shape) -> Option<Shape> {
+        Some(Shape { width: self.heads.query_width(), ..x })
+    }
+
+    fn output(&self) -> Output {
+        Output::Rows(self.output)
+    }
+
+    fn output_type(&mut self) -> Option<&mut Activations> {
+        Some(&mut self.output)
+    }
+
+    fn calls(&self, site: &Site) -> Vec<Call> {
+        let constants = [self.heads.queries, self.heads.dimensions, self.splits];
+        vec![site.row_call(Kernel::AttentionMerge(self.output), &constants)]
+    }
+}
