@@ -62,7 +62,7 @@ pub struct FleetDevice {
     /// Label: letters, digits and `-_.:`. With `count`, the devices are named `label:0`, `label:1` and so on.
     /// Without a label, they are named after the card: `card:0` and so on.
     pub label: Option<String>,
-    /// Name of a card in the library. [`cards`] returns the cards.
+    /// Name of a card in the library (`cards`).
     pub card: Option<String>,
     /// Label of another device in this fleet, from which omitted values are copied.
     pub like: Option<String>,
