@@ -512,8 +512,8 @@ fn a_device_without_a_verified_route_is_left_out() {
         let devices = two(None);
         let calibration = calibrate(&model, &devices, folder.path());
         assert_eq!((calibration.closed, calibration.timed), (vec!["cpu:1".into()], vec!["cpu:0".into()]));
-        let warning = &calibration.warnings[0];
-        assert!(warning.starts_with("leaving cpu:1 out: no verified route from "), "{warning}");
+        let [(label, why)] = &calibration.unrouted[..] else { panic!("{:?}", calibration.unrouted) };
+        assert!(label == "cpu:1" && why.starts_with("no verified route from "), "{label}: {why}");
         let kept = LinkReport::kept(&devices, Some(folder.path().into()));
         let planner = Planner::new(&model).devices(&devices).probed(&kept);
         let split = planner.clone().split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());
