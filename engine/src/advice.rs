@@ -1,8 +1,8 @@
-//! Advice: what may help against an error. A program words it for its own interface.
+//! Advice against errors. A program words it for its own interface.
 
 use ragtag_planner::Remedy;
 
-/// What may help against an [`Error`](crate::Error).
+/// Remedy that an [`Error`](crate::Error) suggests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice<'a> {

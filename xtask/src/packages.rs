@@ -148,7 +148,7 @@ fn build(folder: &Path, depth: Depth, target: &Path) -> Result<(), String> {
     printed(&mut cargo(&["update", "--workspace"]))?;
     let levels = UNOPTIMISED.map(|name| format!("--config=profile.dev.package.{name}.opt-level=0"));
     let task = if depth == Depth::Check { "check" } else { "build" };
-    let all = ["--examples", "--bins", "--workspace", "--locked"];
+    let all = ["--examples", "--bins", "-p", "downstream", "-p", "embedding", "--locked"];
     let status = cargo(&[task]).args(all).args(levels).status().map_err(|e| e.to_string())?;
     if !status.success() {
         return Err(format!("the examples do not compile with the packages ({status})"));

@@ -123,7 +123,7 @@ pub enum LoadError {
     },
 }
 
-/// Text of a request, of which a load draws the length.
+/// Part of a request whose length a load draws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrawnText {
     /// The prompt.
