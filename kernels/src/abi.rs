@@ -1,7 +1,7 @@
 //! Sizes of bindings. The arithmetic saturates: if constants overflow, they require a size that no binding
 //! has.
 
-use crate::kernel::ElementType;
+use crate::element_type::ElementType;
 use crate::params::HEADER_WORDS;
 
 /// A size that no binding has. If an extent has this size, validation rejects the launch.

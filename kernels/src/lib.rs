@@ -21,6 +21,7 @@ mod composer;
 pub mod conv2d;
 pub mod copy;
 mod cpu;
+mod element_type;
 pub mod elements;
 pub mod embed;
 pub mod file_blocks;

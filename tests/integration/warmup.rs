@@ -1,7 +1,7 @@
 //! Tests of `Session::warmup`: it runs programs of all stages, and changes no result.
 
 use crate::streaming::{start, tokens};
-use crate::support::{Setup, block_on, devices, golden, model_path, with_prefill};
+use crate::support::{Setup, block_on, devices, golden, model_path, with_prefill, within};
 use ragtag::{Activations, Devices, KvType, Model, Plan, Planner, Span, SpanKind};
 use std::pin::pin;
 use std::task::{Context, Waker};
@@ -55,6 +55,10 @@ fn a_cancelled_warm_up_harms_no_request() {
     }
     let out = tokens(&session, &case.prompt_ids, NEW_TOKENS);
     assert_eq!(out, case.greedy_ids[..NEW_TOKENS as usize]);
-    let counts = engine.stats().counts;
-    assert_eq!((counts.waiting, counts.active), (0, 0));
+    // The coordinator may count a cancelled prompt as active until its micro-batch returns.
+    within(60, move || {
+        while (engine.stats().counts.waiting, engine.stats().counts.active) != (0, 0) {
+            std::thread::yield_now();
+        }
+    });
 }

@@ -28,6 +28,7 @@ mod api;
 mod backend;
 mod clock;
 mod compiler;
+mod config;
 mod driver;
 mod error;
 mod halves;
@@ -43,7 +44,8 @@ mod region;
 mod tests;
 mod translate;
 
-pub use backend::{MatrixUnits, Validation, VulkanBackend, VulkanConfig};
+pub use backend::VulkanBackend;
 pub use compiler::PipelineCompiler;
+pub use config::{MatrixUnits, Validation, VulkanConfig};
 pub use ragtag_hal::cache::CacheCounters;
 pub use translate::{SpirV, SpirVTarget, translate};

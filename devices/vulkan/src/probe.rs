@@ -1,7 +1,7 @@
 //! Detection of physical devices: their adapters, and the properties that are needed to open them.
 
 use crate::api::{Facts, Family, Instance};
-use crate::backend::MatrixUnits;
+use crate::config::MatrixUnits;
 use crate::memory::{MemoryTypes, heap};
 use crate::translate::SpirVTarget;
 use ash::vk::{self, PhysicalDeviceType, QueueFlags};

@@ -14,7 +14,7 @@ use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
 use crate::rows::{RowKernel, part_grid};
-use crate::wgsl::rows::plain;
+use crate::wgsl::programs::plain;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.

@@ -18,7 +18,7 @@ use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
 use crate::rows::RowKernel;
-use crate::wgsl::rows::{ORDER, reducing};
+use crate::wgsl::programs::{ORDER, reducing};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.

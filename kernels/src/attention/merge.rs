@@ -22,7 +22,7 @@ use crate::layout::Layout;
 use crate::params::ROWS;
 use crate::quantize::{BLOCK, scales_alone};
 use crate::rows::{self, RowKernel};
-use crate::wgsl::rows::plain;
+use crate::wgsl::programs::plain;
 use crate::wgsl::{F32_ROWS, HALF_ROWS, INT8_ROWS, repeat};
 use ragtag_hal::{Access, EntryAbi};
 

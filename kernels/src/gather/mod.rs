@@ -15,7 +15,7 @@ use crate::kernel::{Kernel, Spec};
 use crate::layout::Layout;
 use crate::params::ParamsShape;
 use crate::rows::RowKernel;
-use crate::wgsl::rows::plain;
+use crate::wgsl::programs::plain;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Binary interface.

@@ -20,7 +20,7 @@ use crate::cases::{Build, Case, Random, RowShape, wide_rows};
 use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
 use crate::rows::RowKernel;
-use crate::wgsl::rows::reducing;
+use crate::wgsl::programs::reducing;
 use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 

@@ -15,7 +15,7 @@ use crate::kernel::{Accuracy, Activations, Kernel, Spec};
 use crate::layout::Layout;
 use crate::rows::{RowKernel, part_grid};
 use crate::unary::Function;
-use crate::wgsl::rows::plain;
+use crate::wgsl::programs::plain;
 use crate::wgsl::{HALF_ROWS, INT8_ROWS};
 use ragtag_hal::{Access, EntryAbi};
 use serde::Serialize;

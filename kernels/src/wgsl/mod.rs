@@ -10,7 +10,8 @@ mod cache;
 pub(crate) mod elementwise;
 mod matrices;
 mod operators;
-pub(crate) mod rows;
+pub(crate) mod programs;
+mod rows;
 mod weights;
 
 use crate::kernel::Kernel;

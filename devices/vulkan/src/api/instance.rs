@@ -1,7 +1,7 @@
 //! The Vulkan loader and a Vulkan instance.
 
 use super::{Facts, Messages};
-use crate::backend::Validation;
+use crate::config::Validation;
 use ash::{ext, vk};
 use ragtag_hal::Error;
 use std::ffi::CStr;
