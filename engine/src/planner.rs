@@ -33,7 +33,35 @@ const OTHER_CHUNKS: [u32; 6] = [64, 256, 512, 1024, 2048, MAX_CHUNK];
 /// computing and one that it is sending.
 pub const SLOTS: u32 = 3;
 
-/// A planner, which makes a [`Plan`] for a model.
+/// A planner, which makes a [`Plan`] for a model. It needs no devices: this example plans for a fleet, and reads
+/// the plan.
+///
+/// ```
+/// use ragtag_engine::{Fleet, Granularity, Model, Plan, Planner};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::bundled()?; // or Model::open_metadata("model.gguf", None)?
+/// let planner = Planner::new(&model).fleet(&Fleet::from_line("2x-arc-a770+rx7900xtx")?)?;
+/// let plan = planner.clone().context(256).sequences(4).plan()?;
+/// for stage in &plan.stages {
+///     println!("{} runs {} with {} bytes", stage.device, stage.segments, stage.memory_bytes.total);
+/// }
+/// for edge in &plan.edges {
+///     println!("stage {} sends to stage {} in {} µs", edge.from, edge.to, edge.predicted.decode_us);
+/// }
+/// println!("{} tokens/s", plan.predicted.decode_tokens_per_s);
+///
+/// // A plan from a file runs only with its model and its devices.
+/// let read = Plan::from_json(&plan.to_json())?;
+/// let labels = planner.labels();
+/// let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+/// read.validate(&model.as_planned(Granularity::Block)?, &labels)?;
+/// assert_eq!(read, plan);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// This example plans for the devices of this machine:
 ///
 /// ```no_run
 /// # fn main() -> ragtag_engine::Result<()> {
@@ -507,15 +535,7 @@ impl Planner {
 }
 
 pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
-    let h = model.hyperparameters();
-    Ok(ModelFacts {
-        name: model.name().into(),
-        digest: model.fingerprint()?,
-        context: h.context,
-        row_bytes: u64::from(h.width) * 4,
-        logit_row_bytes: u64::from(h.vocabulary) * 4,
-        sequence_frequencies: h.rope.sequence_frequencies(),
-    })
+    Ok(ModelFacts::new(model.name(), model.fingerprint()?, model.hyperparameters()))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::{Error, Model, Planner, Result};
 use ragtag_devices::canonical;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions, PlanModel};
+use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions};
 use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
 
@@ -145,14 +145,9 @@ impl<'a> Wanted<'a> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-        let granularity = self.granularity();
-        let own_model = PlanModel {
-            name: model.name().into(),
-            digest: model.fingerprint()?,
-            segments: model.graph().with_granularity(granularity).segment_count() as u32,
-            granularity,
+        let Err(cause) = plan.validate(&model.as_planned(self.granularity())?, &labels) else {
+            return Ok(());
         };
-        let Err(cause) = plan.validate(&own_model, &labels) else { return Ok(()) };
         let flags = match (&cause, &plan.device_options, planner.device_options()) {
             (InvalidPlan::Stages(PartitionError::UnknownDevice { .. }), Some(needed), Some(own)) => {
                 flags(needed, own)
