@@ -43,6 +43,7 @@ pub mod fleet;
 pub mod json;
 pub mod objective;
 pub mod plan;
+pub mod request;
 pub mod schemas;
 mod search;
 pub mod split;
