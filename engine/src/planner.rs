@@ -204,7 +204,16 @@ impl Planner {
     pub fn fleet(self, fleet: &Fleet) -> Result<Self> {
         let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
         let (devices, links) = facts?;
-        Ok(self.device_facts(devices).links(links))
+        let planner = self.device_facts(devices).links(links);
+        Ok(Self { host_memory_bytes: fleet.host_memory_bytes, ..planner })
+    }
+
+    /// Returns the planner's devices and links, and the free host memory, as a fleet. A planner for this fleet makes
+    /// the same plans on any machine, except that they record no device options. Leaves out excluded devices.
+    pub fn to_fleet(&self) -> Fleet {
+        let excluded = &self.constraints.excluded;
+        let devices = self.devices.iter().filter(|device| !excluded.contains(&device.label));
+        Fleet::of(&devices.cloned().collect::<Vec<_>>(), &self.links, self.host_memory_bytes)
     }
 
     /// Returns the labels of the planner's devices.

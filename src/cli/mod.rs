@@ -22,6 +22,7 @@ mod perplexity;
 mod pictures;
 mod placed;
 mod plan;
+mod plan_api;
 mod plan_table;
 mod progress;
 mod records;
@@ -43,6 +44,7 @@ use args::{Cli, Command, DescribedArgs, DeviceArgs, ModelArgs, PlacementArgs};
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -152,7 +154,12 @@ fn scaled(model: Model, placement: &PlacementArgs) -> Result<Model> {
 
 /// Opens a model that may lack weights. Such a model suffices for inspecting it and for planning.
 fn open_metadata(model: &ModelArgs, described: DescribedArgs) -> Result<Model> {
-    match (model.path(), described.assume_type) {
+    open_described(model.path(), described)
+}
+
+/// Opens the model at `path`, or the bundled model, like [`open_metadata`].
+fn open_described(path: Option<&PathBuf>, described: DescribedArgs) -> Result<Model> {
+    match (path, described.assume_type) {
         (Some(path), matrices) => Model::open_metadata(path, matrices),
         (None, None) => Model::bundled(),
         (None, Some(_)) => Err(Error::Usage(

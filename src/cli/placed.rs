@@ -165,24 +165,24 @@ pub(super) fn placed_while(
     Ok(Placed { devices, planner, plan, file, device_args, placement, needs })
 }
 
-/// Creates a planner for the fleet that the arguments name, or for the devices of this machine if they name
-/// none. Returns the planner and the devices of this machine.
+/// Creates a planner for a fleet, or for the devices of this machine if there is none. Returns the planner and the
+/// devices of this machine.
 pub(super) fn for_fleet_or_devices(
     model: &Model,
-    fleet: &FleetArgs,
+    fleet: Option<&Fleet>,
     devices: &DeviceArgs,
     placement: &PlacementArgs,
     needs: Needs,
 ) -> Result<(Planner, Option<Devices>)> {
     let wanted = Wanted::read(placement, needs)?;
-    let (planner, devices) = match &fleet.fleet {
+    let (planner, devices) = match fleet {
         // This is not declared as a conflict in clap, because clap would also reject RAGTAG_STRICT=0.
         Some(_) if devices.strict => {
             return Err(Error::Usage(
                 "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not checked".into(),
             ));
         }
-        Some(fleet) => (Planner::new(model).fleet(&open_fleet(fleet)?)?, None),
+        Some(fleet) => (Planner::new(model).fleet(fleet)?, None),
         None => {
             let opened = open_devices(model, devices, probe(model, devices, &wanted)?)?;
             (on_devices(model, &opened, &wanted, devices.strict)?, Some(opened))
@@ -219,8 +219,13 @@ fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: boo
     Ok(planner)
 }
 
+/// Reads the fleet that the arguments name, if any.
+pub(super) fn fleet(args: &FleetArgs) -> Result<Option<Fleet>> {
+    args.fleet.as_deref().map(open_fleet).transpose()
+}
+
 /// Reads a fleet. `text` is the path of a `.json` file, or a list of cards.
-fn open_fleet(text: &str) -> Result<Fleet> {
+pub(super) fn open_fleet(text: &str) -> Result<Fleet> {
     if !text.ends_with(".json") {
         return Fleet::from_line(text).map_err(|cause| Error::Fleet { of: "--fleet".into(), cause });
     }

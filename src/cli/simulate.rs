@@ -3,7 +3,7 @@
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
 use super::output::{TextTable, bytes, inform, out_width, print_json, show, table};
-use super::placed::for_fleet_or_devices;
+use super::placed::{fleet, for_fleet_or_devices};
 use super::plan_table::summary;
 use super::wanted::Needs;
 use crate::files::read_text;
@@ -29,7 +29,8 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
         context: Some(longest(&load).min(model.hyperparameters().context)),
         ..Needs::of(args.closed.unwrap_or(PARALLEL))
     };
-    let (planner, _) = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
+    let fleet = fleet(&args.fleet)?;
+    let (planner, _) = for_fleet_or_devices(&model, fleet.as_ref(), &args.devices, &args.placement, needs)?;
     let plan = &planner.plan()?;
     inform(&summary(plan));
     let (devices, links) = planner.facts();

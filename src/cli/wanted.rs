@@ -12,8 +12,8 @@ use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions};
 use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
 
-/// Maximum number of segments in one pin. No model has more segments. The limit bounds the time that Ragtag
-/// wastes on a mistyped range.
+/// Maximum number of pinned segments. No model has more segments. The limit bounds the time that Ragtag wastes on
+/// mistyped ranges.
 const MAX_PINS: usize = 1 << 16;
 
 /// Device selection if the user gives none.
@@ -236,11 +236,11 @@ impl<'a> Wanted<'a> {
         if let Some(split) = &self.split {
             planner = planner.split(split.clone());
         }
-        for part in self.pins.iter().flat_map(|pin| &pin.parts) {
-            planner = (part.span.first()..=part.span.last())
-                .take(MAX_PINS)
-                .fold(planner, |planner, segment| planner.pin(segment, &part.device));
-        }
+        let parts = self.pins.iter().flat_map(|pin| &pin.parts);
+        let segments =
+            parts.flat_map(|part| (part.span.first()..=part.span.last()).map(move |it| (it, &part.device)));
+        planner =
+            segments.take(MAX_PINS).fold(planner, |planner, (segment, device)| planner.pin(segment, device));
         for device in &self.args.exclude {
             planner = planner.exclude(&canonical(device));
         }
