@@ -5,10 +5,11 @@ use crate::source::FileSource;
 use ragtag_chat::Template;
 use ragtag_graph::tokenizer::Tokenizer;
 use ragtag_graph::{
-    ChatTemplates, Directory, FormatError, Hyperparameters, MemorySource, ModelError, ModelFile, RopeScaling,
-    Source, SourceError, checkpoint,
+    ChatTemplates, Directory, FormatError, Granularity, Hyperparameters, MemorySource, ModelError, ModelFile,
+    RopeScaling, Source, SourceError, checkpoint,
 };
 use ragtag_kernels::TensorType;
+use ragtag_planner::PlanModel;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -280,6 +281,15 @@ impl Model {
             return Err(Error::NoTemplate { name: self.name().into(), wanted, known });
         };
         Template::compile(source).map_err(|cause| Error::Template { name: self.name().into(), cause })
+    }
+
+    /// Returns the identity of the model in plans whose segments have this granularity.
+    ///
+    /// # Errors
+    /// Fails like [`Model::fingerprint`].
+    pub fn as_planned(&self, granularity: Granularity) -> Result<PlanModel> {
+        let segments = self.graph().with_granularity(granularity).segment_count() as u32;
+        Ok(PlanModel { name: self.name().into(), digest: self.fingerprint()?, segments, granularity })
     }
 
     /// Returns a digest that identifies the model. Computing it does not read the weights. The digest covers

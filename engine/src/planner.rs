@@ -19,7 +19,35 @@ use ragtag_planner::{
 };
 use ragtag_transfer::Routes;
 
-/// A planner, which makes a [`Plan`] for a model.
+/// A planner, which makes a [`Plan`] for a model. It needs no devices: this example plans for a fleet, and reads
+/// the plan.
+///
+/// ```
+/// use ragtag_engine::{Fleet, Granularity, Model, Plan, Planner};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::bundled()?; // or Model::open_metadata("model.gguf", None)?
+/// let planner = Planner::new(&model).fleet(&Fleet::from_line("2x-arc-a770+rx7900xtx")?)?;
+/// let plan = planner.clone().context(256).sequences(4).plan()?;
+/// for stage in &plan.stages {
+///     println!("{} runs {} with {} bytes", stage.device, stage.segments, stage.memory_bytes.total);
+/// }
+/// for edge in &plan.edges {
+///     println!("stage {} sends to stage {} in {} µs", edge.from, edge.to, edge.predicted.decode_us);
+/// }
+/// println!("{} tokens/s", plan.predicted.decode_tokens_per_s);
+///
+/// // A plan from a file runs only with its model and its devices.
+/// let read = Plan::from_json(&plan.to_json())?;
+/// let labels = planner.labels();
+/// let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+/// read.validate(&model.as_planned(Granularity::Block)?, &labels)?;
+/// assert_eq!(read, plan);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// This example plans for the devices of this machine:
 ///
 /// ```no_run
 /// # fn main() -> ragtag_engine::Result<()> {
@@ -162,7 +190,16 @@ impl Planner {
     pub fn fleet(self, fleet: &Fleet) -> Result<Self> {
         let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
         let (devices, links) = facts?;
-        Ok(self.device_facts(devices).links(links))
+        let planner = self.device_facts(devices).links(links);
+        Ok(Self { host_memory_bytes: fleet.host_memory_bytes, ..planner })
+    }
+
+    /// Returns the planner's devices and links, and the free host memory, as a fleet. A planner for this fleet makes
+    /// the same plans on any machine, except that they record no device options. Leaves out excluded devices.
+    pub fn to_fleet(&self) -> Fleet {
+        let excluded = &self.constraints.excluded;
+        let devices = self.devices.iter().filter(|device| !excluded.contains(&device.label));
+        Fleet::of(&devices.cloned().collect::<Vec<_>>(), &self.links, self.host_memory_bytes)
     }
 
     /// Returns the labels of the planner's devices.
@@ -493,15 +530,7 @@ impl Planner {
 }
 
 pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
-    let h = model.hyperparameters();
-    Ok(ModelFacts {
-        name: model.name().into(),
-        digest: model.fingerprint()?,
-        context: h.context,
-        row_bytes: u64::from(h.width) * 4,
-        vocabulary: h.vocabulary,
-        sequence_frequencies: h.rope.sequence_frequencies(),
-    })
+    Ok(ModelFacts::new(model.name(), model.fingerprint()?, model.hyperparameters()))
 }
 
 #[cfg(test)]

@@ -1,24 +1,57 @@
-//! Generates the JSON Schemas of fleets and plans from their Rust types. `cargo xtask schemas` writes them to
+//! Generates the JSON Schemas of fleets, plans and requests for plans from their Rust types. `cargo xtask schemas` writes them to
 //! `docs/schemas`. Knows nothing about the purpose of the formats.
 
 use crate::fleet::Fleet;
 use crate::plan::Plan;
+use crate::request::{PlanAnswer, PlanRequest};
 use ragtag_graph::{Granularity, WireType};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, KvType};
 use schemars::generate::SchemaSettings;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
+use serde_json::Value;
 
 /// Returns every schema as a pair of file name and JSON text.
-pub fn all() -> [(&'static str, String); 2] {
-    [("fleet.schema.json", text::<Fleet>()), ("plan.schema.json", text::<Plan>())]
+pub fn all() -> [(&'static str, String); 3] {
+    let of = |schema: Schema| lines(schema.as_value(), 2) + "\n";
+    let generator = || SchemaSettings::draft2020_12().into_generator();
+    [
+        ("fleet.schema.json", of(generator().into_root_schema_for::<Fleet>())),
+        ("plan.schema.json", of(generator().into_root_schema_for::<Plan>())),
+        ("plan-api.schema.json", of(api(generator()))),
+    ]
 }
 
-fn text<T: JsonSchema>() -> String {
-    let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<T>();
-    // `{:#}` prints indented JSON.
-    format!("{:#}\n", schema.as_value())
+/// Formats JSON with a line for each field of the outer `levels` objects.
+fn lines(value: &Value, levels: usize) -> String {
+    let Value::Object(fields) = value else { return value.to_string() };
+    if levels == 0 {
+        return value.to_string();
+    }
+    let line = |(name, field): (&String, &Value)| format!("{name:?}: {}", lines(field, levels - 1));
+    format!("{{\n{}\n}}", fields.iter().map(line).collect::<Vec<_>>().join(",\n"))
+}
+
+/// Returns the schema of a line that `ragtag plan --api` reads or writes.
+fn api(mut generator: SchemaGenerator) -> Schema {
+    let lines = [generator.subschema_for::<PlanRequest>(), generator.subschema_for::<PlanAnswer>()];
+    json_schema!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A request or an answer of ragtag plan --api",
+        "anyOf": lines,
+        "$defs": generator.take_definitions(true),
+    })
+}
+
+/// Returns the schema of the fleet of a request.
+pub(crate) fn requested_fleet(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [{ "$ref": "fleet.schema.json" }, { "type": ["string", "null"] }] })
+}
+
+/// Returns the schema of the plan of an answer.
+pub(crate) fn plan(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "$ref": "plan.schema.json" })
 }
 
 /// Returns a schema that allows exactly the serialised forms of `values`.
@@ -45,6 +78,15 @@ pub(crate) fn wire_type(_: &mut SchemaGenerator) -> Schema {
 
 pub(crate) fn activations(_: &mut SchemaGenerator) -> Schema {
     one_of(&Activations::ALL)
+}
+
+/// Returns the schema of a [`Profile`](crate::Profile). Only calibration writes profiles, so it names no more fields.
+pub(crate) fn profile(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "properties": { "ragtag_profile": { "const": crate::cost::PROFILE_VERSION } },
+        "required": ["ragtag_profile", "identity", "kinds"],
+    })
 }
 
 /// Returns the schema of [`Routes`](ragtag_transfer::Routes).

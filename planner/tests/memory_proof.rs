@@ -13,8 +13,8 @@ use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::RunSizes;
 use ragtag_planner::plan::PlanStage;
 use ragtag_planner::{
-    BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
-    PlanLimits, PlannerInput, Split, WeightSharing, Workload,
+    BufferLimits, DeviceFacts, FigureSource, Links, ModelFacts, Plan, PlanError, PlanLimits, PlannerInput,
+    Split, WeightSharing,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,44 +66,16 @@ fn plan_verifying(
         };
         DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), buffers, ..facts }
     };
-    let h = model.hyperparameters();
-    let facts = ModelFacts {
-        name: "tales".into(),
-        digest: "digest".into(),
-        context: h.context,
-        row_bytes: u64::from(h.width) * 4,
-        vocabulary: h.vocabulary,
-        sequence_frequencies: h.rope.sequence_frequencies(),
-    };
+    let facts = ModelFacts::new("tales", "digest", model.hyperparameters());
+    let (segments, links) = (model.segments(lowering).expect("segments"), Links::default());
+    let devices = [device(0), device(1)];
+    let limits = PlanLimits { slots: SLOTS, verified, ..PlanLimits::from(lowering) };
     ragtag_planner::plan(&PlannerInput {
-        model: &facts,
-        segments: &model.segments(lowering).expect("segments"),
-        other_chunks: &[],
-        devices: &[device(0), device(1)],
-        links: &Links::default(),
-        host_memory_bytes: None,
-        objective: Objective::Throughput,
-        workload: Workload::default(),
-        limits: PlanLimits {
-            context: Some(lowering.context),
-            sequences: lowering.sequences,
-            chunk: lowering.chunk,
-            logit_rows: lowering.logit_rows,
-            slots: SLOTS,
-            decode_groups: None,
-            credits: None,
-            kv: lowering.kv,
-            activations: lowering.activations,
-            wire_type: Some(lowering.wire_type),
-            verified,
-        },
-        constraints: Constraints::NONE,
-        trial: None,
         several_stages: false,
         streaming: false,
         from_file: false,
-        explained: true,
         split: Some(split),
+        ..PlannerInput::new(&facts, &segments, &devices, &links, limits)
     })
 }
 

@@ -2,13 +2,19 @@
 
 use super::args::CalibrateArgs;
 use super::error::{Error, Result};
-use super::output::{out_width, print_json, show, table};
+use super::files::{self, is_standard, write_file};
+use super::output::{out_width, print, print_json, show, table};
 use super::start::{calibrated, usual_kv, warnings};
-use crate::{Calibration, CalibrationOptions, Devices, MAX_CHUNK, Model};
+use crate::{Calibration, CalibrationOptions, Devices, MAX_CHUNK, Model, Planner};
 use ragtag_planner::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
 
 pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
+    let is_printed = args.export.as_deref().is_some_and(is_standard);
+    if is_printed && args.json {
+        return Err(Error::Usage("only one of --json and --export can go to standard output".into()));
+    }
+    files::check(args.export.iter().filter(|path| !is_standard(path)), args.model.path())?;
     let model = args.model.path().map_or_else(Model::bundled, Model::open)?;
     let mut selection = super::start::device_options(&args.devices);
     if args.every_api {
@@ -28,15 +34,33 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     options.limit = None;
     options.force = args.force;
     options.max_load = f64::from(args.load.max_load) / 100.0;
+    // Timing takes memory of the process, so this counts the free memory before, as other commands do.
+    let planner = Planner::new(&model).devices(&devices);
     let calibration = calibrated(&model, &devices, &options)?;
     if args.devices.strict {
         super::strict::check_calibration(&calibration)?;
     }
-    let printed = match args.json {
-        true => print_json(&as_json(&calibration)),
-        false => show(&as_table(&calibration, out_width())),
+    let printed = match (is_printed, args.json) {
+        (true, _) => Ok(()),
+        (false, true) => print_json(&as_json(&calibration)),
+        (false, false) => show(&as_table(&calibration, out_width())),
     };
-    printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
+    let exported = args.export.iter().try_for_each(|path| {
+        let fleet = as_fleet(planner.clone().calibrated(&calibration), &devices)?;
+        if is_printed { print(&fleet) } else { write_file(path, fleet.as_bytes()) }
+    });
+    printed.and(exported).and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
+}
+
+/// Returns the devices and links of `planner` in the format of fleets.
+fn as_fleet(planner: Planner, devices: &Devices) -> Result<String> {
+    let mut fleet = planner.to_fleet();
+    for device in &mut fleet.devices {
+        let adapter = device.measured.as_ref().and_then(|facts| devices.report().adapter(&facts.label));
+        device.kind = adapter.map(|adapter| adapter.kind);
+    }
+    fleet.facts().map_err(|cause| crate::Error::Fleet { of: "--export".into(), cause })?;
+    Ok(fleet.to_json())
 }
 
 fn as_json(calibration: &Calibration) -> serde_json::Value {

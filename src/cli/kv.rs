@@ -24,6 +24,12 @@ pub(crate) struct KvArgs {
 const TYPES: &[(&str, CacheType)] =
     &[("f32", CacheType::F32), ("f16", CacheType::F16), ("q8_0", CacheType::Q8_0), ("q4_0", CacheType::Q4_0)];
 
+impl From<KvType> for KvArgs {
+    fn from(kv: KvType) -> Self {
+        Self { kv: None, kv_keys: Some(kv.keys()), kv_values: Some(kv.values()) }
+    }
+}
+
 impl KvArgs {
     /// Returns the requested types. `usual` are the types that apply if the user requests none.
     ///

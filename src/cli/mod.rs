@@ -23,6 +23,7 @@ mod output;
 mod perplexity;
 mod pictures;
 mod plan;
+mod plan_api;
 mod plan_table;
 mod progress;
 mod records;

@@ -5,7 +5,7 @@ use super::error::Result;
 use super::output::{out_width, print, show};
 use super::pictures::{Pictures, bars};
 use super::plan_table::{as_table, summary};
-use super::start::{Needs, for_fleet_or_devices, open_metadata};
+use super::start::{Needs, fleet, for_fleet_or_devices, open_metadata};
 use crate::pictures::{Gantt, Report};
 use crate::{Model, Planner};
 use ragtag_planner::plan::Plan;
@@ -13,12 +13,15 @@ use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::PathBuf;
 
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
+    if args.api {
+        return super::plan_api::run(args);
+    }
     let inputs = args.model.path().into_iter().chain(&args.placement.plan).map(PathBuf::as_path);
     let pictures = Pictures::new(&args.pictures, args.json, inputs.chain(args.fleet.file()))?;
-    let model = open_metadata(&args.model, args.described, args.placement.rope_scaling)?;
+    let model = open_metadata(args.model.path(), args.described, args.placement.rope_scaling)?;
     let needs = Needs { asked: args.parallel, request: args.request, ..Needs::of(1) };
     let (planner, devices) =
-        for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
+        for_fleet_or_devices(&model, fleet(&args.fleet)?.as_ref(), &args.devices, &args.placement, needs)?;
     let mut report = Report::new(planner.plan()?);
     if pictures.are_wanted() {
         // If the plan cannot be simulated, the report keeps the estimated timelines.

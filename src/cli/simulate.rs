@@ -5,7 +5,7 @@ use super::error::{Error, Result};
 use super::files::{self, cannot_read, write_file};
 use super::output::{TextTable, bytes, inform, out_width, print_json, show, table};
 use super::plan_table::summary;
-use super::start::{Needs, for_fleet_or_devices, open_metadata};
+use super::start::{Needs, fleet, for_fleet_or_devices, open_metadata};
 use crate::Trace;
 use crate::files::read_text;
 use ragtag_planner::plan::Plan;
@@ -22,13 +22,14 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
     let inputs = inputs.map(PathBuf::as_path).chain(args.fleet.file());
     files::check(args.trace.as_deref(), inputs)?;
     let load = load(args)?;
-    let model = open_metadata(&args.model, args.described, args.placement.rope_scaling)?;
+    let model = open_metadata(args.model.path(), args.described, args.placement.rope_scaling)?;
     let needs = Needs {
         asked: args.parallel,
         context: Some(longest(&load).min(model.hyperparameters().context)),
         ..Needs::of(args.closed.unwrap_or(PARALLEL))
     };
-    let (planner, _) = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
+    let fleet = fleet(&args.fleet)?;
+    let (planner, _) = for_fleet_or_devices(&model, fleet.as_ref(), &args.devices, &args.placement, needs)?;
     let plan = &planner.plan()?;
     inform(&summary(plan));
     let (devices, links) = planner.facts();

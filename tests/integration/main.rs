@@ -34,6 +34,7 @@ mod memory;
 mod models;
 mod pictures;
 mod pipelines;
+mod plan_api;
 mod rope_lengths;
 mod row_lengths;
 mod simulation;

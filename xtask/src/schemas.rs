@@ -1,4 +1,4 @@
-//! Writes `docs/schemas`, the JSON Schemas of fleets and plans, from the Rust types. A test of
+//! Writes `docs/schemas`, the JSON Schemas of fleets, plans and requests for plans, from the Rust types. A test of
 //! `ragtag-planner` fails if the schemas are out of date.
 //!
 //! Knows nothing about the content of a schema.

@@ -5,6 +5,7 @@ use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::profile::Profile;
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::Activations;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ fn assumed_file_rate() -> Figure {
 }
 
 /// The planner's description of a device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct DeviceFacts {
     /// Device label, for example `cpu:0`.
     pub label: String,
@@ -59,13 +61,14 @@ pub struct DeviceFacts {
     #[serde(default)]
     pub weight_sharing: WeightSharing,
     /// Times measured with a model's own segments. They take precedence over the rates.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schemas::profile")]
     pub profile: Option<Arc<Profile>>,
 }
 
 /// Use of pages of host memory that several devices of a process share. A device that can copy from the
 /// memory of another one streams those weights from there that both store in the same layout.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WeightSharing {
     /// The device cannot use such pages.
@@ -80,7 +83,8 @@ pub enum WeightSharing {
 }
 
 /// Maximum sizes of a device's buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct BufferLimits {
     /// Maximum size of an allocation, in bytes.
     pub allocation_bytes: u64,

@@ -2,13 +2,15 @@
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use ragtag_transfer::{Route, Routes};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The planner's description of the link from one device to another.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LinkFacts {
     /// Routes that activations take over the link.
+    #[schemars(schema_with = "crate::schemas::routes")]
     pub routes: Routes,
     /// Time of the smallest transfer.
     pub latency_us: Figure,

@@ -20,6 +20,9 @@ pub const PROFILE_VERSION: u32 = 5;
 /// Minimum distance between the positions of two samples of a line. It keeps all slopes finite.
 const MIN_POSITIONS: f64 = 1e-3;
 
+/// Maximum number of samples in a profile. A calibration takes far fewer, and each prediction reads some of them.
+const MAX_SAMPLES: usize = 1 << 14;
+
 /// Segment times of one model shape on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -485,7 +488,13 @@ impl Profile {
     }
 
     /// Returns the path of the first field that has an invalid value, if any.
-    fn nonsense(&self) -> Option<String> {
+    pub(crate) fn nonsense(&self) -> Option<String> {
+        if self.ragtag_profile != PROFILE_VERSION {
+            return Some("ragtag_profile".into());
+        }
+        if self.kinds.iter().map(|kind| kind.samples.len()).sum::<usize>() > MAX_SAMPLES {
+            return Some("kinds (their number of samples)".into());
+        }
         let mut overheads = vec![
             ("stage_us".to_owned(), self.stage_us),
             ("hand_over_us".to_owned(), self.hand_over_us),

@@ -7,11 +7,12 @@ use crate::cost::{Figure, FigureSource};
 use crate::json::number;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 
 /// A value in a fleet file: a plain number, whose source is the user, or an object with `value` and `source`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
 pub struct FleetFigure(pub Figure);
 
 impl From<f64> for FleetFigure {

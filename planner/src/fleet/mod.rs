@@ -2,7 +2,8 @@
 //!
 //! [`Fleet`] is the file format. [`Fleet::facts`] validates a fleet and converts it to the planner's input. A
 //! device is described by its own values, by a card from the library ([`cards`]), or by reference to another
-//! device of the fleet. The device's own values take precedence.
+//! device of the fleet, or by the measurements of a real device ([`Fleet::of`]). The device's own values take
+//! precedence.
 //!
 //! A datasheet value is a theoretical peak. [`Fleet::facts`] scales it by the fraction that Ragtag's kernels
 //! reached in measurements ([`Reached`]). All other values are used unchanged.
@@ -10,6 +11,7 @@
 //! This module knows nothing about the search, and opens no file.
 
 mod cards;
+mod export;
 mod figure;
 mod resolve;
 mod spec;
@@ -20,11 +22,11 @@ pub use cards::{Card, CardSource, Pcie, Reached, card, card_named, cards, reache
 pub use figure::FleetFigure;
 pub use resolve::{with_datasheet, with_reported_rates};
 
-use crate::cost::{DeviceFacts, Links};
+use crate::cost::{DeviceFacts, LinkFacts, Links};
 use crate::json;
 use ragtag_hal::AdapterKind;
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 /// Format version that this build reads.
@@ -34,7 +36,7 @@ pub const FLEET_VERSION: u32 = 1;
 pub const MAX_DEVICES: usize = 64;
 
 /// A set of hypothetical devices and the links between them.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "A fleet of Ragtag")]
 pub struct Fleet {
@@ -52,15 +54,18 @@ pub struct Fleet {
     /// Resources that several links share, such as a bus, a bridge or a switch.
     #[serde(default)]
     pub shared_links: Vec<FleetSharedLink>,
+    /// Free host memory that plans may use, in bytes. If absent, the planner does not check host memory.
+    #[serde(default)]
+    pub host_memory_bytes: Option<u64>,
 }
 
 /// A device, or several equal devices. Omitted values come from `card`, or from the device that `like` names.
-/// Each device must get memory, bandwidth and `f32_tflop_per_s` in one of these ways.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+/// Each device must get memory, bandwidth and `f32_tflop_per_s` in one of these ways, or from `measured`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetDevice {
     /// Label: letters, digits and `-_.:`. With `count`, the devices are named `label:0`, `label:1` and so on.
-    /// Without a label, they are named after the card: `card:0` and so on.
+    /// Without a label, they have the label in `measured`, or are named after the card: `card:0` and so on.
     pub label: Option<String>,
     /// Name of a card in the library (`cards`).
     pub card: Option<String>,
@@ -98,10 +103,14 @@ pub struct FleetDevice {
     pub host_bandwidth_gb_per_s: Option<FleetFigure>,
     /// PCI Express link of the device, as an alternative to `host_bandwidth_gb_per_s`.
     pub pcie: Option<Pcie>,
+    /// Measurements of a real device, as an alternative to `card` and `like`. They are used unchanged. Other
+    /// values of this entry override them, except `kind` and `through`. Rates of products, `bandwidth_gb_per_s` and
+    /// `launch_us` also replace the times in the profile.
+    pub measured: Option<DeviceFacts>,
 }
 
-/// The link between two devices.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+/// The link between two devices. It has a rate of its own, or measurements.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetLink {
     /// Label of the source device.
@@ -115,7 +124,11 @@ pub struct FleetLink {
     #[serde(default)]
     pub latency_us: Option<FleetFigure>,
     /// Rate of large transfers, in units of 10⁹ bytes per second.
-    pub bandwidth_gb_per_s: FleetFigure,
+    #[serde(default)]
+    pub bandwidth_gb_per_s: Option<FleetFigure>,
+    /// Measurements of a real link, with its routes. Other values of this entry override them.
+    #[serde(default)]
+    pub measured: Option<LinkFacts>,
 }
 
 fn both_ways() -> bool {
@@ -124,7 +137,7 @@ fn both_ways() -> bool {
 
 /// A resource that several links share. Its busy time is the sum over all transfers of a plan that use the
 /// resource.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetSharedLink {
     /// Display name.

@@ -5,9 +5,10 @@
 
 use super::figure::{Bounds, GB_PER_S, MEMORY_BYTES, MEMORY_GIB, MICROSECONDS, T_PER_S};
 use super::{
-    Card, FLEET_VERSION, Fleet, FleetDevice, FleetFigure, InvalidFleet, MAX_DEVICES, Reached, card, reached,
+    Card, FLEET_VERSION, Fleet, FleetDevice, FleetFigure, FleetLink, InvalidFleet, MAX_DEVICES, Reached,
+    card, reached,
 };
-use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink, WeightSharing};
+use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink, WeightSharing};
 use crate::json::quoted;
 use ragtag_hal::AdapterKind;
 use ragtag_transfer::Route;
@@ -16,10 +17,12 @@ use std::collections::{HashMap, HashSet};
 /// Fraction of a card's memory that plans may use. The driver and other programs use the rest.
 const MEMORY_SHARE: f64 = 0.95;
 /// Fraction of a bus's peak rate that copies from pinned memory usually reach.
-const BUS_SHARE: f64 = 0.8;
+pub(super) const BUS_SHARE: f64 = 0.8;
 /// Maximum number of characters in a label.
 const LABEL_CHARACTERS: usize = 64;
 const GIB: f64 = (1u64 << 30) as f64;
+/// Maximum memory of a measured device and of the host: 64 TiB.
+const MAX_MEMORY_BYTES: u64 = 1 << 46;
 
 type Result<T> = std::result::Result<T, InvalidFleet>;
 
@@ -52,11 +55,16 @@ struct Known {
     stage_us: Option<Stated>,
     host_latency_us: Option<Stated>,
     host_bandwidth: Option<Stated>,
+    measured: Option<DeviceFacts>,
 }
 
 pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
     if fleet.ragtag_fleet != FLEET_VERSION {
         return Err(InvalidFleet::Version { found: fleet.ragtag_fleet });
+    }
+    if let Some(bytes) = fleet.host_memory_bytes.filter(|bytes| *bytes > MAX_MEMORY_BYTES) {
+        let why = format!("is {bytes}, must be at most {MAX_MEMORY_BYTES}");
+        return Err(InvalidFleet::wrong("host_memory_bytes", why));
     }
     let labels = labels(&fleet.devices)?;
     let mut devices = Vec::new();
@@ -146,7 +154,7 @@ fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     for (at, device) in devices.iter().enumerate() {
         let path = format!("devices[{at}]");
         for number in 0..device.count.unwrap_or(1) {
-            let label = match (&device.label, &device.card) {
+            let label = match (own_label(device), &device.card) {
                 (Some(label), _) if device.count.is_none() => label.clone(),
                 (Some(label), _) => format!("{label}:{number}"),
                 (None, Some(card)) => {
@@ -165,6 +173,11 @@ fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
         }
     }
     Ok(labels)
+}
+
+/// Returns the label that the entry states, or that of the measured device.
+fn own_label(device: &FleetDevice) -> Option<&String> {
+    device.label.as_ref().or_else(|| Some(&device.measured.as_ref()?.label))
 }
 
 /// Checks the count of each entry, and the total number of devices.
@@ -201,6 +214,10 @@ fn check_label(path: &str, label: &str) -> Result<()> {
 fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<Known> {
     let (device, path) = (&devices[at], format!("devices[{at}]"));
     let own = own(device, &path)?;
+    if device.measured.is_some() && (device.card.is_some() || device.like.is_some()) {
+        let why = "conflicts with card and like; give only one of them";
+        return Err(InvalidFleet::wrong(&format!("{path}.measured"), why));
+    }
     let base = match (&device.card, &device.like) {
         (None, None) => Known::default(),
         (Some(_), Some(_)) => {
@@ -215,7 +232,7 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
         })?),
         (None, Some(label)) => {
             let path = format!("{path}.like");
-            let other = devices.iter().position(|other| other.label.as_ref() == Some(label));
+            let other = devices.iter().position(|other| own_label(other) == Some(label));
             let other = other.ok_or_else(|| {
                 let why = format!("there is no device with the label \"{}\" in the file", quoted(label));
                 InvalidFleet::wrong(&path, why)
@@ -243,6 +260,7 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
         stage_us: own.stage_us.or(base.stage_us),
         host_latency_us: own.host_latency_us.or(base.host_latency_us),
         host_bandwidth: own.host_bandwidth.or(base.host_bandwidth),
+        measured: own.measured.or(base.measured),
     })
 }
 
@@ -299,7 +317,20 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
         stage_us: figure("stage_us", &MICROSECONDS, device.stage_us)?,
         host_latency_us: figure("host_latency_us", &MICROSECONDS, device.host_latency_us)?,
         host_bandwidth,
+        measured: measured(&format!("{path}.measured"), device.measured.as_ref())?,
     })
+}
+
+/// Checks the measurements of a device.
+fn measured(path: &str, facts: Option<&DeviceFacts>) -> Result<Option<DeviceFacts>> {
+    let Some(facts) = facts else { return Ok(None) };
+    let profile =
+        facts.profile.as_deref().and_then(Profile::nonsense).map(|field| format!("profile.{field}"));
+    let memory = (facts.memory_bytes > MAX_MEMORY_BYTES).then(|| "memory_bytes".to_owned());
+    match facts.nonsense().map(str::to_owned).or(memory).or(profile) {
+        Some(field) => Err(InvalidFleet::wrong(&format!("{path}.{field}"), "is out of range")),
+        None => Ok(Some(facts.clone())),
+    }
 }
 
 /// Returns the values of a card, all of them as peaks. Values that are not from the datasheet have the source
@@ -325,40 +356,65 @@ fn of_card(card: &Card) -> Known {
 
 /// Converts the known values of a device to the planner's form. Scales peaks to the rates that kernels reach.
 fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
-    let missing = |field: &str| {
-        InvalidFleet::wrong(
-            &format!("{path}.{field}"),
-            "is missing; give it, or use a card or a device that has it",
-        )
-    };
-    let memory = known.memory_gib.ok_or_else(|| missing("memory_gib"))?;
-    let bandwidth = known.bandwidth.ok_or_else(|| missing("bandwidth_gb_per_s"))?;
-    let f32 = known.f32.ok_or_else(|| missing("f32_tflop_per_s"))?;
-    let rates = [Some(bandwidth), Some(f32), known.f16_matrix, known.int8];
+    let rates = [known.bandwidth, known.f32, known.f16_matrix, known.int8];
     let share = shares(path, known, rates.into_iter().flatten().any(|rate| rate.is_peak))?;
-
-    let memory_bytes = memory.reached(MEMORY_SHARE, GIB);
-    let kind = known.kind.unwrap_or(AdapterKind::Discrete);
-    let assumed = DeviceFacts::assumed(label, kind, 1, memory_bytes.value as u64, memory_bytes.source);
-    let exact = f32.reached(share.map_or(1.0, |s| s.f32), 1e12);
-    let int8 = known.int8.map(|int8| int8.reached(share.map_or(1.0, |s| s.int8), 1e12));
     // Ignore matrix units that no kernel uses through this API.
     let matrix_share = share.map_or(Some(1.0), |s| s.f16_matrix);
     let matrix = known.f16_matrix.zip(matrix_share).map(|(matrix, share)| matrix.reached(share, 1e12));
-    let fast = [int8, matrix].into_iter().flatten().fold(exact, |a, b| if b.value > a.value { b } else { a });
+    let base = match &known.measured {
+        Some(facts) => of_measured(label, known, facts),
+        None => DeviceFacts { f16_products: matrix.is_some(), ..of_figures(path, label, known, share)? },
+    };
+    let exact = known.f32.map(|f32| f32.reached(share.map_or(1.0, |s| s.f32), 1e12));
+    let int8 = known.int8.map(|int8| int8.reached(share.map_or(1.0, |s| s.int8), 1e12));
+    let slowest = exact.filter(|_| known.measured.is_none());
+    let fast = [slowest, int8, matrix].into_iter().flatten();
+    let fast = fast.reduce(|a, b| if b.value > a.value { b } else { a });
+    let bandwidth = known.bandwidth.map(|rate| rate.reached(share.map_or(1.0, |s| s.bandwidth), 1e9));
     let overhead = |own: Option<Stated>, otherwise: Figure| own.map_or(otherwise, |own| own.figure);
-    let launch = share.map_or(assumed.launch_us, |share| Figure::assumed(share.launch_us));
+    let host_bandwidth = known.host_bandwidth.map(|rate| rate.reached(BUS_SHARE, 1e9));
     Ok(DeviceFacts {
-        bandwidth_bytes_per_s: bandwidth.reached(share.map_or(1.0, |s| s.bandwidth), 1e9),
-        exact_flops_per_s: exact,
-        fast_flops_per_s: fast,
-        launch_us: overhead(known.launch_us, launch),
-        stage_us: overhead(known.stage_us, assumed.stage_us),
-        host_latency_us: overhead(known.host_latency_us, assumed.host_latency_us),
-        host_bandwidth_bytes_per_s: known
-            .host_bandwidth
-            .map_or(assumed.host_bandwidth_bytes_per_s, |rate| rate.reached(BUS_SHARE, 1e9)),
-        f16_products: matrix.is_some(),
+        bandwidth_bytes_per_s: bandwidth.unwrap_or(base.bandwidth_bytes_per_s),
+        exact_flops_per_s: exact.unwrap_or(base.exact_flops_per_s),
+        fast_flops_per_s: fast.unwrap_or(base.fast_flops_per_s),
+        launch_us: overhead(known.launch_us, base.launch_us),
+        stage_us: overhead(known.stage_us, base.stage_us),
+        host_latency_us: overhead(known.host_latency_us, base.host_latency_us),
+        host_bandwidth_bytes_per_s: host_bandwidth.unwrap_or(base.host_bandwidth_bytes_per_s),
+        ..base
+    })
+}
+
+/// Returns the measured facts with the label and the memory of the fleet. Without the profile if the fleet states a
+/// rate that its times would hide.
+fn of_measured(label: &str, known: &Known, facts: &DeviceFacts) -> DeviceFacts {
+    let hidden = [known.bandwidth, known.f32, known.f16_matrix, known.int8, known.launch_us];
+    let measured = (facts.memory_bytes, facts.memory_source);
+    let (memory_bytes, memory_source) = known.memory_gib.map_or(measured, memory);
+    DeviceFacts {
+        label: label.into(),
+        memory_bytes,
+        memory_source,
+        profile: facts.profile.clone().filter(|_| hidden.iter().all(Option::is_none)),
+        ..facts.clone()
+    }
+}
+
+/// Returns assumed facts of a device of the known kind, with the known memory.
+fn of_figures(path: &str, label: &str, known: &Known, share: Option<&Reached>) -> Result<DeviceFacts> {
+    let needed = |value: Option<Stated>, field: &str| {
+        value.ok_or_else(|| {
+            let why = "is missing; give it, or use a card or a device that has it";
+            InvalidFleet::wrong(&format!("{path}.{field}"), why)
+        })
+    };
+    let (memory_bytes, source) = memory(needed(known.memory_gib, "memory_gib")?);
+    needed(known.bandwidth, "bandwidth_gb_per_s")?;
+    needed(known.f32, "f32_tflop_per_s")?;
+    let kind = known.kind.unwrap_or(AdapterKind::Discrete);
+    let assumed = DeviceFacts::assumed(label, kind, 1, memory_bytes, source);
+    Ok(DeviceFacts {
+        launch_us: share.map_or(assumed.launch_us, |share| Figure::assumed(share.launch_us)),
         weight_sharing: match known.through.as_deref() {
             Some("cpu") => WeightSharing::Owner,
             Some("cuda" | "hip") => WeightSharing::Blocks,
@@ -367,6 +423,12 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
         },
         ..assumed
     })
+}
+
+/// Returns the memory that plans may use, in bytes, with its source.
+fn memory(stated: Stated) -> (u64, FigureSource) {
+    let figure = stated.reached(MEMORY_SHARE, GIB);
+    (figure.value as u64, figure.source)
 }
 
 /// Returns the fractions of datasheet values that kernels reach through the device's API. `needed` says
@@ -439,15 +501,7 @@ fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize),
         if from == to {
             return Err(InvalidFleet::wrong(&path, format!("links {} to itself", link.from)));
         }
-        let bandwidth = stated(&path, "bandwidth_gb_per_s", &GB_PER_S, link.bandwidth_gb_per_s)?;
-        let latency =
-            link.latency_us.map(|figure| stated(&path, "latency_us", &MICROSECONDS, figure)).transpose()?;
-        let staged = by_host(&ends.devices[from], &ends.devices[to]);
-        let facts = LinkFacts {
-            latency_us: latency.map_or(staged.latency_us, |latency| latency.figure),
-            bandwidth_bytes_per_s: bandwidth.reached(BUS_SHARE, 1e9),
-            ..staged
-        };
+        let facts = link_facts(&path, link, [from, to].map(|at| &ends.devices[at]))?;
         let back = link.both_ways.then_some((to, from));
         for way in [Some((from, to)), back].into_iter().flatten() {
             if let Some((first, _)) = given.insert(way, (at, facts.clone())) {
@@ -458,6 +512,37 @@ fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize),
         }
     }
     Ok(given)
+}
+
+/// Returns the measurements of a link, or those of a link through the host, with the values that the file states.
+fn link_facts(path: &str, link: &FleetLink, ends: [&DeviceFacts; 2]) -> Result<LinkFacts> {
+    let figure = |field: &str, bounds: &Bounds, figure: Option<FleetFigure>| {
+        figure.map(|figure| stated(path, field, bounds, figure)).transpose()
+    };
+    let bandwidth = figure("bandwidth_gb_per_s", &GB_PER_S, link.bandwidth_gb_per_s)?;
+    let latency = figure("latency_us", &MICROSECONDS, link.latency_us)?;
+    let base = match &link.measured {
+        None if bandwidth.is_none() => {
+            return Err(InvalidFleet::wrong(&format!("{path}.bandwidth_gb_per_s"), "is missing"));
+        }
+        None => by_host(ends[0], ends[1]),
+        Some(facts) => {
+            let routes = facts.routes.check().err().map(|cause| ("routes", cause.to_string()));
+            let figure = facts.nonsense().map(|field| (field, "is out of range".into()));
+            match figure.or(routes) {
+                Some((field, why)) => {
+                    return Err(InvalidFleet::wrong(&format!("{path}.measured.{field}"), why));
+                }
+                None => facts.clone(),
+            }
+        }
+    };
+    Ok(LinkFacts {
+        latency_us: latency.map_or(base.latency_us, |latency| latency.figure),
+        bandwidth_bytes_per_s: bandwidth
+            .map_or(base.bandwidth_bytes_per_s, |rate| rate.reached(BUS_SHARE, 1e9)),
+        ..base
+    })
 }
 
 /// Resolves the shared link at index `at` of the file.

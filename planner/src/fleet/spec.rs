@@ -14,7 +14,13 @@ pub(super) fn parse(line: &str) -> Result<Fleet, InvalidFleet> {
         let why = format!("has {all} devices; a fleet has 1 to {MAX_DEVICES} in all");
         return Err(InvalidFleet::wrong("the line", why));
     }
-    Ok(Fleet { ragtag_fleet: FLEET_VERSION, devices, links: Vec::new(), shared_links: Vec::new() })
+    Ok(Fleet {
+        ragtag_fleet: FLEET_VERSION,
+        devices,
+        links: vec![],
+        shared_links: vec![],
+        host_memory_bytes: None,
+    })
 }
 
 fn device(part: &str) -> Result<FleetDevice, InvalidFleet> {

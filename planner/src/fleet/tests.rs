@@ -1,7 +1,7 @@
 //! Tests of the fleet format, the card library, and the path of every error.
 
 use super::*;
-use crate::cost::{Figure, FigureSource, LinkFacts, WeightSharing};
+use crate::cost::{Figure, FigureSource, LinkFacts, SharedLink, WeightSharing};
 use std::collections::HashSet;
 
 fn fails(text: &str) -> String {
@@ -241,9 +241,7 @@ fn links_join_two_devices_once() {
         fails(&link(r#"{"from": "a", "to": "b", "bandwidth_gb_per_s": 0}"#))
             .contains("links[0].bandwidth_gb_per_s: is 0")
     );
-    assert!(
-        fails(&link(r#"{"from": "a", "to": "b"}"#)).contains("links[0]: missing field `bandwidth_gb_per_s`")
-    );
+    assert!(fails(&link(r#"{"from": "a", "to": "b"}"#)).contains("links[0].bandwidth_gb_per_s: is missing"));
 
     let shared = |users: &str| {
         fleet(
@@ -269,6 +267,119 @@ fn links_join_two_devices_once() {
         assert!(message.contains(&words), "{message}");
     }
     assert!(fails(&shared(r#"["a", "a"]"#)).contains("shared_links[0].users[0]: links a to itself"));
+}
+
+/// Returns a fleet of two measured devices, one of them with a profile.
+fn measured() -> Fleet {
+    let profile = r#"{"ragtag_profile": 5, "measured_unix_s": 9, "timed_for": {"chunk": 128, "sequences": 1}, "stage_us": 1.1,
+        "identity": {"device": "cpu", "name": "x", "driver": "", "units": 2, "together": 2, "kernels": "k", "shape": "s",
+            "activations": "int8", "kv": "f16"}, "hand_over_us": 0, "host_latency_us": 0.3, "roofline": null,
+        "host_bandwidth_bytes_per_s": 1e9, "token_return": {"latency_us": 7, "row_us": 0.1}, "kinds": [{"samples": [{"at":
+            {"rows": 1, "sequences": 1, "positions": 32.5}, "median_us": 100.7, "spread_us": 1.3, "count": 9}], "key":
+            {"kind": "block", "flops_per_row": 2, "flops_per_row_position": 1, "read_bytes": 7, "read_bytes_per_row": 1,
+            "kv_bytes_per_position": 4}}]}"#;
+    let profile = std::sync::Arc::new(crate::Profile::from_json(profile).unwrap());
+    let assumed =
+        |label| DeviceFacts::assumed(label, AdapterKind::Cpu, 3, (1 << 30) + 1, FigureSource::Reported);
+    let devices = [assumed("cpu:0").with_profile(profile), assumed("cpu:1")];
+    let facts = LinkFacts::fitted(ragtag_transfer::Route::Peer.into(), &[(4096, 3.3), (65536, 17.1)]);
+    let (_, links) = facts_of_switch();
+    let known = vec![("cpu:0".into(), "cpu:1".into(), facts)];
+    let users = vec![("cpu:1".into(), "cpu:0".into())];
+    let shared = links.shared.into_iter().map(|link| SharedLink { users: users.clone(), ..link }).collect();
+    Fleet::of(&devices, &Links { known, shared, ..Links::default() }, Some(5 << 30))
+}
+
+fn facts_of_switch() -> (Vec<DeviceFacts>, Links) {
+    facts(include_str!("../../../examples/fleets/switch.json"))
+}
+
+#[test]
+fn measurements_are_read_back_unchanged() {
+    let fleet = measured();
+    let text = fleet.to_json();
+    assert!(!text.contains("null"), "{text}");
+    let read = Fleet::from_json(&text).unwrap();
+    assert_eq!(read, fleet);
+    let (devices, links) = read.facts().unwrap();
+    let stated: Vec<_> = fleet.devices.iter().filter_map(|device| device.measured.clone()).collect();
+    assert_eq!(devices, stated);
+    assert_eq!(links.between("cpu:0", "cpu:1"), fleet.links[0].measured.as_ref().unwrap());
+    assert_eq!(links.between("cpu:1", "cpu:0"), &LinkFacts::assumed());
+    let (_, switch) = facts_of_switch();
+    let rate = |links: &Links| links.shared[0].bandwidth_bytes_per_s;
+    assert_eq!(rate(&links).source, rate(&switch).source);
+    assert!((rate(&links).value / rate(&switch).value - 1.0).abs() < 1e-12, "{links:?}");
+}
+
+#[test]
+fn values_of_the_entry_override_measurements() {
+    let with = |change: &dyn Fn(&mut FleetDevice)| {
+        let mut fleet = measured();
+        change(&mut fleet.devices[0]);
+        Fleet::from_json(&fleet.to_json()).unwrap().facts().unwrap().0.swap_remove(0)
+    };
+    let before = with(&|_| ());
+    let half = with(&|device| device.memory_gib = Some(0.5.into()));
+    let memory = (512 << 20, FigureSource::User);
+    assert_eq!(half, DeviceFacts { memory_bytes: memory.0, memory_source: memory.1, ..before.clone() });
+    let slow = with(&|device| device.stage_us = Some(8.0.into()));
+    assert_eq!((slow.stage_us.value, &slow.profile), (8.0, &before.profile));
+    // The measured times would hide these values.
+    let slow = with(&|device| device.int8_top_per_s = Some(0.001.into()));
+    assert_eq!((slow.fast_flops_per_s.value, &slow.profile), (1e9, &None));
+    assert_eq!(slow.exact_flops_per_s, before.exact_flops_per_s);
+
+    let mut fleet = measured();
+    fleet.links[0].bandwidth_gb_per_s = Some(2.0.into());
+    let (_, links) = fleet.facts().unwrap();
+    let (link, measured) = (links.between("cpu:0", "cpu:1"), fleet.links[0].measured.as_ref().unwrap());
+    assert_eq!((link.bandwidth_bytes_per_s.value, &link.routes), (2e9, &measured.routes));
+    assert_eq!(link.latency_us, measured.latency_us);
+    // Another device may be like a measured one.
+    let like = FleetDevice { label: Some("b".into()), like: Some("cpu:0".into()), ..FleetDevice::default() };
+    fleet.devices.push(like);
+    assert_eq!(fleet.facts().unwrap().0[2].profile, before.profile);
+}
+
+#[test]
+fn measurements_are_checked() {
+    let text = measured().to_json();
+    for (from, to, message) in [
+        ("\"stage_us\": 1.1", "\"stage_us\": -1", "devices[0].measured.profile.stage_us: is out of range"),
+        ("\"rows\": 1", "\"rows\": 0", "devices[0].measured.profile.kinds[0].samples[0].at: is out of range"),
+        ("\"ragtag_profile\": 5", "\"ragtag_profile\": 4", "devices[0].measured.profile.ragtag_profile: is"),
+        (
+            "\"memory_bytes\": 1073741825",
+            "\"memory_bytes\": 1073741825000000",
+            "measured.memory_bytes: is out",
+        ),
+        ("\"route\": \"peer\"", "\"route\": {\"host-staged\": {\"depth\": 0}}", "links[0].measured.routes: "),
+        ("5368709120", "536870912000000000", "host_memory_bytes: is 536870912000000000, must be at most"),
+        ("\"label\": \"cpu:1\"", "\"label\": \"cpu 1\"", "devices[1].label: \"cpu 1\" is not a valid label"),
+        ("\"in_host_memory\"", "\"in_host_memori\"", "devices[0].measured.in_host_memori: unknown field"),
+        ("\"measured\": {", "\"card\": \"l4\", \"measured\": {", "devices[0].measured: conflicts with card"),
+    ] {
+        let damaged = text.replacen(from, to, 1);
+        assert_ne!(damaged, text, "{from}");
+        assert!(fails(&damaged).contains(message), "{message}: {}", fails(&damaged));
+    }
+    let mut slow = measured();
+    slow.devices[1].measured.as_mut().unwrap().bandwidth_bytes_per_s.value = f64::NAN;
+    let error = slow.facts().unwrap_err().to_string();
+    assert_eq!(error, "devices[1].measured.bandwidth_bytes_per_s: is out of range");
+    slow = measured();
+    slow.links[1].measured.as_mut().unwrap().latency_us.value = 1e300;
+    assert_eq!(slow.facts().unwrap_err().to_string(), "links[1].measured.latency_us: is out of range");
+    // Such a fleet would be slow to plan for.
+    let mut many = measured();
+    let facts = many.devices[0].measured.as_mut().unwrap();
+    let mut profile = (**facts.profile.as_ref().unwrap()).clone();
+    profile.kinds = vec![profile.kinds[0].clone(); (1 << 14) + 1];
+    facts.profile = Some(profile.into());
+    assert!(
+        many.facts().unwrap_err().to_string().contains("profile.kinds (their number of samples): is out")
+    );
 }
 
 #[test]

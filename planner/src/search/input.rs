@@ -5,7 +5,7 @@ use crate::cost::{DeviceFacts, Links};
 use crate::objective::{Objective, Workload};
 use crate::plan::{Plan, logit_rows};
 use crate::split::Split;
-use ragtag_graph::{Segment, StageResult, WireType};
+use ragtag_graph::{Hyperparameters, Lowering, Segment, StageResult, WireType};
 use ragtag_kernels::{Activations, KvType};
 
 /// Facts about the model that the planner needs in addition to the segments.
@@ -26,6 +26,18 @@ pub struct ModelFacts {
 }
 
 impl ModelFacts {
+    /// Returns the facts of a model with these hyperparameters.
+    pub fn new(name: impl Into<String>, digest: impl Into<String>, h: &Hyperparameters) -> Self {
+        Self {
+            name: name.into(),
+            digest: digest.into(),
+            context: h.context,
+            row_bytes: u64::from(h.width) * 4,
+            vocabulary: h.vocabulary,
+            sequence_frequencies: h.rope.sequence_frequencies(),
+        }
+    }
+
     /// Returns the bytes of one row of logits.
     pub fn logit_row_bytes(&self) -> u64 {
         StageResult::Logits { vocabulary: self.vocabulary }.row_bytes()
@@ -58,6 +70,25 @@ pub struct PlanLimits {
     pub wire_type: Option<WireType>,
     /// Whether the stages verify transfers, which takes memory for checksums.
     pub verified: bool,
+}
+
+impl From<&Lowering> for PlanLimits {
+    /// Returns the limits of a lowering, with three slots and the wire type of the lowering.
+    fn from(lowering: &Lowering) -> Self {
+        Self {
+            context: Some(lowering.context),
+            sequences: lowering.sequences,
+            chunk: lowering.chunk,
+            logit_rows: lowering.logit_rows,
+            slots: 3,
+            decode_groups: None,
+            credits: None,
+            kv: lowering.kv,
+            activations: lowering.activations,
+            wire_type: Some(lowering.wire_type),
+            verified: false,
+        }
+    }
 }
 
 impl PlanLimits {
@@ -152,7 +183,36 @@ pub struct PlannerInput<'a> {
     pub split: Option<&'a Split>,
 }
 
-impl PlannerInput<'_> {
+impl<'a> PlannerInput<'a> {
+    /// Returns inputs for the objective throughput and the default request, without constraints, simulated trials or
+    /// a check of host memory. The segments must be lowered for `limits`.
+    pub fn new(
+        model: &'a ModelFacts,
+        segments: &'a [Segment],
+        devices: &'a [DeviceFacts],
+        links: &'a Links,
+        limits: PlanLimits,
+    ) -> Self {
+        Self {
+            model,
+            segments,
+            other_chunks: &[],
+            devices,
+            links,
+            host_memory_bytes: None,
+            objective: Objective::Throughput,
+            workload: Workload::default(),
+            limits,
+            constraints: Constraints::NONE,
+            trial: None,
+            several_stages: true,
+            streaming: true,
+            from_file: true,
+            explained: true,
+            split: None,
+        }
+    }
+
     /// Returns whether the planner simulates placements. It does so if the objective is throughput, there are
     /// several sequences, a [`Trial`] is set and the user requested no split.
     pub(super) fn is_tried(&self) -> bool {

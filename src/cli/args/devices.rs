@@ -93,6 +93,7 @@ pub(crate) struct DevicesArgs {
 Examples:
   ragtag calibrate model.gguf
   ragtag calibrate model.gguf --every-api
+  ragtag calibrate model.gguf --export machine.json
   ragtag calibrate model.gguf --device cuda:0,cpu --parallel 8 --seconds 5 --force")]
 pub(crate) struct CalibrateArgs {
     #[command(flatten)]
@@ -120,6 +121,10 @@ pub(crate) struct CalibrateArgs {
     /// unless --device names an API.
     #[arg(long)]
     pub(crate) every_api: bool,
+    /// Write this machine as a fleet: devices with their profiles, links, and free memory. With it, `plan --fleet` and
+    /// `simulate --fleet` work on any machine as on this one ("-": standard output instead of the tables).
+    #[arg(long, value_name = "FILE", conflicts_with = "every_api")]
+    pub(crate) export: Option<PathBuf>,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,

@@ -52,6 +52,7 @@ Examples:
   ragtag plan model.gguf --html plan.html --dot - | dot -Tsvg > graph.svg
   ragtag plan model.gguf --fleet 2x-arc-a770+rx7900xtx --objective latency
   ragtag plan directory --assume-type q4_k --fleet fleet.json
+  ragtag plan --api < requests.jsonl > answers.jsonl
 
 Only the model's metadata is read: a .gguf file may end after its header, and a directory needs only config.json.")]
 pub(crate) struct PlanArgs {
@@ -68,6 +69,10 @@ pub(crate) struct PlanArgs {
     /// Print the plan as JSON, for --plan, instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Read requests from standard input, one JSON object per line, and answer each with a line. Other options are
+    /// the defaults of the requests.
+    #[arg(long, conflicts_with_all = ["json", "plan", "split", "html", "svg", "dot"])]
+    pub(crate) api: bool,
     #[command(flatten)]
     pub(crate) request: RequestArgs,
     #[command(flatten)]

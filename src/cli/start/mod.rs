@@ -11,7 +11,7 @@ mod speeds;
 mod wanted;
 
 pub(super) use devices::{isolate, options as device_options, selected};
-pub(super) use model::{open, open_metadata};
-pub(super) use placed::{Placed, for_fleet_or_devices, placed, placed_while};
+pub(super) use model::{open, open_metadata, scaled};
+pub(super) use placed::{Placed, fleet, for_fleet_or_devices, open_fleet, placed, placed_while};
 pub(super) use speeds::{calibrated, warnings};
 pub(super) use wanted::{Needs, usual_kv, workload};

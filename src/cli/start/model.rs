@@ -3,6 +3,7 @@
 use crate::cli::args::{DescribedArgs, ModelArgs, PlacementArgs};
 use crate::cli::error::{Error, Result};
 use crate::{Model, RopeScaling};
+use std::path::PathBuf;
 
 /// Opens a model with its weights, and with the RoPE scaling that the user requested, if any.
 pub(crate) fn open(model: &ModelArgs, placement: &PlacementArgs) -> Result<Model> {
@@ -10,13 +11,13 @@ pub(crate) fn open(model: &ModelArgs, placement: &PlacementArgs) -> Result<Model
     scaled(opened, placement.rope_scaling)
 }
 
-/// Opens a model that may lack weights. Such a model suffices for inspecting it and for planning.
+/// Opens the model at `path`, or the bundled model. It may lack weights. Such a model suffices for inspecting it and for planning.
 pub(crate) fn open_metadata(
-    model: &ModelArgs,
+    path: Option<&PathBuf>,
     described: DescribedArgs,
     scaling: Option<RopeScaling>,
 ) -> Result<Model> {
-    let opened = match (model.path(), described.assume_type) {
+    let opened = match (path, described.assume_type) {
         (Some(path), matrices) => Model::open_metadata(path, matrices)?,
         (None, None) => Model::bundled()?,
         (None, Some(_)) => {
@@ -27,6 +28,7 @@ pub(crate) fn open_metadata(
     scaled(opened, scaling)
 }
 
-fn scaled(model: Model, scaling: Option<RopeScaling>) -> Result<Model> {
+/// Returns `model` with the RoPE scaling that the user requested, if any.
+pub(crate) fn scaled(model: Model, scaling: Option<RopeScaling>) -> Result<Model> {
     Ok(scaling.map_or(Ok(model.clone()), |scaling| model.with_rope_scaling(scaling))?)
 }

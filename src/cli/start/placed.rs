@@ -145,23 +145,23 @@ pub(crate) fn placed_while(
     Ok(Placed { devices, planner, plan, file, device_args, placement, needs })
 }
 
-/// Creates a planner for the fleet that the arguments name, or for the devices of this machine if they name
-/// none. Returns the planner and the devices of this machine.
+/// Creates a planner for a fleet, or for the devices of this machine if there is none. Returns the planner and the
+/// devices of this machine.
 pub(crate) fn for_fleet_or_devices(
     model: &Model,
-    fleet: &FleetArgs,
+    fleet: Option<&Fleet>,
     devices: &DeviceArgs,
     placement: &PlacementArgs,
     needs: Needs,
 ) -> Result<(Planner, Option<Devices>)> {
     let wanted = Wanted::read(placement, needs)?;
-    match &fleet.fleet {
+    match fleet {
         // This is not declared as a conflict in clap, because clap would also reject RAGTAG_STRICT=0.
         Some(_) if devices.strict => Err(Error::Usage(
             "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not checked".into(),
         )),
         Some(fleet) => {
-            let planner = Planner::new(model).fleet(&open_fleet(fleet)?)?;
+            let planner = Planner::new(model).fleet(fleet)?;
             wanted.check(&planner, model)?;
             Ok((wanted.over(planner, model), None))
         }
@@ -184,8 +184,13 @@ fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, is_strict: 
     Ok(wanted.over(planner, model))
 }
 
+/// Reads the fleet that the arguments name, if any.
+pub(crate) fn fleet(args: &FleetArgs) -> Result<Option<Fleet>> {
+    args.fleet.as_deref().map(open_fleet).transpose()
+}
+
 /// Reads a fleet. `text` is the path of a `.json` file, or a list of cards.
-fn open_fleet(text: &str) -> Result<Fleet> {
+pub(crate) fn open_fleet(text: &str) -> Result<Fleet> {
     if !text.ends_with(".json") {
         let invalid = |cause| crate::Error::Fleet { of: "--fleet".into(), cause };
         return Ok(Fleet::from_line(text).map_err(invalid)?);

@@ -9,12 +9,12 @@ use crate::{CalibrationOptions, Model, Planner};
 use ragtag_devices::canonical;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions, PlanModel};
+use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions};
 use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
 
-/// Maximum number of segments in one pin. No model has more segments. The limit bounds the time that Ragtag
-/// wastes on a mistyped range.
+/// Maximum number of pinned segments. No model has more segments. The limit bounds the time that Ragtag wastes on
+/// mistyped ranges.
 const MAX_PINS: usize = 1 << 16;
 
 /// Device selection if the user gives none.
@@ -151,14 +151,9 @@ impl<'a> Wanted<'a> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-        let granularity = self.granularity();
-        let own_model = PlanModel {
-            name: model.name().into(),
-            digest: model.fingerprint()?,
-            segments: model.graph().with_granularity(granularity).segment_count() as u32,
-            granularity,
+        let Err(cause) = plan.validate(&model.as_planned(self.granularity())?, &labels) else {
+            return Ok(());
         };
-        let Err(cause) = plan.validate(&own_model, &labels) else { return Ok(()) };
         let flags = match (&cause, &plan.device_options, planner.device_options()) {
             (InvalidPlan::Stages(PartitionError::UnknownDevice { .. }), Some(needed), Some(own)) => {
                 flags(needed, own)
@@ -244,11 +239,11 @@ impl<'a> Wanted<'a> {
         if let Some(split) = &self.split {
             planner = planner.split(split.clone());
         }
-        for part in self.pins.iter().flat_map(|pin| &pin.parts) {
-            planner = (part.span.first()..=part.span.last())
-                .take(MAX_PINS)
-                .fold(planner, |planner, segment| planner.pin(segment, &part.device));
-        }
+        let parts = self.pins.iter().flat_map(|pin| &pin.parts);
+        let segments =
+            parts.flat_map(|part| (part.span.first()..=part.span.last()).map(move |it| (it, &part.device)));
+        planner =
+            segments.take(MAX_PINS).fold(planner, |planner, (segment, device)| planner.pin(segment, device));
         for device in &self.args.exclude {
             planner = planner.exclude(&canonical(device));
         }
