@@ -7,7 +7,7 @@ use crate::weight_buffer::WeightBuffer;
 use ragtag_hal::Module;
 use std::ops::Range;
 
-/// What a stage returns for each row of a micro-batch that needs it.
+/// Result of a stage for each row of a micro-batch that needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StageResult {
     /// Nothing. The stage sends residual rows to the next one instead.
@@ -56,7 +56,7 @@ pub struct CompiledStage {
     pub row_bytes: u64,
     /// Size of one row in the wire type in bytes, or `None` if the wire type is f32.
     pub crossing_row_bytes: Option<u64>,
-    /// What the stage returns to the host. Only the last stage returns anything.
+    /// Result that the stage returns to the host. Only the last stage returns anything.
     pub result: StageResult,
     /// One program per bucket, in ascending order of capacity. The last bucket holds the largest micro-batch.
     pub programs: Vec<Program>,

@@ -1,5 +1,5 @@
-//! What the compiler knows about an operator: the trait that each operator implements, and the data that its
-//! methods take and return.
+//! The compiler's view of an operator: the trait that each operator implements, and the data that its methods take
+//! and return.
 
 use super::kv::{CacheUse, Heads};
 use super::weight::Weight;
@@ -89,7 +89,7 @@ pub(crate) enum Output {
     Matrix { rows: u32 },
 }
 
-/// What the cost of an operator depends on, besides the operator.
+/// Inputs of an operator's cost, besides the operator.
 #[derive(Clone, Copy)]
 pub(crate) struct Work<'a> {
     pub weights: &'a Weights,

@@ -1,4 +1,4 @@
-//! Weights that operators read, each of which a stage holds in one buffer, or in several parts of a matrix.
+//! Weights that operators read. A stage holds each of them in one buffer, or a matrix in several parts.
 
 use crate::arch::rope::Rope;
 use crate::stack::Stack;
