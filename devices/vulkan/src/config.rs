@@ -12,7 +12,7 @@ pub struct VulkanConfig {
     /// Folder for compiled programs. If it is `None`, programs are cached only in memory.
     pub cache_folder: Option<PathBuf>,
     /// Use of the validation layer. The backend logs the layer's messages, and
-    /// [`VulkanBackend::validation_messages`] returns them.
+    /// [`VulkanBackend::validation_messages`](crate::VulkanBackend::validation_messages) returns them.
     pub validation: Validation,
     /// Whether to place buffers in host-visible memory, on devices whose entire memory is host-visible.
     pub direct_memory: bool,

@@ -102,8 +102,8 @@ impl Pipeline {
     /// Loads all stages in parallel and returns when all are ready. The devices' threads call `progress`.
     ///
     /// # Errors
-    /// [`Error::Spec`] if stages and options do not match. Otherwise, the error of the first stage that
-    /// fails. If an error is returned, all threads have ended.
+    /// [`Error::Spec`](crate::Error::Spec) if stages and options do not match. Otherwise, the error of the first
+    /// stage that fails. If an error is returned, all threads have ended.
     pub fn start(
         pipeline: PipelineSpec,
         options: &PipelineOptions,
