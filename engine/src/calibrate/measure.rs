@@ -179,8 +179,9 @@ impl<'a> Timer<'a> {
         Ok(TimedProfile { profile, warnings, doubt, excused: self.budget.excused() })
     }
 
-    /// Limits the latencies of an adapter to the assumed ones if other processes have disturbed the measurements. A
-    /// thread that waits for a copy then waits for a CPU, too, for milliseconds in almost every repetition.
+    /// Limits the token return and the latency of an adapter to the assumed ones if other processes have disturbed the
+    /// measurements. A thread that waits for a copy then waits for a CPU, too, for milliseconds in almost every
+    /// repetition.
     fn quiet(
         &self,
         adapter: &Adapter,
@@ -193,8 +194,11 @@ impl<'a> Timer<'a> {
         let assumed = DeviceFacts::assumed("", adapter.kind, 1, 0, FigureSource::Assumed);
         let latency_us = assumed.host_latency_us.value;
         let return_us = latency_us + assumed.stage_us.value;
-        let token_return =
-            TokenReturn { latency_us: token_return.latency_us.min(return_us), row_us: token_return.row_us };
+        let row_us = self.steps.logit_row_bytes() as f64 / assumed.host_bandwidth_bytes_per_s.value * 1e6;
+        let token_return = TokenReturn {
+            latency_us: token_return.latency_us.min(return_us),
+            row_us: token_return.row_us.min(row_us),
+        };
         (host_latency_us.min(latency_us), token_return)
     }
 

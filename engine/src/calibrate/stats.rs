@@ -20,6 +20,8 @@ const FEWEST_CLEAN: usize = 3;
 /// this many times as long as the reading.
 const WINDOW: Duration = Duration::from_millis(2);
 const READINGS: u32 = 4;
+/// Factor by which a timing may have lost more of its time than all timings together.
+const MORE_LOST: f64 = 1.25;
 /// Typical time for which a system lets a thread run, in microseconds. Other processes disturb only some of the
 /// shorter timings.
 const SLICE_US: f64 = 1000.0;
@@ -32,11 +34,19 @@ pub(super) struct Circumstances<'a> {
     pub(super) sweep: Option<&'a Sweep>,
 }
 
-/// A timing, in microseconds, with the fraction of the time that its threads have lost to other processes.
+/// A timing, in microseconds, with the fraction of the time that its threads have lost to other processes, and an
+/// estimate of the time without other processes.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
     us: f64,
     lost: f64,
+    undisturbed_us: f64,
+}
+
+impl Timed {
+    fn new(us: f64) -> Self {
+        Self { us, lost: 0.0, undisturbed_us: us }
+    }
 }
 
 /// Repeated timings of one measurement.
@@ -73,7 +83,7 @@ impl Timings {
         let mut window = Window::open(0);
         let first_us = once()?;
         if start.elapsed() * 2 > left {
-            timings.push(Timed { us: first_us, lost: 0.0 });
+            timings.push(Timed::new(first_us));
         } else {
             window = Window::open(0);
         }
@@ -89,7 +99,7 @@ impl Timings {
                 sweep();
                 window = Window::open(timings.len());
             }
-            timings.push(Timed { us: once()?, lost: 0.0 });
+            timings.push(Timed::new(once()?));
         }
     }
 
@@ -120,7 +130,7 @@ impl Timings {
         // All timings are disturbed, but the disturbance is known best for those with the least.
         timed.sort_by(|a, b| a.lost.total_cmp(&b.lost));
         timed.truncate(timed.len().div_ceil(2));
-        Stats::of(timed.iter().map(|timed| timed.us * (1.0 - timed.lost)).collect(), lost(&timed))
+        Stats::of(timed.iter().map(|timed| timed.undisturbed_us).collect(), lost(&timed))
     }
 }
 
@@ -147,7 +157,11 @@ impl Window {
     /// Sets the loss of the window's timings.
     fn close(&self, timings: &mut [Timed], meter: &Meter) {
         let lost = meter.lost_since(&self.threads);
-        timings[self.first..].iter_mut().for_each(|timed| timed.lost = lost);
+        // The system counts a wait when it ends, which may be in another window. Over all windows, the sum is right.
+        let certain = lost.min(meter.lost() * MORE_LOST);
+        for timed in &mut timings[self.first..] {
+            *timed = Timed { lost, undisturbed_us: timed.us * (1.0 - certain), ..*timed };
+        }
     }
 }
 
@@ -229,7 +243,9 @@ mod tests {
 
     /// Returns timings, given as pairs of time and loss.
     fn timings(timings: &[(f64, f64)]) -> Timings {
-        Timings(timings.iter().map(|&(us, lost)| Timed { us, lost }).collect())
+        Timings(
+            timings.iter().map(|&(us, lost)| Timed { us, lost, undisturbed_us: us * (1.0 - lost) }).collect(),
+        )
     }
 
     fn stats(all: &[(f64, f64)]) -> Stats {
