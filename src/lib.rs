@@ -29,9 +29,8 @@
 //! ```
 //!
 //! The crates that this crate builds on can also be used on their own. `ragtag-engine` is this library without the
-//! command and its pictures. `ragtag-graph` reads model files and
-//! builds operator graphs, `ragtag-planner` plans without devices, and `ragtag-hal` defines the traits that a
-//! new backend implements.
+//! command and its pictures. `ragtag-graph` reads model files and builds operator graphs, `ragtag-planner` plans
+//! without devices, and `ragtag-hal` defines the traits that a new backend implements.
 
 #[cfg(feature = "cli")]
 pub mod cli;

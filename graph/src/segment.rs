@@ -28,7 +28,7 @@ pub struct Segment {
     /// Floating-point operations per row and attended position.
     pub flops_per_row_position: u64,
     /// Bytes of weights that are read for each micro-batch, besides those for each row. This is 0 for the
-    /// embedding, which reads one row per token. See [`Segment::read_bytes_at`].
+    /// embedding, which reads one row per token.
     pub read_bytes: u64,
     /// Bytes read per row, excluding activations that stay within the segment.
     pub read_bytes_per_row: u64,
@@ -48,13 +48,6 @@ pub struct Segment {
     /// Size in bytes of the largest tensor in the largest micro-batch. A kernel must be able to bind this
     /// tensor as one range.
     pub tensor_bytes: u64,
-}
-
-impl Segment {
-    /// Returns the bytes that are read for a micro-batch of `rows` rows, except keys and values.
-    pub fn read_bytes_at(&self, rows: u32) -> u64 {
-        self.read_bytes + self.read_bytes_per_row * u64::from(rows)
-    }
 }
 
 /// Weights that a segment stores as one buffer: a tensor or a stack of tensors.
@@ -265,9 +258,10 @@ mod tests {
                 let segment = measure.segment(index, nodes).unwrap();
                 for rows in [0, 1, 2, 7, 48] {
                     let cost = measure.cost(nodes, rows);
-                    assert_eq!(cost.read_bytes, segment.read_bytes_at(rows));
-                    assert_eq!(cost.flops, segment.flops_per_row * u64::from(rows));
-                    assert_eq!(cost.flops_per_position, segment.flops_per_row_position * u64::from(rows));
+                    let count = u64::from(rows);
+                    assert_eq!(cost.read_bytes, segment.read_bytes + segment.read_bytes_per_row * count);
+                    assert_eq!(cost.flops, segment.flops_per_row * count);
+                    assert_eq!(cost.flops_per_position, segment.flops_per_row_position * count);
                 }
             }
         }
