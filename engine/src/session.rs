@@ -71,6 +71,8 @@ pub enum Reason {
     ContextFull,
     /// A stop string appeared.
     Stop,
+    /// The deadline of the request has passed.
+    Deadline,
     /// The user cancelled the generation.
     Cancelled,
 }
@@ -82,6 +84,7 @@ impl fmt::Display for Reason {
             Reason::MaxTokens => "token limit",
             Reason::ContextFull => "context full",
             Reason::Stop => "stop string",
+            Reason::Deadline => "deadline",
             Reason::Cancelled => "cancelled",
         })
     }
@@ -112,6 +115,8 @@ impl Summary {
             FinishReason::EndToken(_) => Reason::End,
             FinishReason::MaxTokens | FinishReason::LogitsDone => Reason::MaxTokens,
             FinishReason::ContextFull => Reason::ContextFull,
+            FinishReason::StopRule => Reason::Stop,
+            FinishReason::Deadline => Reason::Deadline,
             FinishReason::Cancelled => Reason::Cancelled,
         };
         Self {
@@ -510,8 +515,14 @@ mod tests {
     #[test]
     fn a_cancelled_prompt_has_no_rate() {
         let times = SequenceTimes { finished_ns: 2_000_000_000, ..SequenceTimes::default() };
-        let cancelled =
-            Finished { reason: FinishReason::Cancelled, prompt_tokens: 100, new_tokens: 0, times };
+        let cancelled = Finished {
+            reason: FinishReason::Cancelled,
+            prompt_tokens: 100,
+            new_tokens: 0,
+            cached_tokens: 0,
+            preemptions: 0,
+            times,
+        };
         let summary = Summary::new(&cancelled, false);
         assert_eq!(summary.prefill_tokens_per_s(), 0.0);
         assert!(summary.timings()["prefill_tokens_per_s"].is_null());

@@ -30,6 +30,14 @@ pub enum Refusal {
         /// Total number of blocks in the cache.
         total: u32,
     },
+    /// Too many requests wait.
+    #[error("{requests} requests with {tokens} tokens are waiting: try again later")]
+    Busy {
+        /// Number of waiting requests.
+        requests: u32,
+        /// Number of their tokens.
+        tokens: u64,
+    },
     /// A token id is outside the vocabulary.
     #[error("token {token} at position {position} is outside the vocabulary of {vocabulary}")]
     UnknownToken {

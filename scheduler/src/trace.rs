@@ -483,6 +483,7 @@ mod tests {
     fn a_micro_batch_is_summed_up() {
         let item = |first_position: u32, tokens: &[u32], logits| Item {
             sequence: SequenceId(first_position.into()),
+            epoch: 0,
             first_position,
             prompt_tokens: 0,
             tokens: tokens.into(),

@@ -291,6 +291,7 @@ mod tests {
     fn neighbouring_blocks_are_copied_together() {
         let item = |first_position, rows: u32, blocks: &[u32]| Item {
             sequence: SequenceId(0),
+            epoch: 0,
             first_position,
             prompt_tokens: 0,
             tokens: vec![0; rows as usize],

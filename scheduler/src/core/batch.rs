@@ -45,6 +45,9 @@ pub enum LogitRows {
 pub struct Item {
     /// The sequence.
     pub sequence: SequenceId,
+    /// Epoch of the sequence when the item entered.
+    #[serde(default)]
+    pub epoch: u32,
     /// Position of the first token in its sequence.
     pub first_position: u32,
     /// Number of tokens of the sequence's prompt. They count for RoPE frequencies that depend on the length.
@@ -198,6 +201,7 @@ mod tests {
     fn item(sequence: u64, first_position: u32, tokens: &[u32], blocks: &[u32], logits: LogitRows) -> Item {
         Item {
             sequence: SequenceId(sequence),
+            epoch: 0,
             first_position,
             prompt_tokens: 0,
             tokens: tokens.into(),

@@ -101,6 +101,7 @@ impl RunCore {
             assert!(generation.new_tokens > 0, "{id} is ready without a token");
             draft.add(Item {
                 sequence: id,
+                epoch: sequence.epoch,
                 first_position: sequence.prompt_tokens + generation.new_tokens - 1,
                 prompt_tokens: sequence.prompt.len() as u32,
                 tokens: vec![generation.last_token],
@@ -169,6 +170,7 @@ fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Ite
     let first = sequence.entered as usize;
     Some(Item {
         sequence: id,
+        epoch: sequence.epoch,
         first_position: sequence.entered,
         prompt_tokens: sequence.prompt.len() as u32,
         tokens: sequence.prompt[first..first + rows as usize].to_vec(),

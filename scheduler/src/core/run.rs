@@ -3,10 +3,10 @@
 use crate::core::form::Formed;
 use crate::core::pool::{Blocks, Pools};
 use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
-use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
+use crate::core::{Item, MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
 use crate::error::{Error, Refusal, Result};
 use ragtag_graph::KvRing;
-use ragtag_graph::execution::Chunks;
+use ragtag_graph::execution::{Chunks, KvUse};
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -36,6 +36,12 @@ pub struct RunShape {
     pub max_sequences: u32,
     /// Number of blocks in the KV cache of layers that keep all positions.
     pub kv_blocks: u32,
+    /// Use of these blocks.
+    #[serde(default)]
+    pub kv_use: KvUse,
+    /// Limits of the requests that wait.
+    #[serde(default)]
+    pub limits: Limits,
     /// KV ring of the layers with a window. `None` if all layers keep all positions.
     #[serde(default)]
     pub kv_ring: Option<KvRing>,
@@ -45,6 +51,23 @@ pub struct RunShape {
     /// Length at which all keys of a sequence are computed again, because its RoPE frequencies change.
     #[serde(default)]
     pub recompute_at: Option<u32>,
+}
+
+/// Limits of the requests that wait until they are admitted. A request beyond a limit is refused with
+/// [`Refusal::Busy`]. An empty queue takes every request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Maximum number of waiting requests.
+    pub requests: u32,
+    /// Maximum number of their tokens.
+    pub tokens: u64,
+}
+
+impl Default for Limits {
+    /// Returns limits that only a defect or an attack reaches.
+    fn default() -> Self {
+        Self { requests: 1 << 16, tokens: 1 << 26 }
+    }
 }
 
 /// Path of a micro-batch through the pipeline.
@@ -87,6 +110,19 @@ pub enum RunEvent {
         /// The sequence.
         sequence: SequenceId,
     },
+    /// The reader of a sequence is behind: compute no further rows of it until [`RunEvent::Resume`]. The
+    /// sequence keeps its place. The event is ignored if the sequence has ended.
+    Pause {
+        /// The sequence.
+        sequence: SequenceId,
+    },
+    /// The reader of a paused sequence has caught up. The event is ignored if the sequence is not paused.
+    Resume {
+        /// The sequence.
+        sequence: SequenceId,
+    },
+    /// Time has passed: end the sequences whose deadline is over. See [`RunCore::next_deadline_ns`].
+    Tick,
     /// The last stage announces the results of a micro-batch.
     Return(Return),
     /// The download timeline of a path's last stage has advanced.
@@ -100,7 +136,7 @@ pub enum RunEvent {
     Collected {
         /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// Sampled tokens in item order. Sequences that have ended are absent.
+        /// Sampled tokens in item order. Items that are not current ([`RunCore::is_current`]) are absent.
         sampled: Vec<Sampled>,
     },
     /// A stage has failed. This ends the run.
@@ -122,8 +158,9 @@ pub enum RunAction {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
-    /// Read the logits of a micro-batch, and sample a token for each of its sequences that has not ended. The
-    /// caller answers with [`RunEvent::Collected`].
+    /// Read the logits of a micro-batch, and sample a token for each of its items that is current
+    /// ([`RunCore::is_current`]) when this action is executed. The caller answers with
+    /// [`RunEvent::Collected`].
     Collect {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
@@ -174,14 +211,23 @@ pub(super) struct InFlight {
 pub struct RunCounts {
     /// Sequences waiting for cache blocks.
     pub waiting: u32,
+    /// Tokens of these sequences.
+    #[serde(default)]
+    pub waiting_tokens: u64,
+    /// Sequences that were preempted so far, each counted as often as it was.
+    #[serde(default)]
+    pub preempted: u64,
     /// Sequences with cache blocks.
     pub active: u32,
     /// Micro-batches in the pipeline.
     pub in_flight: u32,
     /// Free entry credits.
     pub free_credits: u32,
-    /// Free cache blocks for layers that keep all positions.
+    /// Cache blocks for layers that keep all positions and that no sequence uses.
     pub free_blocks: u32,
+    /// Those of them that keep the keys and values of earlier sequences.
+    #[serde(default)]
+    pub cached_blocks: u32,
     /// Free cache blocks of KV rings.
     pub free_ring_blocks: u32,
 }
@@ -265,10 +311,25 @@ impl RunCore {
         })
     }
 
+    /// Returns whether the results of an item count. The results of a sequence that has ended, or that was
+    /// preempted after the item entered, do not.
+    pub fn is_current(&self, item: &Item) -> bool {
+        self.sequences.get(&item.sequence).is_some_and(|sequence| sequence.epoch == item.epoch)
+    }
+
+    /// Returns the time at which the next sequence must end, if any. The caller steps the core with
+    /// [`RunEvent::Tick`] then.
+    pub fn next_deadline_ns(&self) -> Option<Nanoseconds> {
+        None
+    }
+
     /// Returns the current load.
     pub fn counts(&self) -> RunCounts {
         RunCounts {
             waiting: self.waiting.len() as u32,
+            waiting_tokens: 0,
+            preempted: 0,
+            cached_blocks: 0,
             active: (self.sequences.len() - self.waiting.len()) as u32,
             in_flight: self.in_flight.len() as u32,
             free_credits: self.credits.len() as u32,
@@ -296,6 +357,7 @@ impl RunCore {
                 self.unqueue(sequence);
                 self.finish(sequence, FinishReason::Cancelled, actions);
             }
+            RunEvent::Pause { .. } | RunEvent::Resume { .. } | RunEvent::Tick => {}
             RunEvent::Return(returned) => self.returned(returned, actions)?,
             RunEvent::Progress { path, value } => {
                 let progress = &mut self.progress[path as usize];

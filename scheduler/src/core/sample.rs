@@ -27,4 +27,7 @@ pub struct Sampled {
     pub sequence: SequenceId,
     /// Token id, or the reason why no token was selected.
     pub token: Result<u32, String>,
+    /// Whether this token completes a match of the request's stop rule. The sequence then ends after it.
+    #[serde(default)]
+    pub stops: bool,
 }

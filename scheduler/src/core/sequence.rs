@@ -30,6 +30,37 @@ pub struct Prompt {
     pub tokens: Arc<[u32]>,
     /// Output that the request asks for.
     pub want: Want,
+    /// Whether the sequence may use keys and values that earlier sequences have left in the cache, and leaves
+    /// its own there. Measurements do not.
+    #[serde(default)]
+    pub shares_prefix: bool,
+    /// Priority among the waiting requests.
+    #[serde(default)]
+    pub priority: Priority,
+    /// Time at which the sequence ends, whatever it has produced.
+    #[serde(default)]
+    pub deadline_ns: Option<Nanoseconds>,
+}
+
+impl Prompt {
+    /// Creates a request of normal priority that shares its prefix and has no deadline.
+    pub fn new(tokens: Arc<[u32]>, want: Want) -> Self {
+        Self { tokens, want, shares_prefix: true, priority: Priority::Normal, deadline_ns: None }
+    }
+}
+
+/// Priority of a request among those that wait. A request of a lower priority comes first once it has waited
+/// long enough, so none starves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Priority {
+    /// Ahead of normal requests that were submitted up to 10 seconds earlier.
+    High,
+    /// The default.
+    #[default]
+    Normal,
+    /// Behind normal requests that are submitted up to 60 seconds later.
+    Low,
 }
 
 /// Reason for the end of a sequence.
@@ -42,6 +73,10 @@ pub enum FinishReason {
     MaxTokens,
     /// The sequence has filled the context.
     ContextFull,
+    /// The stop rule of the request matched. The token that completed the match is emitted.
+    StopRule,
+    /// The deadline of the request has passed.
+    Deadline,
     /// All logits of the prompt have been delivered.
     LogitsDone,
     /// The sequence was cancelled, or the pipeline was shut down.
@@ -71,6 +106,12 @@ pub struct Finished {
     pub prompt_tokens: u32,
     /// Number of emitted tokens.
     pub new_tokens: u32,
+    /// Number of prompt tokens whose keys and values were in the cache when the sequence started.
+    #[serde(default)]
+    pub cached_tokens: u32,
+    /// How often the sequence was preempted.
+    #[serde(default)]
+    pub preemptions: u32,
     /// Times of the sequence.
     pub times: SequenceTimes,
 }
@@ -95,6 +136,8 @@ pub(crate) struct Sequence {
     pub(crate) blocks: Option<Blocks>,
     /// Number of prompt tokens that have entered the pipeline.
     pub(crate) entered: u32,
+    /// Number of times that the sequence has lost its cache blocks. Results of an earlier epoch are dropped.
+    pub(crate) epoch: u32,
     pub(crate) times: SequenceTimes,
 }
 
@@ -126,7 +169,7 @@ impl Sequence {
         total_blocks: u32,
         now: Nanoseconds,
     ) -> Result<Self, Refusal> {
-        let Prompt { tokens, want } = prompt;
+        let Prompt { tokens, want, .. } = prompt;
         if tokens.is_empty() {
             return Err(Refusal::EmptyPrompt);
         }
@@ -163,6 +206,7 @@ impl Sequence {
             wanted_blocks,
             blocks: None,
             entered: 0,
+            epoch: 0,
             times,
         })
     }
@@ -198,6 +242,8 @@ impl Sequence {
             reason,
             prompt_tokens: self.prompt_tokens,
             new_tokens: self.generation.as_ref().map_or(0, |g| g.new_tokens),
+            cached_tokens: 0,
+            preemptions: 0,
             times: SequenceTimes { finished_ns: now, ..self.times },
         }
     }

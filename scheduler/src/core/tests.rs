@@ -3,7 +3,7 @@
 use super::*;
 use crate::error::{Error, Refusal};
 use ragtag_graph::KvRing;
-use ragtag_graph::execution::{Chunks, PromptChunk};
+use ragtag_graph::execution::{Chunks, KvUse, PromptChunk};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
 use ragtag_transfer::{Copy, OtherEnd, Piece, Route, Routes, ToReceiver, ToSender, TransferId};
 use std::sync::Arc;
@@ -24,6 +24,8 @@ fn shape(stages: u32) -> RunShape {
         max_logit_rows: 8,
         max_sequences: 8,
         kv_blocks: 32,
+        kv_use: KvUse::default(),
+        limits: Limits::default(),
         kv_ring: None,
         prefill_from: None,
         recompute_at: None,
@@ -67,7 +69,7 @@ impl Run {
 
     fn submit(&mut self, id: u64, prompt_tokens: u32, max_new_tokens: u32) {
         let want = Want::Generate { max_new_tokens, end_tokens: [].into() };
-        let prompt = Prompt { tokens: (0..prompt_tokens).collect(), want };
+        let prompt = Prompt::new((0..prompt_tokens).collect(), want);
         self.step(RunEvent::Submit { sequence: SequenceId(id), prompt });
     }
 
@@ -80,7 +82,7 @@ impl Run {
         let collect = self.step(RunEvent::Progress { path: Path::Stages, value: self.returned });
         assert_eq!(collect, std::slice::from_ref(&batch));
         let wanted = batch.items.iter().filter(|i| i.logits == LogitRows::Last);
-        let sampled = wanted.map(|i| Sampled { sequence: i.sequence, token: Ok(7) }).collect();
+        let sampled = wanted.map(|i| Sampled { sequence: i.sequence, token: Ok(7), stops: false }).collect();
         self.step(RunEvent::Collected { micro_batch: batch.id, sampled });
         batch
     }
@@ -347,7 +349,7 @@ fn a_token_that_cannot_be_used_fails_its_sequence_at_its_position() {
         let ready = timeline(0, QueueKind::Download).at(2);
         run.step(RunEvent::Return(Return { micro_batch, ready }));
         run.step(RunEvent::Progress { path: Path::Stages, value: 2 });
-        let sampled = vec![Sampled { sequence: SequenceId(0), token }];
+        let sampled = vec![Sampled { sequence: SequenceId(0), token, stops: false }];
         let mut actions = Vec::new();
         run.core.step(0, RunEvent::Collected { micro_batch, sampled }, &mut actions).unwrap();
         let failure = error.map(|error| RunAction::Fail { sequence: SequenceId(0), error });
@@ -375,10 +377,7 @@ fn impossible_events_are_refused() {
     let wrong = [
         RunEvent::Return(Return { micro_batch: MicroBatchId(1), ready }),
         RunEvent::Collected { micro_batch: MicroBatchId(0), sampled: Vec::new() },
-        RunEvent::Submit {
-            sequence: SequenceId(0),
-            prompt: Prompt { tokens: [1].into(), want: Want::Logits },
-        },
+        RunEvent::Submit { sequence: SequenceId(0), prompt: Prompt::new([1].into(), Want::Logits) },
     ];
     for event in wrong {
         let mut run = Run::new(shape(2));
@@ -396,6 +395,7 @@ fn impossible_events_are_refused() {
 fn batch(id: u64, rows: usize) -> Arc<MicroBatch> {
     let item = Item {
         sequence: SequenceId(0),
+        epoch: 0,
         first_position: 0,
         prompt_tokens: 0,
         tokens: vec![0; rows],

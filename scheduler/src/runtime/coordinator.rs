@@ -338,8 +338,11 @@ impl Coordinator {
             true => draws.iter_mut().map(token).collect(),
             false => draws.par_iter_mut().map(token).collect(),
         };
-        let sampled =
-            draws.iter().zip(tokens?).map(|(draw, token)| Sampled { sequence: draw.sequence, token });
+        let sampled = draws.iter().zip(tokens?).map(|(draw, token)| Sampled {
+            sequence: draw.sequence,
+            token,
+            stops: false,
+        });
         let sampled = sampled.collect();
         for draw in draws {
             if let Some(client) = self.clients.get_mut(&draw.sequence) {
@@ -405,11 +408,11 @@ impl Coordinator {
 mod tests {
     use super::*;
     use crate::capacity::Lanes;
-    use crate::core::{MicroBatchId, Prompt, Return, RunShape, Want};
+    use crate::core::{Limits, MicroBatchId, Prompt, Return, RunShape, Want};
     use crate::mailbox::mailbox;
     use crate::message::RunAddress;
     use crossbeam_channel::never;
-    use ragtag_graph::execution::Chunks;
+    use ragtag_graph::execution::{Chunks, KvUse};
     use ragtag_hal::{QueueKind, TimelineId};
 
     /// Returns a coordinator of a pipeline whose stages are on these devices, the address of its mailbox, and
@@ -426,6 +429,8 @@ mod tests {
             max_logit_rows: 1,
             max_sequences: 1,
             kv_blocks: 1,
+            kv_use: KvUse::default(),
+            limits: Limits::default(),
             kv_ring: None,
             prefill_from: None,
             recompute_at: None,
@@ -466,7 +471,7 @@ mod tests {
     fn a_return_before_sleep_wakes_the_coordinator() {
         let (mut coordinator, address, last) = coordinator(&[0]);
         let want = Want::Generate { max_new_tokens: 0, end_tokens: [].into() };
-        let prompt = Prompt { tokens: [1, 2].into(), want };
+        let prompt = Prompt::new([1, 2].into(), want);
         coordinator.handle(RunEvent::Submit { sequence: SequenceId(0), prompt });
         assert!(coordinator.poll().is_none());
         let returned = Return { micro_batch: MicroBatchId(0), ready: last.id().at(1) };

@@ -171,7 +171,7 @@ impl Pipeline {
         let prompt_tokens = request.prompt.len() as u32;
         let (history, untold) = (request.prompt.clone(), Vec::new());
         let client = Client { prompt_tokens, history, sampler, untold, reply: request.reply };
-        let prompt = Prompt { tokens: request.prompt.into(), want };
+        let prompt = Prompt::new(request.prompt.into(), want);
         self.send(RequestMessage::Submit { sequence, prompt, client });
         sequence
     }

@@ -3,10 +3,10 @@
 use crate::actor::StageSpec;
 use crate::actor::shared::same_kv_blocks;
 use crate::actor::streaming::Streaming;
-use crate::core::RunShape;
+use crate::core::{Limits, RunShape};
 use crate::error::{Error, Result};
 use crate::runtime::shared_weights::shared_weights;
-use ragtag_graph::execution::{Chunks, FEWEST, passing_blocks, wrong_arenas, wrong_from_file};
+use ragtag_graph::execution::{Chunks, FEWEST, KvUse, passing_blocks, wrong_arenas, wrong_from_file};
 use ragtag_graph::{CompiledStage, RopeLengths, StageResult};
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -45,6 +45,10 @@ pub struct PipelineOptions {
     pub context: u32,
     /// Number of blocks in the KV cache of every stage. Each holds [`BLOCK_TOKENS`] positions.
     pub kv_blocks: u32,
+    /// Use of the KV cache.
+    pub kv_use: KvUse,
+    /// Limits of the requests that wait.
+    pub limits: Limits,
     /// Prefill chunks: the maximum number of rows of a micro-batch that has prompt rows.
     pub chunks: Chunks,
     /// Minimum number of tokens of a prompt that the prefill stage computes. Unused without a prefill stage.
@@ -78,6 +82,8 @@ impl PipelineOptions {
             ring_cores: Vec::new(),
             context,
             kv_blocks,
+            kv_use: KvUse::default(),
+            limits: Limits::default(),
             chunks: Chunks::fixed(chunk_rows),
             prefill_from: 1,
             decode_groups: stages.max(1) as u32,
@@ -158,6 +164,8 @@ impl Layout {
             max_logit_rows: smallest(|s| s.logit_rows),
             max_sequences: smallest(|s| s.sequences),
             kv_blocks: options.kv_blocks,
+            kv_use: options.kv_use,
+            limits: options.limits,
             kv_ring: last.kv_ring,
             prefill_from: prefill.as_ref().map(|_| options.prefill_from),
             recompute_at: last.rope_lengths.as_ref().and_then(RopeLengths::recompute_at),

@@ -287,7 +287,16 @@ mod tests {
         };
         let (sequence, tokens) = (SequenceId(sequence), vec![0; rows]);
         let blocks: Arc<[u32]> = [].into();
-        Item { sequence, first_position, prompt_tokens: 0, tokens, ring: blocks.clone(), blocks, logits }
+        Item {
+            sequence,
+            epoch: 0,
+            first_position,
+            prompt_tokens: 0,
+            tokens,
+            ring: blocks.clone(),
+            blocks,
+            logits,
+        }
     }
 
     fn batch(id: u64, credit: u32, items: &[Item]) -> Arc<MicroBatch> {
@@ -381,7 +390,14 @@ mod tests {
         invariants.act(&collect(&half)).unwrap();
         enter(&mut invariants, &rest).unwrap();
         let times = SequenceTimes::default();
-        let finished = Finished { reason: FinishReason::LogitsDone, prompt_tokens: 4, new_tokens: 0, times };
+        let finished = Finished {
+            reason: FinishReason::LogitsDone,
+            prompt_tokens: 4,
+            new_tokens: 0,
+            cached_tokens: 0,
+            preemptions: 0,
+            times,
+        };
         refused(
             invariants.act(&RunAction::Finish { sequence: SequenceId(2), finished }),
             "got 2 rows of logits",

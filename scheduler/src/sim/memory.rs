@@ -532,6 +532,7 @@ mod tests {
             let (first_position, rows) = (5 * at as u32, 5);
             let item = Item {
                 sequence: SequenceId(3),
+                epoch: 0,
                 first_position,
                 prompt_tokens: 0,
                 tokens: (first_position..first_position + rows).map(|p| token_at(3, p, 500)).collect(),

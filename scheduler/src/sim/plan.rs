@@ -19,11 +19,11 @@
 //!
 //! Knows nothing about the search.
 
-use crate::core::RunShape;
+use crate::core::{Limits, RunShape};
 use crate::sim::spec::{SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MAX_SPANS};
-use ragtag_graph::execution::StagePart;
+use ragtag_graph::execution::{KvUse, StagePart};
 use ragtag_graph::{KvRing, Segment};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
@@ -93,6 +93,8 @@ impl SimSpec {
             max_logit_rows: plan.logit_rows(),
             max_sequences: sequences,
             kv_blocks: blocks(plan),
+            kv_use: KvUse::default(),
+            limits: Limits::default(),
             kv_ring: KvRing::new(
                 segments.iter().filter_map(|segment| segment.window).max(),
                 plan.context,

@@ -1,9 +1,9 @@
 //! Specification of a simulation: stages, requests and faults. Callers write it or draw it from a seed.
 
-use crate::core::{Nanoseconds, RunShape, Want};
+use crate::core::{Limits, Nanoseconds, RunShape, Want};
 use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_graph::KvRing;
-use ragtag_graph::execution::{Arenas, Chunks, FEWEST, MAX_ARENAS, PromptChunk, StagePart};
+use ragtag_graph::execution::{Arenas, Chunks, FEWEST, KvUse, MAX_ARENAS, PromptChunk, StagePart};
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_transfer::{Route, Routes, SizedRoute};
@@ -264,6 +264,8 @@ impl SimSpec {
             max_logit_rows: rng.random_range(1..=max_rows),
             max_sequences: rng.random_range(1..=6),
             kv_blocks: rng.random_range(1..=24),
+            kv_use: KvUse::default(),
+            limits: Limits::default(),
             kv_ring: None,
             prefill_from: None,
             recompute_at: None,

@@ -1,7 +1,7 @@
 //! Tests of the simulator: random pipelines, faults that it must detect, and the benefit of pipelining.
 
 use super::*;
-use crate::core::{RunCore, RunShape, Want};
+use crate::core::{Limits, RunCore, RunShape, Want};
 use ragtag_transfer::{Route, Routes};
 
 /// Returns the number in the environment variable `name`, if it is set.
@@ -93,6 +93,8 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         max_logit_rows: 32,
         max_sequences: 32,
         kv_blocks: 1024,
+        kv_use: ragtag_graph::execution::KvUse::default(),
+        limits: Limits::default(),
         kv_ring: None,
         prefill_from: None,
         recompute_at: None,

@@ -124,6 +124,7 @@ mod tests {
         let (tokens, blocks): (_, std::sync::Arc<[u32]>) = (vec![0; rows], [].into());
         Item {
             sequence: SequenceId(sequence),
+            epoch: 0,
             first_position,
             prompt_tokens: 0,
             tokens,

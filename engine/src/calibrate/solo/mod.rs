@@ -252,6 +252,7 @@ impl SoloBatch {
     fn micro_batch(&self, table_blocks: u32, ring_blocks: u32) -> MicroBatch {
         let item = |s: u32| Item {
             sequence: SequenceId(u64::from(s)),
+            epoch: 0,
             first_position: self.first_position,
             prompt_tokens: 0,
             // The token values do not matter, but they should differ.

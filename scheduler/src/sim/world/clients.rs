@@ -16,7 +16,7 @@ impl World<'_> {
         let (request, sequence) = (&self.spec.requests[index], SequenceId(index as u64));
         let token = |position| token_at(sequence.0, position, self.spec.run.vocabulary);
         let tokens = (0..request.prompt_tokens).map(token).collect();
-        let prompt = Prompt { tokens, want: request.want.clone() };
+        let prompt = Prompt::new(tokens, request.want.clone());
         self.report.observations.arrived(self.queue.now, sequence);
         let message = Message::Run(RunEvent::Submit { sequence, prompt });
         self.mailboxes.arrive(&mut self.queue, self.cores.len(), message);
@@ -87,6 +87,7 @@ impl World<'_> {
         let alive = wanted.filter(|i| !self.report.outcomes.contains_key(&i.sequence));
         let sampled = alive.map(|i| Sampled {
             sequence: i.sequence,
+            stops: false,
             token: Ok(token_at(i.sequence.0, i.end_position(), self.spec.run.vocabulary)),
         });
         sampled.collect()
