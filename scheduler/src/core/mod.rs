@@ -6,6 +6,7 @@
 //! replayed.
 
 mod action;
+mod admit;
 mod batch;
 mod device;
 mod event;
@@ -34,5 +35,7 @@ pub use verify::Verification;
 /// Time in nanoseconds since an epoch that the caller of the cores chooses.
 pub type Nanoseconds = u64;
 
+#[cfg(test)]
+mod pressure_tests;
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,15 @@
 //! The coordinator's core: admission, micro-batches, credits, token return and cancellation.
 
 use crate::core::form::Formed;
-use crate::core::pool::{Blocks, Pools};
-use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
-use crate::core::{Item, MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
+use crate::core::pool::{Holding, Pools};
+use crate::core::sequence::{FinishReason, Finished, Prompt, Rank, Sequence};
+use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
 use crate::error::{Error, Refusal, Result};
 use ragtag_graph::KvRing;
 use ragtag_graph::execution::{Chunks, KvUse};
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// The coordinator's description of a pipeline. All numbers are at least 1, and no prefill chunk has more
@@ -199,7 +199,7 @@ enum Flight {
 
 #[derive(Debug)]
 pub(super) struct InFlight {
-    batch: Arc<MicroBatch>,
+    pub(super) batch: Arc<MicroBatch>,
     /// Whether the micro-batch has decode rows.
     pub(super) decodes: bool,
     pub(super) path: Path,
@@ -217,7 +217,7 @@ pub struct RunCounts {
     /// Sequences that were preempted so far, each counted as often as it was.
     #[serde(default)]
     pub preempted: u64,
-    /// Sequences with cache blocks.
+    /// Admitted sequences, which have cache blocks or will.
     pub active: u32,
     /// Micro-batches in the pipeline.
     pub in_flight: u32,
@@ -232,33 +232,45 @@ pub struct RunCounts {
     pub free_ring_blocks: u32,
 }
 
-type Actions = Vec<RunAction>;
+pub(super) type Actions = Vec<RunAction>;
 
 /// The coordinator's state machine.
 #[derive(Debug)]
 pub struct RunCore {
     pub(super) shape: RunShape,
     /// Time of the current event.
-    now: Nanoseconds,
-    pool: Pools,
+    pub(super) now: Nanoseconds,
+    pub(super) pool: Pools,
     pub(super) sequences: BTreeMap<SequenceId, Sequence>,
-    /// Sequences that have not been admitted, in submission order.
-    waiting: VecDeque<SequenceId>,
-    /// Admitted sequences whose prompt has not entered the pipeline completely, in admission order.
+    /// Sequences that are not admitted, in the order of their ranks, and the number of their tokens.
+    pub(super) waiting: BTreeSet<Rank>,
+    pub(super) waiting_tokens: u64,
+    /// Whether a waiting sequence may be admitted that could not be before.
+    pub(super) may_admit: bool,
+    /// Blocks and ring blocks that the pool keeps for each admitted sequence that holds none yet, and their sums.
+    pub(super) promised: BTreeMap<SequenceId, (u32, u32)>,
+    pub(super) promised_blocks: (u32, u32),
+    /// Admitted sequences whose tokens have not entered the pipeline completely, in admission order.
     pub(super) prefilling: VecDeque<SequenceId>,
     /// Sequences whose latest sampled token has not entered the pipeline, in the order in which the tokens
     /// were sampled.
     pub(super) ready: VecDeque<SequenceId>,
+    /// Sequences that hold blocks. The last is preempted first: paused ones come after all others.
+    pub(super) holders: BTreeSet<(bool, Rank)>,
+    /// Number of preemptions so far.
+    pub(super) preempted: u64,
     /// Number of admitted sequences that generate tokens.
     pub(super) generating: u32,
+    pub(super) deadlines: BTreeSet<Rank>,
     pub(super) credits: VecDeque<u32>,
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) next_id: u64,
     /// Value of the download timeline of the last stage of each path.
     progress: [u64; Path::ALL.len()],
-    /// Blocks of ended sequences, each with the id of the next micro-batch at that time. They become free once
-    /// all earlier micro-batches have ended, because micro-batches overtake each other on different paths.
-    retired: Vec<(MicroBatchId, Blocks)>,
+    /// Blocks of ended sequences and their computed positions, each with the id of the next micro-batch at that
+    /// time. They become free once all earlier micro-batches have ended, because micro-batches overtake each
+    /// other on different paths.
+    pub(super) retired: Vec<(MicroBatchId, Holding, u32)>,
     /// Error with which the run ended. `None` while the run continues.
     ended: Option<Error>,
 }
@@ -294,12 +306,19 @@ impl RunCore {
             return Err(Error::spec(what));
         }
         Ok(Self {
-            pool: Pools::new(kv_blocks, shape.kv_ring),
+            pool: Pools::new(kv_blocks, shape.kv_ring, shape.kv_use),
             sequences: BTreeMap::new(),
-            waiting: VecDeque::new(),
+            waiting: BTreeSet::new(),
+            waiting_tokens: 0,
+            may_admit: false,
+            promised: BTreeMap::new(),
+            promised_blocks: (0, 0),
             prefilling: VecDeque::new(),
             ready: VecDeque::new(),
+            holders: BTreeSet::new(),
+            preempted: 0,
             generating: 0,
+            deadlines: BTreeSet::new(),
             credits: (0..credits).collect(),
             in_flight: VecDeque::new(),
             next_id: 0,
@@ -320,17 +339,17 @@ impl RunCore {
     /// Returns the time at which the next sequence must end, if any. The caller steps the core with
     /// [`RunEvent::Tick`] then.
     pub fn next_deadline_ns(&self) -> Option<Nanoseconds> {
-        None
+        self.deadlines.first().map(|(at, _)| *at)
     }
 
     /// Returns the current load.
     pub fn counts(&self) -> RunCounts {
         RunCounts {
             waiting: self.waiting.len() as u32,
-            waiting_tokens: 0,
-            preempted: 0,
-            cached_blocks: 0,
-            active: (self.sequences.len() - self.waiting.len()) as u32,
+            waiting_tokens: self.waiting_tokens,
+            preempted: self.preempted,
+            cached_blocks: self.pool.cached(),
+            active: (self.holders.len() + self.promised.len()) as u32,
             in_flight: self.in_flight.len() as u32,
             free_credits: self.credits.len() as u32,
             free_blocks: self.pool.free(),
@@ -351,13 +370,16 @@ impl RunCore {
             }
             return Ok(());
         }
+        self.end_late(actions);
         match event {
             RunEvent::Submit { sequence, prompt } => self.submit(sequence, prompt, actions)?,
             RunEvent::Cancel { sequence } => {
                 self.unqueue(sequence);
                 self.finish(sequence, FinishReason::Cancelled, actions);
             }
-            RunEvent::Pause { .. } | RunEvent::Resume { .. } | RunEvent::Tick => {}
+            RunEvent::Pause { sequence } => self.pause(sequence, true),
+            RunEvent::Resume { sequence } => self.pause(sequence, false),
+            RunEvent::Tick => {}
             RunEvent::Return(returned) => self.returned(returned, actions)?,
             RunEvent::Progress { path, value } => {
                 let progress = &mut self.progress[path as usize];
@@ -377,6 +399,7 @@ impl RunCore {
             RunEvent::Stop => {
                 let all: Vec<_> = self.sequences.keys().copied().collect();
                 for sequence in all {
+                    self.unqueue(sequence);
                     self.finish(sequence, FinishReason::Cancelled, actions);
                 }
                 self.end(Error::Stopped);
@@ -392,37 +415,6 @@ impl RunCore {
             actions.push(RunAction::Enter { path, micro_batch: batch });
         }
         Ok(())
-    }
-
-    fn submit(&mut self, id: SequenceId, prompt: Prompt, actions: &mut Actions) -> Result<()> {
-        if self.sequences.contains_key(&id) {
-            return Err(Error::protocol(format!("{id} submitted twice")));
-        }
-        let (context, vocabulary) = (self.shape.context, self.shape.vocabulary);
-        match Sequence::new(prompt, context, vocabulary, self.pool.total(), self.now) {
-            Err(refusal) => actions.push(RunAction::Fail { sequence: id, error: refusal.into() }),
-            Ok(mut sequence) => {
-                let is_shorter = |at: &u32| (sequence.prompt.len() as u64) < u64::from(*at);
-                sequence.recompute_at = self.shape.recompute_at.filter(is_shorter);
-                self.sequences.insert(id, sequence);
-                self.waiting.push_back(id);
-            }
-        }
-        Ok(())
-    }
-
-    /// Admits waiting sequences in submission order. A short request never overtakes a long one, because a
-    /// stream of short requests could otherwise starve it.
-    fn admit(&mut self) {
-        while let Some(&id) = self.waiting.front() {
-            let sequence = self.sequences.get_mut(&id).unwrap_or_else(|| panic!("{id} waits but has ended"));
-            let Some(blocks) = self.pool.take(sequence.wanted_blocks) else { return };
-            sequence.blocks = Some(blocks);
-            sequence.times.admitted_ns = Some(self.now);
-            self.generating += u32::from(sequence.generation.is_some());
-            self.waiting.pop_front();
-            self.prefilling.push_back(id);
-        }
     }
 
     fn returned(&mut self, returned: Return, actions: &mut Actions) -> Result<()> {
@@ -465,19 +457,30 @@ impl RunCore {
         };
         self.return_credit(batch.credit);
         self.free_retired();
+        let mut sampled = sampled.iter().peekable();
         for item in &batch.items {
-            // A sequence that has ended in the meantime is absent. Its result is dropped.
-            let Some(sequence) = self.sequences.get_mut(&item.sequence) else { continue };
-            if item.end_position() < sequence.prompt.len() as u32 {
+            let token = sampled.next_if(|sampled| sampled.sequence == item.sequence);
+            // The results of a sequence that has ended or started over in the meantime are dropped.
+            if !self.is_current(item) {
                 continue;
             }
-            sequence.times.prefilled_ns.get_or_insert(self.now);
-            let limits = sequence.generation.as_ref().map(|g| (g.max_new_tokens, g.at_limit));
-            match limits {
+            if self.shape.prefill_from.is_some() {
+                self.publish(item, false);
+            }
+            let (now, end) = (self.now, item.end_position());
+            let sequence = self.sequence(item.sequence);
+            if item.logits == LogitRows::All {
+                sequence.delivered = end;
+            }
+            if end < sequence.tokens() {
+                continue;
+            }
+            sequence.times.prefilled_ns.get_or_insert(now);
+            match sequence.generation.as_ref().map(|g| (g.max_new_tokens, g.at_limit)) {
                 None => self.finish(item.sequence, FinishReason::LogitsDone, actions),
                 Some((0, at_limit)) => self.finish(item.sequence, at_limit, actions),
-                Some(_) => match sampled.iter().find(|s| s.sequence == item.sequence) {
-                    Some(sampled) => self.emit(item.sequence, &sampled.token, actions),
+                Some(_) => match token {
+                    Some(sampled) => self.emit(sampled, actions),
                     None => {
                         return Err(Error::protocol(format!("{id} without a token for {}", item.sequence)));
                     }
@@ -487,98 +490,76 @@ impl RunCore {
         Ok(())
     }
 
-    fn emit(&mut self, id: SequenceId, token: &std::result::Result<u32, String>, actions: &mut Actions) {
-        let vocabulary = self.shape.vocabulary;
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        let Some(generation) = &mut sequence.generation else { return };
-        let position = (sequence.prompt_tokens + generation.new_tokens) as usize;
-        let error = match *token {
-            Ok(token) if token < vocabulary => None,
-            Ok(token) => Some(Refusal::UnknownToken { token, position, vocabulary }.into()),
-            Err(ref cause) => Some(Error::Sampling { position, cause: cause.clone() }),
+    fn emit(&mut self, sampled: &Sampled, actions: &mut Actions) {
+        let (id, vocabulary) = (sampled.sequence, self.shape.vocabulary);
+        let sequence = self.sequence(id);
+        let Some(generation) = &sequence.generation else { return };
+        let position = sequence.tokens() as usize;
+        let token = match sampled.token {
+            Ok(token) if token < vocabulary => token,
+            Ok(token) => {
+                return self.fail(id, Refusal::UnknownToken { token, position, vocabulary }.into(), actions);
+            }
+            Err(ref cause) => {
+                return self.fail(id, Error::Sampling { position, cause: cause.clone() }, actions);
+            }
         };
-        if let Some(error) = error {
-            self.remove(id);
-            actions.push(RunAction::Fail { sequence: id, error });
-            return;
-        }
-        let Ok(token) = *token else { return };
         if generation.ends_with(token) {
             return self.finish(id, FinishReason::EndToken(token), actions);
         }
-        generation.new_tokens += 1;
-        generation.last_token = token;
-        let (done, reason) = (generation.new_tokens == generation.max_new_tokens, generation.at_limit);
+        let (most, at_limit) = (generation.max_new_tokens, generation.at_limit);
+        sequence.push(token);
         actions.push(RunAction::Emit { sequence: id, token });
-        if done {
-            self.finish(id, reason, actions);
-        } else if sequence.recomputes(token) {
-            self.prefilling.push_back(id);
+        if sampled.stops {
+            self.finish(id, FinishReason::StopRule, actions);
+        } else if sequence.new_tokens() == most {
+            self.finish(id, at_limit, actions);
+        } else if sequence.recompute_at.is_some_and(|at| sequence.tokens() >= at) {
+            sequence.recompute_at = None;
+            self.recompute(id);
         } else {
-            self.ready.push_back(id);
+            self.enqueue(id);
         }
     }
 
-    fn finish(&mut self, id: SequenceId, reason: FinishReason, actions: &mut Actions) {
+    /// Lets a sequence start over, because its RoPE frequencies have changed. A sequence that shares no blocks keeps
+    /// them.
+    fn recompute(&mut self, id: SequenceId) {
+        let sequence = self.sequence(id);
+        match sequence.shares_prefix {
+            true => self.restart(id),
+            false => {
+                sequence.start_over();
+                self.enqueue(id);
+            }
+        }
+    }
+
+    pub(super) fn finish(&mut self, id: SequenceId, reason: FinishReason, actions: &mut Actions) {
         if let Some(sequence) = self.remove(id) {
             actions.push(RunAction::Finish { sequence: id, finished: sequence.finished(reason, self.now) });
         }
     }
 
-    /// Removes the sequence from the queue that contains it, if any.
-    fn unqueue(&mut self, id: SequenceId) {
-        let Some(sequence) = self.sequences.get(&id) else { return };
-        let queue = match sequence {
-            waits if !waits.is_admitted() => &mut self.waiting,
-            prefills if prefills.entered < prefills.prompt.len() as u32 => &mut self.prefilling,
-            _ => &mut self.ready,
-        };
-        if let Some(at) = queue.iter().position(|other| *other == id) {
-            queue.remove(at);
-        }
+    fn fail(&mut self, id: SequenceId, error: Error, actions: &mut Actions) {
+        self.remove(id);
+        actions.push(RunAction::Fail { sequence: id, error });
     }
 
-    /// Removes a sequence and frees its cache blocks. Micro-batches in flight may still write to these
-    /// blocks. This is safe on one path, because the micro-batches of the next owner enter later and every
-    /// stage processes micro-batches in order. With two paths, the blocks become free later. This function
-    /// does not search the queues, because they may be long and a sequence whose last results have arrived is
-    /// in none of them.
+    /// Removes a sequence that is in no queue, and frees its cache blocks.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
+        self.let_go(id);
         let sequence = self.sequences.remove(&id)?;
-        if sequence.is_admitted() && sequence.generation.is_some() {
-            assert!(self.generating > 0, "{id} was not counted among the sequences that generate");
-            self.generating -= 1;
-        }
-        match &sequence.blocks {
-            Some(blocks) if self.shape.prefill_from.is_some() && !self.in_flight.is_empty() => {
-                self.retired.push((MicroBatchId(self.next_id), blocks.clone()));
-            }
-            Some(blocks) => self.pool.give(blocks),
-            None => {}
-        }
+        sequence.deadline_ns.map(|at| self.deadlines.remove(&(at, id)));
         Some(sequence)
-    }
-
-    /// Frees the blocks of ended sequences that no micro-batch in flight can write to.
-    fn free_retired(&mut self) {
-        let oldest = self.in_flight.front().map(|flight| flight.batch.id);
-        let (pool, is_free) = (&mut self.pool, |until| oldest.is_none_or(|oldest| oldest >= until));
-        self.retired.retain(|(until, blocks)| {
-            if is_free(*until) {
-                pool.give(blocks);
-            }
-            !is_free(*until)
-        });
     }
 
     /// Ends the run with the error `why` and returns the remaining sequences.
     fn end(&mut self, why: Error) -> Vec<SequenceId> {
         self.ended = Some(why);
-        for queue in [&mut self.waiting, &mut self.prefilling, &mut self.ready] {
-            queue.clear();
-        }
         let all: Vec<_> = self.sequences.keys().copied().collect();
         for &id in &all {
+            self.unqueue(id);
             self.remove(id);
         }
         while let Some(flight) = self.in_flight.pop_front() {

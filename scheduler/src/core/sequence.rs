@@ -1,8 +1,7 @@
 //! A sequence in the coordinator: its request, its progress and its result.
 
-use crate::core::Nanoseconds;
-use crate::core::Path;
-use crate::core::pool::Blocks;
+use crate::core::pool::{Holding, Root};
+use crate::core::{Nanoseconds, Path, SequenceId};
 use crate::error::Refusal;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
@@ -119,26 +118,58 @@ pub struct Finished {
 /// State of a sequence.
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    /// Tokens to compute before the next one is sampled: those of the request, and generated tokens if the
-    /// sequence is computed again.
-    pub(crate) prompt: Arc<[u32]>,
-    /// Number of tokens in the request.
-    pub(crate) prompt_tokens: u32,
-    /// Length at which the sequence is computed again. `None` if it is not.
-    pub(crate) recompute_at: Option<u32>,
-    /// Generated tokens of a sequence that may be computed again.
+    /// Tokens of the request.
+    prompt: Arc<[u32]>,
+    /// Generated tokens.
     generated: Vec<u32>,
     /// Generation state. `None` if the request asks for logits.
     pub(crate) generation: Option<Generation>,
-    /// Number of cache blocks that the sequence needs.
+    /// Place of the sequence among the waiting ones: the time of its submission, and what its priority adds.
+    pub(crate) rank: Rank,
+    /// Whether the sequence uses prefixes in the cache, and leaves its own there.
+    pub(crate) shares_prefix: bool,
+    pub(crate) deadline_ns: Option<Nanoseconds>,
+    /// Maximum number of cache blocks that the sequence needs.
     pub(crate) wanted_blocks: u32,
-    /// Cache blocks of the sequence. `None` until the sequence is admitted.
-    pub(crate) blocks: Option<Blocks>,
-    /// Number of prompt tokens that have entered the pipeline.
-    pub(crate) entered: u32,
-    /// Number of times that the sequence has lost its cache blocks. Results of an earlier epoch are dropped.
+    pub(crate) place: Place,
+    /// Whether the reader of the sequence is behind.
+    pub(crate) is_paused: bool,
+    /// Number of requests that were admitted while this one was the first that waited.
+    pub(crate) overtaken: u32,
+    /// Cache blocks. `None` until the first rows enter.
+    pub(crate) holding: Option<Holding>,
+    /// Number of times that the sequence has started over. Results of an earlier epoch are dropped.
     pub(crate) epoch: u32,
+    /// Number of its tokens when the epoch began.
+    pub(crate) start_tokens: u32,
+    /// Path of the tokens with which the epoch began.
+    pub(crate) path: Path,
+    /// Number of tokens that have entered the pipeline in this epoch, or were in the cache.
+    pub(crate) entered: u32,
+    /// Number of positions whose logits the client has.
+    pub(crate) delivered: u32,
+    /// Length at which the sequence starts over. `None` if it does not.
+    pub(crate) recompute_at: Option<u32>,
+    /// Prompt tokens that were in the cache at the first start. `None` before it.
+    pub(crate) cached_tokens: Option<u32>,
+    pub(crate) preemptions: u32,
     pub(crate) times: SequenceTimes,
+}
+
+/// Place of a sequence among the waiting ones. The smallest comes first.
+pub(crate) type Rank = (Nanoseconds, SequenceId);
+
+/// Queue that contains a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Sequences that wait for admission.
+    Waiting,
+    /// Admitted sequences that have several tokens to enter, or no token of their own yet.
+    Prefilling,
+    /// Sequences whose latest token has not entered.
+    Ready,
+    /// None: the sequence is paused, or all its tokens have entered.
+    Nowhere,
 }
 
 #[derive(Debug)]
@@ -147,10 +178,6 @@ pub(crate) struct Generation {
     /// Reason to report when the sequence reaches `max_new_tokens`.
     pub(crate) at_limit: FinishReason,
     end_tokens: Arc<[u32]>,
-    /// Number of emitted tokens.
-    pub(crate) new_tokens: u32,
-    /// Last emitted token.
-    pub(crate) last_token: u32,
 }
 
 impl Generation {
@@ -159,17 +186,23 @@ impl Generation {
     }
 }
 
+/// Times by which requests of high priority come before, and those of low priority after, normal ones that
+/// were submitted at the same time.
+const HIGH_NS: Nanoseconds = 10_000_000_000;
+const LOW_NS: Nanoseconds = 60_000_000_000;
+
 impl Sequence {
     /// Creates a sequence for the request `prompt`. Rejects a request that is invalid, or that does not fit
     /// `context` tokens or `total_blocks` cache blocks.
     pub(crate) fn new(
+        id: SequenceId,
         prompt: Prompt,
         context: u32,
         vocabulary: u32,
         total_blocks: u32,
         now: Nanoseconds,
     ) -> Result<Self, Refusal> {
-        let Prompt { tokens, want, .. } = prompt;
+        let Prompt { tokens, want, shares_prefix, priority, deadline_ns } = prompt;
         if tokens.is_empty() {
             return Err(Refusal::EmptyPrompt);
         }
@@ -183,12 +216,12 @@ impl Sequence {
         let generation = match want {
             Want::Logits => None,
             Want::Generate { max_new_tokens, end_tokens } => {
-                // The last new token is never an input, so it needs no position.
                 let room = context - length + 1;
-                let at_limit =
-                    if max_new_tokens > room { FinishReason::ContextFull } else { FinishReason::MaxTokens };
-                let max_new_tokens = max_new_tokens.min(room);
-                Some(Generation { max_new_tokens, at_limit, end_tokens, new_tokens: 0, last_token: 0 })
+                let (max_new_tokens, at_limit) = match max_new_tokens > room {
+                    true => (room, FinishReason::ContextFull),
+                    false => (max_new_tokens, FinishReason::MaxTokens),
+                };
+                Some(Generation { max_new_tokens, at_limit, end_tokens })
             }
         };
         let new_positions = generation.as_ref().map_or(0, |g| g.max_new_tokens.saturating_sub(1));
@@ -196,54 +229,105 @@ impl Sequence {
         if wanted_blocks > total_blocks {
             return Err(Refusal::TooManyBlocks { wanted: wanted_blocks, total: total_blocks });
         }
-        let times = SequenceTimes { submitted_ns: now, ..SequenceTimes::default() };
+        let rank_ns = match priority {
+            Priority::High => now,
+            Priority::Normal => now.saturating_add(HIGH_NS),
+            Priority::Low => now.saturating_add(HIGH_NS + LOW_NS),
+        };
         Ok(Self {
             prompt: tokens,
-            prompt_tokens: length,
-            recompute_at: None,
             generated: Vec::new(),
+            rank: (rank_ns, id),
+            shares_prefix: shares_prefix && generation.is_some(),
             generation,
+            deadline_ns,
             wanted_blocks,
-            blocks: None,
-            entered: 0,
+            place: Place::Nowhere,
+            is_paused: false,
+            overtaken: 0,
+            holding: None,
             epoch: 0,
-            times,
+            start_tokens: length,
+            path: Path::Stages,
+            entered: 0,
+            delivered: 0,
+            recompute_at: None,
+            cached_tokens: None,
+            preemptions: 0,
+            times: SequenceTimes { submitted_ns: now, ..SequenceTimes::default() },
         })
     }
 
-    /// Returns the path of the prompt. `prefill_from` is the minimum number of tokens of a prompt that the
-    /// prefill stage computes. All chunks of a prompt take the same path, so that its keys and values are in
-    /// one place.
-    pub(crate) fn prefill_path(&self, prefill_from: Option<u32>) -> Path {
-        let is_long = prefill_from.is_some_and(|from| self.prompt_tokens >= from);
-        if is_long && self.generation.is_some() { Path::Prefill } else { Path::Stages }
+    /// Returns the number of tokens: those of the request and the generated ones.
+    pub(crate) fn tokens(&self) -> u32 {
+        self.prompt_tokens() + self.new_tokens()
     }
 
-    /// Takes a generated token. Returns whether the sequence has reached the length at which it is computed
-    /// again. It then enters with all its tokens as its prompt, and into the same cache blocks.
-    pub(crate) fn recomputes(&mut self, token: u32) -> bool {
-        let Some(at) = self.recompute_at else { return false };
-        self.generated.push(token);
-        if self.prompt.len() + self.generated.len() < at as usize {
-            return false;
+    /// Returns the number of tokens of the request.
+    pub(crate) fn prompt_tokens(&self) -> u32 {
+        self.prompt.len() as u32
+    }
+
+    /// Returns the number of generated tokens.
+    pub(crate) fn new_tokens(&self) -> u32 {
+        self.generated.len() as u32
+    }
+
+    /// Returns the token at a position.
+    pub(crate) fn token(&self, position: usize) -> u32 {
+        match position.checked_sub(self.prompt.len()) {
+            None => self.prompt[position],
+            Some(position) => self.generated[position],
         }
-        self.prompt = [&self.prompt[..], &self.generated].concat().into();
-        (self.recompute_at, self.generated, self.entered) = (None, Vec::new(), 0);
-        true
     }
 
-    /// Returns whether the sequence has its cache blocks.
-    pub(crate) fn is_admitted(&self) -> bool {
-        self.blocks.is_some()
+    /// Returns the tokens from `first` on.
+    pub(crate) fn tokens_from(&self, first: u32) -> impl Iterator<Item = u32> {
+        let first = first as usize;
+        let generated = &self.generated[first.saturating_sub(self.prompt.len()).min(self.generated.len())..];
+        self.prompt[first.min(self.prompt.len())..].iter().chain(generated).copied()
+    }
+
+    /// Returns the number of tokens that have not entered.
+    pub(crate) fn left(&self) -> u32 {
+        self.tokens() - self.entered
+    }
+
+    /// Returns whether the sequence has one generated token to enter, and nothing else.
+    pub(crate) fn decodes(&self) -> bool {
+        self.left() == 1 && self.entered >= self.start_tokens
+    }
+
+    /// Takes a generated token.
+    pub(crate) fn push(&mut self, token: u32) {
+        self.generated.push(token);
+    }
+
+    /// Forgets its progress through the pipeline.
+    pub(crate) fn start_over(&mut self) {
+        (self.epoch, self.entered, self.start_tokens) = (self.epoch + 1, 0, self.tokens());
+    }
+
+    /// Returns the root of the sequence's prefix, if the frequencies of sequences change at `recompute_at`
+    /// positions.
+    pub(crate) fn root(&self, recompute_at: Option<u32>) -> Root {
+        if recompute_at.is_some_and(|at| self.start_tokens >= at) { Root::Long } else { Root::Short }
+    }
+
+    /// Returns the number of tokens, from the first on, that this sequence has in common with `other`, of which
+    /// it considers `most`.
+    pub(crate) fn common(&self, other: &Self, most: u32) -> u32 {
+        let pairs = self.tokens_from(0).zip(other.tokens_from(0)).take(most as usize);
+        pairs.take_while(|(a, b)| a == b).count() as u32
     }
 
     pub(crate) fn finished(&self, reason: FinishReason, now: Nanoseconds) -> Finished {
         Finished {
             reason,
-            prompt_tokens: self.prompt_tokens,
-            new_tokens: self.generation.as_ref().map_or(0, |g| g.new_tokens),
-            cached_tokens: 0,
-            preemptions: 0,
+            prompt_tokens: self.prompt_tokens(),
+            new_tokens: self.new_tokens(),
+            cached_tokens: self.cached_tokens.unwrap_or(0),
+            preemptions: self.preemptions,
             times: SequenceTimes { finished_ns: now, ..self.times },
         }
     }

@@ -162,13 +162,15 @@ impl<'a> Invariants<'a> {
             (true, false) => shape.chunks.most_rows(),
             (true, true) => shape.chunks.most_rows().min(shape.chunks.beside_decode),
         };
+        let prompts = batch.items.iter().filter(|item| !self.decodes(item));
+        let prompt_rows = prompts.map(|item| item.tokens.len() as u32).sum();
         let sequences: BTreeSet<_> = batch.items.iter().map(|item| item.sequence).collect();
         if sequences.is_empty() || sequences.len() != batch.items.len() {
             return Err(format!("not one item for each of {sequences:?}"));
         }
         for (what, got, most) in [
             ("rows", batch.rows(), shape.max_rows),
-            ("rows of a chunk", batch.rows(), chunk_rows),
+            ("rows of a chunk", prompt_rows, chunk_rows),
             ("logit rows", batch.logit_rows(), shape.max_logit_rows),
             ("sequences", sequences.len() as u32, shape.max_sequences),
             ("credits", self.in_flight.len() as u32 + 1, shape.credits),

@@ -1,0 +1,184 @@
+//! Cache blocks. Every stage uses the same block ids for its own layers, so all stages share one pool per kind
+//! of layer: layers that keep all positions ([`blocks`]), and layers with a window ([`rings`]).
+//!
+//! A sequence holds blocks of each kind ([`Holding`]). Each kind answers the same three questions: what a
+//! sequence takes to compute further positions, what it leaves behind when it ends, and from which position a
+//! later sequence with the same tokens can go on. Blocks that keep all positions are shared, up to any block
+//! border. A ring is overwritten, so one later sequence can take it over, near the position where it ended. A
+//! kind of fixed size, such as a recurrent state, would answer with its snapshots at block borders. A prefix
+//! is reused up to a border at which every kind can go on.
+
+mod blocks;
+mod rings;
+
+use blocks::BlockPool;
+pub(crate) use blocks::Root;
+use ragtag_graph::KvRing;
+use ragtag_graph::execution::KvUse;
+use ragtag_kernels::params::BLOCK_TOKENS;
+use rings::RingPool;
+use std::sync::Arc;
+
+/// Cache blocks of a sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct Holding {
+    /// One block per [`BLOCK_TOKENS`] positions, for the layers that keep all positions.
+    blocks: Vec<u32>,
+    /// The same blocks, as items share them.
+    pub(crate) full: Arc<[u32]>,
+    /// The blocks of the KV ring. Empty if the model has none.
+    pub(crate) ring: Arc<[u32]>,
+    /// Number of blocks whose content later sequences can find.
+    published: usize,
+}
+
+impl Holding {
+    fn share(&mut self) {
+        self.full = self.blocks.as_slice().into();
+    }
+}
+
+/// A prefix in the cache.
+#[derive(Debug, Default)]
+pub(crate) struct Hit {
+    blocks: Vec<u32>,
+    /// Block after which a kept ring goes on.
+    ring: Option<u32>,
+}
+
+impl Hit {
+    /// Returns the number of positions of the prefix.
+    pub(crate) fn positions(&self) -> u32 {
+        (self.blocks.len() * BLOCK_TOKENS) as u32
+    }
+}
+
+/// The pools of all kinds of layers.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    full: BlockPool,
+    rings: RingPool,
+}
+
+impl Pools {
+    /// Creates pools of free blocks: `blocks` for the layers that keep all positions, and those of `ring`.
+    pub(crate) fn new(blocks: u32, ring: Option<KvRing>, kv_use: KvUse) -> Self {
+        Self { full: BlockPool::new(blocks, kv_use.prefixes), rings: RingPool::new(ring) }
+    }
+
+    /// Returns the number of blocks for the layers that keep all positions.
+    pub(crate) fn total(&self) -> u32 {
+        self.full.total()
+    }
+
+    /// Returns the number of blocks, for the layers that keep all positions, that no sequence holds.
+    pub(crate) fn free(&self) -> u32 {
+        self.full.unused()
+    }
+
+    /// Returns how many of them hold the keys and values of earlier sequences.
+    pub(crate) fn cached(&self) -> u32 {
+        self.full.cached()
+    }
+
+    /// Returns the number of blocks of KV rings that no sequence holds.
+    pub(crate) fn free_ring(&self) -> u32 {
+        self.rings.unused()
+    }
+
+    /// Returns the number of ring blocks of a sequence that fills `count` blocks.
+    pub(crate) fn ring_blocks(&self, count: u32) -> u32 {
+        self.rings.wanted(count)
+    }
+
+    /// Returns the longest prefix of `tokens` that is in the cache, but not all of them: the last token must be
+    /// computed for the next one.
+    pub(crate) fn find(&self, root: Root, tokens: impl Iterator<Item = u32>, count: usize) -> Hit {
+        let most = count.saturating_sub(1) / BLOCK_TOKENS;
+        let mut blocks = self.full.find(root, tokens, most);
+        let mut ring = None;
+        if self.rings.exist() {
+            let at = blocks.iter().rposition(|&block| self.rings.has_after(block));
+            blocks.truncate(at.map_or(0, |at| at + 1));
+            ring = blocks.last().copied();
+        }
+        Hit { blocks, ring }
+    }
+
+    /// Takes the blocks of a prefix, and the ring of a sequence that fills `count` blocks. Returns `None` if
+    /// too few ring blocks are free.
+    pub(crate) fn start(&mut self, hit: Hit, count: u32) -> Option<Holding> {
+        let Hit { blocks, ring } = hit;
+        let ring = self.rings.take(self.rings.wanted(count), ring)?;
+        blocks.iter().for_each(|&block| self.full.hold(block));
+        let published = blocks.len();
+        Some(Holding { full: blocks.as_slice().into(), blocks, ring, published })
+    }
+
+    /// Lets `holding` have at least `count` blocks, and up to `ahead` more if they hold nothing. Returns
+    /// whether there were enough.
+    pub(crate) fn grow(&mut self, holding: &mut Holding, count: u32, ahead: u32) -> bool {
+        let missing = (count as usize).saturating_sub(holding.blocks.len());
+        if missing == 0 {
+            return true;
+        }
+        if self.full.unused() < missing as u32 {
+            return false;
+        }
+        for _ in 0..missing {
+            let block = self.full.take(&mut |evicted| self.rings.forget(evicted));
+            holding.blocks.extend(block);
+        }
+        holding.blocks.extend((0..ahead).map_while(|_| self.full.take_empty()));
+        holding.share();
+        true
+    }
+
+    /// Makes the full blocks of the first `end` positions known to later sequences. `tokens` returns the
+    /// token at a position. If another block already has the same content and `swaps` is set, the sequence
+    /// goes on with that one. Returns false if it is not set, and no further blocks of the sequence can be
+    /// published.
+    pub(crate) fn publish(
+        &mut self,
+        holding: &mut Holding,
+        root: Root,
+        tokens: impl Fn(usize) -> u32,
+        end: u32,
+        swaps: bool,
+    ) -> bool {
+        let mut is_swapped = false;
+        while (holding.published + 1) * BLOCK_TOKENS <= end as usize {
+            let at = holding.published;
+            let content = std::array::from_fn(|i| tokens(at * BLOCK_TOKENS + i));
+            let parent = at.checked_sub(1).map(|before| holding.blocks[before]);
+            let own = holding.blocks[at];
+            let known = self.full.publish(own, root, parent, content);
+            if known != own {
+                if !swaps {
+                    return false;
+                }
+                self.full.hold(known);
+                self.full.give(own);
+                holding.blocks[at] = known;
+                is_swapped = true;
+            }
+            holding.published += 1;
+        }
+        if is_swapped {
+            holding.share();
+        }
+        true
+    }
+
+    /// Returns the blocks of a sequence whose first `entered` positions were computed. The cache keeps those
+    /// that were published.
+    pub(crate) fn give(&mut self, holding: &Holding, entered: u32) {
+        let published = &holding.blocks[..holding.published];
+        self.rings.give(&holding.ring, published, entered);
+        // The last block is evicted first.
+        holding.blocks.iter().rev().for_each(|&block| self.full.give(block));
+    }
+}
+
+#[cfg(test)]
+mod tests;
