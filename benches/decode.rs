@@ -72,6 +72,7 @@ fn subject(path: &str, threads: u32) -> ragtag::Result<Subject> {
         kv: plan.kv,
         context: plan.context,
         sequences: 1,
+        kv_blocks: Some(plan.kv_blocks),
         chunk: plan.chunk,
         logit_rows: 1,
         wire_type: plan.wire_type,

@@ -125,6 +125,7 @@ fn engine(
         kv: plan.kv,
         context: plan.context,
         sequences,
+        kv_blocks: Some(plan.kv_blocks),
         chunk: plan.chunk,
         logit_rows: 1,
         wire_type: plan.wire_type,

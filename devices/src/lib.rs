@@ -20,6 +20,8 @@ pub use names::canonical;
 /// Entry point of a child process that compiles HIP sources: see [`Config::hip_compiler`].
 #[cfg(feature = "hip")]
 pub use ragtag_hip::compile_child as compile_for_hip;
-pub use selection::{Choice, Filter, Requested, Selection, SelectionError, SelectionOrigin, Term};
+pub use selection::{
+    Choice, Filter, Requested, Selection, SelectionError, SelectionOrigin, Term, size_bytes,
+};
 pub use table::{BackendReport, Backends, Check, Config, Physical, Report, Status};
 pub use throttle::{ThrottleError, ThrottleSpec};

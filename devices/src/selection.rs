@@ -247,7 +247,7 @@ const MAX_DECIMALS: usize = 12;
 
 /// Parses a size such as `512`, `512B`, `3KiB` or `11.5GiB`. Rounds it down to whole bytes. A size in bytes
 /// has no decimals.
-pub(crate) fn size_bytes(text: &str) -> Option<u64> {
+pub fn size_bytes(text: &str) -> Option<u64> {
     let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, rest) = text.split_at(digits(text));
     let (decimals, unit) = match rest.strip_prefix('.') {

@@ -188,6 +188,7 @@ impl Block<'_> {
         let lowering = Lowering {
             context,
             sequences: 1,
+            kv_blocks: None,
             chunk: most,
             logit_rows: 1,
             wire_type: WireType::F32,

@@ -166,6 +166,7 @@ impl Engine {
         }
         let prefill = prefill.and_then(|prefill| Some((prefill.from_tokens, specs.pop()?)));
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
+        run.kv_use = plan.kv_use;
         run.chunks = plan.chunks();
         run.prefill_from = prefill.as_ref().map_or(1, |(from_tokens, _)| *from_tokens);
         run.routes = plan.routes();

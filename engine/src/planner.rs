@@ -9,7 +9,7 @@ use crate::defaults::{DEFAULT_CHUNK, OTHER_CHUNKS, SLOTS};
 use crate::devices::{Devices, staged_route};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::execution::Chunks;
+use ragtag_graph::execution::{Chunks, Eviction, KvUse, Reserve};
 use ragtag_graph::{Granularity, Lowering, Segment, WireType};
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
@@ -104,6 +104,9 @@ impl Planner {
             slots: SLOTS,
             decode_groups: None,
             credits: None,
+            kv_blocks: None,
+            kv_memory_bytes: None,
+            kv_use: KvUse { reserve: Reserve::Grow, prefixes: Some(Eviction::Lru) },
             kv: KvType::F16,
             activations: Activations::Int8,
             wire_type: None,
@@ -237,7 +240,9 @@ impl Planner {
         self
     }
 
-    /// Sets the number of concurrent sequences that must fit in memory, each at full context.
+    /// Sets the number of concurrent sequences. Memory must suffice for all of them at the length of the planned
+    /// request, and for one of them at the full context. With [`Reserve::Full`], it must suffice for all of them at
+    /// the full context.
     pub fn sequences(mut self, sequences: u32) -> Self {
         self.limits.sequences = sequences;
         self.limits.logit_rows = self.limits.logit_rows.max(sequences);
@@ -265,7 +270,8 @@ impl Planner {
         self
     }
 
-    /// Sets the maximum number of micro-batches in flight. By default, the planner chooses this number.
+    /// Sets the maximum number of micro-batches in flight. By default, the planner chooses this number. A plan for
+    /// several sequences has at least one more than decode groups.
     pub fn credits(mut self, credits: u32) -> Self {
         self.limits.credits = Some(credits);
         self
@@ -296,6 +302,27 @@ impl Planner {
     /// Sets the types of keys and values in the KV cache.
     pub fn kv(mut self, kv: KvType) -> Self {
         self.limits.kv = kv;
+        self
+    }
+
+    /// Sets when sequences take blocks of the KV cache, and whether it keeps the blocks of earlier sequences. By
+    /// default, sequences take blocks as they grow, and the cache keeps the blocks that were used last.
+    pub fn kv_use(mut self, kv_use: KvUse) -> Self {
+        self.limits.kv_use = kv_use;
+        self
+    }
+
+    /// Sets the memory for keys and values in all devices together. It must hold one sequence at the full
+    /// context. By default, the KV cache gets the memory that is left, at most as much as all sequences need at
+    /// the full context.
+    pub fn kv_memory(mut self, bytes: u64) -> Self {
+        self.limits.kv_memory_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets the number of blocks of the KV cache, in place of [`Planner::kv_memory`].
+    pub fn kv_blocks(mut self, blocks: u32) -> Self {
+        self.limits.kv_blocks = Some(blocks);
         self
     }
 
@@ -466,6 +493,7 @@ impl Planner {
             kv: limits.kv,
             context,
             sequences: limits.sequences,
+            kv_blocks: None,
             chunk,
             logit_rows: limits.logit_rows.min(chunk),
             // Segment costs do not depend on the wire type.

@@ -26,6 +26,7 @@ pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
         kv: plan.kv,
         context: plan.context,
         sequences: plan.sequences,
+        kv_blocks: Some(plan.kv_blocks),
         chunk: plan.chunk,
         logit_rows: if all_logits { plan.chunk } else { plan.logit_rows() },
         wire_type: plan.wire_type,

@@ -16,6 +16,8 @@ pub struct Lowering {
     pub context: u32,
     /// Maximum number of concurrent sequences.
     pub sequences: u32,
+    /// Number of blocks of the KV cache. If `None`, as many as all sequences need at the full context.
+    pub kv_blocks: Option<u32>,
     /// Maximum number of rows in a micro-batch.
     pub chunk: u32,
     /// Maximum number of rows that need logits in a micro-batch.
@@ -30,9 +32,9 @@ impl Lowering {
         self.context.div_ceil(BLOCK_TOKENS as u32)
     }
 
-    /// Returns the number of cache blocks for all sequences, in layers that keep all positions.
+    /// Returns the number of cache blocks in layers that keep all positions.
     pub fn cache_blocks(&self) -> u32 {
-        self.table_blocks().saturating_mul(self.sequences)
+        self.kv_blocks.unwrap_or_else(|| self.table_blocks().saturating_mul(self.sequences))
     }
 
     /// Returns the KV ring of layers with a window of `window` positions. Returns `None` if a ring would be as

@@ -191,6 +191,7 @@ mod tests {
             kv: KvType::F16,
             context: 100,
             sequences: 2,
+            kv_blocks: None,
             chunk: 48,
             logit_rows: 3,
             wire_type: WireType::F32,

@@ -53,6 +53,7 @@ fn lowering(activations: Activations) -> Lowering {
         kv: KvType::F16,
         context: 100,
         sequences: 2,
+        kv_blocks: None,
         chunk: 6,
         logit_rows: 2,
         wire_type: WireType::F32,

@@ -21,6 +21,7 @@
 //!     kv: KvType::F16,
 //!     context: 256,
 //!     sequences: 4,
+//!     kv_blocks: None,
 //!     chunk: 128,
 //!     logit_rows: 4,
 //!     wire_type: WireType::F32,

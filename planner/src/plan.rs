@@ -17,8 +17,9 @@ use crate::split::{Split, SplitPart, SplitPrefill};
 pub use edges::{PlanEdge, PlanPaths};
 pub use explanation::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, Place};
 pub use prefill::PrefillStage;
-use ragtag_graph::execution::Chunks;
+use ragtag_graph::execution::{Chunks, KvUse};
 use ragtag_graph::{Granularity, WireType};
+use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Routes;
 use schemars::JsonSchema;
@@ -26,8 +27,11 @@ use serde::{Deserialize, Serialize};
 pub use stage::{HostMemory, PlanStage, StageMemory};
 pub use validate::InvalidPlan;
 
-/// Format version that this build writes. It also reads version 2.
-pub const PLAN_VERSION: u32 = 3;
+/// Format version that this build writes. It also reads versions 2 and 3.
+pub const PLAN_VERSION: u32 = 4;
+
+/// Maximum number of blocks of the KV cache in a valid plan.
+pub(crate) const MAX_KV_BLOCKS: u32 = 1 << 24;
 
 /// Assignment of a model's segments to devices.
 ///
@@ -54,6 +58,10 @@ pub struct Plan {
     pub context: u32,
     /// Maximum number of sequences in the pipeline at once.
     pub sequences: u32,
+    /// Number of blocks of the KV cache, which the sequences share. Each block holds 16 positions.
+    pub kv_blocks: u32,
+    /// When sequences take blocks of the KV cache, and whether it keeps the blocks of earlier sequences.
+    pub kv_use: KvUse,
     /// Maximum number of rows (tokens) of a micro-batch. Also the maximum length of a prefill chunk.
     pub chunk: u32,
     /// Prefill chunks from which the coordinator chooses. If absent, every chunk has [`Plan::chunk`] rows.
@@ -108,6 +116,16 @@ impl Plan {
     /// Returns the prefill chunks from which the coordinator chooses.
     pub fn chunks(&self) -> Chunks {
         self.chunks.clone().unwrap_or_else(|| Chunks::fixed(self.chunk))
+    }
+
+    /// Returns the number of cache blocks of one sequence at the full context.
+    pub fn table_blocks(&self) -> u32 {
+        self.context.div_ceil(BLOCK_TOKENS as u32)
+    }
+
+    /// Returns the number of cache blocks that all sequences need at the full context.
+    pub fn full_blocks(&self) -> u32 {
+        self.table_blocks().saturating_mul(self.sequences)
     }
 
     /// Returns the maximum number of logit rows in a micro-batch, assuming that only the last row of each
@@ -222,7 +240,7 @@ impl Plan {
     pub fn from_json(json: &str) -> Result<Self, InvalidPlan> {
         let not_a_plan = |cause| InvalidPlan::NotAPlan { cause };
         match crate::json::version(json, "ragtag_plan") {
-            Some(upgrade::FROM) => {
+            Some(found) if upgrade::FROM.contains(&found) => {
                 let plan = upgrade::upgraded(json).and_then(|json| crate::json::parse(&json));
                 let says = |cause| format!("{cause} of its version {PLAN_VERSION}");
                 plan.map_err(|cause| not_a_plan(says(cause)))

@@ -4,6 +4,7 @@
 use crate::json;
 use crate::objective::Objective;
 use crate::plan::Plan;
+use ragtag_graph::execution::KvUse;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use schemars::JsonSchema;
@@ -47,6 +48,10 @@ pub struct PlanOptions {
     /// Generated tokens of the request to plan for.
     #[schemars(range(max = MAX_TOKENS))]
     pub new_tokens: Option<u32>,
+    /// Memory for keys and values in all devices together, in bytes.
+    pub kv_memory_bytes: Option<u64>,
+    /// When sequences take blocks of the KV cache, and whether it keeps the blocks of earlier sequences.
+    pub kv_use: Option<KvUse>,
     /// Types of keys and values.
     #[schemars(schema_with = "crate::schemas::kv_type")]
     pub kv: Option<KvType>,

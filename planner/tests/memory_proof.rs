@@ -107,8 +107,16 @@ fn scratch_is_proved_for_all_kernels() {
         for (chunk, logit_rows) in [(1, 1), (5, 1), (8, 1), (31, 31), (32, 1), (100, 1), (100, 100)] {
             let (kv, activations) = (KvType::F16, Activations::Int8);
             let wire_type = WireType::F32;
-            let lowering =
-                Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows, wire_type };
+            let lowering = Lowering {
+                activations,
+                kv,
+                context: 1500,
+                sequences: 3,
+                kv_blocks: None,
+                chunk,
+                logit_rows,
+                wire_type,
+            };
             for caps in [caps(), gpu_caps(), cuda_caps()] {
                 let halves = model.with_granularity(Granularity::HalfBlock);
                 let splits = [(&model, "0-6=cpu:0,7-13=cpu:1"), (&halves, "0-13=cpu:0,14-25=cpu:1")];
@@ -136,7 +144,16 @@ fn plans_within_buffer_limits_compile() {
         for (context, chunk, logit_rows) in
             [(64, 8, 3), (500, 32, 3), (4000, 8, 3), (64, 500, 3), (64, 64, 64)]
         {
-            let lowering = Lowering { activations, kv, context, sequences: 3, chunk, logit_rows, wire_type };
+            let lowering = Lowering {
+                activations,
+                kv,
+                context,
+                sequences: 3,
+                kv_blocks: None,
+                chunk,
+                logit_rows,
+                wire_type,
+            };
             for (allocation, binding) in [(1 << 40, limit), (limit, 1 << 40)] {
                 let caps = Caps { max_allocation_bytes: allocation, max_binding_bytes: binding, ..caps() };
                 let plan = try_plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
@@ -168,7 +185,16 @@ fn the_proof_is_what_compiled_stages_take() {
         ];
         for (kv, activations, wire_type) in forms {
             let (context, sequences, chunk, logit_rows) = (500, 3, 100, 5);
-            let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows, wire_type };
+            let lowering = Lowering {
+                activations,
+                kv,
+                context,
+                sequences,
+                kv_blocks: None,
+                chunk,
+                logit_rows,
+                wire_type,
+            };
             let blocks = ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"];
             let halves =
                 ["0-25=cpu:0", "0-1=cpu:0,2-25=cpu:1", "0-13=cpu:0,14-25=cpu:1", "0-23=cpu:0,24-25=cpu:1"];
@@ -197,7 +223,8 @@ fn shared_weights_are_those_with_the_same_layout() {
     let plain = Model::new(plain.expect("a model file")).expect("a model");
     let (kv, activations, wire_type) = (KvType::F16, Activations::Int8, WireType::F32);
     let (context, sequences, chunk, logit_rows) = (64, 1, 8, 1);
-    let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows, wire_type };
+    let lowering =
+        Lowering { activations, kv, context, sequences, kv_blocks: None, chunk, logit_rows, wire_type };
     for model in [model("tales-q8_0"), plain] {
         let segments = model.segments(&lowering).expect("segments");
         let sizes = RunSizes::new(&segments);
@@ -282,7 +309,16 @@ fn kv_rings_are_proved() {
         // A ring would be as long as the context.
         (96, 2, 64, None),
     ] {
-        let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows: 1, wire_type };
+        let lowering = Lowering {
+            activations,
+            kv,
+            context,
+            sequences,
+            kv_blocks: None,
+            chunk,
+            logit_rows: 1,
+            wire_type,
+        };
         let halves = model.with_granularity(Granularity::HalfBlock);
         for (model, split) in [(&model, "0-2=cpu:0,3-4=cpu:1"), (&halves, "0-1=cpu:0,2-7=cpu:1")] {
             let plan = plan(model, &lowering, split, &caps());
@@ -318,7 +354,16 @@ fn windows_of_a_large_model_are_proved() {
     for (kv, block_bytes) in [(KvType::F16, 4 * 256 * 16 * 2), (KvType::Q8_0, 4 * 256 * 16 / 32 * 34)] {
         let (context, sequences, chunk) = (131_072, 2, 512);
         let (activations, wire_type) = (Activations::F32, WireType::F32);
-        let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows: 1, wire_type };
+        let lowering = Lowering {
+            activations,
+            kv,
+            context,
+            sequences,
+            kv_blocks: None,
+            chunk,
+            logit_rows: 1,
+            wire_type,
+        };
         let plan = plan(&model, &lowering, "0-20=cpu:0,21-35=cpu:1", &caps());
         // 1024 positions and the 511 that follow in a micro-batch span up to 97 blocks.
         let blocks = |layer: u32| if (layer + 1).is_multiple_of(6) { context / 16 } else { 97 };
@@ -337,8 +382,16 @@ fn checksums_of_transfers_are_proved() {
     let model = model("tales-q8_0");
     let (kv, activations) = (KvType::F16, Activations::Int8);
     for (chunk, wire_type) in [(1, WireType::F32), (100, WireType::F16), (2000, WireType::F32)] {
-        let lowering =
-            Lowering { activations, kv, context: 2000, sequences: 1, chunk, logit_rows: 1, wire_type };
+        let lowering = Lowering {
+            activations,
+            kv,
+            context: 2000,
+            sequences: 1,
+            kv_blocks: None,
+            chunk,
+            logit_rows: 1,
+            wire_type,
+        };
         let split = "0-6=cpu:0,7-13=cpu:1".parse().expect("a split");
         let plan = |verified| plan_verifying(&model, &lowering, &split, &caps(), verified).expect("fits");
         let (plain, verified) = (plan(false), plan(true));
@@ -365,8 +418,16 @@ fn the_proof_of_streamed_stages_is_what_compiled_ones_take() {
     for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
         let model = model(name);
         let (kv, activations, wire_type) = (KvType::F16, Activations::Int8, WireType::F32);
-        let lowering =
-            Lowering { activations, kv, context: 500, sequences: 3, chunk: 100, logit_rows: 5, wire_type };
+        let lowering = Lowering {
+            activations,
+            kv,
+            context: 500,
+            sequences: 3,
+            kv_blocks: None,
+            chunk: 100,
+            logit_rows: 5,
+            wire_type,
+        };
         let cases: [(Granularity, &str, &[&[u32]]); 4] = [
             (Granularity::Block, "0-13=cpu:0", &[&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]),
             (Granularity::Block, "0-13=cpu:0", &[&[2, 5, 8, 11, 12]]),

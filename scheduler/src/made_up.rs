@@ -1,5 +1,6 @@
 //! A synthetic plan for tests.
 
+use ragtag_graph::execution::{KvUse, Reserve};
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::{
@@ -47,6 +48,8 @@ pub(crate) fn plan(split: &str) -> Plan {
         device_options: None,
         context: 1024,
         sequences: 1,
+        kv_blocks: 64,
+        kv_use: KvUse { reserve: Reserve::Full, prefixes: None },
         chunk: 128,
         chunks: None,
         decode_rows: 1,

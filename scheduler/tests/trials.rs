@@ -1,5 +1,6 @@
 //! Tests of placements that the planner chooses by simulation.
 
+use ragtag_graph::execution::{KvUse, Reserve};
 use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::{Activations, KvType};

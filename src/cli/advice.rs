@@ -9,6 +9,7 @@ pub(super) fn worded(error: &Error) -> String {
     let text = error.to_string();
     match error {
         Error::Planner(PlanError::DoesNotFit(cause)) => cause.worded(remedy),
+        Error::Planner(PlanError::SmallCache { .. }) => text + "; set another --kv-memory or --ctx",
         Error::Planner(PlanError::ExactBoundary { .. }) => {
             text.replacen("needs int8 activations", "needs --activations int8", 1)
         }

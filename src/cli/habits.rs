@@ -11,7 +11,7 @@ const CHAT: &str = "use ragtag chat, or ragtag run --chat";
 const DOWNLOADS: &str = "Ragtag downloads nothing; give a .gguf file or a directory with safetensors";
 
 /// Options of other programs, each with the words that replace it.
-const OPTIONS: [(&[&str], &str); 18] = [
+const OPTIONS: [(&[&str], &str); 20] = [
     (&["-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu", "-ot", "--override-tensor"], PLACEMENT),
     (&["-ts", "--tensor-split", "-sm", "--split-mode"], "use --split, for example 0-5=cuda:0,6-13=cpu:0"),
     (&["-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size"], PLACEMENT),
@@ -24,6 +24,8 @@ const OPTIONS: [(&[&str], &str); 18] = [
     (&["-ctk", "--cache-type-k"], "use --kv-keys"),
     (&["-ctv", "--cache-type-v"], "use --kv-values"),
     (&["--kv-cache-dtype"], "use --kv"),
+    (&["--kv-cache-memory-bytes"], "use --kv-memory, which counts all devices together"),
+    (&["--enable-prefix-caching", "--no-enable-prefix-caching"], "use --prefix-cache on or off"),
     (&["-fa", "--flash-attn", "--jinja"], AUTOMATIC),
     (&["--mmap", "--no-mmap", "--mlock"], READS),
     (&["-cnv", "--conversation", "-i", "--interactive"], CHAT),

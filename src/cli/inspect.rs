@@ -30,7 +30,16 @@ pub(super) fn segments(
 ) -> std::result::Result<Vec<Segment>, ModelError> {
     let context = graph.hyperparameters().context;
     let (kv, wire_type) = (KvType::F16, WireType::F32);
-    let lowering = Lowering { activations, kv, context, sequences: 1, chunk: 1, logit_rows: 1, wire_type };
+    let lowering = Lowering {
+        activations,
+        kv,
+        context,
+        sequences: 1,
+        kv_blocks: None,
+        chunk: 1,
+        logit_rows: 1,
+        wire_type,
+    };
     graph.segments(&lowering)
 }
 

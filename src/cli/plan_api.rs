@@ -101,6 +101,7 @@ fn over(args: &PlacementArgs, options: PlanOptions) -> PlacementArgs {
         WireType::F32 => WireArg::F32,
         WireType::F16 => WireArg::F16,
     });
+    let kv = args.kv.over(&options);
     // A split replaces the search, so it also replaces the constraints.
     let args = match options.split {
         Some(_) => PlacementArgs { pin: vec![], exclude: vec![], max_stages: None, ..args.clone() },
@@ -114,7 +115,7 @@ fn over(args: &PlacementArgs, options: PlanOptions) -> PlacementArgs {
         max_stages: options.max_stages.or(args.max_stages),
         ctx: options.context.or(args.ctx),
         chunk: options.chunk.or(args.chunk),
-        kv: options.kv.map_or(args.kv, Into::into),
+        kv,
         activations: options.activations.or(args.activations),
         wire: wire.or(args.wire),
         ..args

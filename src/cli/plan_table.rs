@@ -1,6 +1,7 @@
 //! Formats a plan as a line, and as a table of its stages.
 
 use super::output::{bytes, table};
+use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::plan::{Plan, PlanStage};
 
 /// Summarizes a plan in one line: split, context and chunk.
@@ -10,7 +11,11 @@ pub(super) fn summary(plan: &Plan) -> String {
         (shortest, longest) if shortest < longest => format!("chunks {shortest} to {longest}"),
         (_, longest) => format!("chunk {longest}"),
     };
-    format!("plan: {} · context {} · {chunk}", plan.split(), plan.context)
+    let pool = match plan.kv_blocks {
+        blocks if blocks == plan.full_blocks() => String::new(),
+        blocks => format!(" · {} cache positions", u64::from(blocks) * BLOCK_TOKENS as u64),
+    };
+    format!("plan: {} · context {}{pool} · {chunk}", plan.split(), plan.context)
 }
 
 /// Formats a plan as a table of its stages, followed by the plan's reasons. If memory is capped, the table

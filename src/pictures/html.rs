@@ -151,8 +151,9 @@ fn memory(plan: &Plan) -> Markup {
         section id="memory" {
             h2 { "Memory" }
             p class="hint" {
-                "Proved before loading, with a KV cache for " (count(plan.sequences as usize, "sequence"))
-                " of " (plan.context) " tokens."
+                "Proved before loading, with a KV cache of " (count(plan.kv_blocks as usize, "block"))
+                " of 16 tokens for " (count(plan.sequences as usize, "sequence")) " of up to " (plan.context)
+                " tokens."
             }
             (chart(&charts::memory(plan)))
             details { summary { "Figures" } div class="scroll" { table {

@@ -402,6 +402,7 @@ fn predicted_us(
         kv: ragtag::KvType::F16,
         context: 128,
         sequences: rows,
+        kv_blocks: None,
         chunk: 64,
         logit_rows: rows,
         wire_type: ragtag::WireType::F32,

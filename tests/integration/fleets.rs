@@ -252,6 +252,7 @@ fn a_config_gets_the_plan_of_its_checkpoint() {
         kv: KvType::F16,
         context: 512,
         sequences: 2,
+        kv_blocks: None,
         chunk: 64,
         logit_rows: 2,
         wire_type: ragtag::WireType::F32,

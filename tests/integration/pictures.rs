@@ -9,6 +9,7 @@ use ragtag::{
     Activations, AdapterKind, DeviceFacts, FigureSource, KvType, LinkReport, Model, Objective, Plan, Planner,
     Workload,
 };
+use ragtag_graph::execution::KvUse;
 use ragtag_planner::split::Span;
 use ragtag_planner::{
     Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
@@ -110,6 +111,8 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         device_options: None,
         context: 8192,
         sequences: 4 * stages,
+        kv_blocks: 2048 * stages,
+        kv_use: KvUse::default(),
         chunk: 256,
         chunks: None,
         decode_rows: 4,

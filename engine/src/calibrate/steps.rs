@@ -97,6 +97,7 @@ impl Steps {
             kv: options.kv,
             context,
             sequences,
+            kv_blocks: None,
             chunk: chunk.max(sequences),
             logit_rows: sequences,
             wire_type: WireType::F32,

@@ -160,6 +160,7 @@ mod tests {
             kv: KvType::F16,
             context: 64,
             sequences: 1,
+            kv_blocks: None,
             chunk: 2,
             logit_rows: 2,
             wire_type: WireType::F32,

@@ -14,7 +14,8 @@ use thiserror::Error;
 pub struct Chunks {
     /// Chunks, ordered by the total length of the prompts in prefill. The first applies from 0 tokens on.
     pub by_prompt: Vec<PromptChunk>,
-    /// Longest chunk while other sequences generate, in rows. It limits the delay of their next tokens.
+    /// Maximum number of prompt rows in a micro-batch while other sequences generate. It limits the delay of
+    /// their next tokens.
     pub beside_decode: u32,
 }
 

@@ -28,6 +28,17 @@ pub enum Eviction {
     Lfu,
 }
 
+impl Eviction {
+    /// Returns the name that plans and flags use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::Fifo => "fifo",
+            Self::Lfu => "lfu",
+        }
+    }
+}
+
 /// Use of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -20,6 +20,8 @@ pub struct StageCapacity {
     pub context: u32,
     /// Maximum number of sequences in the pipeline at once.
     pub sequences: u32,
+    /// Number of blocks of the KV cache in layers that keep all positions.
+    pub kv_blocks: u32,
     /// Maximum number of rows in a micro-batch.
     pub rows: u32,
     /// Largest window of the model's layers, in positions. `None` if all layers keep all positions.
@@ -61,7 +63,7 @@ impl StageCapacity {
     fn kv_buffer_bytes(&self, kind: KvKind) -> [u64; 2] {
         let blocks = match self.kv_ring().filter(|_| kind.is_windowed) {
             Some(ring) => u64::from(ring.total),
-            None => self.blocks().saturating_mul(u64::from(self.sequences)),
+            None => u64::from(self.kv_blocks),
         };
         let positions = blocks.saturating_mul(BLOCK_TOKENS as u64);
         [kind.key_bytes_per_position, kind.value_bytes_per_position]
@@ -157,6 +159,24 @@ pub struct Streamed<'a> {
 impl Streamed<'_> {
     /// No streamed segments.
     pub const NONE: Self = Self { segments: &[], arenas: 0 };
+}
+
+/// Returns the largest number from `least` to `most` for which `fits` holds, or `least` if it holds for none. If
+/// it holds for a number, it must hold for all smaller ones.
+pub(crate) fn largest(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    if least >= most || fits(most) {
+        return least.max(most);
+    }
+    let (mut low, mut high) = (least, most);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
 }
 
 fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
@@ -272,6 +292,11 @@ impl RunSizes {
             shape.kv_bytes(*kind).saturating_mul(before[end] - before[first])
         };
         self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the KV cache bytes of all segments.
+    pub fn all_kv_bytes(&self, shape: &StageCapacity) -> u64 {
+        self.kv_bytes(0, self.segments, shape)
     }
 
     /// Returns the segments of `run` that may be streamed. The first and the last segment of the model may

@@ -24,6 +24,7 @@ pub use device::{ASSUMED_FILE_RATE, BufferLimits, DeviceFacts, WeightSharing};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
 pub use link::{LinkFacts, Links, SharedLink, fit_copies};
+pub(crate) use memory::largest;
 pub use memory::{Held, KvKind, LargeBuffer, RunSizes, StageCapacity, Streamed};
 pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,

@@ -113,6 +113,7 @@ fn a_shared_tensor_counts_once_in_a_stage() {
     let shape = StageCapacity {
         context: 17,
         sequences: 3,
+        kv_blocks: 6,
         rows: 4,
         window: None,
         logit_rows: 2,
@@ -151,6 +152,7 @@ fn sizes_beyond_64_bits_saturate() {
     let shape = StageCapacity {
         context: u32::MAX,
         sequences: u32::MAX,
+        kv_blocks: u32::MAX,
         rows: u32::MAX,
         window: None,
         logit_rows: u32::MAX,

@@ -92,7 +92,7 @@ pub struct StageMemory {
     /// Arenas that the streamed segments share. If absent, zero.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub arenas: u64,
-    /// Keys and values of all sequences at the full context.
+    /// Keys and values: the blocks of the KV cache, and the KV rings of layers with a window.
     pub kv: u64,
     /// Scratch memory, sized for the segment that needs the most.
     pub scratch: u64,

@@ -39,6 +39,8 @@ fn plan() -> Plan {
         device_options: Some(PlanDeviceOptions { selection: "auto".into(), cpu_devices: 2, threads: None }),
         context: 512,
         sequences: 2,
+        kv_blocks: 40,
+        kv_use: KvUse::default(),
         chunk: 128,
         chunks: None,
         decode_rows: 1,
@@ -75,7 +77,7 @@ const DEVICES: [&str; 2] = ["cpu:0", "cpu:1"];
 #[test]
 fn json_round_trips() {
     let json = plan().to_json();
-    assert!(json.contains("\"ragtag_plan\": 3"), "{json}");
+    assert!(json.contains("\"ragtag_plan\": 4"), "{json}");
     assert_eq!(Plan::from_json(&json), Ok(plan()));
 }
 
@@ -104,11 +106,11 @@ fn unknown_fields_are_refused_wherever_they_are() {
 
 #[test]
 fn a_newer_version_is_named_even_with_new_fields() {
-    let json = plan().to_json().replacen("\"ragtag_plan\": 3", "\"ragtag_plan\": 7, \"novelty\": {}", 1);
+    let json = plan().to_json().replacen("\"ragtag_plan\": 4", "\"ragtag_plan\": 7, \"novelty\": {}", 1);
     assert_eq!(Plan::from_json(&json), Err(InvalidPlan::Version { found: 7 }));
     let mut newer = plan();
-    newer.ragtag_plan = 4;
-    assert_eq!(newer.validate(&model(), &DEVICES), Err(InvalidPlan::Version { found: 4 }));
+    newer.ragtag_plan = 5;
+    assert_eq!(newer.validate(&model(), &DEVICES), Err(InvalidPlan::Version { found: 5 }));
 }
 
 #[test]
@@ -171,6 +173,8 @@ fn validation_names_the_problem() {
     let none = Chunks { by_prompt: Vec::new(), beside_decode: 1 };
     assert!(with(&|p| p.chunks = Some(none.clone())).contains("must start at 0 tokens"));
     assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
+    assert!(with(&|p| p.kv_blocks = 31).contains("kv_blocks is 31; it must be 32 to 16777216"));
+    assert!(with(&|p| p.kv_blocks = 1 << 25).contains("kv_blocks is 33554432; it must be 32 to 16777216"));
     let exact = with(&|p| (p.wire_type, p.activations) = (WireType::F16, Activations::F32));
     assert!(exact.contains("wire type is f16, but exact activations"), "{exact}");
     assert!(with(&|p| p.edges[0].to = 0).contains("its edges must lead from each stage"));

@@ -1,6 +1,6 @@
 //! Checks of a plan from a file against the model and the devices.
 
-use super::{PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage};
+use super::{MAX_KV_BLOCKS, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage};
 use crate::split::{PartitionError, check_partition};
 use ragtag_graph::WireType;
 use ragtag_graph::execution::{Chunks, InvalidChunks};
@@ -20,7 +20,7 @@ pub enum InvalidPlan {
         cause: String,
     },
     /// The plan has another format version.
-    #[error("the plan has version {found}, but this build reads versions 2 and {PLAN_VERSION}")]
+    #[error("the plan has version {found}, but this build reads versions 2 to {PLAN_VERSION}")]
     Version {
         /// Version of the plan.
         found: u32,
@@ -143,6 +143,12 @@ impl Plan {
         if self.decode_rows != self.rows_of_groups() {
             let wanted = "it must be the sequences per decode group, from sequences and decode_groups";
             return wrong(format!("decode_rows is {}; {wanted}", self.decode_rows));
+        }
+        let blocks = self.table_blocks()..=MAX_KV_BLOCKS.max(self.table_blocks());
+        if !blocks.contains(&self.kv_blocks) {
+            let (least, most) = blocks.into_inner();
+            let why = "one sequence at the full context needs the least";
+            return wrong(format!("kv_blocks is {}; it must be {least} to {most}: {why}", self.kv_blocks));
         }
         let chunks: Chunks = self.chunks();
         chunks.check()?;

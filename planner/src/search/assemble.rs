@@ -6,7 +6,7 @@ use super::grid::{Choice, Grid, SearchResult};
 use super::problem::{Problem, Run};
 use super::trial::Trials;
 use super::workload_times::{Point, Times};
-use super::{chunks, explain, families, reasons};
+use super::{chunks, explain, families, pool, reasons};
 use crate::cost::{Figure, LinkFacts};
 use crate::plan::{
     Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanPaths, PlanStage, PredictedRun,
@@ -17,20 +17,42 @@ use ragtag_graph::execution::Chunks;
 
 /// Returns the plan of the best choice, with its explanation if the input asks for one.
 pub(super) fn explained(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Plan {
-    let plan = plan(grid, &found.best, Some(chunks::by_prompt(grid, &found.best)));
+    let plan = filled(grid, &found.best, Some(chunks::by_prompt(grid, &found.best)));
     if !grid.input.explained {
         return plan;
     }
     let explanation = explain::explanation(grid, found);
-    let reasons = reasons::reasons(grid, &found.best, &explanation, trials);
+    let reasons = reasons::reasons(grid, &found.best, &plan, &explanation, trials);
     Plan { explanation, reasons, ..plan }
 }
 
-/// Returns the plan of a choice, without an explanation. Its memory is sized for the longest of `chunks`.
+/// Returns the plan of a choice, without an explanation. Its memory is sized for the longest of `chunks`. The KV
+/// cache has the blocks that the sequences need.
 pub(super) fn plan(grid: &Grid<'_>, chosen: &Choice, chunks: Option<Chunks>) -> Plan {
+    with_blocks(problem(grid, chosen, chunks.as_ref()), grid, chosen, chunks)
+}
+
+/// Returns the plan like [`plan`], with as many blocks in the KV cache as fit.
+pub(super) fn filled(grid: &Grid<'_>, chosen: &Choice, chunks: Option<Chunks>) -> Plan {
+    let problem = problem(grid, chosen, chunks.as_ref());
+    let host_fits = |problem: &Problem<'_>| {
+        host_memory(problem, chosen, &problem.memories_with(&chosen.runs, chosen.prefill_run())).fits()
+    };
+    let fits = |problem: &Problem<'_>| {
+        problem.prove_with(&chosen.runs, chosen.prefill_run()).is_ok() && host_fits(problem)
+    };
+    let blocks = pool::filling_blocks(problem, fits);
+    with_blocks(&problem.with_kv_blocks(blocks), grid, chosen, chunks)
+}
+
+/// Returns the problem that determines the memory of a choice with these chunks.
+fn problem<'g>(grid: &'g Grid<'_>, chosen: &Choice, chunks: Option<&Chunks>) -> &'g Problem<'g> {
+    let chunk = chunks.map_or(0, Chunks::most_rows).max(chosen.point.chunk);
+    grid.problem(Point { chunk, ..chosen.point })
+}
+
+fn with_blocks(problem: &Problem<'_>, grid: &Grid<'_>, chosen: &Choice, chunks: Option<Chunks>) -> Plan {
     let input = grid.input;
-    let chunk = chunks.as_ref().map_or(0, Chunks::most_rows).max(chosen.point.chunk);
-    let problem = grid.problem(Point { chunk, ..chosen.point });
     let (stages, prefill_stage, host_memory_bytes) = stages(problem, chosen);
     let granularity = Granularity::of(input.segments);
     Plan {
@@ -46,7 +68,9 @@ pub(super) fn plan(grid: &Grid<'_>, chosen: &Choice, chunks: Option<Chunks>) -> 
         device_options: None,
         context: grid.context,
         sequences: input.limits.sequences,
-        chunk,
+        kv_blocks: problem.shape.kv_blocks,
+        kv_use: input.limits.kv_use,
+        chunk: problem.point.chunk,
         chunks,
         decode_rows: chosen.workload_times.decode_rows,
         decode_groups: chosen.point.groups,

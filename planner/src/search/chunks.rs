@@ -1,12 +1,13 @@
 //! Chooses the prefill chunks of a plan. Each prompt length gets the fastest chunk. While other sequences
-//! generate, prompts get the longest chunk that delays those sequences by at most [`MAX_DELAY_US`]. The chunks
+//! generate, prompts get as many rows as delay those sequences little ([`MAX_MIXED`], [`MAX_DELAY_US`]). The chunks
 //! do not apply to a prefill stage. Its chunks are as long as possible, because each of them copies weights.
 //!
 //! This module knows nothing about the search.
 
 use super::PlannerInput;
 use super::grid::{Choice, Grid};
-use super::workload_times::Point;
+use super::problem::Problem;
+use super::workload_times::{Point, Times};
 use crate::objective::Workload;
 use ragtag_graph::execution::PREFILLS;
 use ragtag_graph::execution::{Chunks, PromptChunk};
@@ -20,9 +21,13 @@ const SAME: f64 = 0.04;
 /// Maximum time by which prefill chunks in flight may delay the next token of a generating sequence, in
 /// microseconds.
 const MAX_DELAY_US: f64 = 100e3;
+/// Maximum time of a micro-batch with decode rows and prompt rows, relative to that of a decode micro-batch.
+const MAX_MIXED: f64 = 3.0;
+/// Number of prompt rows that may always enter beside decode rows, so that prompts progress.
+const FEWEST_BESIDE: u32 = 16;
 
 /// Returns chunks that do not depend on the prompt length. All prompts use the chunk of `choice`. While other
-/// sequences generate, prompts use the longest chunk that [`MAX_DELAY_US`] allows.
+/// sequences generate, prompts use the rows of [`beside_decode`].
 pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
 }
@@ -85,24 +90,24 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> u
     fastest.expect("a placement fits at its own point").1
 }
 
-/// Returns the longest chunk that delays a token by at most [`MAX_DELAY_US`], or the shortest chunk if every
-/// chunk delays it more. The result is never longer than the chunk of `choice`.
+/// Returns the maximum number of prompt rows in a micro-batch with decode rows. The micro-batch takes at most
+/// [`MAX_MIXED`] times as long as a decode micro-batch, and the micro-batches in flight delay a token by at most
+/// [`MAX_DELAY_US`]. Prompts always get [`FEWEST_BESIDE`] rows, or a whole chunk if it is shorter.
 fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     // A decode step waits for the other micro-batches in flight. They leave at the rate of the slowest stage.
     let prefills = if choice.prefill.is_some() { PREFILLS as u32 } else { 0 };
     let in_flight = f64::from(choice.credits.saturating_sub(prefills));
-    let delay_us = |point: &Point| {
-        let evaluation = grid.problem(*point).evaluate(&choice.runs);
-        let slowest_us = evaluation.stages.iter().map(|times| times.full_chunk_us).fold(0.0, f64::max);
-        slowest_us * in_flight
+    let problem = grid.problem(choice.point);
+    let slowest_us = |problem: &Problem<'_>, time_us: fn(&Times) -> f64| {
+        problem.evaluate(&choice.runs).stages.iter().map(time_us).fold(0.0, f64::max)
     };
-    let points = fitting(grid, choice);
-    let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
-    // With streamed weights, the shortest chunk may take as long as a much longer one.
-    let shortest = shorter().next().filter(|_| choice.stages_stream());
-    let most_us = shortest.map_or(0.0, |point| delay_us(point) * (1.0 + SAME)).max(MAX_DELAY_US);
-    let longest = shorter().rfind(|point| delay_us(point) <= most_us);
-    let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
-    // Leave room for as many prompt rows as decode rows.
-    rows.max(choice.workload_times.decode_rows.saturating_mul(2)).min(choice.point.chunk)
+    let mixed_us = |rows: u32| slowest_us(&problem.mixing(rows), |times| times.full_chunk_us);
+    let decode_us = slowest_us(problem, |times| times.decode_us);
+    let most = choice.point.chunk;
+    let doubled = std::iter::successors(Some(FEWEST_BESIDE), |rows| rows.checked_mul(2));
+    let counts: Vec<u32> = doubled.take_while(|rows| *rows < most).chain([most]).collect();
+    // With streamed weights, few rows may take as long as many.
+    let fewest_us = if choice.stages_stream() { mixed_us(counts[0]) * (1.0 + SAME) } else { 0.0 };
+    let most_us = (decode_us * MAX_MIXED).min((MAX_DELAY_US / in_flight).max(fewest_us));
+    counts.iter().rev().copied().find(|rows| mixed_us(*rows) <= most_us).unwrap_or(counts[0])
 }

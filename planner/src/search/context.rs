@@ -4,7 +4,8 @@ use super::grid::Grid;
 use super::problem::{Lowered, Problem};
 use super::requested::{self, Requested};
 use super::workload_times::Point;
-use super::{DoesNotFit, PlanError, PlannerInput, Remedy, Shortage, check, memory_fit, streamed};
+use super::{DoesNotFit, PlanError, PlannerInput, Remedy, Shortage, check, memory_fit, pool, streamed};
+use crate::cost::largest;
 use crate::objective::Workload;
 use ragtag_kernels::KvType;
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -31,11 +32,14 @@ pub fn largest_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
 
 /// Returns the context that the user requested, or the longest one that fits.
 pub(super) fn context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
-    input.limits.context.map_or_else(|| fitting(input), Ok)
+    let context = input.limits.context.map_or_else(|| fitting(input), Ok)?;
+    pool::check(input, context)?;
+    Ok(context)
 }
 
 fn fitting(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     let whole = input.model.context;
+    pool::check(input, BLOCK.min(whole))?;
     let lowered = Arc::new(Lowered::new(input.limits.chunk, input.segments));
     let resident = || longest(whole, |context| fits(input, &lowered, context, false));
     let Workload { prompt_tokens, generated_tokens } = input.workload;
@@ -61,6 +65,11 @@ fn problem<'a>(input: &'a PlannerInput<'a>, lowered: &Arc<Lowered<'a>>, context:
     Problem::new(input, Arc::clone(lowered), context, point)
 }
 
+/// Returns the problem that decides about the context, for memory that does not depend on the placement.
+pub(super) fn whole_problem<'a>(input: &'a PlannerInput<'a>, context: u32) -> Problem<'a> {
+    problem(input, &Arc::new(Lowered::new(input.limits.chunk, input.segments)), context)
+}
+
 fn prove(problem: &Problem<'_>, (runs, prefill): &Requested) -> Result<(), Vec<Shortage>> {
     problem.prove_with(runs, prefill.as_ref().map(|prefill| &prefill.run))
 }
@@ -69,6 +78,9 @@ fn prove(problem: &Problem<'_>, (runs, prefill): &Requested) -> Result<(), Vec<S
 /// fits. If `streaming` is set, stages may stream weights.
 fn fits<'a>(input: &'a PlannerInput<'a>, lowered: &Arc<Lowered<'a>>, context: u32, streaming: bool) -> bool {
     let problem = problem(input, lowered, context);
+    if u64::from(problem.shape.kv_blocks) < problem.shape.blocks() {
+        return false;
+    }
     match requested::runs(input) {
         Some((runs, _)) if streaming => streamed::streamed(&problem, &runs, 0).is_some(),
         Some(requested) => prove(&problem, &requested).is_ok(),
@@ -85,17 +97,9 @@ fn longest(whole: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
     if !fits(BLOCK.min(whole)) {
         return None;
     }
-    // Memory grows with the context, so bisect. `low` blocks fit and `high` blocks do not.
-    let (mut low, mut high) = (1, whole.div_ceil(BLOCK));
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        if fits(middle * BLOCK) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    Some((low * BLOCK).min(whole))
+    // Memory grows with the context.
+    let blocks = largest(1, whole.div_ceil(BLOCK) - 1, |blocks| fits(blocks * BLOCK));
+    Some((blocks * BLOCK).min(whole))
 }
 
 /// Returns the error for a search that found no placement: either the devices lack memory, or the constraints

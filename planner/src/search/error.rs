@@ -50,6 +50,16 @@ pub enum PlanError {
     /// The model does not fit the devices.
     #[error("{}", .0.worded(Remedy::to_string))]
     DoesNotFit(Box<DoesNotFit>),
+    /// The KV cache that the user requested does not hold one sequence.
+    #[error("{}", reasons::small_cache(*context, *blocks, *needed_bytes))]
+    SmallCache {
+        /// Context in positions.
+        context: u32,
+        /// Number of blocks that the requested KV cache has.
+        blocks: u32,
+        /// Memory of a KV cache for one sequence at this context, in all devices together, in bytes.
+        needed_bytes: u64,
+    },
     /// The plan fits the devices, but it needs more host memory than is free.
     #[error("{}", reasons::host_does_not_fit(.0))]
     HostMemory(Box<HostMemory>),

@@ -7,7 +7,7 @@
 use super::grid::{Choice, Grid};
 use super::problem::Run;
 use super::streamed::spread;
-use super::{PlannerInput, for_devices};
+use super::{PlannerInput, assemble, chunks, for_devices};
 use crate::cost::RunSizes;
 use crate::plan::{HostMemory, Plan};
 
@@ -41,12 +41,13 @@ pub(super) fn plan(input: &PlannerInput<'_>) -> Option<Plan> {
     None
 }
 
-/// Returns the choice with pinned copies of as many streamed segments as host memory has room for. `memory` is
-/// the host memory that the choice needs. Returns `None` if there is room for none.
-pub(super) fn with_pinned_copies(grid: &Grid<'_>, chosen: &Choice, memory: &HostMemory) -> Option<Choice> {
+/// Returns the choice with pinned copies of as many streamed segments as host memory has room for. Returns `None`
+/// if there is room for none.
+pub(super) fn with_pinned_copies(grid: &Grid<'_>, chosen: &Choice) -> Option<Choice> {
     if !grid.input.from_file {
         return None;
     }
+    let memory = host_memory(grid, chosen);
     let problem = grid.problem(chosen.point);
     let mut spare = memory.available?.checked_sub(memory.total)?;
     let mut runs = chosen.runs.clone();
@@ -56,7 +57,14 @@ pub(super) fn with_pinned_copies(grid: &Grid<'_>, chosen: &Choice, memory: &Host
         *run = least_from_file(run, sizes, most);
         spare = most - run.pinned_bytes(sizes);
     }
-    (runs != chosen.runs).then(|| Choice::with_prefill(problem, runs, chosen.prefill.clone()))
+    let is_new = runs != chosen.runs;
+    let pinned = is_new.then(|| Choice::with_prefill(problem, runs, chosen.prefill.clone()));
+    pinned.filter(|pinned| host_memory(grid, pinned).fits())
+}
+
+/// Returns the host memory that a choice needs.
+fn host_memory(grid: &Grid<'_>, choice: &Choice) -> HostMemory {
+    assemble::plan(grid, choice, Some(chunks::by_prompt(grid, choice))).host_memory_bytes
 }
 
 /// Returns the run with the fewest segments from the model's file with which its host memory takes at most `most`

@@ -102,7 +102,10 @@ impl Choice {
         let takes_turns = runs.len() > evaluation.devices.len();
         let usual = if takes_turns { devices.max(groups + 1) } else { devices.max(groups) + 1 };
         let usual = usual.saturating_add(prefills);
-        let credits = problem.input.limits.credits.unwrap_or(usual);
+        let limits = &problem.input.limits;
+        // Prompts of other sequences need a credit beside the decode groups.
+        let least = if limits.sequences > 1 { groups + 1 } else { 1 };
+        let credits = limits.credits.map_or(usual, |credits| credits.max(least));
         Self {
             runs,
             prefill,

@@ -5,6 +5,7 @@ use crate::cost::{DeviceFacts, Links};
 use crate::objective::{Objective, Workload};
 use crate::plan::{Plan, logit_rows};
 use crate::split::Split;
+use ragtag_graph::execution::KvUse;
 use ragtag_graph::{Hyperparameters, Lowering, Segment, StageResult, WireType};
 use ragtag_kernels::{Activations, KvType};
 
@@ -60,8 +61,16 @@ pub struct PlanLimits {
     pub slots: u32,
     /// Number of decode groups. Default: chosen by the planner.
     pub decode_groups: Option<u32>,
-    /// Maximum number of micro-batches in flight. Default: chosen by the planner.
+    /// Maximum number of micro-batches in flight. Default: chosen by the planner. With several sequences, a plan
+    /// has at least one more than decode groups.
     pub credits: Option<u32>,
+    /// Number of blocks of the KV cache. Default: chosen by the planner.
+    pub kv_blocks: Option<u32>,
+    /// Memory for keys and values in all devices together, in bytes. Without it, and without a number of blocks,
+    /// the KV cache gets the memory that is left, at most as much as all sequences need at the full context.
+    pub kv_memory_bytes: Option<u64>,
+    /// When sequences take blocks of the KV cache, and whether it keeps the blocks of earlier sequences.
+    pub kv_use: KvUse,
     /// Element type of the KV cache. The costs in [`PlannerInput::segments`] must be computed for this type.
     pub kv: KvType,
     /// Activation type of matrix products.
@@ -73,7 +82,7 @@ pub struct PlanLimits {
 }
 
 impl From<&Lowering> for PlanLimits {
-    /// Returns the limits of a lowering, with three slots and the wire type of the lowering.
+    /// Returns the limits of a lowering, with three slots, the wire type and the KV cache of the lowering.
     fn from(lowering: &Lowering) -> Self {
         Self {
             context: Some(lowering.context),
@@ -83,6 +92,9 @@ impl From<&Lowering> for PlanLimits {
             slots: 3,
             decode_groups: None,
             credits: None,
+            kv_blocks: Some(lowering.cache_blocks()),
+            kv_memory_bytes: None,
+            kv_use: KvUse::default(),
             kv: lowering.kv,
             activations: lowering.activations,
             wire_type: Some(lowering.wire_type),

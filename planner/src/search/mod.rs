@@ -22,6 +22,7 @@ mod hybrid;
 mod input;
 mod memory_fit;
 mod placement;
+mod pool;
 mod problem;
 mod reasons;
 mod requested;
@@ -36,7 +37,7 @@ use crate::plan::Plan;
 pub use baselines::{Baseline, EngineDecode};
 pub use context::largest_context;
 pub use error::{DoesNotFit, PlanError, Remedy, Shortage};
-use grid::{Choice, Grid, SearchResult};
+use grid::{Choice, Grid};
 pub use input::{Constraints, ModelFacts, Pin, PlanLimits, PlannerInput, Trial, TrialLoad};
 use ragtag_graph::execution::Chunks;
 use workload_times::Point;
@@ -90,10 +91,10 @@ fn for_devices(input: &PlannerInput<'_>, may_prefill: bool) -> Result<Plan, Plan
     if let Some(best) = with_two_groups(&grid, &found.best) {
         found.best = best;
     }
-    let plan = assemble::explained(&grid, &found, trials);
-    let pinned = from_file::with_pinned_copies(&grid, &found.best, &plan.host_memory_bytes);
-    let pinned = pinned.map(|best| assemble::explained(&grid, &SearchResult { best, ..found }, None));
-    Ok(pinned.filter(|plan| plan.host_memory_bytes.fits()).unwrap_or(plan))
+    if let Some(best) = from_file::with_pinned_copies(&grid, &found.best) {
+        found.best = best;
+    }
+    Ok(assemble::explained(&grid, &found, trials))
 }
 
 /// Returns the choice with two decode groups in place of one, if the only device is in host memory and the
@@ -144,5 +145,5 @@ fn of_rule(
     check::check(input)?;
     let grid = Grid::new(input, context::context(input)?);
     let choice = grid.baseline(rule).and_then(|choice| then(&grid, choice));
-    Ok(choice.map(|(choice, chunks)| assemble::plan(&grid, &choice, chunks)))
+    Ok(choice.map(|(choice, chunks)| assemble::filled(&grid, &choice, chunks)))
 }

@@ -6,9 +6,9 @@ mod links;
 mod memory;
 mod run;
 
-use super::PlannerInput;
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::workload_times::{Point, Times, WorkloadTimes};
+use super::{PlannerInput, pool};
 use crate::cost::{
     BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity, Streamed,
     kind_time,
@@ -34,6 +34,7 @@ impl<'a> Lowered<'a> {
 }
 
 /// The planning problem at one point of the grid, for a fixed context.
+#[derive(Clone)]
 pub(super) struct Problem<'a> {
     pub input: &'a PlannerInput<'a>,
     pub point: Point,
@@ -53,6 +54,7 @@ impl<'a> Problem<'a> {
         let shape = StageCapacity {
             context,
             sequences: limits.sequences,
+            kv_blocks: 0,
             rows: point.chunk,
             window: lowered.segments.iter().filter_map(|segment| segment.window).max(),
             logit_rows: limits.logit_rows_of(point.groups, point.chunk),
@@ -63,7 +65,19 @@ impl<'a> Problem<'a> {
             sequence_frequencies: input.model.sequence_frequencies,
             verified: limits.verified,
         };
+        let kv_blocks = pool::needed_blocks(input, &lowered.sizes, &shape);
+        let shape = StageCapacity { kv_blocks, ..shape };
         let workload_times = WorkloadTimes::new(input, context, point);
+        Self::of_batches(input, lowered, shape, point, workload_times)
+    }
+
+    fn of_batches(
+        input: &'a PlannerInput<'a>,
+        lowered: Arc<Lowered<'a>>,
+        shape: StageCapacity,
+        point: Point,
+        workload_times: WorkloadTimes,
+    ) -> Self {
         let before = |device| times_before(input, lowered.segments, device, &workload_times);
         let before = input.devices.iter().map(before).collect();
         let links = links(input);
@@ -71,6 +85,13 @@ impl<'a> Problem<'a> {
         let transfer = |(link, rate)| transfer_times(input, point, &workload_times, link, rate);
         let transfers = links.iter().copied().zip(rates).map(transfer).collect();
         Self { input, point, workload_times, shape, lowered, before, transfers, links }
+    }
+
+    /// Returns the same problem in which full chunks have the rows of a decode micro-batch as well as
+    /// `prompt_rows` prompt rows.
+    pub fn mixing(&self, prompt_rows: u32) -> Self {
+        let workload_times = self.workload_times.mixing(prompt_rows);
+        Self::of_batches(self.input, Arc::clone(&self.lowered), self.shape, self.point, workload_times)
     }
 
     /// Returns the same problem for a different input with the same segments, for example a different
@@ -81,6 +102,11 @@ impl<'a> Problem<'a> {
     {
         let lowered: Arc<Lowered<'b>> = self.lowered.clone();
         Problem::new(input, lowered, self.shape.context, self.point)
+    }
+
+    /// Returns the same problem with another number of blocks in the KV cache.
+    pub fn with_kv_blocks(&self, kv_blocks: u32) -> Self {
+        Self { shape: StageCapacity { kv_blocks, ..self.shape }, ..self.clone() }
     }
 
     /// Returns the solver's instance of this problem. The instance marks no device as required.

@@ -5,12 +5,14 @@ use super::grid::{Choice, Grid, Prefill};
 use super::problem::Run;
 use super::trial::Trials;
 use super::workload_times::{Point, Times, WorkloadTimes};
-use super::{Baseline, DoesNotFit, PlannerInput, Remedy, Shortage, families};
+use super::{Baseline, DoesNotFit, PlannerInput, Remedy, Shortage, families, pool};
 use crate::cost::{DeviceFacts, Figure, RunSizes};
 use crate::objective::Objective;
-use crate::plan::{Alternative, Bottleneck, Explanation, Family, HostMemory, LeftOut, Place};
+use crate::plan::{Alternative, Bottleneck, Explanation, Family, HostMemory, LeftOut, Place, Plan};
 use crate::wording::{self, count};
+use ragtag_graph::execution::Reserve;
 use ragtag_graph::{Granularity, WireType};
+use ragtag_kernels::params::BLOCK_TOKENS;
 
 /// Width of multi-line messages, in columns.
 const COLUMNS: usize = 80;
@@ -49,10 +51,14 @@ fn compared(with: f64, us: f64) -> String {
 pub(super) fn reasons(
     grid: &Grid<'_>,
     chosen: &Choice,
+    plan: &Plan,
     explanation: &Explanation,
     tried: Option<Trials>,
 ) -> Vec<String> {
     let mut reasons = vec![objective(grid, &chosen.workload_times), context(grid, chosen)];
+    reasons.push(kv_cache(grid, chosen, plan));
+    reasons.extend(credits(grid, chosen));
+    reasons.extend(beside_decode(chosen, plan));
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
     reasons.push(speed(chosen));
     reasons.extend(trials(grid, chosen, tried));
@@ -121,6 +127,57 @@ fn context(grid: &Grid<'_>, chosen: &Choice) -> String {
             )
         }
     }
+}
+
+/// Describes the size of the KV cache, what limits it, and its use.
+fn kv_cache(grid: &Grid<'_>, chosen: &Choice, plan: &Plan) -> String {
+    let (blocks, full) = (plan.kv_blocks, plan.full_blocks());
+    let positions = u64::from(blocks) * BLOCK_TOKENS as u64;
+    let sequences = count(plan.sequences as usize, "sequence");
+    let limit = match blocks {
+        _ if pool::is_given(grid.input) => ", as requested".into(),
+        blocks if blocks >= full => ", the full context of each".into(),
+        _ => format!(", limited by {}", tightest(grid, chosen, plan)),
+    };
+    let growth = match plan.kv_use.reserve {
+        Reserve::Grow => "take blocks as they grow",
+        Reserve::Full => "take all their blocks before they start",
+    };
+    let kept = plan.kv_use.prefixes.map_or(String::new(), |eviction| {
+        format!("; blocks of earlier prompts are kept ({})", eviction.name())
+    });
+    let blocks = count(blocks as usize, "block");
+    format!("KV cache: {blocks} = {positions} positions for {sequences}{limit}; sequences {growth}{kept}")
+}
+
+/// Returns the device that has no memory for one more block, or host memory.
+fn tightest<'a>(grid: &'a Grid<'_>, chosen: &Choice, plan: &Plan) -> &'a str {
+    let problem = grid.problem(Point { chunk: plan.chunk, ..chosen.point });
+    let more = problem.with_kv_blocks(plan.kv_blocks.saturating_add(1));
+    let short = more.prove_with(&chosen.runs, chosen.prefill_run()).err();
+    let label = short.and_then(|short| Some(short.first()?.device.clone()));
+    let device = grid.input.devices.iter().find(|device| Some(&device.label) == label.as_ref());
+    device.map_or("host memory", |device| &device.label)
+}
+
+/// Says why a plan has more credits than the user requested.
+fn credits(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
+    let asked = grid.input.limits.credits.filter(|asked| *asked < chosen.credits)?;
+    let groups = count(chosen.point.groups as usize, "decode group");
+    Some(format!("credits: {} instead of {asked}, because prompts need one beside {groups}", chosen.credits))
+}
+
+/// Describes the prompt rows that enter beside decode rows, if they are fewer than those of a chunk.
+fn beside_decode(chosen: &Choice, plan: &Plan) -> Option<String> {
+    let rows = plan.chunks.as_ref()?.beside_decode;
+    let is_short = plan.sequences > 1 && rows < chosen.point.chunk;
+    is_short.then(|| {
+        format!(
+            "prompts: at most {} beside {}, so that generating sequences wait little",
+            count(rows as usize, "row"),
+            count(chosen.workload_times.decode_rows as usize, "decode row"),
+        )
+    })
 }
 
 fn bottleneck(grid: &Grid<'_>, chosen: &Choice, bottleneck: &Bottleneck) -> String {
@@ -426,6 +483,15 @@ fn wrapped(text: &str) -> Vec<String> {
         lines.iter_mut().last().into_iter().for_each(|line| *line = format!("{line} {word}"));
     }
     lines
+}
+
+/// Formats the message for a KV cache that does not hold one sequence.
+pub(super) fn small_cache(context: u32, blocks: u32, needed_bytes: u64) -> String {
+    let (blocks, positions) = (count(blocks as usize, "block"), u64::from(blocks) * BLOCK_TOKENS as u64);
+    format!(
+        "the requested KV cache has {blocks} = {positions} positions; one sequence of {context} positions needs {}",
+        bytes_up(needed_bytes)
+    )
 }
 
 /// Formats the message for a shortage of host memory.

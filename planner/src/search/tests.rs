@@ -9,6 +9,7 @@ mod grid;
 mod hybrid;
 mod left_out;
 mod limits;
+mod pool;
 mod predicted;
 mod streamed;
 mod tried;
@@ -25,6 +26,7 @@ use crate::cost::{
 use crate::objective::{Mix, Objective, Workload};
 use crate::plan::{Alternative, Explanation, HostMemory, LeftOut, PlanModel, PlanStage};
 use crate::split::Split;
+use ragtag_graph::execution::{Eviction, KvUse, Reserve};
 use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Granularity, Segment, SegmentKind, WireType};
 use ragtag_kernels::{Activations, KvType};

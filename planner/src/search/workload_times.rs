@@ -159,6 +159,15 @@ impl WorkloadTimes {
         }
     }
 
+    /// Returns the same micro-batches, but with full chunks that consist of the rows of a decode micro-batch and of
+    /// `prompt_rows` prompt rows.
+    pub fn mixing(&self, prompt_rows: u32) -> Self {
+        let BatchShape { rows, logit_rows, sequences, positions } = self.decode;
+        let rows = rows.saturating_add(prompt_rows).min(self.full_chunk.rows.max(rows));
+        let full_chunk = BatchShape { rows, logit_rows: logit_rows + 1, sequences: sequences + 1, positions };
+        Self { full_chunk, ..self.clone() }
+    }
+
     /// Computes the times of all micro-batches. `time_us` returns the time for one shape.
     pub fn times(&self, time_us: impl Fn(&BatchShape) -> f64) -> Times {
         let time_us = |shape: &BatchShape| {

@@ -23,9 +23,8 @@ use crate::core::{Limits, RunShape};
 use crate::sim::spec::{SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MAX_SPANS};
-use ragtag_graph::execution::{KvUse, StagePart};
+use ragtag_graph::execution::StagePart;
 use ragtag_graph::{KvRing, Segment};
-use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
 use ragtag_planner::cost::{DeviceFacts, Links, QueuePart, RunSizes};
 use ragtag_planner::plan::{InvalidPlan, Plan, PlanModel, PlanStage};
@@ -92,8 +91,8 @@ impl SimSpec {
             max_rows: plan.chunk,
             max_logit_rows: plan.logit_rows(),
             max_sequences: sequences,
-            kv_blocks: blocks(plan),
-            kv_use: KvUse::default(),
+            kv_blocks: plan.kv_blocks,
+            kv_use: plan.kv_use,
             limits: Limits::default(),
             kv_ring: KvRing::new(
                 segments.iter().filter_map(|segment| segment.window).max(),
@@ -223,15 +222,11 @@ fn check(
         }
     }
     let depths = plan.edges.iter().map(|edge| ("ring's depth", edge.routes.places(), MOST));
-    let figures = [("sequences", plan.sequences, MOST), ("cache blocks", blocks(plan), MAX_BLOCKS)];
+    let figures = [("sequences", plan.sequences, MOST), ("cache blocks", plan.kv_blocks, MAX_BLOCKS)];
     match figures.into_iter().chain(depths).find(|(_, value, most)| value > most) {
         Some((field, value, most)) => Err(SimPlanError::TooLarge { field, value, most }),
         None => Ok(()),
     }
-}
-
-fn blocks(plan: &Plan) -> u32 {
-    plan.context.div_ceil(BLOCK_TOKENS as u32).saturating_mul(plan.sequences)
 }
 
 fn byte_ns(bytes_per_s: f64) -> f64 {

@@ -61,6 +61,7 @@ impl Planned {
     fn sequences(mut self, sequences: u32, groups: u32) -> Self {
         (self.plan.sequences, self.plan.decode_groups) = (sequences, groups);
         self.plan.decode_rows = sequences.div_ceil(groups);
+        self.plan.kv_blocks = self.plan.full_blocks();
         (self.plan.credits, self.plan.slots) = (groups + 1, 4);
         self
     }
@@ -417,10 +418,7 @@ fn unsuitable_plans_are_refused() {
         (error(&|p| p.plan.chunk = 0), "chunk is 0"),
         (error(&|p| p.plan.slots = u32::MAX), "slots is 4294967295; it must be at most 65536"),
         (error(&|p| p.plan.credits = u32::MAX), "credits is 4294967295"),
-        (
-            error(&|p| (p.plan.context, p.plan.sequences, p.plan.decode_groups) = (u32::MAX, 60_000, 60_000)),
-            "cache blocks is 4294967295",
-        ),
+        (error(&|p| (p.plan.context, p.plan.kv_blocks) = (u32::MAX, 1 << 28)), "cache blocks is 268435456"),
         (
             error(&|p| p.plan.edges[0].routes = Route::HostStaged { chunk_bytes: 1, depth: u32::MAX }.into()),
             "ring's depth is 4294967295",

@@ -7,6 +7,7 @@ use crate::cli::output::note;
 use crate::files::MAX_JSON_BYTES;
 use crate::{CalibrationOptions, Model, Planner};
 use ragtag_devices::canonical;
+use ragtag_graph::execution::KvUse;
 use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions};
@@ -122,6 +123,10 @@ impl<'a> Wanted<'a> {
         }
     }
 
+    fn kv_use(&self) -> KvUse {
+        self.args.kv.kv_use(self.plan().map(|plan| plan.kv_use))
+    }
+
     pub(crate) fn sequences(&self) -> u32 {
         let usual = self.plan().map_or(self.needs.sequences, |plan| plan.sequences);
         self.needs.asked.unwrap_or(usual)
@@ -191,8 +196,13 @@ impl<'a> Wanted<'a> {
             .granularity(self.granularity())
             .sequences(self.sequences())
             .kv(self.kv())
+            .kv_use(self.kv_use())
             .activations(self.activations())
             .verify_transfers(self.needs.verified);
+        let planner = match self.args.kv.kv_memory {
+            Some(bytes) => planner.kv_memory(bytes),
+            None => planner,
+        };
         let planner = match self.plan() {
             Some(plan) => self.like(plan, planner),
             None => self.by_arguments(planner),
@@ -265,6 +275,11 @@ impl<'a> Wanted<'a> {
         if self.sequences() == plan.sequences {
             planner = planner.decode_groups(plan.decode_groups).credits(plan.credits);
         }
+        let is_like = (self.sequences(), self.kv(), self.kv_use()) == (plan.sequences, plan.kv, plan.kv_use);
+        let context = self.args.ctx.unwrap_or(plan.context);
+        if is_like && context == plan.context && self.args.kv.kv_memory.is_none() {
+            planner = planner.kv_blocks(plan.kv_blocks);
+        }
         let ends = plan.stages.windows(2).map(|pair| (&pair[0].device, &pair[1].device));
         for ((from, to), routes) in ends.zip(plan.routes()) {
             planner = planner.routes(from, to, routes);
@@ -273,7 +288,7 @@ impl<'a> Wanted<'a> {
             planner = planner.chunks(plan.chunks());
         }
         planner
-            .context(self.args.ctx.unwrap_or(plan.context))
+            .context(context)
             .chunk(self.args.chunk.unwrap_or(plan.chunk))
             .slots(plan.slots)
             .split(plan.split())

@@ -214,27 +214,29 @@ fn unmeasured() -> Profile {
 }
 
 #[test]
-fn chunks_beside_decode_limit_the_delay() {
-    let beside = |speed: f64| {
-        let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, speed)]);
-        let others = [(64, world.segments.as_slice()), (512, world.segments.as_slice())];
-        let limits = PlanLimits { sequences: 4, ..world.limits };
-        let plan = plan(&PlannerInput { other_chunks: &others, limits, ..world.input() }).expect("fits");
-        let stage_us = |rows: u32| {
-            let batch = BatchShape { rows, logit_rows: 1, sequences: 1, positions: 128.0 };
+fn prompt_rows_beside_decode_rows_limit_the_delay() {
+    let check = |bandwidth: f64, flops: f64| {
+        let mut world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0)]);
+        world.devices[0].bandwidth_bytes_per_s.value *= bandwidth;
+        world.devices[0].fast_flops_per_s.value *= flops;
+        let plan = world.plan().expect("fits");
+        let step_us = |prompt: u32| {
+            let (rows, ends) = (plan.decode_rows + prompt, plan.decode_rows + prompt.min(1));
+            let batch = BatchShape { rows, logit_rows: ends, sequences: ends, positions: 320.0 };
             let time = |s: &Segment| segment_time_us(s, &world.devices[0], Activations::Int8, &batch);
             world.segments.iter().map(time).sum::<f64>()
         };
-        (plan.chunks().beside_decode, stage_us(plan.chunks().beside_decode))
+        let (rows, most_us) = (plan.chunks().beside_decode, 3.0 * step_us(0));
+        let most_us = most_us.min(100e3 / f64::from(plan.credits));
+        assert!(rows == 16 || step_us(rows) <= most_us, "{rows} rows: {} µs of {most_us}", step_us(rows));
+        assert!(rows >= 64 || step_us(2 * rows) > most_us, "{rows} rows: {} µs", step_us(2 * rows));
+        rows
     };
-    // With two micro-batches in flight, 128 rows take about 45 ms on the first device and about 80 ms on the
-    // second.
-    let (rows, us) = beside(18.0);
-    assert!(rows == 128 && us < 50e3, "{rows} rows take {us} µs");
-    let (rows, us) = beside(10.0);
-    assert!(rows == 64 && us < 50e3, "{rows} rows take {us} µs");
-    // Even the shortest chunk exceeds the limit.
-    assert_eq!(beside(0.01).0, 64);
+    // Prompt rows are free as long as reading the weights takes longer.
+    assert_eq!(check(1.0, 1e3), 128);
+    assert_eq!(check(10.0, 1.0), 16, "a step of few decode rows bounds the prompt rows");
+    assert_eq!(check(1.0, 10.0), 64);
+    assert_eq!(check(0.01, 0.01), 16, "prompts always progress");
 }
 
 #[test]

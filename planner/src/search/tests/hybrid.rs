@@ -77,6 +77,7 @@ fn the_memory_of_the_prefill_stage_by_hand() {
     let shape = StageCapacity {
         context: 512,
         sequences: limits.sequences,
+        kv_blocks: plan.kv_blocks,
         rows: plan.chunk,
         window: None,
         logit_rows: limits.logit_rows,
