@@ -1,16 +1,18 @@
 //! Probing, selection and opening of devices.
 
 use crate::error::{Error, Result};
+use crate::ledger::{self, Claim, Claimed, Part};
 use crate::model::Model;
 use ragtag_devices::{
-    Backends, Check, Choice, Config, MemoryCapError, MemoryCaps, ProbeChild, Report, Requested, ThrottleSpec,
+    BackendReport, Backends, Check, Choice, Config, MemoryCapError, MemoryCaps, ProbeChild, Report,
+    Requested, Status, ThrottleSpec,
 };
 use ragtag_hal::{
     Adapter, AdapterKind, Caps, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, HostMemory, Label,
     Limits, MemoryHandle, MemorySource, Throttle,
 };
 use ragtag_kernels::{Layout, TensorType, layout_for};
-use ragtag_planner::plan::PlanDeviceOptions;
+use ragtag_planner::plan::{Plan, PlanDeviceOptions, PlanStage};
 use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, WeightSharing, fleet};
 use ragtag_scheduler::weight_staging_bytes;
 use ragtag_transfer::Route;
@@ -94,6 +96,8 @@ pub struct Devices {
     throttles: Vec<ThrottleSpec>,
     limits: Limits,
     check: Box<Check<'static>>,
+    /// Number of changes of the ledger of claimed memory before the drivers were probed.
+    changes: u64,
 }
 
 impl std::fmt::Debug for Devices {
@@ -156,7 +160,7 @@ impl Devices {
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
         let wrong = if by_environment { Error::DevicesOfEnvironment } else { Error::Devices };
         let requested = Requested::new(flag, environment).map_err(wrong)?;
-        let backends = backends(options);
+        let (backends, changes) = (backends(options), ledger::changes());
         let mut report = probe(&backends, &requested, None);
         let mut choice = requested.choose(&report);
         if !choice.as_ref().is_ok_and(Choice::has_free_memory) {
@@ -178,7 +182,8 @@ impl Devices {
             threads: options.cpu_threads,
         };
         let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
-        Ok(Self { backends, report, choice, caps, plan_options, throttles, limits: Limits::default(), check })
+        let limits = Limits::default();
+        Ok(Self { backends, report, choice, caps, plan_options, throttles, limits, check, changes })
     }
 
     /// Adds the CPU to the devices of the selection `auto` if weights of `weight_bytes` bytes exceed the memory of
@@ -195,7 +200,7 @@ impl Devices {
         let options = DeviceOptions { requested: Some("auto,cpu".into()), ..options.clone() };
         let mut helped = Self::resolve(&options, |_, _, _| self.report.clone())?;
         (helped.choice.requested, helped.choice.source) = (self.choice.requested, self.choice.source);
-        Ok(Self { limits: self.limits, check: self.check, ..helped })
+        Ok(Self { limits: self.limits, check: self.check, changes: self.changes, ..helped })
     }
 
     /// Probes every backend and returns the report. Ignores the device selection in `options`.
@@ -311,8 +316,9 @@ impl Devices {
 
     /// Returns the rates and the free memory of the selected devices, for the planner. The rates come from
     /// the card library if it lists the device, and otherwise from the API. A rate that neither provides is
-    /// assumed. If a physical device is selected through several APIs, they divide its memory evenly. Memory
-    /// caps apply afterwards.
+    /// assumed. Memory that other engines of this process need is not free. If a physical device is selected
+    /// through several APIs, they divide its memory evenly. Memory caps apply afterwards. Engines under equal caps
+    /// share them.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         self.facts_beside(0)
     }
@@ -323,16 +329,74 @@ impl Devices {
         let users = |adapter: &Adapter| {
             self.selected().iter().filter(|other| physical(other) == physical(adapter)).count() as u64
         };
-        let facts = |adapter: &Adapter| {
-            let mut beside = adapter.clone();
-            let shared = host_bytes / self.sharers(adapter);
-            let in_host = beside.memory.iter_mut().filter(|memory| memory.heap == HeapKind::Host);
-            in_host.for_each(|memory| {
-                memory.free_bytes = memory.free_bytes.map(|free| free.saturating_sub(shared));
-            });
-            facts(&beside, users(adapter))
+        let host_bytes = host_bytes.saturating_add(self.claimed_of_host().free_bytes);
+        let facts = |mut adapter: Adapter| {
+            let shared = host_bytes / self.sharers(&adapter);
+            let own = self.claimed(&adapter).free_bytes;
+            for memory in &mut adapter.memory {
+                let taken = if memory.heap == HeapKind::Host { shared } else { own };
+                memory.free_bytes = memory.free_bytes.map(|free| free.saturating_sub(taken));
+            }
+            self.capped(&adapter, facts(&adapter, users(&adapter)))
         };
-        self.selected().iter().map(|adapter| self.capped(adapter, facts(adapter))).collect()
+        self.adapters_now().into_iter().map(facts).collect()
+    }
+
+    /// Returns the selected adapters with the memory that is free now. Probes the drivers again if an engine of
+    /// this process has started or ended since they were probed.
+    fn adapters_now(&self) -> Vec<Adapter> {
+        let mut adapters = self.selected().to_vec();
+        if self.changes == ledger::changes() {
+            return adapters;
+        }
+        let found = |backend: &&BackendReport| matches!(backend.status, Status::Found { .. });
+        let names: Vec<_> =
+            self.report.backends.iter().filter(found).map(|backend| backend.name.as_str()).collect();
+        let report = self.backends.probe_only(&names);
+        for adapter in &mut adapters {
+            if let Some(now) = report.adapter(&adapter.label()) {
+                adapter.memory.clone_from(&now.memory);
+            }
+        }
+        adapters
+    }
+
+    /// Returns the names by which claims on the memory of a device recognize it.
+    fn names(&self, adapter: &Adapter) -> Vec<String> {
+        let label = adapter.label();
+        let labels = self.report.device(&label).map_or(vec![label], |device| device.adapters.clone());
+        let address = adapter.identity.pci.map(|pci| pci.to_string());
+        labels.into_iter().chain(address).collect()
+    }
+
+    /// Returns the memory that engines of this process have claimed on a device.
+    fn claimed(&self, adapter: &Adapter) -> Claimed {
+        ledger::claimed(&self.names(adapter), &self.caps.to_strings())
+    }
+
+    /// Returns the host memory that engines of this process have claimed.
+    fn claimed_of_host(&self) -> Claimed {
+        ledger::claimed(&[ledger::HOST.into()], &self.caps.to_strings())
+    }
+
+    /// Claims the memory of a plan for an engine that is about to start.
+    pub(crate) fn claim(&self, plan: &Plan) -> Claim {
+        let in_host =
+            |adapter: &Adapter| adapter.memory.first().is_some_and(|memory| memory.heap == HeapKind::Host);
+        let of = |adapter: &Adapter, bytes: fn(&PlanStage) -> u64| {
+            let label = adapter.label();
+            plan.all_stages().filter(|stage| stage.device == label).map(bytes).fold(0, u64::saturating_add)
+        };
+        let devices = self.selected().iter().map(|adapter| Part {
+            names: self.names(adapter),
+            bytes: of(adapter, |stage| stage.memory_bytes.total),
+            untouched_bytes: 0,
+        });
+        let untouched = self.selected().iter().filter(|adapter| in_host(adapter));
+        let untouched_bytes = untouched.map(|adapter| of(adapter, |stage| stage.memory_bytes.kv)).sum();
+        let bytes = plan.host_memory_bytes.total;
+        let host = Part { names: vec![ledger::HOST.into()], bytes, untouched_bytes };
+        Claim::new(devices.chain([host]).collect(), self.caps.to_strings())
     }
 
     /// Returns the number of devices, including `adapter`, that divide host memory evenly.
@@ -343,14 +407,21 @@ impl Devices {
     /// Applies the memory caps to the description of a device. CPU devices divide the cap of host memory
     /// evenly, as they divide the free host memory.
     fn capped(&self, adapter: &Adapter, facts: DeviceFacts) -> DeviceFacts {
-        let host = self.caps.host_bytes().filter(|_| facts.in_host_memory);
+        let host = self.host_cap_bytes().filter(|_| facts.in_host_memory);
         let host = host.map(|bytes| usable_bytes(bytes) / self.sharers(adapter));
-        match host.into_iter().chain(self.cap_bytes(adapter)).min() {
+        let own = self.cap_bytes(adapter);
+        let own = own.map(|cap| cap.saturating_sub(self.claimed(adapter).capped_bytes));
+        match host.into_iter().chain(own).min() {
             Some(cap) if cap < facts.memory_bytes => {
                 DeviceFacts { memory_bytes: cap, memory_source: FigureSource::User, ..facts }
             }
             _ => facts,
         }
+    }
+
+    /// Returns the part of the cap of host memory that no engine of this process has claimed under the same caps.
+    fn host_cap_bytes(&self) -> Option<u64> {
+        self.caps.host_bytes().map(|cap| cap.saturating_sub(self.claimed_of_host().capped_bytes))
     }
 
     /// Returns the memory cap of a device in bytes, without the cap of host memory.
@@ -367,8 +438,9 @@ impl Devices {
     /// Returns the free host memory in bytes without `beside` bytes that the process needs itself, at most its
     /// cap. Returns `None` if it has no cap and the CPU was not probed.
     pub(crate) fn host_memory_bytes(&self, beside: u64) -> Option<u64> {
+        let beside = beside.saturating_add(self.claimed_of_host().free_bytes);
         let free = self.free_host_bytes().map(|free| free.saturating_sub(beside));
-        free.into_iter().chain(self.caps.host_bytes()).min()
+        free.into_iter().chain(self.host_cap_bytes()).min()
     }
 
     /// Returns the host memory in bytes that a run of `model` takes in addition to the buffers of its plan:
@@ -386,12 +458,14 @@ impl Devices {
         [since, tokenizer, staging, drivers, PROCESS_BYTES].into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Returns the free host memory in bytes. Returns `None` if the CPU was not probed.
+    /// Returns the free host memory in bytes. Returns `None` if the CPU was not probed. The figure is that of the
+    /// probe unless an engine of this process has started or ended since.
     pub(crate) fn free_host_bytes(&self) -> Option<u64> {
         let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
         // Each CPU device reports its own share of the memory.
         let free = processors.filter_map(|adapter| adapter.memory.first()?.free_bytes);
-        free.reduce(u64::saturating_add)
+        let free = free.reduce(u64::saturating_add)?;
+        Some(if self.changes == ledger::changes() { free } else { HostMemory::now().free_bytes })
     }
 
     /// Opens an adapter from the probe report, for work outside of a pipeline. The adapter need not be selected.

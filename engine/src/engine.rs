@@ -4,7 +4,7 @@ use crate::calibrate::Topology;
 use crate::devices::{Devices, StageDevices};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::session::Session;
+use crate::session::{HeldPipeline, Session};
 use crate::stage::{FileWeights, StageInfo, lowering};
 use crate::trace::Trace;
 use crate::trust;
@@ -105,7 +105,7 @@ pub struct Engine {
     model: Model,
     plan: Arc<Plan>,
     stages: Vec<StageInfo>,
-    pipeline: Arc<Pipeline>,
+    pipeline: Arc<HeldPipeline>,
     /// Time at which the stages were loaded, if transfers are verified.
     verified_since: Option<Instant>,
 }
@@ -150,6 +150,7 @@ impl Engine {
         if !options.no_self_test {
             trust::check(devices, &compiled, options.cache_folder.clone())?;
         }
+        let claim = devices.claim(plan);
         let StageDevices { devices: opened, hosts } = devices.open_stages(&labels, prefill_label)?;
         let topology = Topology::new("/");
         let ends = hosts[..labels.len()].windows(2).map(|pair| [&opened[pair[0]].0, &opened[pair[1]].0]);
@@ -185,7 +186,9 @@ impl Engine {
                 report(loaded.done_bytes, loaded.total_bytes);
             }
         })?;
-        let (model, plan, pipeline) = (model.clone(), Arc::new(plan.clone()), Arc::new(pipeline));
+        claim.allocated();
+        let pipeline = Arc::new(HeldPipeline { pipeline, _claim: claim });
+        let (model, plan) = (model.clone(), Arc::new(plan.clone()));
         let verified_since = options.verify_transfers.then(Instant::now);
         Ok(Self { model, plan, stages, pipeline, verified_since })
     }
@@ -249,7 +252,7 @@ impl Engine {
     pub fn shutdown(self) -> Trace {
         let stages = self.stages;
         let spans = match Arc::try_unwrap(self.pipeline) {
-            Ok(pipeline) => pipeline.shutdown().trace,
+            Ok(held) => held.pipeline.shutdown().trace,
             Err(shared) => shared.trace(),
         };
         Trace::new(spans, &stages)

@@ -48,6 +48,7 @@ mod error;
 pub mod files;
 mod fitting;
 mod isolation;
+mod ledger;
 mod model;
 pub mod npy;
 mod planner;

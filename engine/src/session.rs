@@ -1,6 +1,7 @@
 //! Sessions, which turn prompts into streams of tokens or logits.
 
 use crate::error::{Error, Result};
+use crate::ledger::Claim;
 use crate::model::Model;
 use crate::stop::{Matched, StopMatcher};
 use ragtag_graph::TextStream;
@@ -11,6 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -177,17 +179,32 @@ pub enum Event {
     Finished(Summary),
 }
 
+/// A pipeline, and the claim on the memory that it holds. The claim ends after the pipeline.
+#[derive(Debug)]
+pub(crate) struct HeldPipeline {
+    pub(crate) pipeline: Pipeline,
+    pub(crate) _claim: Claim,
+}
+
+impl Deref for HeldPipeline {
+    type Target = Pipeline;
+
+    fn deref(&self) -> &Pipeline {
+        &self.pipeline
+    }
+}
+
 /// A session, which turns prompts into streams of tokens or logits. Sessions are cheap to clone. All sessions
 /// of an engine share its pipeline.
 #[derive(Clone, Debug)]
 pub struct Session {
     model: Model,
     plan: Arc<Plan>,
-    pipeline: Arc<Pipeline>,
+    pipeline: Arc<HeldPipeline>,
 }
 
 impl Session {
-    pub(crate) fn new(model: Model, plan: Arc<Plan>, pipeline: Arc<Pipeline>) -> Self {
+    pub(crate) fn new(model: Model, plan: Arc<Plan>, pipeline: Arc<HeldPipeline>) -> Self {
         Self { model, plan, pipeline }
     }
 
@@ -325,7 +342,7 @@ impl Session {
 /// Guard of a running sequence. Dropping the guard before the sequence ends cancels the sequence.
 #[derive(Debug)]
 struct Running {
-    pipeline: Arc<Pipeline>,
+    pipeline: Arc<HeldPipeline>,
     id: SequenceId,
     ended: bool,
 }

@@ -7,8 +7,8 @@ use crate::support::{
 };
 use ragtag::cli::exit_code;
 use ragtag::{
-    AdapterKind, DeviceFacts, Devices, Engine, EngineOptions, Error, FigureSource, Model, Plan, Planner,
-    Prompt, Workload,
+    AdapterKind, DeviceFacts, DeviceOptions, Devices, Engine, EngineOptions, Error, FigureSource, Model,
+    Plan, Planner, Prompt, Workload,
 };
 use ragtag_hal::{Checked, Error as DeviceError, Faults, Limits};
 use ragtag_kernels::{Activations, KvType};
@@ -67,6 +67,41 @@ fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, St
 /// Returns the device memory of the stage that needs the most, in bytes.
 fn largest(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.total - stage.memory_bytes.staging).max().unwrap()
+}
+
+/// Checks that the second engine on a device plans for the memory that the first one leaves, and that this memory is
+/// free again after the first one's last session.
+#[test]
+fn engines_of_a_process_share_the_memory_of_a_device() {
+    within(300, || {
+        let model = model();
+        let capped = |bytes: u64| {
+            let options = DeviceOptions::selecting("cpu").capping_memory(format!("cpu:0={bytes}B"));
+            Devices::probe(&options).unwrap()
+        };
+        let planner = |found: &Devices| Planner::new(&model).devices(found).chunk(64).without_streaming();
+        let start = |found: &Devices, planner: Planner| {
+            Engine::start_exact(&model, found, &planner.plan()?, EngineOptions::default())
+        };
+        let needed = planner(&capped(1 << 30)).plan().unwrap().stages[0].memory_bytes.total;
+        let cap = 2 * needed - 4321;
+        let left = |found: &Devices| planner(found).facts().0[0].memory_bytes;
+        let found = capped(cap);
+        let first = start(&found, planner(&found)).unwrap();
+        let (session, again) = (first.session(), capped(cap));
+        assert_eq!([left(&found), left(&again)], [cap - needed; 2]);
+        assert_eq!(left(&capped(cap + 1)), cap + 1, "other caps are not shared");
+        let refused = start(&again, planner(&again).context(512)).unwrap_err();
+        assert_eq!(exit_code(&refused), 6);
+        assert!(refused.to_string().contains("cpu:0 lacks "), "{refused}");
+        let second = start(&again, planner(&again)).unwrap();
+        assert!(second.plan().context < first.plan().context, "{:?}", second.plan());
+        drop((first, second));
+        assert_eq!(left(&again), cap - needed, "a session keeps the first engine's pipeline");
+        drop(session);
+        assert_eq!(left(&again), cap);
+        start(&again, planner(&again).context(512)).unwrap();
+    });
 }
 
 #[test]
