@@ -7,6 +7,7 @@
 //!
 //! This module does not depend on the source of the logits.
 
+use std::cell::RefCell;
 use thiserror::Error;
 
 /// Sampling settings.
@@ -160,10 +161,6 @@ fn largest(logits: &[f32]) -> f32 {
 pub struct Sampler {
     settings: Sampling,
     draws: SplitMix64,
-    // Reused buffers.
-    candidates: Vec<Candidate>,
-    recent: Vec<u32>,
-    weights: Vec<f64>,
 }
 
 impl Sampler {
@@ -173,8 +170,7 @@ impl Sampler {
     /// The errors of [`Sampling::validate`].
     pub fn new(settings: Sampling) -> Result<Self, SamplingError> {
         settings.validate()?;
-        let draws = SplitMix64(settings.seed);
-        Ok(Self { settings, draws, candidates: Vec::new(), recent: Vec::new(), weights: Vec::new() })
+        Ok(Self { settings, draws: SplitMix64(settings.seed) })
     }
 
     /// Returns the settings.
@@ -192,23 +188,45 @@ impl Sampler {
         if self.settings.temperature == 0.0 && self.settings.repetition_penalty == 1.0 {
             return likeliest(logits).ok_or(none);
         }
-        self.collect(logits, history);
-        if self.settings.temperature == 0.0 {
-            return self.candidates.iter().min_by(|a, b| a.before(b)).map(|c| c.id).ok_or(none);
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.collect(&self.settings, logits, history);
+            scratch.choose(&self.settings, &mut self.draws).ok_or(none)
+        })
+    }
+}
+
+/// Buffers of a draw. The candidates of a large vocabulary take megabytes, so each thread that samples has one
+/// set of buffers for all sequences.
+#[derive(Debug, Default)]
+struct Scratch {
+    candidates: Vec<Candidate>,
+    recent: Vec<u32>,
+    weights: Vec<f64>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Scratch {
+    /// Returns a token of the candidates, or `None` if there are none.
+    fn choose(&mut self, settings: &Sampling, draws: &mut SplitMix64) -> Option<u32> {
+        if settings.temperature == 0.0 {
+            return self.candidates.iter().min_by(|a, b| a.before(b)).map(|c| c.id);
         }
         if self.candidates.is_empty() {
-            return Err(none);
+            return None;
         }
-        self.keep_top_k();
-        self.keep_top_p();
-        self.keep_min_p();
-        Ok(self.draw())
+        self.keep_top_k(settings.top_k);
+        self.keep_top_p(settings.top_p);
+        self.keep_min_p(settings.min_p);
+        Some(self.draw(settings.temperature, draws))
     }
 
     /// Collects as candidates all tokens whose logit is neither NaN nor negative infinity, and applies the
     /// repetition penalty.
-    fn collect(&mut self, logits: &[f32], history: &[u32]) {
-        let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = self.settings;
+    fn collect(&mut self, settings: &Sampling, logits: &[f32], history: &[u32]) {
+        let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = *settings;
         self.recent.clear();
         if penalty != 1.0 {
             let window = usize::try_from(window).unwrap_or(usize::MAX).min(history.len());
@@ -235,8 +253,8 @@ impl Sampler {
         }
     }
 
-    fn keep_top_k(&mut self) {
-        let k = usize::try_from(self.settings.top_k).unwrap_or(usize::MAX);
+    fn keep_top_k(&mut self, k: u32) {
+        let k = usize::try_from(k).unwrap_or(usize::MAX);
         if k > 0 {
             self.sort_best(k);
             self.candidates.truncate(k);
@@ -257,8 +275,8 @@ impl Sampler {
         self.candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max)
     }
 
-    fn keep_top_p(&mut self) {
-        let p = f64::from(self.settings.top_p);
+    fn keep_top_p(&mut self, p: f32) {
+        let p = f64::from(p);
         if p >= 1.0 {
             return;
         }
@@ -283,21 +301,21 @@ impl Sampler {
         }
     }
 
-    fn keep_min_p(&mut self) {
-        let min_p = f64::from(self.settings.min_p);
+    fn keep_min_p(&mut self, min_p: f32) {
+        let min_p = f64::from(min_p);
         if min_p > 0.0 {
             let best = f64::from(self.best_logit());
             self.candidates.retain(|c| (f64::from(c.logit) - best).exp() >= min_p);
         }
     }
 
-    fn draw(&mut self) -> u32 {
+    fn draw(&mut self, temperature: f32, draws: &mut SplitMix64) -> u32 {
         let best = f64::from(self.best_logit());
-        let temperature = f64::from(self.settings.temperature);
+        let temperature = f64::from(temperature);
         self.weights.clear();
         self.weights
             .extend(self.candidates.iter().map(|c| ((f64::from(c.logit) - best) / temperature).exp()));
-        let mut left = self.draws.unit() * self.weights.iter().sum::<f64>();
+        let mut left = draws.unit() * self.weights.iter().sum::<f64>();
         for (candidate, weight) in self.candidates.iter().zip(&self.weights) {
             if left < *weight {
                 return candidate.id;

@@ -226,6 +226,25 @@ fn a_seed_gives_the_same_tokens_again_and_another_gives_others() {
 }
 
 #[test]
+fn sequences_share_the_buffers_of_their_thread() {
+    const { assert!(!std::mem::needs_drop::<Sampler>(), "a sampler holds no memory") };
+    let logits: Vec<f32> = (0..500u16).map(|i| f32::from(i * 37 % 101) / 20.0).collect();
+    let penalised = Sampling { repetition_penalty: 1.5, ..plain() };
+    let settings = [Sampling::default(), plain(), penalised];
+    let draw = |sampler: &mut Sampler, turn| sampler.sample(&logits[turn..], &[1, 2]).expect("a token");
+    let alone = settings.map(|settings| {
+        let mut sampler = sampler(settings);
+        (0..50).map(|turn| draw(&mut sampler, turn)).collect::<Vec<_>>()
+    });
+    let mut beside = settings.map(sampler);
+    for turn in 0..50 {
+        for (sampler, alone) in beside.iter_mut().zip(&alone) {
+            assert_eq!(draw(sampler, turn), alone[turn]);
+        }
+    }
+}
+
+#[test]
 fn the_generator_is_splitmix64() {
     // These are the first outputs of the published algorithm for seed 1234567.
     let mut draws = SplitMix64(1_234_567);
@@ -258,12 +277,12 @@ fn filters_agree_with_a_full_sort_on_a_large_vocabulary() {
         expected[*id as usize] = (weight(id).ln() / f64::from(0.7f32)).exp();
     }
     assert!(kept.len() > 3);
-    let mut sampler = sampler(settings);
-    sampler.collect(&logits, &[]);
-    sampler.keep_top_k();
-    sampler.keep_top_p();
-    sampler.keep_min_p();
-    assert_eq!(sampler.candidates.iter().map(|c| c.id).collect::<Vec<_>>(), kept);
+    let mut scratch = Scratch::default();
+    scratch.collect(&settings, &logits, &[]);
+    scratch.keep_top_k(settings.top_k);
+    scratch.keep_top_p(settings.top_p);
+    scratch.keep_min_p(settings.min_p);
+    assert_eq!(scratch.candidates.iter().map(|c| c.id).collect::<Vec<_>>(), kept);
 }
 
 #[test]
