@@ -2,12 +2,13 @@
 //!
 //! The filters run in llama.cpp's order: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
 //! min-p therefore use the probabilities before the temperature is applied. A sampler has its own random
-//! generator, so its results are deterministic. Identical settings, logits and histories produce identical
-//! tokens on every machine.
+//! generator, so its results are deterministic. Identical settings with a seed, logits and histories produce
+//! identical tokens on every machine.
 //!
 //! This module does not depend on the source of the logits.
 
 use std::cell::RefCell;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use thiserror::Error;
 
 /// Sampling settings.
@@ -30,12 +31,12 @@ pub struct Sampling {
     /// Number of tokens at the end of the history that count as recent. The value 0 disables the repetition
     /// penalty.
     pub repetition_window: u32,
-    /// Seed of the random generator.
-    pub seed: u64,
+    /// Seed of the random generator. `None` draws one for each sampler.
+    pub seed: Option<u64>,
 }
 
 impl Default for Sampling {
-    /// Returns settings with temperature 0.8, top-k 40 and top-p 0.95.
+    /// Returns settings with temperature 0.8, top-k 40, top-p 0.95 and a drawn seed.
     fn default() -> Self {
         Self {
             temperature: 0.8,
@@ -44,7 +45,7 @@ impl Default for Sampling {
             min_p: 0.05,
             repetition_penalty: 1.0,
             repetition_window: 64,
-            seed: 0,
+            seed: None,
         }
     }
 }
@@ -160,6 +161,7 @@ fn largest(logits: &[f32]) -> f32 {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     settings: Sampling,
+    seed: u64,
     draws: SplitMix64,
 }
 
@@ -170,7 +172,13 @@ impl Sampler {
     /// The errors of [`Sampling::validate`].
     pub fn new(settings: Sampling) -> Result<Self, SamplingError> {
         settings.validate()?;
-        Ok(Self { settings, draws: SplitMix64(settings.seed) })
+        let seed = settings.seed.unwrap_or_else(drawn_seed);
+        Ok(Self { settings, seed, draws: SplitMix64(seed) })
+    }
+
+    /// Returns the seed. With this seed, another sampler draws the same numbers.
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Returns the settings.
@@ -178,8 +186,14 @@ impl Sampler {
         &self.settings
     }
 
+    /// Returns the number of recent tokens that matter.
+    pub fn window(&self) -> usize {
+        let Sampling { repetition_penalty, repetition_window, .. } = self.settings;
+        if repetition_penalty == 1.0 { 0 } else { usize::try_from(repetition_window).unwrap_or(usize::MAX) }
+    }
+
     /// Samples a token. `logits` has one value per token of the vocabulary. `history` holds the prompt and
-    /// all tokens generated so far, with the latest token last. NaN logits are ignored.
+    /// all tokens generated so far, or the last of them, with the latest token last. NaN logits are ignored.
     ///
     /// # Errors
     /// [`SamplingError::NoCandidate`] if every logit is NaN or negative infinity.
@@ -327,6 +341,11 @@ impl Scratch {
         let last = self.weights.iter().rposition(|w| *w > 0.0).unwrap_or(0);
         self.candidates[last].id
     }
+}
+
+/// Returns a random seed of 32 bits. Users can type it, and every JSON reader keeps it.
+fn drawn_seed() -> u64 {
+    RandomState::new().build_hasher().finish() >> 32
 }
 
 /// The SplitMix64 random generator (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
