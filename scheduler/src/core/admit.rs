@@ -165,6 +165,7 @@ impl RunCore {
         }
         let mut first: Option<SequenceId> = None;
         let mut next = self.waiting.first().copied();
+        let mut looked = 0;
         while let Some(rank @ (_, id)) = next {
             let sequence = &self.sequences[&id];
             let (blocks, rings) = (self.needed(sequence), self.pool.ring_blocks(sequence.wanted_blocks));
@@ -184,8 +185,10 @@ impl RunCore {
                 continue;
             }
             first = first.or_else(|| (!self.is_admitted(id)).then_some(id));
+            looked += u32::from(first.is_some());
             let is_open = first.is_none_or(|first| {
-                self.shape.kv_use.reserve == Reserve::Grow && self.sequences[&first].overtaken < OVERTAKING
+                let may_overtake = self.sequences[&first].overtaken < OVERTAKING && looked < OVERTAKING;
+                may_overtake && self.shape.kv_use.reserve == Reserve::Grow
             });
             let after = (std::ops::Bound::Excluded(rank), std::ops::Bound::Unbounded);
             next = self.waiting.range(after).next().copied().filter(|_| is_open);
@@ -215,6 +218,7 @@ impl RunCore {
         let Some((blocks, rings)) = self.promised.remove(&id) else { return false };
         self.promised_blocks.0 -= blocks;
         self.promised_blocks.1 -= rings;
+        self.may_admit = true;
         true
     }
 

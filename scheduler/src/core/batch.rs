@@ -45,7 +45,7 @@ pub enum LogitRows {
 pub struct Item {
     /// The sequence.
     pub sequence: SequenceId,
-    /// Epoch of the sequence when the item entered.
+    /// Epoch of the sequence when the item entered: the number of times that it had lost its cache blocks.
     #[serde(default)]
     pub epoch: u32,
     /// Position of the first token in its sequence.

@@ -63,15 +63,15 @@ impl Draft {
     fn drop_preempted(&mut self, core: &RunCore) {
         let (mut at, decodes) = (0, self.decodes);
         self.items.retain(|item| {
-            let is_current = core.is_current(item);
-            if !is_current {
+            let keeps_blocks = core.keeps_blocks(item);
+            if !keeps_blocks {
                 self.rows_left += item.tokens.len() as u32;
                 self.logit_rows_left += item.logit_rows();
                 self.items_left += 1;
                 self.decodes -= usize::from(at < decodes);
             }
             at += 1;
-            is_current
+            keeps_blocks
         });
     }
 }

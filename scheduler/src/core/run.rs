@@ -330,9 +330,19 @@ impl RunCore {
         })
     }
 
-    /// Returns whether the results of an item count. The results of a sequence that has ended, or that was
-    /// preempted after the item entered, do not.
+    /// Returns whether the results of an item count. Those of a sequence that has ended do not. If a sequence was
+    /// preempted after the item entered, its next token or its next logits may come from this item, or from
+    /// the one with which the sequence entered again. The first of them counts.
     pub fn is_current(&self, item: &Item) -> bool {
+        self.sequences.get(&item.sequence).is_some_and(|sequence| match item.logits {
+            LogitRows::None => item.end_position() <= sequence.tokens(),
+            LogitRows::Last => item.end_position() == sequence.tokens(),
+            LogitRows::All => item.first_position == sequence.delivered,
+        })
+    }
+
+    /// Returns whether the sequence of an item has kept its blocks since the item entered.
+    pub(super) fn keeps_blocks(&self, item: &Item) -> bool {
         self.sequences.get(&item.sequence).is_some_and(|sequence| sequence.epoch == item.epoch)
     }
 
@@ -430,29 +440,26 @@ impl RunCore {
         }
     }
 
-    /// Requests the results of every micro-batch whose `ready` point the download timeline has reached.
+    /// Requests the results of the next micro-batch whose `ready` point the download timeline has reached. One
+    /// micro-batch is read at a time, because its results may decide which results of the next one count.
     fn collect(&mut self, actions: &mut Actions) {
+        if self.in_flight.iter().any(|f| f.flight == Flight::Collecting) {
+            return;
+        }
         for path in Path::ALL {
-            for next in self.in_flight.iter_mut().filter(|f| f.path == path) {
-                match next.flight {
-                    Flight::Collecting => {}
-                    Flight::Returned(value) if value <= self.progress[path as usize] => {
-                        next.flight = Flight::Collecting;
-                        actions.push(RunAction::Collect { micro_batch: next.batch.clone() });
-                    }
-                    Flight::Returned(_) | Flight::Entered => break,
-                }
+            let first = self.in_flight.iter_mut().find(|f| f.path == path);
+            let is_ready = |f: &&mut InFlight| matches!(f.flight, Flight::Returned(value) if value <= self.progress[path as usize]);
+            if let Some(next) = first.filter(is_ready) {
+                next.flight = Flight::Collecting;
+                actions.push(RunAction::Collect { micro_batch: next.batch.clone() });
+                return;
             }
         }
     }
 
     fn collected(&mut self, id: MicroBatchId, sampled: &[Sampled], actions: &mut Actions) -> Result<()> {
         let at = self.in_flight.iter().position(|f| f.flight == Flight::Collecting && f.batch.id == id);
-        let is_next = |at: &usize| {
-            let path = self.in_flight[*at].path;
-            self.in_flight.iter().take(*at).all(|earlier| earlier.path != path)
-        };
-        let Some(InFlight { batch, .. }) = at.filter(is_next).and_then(|at| self.in_flight.remove(at)) else {
+        let Some(InFlight { batch, .. }) = at.and_then(|at| self.in_flight.remove(at)) else {
             return Err(Error::protocol(format!("{id} read out of order")));
         };
         self.return_credit(batch.credit);
@@ -460,11 +467,10 @@ impl RunCore {
         let mut sampled = sampled.iter().peekable();
         for item in &batch.items {
             let token = sampled.next_if(|sampled| sampled.sequence == item.sequence);
-            // The results of a sequence that has ended or started over in the meantime are dropped.
             if !self.is_current(item) {
                 continue;
             }
-            if self.shape.prefill_from.is_some() {
+            if self.shape.prefill_from.is_some() && self.keeps_blocks(item) {
                 self.publish(item, false);
             }
             let (now, end) = (self.now, item.end_position());
@@ -476,7 +482,10 @@ impl RunCore {
                 continue;
             }
             sequence.times.prefilled_ns.get_or_insert(now);
-            match sequence.generation.as_ref().map(|g| (g.max_new_tokens, g.at_limit)) {
+            let limit = sequence.generation.as_ref().map(|g| (g.max_new_tokens, g.at_limit));
+            // A sequence that was preempted in the meantime waits, or enters again.
+            self.unqueue(item.sequence);
+            match limit {
                 None => self.finish(item.sequence, FinishReason::LogitsDone, actions),
                 Some((0, at_limit)) => self.finish(item.sequence, at_limit, actions),
                 Some(_) => match token {
@@ -487,6 +496,7 @@ impl RunCore {
                 },
             }
         }
+        self.collect(actions);
         Ok(())
     }
 

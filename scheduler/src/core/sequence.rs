@@ -138,7 +138,7 @@ pub(crate) struct Sequence {
     pub(crate) overtaken: u32,
     /// Cache blocks. `None` until the first rows enter.
     pub(crate) holding: Option<Holding>,
-    /// Number of times that the sequence has started over. Results of an earlier epoch are dropped.
+    /// Number of times that the sequence has started over.
     pub(crate) epoch: u32,
     /// Number of its tokens when the epoch began.
     pub(crate) start_tokens: u32,
