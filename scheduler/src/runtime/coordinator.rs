@@ -15,7 +15,7 @@ use crate::transfers::Transfers;
 use crossbeam_channel::{Receiver, select_biased};
 use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Timeline, Timing, Turn};
 use rayon::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,8 +55,8 @@ const SHARED_BYTES: usize = 1 << 20;
 /// A token to sample.
 struct Draw {
     sequence: SequenceId,
-    /// Row of the sequence's logits.
-    row: u32,
+    /// The row of its logits.
+    rows: Range<u32>,
     picker: Arc<Mutex<Picker>>,
 }
 
@@ -84,6 +84,8 @@ pub(super) struct PathEnds {
 /// Work that an event has caused. The lists are empty between two events.
 #[derive(Default)]
 pub(super) struct Pending {
+    /// Events that the core has not handled yet.
+    events: VecDeque<RunEvent>,
     actions: Vec<RunAction>,
     /// Micro-batches whose logits have been read.
     collected: Vec<MicroBatchId>,
@@ -265,28 +267,25 @@ impl Coordinator {
         }
     }
 
-    /// Handles `event`. Sends replies last, because devices wait for the other actions. A reply may cause
-    /// another event.
+    /// Passes `event` to the core and executes the resulting actions. Repeats this for events that the
+    /// actions or the replies produce.
     fn handle(&mut self, event: RunEvent) {
-        self.step(event);
-        self.count();
-        for event in self.tell() {
-            self.handle(event);
-        }
-    }
-
-    /// Passes `event` to the core and executes the resulting actions.
-    fn step(&mut self, event: RunEvent) {
-        let mut actions = std::mem::take(&mut self.pending.actions);
-        let mut outcome = self.core.step(Timing::now_ns(), event, &mut actions);
-        for action in actions.drain(..) {
-            // After a failure too, so that tokens that were sampled reach their clients.
-            outcome = outcome.and(self.act(action));
+        let (mut next, mut actions) = (Some(event), std::mem::take(&mut self.pending.actions));
+        while let Some(event) = next {
+            let mut outcome = self.core.step(Timing::now_ns(), event, &mut actions);
+            for action in actions.drain(..) {
+                // After a failure too, so that tokens that were sampled reach their clients.
+                outcome = outcome.and(self.act(action));
+            }
+            self.pending.events.extend(outcome.err().map(|error| RunEvent::Failed { error }));
+            next = self.pending.events.pop_front().or_else(|| {
+                // Replies come last, because devices wait for the other actions.
+                self.count();
+                self.tell();
+                self.pending.events.pop_front()
+            });
         }
         self.pending.actions = actions;
-        if let Err(error) = outcome {
-            self.step(RunEvent::Failed { error });
-        }
     }
 
     fn act(&mut self, action: RunAction) -> Result<()> {
@@ -299,9 +298,8 @@ impl Coordinator {
             RunAction::Collect { micro_batch } => {
                 let sampled = self.collect(&micro_batch)?;
                 self.pending.collected.push(micro_batch.id);
-                // At once: what follows may preempt sequences of the next micro-batch, which then must not be
-                // sampled.
-                self.step(RunEvent::Collected { micro_batch: micro_batch.id, sampled });
+                let collected = RunEvent::Collected { micro_batch: micro_batch.id, sampled };
+                self.pending.events.push_back(collected);
             }
             RunAction::Emit { sequence, token } => {
                 self.pending.progress.new_tokens += 1;
@@ -325,7 +323,8 @@ impl Coordinator {
         let rows = rows.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))?;
         let logits = rows.floats().ok_or_else(|| Error::protocol("the logits are not aligned to floats"))?;
         let vocabulary = self.logits.row_bytes as usize / size_of::<f32>();
-        let row_of = |row: u32| &logits[row as usize * vocabulary..][..vocabulary];
+        let rows_of =
+            |rows: &Range<u32>| &logits[rows.start as usize * vocabulary..rows.end as usize * vocabulary];
         let (mut draws, mut first) = (Vec::new(), 0);
         for item in &batch.items {
             let rows = first..first + item.logit_rows();
@@ -334,22 +333,18 @@ impl Coordinator {
                 continue;
             };
             let prompt_tokens = client.prompt_tokens.saturating_sub(item.first_position);
-            self.pending.progress.prompt_tokens += u64::from(prompt_tokens.min(item.length()));
+            self.pending.progress.prompt_tokens += u64::from(prompt_tokens.min(item.tokens.len() as u32));
             if item.logits == LogitRows::All {
-                let copies = copies(
-                    &logits[rows.start as usize * vocabulary..rows.end as usize * vocabulary],
-                    vocabulary,
-                );
-                let replies = copies.into_iter().zip(item.first_position..);
+                let replies = copies(rows_of(&rows), vocabulary).into_iter().zip(item.first_position..);
                 let replies = replies.map(|(row, position)| (item.sequence, Reply::Logits { position, row }));
                 self.pending.news.extend(replies);
             } else if let Some(picker) = client.picker.as_ref().filter(|_| !rows.is_empty()) {
-                draws.push(Draw { sequence: item.sequence, row: rows.start, picker: Arc::clone(picker) });
+                draws.push(Draw { sequence: item.sequence, rows, picker: Arc::clone(picker) });
             }
         }
         self.pending.progress.micro_batches += 1;
         let sample = |draw: &Draw| {
-            let (token, stops) = Picker::pick(&draw.picker, row_of(draw.row));
+            let (token, stops) = Picker::pick(&draw.picker, rows_of(&draw.rows));
             Sampled { sequence: draw.sequence, token, stops }
         };
         // The sequences of a large micro-batch wait for the last of them.
@@ -378,10 +373,10 @@ impl Coordinator {
         }
     }
 
-    /// Sends the pending replies. Returns the events that follow, because a sink may pause or end its sequence.
-    fn tell(&mut self) -> Vec<RunEvent> {
-        let mut events = Vec::new();
-        for (sequence, reply) in self.pending.news.drain(..) {
+    /// Sends the pending replies. A sink may pause or end its sequence.
+    fn tell(&mut self) {
+        let Pending { news, events, .. } = &mut self.pending;
+        for (sequence, reply) in news.drain(..) {
             if matches!(reply, Reply::Finished(_) | Reply::Failed(_)) {
                 if let Some(client) = self.clients.remove(&sequence) {
                     client.end(reply);
@@ -390,7 +385,6 @@ impl Coordinator {
                 events.extend(client.tell(sequence, reply));
             }
         }
-        events
     }
 
     fn stop_devices(&self) {
