@@ -10,6 +10,7 @@ use crate::trace::Trace;
 use crate::trust;
 use ragtag_hal::Device;
 use ragtag_planner::plan::{Plan, PlanStage};
+use ragtag_scheduler::core::Limits;
 use ragtag_scheduler::{
     Pipeline, PipelineOptions, PipelineSpec, PipelineStats, STALL_TIMEOUT, StageReport, StageSpec,
 };
@@ -45,6 +46,8 @@ pub struct EngineOptions {
     /// Time after which a copy that does not complete ends the run. `None` selects 60 seconds.
     /// Zero disables the limit. Time in which a copy waits for a computation does not count.
     pub stall_timeout: Option<Duration>,
+    /// Limits of the requests that wait. [`Session::try_generate`](crate::Session::try_generate) refuses a request beyond them.
+    pub limits: Limits,
     /// Whether to skip the self-test of kernels that are new on a device. By default, the engine runs each of
     /// them on small inputs before the device computes with it, and compares the results with a reference. The
     /// outcome is cached. CPU devices are not tested.
@@ -62,6 +65,7 @@ pub(crate) struct Options {
     progress: Arc<Mutex<Option<Progress>>>,
     verify_transfers: bool,
     stall_timeout: Option<Duration>,
+    limits: Limits,
     no_self_test: bool,
     cache_folder: Option<PathBuf>,
 }
@@ -74,12 +78,22 @@ impl From<EngineOptions> for Options {
             progress,
             verify_transfers,
             stall_timeout,
+            limits,
             no_self_test,
             cache_folder,
         } = options;
         let stall_timeout = Some(stall_timeout.unwrap_or(STALL_TIMEOUT)).filter(|limit| !limit.is_zero());
         let progress = Arc::new(Mutex::new(progress));
-        Self { trace, all_logits, progress, verify_transfers, stall_timeout, no_self_test, cache_folder }
+        Self {
+            trace,
+            all_logits,
+            progress,
+            verify_transfers,
+            stall_timeout,
+            limits,
+            no_self_test,
+            cache_folder,
+        }
     }
 }
 
@@ -175,6 +189,7 @@ impl Engine {
         run.slots = plan.slots;
         run.trace_spans = if options.trace { TRACE_SPANS } else { 0 };
         (run.verify_transfers, run.stall_timeout) = (options.verify_transfers, options.stall_timeout);
+        run.limits = options.limits;
         let progress = Arc::clone(&options.progress);
         let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
         let spec = PipelineSpec { devices, stages: specs, prefill: prefill.map(|(_, stage)| stage) };

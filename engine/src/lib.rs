@@ -51,6 +51,7 @@ mod isolation;
 mod model;
 pub mod npy;
 mod planner;
+mod running;
 mod session;
 mod simulate;
 mod source;
@@ -87,6 +88,7 @@ pub use ragtag_planner::{
     InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, Remedy, SharedLink, Split, WeightSharing,
     Workload, fleet,
 };
+pub use ragtag_scheduler::core::{Limits, Priority};
 /// Types for simulations: loads of requests, specifications and results.
 pub use ragtag_scheduler::sim as simulation;
 pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};

@@ -266,7 +266,7 @@ impl Chat {
             _ => {}
         }
         if self.shows_stats {
-            let figures = figures(summary, self.generation.sampling.seed);
+            let figures = figures(summary);
             let (first_ms, used) = (summary.prefill_s * 1e3, summary.prompt_tokens + tokens);
             note(&format!(
                 "{figures}, first token after {first_ms:.0} ms, context {used} of {context} tokens"

@@ -2,6 +2,8 @@
 
 use super::*;
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[test]
 fn faulty_copies_of_streamed_weights_end_the_run_with_an_error() {
@@ -128,22 +130,45 @@ fn dropping_a_busy_pipeline_ends_it() {
     assert_eq!(finished(&all(&replies)).reason, FinishReason::Cancelled);
 }
 
+/// Checks that a sampler or a reply sink that panics, while it is called or dropped, ends only its own request.
 #[test]
-fn a_panicking_sampler_ends_the_run_without_a_hang() {
+fn a_panic_of_a_client_ends_only_its_own_request() {
     struct Panics;
     impl Sample for Panics {
         fn sample(&mut self, _: &[f32], _: &[u32]) -> std::result::Result<u32, String> {
             panic!("on purpose")
         }
     }
-    let pipeline = Setup::new(2).start().unwrap();
+    struct Dropped;
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            panic!("while dropped")
+        }
+    }
+    let setup = Setup::new(2);
+    let pipeline = setup.start().unwrap();
     let (_, other) = submit(&pipeline, &prompt(9, 1), generate(100));
-    let job = Job::Generate { max_new_tokens: 9, end_tokens: Vec::new(), sampler: Box::new(Panics) };
-    let (_, replies) = submit(&pipeline, &prompt(9, 2), job);
-    assert!(matches!(failed(&all(&replies)), Error::Protocol { .. }));
-    assert!(matches!(failed(&all(&other)), Error::Protocol { .. }));
-    let late = submit(&pipeline, &prompt(9, 3), generate(1));
-    assert!(matches!(failed(&all(&late.1)), Error::Stopped));
+    let cause = failed(&all(&submit(&pipeline, &prompt(9, 2), Job::generate(9, Panics)).1));
+    let expected = "no token for position 9: the sampler panicked: on purpose";
+    assert_eq!(cause.to_string(), expected);
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let sink = move |_| {
+        assert!(counted.fetch_add(1, Ordering::SeqCst) < 3, "on purpose");
+        Flow::Go
+    };
+    pipeline.submit(Request::new(prompt(9, 3), generate(90), sink));
+    let (send, replies) = channel();
+    let (dropped, mut sink) = (Dropped, sink_of(send));
+    pipeline.submit(Request::new(prompt(9, 4), generate(2), move |reply| {
+        let _ = &dropped;
+        sink(reply)
+    }));
+    assert_eq!(tokens(&all(&replies)).len(), 2);
+    assert_eq!(tokens(&all(&other)), setup.model.reference(&prompt(9, 1), 100));
+    assert_eq!(settled(&pipeline).free_blocks, setup.model.kv_blocks);
+    assert_eq!(calls.load(Ordering::SeqCst), 4, "the sink is not called after its panic");
+    assert!(pipeline.stats().new_tokens < 100 + 2 + 50, "its sequence goes on");
 }
 
 /// Checks that every device was dropped and left no objects behind.

@@ -21,7 +21,7 @@ use ragtag_hal::{
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::{Route, Routes, SizedRoute};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use support::Model;
 
@@ -147,12 +147,19 @@ impl Setup {
 
 fn submit(pipeline: &Pipeline, prompt: &[u32], job: Job) -> (SequenceId, Receiver<Reply>) {
     let (send, replies) = channel();
-    let reply = Box::new(move |reply| drop(send.send(reply)));
-    (pipeline.submit(Request { prompt: prompt.into(), job, reply }), replies)
+    (pipeline.submit(Request::new(prompt, job, sink_of(send))), replies)
+}
+
+/// Returns a reply sink that sends to `replies`.
+fn sink_of(replies: Sender<Reply>) -> impl FnMut(Reply) -> Flow {
+    move |reply| {
+        drop(replies.send(reply));
+        Flow::Go
+    }
 }
 
 fn generate(max_new_tokens: u32) -> Job {
-    Job::Generate { max_new_tokens, end_tokens: Vec::new(), sampler: Box::new(Greedy) }
+    Job::generate(max_new_tokens, Greedy)
 }
 
 /// Receives all replies to a request. Fails the test if the request does not end in time.
@@ -445,11 +452,7 @@ fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
         options.slots = slots;
         options.routes.fill(route.into());
         let pipeline = Pipeline::start(specs, &options, |_| {}).unwrap();
-        let job = || Job::Generate {
-            max_new_tokens: 3000,
-            end_tokens: Vec::new(),
-            sampler: Box::new(support::null::Zero),
-        };
+        let job = || Job::generate(3000, support::null::Zero);
         for _ in 0..times {
             let requests: Vec<_> = (0..sequences).map(|_| submit(&pipeline, &[0], job())).collect();
             for (_, replies) in requests {
