@@ -64,6 +64,11 @@ pub enum Advice<'a> {
         /// Text that has these lengths.
         of: DrawnText,
     },
+    /// Reset the device's driver, leave the device out, or set another limit for computations that do not complete.
+    ResetDriver {
+        /// Label of the device.
+        device: &'a str,
+    },
     /// Set another limit for copies and reads that do not complete.
     SetStallTimeout,
 }

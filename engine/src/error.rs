@@ -197,6 +197,7 @@ impl Error {
             Error::Run(
                 RunError::Stalled { .. } | RunError::StalledCopy { .. } | RunError::StalledRead { .. },
             ) => Advice::SetStallTimeout,
+            Error::Run(RunError::StalledCompute { device, .. }) => Advice::ResetDriver { device },
             _ => return None,
         })
     }

@@ -51,6 +51,10 @@ fn appended(advice: Advice<'_>) -> String {
         Advice::SelectInt8Activations => " (use --activations int8)".into(),
         Advice::CorrectLengths { of: DrawnText::Prompt } => " (set by --prompt-tokens)".into(),
         Advice::CorrectLengths { of: DrawnText::Answer } => " (set by --new-tokens)".into(),
+        Advice::ResetDriver { device } => format!(
+            "; reset its driver or restart the machine, or leave the device out with --exclude {device}; \
+             --compute-timeout sets another limit"
+        ),
         Advice::SetStallTimeout => "; --stall-timeout sets another limit".into(),
         // The text of the error contains its remedies. The library may get more kinds of advice.
         _ => String::new(),
@@ -81,6 +85,12 @@ mod tests {
         assert_eq!(
             text(stalled.into()),
             "cuda:0 has copied no weights for 60 s; --stall-timeout sets another limit"
+        );
+        let stalled = RunError::StalledCompute { stage: 1, device: device.clone(), seconds: 60 };
+        assert_eq!(
+            text(stalled.into()),
+            "stage 1 on cuda:0 has not completed a computation for 60 s; reset its driver or restart the machine, or leave \
+             the device out with --exclude cuda:0; --compute-timeout sets another limit"
         );
         let corrupted = RunError::WrongKeysAndValues { from: "a".into(), stage: 1, to: "b".into() };
         assert!(text(corrupted.into()).ends_with(

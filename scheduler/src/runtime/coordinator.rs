@@ -1,7 +1,6 @@
 //! The coordinator's thread. It drives the coordinator's core, reads logits, samples tokens and calls reply
 //! sinks.
 
-use crate::copies::Watch;
 use crate::core::{
     LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sample, Sampled, SequenceId,
     StageEvent,
@@ -13,6 +12,7 @@ use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply, RequestMessage};
 use crate::runtime::spec::Layout;
 use crate::transfers::Transfers;
+use crate::watch::Watch;
 use crossbeam_channel::{Receiver, select_biased};
 use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Lease, Timeline, Timing, Turn};
 use rayon::prelude::*;
@@ -115,8 +115,12 @@ pub(super) struct Coordinator {
     /// Micro-batches whose logits have been read but whose results the core has not handled yet.
     pub(super) collected: Vec<MicroBatchId>,
     pub(super) anticipation: Anticipation,
-    /// Watches the copies of activations on all devices.
+    /// Watches the work of all devices.
     pub(super) watch: Watch,
+    /// Time of the latest check for stalled work.
+    pub(super) checked_ns: u64,
+    /// Time at which the thread last handled an event.
+    pub(super) now_ns: u64,
 }
 
 /// A message for the coordinator.
@@ -137,8 +141,8 @@ pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
 
 impl Coordinator {
     /// Runs until the pipeline stops. If a sampler or a reply sink panics, the run ends and every remaining
-    /// sequence receives the error.
-    pub(super) fn serve(mut self) {
+    /// sequence receives the error. Returns the watch, because the devices may still have work.
+    pub(super) fn serve(mut self) -> Watch {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
             let error = Error::protocol("a sampler or a reply sink panicked");
             for (_, mut client) in self.clients.drain() {
@@ -151,11 +155,13 @@ impl Coordinator {
         // that this thread or the sender sees each request.
         self.ended.store(true, Ordering::SeqCst);
         refuse(&self.requests);
+        self.watch
     }
 
     fn work(&mut self) {
         loop {
-            let next = self.poll().or_else(|| self.before_sleep()).or_else(|| self.sleep());
+            let next = self.overdue().or_else(|| self.poll());
+            let next = next.or_else(|| self.before_sleep()).or_else(|| self.sleep());
             let Some(incoming) = next else { return };
             match incoming {
                 Incoming::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
@@ -200,7 +206,7 @@ impl Coordinator {
         let incoming = anticipation.wait(|turn| match turn {
             Turn::Look => self.poll().map_or(Awaited::Nothing, Awaited::Found),
             Turn::Rest(limit) => match self.receive(self.until_check(limit)) {
-                Awaited::Nothing => self.stalled(),
+                Awaited::Nothing => self.stalled().map_or(Awaited::Nothing, Awaited::Found),
                 other => other,
             },
         });
@@ -208,17 +214,24 @@ impl Coordinator {
         incoming
     }
 
-    /// Returns the time until the next check for stalled copies, but at most `limit`. Without micro-batches
+    /// Returns the time until the next check for stalled work, but at most `limit`. Without micro-batches
     /// in flight, there is no check.
     fn until_check(&self, limit: Option<Duration>) -> Option<Duration> {
         let tick = self.watch.tick().filter(|_| self.core.counts().in_flight > 0);
         limit.into_iter().chain(tick).min()
     }
 
-    /// Returns a failure if a copy has stalled.
-    fn stalled(&mut self) -> Awaited<Incoming> {
-        let error = self.watch.stalled(Instant::now());
-        error.map_or(Awaited::Nothing, |error| Awaited::Found(Incoming::Urgent(RunUrgent::Failed(error))))
+    /// Checks for stalled work if the thread has been busy since the latest check was due.
+    fn overdue(&mut self) -> Option<Incoming> {
+        let since = Duration::from_nanos(self.now_ns.saturating_sub(self.checked_ns));
+        self.until_check(None).filter(|tick| since >= *tick).and_then(|_| self.stalled())
+    }
+
+    /// Returns a failure if work has stalled.
+    fn stalled(&mut self) -> Option<Incoming> {
+        self.checked_ns = Timing::now_ns();
+        let error = self.watch.stalled(Instant::now())?;
+        Some(Incoming::Urgent(RunUrgent::Failed(error)))
     }
 
     fn receive(&self, limit: Option<Duration>) -> Awaited<Incoming> {
@@ -263,9 +276,9 @@ impl Coordinator {
                 events.push_back(RunEvent::Failed { error });
             }
         }
-        let now_ns = Timing::now_ns();
+        self.now_ns = Timing::now_ns();
         // The record of the other path ignores the micro-batch.
-        let returns = |id| self.ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, now_ns));
+        let returns = |id| self.ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, self.now_ns));
         self.collected.drain(..).for_each(returns);
         self.tell(news);
     }
@@ -449,13 +462,15 @@ mod tests {
                 progress: 0,
                 token_return: Transfers::default(),
             }],
-            devices: devices.iter().copied().map(DeviceId).zip(labels.clone()).collect(),
+            devices: devices.iter().copied().map(DeviceId).zip(labels).collect(),
             logits: Logits::new(&layout).unwrap(),
             clients: HashMap::new(),
             stats: Arc::default(),
             collected: Vec::new(),
             anticipation: Anticipation::default(),
-            watch: Watch::new(Vec::new(), [], labels, None),
+            watch: Watch::new(Vec::new(), [], Vec::new(), None),
+            checked_ns: 0,
+            now_ns: 0,
         };
         (coordinator, address, last)
     }
