@@ -71,7 +71,7 @@ pub use canary::{CheckedBlock, check_first_blocks};
 pub use defaults::{DEFAULT_CHUNK, MAX_CHUNK, SLOTS};
 pub use devices::{DeviceOptions, Devices};
 pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
-pub use engine::{Engine, EngineOptions, Progress, VerifiedTransfers};
+pub use engine::{Engine, EngineOptions, Progress, Shutdown, VerifiedTransfers};
 pub use error::{Error, Result};
 pub use isolation::Isolation;
 pub use model::{BUNDLED_MODEL, Model};

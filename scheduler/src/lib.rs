@@ -25,6 +25,7 @@ pub mod sim;
 mod trace;
 mod transfers;
 mod trial;
+mod watch;
 
 pub use actor::{StageReport, StageSpec, WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 pub use error::{Error, Refusal, RefusedMemory, Result};

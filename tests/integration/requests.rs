@@ -133,8 +133,8 @@ fn a_full_queue_is_busy_and_a_deadline_ends_a_generation() {
         let model = Model::bundled().unwrap();
         let devices = support::devices(&Setup::default());
         let planner = ragtag::Planner::new(&model).devices(&devices).context(512).sequences(1);
-        let limits = Limits { requests: 1, tokens: 100 };
-        let options = ragtag::EngineOptions { limits, ..Default::default() };
+        let mut options = ragtag::EngineOptions::default();
+        options.limits = Limits { requests: 1, tokens: 100 };
         let engine = Engine::start(&model, &devices, &planner, options).unwrap();
         let session = engine.session();
         // Each request fills the cache, and the requests wait until one of them is admitted.

@@ -353,6 +353,11 @@ impl RunCore {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
+    /// Returns whether micro-batches are in the pipeline.
+    pub fn is_busy(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     /// Returns the current load.
     pub fn counts(&self) -> RunCounts {
         RunCounts {

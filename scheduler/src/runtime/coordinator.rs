@@ -1,7 +1,6 @@
 //! The coordinator's thread. It drives the coordinator's core, reads logits, samples tokens and calls reply
 //! sinks.
 
-use crate::copies::Watch;
 use crate::core::{
     LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent,
 };
@@ -12,6 +11,7 @@ use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Picker, Reply, RequestMessage, Waiting};
 use crate::runtime::spec::Layout;
 use crate::transfers::Transfers;
+use crate::watch::Watch;
 use crossbeam_channel::{Receiver, select_biased};
 use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Timeline, Timing, Turn};
 use rayon::prelude::*;
@@ -116,8 +116,12 @@ pub(super) struct Coordinator {
     pub(super) stats: Arc<Mutex<PipelineStats>>,
     pub(super) pending: Pending,
     pub(super) anticipation: Anticipation,
-    /// Watches the copies of activations on all devices.
+    /// Watches the work of all devices.
     pub(super) watch: Watch,
+    /// Time of the latest check for stalled work.
+    pub(super) checked_ns: u64,
+    /// Time at which the thread last handled an event.
+    pub(super) now_ns: u64,
 }
 
 /// A message for the coordinator.
@@ -149,8 +153,8 @@ fn copies(rows: &[f32], vocabulary: usize) -> Vec<Vec<f32>> {
 
 impl Coordinator {
     /// Runs until the pipeline stops. If this thread panics, which is a bug, the run ends and every remaining
-    /// sequence receives an error.
-    pub(super) fn serve(mut self) {
+    /// sequence receives an error. Returns the watch, because the devices may still have work.
+    pub(super) fn serve(mut self) -> Watch {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
             let error = Error::protocol("the coordinator panicked");
             self.clients.drain().for_each(|(_, client)| client.end(Reply::Failed(error.clone())));
@@ -160,12 +164,13 @@ impl Coordinator {
         // that this thread or the sender sees each request.
         self.ended.store(true, Ordering::SeqCst);
         refuse(&self.requests, &self.waiting);
+        self.watch
     }
 
     fn work(&mut self) {
         loop {
-            let next =
-                self.due().or_else(|| self.poll()).or_else(|| self.before_sleep()).or_else(|| self.sleep());
+            let next = self.overdue().or_else(|| self.due()).or_else(|| self.poll());
+            let next = next.or_else(|| self.before_sleep()).or_else(|| self.sleep());
             let Some(incoming) = next else { return };
             match incoming {
                 Incoming::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
@@ -222,7 +227,9 @@ impl Coordinator {
         let incoming = anticipation.wait(|turn| match turn {
             Turn::Look => self.poll().map_or(Awaited::Nothing, Awaited::Found),
             Turn::Rest(limit) => match self.receive(self.until_check(limit)) {
-                Awaited::Nothing => self.due().map_or_else(|| self.stalled(), Awaited::Found),
+                Awaited::Nothing => {
+                    self.due().or_else(|| self.stalled()).map_or(Awaited::Nothing, Awaited::Found)
+                }
                 other => other,
             },
         });
@@ -230,19 +237,30 @@ impl Coordinator {
         incoming
     }
 
-    /// Returns the time until the next check for stalled copies or the next deadline, but at most `limit`.
+    /// Returns the time until the next check for stalled work or the next deadline, but at most `limit`.
     /// Without micro-batches in flight, there is no check.
     fn until_check(&self, limit: Option<Duration>) -> Option<Duration> {
-        let tick = self.watch.tick().filter(|_| self.core.counts().in_flight > 0);
         let deadline = self.core.next_deadline_ns();
         let deadline = deadline.map(|at| Duration::from_nanos(at.saturating_sub(Timing::now_ns())));
-        limit.into_iter().chain(tick).chain(deadline).min()
+        limit.into_iter().chain(self.tick()).chain(deadline).min()
     }
 
-    /// Returns a failure if a copy has stalled.
-    fn stalled(&mut self) -> Awaited<Incoming> {
-        let error = self.watch.stalled(Instant::now());
-        error.map_or(Awaited::Nothing, |error| Awaited::Found(Incoming::Urgent(RunUrgent::Failed(error))))
+    /// Returns the time between two checks for stalled work. `None` without micro-batches in flight.
+    fn tick(&self) -> Option<Duration> {
+        self.watch.tick().filter(|_| self.core.is_busy())
+    }
+
+    /// Checks for stalled work if the thread has been busy since the latest check was due.
+    fn overdue(&mut self) -> Option<Incoming> {
+        let since = Duration::from_nanos(self.now_ns.saturating_sub(self.checked_ns));
+        self.tick().filter(|tick| since >= *tick).and_then(|_| self.stalled())
+    }
+
+    /// Returns a failure if work has stalled.
+    fn stalled(&mut self) -> Option<Incoming> {
+        self.checked_ns = Timing::now_ns();
+        let error = self.watch.stalled(Instant::now())?;
+        Some(Incoming::Urgent(RunUrgent::Failed(error)))
     }
 
     fn receive(&self, limit: Option<Duration>) -> Awaited<Incoming> {
@@ -356,9 +374,9 @@ impl Coordinator {
 
     /// Adds the progress since the last call to the statistics, and updates the number of waiting requests.
     fn count(&mut self) {
-        let now_ns = Timing::now_ns();
+        self.now_ns = Timing::now_ns();
         // The record of the other path ignores the micro-batch.
-        let returns = |id| self.ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, now_ns));
+        let returns = |id| self.ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, self.now_ns));
         self.pending.collected.drain(..).for_each(returns);
         let counts = self.core.counts();
         let waiting = (u64::from(counts.waiting), counts.waiting_tokens);
@@ -477,13 +495,15 @@ mod tests {
                 progress: 0,
                 token_return: Transfers::default(),
             }],
-            devices: devices.iter().copied().map(DeviceId).zip(labels.clone()).collect(),
+            devices: devices.iter().copied().map(DeviceId).zip(labels).collect(),
             logits: Logits::new(&layout).unwrap(),
             clients: HashMap::new(),
             stats: Arc::default(),
             pending: Pending::default(),
             anticipation: Anticipation::default(),
-            watch: Watch::new(Vec::new(), [], labels, None),
+            watch: Watch::new(Vec::new(), [], Vec::new(), None),
+            checked_ns: 0,
+            now_ns: 0,
         };
         (coordinator, address, last)
     }

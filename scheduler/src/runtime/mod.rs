@@ -10,6 +10,7 @@ mod passages;
 mod request;
 mod shared_weights;
 mod spec;
+mod threads;
 mod wiring;
 
 pub use request::{Busy, Flow, Job, Reply, ReplySink, Request, StopRule};
@@ -20,12 +21,12 @@ use crate::capacity::Lanes;
 use crate::core::{Limits, Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::Result;
 use crate::mailbox::{LINGER, mailbox};
-use crate::message::{RunAddress, RunMessage, RunUrgent};
+use crate::message::{DeviceAddress, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Trace, TraceSink};
 use crate::transfers::{EdgeReport, Transfers};
+use crate::watch::Watch;
 use coordinator::{Coordinator, Logits, Pending, refuse};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use loader::spawn;
 use ragtag_hal::{Anticipation, Timing};
 use ragtag_transfer::Routes;
 use request::{Client, Picker, RequestMessage, Waiting};
@@ -36,6 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use threads::{DeviceThread, spawn};
 use wiring::{Wired, connect};
 
 /// Counts, times and load of a pipeline.
@@ -68,6 +70,8 @@ pub struct PipelineReport {
     pub stats: PipelineStats,
     /// The recorded trace. It is empty if no trace was requested.
     pub trace: Trace,
+    /// Labels of the devices that were left behind, because they did not finish their work.
+    pub left: Vec<String>,
 }
 
 /// A pipeline of loaded, running stages. Dropping it stops the stages and cancels unfinished sequences.
@@ -80,8 +84,10 @@ pub struct Pipeline {
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
     run: RunAddress,
-    coordinator: Option<JoinHandle<()>>,
-    actors: Vec<JoinHandle<()>>,
+    coordinator: Option<JoinHandle<Watch>>,
+    /// Addresses of the devices' mailboxes.
+    addresses: Vec<DeviceAddress>,
+    actors: Vec<DeviceThread>,
     next_sequence: AtomicU64,
     stats: Arc<Mutex<PipelineStats>>,
     reports: Vec<Arc<Mutex<StageReport>>>,
@@ -133,7 +139,7 @@ impl Pipeline {
             waiting: Arc::clone(&waiting),
             received: (0, 0),
             ended: Arc::clone(&ended),
-            actors: addresses,
+            actors: addresses.clone(),
             ends,
             devices,
             logits,
@@ -142,23 +148,28 @@ impl Pipeline {
             pending: Pending::default(),
             anticipation: Anticipation::lingering(LINGER),
             watch,
+            checked_ns: 0,
+            now_ns: 0,
         };
-        let coordinator = spawn("ragtag coordinator".into(), move || coordinator.serve())?;
-        Ok(Self {
+        let mut pipeline = Self {
             requests,
             waiting,
             limits: options.limits,
             leftovers: request_inbox,
             ended,
             run,
-            coordinator: Some(coordinator),
+            coordinator: None,
+            addresses,
             actors,
             next_sequence: AtomicU64::new(0),
             stats,
             reports,
             crossings,
             sink,
-        })
+        };
+        // If this fails, dropping the pipeline stops the devices.
+        pipeline.coordinator = Some(spawn(move || coordinator.serve())?);
+        Ok(pipeline)
     }
 
     /// Submits a request without blocking. All its results arrive at its reply sink. If the pipeline rejects
@@ -247,18 +258,22 @@ impl Pipeline {
     }
 
     /// Stops the pipeline and ends all of its threads. Unfinished sequences are cancelled.
+    ///
+    /// Waits for work in flight, but leaves a device behind that makes no progress for 0.8 s and for twice the predicted
+    /// time of its computations in flight ([`StageSpec::longest`](crate::StageSpec::longest)). Its thread keeps the memory
+    /// that the device may use.
     pub fn shutdown(mut self) -> PipelineReport {
-        self.stop();
-        PipelineReport { stats: self.stats(), trace: self.trace() }
+        let left = self.stop();
+        PipelineReport { stats: self.stats(), trace: self.trace(), left }
     }
 
-    fn stop(&mut self) {
+    /// Stops the threads. Returns the labels of the devices that were left behind.
+    fn stop(&mut self) -> Vec<String> {
         self.run.send_urgent(RunUrgent::Stop);
-        for thread in self.coordinator.take().into_iter().chain(self.actors.drain(..)) {
-            // A thread that panicked has reported the panic to the coordinator, which has failed all
-            // sequences.
-            let _ = thread.join();
-        }
+        let watch = self.coordinator.take().and_then(|thread| thread.join().ok());
+        // The coordinator has stopped the devices, unless it could not start.
+        self.addresses.iter().for_each(|address| address.send_urgent(DeviceUrgent::Stop));
+        threads::end(std::mem::take(&mut self.actors), watch)
     }
 }
 

@@ -4,6 +4,9 @@ use super::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
+use std::time::Instant;
+use support::null::Hang;
 
 #[test]
 fn faulty_copies_of_streamed_weights_end_the_run_with_an_error() {
@@ -62,8 +65,9 @@ fn faulty_copies_of_keys_and_values_end_the_run_with_an_error() {
     assert_eq!(error(1, (FaultyCopies::Uploads, 18), CopyFaultKind::Endless), stalled("cpu:1"));
 }
 
+/// Requests arrive more often than the coordinator checks for stalled work.
 #[test]
-fn logits_that_never_arrive_end_the_run_with_an_error() {
+fn logits_that_never_arrive_end_the_run_also_if_the_coordinator_is_busy() {
     let mut setup = Setup::new(2);
     setup.options.stall_timeout = Some(Duration::from_millis(200));
     // Only the last device copies logits to the host, and its activations stay on it.
@@ -71,8 +75,62 @@ fn logits_that_never_arrive_end_the_run_with_an_error() {
     setup.devices[1].copy_fault = Some(CopyFault { kind, copies, least_bytes: 1, after: 3, most: None });
     let pipeline = setup.start().unwrap();
     let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+    let deadline = Instant::now() + TIMEOUT;
+    let error = loop {
+        assert!(Instant::now() < deadline, "the stalled copy was not found");
+        pipeline.cancel(SequenceId(u64::MAX));
+        if let Ok(Reply::Failed(error)) = replies.recv_timeout(Duration::from_millis(5)) {
+            break error;
+        }
+    };
     let stalled = Error::StalledCopy { what: "logits".into(), device: "cpu:1".into(), seconds: 1 };
-    assert_eq!(failed(&all(&replies)), stalled);
+    assert_eq!(error, stalled);
+}
+
+#[test]
+fn an_endless_computation_names_its_stage() {
+    // One micro-batch at a time is in flight, so the stages of the first device take turns.
+    for (computation, stage) in [(7, 0), (8, 2)] {
+        let mut setup = Setup::on(&[0, 1, 0]);
+        setup.options.stall_timeout = Some(Duration::from_millis(100));
+        setup.compute_timeout = Some(Duration::from_millis(200));
+        setup.devices[0].endless_computation = Some(computation);
+        let (specs, watches) = setup.watched();
+        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        let stalled = Error::StalledCompute { stage, device: "cpu:0".into(), seconds: 1 };
+        assert_eq!(failed(&all(&replies)), stalled);
+        assert!(pipeline.shutdown().left.is_empty(), "only the reports are missing");
+        nothing_leaks(&watches, "endless");
+    }
+}
+
+/// Checks that a pipeline stops while the driver of a device hangs, also if no limit has found the hang, and that the
+/// device is closed when its driver answers.
+#[test]
+fn a_device_that_hangs_is_left_behind() {
+    for is_found in [false, true] {
+        let (answer, release) = channel();
+        let (news, hangs) = channel();
+        let mut specs = support::null::hanging_pipeline(Hang { computation: 3, release, news });
+        for stage in &mut specs.stages {
+            stage.longest = Some(Duration::from_millis(1));
+            stage.compute_timeout = is_found.then_some(Duration::from_millis(100));
+        }
+        let pipeline = Pipeline::start(specs, &PipelineOptions::new(2, 128, 16, 12), |_| {}).unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        assert_eq!(hangs.recv_timeout(TIMEOUT), Ok(()));
+        if is_found {
+            assert!(matches!(failed(&all(&replies)), Error::StalledCompute { stage: 1, .. }));
+        }
+        let (sender, reports) = channel();
+        std::thread::spawn(move || drop(sender.send(pipeline.shutdown())));
+        let report = reports.recv_timeout(TIMEOUT).expect("a pipeline that never stops");
+        assert_eq!(report.left, ["null:1"]);
+        assert_eq!(hangs.try_recv(), Err(TryRecvError::Empty), "still open");
+        drop(answer);
+        assert_eq!(hangs.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected));
+    }
 }
 
 #[test]

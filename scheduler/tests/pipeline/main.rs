@@ -59,6 +59,7 @@ struct Setup {
     from_file: Vec<usize>,
     /// Device of the prefill stage.
     prefill: Option<usize>,
+    compute_timeout: Option<Duration>,
 }
 
 impl Setup {
@@ -76,7 +77,8 @@ impl Setup {
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }.into(); stages - 1];
         let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
         let (hosts, streamed, from_file) = (hosts.into(), Vec::new(), Vec::new());
-        Self { model, devices, hosts, options, streamed, arenas: 0, from_file, prefill: None }
+        let (arenas, prefill, compute_timeout) = Default::default();
+        Self { model, devices, hosts, options, streamed, arenas, from_file, prefill, compute_timeout }
     }
 
     fn specs(&self) -> PipelineSpec {
@@ -93,6 +95,8 @@ impl Setup {
                 compiled: self.model.compile(range.clone()),
                 arenas: self.arenas_of(&streamed),
                 from_file: own(&self.from_file),
+                longest: None,
+                compute_timeout: self.compute_timeout,
                 streamed,
                 weights: Box::new(self.model.weights(range)),
             }
@@ -110,6 +114,8 @@ impl Setup {
                 arenas: self.arenas_of(&streamed),
                 streamed,
                 from_file: Vec::new(),
+                longest: None,
+                compute_timeout: self.compute_timeout,
                 weights: Box::new(self.model.weights(0..segments)),
             }
         });
@@ -523,7 +529,7 @@ fn stages_that_do_not_fit_together_are_refused() {
 fn a_trace_names_what_ran_where() {
     let mut setup = Setup::new(2);
     setup.options.trace_spans = 100_000;
-    let PipelineReport { stats, trace } = check(&setup);
+    let PipelineReport { stats, trace, .. } = check(&setup);
     assert_eq!(trace.dropped, 0);
     for stage in 0..2u32 {
         let spans = |kind| trace.spans.iter().filter(move |s| s.stage == stage && s.kind == kind);
