@@ -23,7 +23,7 @@ use crate::core::{Limits, RunShape};
 use crate::sim::spec::{SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MAX_SPANS};
-use ragtag_graph::execution::{KvUse, StagePart};
+use ragtag_graph::execution::{KvUse, Reserve, StagePart};
 use ragtag_graph::{KvRing, Segment};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::ModelFacts;
@@ -93,7 +93,8 @@ impl SimSpec {
             max_logit_rows: plan.logit_rows(),
             max_sequences: sequences,
             kv_blocks: blocks(plan),
-            kv_use: KvUse::default(),
+            // Plans reserve the blocks of the longest sequences.
+            kv_use: KvUse { reserve: Reserve::Full, prefixes: None },
             limits: Limits::default(),
             kv_ring: KvRing::new(
                 segments.iter().filter_map(|segment| segment.window).max(),
