@@ -180,6 +180,7 @@ impl RunCore {
             } else if let Some(&(true, (_, paused))) = self.holders.last()
                 && first.is_none()
                 && self.retired.is_empty()
+                && self.shape.kv_use.reserve == Reserve::Grow
             {
                 // A slow reader must not keep others waiting.
                 self.preempt(paused);

@@ -193,9 +193,11 @@ impl RunCore {
             draft.add(item);
             let sequence = self.sequence(id);
             sequence.entered = end;
-            if sequence.left() == 0 {
-                self.unqueue(id);
+            // What is left of it enters with a later micro-batch.
+            if sequence.left() > 0 {
+                return;
             }
+            self.unqueue(id);
         }
     }
 

@@ -332,18 +332,19 @@ impl RunCore {
     }
 
     /// Returns whether the results of an item count. Those of a sequence that has ended do not. If a sequence was
-    /// preempted after the item entered, its next token or its next logits may come from this item, or from
-    /// the one with which the sequence entered again. The first of them counts.
+    /// preempted after the item entered, its next token may come from this item, or from the one with which the
+    /// sequence entered again. The first of them counts.
     pub fn is_current(&self, item: &Item) -> bool {
         self.sequences.get(&item.sequence).is_some_and(|sequence| match item.logits {
             LogitRows::None => item.end_position() <= sequence.tokens(),
             LogitRows::Last => item.end_position() == sequence.tokens(),
-            LogitRows::All => item.first_position == sequence.delivered,
+            // An earlier item may end in the middle of one of this epoch, so only those of this epoch count.
+            LogitRows::All => item.epoch == sequence.epoch && item.first_position == sequence.delivered,
         })
     }
 
     /// Returns whether the sequence of an item has kept its blocks since the item entered.
-    pub(super) fn keeps_blocks(&self, item: &Item) -> bool {
+    pub(crate) fn keeps_blocks(&self, item: &Item) -> bool {
         self.sequences.get(&item.sequence).is_some_and(|sequence| sequence.epoch == item.epoch)
     }
 
@@ -541,7 +542,7 @@ impl RunCore {
     /// them.
     fn recompute(&mut self, id: SequenceId) {
         let sequence = self.sequence(id);
-        match sequence.shares_prefix {
+        match sequence.holding.as_ref().is_none_or(Holding::is_published) {
             true => self.restart(id),
             false => {
                 sequence.start_over();

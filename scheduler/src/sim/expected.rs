@@ -2,7 +2,8 @@
 
 use crate::core::{FinishReason, Want};
 use crate::error::Refusal;
-use crate::sim::spec::{SimRequest, SimSpec, SimStage, token_at};
+use crate::sim::request::SimRequest;
+use crate::sim::spec::{SimSpec, SimStage};
 use ragtag_transfer::Route;
 
 /// Returns the expected result of a request if the run has no faults.
@@ -11,7 +12,7 @@ pub(super) fn expected(
     sequence: u64,
     request: &SimRequest,
 ) -> Result<(FinishReason, Vec<u32>), Refusal> {
-    let (context, vocabulary) = (spec.run.context, spec.run.vocabulary);
+    let context = spec.run.context;
     let length = request.prompt_tokens;
     if length == 0 {
         return Err(Refusal::EmptyPrompt);
@@ -33,12 +34,14 @@ pub(super) fn expected(
     let most = room.min(*max_new_tokens);
     blocks(length + most.max(1) - 1)?;
     let mut tokens = Vec::new();
-    for position in length..length + most {
-        let token = token_at(sequence, position, vocabulary);
+    for token in request.text(sequence, &spec.run).split_off(length as usize) {
         if end_tokens.contains(&token) {
             return Ok((FinishReason::EndToken(token), tokens));
         }
         tokens.push(token);
+        if request.stops == Some(tokens.len() as u32) {
+            return Ok((FinishReason::StopRule, tokens));
+        }
     }
     let reason = if *max_new_tokens > room { FinishReason::ContextFull } else { FinishReason::MaxTokens };
     Ok((reason, tokens))
@@ -60,4 +63,16 @@ pub(super) fn most_between_entries(spec: &SimSpec) -> u64 {
         if spec.verified { submissions.saturating_add(4).saturating_mul(4) } else { submissions };
     let in_flight = submissions.saturating_mul(spec.run.credits.into());
     in_flight.saturating_add(spec.requests.len() as u64).saturating_mul(EVENTS)
+}
+
+/// Returns the maximum number of micro-batches of a run. Each of them has a row of some sequence. Sequences start
+/// over because older ones take further blocks, or because they pause. If more micro-batches enter, the run is
+/// in an endless loop.
+pub(super) fn most_entries(spec: &SimSpec) -> u64 {
+    let tokens = |request: &SimRequest| match request.want {
+        Want::Generate { max_new_tokens, .. } => u64::from(request.prompt_tokens) + u64::from(max_new_tokens),
+        Want::Logits => u64::from(request.prompt_tokens),
+    };
+    let tokens = spec.requests.iter().map(tokens).fold(0, u64::saturating_add);
+    tokens.saturating_mul(tokens / 16 + 16)
 }

@@ -1,26 +1,51 @@
 //! Checks invariants of the coordinator at each of its actions.
 //!
-//! The checks keep their own record of the micro-batches in flight and of the waiting sequences. They never
-//! read the coordinator's state.
+//! The checks keep their own record of the micro-batches in flight and of the sequences. From the coordinator, they
+//! only learn which sequences have lost their blocks, and how many are admitted.
 
 use crate::core::{
-    FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunShape, SequenceId, Want,
+    FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, Nanoseconds, Path, Priority, RunAction,
+    RunCounts, RunEvent, RunShape, SequenceId, Want,
 };
-use crate::sim::spec::{SimRequest, SimSpec};
-use ragtag_graph::execution::PREFILLS;
+use crate::sim::observe::CacheWork;
+use crate::sim::request::SimRequest;
+use crate::sim::spec::SimSpec;
+use ragtag_graph::execution::{PREFILLS, Reserve};
+use ragtag_kernels::params::BLOCK_TOKENS;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+
+/// Maximum number of consecutive micro-batches that have decode rows and no prompt rows, while a prompt could
+/// enter.
+const MOST_WITHOUT_PROMPTS: u32 = 16;
 
 /// Progress of a sequence, derived from its micro-batches and tokens.
 #[derive(Debug, Default)]
 struct Progress {
+    /// The item that entered last.
+    latest: Option<Item>,
+    /// Path of the prompt in this epoch.
+    path: Path,
+    /// Number of tokens that enter as a prompt does: those before the first token that the epoch has to itself.
+    start_tokens: u32,
     /// Next position that will enter the pipeline.
     next_position: u32,
     /// Number of logit rows that the host has read for a request for logits.
     logit_rows: u32,
+    new_tokens: u32,
+    /// Whether it has received a token in this epoch.
     has_token: bool,
     /// For each other sequence, the number of tokens that it has received since this sequence's last token.
     others: BTreeMap<SequenceId, u32>,
+}
+
+/// A micro-batch in flight.
+#[derive(Debug)]
+struct Flight {
+    path: Path,
+    batch: Arc<MicroBatch>,
+    /// Whether it has decode rows.
+    decodes: bool,
 }
 
 /// Record of the coordinator's past actions. Later actions are checked against this record.
@@ -28,12 +53,25 @@ struct Progress {
 pub(super) struct Invariants<'a> {
     shape: &'a RunShape,
     requests: &'a [SimRequest],
+    /// Sequences that have entered and not ended.
     sequences: BTreeMap<SequenceId, Progress>,
-    /// Sequences whose latest sampled token has not entered the pipeline.
-    ready: BTreeSet<SequenceId>,
-    in_flight: VecDeque<(Path, Arc<MicroBatch>)>,
+    /// Sequences whose reader is behind.
+    paused: BTreeSet<SequenceId>,
+    /// Sequences that have lost their blocks and not entered again, now and before the current step.
+    preempted: BTreeSet<SequenceId>,
+    preempted_before: BTreeSet<SequenceId>,
+    /// Sequences that entered before the current step and have their blocks after it.
+    held: Vec<SequenceId>,
+    /// Places of the sequences among the waiting ones.
+    ranks: BTreeMap<SequenceId, (Nanoseconds, SequenceId)>,
+    in_flight: VecDeque<Flight>,
+    /// Number of micro-batches with decode rows since one had prompt rows, or no prompt could enter.
+    without_prompts: u32,
     /// For each credit, the micro-batch whose unread logits are in the host memory of that credit.
     logits: BTreeMap<u32, MicroBatchId>,
+    /// Events of the cache, and those before the current step.
+    pub(super) cache: CacheWork,
+    cache_before: CacheWork,
     stopped: bool,
 }
 
@@ -43,15 +81,62 @@ impl<'a> Invariants<'a> {
             shape: &spec.run,
             requests: &spec.requests,
             sequences: BTreeMap::new(),
-            ready: BTreeSet::new(),
+            paused: BTreeSet::new(),
+            preempted: BTreeSet::new(),
+            preempted_before: BTreeSet::new(),
+            held: Vec::new(),
+            ranks: BTreeMap::new(),
             in_flight: VecDeque::new(),
+            without_prompts: 0,
             logits: BTreeMap::new(),
+            cache: CacheWork::default(),
+            cache_before: CacheWork::default(),
             stopped: false,
         }
     }
 
+    /// Records an event that the coordinator is about to handle.
+    pub(super) fn event(&mut self, now: Nanoseconds, event: &RunEvent) {
+        match event {
+            RunEvent::Submit { sequence, prompt } => {
+                let after_s = match prompt.priority {
+                    Priority::High => 0,
+                    Priority::Normal => 10,
+                    Priority::Low => 70,
+                };
+                self.ranks.insert(*sequence, (now + after_s * 1_000_000_000, *sequence));
+            }
+            RunEvent::Collected { micro_batch, .. } => {
+                self.in_flight.retain(|flight| flight.batch.id != *micro_batch);
+            }
+            RunEvent::Pause { sequence } => {
+                self.paused.insert(*sequence);
+                self.cache.paused += u64::from(self.sequences.contains_key(sequence));
+                self.forget_others(*sequence);
+            }
+            RunEvent::Resume { sequence } => drop(self.paused.remove(sequence)),
+            _ => {}
+        }
+    }
+
+    /// Records which sequences the coordinator has preempted in a step, before its actions are checked.
+    pub(super) fn stepped(&mut self, keeps_blocks: impl Fn(&Item) -> bool) {
+        let keeps = |id: &SequenceId| self.sequences[id].latest.as_ref().is_some_and(&keeps_blocks);
+        let (held, lost): (Vec<_>, Vec<_>) = self.sequences.keys().copied().partition(keeps);
+        let lost = lost.into_iter().collect();
+        (self.held, self.preempted_before) = (held, std::mem::replace(&mut self.preempted, lost));
+        for id in self.preempted.clone() {
+            self.forget_others(id);
+        }
+        self.cache_before = self.cache;
+    }
+
     /// Checks one action and records it.
-    pub(super) fn act(&mut self, action: &RunAction) -> Result<(), String> {
+    pub(super) fn act(
+        &mut self,
+        action: &RunAction,
+        is_current: impl Fn(&Item) -> bool,
+    ) -> Result<(), String> {
         if self.stopped && !matches!(action, RunAction::Fail { .. }) {
             return Err(format!("after the end: {action:?}"));
         }
@@ -59,11 +144,10 @@ impl<'a> Invariants<'a> {
             RunAction::Enter { path, micro_batch } => {
                 self.enter(*path, micro_batch).map_err(|what| format!("{} enters: {what}", micro_batch.id))
             }
-            RunAction::Collect { micro_batch } => self.collect(micro_batch),
+            RunAction::Collect { micro_batch } => self.collect(micro_batch, is_current),
             RunAction::Emit { sequence, .. } => self.emit(*sequence),
             RunAction::Finish { sequence, finished } => {
-                self.ready.remove(sequence);
-                let read = self.sequences.remove(sequence).map_or(0, |progress| progress.logit_rows);
+                let read = self.end(*sequence).map_or(0, |progress| progress.logit_rows);
                 let all = finished.reason == FinishReason::LogitsDone;
                 if all && read != finished.prompt_tokens {
                     return Err(format!("{sequence} got {read} rows of logits"));
@@ -71,14 +155,51 @@ impl<'a> Invariants<'a> {
                 Ok(())
             }
             RunAction::Fail { sequence, .. } => {
-                self.ready.remove(sequence);
-                self.sequences.remove(sequence);
+                self.end(*sequence);
                 Ok(())
             }
             RunAction::Stop => {
                 self.stopped = true;
                 Ok(())
             }
+        }
+    }
+
+    /// Checks that a step has preempted the youngest sequences that were not paused. A sequence also starts over when
+    /// its frequencies change.
+    fn check_preempted(&self) -> Result<(), String> {
+        let rank = |id: &SequenceId| self.ranks.get(id).filter(|_| !self.paused.contains(id));
+        let lost = self.preempted.difference(&self.preempted_before).filter_map(rank).min();
+        let lost = lost.filter(|_| self.shape.recompute_at.is_none());
+        match self.held.iter().filter(|id| self.sequences.contains_key(id)).filter_map(rank).max() {
+            Some(kept) if lost.is_some_and(|lost| lost < kept) => {
+                Err(format!("{kept:?} keeps its blocks, but {lost:?} is preempted"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks after the actions of a step that prompts enter from time to time while sequences decode. `counts` are
+    /// those before and after the step. Prompts may wait for the prefill stage, and for the only place of a micro-batch.
+    pub(super) fn check_step(&mut self, [before, after]: [RunCounts; 2]) -> Result<(), String> {
+        self.check_preempted()?;
+        self.cache.preempted = after.preempted;
+        if self.cache.reused == self.cache_before.reused {
+            self.cache.evicted += u64::from(before.cached_blocks.saturating_sub(after.cached_blocks));
+        }
+        let started = self.sequences.iter().filter(|(id, _)| !self.preempted.contains(id));
+        let enters = |(id, progress): (&SequenceId, &Progress)| {
+            progress.next_position < progress.start_tokens && !self.paused.contains(id)
+        };
+        let waits = started.clone().any(enters) || after.active as usize > started.count();
+        let RunShape { max_rows, max_logit_rows, max_sequences, prefill_from, .. } = *self.shape;
+        let is_narrow = max_rows.min(max_logit_rows).min(max_sequences) == 1;
+        if !waits || is_narrow || prefill_from.is_some() {
+            self.without_prompts = 0;
+        }
+        match self.without_prompts {
+            0..=MOST_WITHOUT_PROMPTS => Ok(()),
+            more => Err(format!("no prompt rows in {more} micro-batches, while a prompt waits")),
         }
     }
 
@@ -90,42 +211,105 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Records that the coordinator has handled the results of a micro-batch.
-    pub(super) fn collected(&mut self, id: MicroBatchId) {
-        self.in_flight.retain(|(_, batch)| batch.id != id);
+    fn end(&mut self, sequence: SequenceId) -> Option<Progress> {
+        self.paused.remove(&sequence);
+        self.preempted.remove(&sequence);
+        self.sequences.remove(&sequence)
     }
 
-    fn prompt_tokens(&self, sequence: SequenceId) -> u32 {
-        self.requests[sequence.0 as usize].prompt_tokens
+    /// A sequence that paused or was preempted may get its next token late.
+    fn forget_others(&mut self, sequence: SequenceId) {
+        if let Some(progress) = self.sequences.get_mut(&sequence) {
+            progress.others.clear();
+        }
     }
 
+    /// Returns the number of tokens of a sequence, prompt and output together.
+    fn tokens(&self, sequence: SequenceId) -> u32 {
+        let new_tokens = self.sequences.get(&sequence).map_or(0, |progress| progress.new_tokens);
+        self.requests[sequence.0 as usize].prompt_tokens + new_tokens
+    }
+
+    /// Returns the progress of an item's sequence in the epoch of the item. `None` if the item begins an epoch.
+    fn same_epoch(&self, item: &Item) -> Option<(&Progress, &Item)> {
+        let progress = self.sequences.get(&item.sequence)?;
+        let latest = progress.latest.as_ref().filter(|latest| latest.epoch == item.epoch)?;
+        Some((progress, latest))
+    }
+
+    /// Returns whether an item that enters is a decode row.
     fn decodes(&self, item: &Item) -> bool {
-        item.first_position >= self.prompt_tokens(item.sequence)
+        self.same_epoch(item).is_some_and(|(progress, _)| item.first_position >= progress.start_tokens)
+    }
+
+    /// Returns whether the latest token of a sequence is all that could enter. With a prefill stage, blocks of ended
+    /// sequences become free later, so a row that needs a further block may wait.
+    fn is_any_ready(&self) -> bool {
+        self.sequences.iter().any(|(id, progress)| {
+            let next = progress.next_position;
+            let held = progress.latest.as_ref().map_or(0, |item| item.blocks.len() * BLOCK_TOKENS);
+            let has_blocks = self.shape.prefill_from.is_none() || next < held as u32;
+            let has_blocks = has_blocks && !self.paused.contains(id) && !self.preempted.contains(id);
+            has_blocks && next >= progress.start_tokens && next < self.tokens(*id)
+        })
     }
 
     fn enter(&mut self, path: Path, batch: &Arc<MicroBatch>) -> Result<(), String> {
         self.check_path(path, batch)?;
         self.check_sizes(path, batch)?;
         self.check_order(batch)?;
+        let has_prompts = batch.items.iter().any(|item| !self.decodes(item));
+        self.without_prompts = if has_prompts { 0 } else { self.without_prompts + 1 };
+        let decodes = batch.items.iter().any(|item| self.decodes(item));
         for item in &batch.items {
-            let wanted = self.wanted_logits(item);
-            let (sequence, prompt) = (item.sequence, self.prompt_tokens(item.sequence));
-            let progress = self.sequences.entry(sequence).or_default();
-            if item.first_position != progress.next_position || item.tokens.is_empty() {
-                return Err(format!("{item:?} where position {} is next", progress.next_position));
+            self.check_item(item)?;
+            let (tokens, held) = (self.tokens(item.sequence), self.same_epoch(item));
+            let held = held.map(|(_, latest)| latest.blocks.len());
+            let begins = held.is_none();
+            self.cache.grown += u64::from(held.is_some_and(|held| held < item.blocks.len()));
+            let progress = self.sequences.entry(item.sequence).or_default();
+            if begins {
+                (progress.path, progress.start_tokens, progress.has_token) = (path, tokens, false);
+                self.preempted.remove(&item.sequence);
+                let reuses = u64::from(item.first_position > 0);
+                self.cache.reused += reuses;
+                self.cache.rings += if item.ring.is_empty() { 0 } else { reuses };
             }
-            progress.next_position = item.end_position();
-            if item.first_position < prompt && item.end_position() > prompt {
-                return Err(format!("{item:?} goes on after a prompt of {prompt} tokens"));
-            }
-            if item.logits != wanted {
-                return Err(format!("{item:?} should have logits of {wanted:?}"));
-            }
-            if item.first_position >= prompt && !self.ready.remove(&sequence) {
-                return Err(format!("{sequence} decodes without a token"));
-            }
+            (progress.latest, progress.next_position) = (Some(item.clone()), item.end_position());
         }
-        self.in_flight.push_back((path, Arc::clone(batch)));
+        self.in_flight.push_back(Flight { path, batch: Arc::clone(batch), decodes });
+        Ok(())
+    }
+
+    /// Checks the positions, the blocks and the logits of an item that enters.
+    fn check_item(&self, item: &Item) -> Result<(), String> {
+        let (sequence, request) = (item.sequence, &self.requests[item.sequence.0 as usize]);
+        let (tokens, same_epoch) = (self.tokens(sequence), self.same_epoch(item));
+        let latest = self.sequences.get(&sequence).and_then(|progress| progress.latest.as_ref());
+        let is_border = item.first_position.is_multiple_of(BLOCK_TOKENS as u32) && request.reuses(self.shape);
+        let follows = match (same_epoch, latest) {
+            (Some((_, latest)), _) => item.first_position == latest.end_position(),
+            (None, Some(latest)) if latest.epoch > item.epoch => false,
+            (None, _) => item.first_position == 0 || is_border,
+        };
+        if !follows || item.tokens.is_empty() {
+            let next = latest.map_or(0, Item::end_position);
+            return Err(format!("{item:?} where position {next} is next"));
+        }
+        if self.paused.contains(&sequence) {
+            return Err(format!("{item:?} of a paused sequence"));
+        }
+        if item.end_position() > tokens {
+            return Err(format!("{item:?} goes on after {tokens} tokens"));
+        }
+        let wanted = self.wanted_logits(item);
+        if item.logits != wanted {
+            return Err(format!("{item:?} should have logits of {wanted:?}"));
+        }
+        let grows = same_epoch.is_some_and(|(_, latest)| latest.blocks.len() < item.blocks.len());
+        if grows && self.shape.kv_use.reserve == Reserve::Full {
+            return Err(format!("{item:?} takes further blocks"));
+        }
         Ok(())
     }
 
@@ -133,15 +317,23 @@ impl<'a> Invariants<'a> {
     /// Checks the number of micro-batches at the prefill stage.
     fn check_path(&self, path: Path, batch: &MicroBatch) -> Result<(), String> {
         for item in &batch.items {
-            let request = &self.requests[item.sequence.0 as usize];
-            let is_long = self.shape.prefill_from.is_some_and(|from| request.prompt_tokens >= from);
-            let generates = matches!(request.want, Want::Generate { .. });
-            let takes_prefill = is_long && generates && !self.decodes(item);
-            if takes_prefill != (path == Path::Prefill) {
+            let generates = self.requests[item.sequence.0 as usize].want != Want::Logits;
+            let prompt_path = self.same_epoch(item).map(|(progress, _)| progress.path);
+            let takes_prefill = match prompt_path {
+                Some(prompt_path) => prompt_path == Path::Prefill && !self.decodes(item),
+                // With other frequencies, a sequence may go on in its blocks and on its path.
+                None if self.shape.recompute_at.is_some() && item.epoch > 0 => path == Path::Prefill,
+                None => {
+                    let left = self.tokens(item.sequence).saturating_sub(item.first_position);
+                    generates && self.shape.prefill_from.is_some_and(|from| left >= from)
+                }
+            };
+            let is_whole = path == Path::Stages || prompt_path.is_some() || item.first_position == 0;
+            if takes_prefill != (path == Path::Prefill) || !is_whole {
                 return Err(format!("{item:?} takes the path {path:?}"));
             }
         }
-        let prefills = self.in_flight.iter().filter(|(path, _)| *path == Path::Prefill).count();
+        let prefills = self.in_flight.iter().filter(|flight| flight.path == Path::Prefill).count();
         match path {
             Path::Prefill if prefills >= PREFILLS => {
                 Err("too many micro-batches at the prefill stage".into())
@@ -154,9 +346,9 @@ impl<'a> Invariants<'a> {
     fn check_sizes(&self, path: Path, batch: &MicroBatch) -> Result<(), String> {
         let shape = self.shape;
         let prefills = path == Path::Stages && batch.items.iter().any(|item| !self.decodes(item));
-        let generating = !self.ready.is_empty()
+        let generating = self.is_any_ready()
             || batch.items.iter().any(|item| self.decodes(item))
-            || self.in_flight.iter().any(|(_, other)| other.items.iter().any(|item| self.decodes(item)));
+            || self.in_flight.iter().any(|flight| flight.decodes);
         let chunk_rows = match (prefills, generating) {
             (false, _) => shape.max_rows,
             (true, false) => shape.chunks.most_rows(),
@@ -180,7 +372,7 @@ impl<'a> Invariants<'a> {
             }
         }
         if batch.credit >= shape.credits
-            || self.in_flight.iter().any(|(_, other)| other.credit == batch.credit)
+            || self.in_flight.iter().any(|flight| flight.batch.credit == batch.credit)
         {
             return Err(format!("credit {} is not free", batch.credit));
         }
@@ -190,21 +382,27 @@ impl<'a> Invariants<'a> {
     /// Checks that decode rows enter before prompt rows. Also checks that the number of micro-batches with
     /// decode rows does not exceed the number of decode groups.
     fn check_order(&self, batch: &MicroBatch) -> Result<(), String> {
-        let has_decode_rows = |batch: &MicroBatch| batch.items.iter().any(|item| self.decodes(item));
-        let groups = self.in_flight.iter().filter(|(_, other)| has_decode_rows(other)).count() as u32;
+        let groups = self.in_flight.iter().filter(|flight| flight.decodes).count() as u32;
         let full = groups >= self.shape.decode_groups;
-        match has_decode_rows(batch) {
+        match batch.items.iter().any(|item| self.decodes(item)) {
             true if full => Err(format!("decode rows while {groups} groups are in flight")),
-            false if !full && !self.ready.is_empty() => Err("prompts overtake decode rows".into()),
+            // A prompt may preempt the sequence of a decode row that was about to enter.
+            false if !full && self.is_any_ready() && self.preempted.is_subset(&self.preempted_before) => {
+                Err("prompts overtake decode rows".into())
+            }
             _ => Ok(()),
         }
     }
 
+    /// Returns the rows of an item that need logits. The client has the logits of the first rows of a request for
+    /// logits that starts over.
     fn wanted_logits(&self, item: &Item) -> LogitRows {
+        let read = self.sequences.get(&item.sequence).map_or(0, |progress| progress.logit_rows);
         match self.requests[item.sequence.0 as usize].want {
+            Want::Logits if item.end_position() <= read => LogitRows::None,
             Want::Logits => LogitRows::All,
             Want::Generate { max_new_tokens: 1.., .. }
-                if item.end_position() >= self.prompt_tokens(item.sequence) =>
+                if item.end_position() == self.tokens(item.sequence) =>
             {
                 LogitRows::Last
             }
@@ -212,39 +410,48 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Checks that the host may read the logits of a micro-batch, and records the read.
-    fn collect(&mut self, batch: &MicroBatch) -> Result<(), String> {
+    /// Checks that the host may read the logits of a micro-batch, and records the read. Each row of a request for
+    /// logits is read once, in order.
+    fn collect(&mut self, batch: &MicroBatch, is_current: impl Fn(&Item) -> bool) -> Result<(), String> {
         let found = self.logits.remove(&batch.credit);
         if found != Some(batch.id) {
             return Err(format!("logits of {} are read, but {found:?} has written there", batch.id));
         }
-        for item in batch.items.iter().filter(|item| item.logits == LogitRows::All) {
-            if let Some(progress) = self.sequences.get_mut(&item.sequence) {
-                progress.logit_rows += item.logit_rows();
+        for item in batch.items.iter().filter(|item| item.logits == LogitRows::All && is_current(item)) {
+            let Some(progress) = self.sequences.get_mut(&item.sequence) else { continue };
+            if item.first_position != progress.logit_rows {
+                return Err(format!("logits of {item:?} are read after {} rows", progress.logit_rows));
             }
+            progress.logit_rows += item.logit_rows();
         }
         Ok(())
     }
 
     /// Records a new token of `sequence`. Checks that no other sequence has received two tokens since the
     /// last token of `sequence`. This must hold, because a sequence that gets a token goes to the end of the
-    /// queue. The first token of a sequence from the prefill stage may take longer.
+    /// queue. The first token of a sequence from the prefill stage may take longer. A sequence that starts over
+    /// gets its first token, and one of a row that entered before, at any time.
     fn emit(&mut self, sequence: SequenceId) -> Result<(), String> {
         let progress =
             self.sequences.get_mut(&sequence).ok_or("a token for a sequence that never entered")?;
-        let request = &self.requests[sequence.0 as usize];
-        let is_long = self.shape.prefill_from.is_some_and(|from| request.prompt_tokens >= from);
-        let may_wait = is_long && !std::mem::replace(&mut progress.has_token, true);
-        let most = if may_wait { u32::MAX } else { 1 };
+        let is_early =
+            progress.next_position < progress.start_tokens || self.preempted_before.contains(&sequence);
+        let is_first = !is_early && !std::mem::replace(&mut progress.has_token, true);
+        let most = if is_first && progress.path == Path::Prefill { u32::MAX } else { 1 };
         let unfair = std::mem::take(&mut progress.others).into_iter().find(|(_, tokens)| *tokens > most);
         if let Some((other, tokens)) = unfair {
             return Err(format!("{other} got {tokens} tokens between two of {sequence}"));
         }
-        self.ready.insert(sequence);
-        let requests = self.requests;
+        progress.new_tokens += 1;
+        progress.start_tokens += u32::from(is_early);
+        if is_early || is_first && progress.latest.as_ref().is_some_and(|item| item.epoch > 0) {
+            return Ok(());
+        }
         for (id, progress) in &mut self.sequences {
             // The sequence has received a token, or its whole prompt is in flight.
-            let generates = progress.next_position >= requests[id.0 as usize].prompt_tokens;
+            let generates = progress.next_position >= progress.start_tokens
+                && !self.paused.contains(id)
+                && !self.preempted.contains(id);
             if *id != sequence && generates {
                 *progress.others.entry(sequence).or_default() += 1;
             }
@@ -256,8 +463,8 @@ impl<'a> Invariants<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{Finished, SequenceTimes};
-    use ragtag_graph::execution::Chunks;
+    use crate::core::{Finished, Prompt, SequenceTimes};
+    use ragtag_graph::execution::{Chunks, Eviction, KvUse};
 
     /// Returns a specification with three requests of four tokens each. The last one asks for logits.
     fn spec() -> SimSpec {
@@ -273,9 +480,10 @@ mod tests {
             prefill_from: None,
             recompute_at: None,
             kv_ring: None,
+            kv_use: KvUse { reserve: Reserve::Grow, prefixes: Some(Eviction::Lru) },
             ..spec.run
         };
-        let request = |want| SimRequest { at_ns: 0, prompt_tokens: 4, want, cancel_ns: None };
+        let request = |want| SimRequest::new(0, 4, want);
         let generate = || request(Want::Generate { max_new_tokens: 9, end_tokens: [].into() });
         spec.requests = vec![generate(), generate(), request(Want::Logits)];
         spec
@@ -305,20 +513,28 @@ mod tests {
         Arc::new(MicroBatch { id: MicroBatchId(id), credit, items: items.to_vec() })
     }
 
+    fn act(invariants: &mut Invariants<'_>, action: &RunAction) -> Result<(), String> {
+        invariants.act(action, |_| true)
+    }
+
     fn enter(invariants: &mut Invariants<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
-        invariants.act(&RunAction::Enter { path: Path::Stages, micro_batch: Arc::clone(batch) })
+        act(invariants, &RunAction::Enter { path: Path::Stages, micro_batch: Arc::clone(batch) })
     }
 
     fn emit(invariants: &mut Invariants<'_>, sequence: u64) -> Result<(), String> {
-        invariants.act(&RunAction::Emit { sequence: SequenceId(sequence), token: 0 })
+        act(invariants, &RunAction::Emit { sequence: SequenceId(sequence), token: 0 })
+    }
+
+    fn collect(batch: &Arc<MicroBatch>) -> RunAction {
+        RunAction::Collect { micro_batch: Arc::clone(batch) }
     }
 
     /// Records that a micro-batch passes through the whole pipeline and that its sequences get their tokens.
     fn pass(invariants: &mut Invariants<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
         enter(invariants, batch)?;
         invariants.copied(batch)?;
-        invariants.act(&RunAction::Collect { micro_batch: Arc::clone(batch) })?;
-        invariants.collected(batch.id);
+        act(invariants, &collect(batch))?;
+        invariants.event(0, &RunEvent::Collected { micro_batch: batch.id, sampled: Vec::new() });
         let wanted = batch.items.iter().filter(|item| item.logits == LogitRows::Last);
         wanted.map(|item| item.sequence.0).try_for_each(|sequence| emit(invariants, sequence))
     }
@@ -360,10 +576,10 @@ mod tests {
         refused(enter(&mut invariants, &batch(0, 0, &[item(0, 4, 1)])), "position 0 is next");
         pass(&mut invariants, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
         refused(enter(&mut invariants, &batch(1, 1, &[item(1, 0, 3)])), "prompts overtake decode rows");
-        let long = [item(0, 4, 1), item(1, 0, 3)];
+        let long = [item(0, 4, 1), item(1, 0, 4)];
         refused(enter(&mut invariants, &batch(1, 1, &long)), "4 rows of a chunk where 3 fit");
         enter(&mut invariants, &batch(1, 1, &[item(0, 4, 1), item(1, 0, 2)])).unwrap();
-        refused(enter(&mut invariants, &batch(2, 2, &[item(0, 5, 1)])), "decodes without a token");
+        refused(enter(&mut invariants, &batch(2, 2, &[item(0, 5, 1)])), "goes on after 5 tokens");
     }
 
     #[test]
@@ -385,11 +601,10 @@ mod tests {
         let mut invariants = Invariants::new(&spec);
         let (half, rest) = (batch(0, 0, &[item(2, 0, 2)]), batch(1, 1, &[item(2, 2, 2)]));
         enter(&mut invariants, &half).unwrap();
-        let collect = |batch: &Arc<MicroBatch>| RunAction::Collect { micro_batch: Arc::clone(batch) };
-        refused(invariants.act(&collect(&half)), "None has written there");
+        refused(act(&mut invariants, &collect(&half)), "None has written there");
         invariants.copied(&half).unwrap();
         refused(invariants.copied(&half), "overwrites the logits");
-        invariants.act(&collect(&half)).unwrap();
+        act(&mut invariants, &collect(&half)).unwrap();
         enter(&mut invariants, &rest).unwrap();
         let times = SequenceTimes::default();
         let finished = Finished {
@@ -401,10 +616,131 @@ mod tests {
             times,
         };
         refused(
-            invariants.act(&RunAction::Finish { sequence: SequenceId(2), finished }),
+            act(&mut invariants, &RunAction::Finish { sequence: SequenceId(2), finished }),
             "got 2 rows of logits",
         );
-        invariants.act(&RunAction::Stop).unwrap();
+        act(&mut invariants, &RunAction::Stop).unwrap();
         refused(enter(&mut invariants, &batch(2, 2, &[item(0, 0, 4)])), "after the end");
+    }
+
+    /// Returns an item of a sequence that was preempted once and has had `rows` tokens since.
+    fn again(sequence: u64, first_position: u32, rows: usize) -> Item {
+        Item { epoch: 1, ..item(sequence, first_position, rows) }
+    }
+
+    #[test]
+    fn a_preempted_sequence_starts_over() {
+        let spec = spec();
+        let preempted = || {
+            let mut invariants = Invariants::new(&spec);
+            pass(&mut invariants, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
+            invariants.stepped(|_| false);
+            invariants
+        };
+        let enters = |item: Item| enter(&mut preempted(), &batch(1, 1, &[item]));
+        refused(enters(again(0, 3, 2)), "where position 4 is next");
+        refused(enters(again(0, 0, 5)), "5 rows of a chunk where 4 fit");
+        refused(enters(Item { logits: LogitRows::None, ..again(0, 4, 1) }), "where position 4 is next");
+        let mut invariants = preempted();
+        enter(&mut invariants, &batch(1, 1, &[Item { logits: LogitRows::None, ..again(0, 0, 4) }])).unwrap();
+        refused(enter(&mut invariants, &batch(2, 2, &[item(0, 4, 1)])), "where position 4 is next");
+        refused(enter(&mut invariants, &batch(2, 2, &[again(0, 4, 2)])), "goes on after 5 tokens");
+        pass(&mut invariants, &batch(2, 2, &[again(0, 4, 1)])).unwrap();
+        // Its token does not keep prompts waiting.
+        let mut invariants = preempted();
+        enter(&mut invariants, &batch(1, 1, &[item(1, 0, 4)])).unwrap();
+    }
+
+    #[test]
+    fn the_youngest_sequence_is_preempted() {
+        let spec = spec();
+        let lose = |lost: u64| {
+            let mut invariants = Invariants::new(&spec);
+            for (sequence, priority) in [(0, Priority::Normal), (1, Priority::High)] {
+                let prompt = Prompt { priority, ..Prompt::new([0; 4].into(), Want::Logits) };
+                invariants.event(0, &RunEvent::Submit { sequence: SequenceId(sequence), prompt });
+                pass(&mut invariants, &batch(sequence, 0, &[item(sequence, 0, 2)]))?;
+            }
+            invariants.stepped(|item| item.sequence != SequenceId(lost));
+            invariants.check_step([RunCounts::default(); 2])
+        };
+        lose(0).unwrap();
+        refused(lose(1), "keeps its blocks");
+    }
+
+    #[test]
+    fn a_sequence_begins_at_a_block_of_a_shared_prefix() {
+        let mut spec = spec();
+        spec.requests[0].prompt_tokens = 40;
+        spec.requests[1] = SimRequest { shares_prefix: false, ..spec.requests[0].clone() };
+        let begins = |item: Item| {
+            let item = Item { logits: LogitRows::None, ..item };
+            enter(&mut Invariants::new(&spec), &batch(0, 0, &[item]))
+        };
+        begins(item(0, 32, 4)).unwrap();
+        refused(begins(item(0, 31, 4)), "where position 0 is next");
+        refused(begins(item(0, 48, 1)), "goes on after 40 tokens");
+        refused(begins(item(1, 32, 4)), "where position 0 is next");
+    }
+
+    #[test]
+    fn paused_sequences_neither_enter_nor_hinder_others() {
+        let spec = spec();
+        let mut invariants = Invariants::new(&spec);
+        let [pause, resume] =
+            [RunEvent::Pause { sequence: SequenceId(0) }, RunEvent::Resume { sequence: SequenceId(0) }];
+        pass(&mut invariants, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
+        invariants.event(0, &pause);
+        refused(enter(&mut invariants, &batch(1, 1, &[item(0, 4, 1)])), "of a paused sequence");
+        pass(&mut invariants, &batch(1, 0, &[item(1, 0, 4)])).unwrap();
+        pass(&mut invariants, &batch(2, 0, &[item(1, 4, 1)])).unwrap();
+        invariants.event(0, &resume);
+        pass(&mut invariants, &batch(3, 0, &[item(0, 4, 1)])).unwrap();
+    }
+
+    #[test]
+    fn prompts_do_not_starve() {
+        let spec = spec();
+        let counts = RunCounts { active: 2, ..RunCounts::default() };
+        let mut invariants = Invariants::new(&spec);
+        pass(&mut invariants, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
+        let mut decode = |at: u32| {
+            pass(&mut invariants, &batch(at.into(), 0, &[item(0, at, 1)]))?;
+            invariants.check_step([counts; 2])
+        };
+        (4..20).try_for_each(&mut decode).unwrap();
+        refused(decode(20), "no prompt rows in 17 micro-batches");
+    }
+
+    #[test]
+    fn blocks_that_are_reserved_do_not_grow() {
+        let mut spec = spec();
+        let run = |spec: &SimSpec| {
+            let mut invariants = Invariants::new(spec);
+            enter(&mut invariants, &batch(0, 0, &[item(0, 0, 2)]))?;
+            enter(&mut invariants, &batch(1, 1, &[Item { blocks: [0].into(), ..item(0, 2, 2) }]))
+        };
+        run(&spec).unwrap();
+        spec.run.kv_use.reserve = Reserve::Full;
+        refused(run(&spec), "takes further blocks");
+    }
+
+    #[test]
+    fn logits_that_were_read_are_not_computed_again() {
+        let spec = spec();
+        let mut invariants = Invariants::new(&spec);
+        pass(&mut invariants, &batch(0, 0, &[item(2, 0, 2)])).unwrap();
+        let stale = batch(1, 1, &[item(2, 2, 1)]);
+        enter(&mut invariants, &stale).unwrap();
+        invariants.stepped(|_| false);
+        refused(enter(&mut invariants, &batch(2, 2, &[again(2, 0, 2)])), "should have logits of None");
+        let known = Item { logits: LogitRows::None, ..again(2, 0, 2) };
+        enter(&mut invariants, &batch(2, 2, &[known])).unwrap();
+        invariants.copied(&stale).unwrap();
+        invariants.act(&collect(&stale), |_| false).unwrap();
+        let rest = batch(3, 0, &[again(2, 2, 2)]);
+        pass(&mut invariants, &rest).unwrap();
+        invariants.copied(&rest).unwrap();
+        refused(act(&mut invariants, &collect(&rest)), "are read after 4 rows");
     }
 }

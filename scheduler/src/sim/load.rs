@@ -256,7 +256,7 @@ fn exponential(rng: &mut SmallRng) -> f64 {
 
 fn request(at_s: f64, prompt_tokens: u32, new_tokens: u32) -> SimRequest {
     let want = Want::Generate { max_new_tokens: new_tokens, end_tokens: [].into() };
-    SimRequest { at_ns: (at_s * 1e9).round() as Nanoseconds, prompt_tokens, want, cancel_ns: None }
+    SimRequest::new((at_s * 1e9).round() as Nanoseconds, prompt_tokens, want)
 }
 
 /// Total number of prompt and generated tokens in a load.

@@ -4,9 +4,10 @@
 
 mod passing;
 
-use crate::core::{End, Item, MicroBatch, MicroBatchId, SequenceId};
+use crate::core::{End, Item, MicroBatch, MicroBatchId};
 use crate::sim::device::{Job, Submitted, Summed};
-use crate::sim::spec::{Fault, SimSpec, SimStage, token_at};
+use crate::sim::request::Prefix;
+use crate::sim::spec::{Fault, SimSpec, SimStage};
 use ragtag_graph::execution::{PREFILLS, READ_PLACES};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_transfer::{Copy, OtherEnd, ToSender, TransferId};
@@ -96,12 +97,63 @@ struct Passed {
     wrong: bool,
 }
 
-/// The KV cache of a layer that keeps all positions, and that of a layer with a window: the sequence and the
-/// position of the token last written to each cache position.
+/// Keys and values of a position. They depend on all tokens up to it, so sequences with the same prefix have the
+/// same ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Kept {
+    position: u32,
+    /// The tokens up to this position.
+    prefix: Prefix,
+    /// Whether the RoPE frequencies are those of long sequences.
+    is_long: bool,
+}
+
+/// Texts of all sequences, from which the contents of the cache follow.
+#[derive(Debug)]
+struct Texts {
+    /// For each sequence, the prefixes that end at each of its positions.
+    prefixes: Vec<Vec<Prefix>>,
+    /// Length from which the RoPE frequencies are those of long sequences.
+    long_from: Option<u32>,
+}
+
+impl Texts {
+    fn new(spec: &SimSpec) -> Self {
+        let prefixes = (0..).zip(&spec.requests).map(|(sequence, request)| {
+            let prefixes =
+                request.text(sequence, &spec.run).into_iter().scan(Prefix::EMPTY, |prefix, token| {
+                    *prefix = prefix.then(token);
+                    Some(*prefix)
+                });
+            prefixes.collect()
+        });
+        Self { prefixes: prefixes.collect(), long_from: spec.run.recompute_at }
+    }
+
+    /// Returns the keys and values of a position of an item's sequence.
+    fn at(&self, item: &Item, position: u32) -> Option<Kept> {
+        let prefix = *self.prefixes.get(item.sequence.0 as usize)?.get(position as usize)?;
+        let is_long = self.long_from.is_some_and(|from| item.length() >= from);
+        Some(Kept { position, prefix, is_long })
+    }
+
+    /// Returns the keys and values of a row of an item. Fails if its token is wrong.
+    fn computed(&self, item: &Item, position: u32, token: u32) -> Result<Kept, String> {
+        let before = match position.checked_sub(1) {
+            None => Some(Prefix::EMPTY),
+            Some(before) => self.at(item, before).map(|kept| kept.prefix),
+        };
+        let kept = self.at(item, position).filter(|kept| before.map(|p| p.then(token)) == Some(kept.prefix));
+        kept.ok_or_else(|| format!("token {token} for position {position} of {}", item.sequence))
+    }
+}
+
+/// The KV cache of a layer that keeps all positions, and that of a layer with a window: what was last written to
+/// each cache position.
 #[derive(Clone, Debug)]
 struct Cache {
-    full: Vec<Option<(SequenceId, u32)>>,
-    ring: Vec<Option<(SequenceId, u32)>>,
+    full: Vec<Option<Kept>>,
+    ring: Vec<Option<Kept>>,
     /// Window of the layer that has one.
     window: Option<u32>,
 }
@@ -158,8 +210,8 @@ pub(super) struct Memory {
     /// Contents of the rings by first byte. Ring `n` leads from stage `n` to the next stage.
     rings: Vec<BTreeMap<u64, Staged>>,
     row_bytes: u64,
-    vocabulary: u32,
-    checks_cache: bool,
+    /// Texts of all sequences, if accesses to the caches are checked.
+    texts: Option<Texts>,
     verified: bool,
     /// Number of copies over each edge, and last of those of keys and values, so far.
     copies: Vec<u64>,
@@ -211,8 +263,7 @@ impl Memory {
             stages: spec.all().map(stage).collect(),
             rings: vec![BTreeMap::new(); spec.stages.len()],
             row_bytes: spec.row_bytes,
-            vocabulary: spec.run.vocabulary,
-            checks_cache: spec.checked,
+            texts: spec.checked.then(|| Texts::new(spec)),
             verified: spec.verified,
             copies: vec![0; spec.stages.len() + 1],
             peer_copies: vec![0; spec.stages.len()],
@@ -463,12 +514,14 @@ impl Memory {
         if prefills.is_some() {
             self.prefilled.insert(part, who);
         }
-        if part == 0 && self.checks_cache {
+        if part == 0
+            && let Some(texts) = &self.texts
+        {
             let shared = self.prefill.as_ref().filter(|(prefill, _)| *prefill == stage);
             let caches = shared.iter().flat_map(|(_, shared)| shared.iter().copied()).chain([stage]);
             for at in caches {
-                self.stages[at].cache.append(micro_batch, self.vocabulary)?;
-                self.stages[at].cache.attend(micro_batch)?;
+                self.stages[at].cache.append(micro_batch, texts)?;
+                self.stages[at].cache.attend(micro_batch, texts)?;
             }
         }
         Ok(())
@@ -477,16 +530,14 @@ impl Memory {
 
 impl Cache {
     /// Appends the positions of a micro-batch. A stage's kernels do so before they attend.
-    fn append(&mut self, batch: &MicroBatch, vocabulary: u32) -> Result<(), String> {
+    fn append(&mut self, batch: &MicroBatch, texts: &Texts) -> Result<(), String> {
         for item in &batch.items {
             for (position, &token) in (item.first_position..).zip(&item.tokens) {
-                if token != token_at(item.sequence.0, position, vocabulary) {
-                    return Err(format!("token {token} for position {position} of {}", item.sequence));
-                }
+                let kept = texts.computed(item, position, token)?;
                 for in_ring in [false, true].into_iter().take(1 + usize::from(self.window.is_some())) {
                     let cache = if in_ring { &mut self.ring } else { &mut self.full };
                     let entry = cache_index(item, position, in_ring).and_then(|i| cache.get_mut(i));
-                    *entry.ok_or("a position outside the cache")? = Some((item.sequence, position));
+                    *entry.ok_or("a position outside the cache")? = Some(kept);
                 }
             }
         }
@@ -495,7 +546,7 @@ impl Cache {
 
     /// Checks all positions to which the rows of a micro-batch attend. In a layer with a window, no such
     /// position may have been overwritten, not even by a later row of the micro-batch.
-    fn attend(&self, batch: &MicroBatch) -> Result<(), String> {
+    fn attend(&self, batch: &MicroBatch, texts: &Texts) -> Result<(), String> {
         for item in &batch.items {
             let first = |window: u32| (item.first_position + 1).saturating_sub(window);
             let kinds = [(&self.full, Some(0), false), (&self.ring, self.window.map(first), true)];
@@ -503,7 +554,7 @@ impl Cache {
                 for position in first.map_or(0..0, |first| first..item.end_position()) {
                     let at = cache_index(item, position, in_ring);
                     let found = at.and_then(|i| cache.get(i)).copied().flatten();
-                    if found != Some((item.sequence, position)) {
+                    if found.is_none() || found != texts.at(item, position) {
                         let reader = item.sequence;
                         return Err(format!("{reader} attends to position {position} and finds {found:?}"));
                     }
@@ -523,35 +574,94 @@ fn cache_index(item: &Item, position: u32, in_ring: bool) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::LogitRows;
+    use crate::core::{LogitRows, SequenceId, Want};
+    use crate::sim::request::SimRequest;
+    use std::ops::Range;
+
+    /// Returns a specification with two requests of 100 tokens, of which they have 20 in common.
+    fn spec() -> SimSpec {
+        let mut spec = SimSpec::random(0);
+        (spec.run.context, spec.run.vocabulary, spec.run.recompute_at) = (100, 500, None);
+        let request = SimRequest { shared_tokens: 20, ..SimRequest::new(0, 100, Want::Logits) };
+        spec.requests = vec![request; 2];
+        spec
+    }
+
+    /// Returns rows of a sequence, with the same blocks in both kinds of layers.
+    fn item(spec: &SimSpec, sequence: u64, positions: Range<u32>, blocks: &[u32]) -> Item {
+        let tokens = spec.requests[sequence as usize].text(sequence, &spec.run);
+        Item {
+            sequence: SequenceId(sequence),
+            epoch: 0,
+            first_position: positions.start,
+            prompt_tokens: 0,
+            tokens: tokens[positions.start as usize..positions.end as usize].to_vec(),
+            blocks: blocks.into(),
+            ring: blocks.into(),
+            logits: LogitRows::None,
+        }
+    }
+
+    /// Appends rows of a sequence to the cache and lets them attend.
+    fn compute(spec: &SimSpec, cache: &mut Cache, item: Item) -> Result<(), String> {
+        let batch = MicroBatch { id: MicroBatchId(0), credit: 0, items: vec![item] };
+        cache.append(&batch, &Texts::new(spec))?;
+        cache.attend(&batch, &Texts::new(spec))
+    }
+
+    fn cache(window: Option<u32>) -> Cache {
+        let empty = |blocks: usize| vec![None; blocks * BLOCK_TOKENS];
+        Cache { full: empty(8), ring: empty(3), window }
+    }
 
     /// Checks that the simulator finds a window in a block that a sequence has overwritten too early.
     #[test]
     fn a_ring_that_is_too_short_loses_a_position_of_a_window() {
-        let chunk = |at: u64, blocks: u32| {
-            let (first_position, rows) = (5 * at as u32, 5);
-            let item = Item {
-                sequence: SequenceId(3),
-                epoch: 0,
-                first_position,
-                prompt_tokens: 0,
-                tokens: (first_position..first_position + rows).map(|p| token_at(3, p, 500)).collect(),
-                blocks: (0..8).collect(),
-                ring: (0..blocks).collect(),
-                logits: LogitRows::None,
-            };
-            MicroBatch { id: MicroBatchId(at), credit: 0, items: vec![item] }
-        };
-        let run = |blocks: u32| {
-            let empty = |blocks: usize| vec![None; blocks * BLOCK_TOKENS];
-            let mut cache = Cache { full: empty(8), ring: empty(blocks as usize), window: Some(14) };
+        let run = |ring: &[u32]| {
+            let (spec, mut cache) = (spec(), cache(Some(14)));
             (0..20).try_for_each(|at| {
-                cache.append(&chunk(at, blocks), 500)?;
-                cache.attend(&chunk(at, blocks))
+                let item = item(&spec, 0, 5 * at..5 * at + 5, &[0, 1, 2, 3, 4, 5, 6, 7]);
+                compute(&spec, &mut cache, Item { ring: ring.into(), ..item })
             })
         };
         // The rows of a micro-batch attend to 18 positions.
-        assert_eq!(run(3), Ok(()));
-        assert!(run(1).unwrap_err().contains("attends to position"));
+        assert_eq!(run(&[0, 1, 2]), Ok(()));
+        assert!(run(&[0]).unwrap_err().contains("attends to position"));
+    }
+
+    #[test]
+    fn sequences_share_blocks_with_the_same_prefix_alone() {
+        let (spec, mut cache) = (spec(), cache(None));
+        let mut run = |sequence, positions, blocks: &[u32]| {
+            compute(&spec, &mut cache, item(&spec, sequence, positions, blocks))
+        };
+        run(0, 0..32, &[0, 1]).unwrap();
+        run(1, 16..40, &[0, 2, 3]).unwrap();
+        run(0, 32..33, &[0, 1, 4]).unwrap();
+        let wrong = run(1, 32..33, &[0, 1, 4]).unwrap_err();
+        assert!(wrong.starts_with("sequence 1 attends to position 20 and finds"), "{wrong}");
+        // Sequence 1 overwrites block 0.
+        run(1, 32..40, &[0, 2, 0]).unwrap_err();
+        let stale = run(0, 33..34, &[0, 1, 4]).unwrap_err();
+        assert!(stale.starts_with("sequence 0 attends to position 0 and finds"), "{stale}");
+    }
+
+    #[test]
+    fn other_frequencies_make_other_keys() {
+        let (mut spec, mut cache) = (spec(), cache(None));
+        spec.run.recompute_at = Some(40);
+        let mut run = |positions| compute(&spec, &mut cache, item(&spec, 0, positions, &[0, 1, 2]));
+        run(0..39).unwrap();
+        run(39..40).unwrap_err();
+        run(0..40).unwrap();
+    }
+
+    #[test]
+    fn a_wrong_token_is_noticed() {
+        let spec = spec();
+        let item = item(&spec, 0, 7..9, &[0]);
+        let computed = |token| Texts::new(&spec).computed(&item, 8, token);
+        computed(item.tokens[1]).unwrap();
+        assert!(computed(item.tokens[1] + 1).unwrap_err().ends_with("for position 8 of sequence 0"));
     }
 }

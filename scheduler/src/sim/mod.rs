@@ -1,8 +1,8 @@
 //! The simulator: it runs pipelines of simulated devices on a virtual clock, with the same cores as the
 //! threaded runtime.
 //!
-//! Random pipelines test the cores. Message delays and queue speeds are random, requests arrive and are
-//! cancelled at random times, and devices fail. Messages between the same two actors keep their order, but
+//! Random pipelines test the cores. Message delays and queue speeds are random, requests arrive, pause and are
+//! cancelled at random times, sequences share prefixes in caches that are too small for all, and devices fail. Messages between the same two actors keep their order, but
 //! other messages can overtake each other. Each copy and computation checks the current contents of its
 //! inputs, so a missing wait always shows as wrong data. A [`SimSpec`] fully determines a run, and it can be
 //! drawn from a seed.
@@ -17,6 +17,7 @@ mod load;
 mod memory;
 mod observe;
 mod plan;
+mod request;
 mod spec;
 mod summary;
 mod time;
@@ -25,9 +26,10 @@ mod world;
 pub use load::{
     Arrivals, DrawnLoad, DrawnText, LATEST_S, LONGEST, Lengths, Load, LoadError, MAX_REQUESTS, MAX_TOKENS,
 };
-pub use observe::{EdgeWork, Level, Observations, SequenceWork, StageWork, Work};
+pub use observe::{CacheWork, EdgeWork, Level, Observations, SequenceWork, StageWork, Work};
 pub use plan::SimPlanError;
-pub use spec::{Fault, SimPart, SimPass, SimPrefill, SimRequest, SimSharedLink, SimSpec, SimStage, token_at};
+pub use request::SimRequest;
+pub use spec::{Fault, SimPart, SimPass, SimPrefill, SimSharedLink, SimSpec, SimStage};
 pub use summary::{Depth, LinkUse, Percentiles, SharedLinkUse, SimSummary, StageUse};
 pub use time::{ComputeTime, CopyTime, StageCosts};
 

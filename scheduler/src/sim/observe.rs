@@ -5,6 +5,7 @@ use crate::core::{Nanoseconds, SequenceId};
 use crate::trace::Computed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 /// Busy time of a resource. Work that overlaps in time counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,6 +117,35 @@ pub struct SequenceWork {
     pub ended_ns: Option<Nanoseconds>,
 }
 
+/// Use of the KV cache. Only a checked run counts these events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheWork {
+    /// Number of times that a sequence took further blocks.
+    pub grown: u64,
+    /// Number of times that a sequence began after a prefix in the cache.
+    pub reused: u64,
+    /// Number of those that took over a KV ring.
+    pub rings: u64,
+    /// Number of cached blocks that were given up.
+    pub evicted: u64,
+    /// Number of preemptions.
+    pub preempted: u64,
+    /// Number of sequences that paused.
+    pub paused: u64,
+}
+
+impl AddAssign for CacheWork {
+    fn add_assign(&mut self, other: Self) {
+        let Self { grown, reused, rings, evicted, preempted, paused } = other;
+        self.grown += grown;
+        self.reused += reused;
+        self.rings += rings;
+        self.evicted += evicted;
+        self.preempted += preempted;
+        self.paused += paused;
+    }
+}
+
 /// All observations of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observations {
@@ -131,6 +161,9 @@ pub struct Observations {
     pub between_tokens_ns: Vec<Nanoseconds>,
     /// Number of sequences that wait for cache blocks.
     pub waiting: Level,
+    /// Use of the KV cache.
+    #[serde(default)]
+    pub cache: CacheWork,
 }
 
 impl Observations {

@@ -1,11 +1,13 @@
 //! Specification of a simulation: stages, requests and faults. Callers write it or draw it from a seed.
 
-use crate::core::{Limits, Nanoseconds, RunShape, Want};
+use crate::core::{Limits, Nanoseconds, RunShape};
+use crate::sim::request::{SimRequest, random_requests};
 use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_graph::KvRing;
-use ragtag_graph::execution::{Arenas, Chunks, FEWEST, KvUse, MAX_ARENAS, PromptChunk, StagePart};
+use ragtag_graph::execution::{
+    Arenas, Chunks, Eviction, FEWEST, KvUse, MAX_ARENAS, PromptChunk, Reserve, StagePart,
+};
 use ragtag_hal::QueueKind;
-use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_transfer::{Route, Routes, SizedRoute};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -81,19 +83,6 @@ pub struct SimSharedLink {
     pub edges: Vec<usize>,
     /// Time for which one byte occupies the resource, in nanoseconds.
     pub byte_ns: f64,
-}
-
-/// A simulated request.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SimRequest {
-    /// Arrival time.
-    pub at_ns: Nanoseconds,
-    /// Number of prompt tokens.
-    pub prompt_tokens: u32,
-    /// Output that the request asks for.
-    pub want: Want,
-    /// Time of cancellation, if any.
-    pub cancel_ns: Option<Nanoseconds>,
 }
 
 /// A fault that the simulator injects.
@@ -230,12 +219,6 @@ pub struct SimSpec {
     pub verified: bool,
 }
 
-/// Returns the token at `position` of a simulated sequence. Positions count prompt and output together.
-pub fn token_at(sequence: u64, position: u32, vocabulary: u32) -> u32 {
-    let mixed = (sequence << 32 | u64::from(position)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((mixed ^ mixed >> 29) % u64::from(vocabulary)) as u32
-}
-
 impl SimSpec {
     /// Returns all stages. The prefill stage is the last.
     pub(super) fn all(&self) -> impl Iterator<Item = &SimStage> {
@@ -248,7 +231,8 @@ impl SimSpec {
     /// Many have a prefill stage, and many have a KV ring. Half of the pipelines verify their transfers, and
     /// in half of them some copies of activations write wrong bytes. With a prefill stage, in a quarter of
     /// them a copy of keys and values writes wrong bytes. In half of the others, devices refuse some copies
-    /// over the peer route.
+    /// over the peer route. In many pipelines, the cache is small, prompts share prefixes, requests end or
+    /// pause at some time, and few requests may wait.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -270,6 +254,7 @@ impl SimSpec {
             prefill_from: None,
             recompute_at: None,
         };
+        let run = random_memory(seed, run);
         let run = RunShape { kv_ring: random_kv_ring(seed, &run), ..run };
         let row_bytes = rng.random_range(1..=64);
         let mut stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
@@ -279,7 +264,7 @@ impl SimSpec {
         let mut from = SmallRng::seed_from_u64(seed ^ 0x7265_6669);
         let prefill_from = prefill.as_ref().map(|_| from.random_range(1..=run.context));
         let run = RunShape { prefill_from, ..run };
-        let requests = (0..rng.random_range(1..=12)).map(|_| random_request(&mut rng, &run)).collect();
+        let requests = random_requests(&mut rng, &run, seed);
         let mut faults = Vec::new();
         for stage in 0..stages.len() as u32 {
             if rng.random_ratio(1, 8 * stages.len() as u32) {
@@ -489,25 +474,26 @@ fn random_routes(rng: &mut SmallRng, row_bytes: u64) -> Routes {
     if routes.check().is_ok() { routes } else { large.into() }
 }
 
-fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
-    // Some requests exceed the context or the cache. The pipeline must refuse them.
-    let cache = run.kv_blocks * BLOCK_TOKENS as u32;
-    let prompt_tokens = rng.random_range(0..=run.context.min(cache) + 2);
-    let end_tokens = (0..rng.random_range(0..3)).map(|_| rng.random_range(0..run.vocabulary)).collect();
-    let want = if rng.random_ratio(1, 5) {
-        Want::Logits
-    } else {
-        Want::Generate { max_new_tokens: rng.random_range(0..40), end_tokens }
+/// Draws how sequences use the cache and how many requests may wait. Half of the caches are small.
+fn random_memory(seed: u64, run: RunShape) -> RunShape {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x6d65_6d6f);
+    let kv_use = KvUse {
+        reserve: if rng.random_ratio(1, 4) { Reserve::Full } else { Reserve::Grow },
+        prefixes: [None, Some(Eviction::Lru), Some(Eviction::Fifo), Some(Eviction::Lfu)]
+            [rng.random_range(0..4)],
     };
-    let at_ns = rng.random_range(0..2_000_000);
-    let cancel_ns = rng.random_ratio(1, 5).then(|| at_ns + rng.random_range(0..2_000_000));
-    SimRequest { at_ns, prompt_tokens, want, cancel_ns }
+    let most = if rng.random_ratio(1, 2) { rng.random_range(3..=10) } else { u32::MAX };
+    let few = Limits { requests: rng.random_range(1..=4), tokens: rng.random_range(1..=200) };
+    let limits = if rng.random_ratio(1, 4) { few } else { Limits::default() };
+    let context = run.context + if rng.random_ratio(1, 2) { 64 } else { 0 };
+    let recompute_at = rng.random_ratio(1, 8).then(|| rng.random_range(1..=context));
+    RunShape { context, kv_use, kv_blocks: run.kv_blocks.min(most), limits, recompute_at, ..run }
 }
 
 /// Returns the KV ring of a random window in half of all pipelines, if it is shorter than the context.
 fn random_kv_ring(seed: u64, run: &RunShape) -> Option<KvRing> {
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x7769_6e64);
-    let window = rng.random_ratio(1, 2).then(|| rng.random_range(1..=48));
+    let window = rng.random_ratio(1, 2).then(|| rng.random_range(1..=32));
     KvRing::new(window, run.context, run.max_rows, rng.random_range(1..=4))
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::core::{Limits, RunCore, RunShape, Want};
+use crate::error::Refusal;
 use ragtag_transfer::{Route, Routes};
 
 /// Returns the number in the environment variable `name`, if it is set.
@@ -24,15 +25,23 @@ fn seeds() -> Vec<u64> {
 #[test]
 fn random_pipelines_keep_their_invariants() {
     let seeds = seeds();
+    let mut failures = Vec::new();
     let (mut lost, mut cancelled, mut refused, mut tokens) = (0, 0, 0, 0);
     let (mut no_memory, mut no_submission, mut late, mut stopped) = (0, 0, 0, 0);
+    let (mut ended_late, mut busy, mut stop_rules, mut cache) = (0, 0, 0, CacheWork::default());
     let (mut corrupted, mut repaired, mut replaced, mut unreplaced, mut wrong_keys) = (0, 0, 0, 0, 0);
     for &seed in &seeds {
         let spec = SimSpec::random(seed);
-        let report =
-            simulate(&spec).unwrap_or_else(|failure| panic!("{failure}; again with RAGTAG_SIM_SEED={seed}"));
+        let report = match simulate(&spec) {
+            Ok(report) => report,
+            Err(failure) => {
+                failures.push(format!("{failure}; again with RAGTAG_SIM_SEED={seed}"));
+                continue;
+            }
+        };
         let slow = |fault: &Fault| matches!(fault, Fault::Slow { .. } | Fault::Unsteady { .. });
         late += usize::from(spec.faults.iter().any(slow));
+        cache += report.observations.cache;
         repaired += usize::from(report.resent > 0 && spec.verified);
         replaced += usize::from(report.resent > 0 && !spec.verified);
         for outcome in report.outcomes.values() {
@@ -46,18 +55,27 @@ fn random_pipelines_keep_their_invariants() {
                 SimOutcome::Failed { error: Error::Corrupted { .. } } => corrupted += 1,
                 SimOutcome::Failed { error: Error::Transfer { .. } } => unreplaced += 1,
                 SimOutcome::Failed { error: Error::WrongKeysAndValues { .. } } => wrong_keys += 1,
+                SimOutcome::Failed { error: Error::Refused(Refusal::Busy { .. }) } => busy += 1,
                 SimOutcome::Failed { .. } => refused += 1,
+                SimOutcome::Finished { reason: FinishReason::Deadline, .. } => ended_late += 1,
+                SimOutcome::Finished { reason: FinishReason::StopRule, .. } => stop_rules += 1,
                 SimOutcome::Finished { reason: FinishReason::Cancelled, .. } => cancelled += 1,
                 SimOutcome::Finished { tokens: new, .. } => tokens += new.len(),
             }
         }
     }
+    assert!(failures.is_empty(), "{} of {} seeds: {failures:#?}", failures.len(), seeds.len());
     // The seeds together cover all intended cases.
     if seeds.len() >= 1000 {
         assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
         assert!(no_memory > 100 && no_submission > 50 && late > 300 && stopped > 100);
         assert!(corrupted > 20 && repaired > 50 && wrong_keys > 20, "{corrupted} {repaired} {wrong_keys}");
         assert!(replaced > 5 && unreplaced > 20, "{replaced} {unreplaced}");
+        let CacheWork { grown, reused, rings, evicted, preempted, paused } = cache;
+        assert!(grown > 500 && evicted > 100 && preempted > 50 && paused > 80, "{cache:?}");
+        assert!(reused > 50 && rings > 4, "{cache:?}");
+        let ends = [ended_late, busy, stop_rules];
+        assert!(ends.into_iter().all(|number| number > 50), "{ends:?}");
     }
 }
 
@@ -100,7 +118,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         recompute_at: None,
     };
     let want = Want::Generate { max_new_tokens: 32, end_tokens: [].into() };
-    let request = SimRequest { at_ns: 0, prompt_tokens: 32, want, cancel_ns: None };
+    let request = SimRequest::new(0, 32, want);
     SimSpec {
         prefill: None,
         seed: 1,

@@ -30,9 +30,16 @@ pub(crate) struct Holding {
     pub(crate) ring: Arc<[u32]>,
     /// Number of blocks whose content later sequences can find.
     published: usize,
+    /// Index of the first block that was in the ring when the sequence took it over.
+    ring_from: usize,
 }
 
 impl Holding {
+    /// Returns whether other sequences may hold some of these blocks too.
+    pub(crate) fn is_published(&self) -> bool {
+        self.published > 0
+    }
+
     fn share(&mut self) {
         self.full = self.blocks.as_slice().into();
     }
@@ -112,7 +119,8 @@ impl Pools {
         let ring = self.rings.take(self.rings.wanted(count), ring)?;
         blocks.iter().for_each(|&block| self.full.hold(block));
         let published = blocks.len();
-        Some(Holding { full: blocks.as_slice().into(), blocks, ring, published })
+        let ring_from = self.rings.first_after(published);
+        Some(Holding { full: blocks.as_slice().into(), blocks, ring, published, ring_from })
     }
 
     /// Lets `holding` have at least `count` blocks, and up to `ahead` more if they hold nothing. Returns
@@ -174,7 +182,7 @@ impl Pools {
     /// that were published.
     pub(crate) fn give(&mut self, holding: &Holding, entered: u32) {
         let published = &holding.blocks[..holding.published];
-        self.rings.give(&holding.ring, published, entered);
+        self.rings.give(&holding.ring, published, entered, holding.ring_from);
         // The last block is evicted first.
         holding.blocks.iter().rev().for_each(|&block| self.full.give(block));
     }

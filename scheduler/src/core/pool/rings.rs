@@ -107,15 +107,20 @@ impl RingPool {
         self.by_block.remove(&block);
     }
 
-    /// Returns the ring of a sequence of `entered` positions, whose full blocks are `published`. Keeps it if a
-    /// later sequence can go on with it.
-    pub(super) fn give(&mut self, ring: &Arc<[u32]>, published: &[u32], entered: u32) {
+    /// Returns the index of the first block to which a sequence attends after its first `border` blocks.
+    pub(super) fn first_after(&self, border: usize) -> usize {
         let window = self.shape.map_or(0, |shape| shape.window as usize);
+        (border * BLOCK_TOKENS + 1).saturating_sub(window) / BLOCK_TOKENS
+    }
+
+    /// Returns the ring of a sequence of `entered` positions, whose full blocks are `published`. When the sequence
+    /// took the ring over, it held the blocks from index `from` on. Keeps the ring if a later sequence can go on with
+    /// it.
+    pub(super) fn give(&mut self, ring: &Arc<[u32]>, published: &[u32], entered: u32, from: usize) {
         let last = (entered as usize).saturating_sub(1) / BLOCK_TOKENS;
         // The block of this index, and those after it, are in the ring.
-        let held = (last + 1).saturating_sub(ring.len());
-        let first = |border: usize| (border * BLOCK_TOKENS + 1).saturating_sub(window) / BLOCK_TOKENS;
-        let borders = (1..=published.len()).rev().take_while(|&border| first(border) >= held);
+        let held = (last + 1).saturating_sub(ring.len()).max(from);
+        let borders = (1..=published.len()).rev().take_while(|&border| self.first_after(border) >= held);
         let after: Vec<u32> = borders.map(|border| published[border - 1]).collect();
         if after.is_empty() || ring.is_empty() {
             return self.free(ring);

@@ -60,7 +60,7 @@ impl Memory {
         if passed.is_some_and(|passed| passed.wrong) {
             memory.wrong.push(Arc::clone(micro_batch));
         }
-        if self.checks_cache { memory.cache.append(micro_batch, self.vocabulary) } else { Ok(()) }
+        self.texts.as_ref().map_or(Ok(()), |texts| memory.cache.append(micro_batch, texts))
     }
 
     /// Returns the place from which a stage reads keys and values.

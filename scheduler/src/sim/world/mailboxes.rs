@@ -68,6 +68,9 @@ pub(super) struct Mailboxes<'a> {
     all: Vec<Mailbox>,
     /// Arrival time of the latest message from one actor to another.
     last_arrival: BTreeMap<(usize, usize), Nanoseconds>,
+    /// Arrival time of the latest message to an actor about keys and values. A micro-batch that needs them is sent
+    /// after it, through the same queue.
+    last_passed: BTreeMap<usize, Nanoseconds>,
     /// Number of sent messages.
     sent: u64,
 }
@@ -76,7 +79,7 @@ impl<'a> Mailboxes<'a> {
     pub(super) fn new(spec: &'a SimSpec, capacities: impl IntoIterator<Item = Lanes>) -> Self {
         let mailbox = |capacity| Mailbox { capacity, ..Mailbox::default() };
         let all = capacities.into_iter().map(mailbox).collect();
-        Self { spec, all, last_arrival: BTreeMap::new(), sent: 0 }
+        Self { spec, all, last_arrival: BTreeMap::new(), last_passed: BTreeMap::new(), sent: 0 }
     }
 
     /// Puts a message into a mailbox, and wakes its owner.
@@ -123,7 +126,13 @@ impl<'a> Mailboxes<'a> {
         for _ in 0..copies {
             let at = queue.now.saturating_add(queue.draw(self.spec.message_ns));
             let last = self.last_arrival.entry((from, to)).or_default();
-            let at = at.max(*last);
+            let mut at = at.max(*last);
+            let passed = self.last_passed.entry(to).or_default();
+            match message {
+                Message::Stage(_, StageEvent::HandOff { .. }) => at = at.max(*passed),
+                Message::Stage(_, StageEvent::Passed(_)) => *passed = at.max(*passed),
+                _ => {}
+            }
             *last = at;
             self.deliver(queue, to, at, message.clone())?;
         }

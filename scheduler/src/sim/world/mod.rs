@@ -17,12 +17,13 @@ use crate::core::{
 };
 use crate::error::Error;
 use crate::sim::device::{SimDevice, timeline};
-use crate::sim::expected::most_between_entries;
+use crate::sim::expected::{most_between_entries, most_entries};
 use crate::sim::invariants::Invariants;
 use crate::sim::memory::Memory;
 use crate::sim::observe::Observations;
 use crate::sim::spec::{Fault, SimSpec};
 use crate::sim::{SimFailure, SimReport};
+use clients::Text;
 use mailboxes::{Mailboxes, Message};
 use queue::{Event, EventQueue};
 use ragtag_hal::QueueKind;
@@ -51,7 +52,9 @@ pub(super) struct World<'a> {
     stopped: bool,
     /// Invariant checks. Present only if [`SimSpec::checked`] is set.
     invariants: Option<Invariants<'a>>,
-    tokens: BTreeMap<SequenceId, Vec<u32>>,
+    texts: BTreeMap<SequenceId, Text>,
+    /// Time of the next tick, if one is scheduled.
+    tick_ns: Option<Nanoseconds>,
     report: SimReport,
 }
 
@@ -85,14 +88,15 @@ impl<'a> World<'a> {
             entered: 0,
             stopped: false,
             invariants: spec.checked.then(|| Invariants::new(spec)),
-            tokens: BTreeMap::new(),
+            texts: BTreeMap::new(),
+            tick_ns: None,
             report: SimReport { observations, ..SimReport::default() },
         };
         world.schedule();
         Ok(world)
     }
 
-    /// Schedules the arrivals, cancellations and timed faults of the specification.
+    /// Schedules the arrivals, pauses, cancellations and timed faults of the specification.
     fn schedule(&mut self) {
         let run = self.cores.len();
         if let Some(at_once) = self.spec.at_once {
@@ -100,9 +104,14 @@ impl<'a> World<'a> {
         }
         for (index, request) in self.spec.requests.iter().enumerate().take(self.next_request) {
             self.queue.at(request.at_ns, Event::Request { index });
-            if let Some(cancel_ns) = request.cancel_ns {
-                let message = Message::Run(RunEvent::Cancel { sequence: SequenceId(index as u64) });
-                self.queue.at(cancel_ns, Event::Arrive { to: run, message });
+            let sequence = SequenceId(index as u64);
+            for (at_ns, event) in [
+                (request.pause_ns, RunEvent::Pause { sequence }),
+                (request.resume_ns, RunEvent::Resume { sequence }),
+                (request.cancel_ns, RunEvent::Cancel { sequence }),
+            ] {
+                let Some(at_ns) = at_ns else { continue };
+                self.queue.at(at_ns, Event::Arrive { to: run, message: Message::Run(event) });
             }
         }
         for fault in &self.spec.faults {
@@ -138,12 +147,17 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<SimReport, SimFailure> {
-        let (most, mut entered, mut since_entry) = (most_between_entries(self.spec), self.entered, 0u64);
+        let (most, most_entries) = (most_between_entries(self.spec), most_entries(self.spec));
+        let (mut entered, mut since_entry) = (self.entered, 0u64);
         while let Some(event) = self.queue.pop() {
             since_entry = if entered == self.entered { since_entry + 1 } else { 0 };
             entered = self.entered;
             if since_entry > most {
                 let what = format!("{most} events without a micro-batch that enters");
+                return Err(SimFailure::Violation { at_ns: self.queue.now, what });
+            }
+            if self.entered > most_entries {
+                let what = format!("more than {most_entries} micro-batches");
                 return Err(SimFailure::Violation { at_ns: self.queue.now, what });
             }
             self.handle_event(event).map_err(|what| SimFailure::Violation { at_ns: self.queue.now, what })?;
@@ -165,6 +179,10 @@ impl<'a> World<'a> {
             }
             Event::Done { device, hardware, start_ns } => self.done(device, hardware, start_ns)?,
             Event::Fail { stage, cause } => self.fail(stage, cause),
+            Event::Tick => {
+                self.tick_ns = None;
+                self.run_event(RunEvent::Tick)?;
+            }
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ pub(super) enum Event {
     Handle { actor: usize },
     Done { device: usize, hardware: usize, start_ns: Nanoseconds },
     Fail { stage: usize, cause: ragtag_hal::Error },
+    Tick,
 }
 
 /// Scheduled events, in order of time. Simultaneous events keep the order in which they were scheduled.

@@ -2,9 +2,10 @@
 
 use super::World;
 use crate::core::{FinishReason, SequenceId};
-use crate::error::Error;
+use crate::error::{Error, Refusal};
 use crate::sim::expected::expected;
-use crate::sim::spec::{Fault, SimRequest};
+use crate::sim::request::SimRequest;
+use crate::sim::spec::Fault;
 use crate::sim::{SimFailure, SimOutcome, SimReport};
 use ragtag_transfer::Route;
 
@@ -21,6 +22,7 @@ impl World<'_> {
         let run = &self.spec.run;
         let ring_blocks = run.kv_ring.map_or(0, |ring| ring.total);
         let home = (counts.waiting, counts.active, counts.in_flight) == (0, 0, 0)
+            && counts.waiting_tokens == 0
             && (counts.free_credits, counts.free_blocks) == (run.credits, run.kv_blocks)
             && counts.free_ring_blocks == ring_blocks;
         if !home {
@@ -48,6 +50,8 @@ impl World<'_> {
         let expected = expected(self.spec, sequence, request);
         match (outcome, expected) {
             (SimOutcome::Failed { error: Error::Refused(got) }, Err(wanted)) if *got == wanted => Ok(()),
+            // `check_limits` has checked these refusals.
+            (SimOutcome::Failed { error: Error::Refused(Refusal::Busy { .. }) }, _) => Ok(()),
             (SimOutcome::Failed { error: Error::Stage { stage, device, cause } }, _) => {
                 let host = self.topology.hosts.get(*stage as usize);
                 let failed = host.is_some_and(|&host| self.devices[host].failure.as_ref() == Some(cause));
@@ -79,6 +83,9 @@ impl World<'_> {
             (SimOutcome::Finished { reason: FinishReason::Cancelled, tokens }, Ok((_, all))) => {
                 let asked = request.cancel_ns.is_some() || self.is_stopped_by_spec();
                 if asked && all.starts_with(tokens) { Ok(()) } else { Err("cancelled wrongly") }
+            }
+            (SimOutcome::Finished { reason: FinishReason::Deadline, tokens }, Ok((_, all))) => {
+                if all.starts_with(tokens) { Ok(()) } else { Err("ended with wrong tokens") }
             }
             (SimOutcome::Finished { reason, tokens }, Ok((wanted, all))) => {
                 if *reason == wanted && *tokens == all { Ok(()) } else { Err("not what was to come") }
