@@ -117,7 +117,7 @@ pub struct Summary {
     pub cached_tokens: u32,
     /// Number of new tokens.
     pub new_tokens: u32,
-    /// How often the generation gave up its cache blocks to an older one, and was computed again.
+    /// Number of times that the generation gave up its cache blocks to an older one, and was computed again.
     pub preemptions: u32,
     /// Seed of the sampler.
     pub seed: u64,

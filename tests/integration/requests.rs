@@ -117,7 +117,7 @@ fn a_stream_that_nobody_reads_pauses_and_loses_no_token() {
         };
         assert_eq!((ids.len(), summary.new_tokens), (1800, 1800));
         assert_eq!(ids[..20], other.ids);
-        // A stop string ends a sequence that nobody reads.
+        // A stop string ends a sequence without a reader.
         let stop = model.tokenizer().unwrap().decode(&ids[30..34]);
         let before = settled();
         let stopped = session.generate("Once", &Generation { stop: vec![stop], ..greedy(500) }).unwrap();

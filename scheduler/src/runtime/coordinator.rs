@@ -467,7 +467,7 @@ mod tests {
             max_rows: 4,
             max_logit_rows: 1,
             max_sequences: 1,
-            kv_blocks: 2,
+            kv_blocks: 8,
             kv_use: KvUse::default(),
             limits: Limits::default(),
             kv_ring: None,

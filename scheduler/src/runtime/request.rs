@@ -51,8 +51,8 @@ pub enum Flow {
 }
 
 /// Callback that receives the replies to a request. The coordinator's thread calls it and serves all
-/// sequences, so the callback must not block. Usually it sends to a channel. If it panics, its sequence is
-/// cancelled.
+/// sequences, so the callback must not block. The thread that submits calls it if the request is refused.
+/// Usually it sends to a channel. If it panics, its sequence is cancelled.
 pub type ReplySink = Box<dyn FnMut(Reply) -> Flow + Send>;
 
 /// A request to a pipeline.
