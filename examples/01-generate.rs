@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let planner = Planner::new(&model).devices(&devices);
     let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
 
-    let sampling = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
+    let sampling = Sampling { temperature: 0.8, seed: Some(7), ..Sampling::default() };
     let generation = Generation { max_tokens: 200, sampling, ..Generation::default() };
     let mut stream = engine.session().generate(prompt.as_str(), &generation)?;
 

@@ -12,7 +12,7 @@
 
 #![allow(clippy::print_stdout)] // examples print
 
-use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Plan, Planner};
+use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Plan, Planner, Sampling};
 
 fn main() -> ragtag::Result<()> {
     let model = Model::bundled()?;
@@ -44,7 +44,8 @@ fn main() -> ragtag::Result<()> {
 fn tell(model: &Model, devices: &Devices, plan: &Plan) -> ragtag::Result<String> {
     let engine = Engine::start_exact(model, devices, plan, EngineOptions::default())?;
     let prompt = "There was once a poor miller";
-    let generation = Generation { max_tokens: 120, ..Generation::default() };
+    let sampling = Sampling { seed: Some(0), ..Sampling::default() };
+    let generation = Generation { max_tokens: 120, sampling, ..Generation::default() };
     let text = engine.session().generate(prompt, &generation)?.blocking_text()?;
     Ok(format!("{prompt}{text}"))
 }

@@ -50,7 +50,7 @@ fn traced(model: &Model, devices: &Devices, sequences: u32, prompt: u32, new: u3
     for stream in streams {
         stream.blocking_text()?;
     }
-    Ok(engine.shutdown())
+    Ok(engine.shutdown().trace)
 }
 
 fn show(title: &str, trace: &Trace) {

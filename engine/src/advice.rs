@@ -1,6 +1,7 @@
 //! Advice against errors. A program words it for its own interface.
 
 use ragtag_planner::Remedy;
+use ragtag_scheduler::sim::DrawnText;
 
 /// Remedy that an [`Error`](crate::Error) suggests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,18 @@ pub enum Advice<'a> {
     ProbeLinks,
     /// Leave a device out, so that the plan has no prefill stage.
     AvoidPrefillStage,
+    /// Plan with int8 activations.
+    SelectInt8Activations,
+    /// Correct the lengths that a load draws.
+    CorrectLengths {
+        /// Text that has these lengths.
+        of: DrawnText,
+    },
+    /// Reset the device's driver, leave the device out, or set another limit for computations that do not complete.
+    ResetDriver {
+        /// Label of the device.
+        device: &'a str,
+    },
     /// Set another limit for copies and reads that do not complete.
     SetStallTimeout,
 }

@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Session, TokenStream};
 use ragtag_scheduler::compare::Burst;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
 /// Times at which the new tokens of a burst arrived.
@@ -32,6 +33,37 @@ struct Sequence {
     stream: TokenStream,
     times: Vec<f64>,
     ended: bool,
+    waker: Waker,
+}
+
+/// Sequences that have woken since they were polled last, and the waker of the task that polls them.
+#[derive(Default)]
+struct Woken(Mutex<(Vec<usize>, Option<Waker>)>);
+
+impl Woken {
+    fn lock(&self) -> MutexGuard<'_, (Vec<usize>, Option<Waker>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the sequences to poll. Later ones wake the task of `context`.
+    fn take(&self, context: &Context<'_>) -> Vec<usize> {
+        let mut woken = self.lock();
+        woken.1 = Some(context.waker().clone());
+        std::mem::take(&mut woken.0)
+    }
+}
+
+/// Waker of one sequence.
+struct Alarm(usize, Arc<Woken>);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        let mut woken = self.1.lock();
+        woken.0.push(self.0);
+        let waker = woken.1.take();
+        drop(woken);
+        waker.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl Session {
@@ -47,22 +79,26 @@ impl Session {
             Burst::Prompts { tokens, sequences } => (tokens, 1, sequences),
             Burst::Generations { prompt, tokens, sequences } => (prompt, tokens, sequences),
         };
-        let generation = Generation { max_tokens: new_tokens, ignore_end: true, ..Generation::greedy() };
+        let generation =
+            Generation { max_tokens: new_tokens, ignore_end: true, cache: false, ..Generation::greedy() };
         let vocabulary = self.vocabulary();
         let started = Instant::now();
-        let mut sequences = Vec::new();
+        let (mut sequences, woken) = (Vec::new(), Arc::<Woken>::default());
         for sequence in 0..count {
             let token = |at: u32| at.wrapping_mul(31).wrapping_add(sequence.wrapping_mul(97)) % vocabulary;
             let ids: Vec<u32> = (0..prompt).map(token).collect();
             let stream = self.generate(Prompt::Tokens(&ids), &generation)?;
-            sequences.push(Sequence { stream, times: Vec::new(), ended: false });
+            let index = sequences.len();
+            let waker = Waker::from(Arc::new(Alarm(index, Arc::clone(&woken))));
+            woken.lock().0.push(index);
+            sequences.push(Sequence { stream, times: Vec::new(), ended: false, waker });
         }
+        let mut ended = 0;
         std::future::poll_fn(|context| {
-            for sequence in sequences.iter_mut().filter(|sequence| !sequence.ended) {
-                sequence.take(context, started, new_tokens)?;
+            for index in woken.take(context) {
+                ended += usize::from(sequences[index].take(started, new_tokens)?);
             }
-            let ended = sequences.iter().all(|sequence| sequence.ended);
-            if ended { Poll::Ready(Ok::<_, Error>(())) } else { Poll::Pending }
+            if ended == sequences.len() { Poll::Ready(Ok::<_, Error>(())) } else { Poll::Pending }
         })
         .await?;
         let seconds = started.elapsed().as_secs_f64();
@@ -71,29 +107,54 @@ impl Session {
 }
 
 impl Sequence {
-    /// Handles the events of the sequence that have arrived so far.
-    fn take(&mut self, context: &mut Context<'_>, started: Instant, wanted: u32) -> Result<()> {
-        while let Poll::Ready(event) = self.stream.poll_event(context) {
+    /// Handles the events of the sequence that have arrived so far. Returns whether the sequence ends with them.
+    fn take(&mut self, started: Instant, wanted: u32) -> Result<bool> {
+        let waker = self.waker.clone();
+        let mut context = Context::from_waker(&waker);
+        while !self.ended
+            && let Poll::Ready(event) = self.stream.poll_event(&mut context)
+        {
             match event? {
                 Event::Token { id: Some(_), .. } => self.times.push(started.elapsed().as_secs_f64()),
                 // This event contains text of earlier tokens.
                 Event::Token { id: None, .. } => {}
                 Event::Finished(summary) if summary.new_tokens == wanted => {
                     self.ended = true;
-                    return Ok(());
+                    return Ok(true);
                 }
                 Event::Finished(summary) => {
                     return Err(Error::Usage(format!("a sequence ended early ({})", summary.reason)));
                 }
             }
         }
-        Ok(())
+        Ok(false)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_sequences_that_woke_are_polled() {
+        struct Task(Mutex<u32>);
+        impl Wake for Task {
+            fn wake(self: Arc<Self>) {
+                *self.0.lock().unwrap() += 1;
+            }
+        }
+        let (task, woken) = (Arc::new(Task(Mutex::new(0))), Arc::<Woken>::default());
+        let alarm = |index| Waker::from(Arc::new(Alarm(index, Arc::clone(&woken))));
+        let waker = Waker::from(Arc::clone(&task));
+        let context = Context::from_waker(&waker);
+        assert!(woken.take(&context).is_empty());
+        alarm(3).wake();
+        alarm(1).wake();
+        assert_eq!(*task.0.lock().unwrap(), 1, "the task is woken once");
+        assert_eq!(woken.take(&context), [3, 1]);
+        alarm(2).wake();
+        assert_eq!((woken.take(&context), *task.0.lock().unwrap()), (vec![2], 2));
+    }
 
     #[test]
     fn tokens_count_while_all_sequences_generate() {

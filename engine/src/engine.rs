@@ -4,12 +4,14 @@ use crate::calibrate::Topology;
 use crate::devices::{Devices, StageDevices};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::session::{HeldPipeline, Session};
-use crate::stage::{FileWeights, StageInfo, lowering};
+use crate::running::HeldPipeline;
+use crate::session::Session;
+use crate::stage::{FileWeights, StageInfo, compute_timeout, longest_computation, lowering};
 use crate::trace::Trace;
 use crate::trust;
 use ragtag_hal::Device;
 use ragtag_planner::plan::{Plan, PlanStage};
+use ragtag_scheduler::core::Limits;
 use ragtag_scheduler::{
     Pipeline, PipelineOptions, PipelineSpec, PipelineStats, STALL_TIMEOUT, StageReport, StageSpec,
 };
@@ -45,6 +47,13 @@ pub struct EngineOptions {
     /// Time after which a copy that does not complete ends the run. `None` selects 60 seconds.
     /// Zero disables the limit. Time in which a copy waits for a computation does not count.
     pub stall_timeout: Option<Duration>,
+    /// Limits of the requests that wait. [`Session::try_generate`](crate::Session::try_generate) refuses a request beyond them.
+    pub limits: Limits,
+    /// Time after which a computation that does not complete ends the run. It starts when the device has completed
+    /// the previous computation. `None` selects 20 times the predicted time of the stage's longest computation, at
+    /// least 10 seconds and `stall_timeout`, and 10 times these on a CPU or an emulated device. Zero disables the limit.
+    /// So does `None` if `stall_timeout` is zero.
+    pub compute_timeout: Option<Duration>,
     /// Whether to skip the self-test of kernels that are new on a device. By default, the engine runs each of
     /// them on small inputs before the device computes with it, and compares the results with a reference. The
     /// outcome is cached. CPU devices are not tested.
@@ -57,29 +66,17 @@ pub struct EngineOptions {
 /// Engine options that remain usable after a failed start. Starting an engine only borrows these options,
 /// whereas it would consume [`EngineOptions`].
 pub(crate) struct Options {
-    trace: bool,
-    all_logits: bool,
+    /// The options without the callback. A `stall_timeout` of `None` disables the limit.
+    given: EngineOptions,
     progress: Arc<Mutex<Option<Progress>>>,
-    verify_transfers: bool,
-    stall_timeout: Option<Duration>,
-    no_self_test: bool,
-    cache_folder: Option<PathBuf>,
 }
 
 impl From<EngineOptions> for Options {
-    fn from(options: EngineOptions) -> Self {
-        let EngineOptions {
-            trace,
-            all_logits,
-            progress,
-            verify_transfers,
-            stall_timeout,
-            no_self_test,
-            cache_folder,
-        } = options;
-        let stall_timeout = Some(stall_timeout.unwrap_or(STALL_TIMEOUT)).filter(|limit| !limit.is_zero());
-        let progress = Arc::new(Mutex::new(progress));
-        Self { trace, all_logits, progress, verify_transfers, stall_timeout, no_self_test, cache_folder }
+    fn from(mut given: EngineOptions) -> Self {
+        let progress = Arc::new(Mutex::new(given.progress.take()));
+        let stall_timeout = given.stall_timeout.unwrap_or(STALL_TIMEOUT);
+        given.stall_timeout = Some(stall_timeout).filter(|limit| !limit.is_zero());
+        Self { given, progress }
     }
 }
 
@@ -96,6 +93,16 @@ pub struct VerifiedTransfers {
     pub waited_us: f64,
     /// Share of `waited_us` in the time since the engine started.
     pub share: f64,
+}
+
+/// Result of [`Engine::shutdown`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Shutdown {
+    /// The trace of every queue. It is empty unless [`EngineOptions::trace`] was set.
+    pub trace: Trace,
+    /// Labels of the devices that were left behind, because they did not finish their work.
+    pub left: Vec<String>,
 }
 
 /// A running pipeline with its model and plan. The pipeline stops when the engine, all its sessions and all
@@ -133,6 +140,7 @@ impl Engine {
         plan: &Plan,
         options: &Options,
     ) -> Result<Self> {
+        let Options { given: options, progress } = options;
         let lowering = lowering(plan, options.all_logits);
         let label = |stage: &PlanStage| stage.device.clone();
         let labels: Vec<String> = plan.stages.iter().map(label).collect();
@@ -158,12 +166,24 @@ impl Engine {
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
         for ((stage, device), (adapter, compiled)) in all.into_iter().zip(hosts).zip(compiled) {
             let segments = stage.segments.range();
+            let longest = longest_computation(plan, stage);
+            let timeouts = (options.compute_timeout, options.stall_timeout);
+            let compute_timeout = compute_timeout(timeouts, longest, adapter.kind);
             stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
             let weights = Box::new(FileWeights::new(model, &compiled));
             let streamed = stage.streamed.iter().map(|&segment| segment as usize).collect();
             let arenas = stage.arenas.map(|count| count as usize);
             let from_file = stage.from_file.iter().map(|&segment| segment as usize).collect();
-            specs.push(StageSpec { device, compiled, streamed, arenas, from_file, weights });
+            specs.push(StageSpec {
+                device,
+                compiled,
+                streamed,
+                arenas,
+                from_file,
+                longest,
+                compute_timeout,
+                weights,
+            });
         }
         let prefill = prefill.and_then(|prefill| Some((prefill.from_tokens, specs.pop()?)));
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
@@ -177,7 +197,8 @@ impl Engine {
         run.slots = plan.slots;
         run.trace_spans = if options.trace { TRACE_SPANS } else { 0 };
         (run.verify_transfers, run.stall_timeout) = (options.verify_transfers, options.stall_timeout);
-        let progress = Arc::clone(&options.progress);
+        run.limits = options.limits;
+        let progress = Arc::clone(progress);
         let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
         let spec = PipelineSpec { devices, stages: specs, prefill: prefill.map(|(_, stage)| stage) };
         let pipeline = Pipeline::start(spec, &run, move |loaded| {
@@ -249,12 +270,17 @@ impl Engine {
     /// Stops the pipeline and returns its trace. If sessions or streams still exist, the pipeline runs until
     /// they are dropped. Does not return an error if the pipeline has failed. The streams of its sequences
     /// return this error.
-    pub fn shutdown(self) -> Trace {
-        let stages = self.stages;
-        let spans = match Arc::try_unwrap(self.pipeline) {
-            Ok(held) => held.pipeline.shutdown().trace,
-            Err(shared) => shared.trace(),
+    ///
+    /// Waits for work in flight, but not for a device that makes no progress for 0.8 s and for twice the predicted time.
+    /// Such a device keeps its memory until it has finished its work.
+    pub fn shutdown(self) -> Shutdown {
+        let (spans, left) = match Arc::try_unwrap(self.pipeline) {
+            Ok(held) => {
+                let report = held.pipeline.shutdown();
+                (report.trace, report.left)
+            }
+            Err(shared) => (shared.trace(), Vec::new()),
         };
-        Trace::new(spans, &stages)
+        Shutdown { trace: Trace::new(spans, &self.stages), left }
     }
 }

@@ -4,6 +4,7 @@ use crate::advice::Advice;
 use ragtag_devices::SelectionError;
 use ragtag_graph::ModelError;
 use ragtag_planner::PlanError;
+use ragtag_scheduler::sim::LoadError;
 use std::path::PathBuf;
 
 /// Result type of Ragtag's public API.
@@ -98,7 +99,7 @@ pub enum Error {
     },
     /// An invalid load of requests.
     #[error("invalid load: {0}")]
-    Load(#[from] ragtag_scheduler::sim::LoadError),
+    Load(#[from] LoadError),
     /// A plan that cannot be simulated.
     #[error(transparent)]
     Simulation(Box<ragtag_scheduler::sim::SimPlanError>),
@@ -185,6 +186,8 @@ impl Error {
             Error::NoLink => Advice::SelectTwoDevices,
             Error::NotSelected { device, selected } => Advice::SelectDevice { device, selected },
             Error::Planner(PlanError::DoesNotFit(cause)) => Advice::Replan(&cause.remedies),
+            Error::Planner(PlanError::ExactBoundary { .. }) => Advice::SelectInt8Activations,
+            Error::Load(LoadError::Lengths { of, .. }) => Advice::CorrectLengths { of: *of },
             Error::Device { .. } => Advice::CheckDriver,
             Error::Untrusted { device, .. } => Advice::UpdateDriver { device },
             Error::Canary { device, .. } => Advice::TestDevice { device },
@@ -194,6 +197,7 @@ impl Error {
             Error::Run(
                 RunError::Stalled { .. } | RunError::StalledCopy { .. } | RunError::StalledRead { .. },
             ) => Advice::SetStallTimeout,
+            Error::Run(RunError::StalledCompute { device, .. }) => Advice::ResetDriver { device },
             _ => return None,
         })
     }

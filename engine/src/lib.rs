@@ -52,6 +52,7 @@ mod ledger;
 mod model;
 pub mod npy;
 mod planner;
+mod running;
 mod session;
 mod simulate;
 mod source;
@@ -71,7 +72,7 @@ pub use canary::{CheckedBlock, check_first_blocks};
 pub use defaults::{DEFAULT_CHUNK, MAX_CHUNK, SLOTS};
 pub use devices::{DeviceOptions, Devices};
 pub use dialogue::{AnswerPrompt, Dialogue, Piece, ReasoningSplitter};
-pub use engine::{Engine, EngineOptions, Progress, VerifiedTransfers};
+pub use engine::{Engine, EngineOptions, Progress, Shutdown, VerifiedTransfers};
 pub use error::{Error, Result};
 pub use isolation::Isolation;
 pub use model::{BUNDLED_MODEL, Model};
@@ -88,6 +89,7 @@ pub use ragtag_planner::{
     InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, Remedy, SharedLink, Split, WeightSharing,
     Workload, fleet,
 };
+pub use ragtag_scheduler::core::{Limits, Priority};
 /// Types for simulations: loads of requests, specifications and results.
 pub use ragtag_scheduler::sim as simulation;
 pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};

@@ -1,22 +1,21 @@
 //! Sessions, which turn prompts into streams of tokens or logits.
 
 use crate::error::{Error, Result};
-use crate::ledger::Claim;
 use crate::model::Model;
-use crate::stop::{Matched, StopMatcher};
+use crate::running::{HeldPipeline, Running, replies};
+use crate::stop::{Matched, StopMatcher, StopStrings};
 use ragtag_graph::TextStream;
 use ragtag_planner::plan::Plan;
-use ragtag_scheduler::core::{FinishReason, Finished, SequenceId};
-use ragtag_scheduler::{Job, Pipeline, Reply, Request, Sampler, Sampling};
+use ragtag_scheduler::core::{FinishReason, Finished, Priority, SequenceId};
+use ragtag_scheduler::{Job, Reply, Request, Sampler, Sampling, StopRule};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use tokio::sync::mpsc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 /// Input of a generation.
 #[derive(Clone, Copy, Debug)]
@@ -45,12 +44,27 @@ pub struct Generation {
     /// Whether to continue after the model's end token. Benchmarks set this flag so that all runs have the
     /// same length.
     pub ignore_end: bool,
+    /// Priority among the requests that wait.
+    pub priority: Priority,
+    /// Time from the submission to the end of the generation, whatever it has produced. `None` sets no limit.
+    pub deadline: Option<Duration>,
+    /// Whether to use what the KV cache keeps of earlier prompts that begin alike, and to leave this prompt
+    /// there. Benchmarks turn it off, because a cached prompt takes almost no time.
+    pub cache: bool,
 }
 
 impl Default for Generation {
     /// Returns parameters for up to 256 new tokens with the default sampling.
     fn default() -> Self {
-        Self { max_tokens: 256, sampling: Sampling::default(), stop: Vec::new(), ignore_end: false }
+        Self {
+            max_tokens: 256,
+            sampling: Sampling::default(),
+            stop: Vec::new(),
+            ignore_end: false,
+            priority: Priority::Normal,
+            deadline: None,
+            cache: true,
+        }
     }
 }
 
@@ -99,8 +113,14 @@ pub struct Summary {
     pub reason: Reason,
     /// Number of prompt tokens.
     pub prompt_tokens: u32,
+    /// Number of prompt tokens whose keys and values were in the cache.
+    pub cached_tokens: u32,
     /// Number of new tokens.
     pub new_tokens: u32,
+    /// How often the generation gave up its cache blocks to an older one, and was computed again.
+    pub preemptions: u32,
+    /// Seed of the sampler.
+    pub seed: u64,
     /// Time from submission to the first new token, or to the end if there is no new token, in seconds.
     pub prefill_s: f64,
     /// Time from the first new token to the last, in seconds.
@@ -108,7 +128,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    fn new(finished: &Finished, stopped: bool) -> Self {
+    fn new(finished: &Finished, stopped: bool, seed: u64) -> Self {
         let times = finished.times;
         let first = times.prefilled_ns.unwrap_or(times.finished_ns);
         let seconds = |from: u64, to: u64| to.saturating_sub(from) as f64 * 1e-9;
@@ -124,19 +144,22 @@ impl Summary {
         Self {
             reason,
             prompt_tokens: finished.prompt_tokens,
+            cached_tokens: finished.cached_tokens,
             new_tokens: finished.new_tokens,
+            preemptions: finished.preemptions,
+            seed,
             prefill_s: seconds(times.submitted_ns, first),
             decode_s: seconds(first, times.finished_ns),
         }
     }
 
-    /// Returns the prefill rate in prompt tokens per second, or 0 if the generation was cancelled before its
-    /// first token.
+    /// Returns the prefill rate in prompt tokens per second, without cached tokens. Returns 0 if the generation
+    /// was cancelled before its first token.
     pub fn prefill_tokens_per_s(&self) -> f64 {
         if self.reason == Reason::Cancelled && self.new_tokens == 0 {
             return 0.0;
         }
-        rate(self.prompt_tokens, self.prefill_s)
+        rate(self.prompt_tokens - self.cached_tokens, self.prefill_s)
     }
 
     /// Returns the decode rate in new tokens per second, or 0 if there are fewer than two new tokens.
@@ -150,7 +173,9 @@ impl Summary {
         let known = |rate: f64| (rate > 0.0).then_some(rate);
         json!({
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "new_tokens": self.new_tokens,
+            "preemptions": self.preemptions,
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
             "prefill_tokens_per_s": known(self.prefill_tokens_per_s()),
@@ -179,21 +204,6 @@ pub enum Event {
     Finished(Summary),
 }
 
-/// A pipeline, and the claim on the memory that it holds. The claim ends after the pipeline.
-#[derive(Debug)]
-pub(crate) struct HeldPipeline {
-    pub(crate) pipeline: Pipeline,
-    pub(crate) _claim: Claim,
-}
-
-impl Deref for HeldPipeline {
-    type Target = Pipeline;
-
-    fn deref(&self) -> &Pipeline {
-        &self.pipeline
-    }
-}
-
 /// A session, which turns prompts into streams of tokens or logits. Sessions are cheap to clone. All sessions
 /// of an engine share its pipeline.
 #[derive(Clone, Debug)]
@@ -212,8 +222,8 @@ impl Session {
         self.model.hyperparameters().vocabulary
     }
 
-    /// Starts a generation. The stream ends with [`Event::Finished`]. Dropping the stream cancels the
-    /// generation.
+    /// Starts a generation without blocking. The stream ends with [`Event::Finished`]. Dropping the stream cancels
+    /// the generation. A reader that is about a thousand tokens behind pauses the generation.
     ///
     /// # Errors
     /// Returns [`Error::Usage`] for invalid sampling settings, and [`Error::Tokenizer`] if a text prompt
@@ -223,8 +233,32 @@ impl Session {
         prompt: impl Into<Prompt<'a>>,
         generation: &Generation,
     ) -> Result<TokenStream> {
+        self.start(prompt.into(), generation, |request| Ok(self.pipeline.submit(request)))
+    }
+
+    /// Starts a generation as [`generate`](Self::generate) does, unless too many requests are waiting.
+    ///
+    /// # Errors
+    /// Those of [`generate`](Self::generate). Returns [`Error::Run`] with
+    /// [`Refusal::Busy`](ragtag_scheduler::Refusal::Busy) if the limits of waiting requests are reached.
+    pub fn try_generate<'a>(
+        &self,
+        prompt: impl Into<Prompt<'a>>,
+        generation: &Generation,
+    ) -> Result<TokenStream> {
+        let submit = |request| self.pipeline.try_submit(request).map_err(|busy| Error::Run(busy.into()));
+        self.start(prompt.into(), generation, submit)
+    }
+
+    /// Starts a generation. `submit` submits its request.
+    fn start(
+        &self,
+        prompt: Prompt<'_>,
+        generation: &Generation,
+        submit: impl FnOnce(Request) -> Result<SequenceId>,
+    ) -> Result<TokenStream> {
         let sampler = Sampler::new(generation.sampling).map_err(|e| Error::Usage(e.to_string()))?;
-        let ids = match prompt.into() {
+        let ids = match prompt {
             Prompt::Tokens(ids) => ids.to_vec(),
             Prompt::Text(text) => self
                 .model
@@ -248,17 +282,26 @@ impl Session {
             }
             stream
         });
-        let max_new_tokens = generation.max_tokens;
-        let job = Job::Generate { max_new_tokens, end_tokens, sampler: Box::new(sampler) };
-        let (id, replies) = self.submit(ids, job, max_new_tokens as usize + 2);
-        Ok(TokenStream {
-            replies,
-            running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false },
-            text,
-            stop: StopMatcher::new(generation.stop.clone()),
-            stopped: false,
-            ready: VecDeque::new(),
-        })
+        let (seed, stop) = (sampler.seed(), StopMatcher::new(generation.stop.clone()));
+        let rule = text.clone().filter(|_| !generation.stop.is_empty());
+        let rule = rule.map(|text| Box::new(StopStrings { text, stop: stop.clone() }) as Box<dyn StopRule>);
+        let job = Job::Generate {
+            max_new_tokens: generation.max_tokens,
+            end_tokens,
+            sampler: Box::new(sampler),
+            stop: rule,
+        };
+        let (reply, replies) = replies();
+        let id = submit(Request {
+            prompt: ids.into(),
+            job,
+            priority: generation.priority,
+            deadline: generation.deadline,
+            shares_prefix: generation.cache,
+            reply,
+        })?;
+        let running = Running::new(&self.pipeline, id, replies);
+        Ok(TokenStream { running, text, stop, stopped: false, seed, ready: VecDeque::new() })
     }
 
     /// Prepares the pipeline for the first request, which would otherwise wait until programs are compiled and
@@ -305,7 +348,8 @@ impl Session {
         let new_tokens = new_tokens.min(context / 2).max(1);
         // The ids do not affect the time. Id 0 is in every vocabulary.
         let ids = vec![0; prompt_tokens.min(context.saturating_sub(new_tokens)).max(1) as usize];
-        let generation = Generation { max_tokens: new_tokens, ignore_end: true, ..Generation::greedy() };
+        let generation =
+            Generation { max_tokens: new_tokens, ignore_end: true, cache: false, ..Generation::greedy() };
         let mut stream = self.generate(Prompt::Tokens(&ids), &generation)?;
         while !matches!(stream.next_event().await?, Event::Finished(_)) {}
         Ok(())
@@ -323,46 +367,20 @@ impl Session {
     /// Starts the computation of [`Session::logits`] without waiting. If the pipeline rejects the request,
     /// the stream returns the error.
     pub fn start_logits(&self, ids: &[u32]) -> LogitStream {
-        let (id, replies) = self.submit(ids.to_vec(), Job::Logits, ids.len() + 2);
-        LogitStream { replies, running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false } }
-    }
-
-    /// Submits a request. `replies` is the capacity of the reply channel. It must be at least the number of
-    /// replies, so that the pipeline never waits for the user.
-    fn submit(&self, prompt: Vec<u32>, job: Job, replies: usize) -> (SequenceId, mpsc::Receiver<Reply>) {
-        let (sender, receiver) = mpsc::channel(replies);
-        let reply = Box::new(move |reply| {
-            // Sending fails only if the receiver was dropped, because the channel is never full.
-            let _ = sender.try_send(reply);
-        });
-        (self.pipeline.submit(Request { prompt, job, reply }), receiver)
-    }
-}
-
-/// Guard of a running sequence. Dropping the guard before the sequence ends cancels the sequence.
-#[derive(Debug)]
-struct Running {
-    pipeline: Arc<HeldPipeline>,
-    id: SequenceId,
-    ended: bool,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.pipeline.cancel(self.id);
-        }
+        let (reply, replies) = replies();
+        let id = self.pipeline.submit(Request::new(ids, Job::Logits, reply));
+        LogitStream { running: Running::new(&self.pipeline, id, replies) }
     }
 }
 
 /// Stream of the tokens of one generation. Implements [`tokio_stream::Stream`].
 #[derive(Debug)]
 pub struct TokenStream {
-    replies: mpsc::Receiver<Reply>,
     running: Running,
     text: Option<TextStream>,
     stop: StopMatcher,
     stopped: bool,
+    seed: u64,
     ready: VecDeque<Event>,
 }
 
@@ -375,9 +393,14 @@ impl TokenStream {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
+    /// Returns the seed of the generation's sampler.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// Cancels the generation. The stream still ends with [`Event::Finished`].
     pub fn cancel(&mut self) {
-        self.running.pipeline.cancel(self.running.id);
+        self.running.cancel();
     }
 
     /// Waits for the end of the generation and returns all generated text.
@@ -403,8 +426,9 @@ impl TokenStream {
     /// Panics if it is called within an async runtime. Use [`TokenStream::text`] in async code.
     pub fn blocking_text(mut self) -> Result<String> {
         let mut whole = String::new();
-        while let Some(reply) = self.replies.blocking_recv() {
-            self.take(reply)?;
+        loop {
+            let reply = self.running.blocking_next()?;
+            self.take(reply);
             while let Some(event) = self.ready.pop_front() {
                 match event {
                     Event::Token { text, .. } => whole.push_str(&text),
@@ -412,7 +436,6 @@ impl TokenStream {
                 }
             }
         }
-        Err(Error::Run(ragtag_scheduler::Error::Stopped))
     }
 
     pub(crate) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event>> {
@@ -420,28 +443,15 @@ impl TokenStream {
             if let Some(event) = self.ready.pop_front() {
                 return Poll::Ready(Ok(event));
             }
-            match self.replies.poll_recv(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => {
-                    self.running.ended = true;
-                    return Poll::Ready(Err(Error::Run(ragtag_scheduler::Error::Stopped)));
-                }
-                Poll::Ready(Some(reply)) => {
-                    if let Err(error) = self.take(reply) {
-                        return Poll::Ready(Err(error));
-                    }
-                }
-            }
+            let reply = ready!(self.running.poll(context))?;
+            self.take(reply);
         }
     }
 
-    fn take(&mut self, reply: Reply) -> Result<()> {
+    fn take(&mut self, reply: Reply) {
         match reply {
-            // These tokens were in flight when a stop string appeared.
-            Reply::Token { .. } if self.stopped => {}
             Reply::Token { id } => self.token(id),
             Reply::Finished(finished) => {
-                self.running.ended = true;
                 if !self.stopped {
                     let rest = self.text.take().map(TextStream::finish).unwrap_or_default();
                     let text = match self.stop.push(&rest) {
@@ -455,15 +465,10 @@ impl TokenStream {
                         self.ready.push_back(Event::Token { id: None, text });
                     }
                 }
-                self.ready.push_back(Event::Finished(Summary::new(&finished, self.stopped)));
+                self.ready.push_back(Event::Finished(Summary::new(&finished, self.stopped, self.seed)));
             }
-            Reply::Failed(error) => {
-                self.running.ended = true;
-                return Err(Error::Run(error));
-            }
-            Reply::Logits { .. } => {}
+            Reply::Failed(_) | Reply::Logits { .. } => {}
         }
-        Ok(())
     }
 
     fn token(&mut self, id: u32) {
@@ -472,7 +477,6 @@ impl TokenStream {
             Matched::Text(text) => text,
             Matched::Stop(text) => {
                 self.stopped = true;
-                self.running.pipeline.cancel(self.running.id);
                 text
             }
         };
@@ -484,7 +488,7 @@ impl tokio_stream::Stream for TokenStream {
     type Item = Result<Event>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.running.ended && self.ready.is_empty() {
+        if self.running.has_ended() && self.ready.is_empty() {
             return Poll::Ready(None);
         }
         self.poll_event(context).map(Some)
@@ -494,7 +498,6 @@ impl tokio_stream::Stream for TokenStream {
 /// Stream of the logits of one request.
 #[derive(Debug)]
 pub struct LogitStream {
-    replies: mpsc::Receiver<Reply>,
     running: Running,
 }
 
@@ -506,21 +509,13 @@ impl LogitStream {
     /// Returns [`Error::Run`] if the pipeline rejected the ids or failed.
     pub async fn collect(mut self) -> Result<Vec<f32>> {
         let mut logits = Vec::new();
-        while let Some(reply) = self.replies.recv().await {
-            match reply {
+        loop {
+            match std::future::poll_fn(|context| self.running.poll(context)).await? {
                 Reply::Logits { row, .. } => logits.extend_from_slice(&row),
-                Reply::Token { .. } => {}
-                Reply::Finished(_) => {
-                    self.running.ended = true;
-                    return Ok(logits);
-                }
-                Reply::Failed(error) => {
-                    self.running.ended = true;
-                    return Err(Error::Run(error));
-                }
+                Reply::Finished(_) => return Ok(logits),
+                Reply::Token { .. } | Reply::Failed(_) => {}
             }
         }
-        Err(Error::Run(ragtag_scheduler::Error::Stopped))
     }
 }
 
@@ -536,15 +531,15 @@ mod tests {
             reason: FinishReason::Cancelled,
             prompt_tokens: 100,
             new_tokens: 0,
-            cached_tokens: 0,
+            cached_tokens: 20,
             preemptions: 0,
             times,
         };
-        let summary = Summary::new(&cancelled, false);
+        let summary = Summary::new(&cancelled, false, 1);
         assert_eq!(summary.prefill_tokens_per_s(), 0.0);
         assert!(summary.timings()["prefill_tokens_per_s"].is_null());
         let times = SequenceTimes { prefilled_ns: Some(1_000_000_000), ..times };
-        let later = Summary::new(&Finished { new_tokens: 3, times, ..cancelled }, false);
-        assert_eq!((later.prefill_tokens_per_s(), later.decode_tokens_per_s()), (100.0, 2.0));
+        let later = Summary::new(&Finished { new_tokens: 3, times, ..cancelled }, false, 1);
+        assert_eq!((later.prefill_tokens_per_s(), later.decode_tokens_per_s()), (80.0, 2.0));
     }
 }

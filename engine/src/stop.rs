@@ -1,8 +1,12 @@
-//! Stop strings. A matcher forwards generated text and ends it before the first stop string.
+//! Stop strings. A matcher forwards generated text and ends it before the first stop string. The pipeline has one
+//! as well, so that it computes nothing after a stop string, however far behind the reader is.
+
+use ragtag_graph::TextStream;
+use ragtag_scheduler::StopRule;
 
 /// Matcher that searches a stream of text for stop strings. It holds back text at the end of the stream that
 /// may be the start of a stop string.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
     held: String,
@@ -44,6 +48,18 @@ impl StopMatcher {
             ends.filter(|&n| self.held.ends_with(&stop[..n])).max().unwrap_or(0)
         };
         self.stops.iter().map(longest).max().unwrap_or(0)
+    }
+}
+
+/// Rule that ends a sequence at a stop string.
+pub(crate) struct StopStrings {
+    pub(crate) text: TextStream,
+    pub(crate) stop: StopMatcher,
+}
+
+impl StopRule for StopStrings {
+    fn matches(&mut self, token: u32) -> bool {
+        matches!(self.stop.push(&self.text.push(token)), Matched::Stop(_))
     }
 }
 

@@ -14,7 +14,7 @@
 mod null;
 
 use null::{Zero, pipeline};
-use ragtag_scheduler::{Job, Pipeline, PipelineOptions, Reply, Request};
+use ragtag_scheduler::{Flow, Job, Pipeline, PipelineOptions, Reply, Request};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -28,14 +28,15 @@ fn measure(stages: usize, sequences: usize, tokens: u32) -> (Duration, u64) {
     let run = |tokens| {
         for _ in 0..sequences {
             let send = send.clone();
-            let reply = move |reply| match reply {
-                Reply::Finished(_) => send.send(()).expect("the receiver exists"),
-                Reply::Failed(error) => panic!("{error}"),
-                Reply::Token { .. } | Reply::Logits { .. } => {}
+            let reply = move |reply| {
+                match reply {
+                    Reply::Finished(_) => send.send(()).expect("the receiver exists"),
+                    Reply::Failed(error) => panic!("{error}"),
+                    Reply::Token { .. } | Reply::Logits { .. } => {}
+                }
+                Flow::Go
             };
-            let job =
-                Job::Generate { max_new_tokens: tokens, end_tokens: Vec::new(), sampler: Box::new(Zero) };
-            pipeline.submit(Request { prompt: vec![0], job, reply: Box::new(reply) });
+            pipeline.submit(Request::new([0], Job::generate(tokens, Zero), reply));
         }
         (0..sequences).for_each(|_| ended.recv().expect("every sequence ends"));
     };

@@ -196,6 +196,16 @@ pub enum Error {
         /// The limit in seconds, rounded up.
         seconds: u64,
     },
+    /// A computation did not complete within the limit.
+    #[error("stage {stage} on {device} has not completed a computation for {seconds} s")]
+    StalledCompute {
+        /// Index of the stage.
+        stage: u32,
+        /// Label of the stage's device.
+        device: String,
+        /// The limit in seconds, rounded up.
+        seconds: u64,
+    },
     /// The stages or the options are invalid.
     #[error("{what}")]
     Spec {

@@ -25,12 +25,13 @@ pub mod sim;
 mod trace;
 mod transfers;
 mod trial;
+mod watch;
 
 pub use actor::{StageReport, StageSpec, WEIGHT_CHUNK_BYTES, WeightSource, weight_staging_bytes};
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{
-    Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats, Reply,
-    ReplySink, Request, STALL_TIMEOUT,
+    Busy, Flow, Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats,
+    Reply, ReplySink, Request, STALL_TIMEOUT, StopRule,
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};

@@ -2,11 +2,13 @@
 //!
 //! The filters run in llama.cpp's order: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
 //! min-p therefore use the probabilities before the temperature is applied. A sampler has its own random
-//! generator, so its results are deterministic. Identical settings, logits and histories produce identical
-//! tokens on every machine.
+//! generator, so its results are deterministic. Identical settings with a seed, logits and histories produce
+//! identical tokens on every machine.
 //!
 //! This module does not depend on the source of the logits.
 
+use std::cell::RefCell;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use thiserror::Error;
 
 /// Sampling settings.
@@ -29,12 +31,12 @@ pub struct Sampling {
     /// Number of tokens at the end of the history that count as recent. The value 0 disables the repetition
     /// penalty.
     pub repetition_window: u32,
-    /// Seed of the random generator.
-    pub seed: u64,
+    /// Seed of the random generator. `None` draws one for each sampler.
+    pub seed: Option<u64>,
 }
 
 impl Default for Sampling {
-    /// Returns settings with temperature 0.8, top-k 40 and top-p 0.95.
+    /// Returns settings with temperature 0.8, top-k 40, top-p 0.95 and a drawn seed.
     fn default() -> Self {
         Self {
             temperature: 0.8,
@@ -43,7 +45,7 @@ impl Default for Sampling {
             min_p: 0.05,
             repetition_penalty: 1.0,
             repetition_window: 64,
-            seed: 0,
+            seed: None,
         }
     }
 }
@@ -159,11 +161,8 @@ fn largest(logits: &[f32]) -> f32 {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     settings: Sampling,
+    seed: u64,
     draws: SplitMix64,
-    // Reused buffers.
-    candidates: Vec<Candidate>,
-    recent: Vec<u32>,
-    weights: Vec<f64>,
 }
 
 impl Sampler {
@@ -173,8 +172,13 @@ impl Sampler {
     /// The errors of [`Sampling::validate`].
     pub fn new(settings: Sampling) -> Result<Self, SamplingError> {
         settings.validate()?;
-        let draws = SplitMix64(settings.seed);
-        Ok(Self { settings, draws, candidates: Vec::new(), recent: Vec::new(), weights: Vec::new() })
+        let seed = settings.seed.unwrap_or_else(drawn_seed);
+        Ok(Self { settings, seed, draws: SplitMix64(seed) })
+    }
+
+    /// Returns the seed. With this seed, another sampler draws the same numbers.
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Returns the settings.
@@ -182,8 +186,14 @@ impl Sampler {
         &self.settings
     }
 
+    /// Returns the number of recent tokens that matter.
+    pub fn window(&self) -> usize {
+        let Sampling { repetition_penalty, repetition_window, .. } = self.settings;
+        if repetition_penalty == 1.0 { 0 } else { usize::try_from(repetition_window).unwrap_or(usize::MAX) }
+    }
+
     /// Samples a token. `logits` has one value per token of the vocabulary. `history` holds the prompt and
-    /// all tokens generated so far, with the latest token last. NaN logits are ignored.
+    /// all tokens generated so far, or the last of them, with the latest token last. NaN logits are ignored.
     ///
     /// # Errors
     /// [`SamplingError::NoCandidate`] if every logit is NaN or negative infinity.
@@ -192,23 +202,45 @@ impl Sampler {
         if self.settings.temperature == 0.0 && self.settings.repetition_penalty == 1.0 {
             return likeliest(logits).ok_or(none);
         }
-        self.collect(logits, history);
-        if self.settings.temperature == 0.0 {
-            return self.candidates.iter().min_by(|a, b| a.before(b)).map(|c| c.id).ok_or(none);
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.collect(&self.settings, logits, history);
+            scratch.choose(&self.settings, &mut self.draws).ok_or(none)
+        })
+    }
+}
+
+/// Buffers of a draw. The candidates of a large vocabulary take megabytes, so each thread that samples has one
+/// set of buffers for all sequences.
+#[derive(Debug, Default)]
+struct Scratch {
+    candidates: Vec<Candidate>,
+    recent: Vec<u32>,
+    weights: Vec<f64>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Scratch {
+    /// Returns a token of the candidates, or `None` if there are none.
+    fn choose(&mut self, settings: &Sampling, draws: &mut SplitMix64) -> Option<u32> {
+        if settings.temperature == 0.0 {
+            return self.candidates.iter().min_by(|a, b| a.before(b)).map(|c| c.id);
         }
         if self.candidates.is_empty() {
-            return Err(none);
+            return None;
         }
-        self.keep_top_k();
-        self.keep_top_p();
-        self.keep_min_p();
-        Ok(self.draw())
+        self.keep_top_k(settings.top_k);
+        self.keep_top_p(settings.top_p);
+        self.keep_min_p(settings.min_p);
+        Some(self.draw(settings.temperature, draws))
     }
 
     /// Collects as candidates all tokens whose logit is neither NaN nor negative infinity, and applies the
     /// repetition penalty.
-    fn collect(&mut self, logits: &[f32], history: &[u32]) {
-        let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = self.settings;
+    fn collect(&mut self, settings: &Sampling, logits: &[f32], history: &[u32]) {
+        let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = *settings;
         self.recent.clear();
         if penalty != 1.0 {
             let window = usize::try_from(window).unwrap_or(usize::MAX).min(history.len());
@@ -235,8 +267,8 @@ impl Sampler {
         }
     }
 
-    fn keep_top_k(&mut self) {
-        let k = usize::try_from(self.settings.top_k).unwrap_or(usize::MAX);
+    fn keep_top_k(&mut self, k: u32) {
+        let k = usize::try_from(k).unwrap_or(usize::MAX);
         if k > 0 {
             self.sort_best(k);
             self.candidates.truncate(k);
@@ -257,8 +289,8 @@ impl Sampler {
         self.candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max)
     }
 
-    fn keep_top_p(&mut self) {
-        let p = f64::from(self.settings.top_p);
+    fn keep_top_p(&mut self, p: f32) {
+        let p = f64::from(p);
         if p >= 1.0 {
             return;
         }
@@ -283,21 +315,21 @@ impl Sampler {
         }
     }
 
-    fn keep_min_p(&mut self) {
-        let min_p = f64::from(self.settings.min_p);
+    fn keep_min_p(&mut self, min_p: f32) {
+        let min_p = f64::from(min_p);
         if min_p > 0.0 {
             let best = f64::from(self.best_logit());
             self.candidates.retain(|c| (f64::from(c.logit) - best).exp() >= min_p);
         }
     }
 
-    fn draw(&mut self) -> u32 {
+    fn draw(&mut self, temperature: f32, draws: &mut SplitMix64) -> u32 {
         let best = f64::from(self.best_logit());
-        let temperature = f64::from(self.settings.temperature);
+        let temperature = f64::from(temperature);
         self.weights.clear();
         self.weights
             .extend(self.candidates.iter().map(|c| ((f64::from(c.logit) - best) / temperature).exp()));
-        let mut left = self.draws.unit() * self.weights.iter().sum::<f64>();
+        let mut left = draws.unit() * self.weights.iter().sum::<f64>();
         for (candidate, weight) in self.candidates.iter().zip(&self.weights) {
             if left < *weight {
                 return candidate.id;
@@ -309,6 +341,11 @@ impl Sampler {
         let last = self.weights.iter().rposition(|w| *w > 0.0).unwrap_or(0);
         self.candidates[last].id
     }
+}
+
+/// Returns a random seed of 32 bits. Users can type it, and every JSON reader keeps it.
+fn drawn_seed() -> u64 {
+    RandomState::new().build_hasher().finish() >> 32
 }
 
 /// The SplitMix64 random generator (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",

@@ -2,24 +2,14 @@
 
 use crate::{Advice, Error, Remedy};
 use ragtag_planner::PlanError;
-use ragtag_scheduler::sim::{DrawnText, LoadError};
+use ragtag_scheduler::sim::DrawnText;
 
 /// Returns the text of an error with its advice.
 pub(super) fn worded(error: &Error) -> String {
-    let text = error.to_string();
     match error {
         Error::Planner(PlanError::DoesNotFit(cause)) => cause.worded(remedy),
-        Error::Planner(PlanError::SmallCache { .. }) => text + "; set another --kv-memory or --ctx",
-        Error::Planner(PlanError::ExactBoundary { .. }) => {
-            text.replacen("needs int8 activations", "needs --activations int8", 1)
-        }
-        Error::Load(LoadError::Lengths { of: DrawnText::Prompt, .. }) => {
-            text.replacen("a prompt", "a prompt (--prompt-tokens)", 1)
-        }
-        Error::Load(LoadError::Lengths { of: DrawnText::Answer, .. }) => {
-            text.replacen("an answer", "an answer (--new-tokens)", 1)
-        }
-        _ => text + &error.advice().map_or_else(String::new, appended),
+        Error::Planner(PlanError::SmallCache { .. }) => format!("{error}; set another --kv-memory or --ctx"),
+        _ => error.to_string() + &error.advice().map_or_else(String::new, appended),
     }
 }
 
@@ -59,6 +49,13 @@ fn appended(advice: Advice<'_>) -> String {
         Advice::AvoidPrefillStage => {
             "; to run without a prefill stage, leave a device out with --device".into()
         }
+        Advice::SelectInt8Activations => " (use --activations int8)".into(),
+        Advice::CorrectLengths { of: DrawnText::Prompt } => " (set by --prompt-tokens)".into(),
+        Advice::CorrectLengths { of: DrawnText::Answer } => " (set by --new-tokens)".into(),
+        Advice::ResetDriver { device } => format!(
+            "; reset its driver or restart the machine, or leave the device out with --exclude {device}; \
+             --compute-timeout sets another limit"
+        ),
         Advice::SetStallTimeout => "; --stall-timeout sets another limit".into(),
         // The text of the error contains its remedies. The library may get more kinds of advice.
         _ => String::new(),
@@ -76,8 +73,10 @@ fn remedy(remedy: &Remedy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::WireType;
     use ragtag_devices::SelectionError;
     use ragtag_scheduler::Error as RunError;
+    use ragtag_scheduler::sim::LoadError;
 
     #[test]
     fn errors_name_the_flags_that_may_help() {
@@ -87,6 +86,12 @@ mod tests {
         assert_eq!(
             text(stalled.into()),
             "cuda:0 has copied no weights for 60 s; --stall-timeout sets another limit"
+        );
+        let stalled = RunError::StalledCompute { stage: 1, device: device.clone(), seconds: 60 };
+        assert_eq!(
+            text(stalled.into()),
+            "stage 1 on cuda:0 has not completed a computation for 60 s; reset its driver or restart the machine, or leave \
+             the device out with --exclude cuda:0; --compute-timeout sets another limit"
         );
         let corrupted = RunError::WrongKeysAndValues { from: "a".into(), stage: 1, to: "b".into() };
         assert!(text(corrupted.into()).ends_with(
@@ -106,10 +111,10 @@ mod tests {
         );
         let lengths = LoadError::Lengths { of: DrawnText::Answer, lengths: "9-8".into(), least: 0 };
         let said = text(lengths.into());
-        assert!(
-            said.starts_with("invalid load: the lengths of an answer (--new-tokens) are 9-8; must"),
-            "{said}"
-        );
+        assert!(said.starts_with("invalid load: the lengths of an answer are 9-8; must"), "{said}");
+        assert!(said.ends_with(" (set by --new-tokens)"), "{said}");
+        let boundary = PlanError::ExactBoundary { wire_type: WireType::F16 };
+        assert!(text(boundary.into()).ends_with(" (use --activations int8)"));
         let kv = Remedy::Kv(ragtag_kernels::KvType::Q8_0);
         assert_eq!(remedy(&kv), "--kv q8_0 nearly halves keys and values");
         assert_eq!(remedy(&Remedy::Context(512)), "--ctx 512 fits");

@@ -4,7 +4,8 @@ use super::args::CalibrateArgs;
 use super::error::{Error, Result};
 use super::files::{self, is_standard, write_file};
 use super::output::{out_width, print, print_json, show, table};
-use super::start::{calibrated, usual_kv, warnings};
+use super::start::speeds::{calibrated, warnings};
+use super::start::wanted::usual_kv;
 use crate::{Calibration, CalibrationOptions, Devices, MAX_CHUNK, Model, Planner};
 use ragtag_planner::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
@@ -16,12 +17,12 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     }
     files::check(args.export.iter().filter(|path| !is_standard(path)), args.model.path())?;
     let model = args.model.path().map_or_else(Model::bundled, Model::open)?;
-    let mut selection = super::start::device_options(&args.devices);
+    let mut selection = super::start::devices::options(&args.devices);
     if args.every_api {
         // `Devices::probe` would probe only the APIs that the selection names.
         selection.requested = Some(Devices::probe_all(&selection)?.labels_of_every_api().join(","));
     }
-    let devices = super::start::selected(&selection)?;
+    let devices = super::start::devices::selected(&selection)?;
     if args.devices.strict {
         super::strict::check(&devices, &model)?;
     }

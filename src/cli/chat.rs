@@ -8,7 +8,9 @@ use super::lines::{Line, Lines};
 use super::output::{inform, note, set_quiet};
 use super::plan_table::summary;
 use super::run::{figures, generation, too_long};
-use super::start::{Needs, open, placed_while};
+use super::start::model::open;
+use super::start::placed::placed_while;
+use super::start::wanted::Needs;
 use super::stream::{block_on, events};
 use crate::files::MAX_JSON_BYTES;
 use crate::{AnswerPrompt, Dialogue, Engine, Event, Generation, Model, Reason, Summary};
@@ -266,7 +268,7 @@ impl Chat {
             _ => {}
         }
         if self.shows_stats {
-            let figures = figures(summary, self.generation.sampling.seed);
+            let figures = figures(summary);
             let (first_ms, used) = (summary.prefill_s * 1e3, summary.prompt_tokens + tokens);
             note(&format!(
                 "{figures}, first token after {first_ms:.0} ms, context {used} of {context} tokens"

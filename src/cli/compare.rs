@@ -5,7 +5,7 @@ use super::args::CompareArgs;
 use super::error::Result;
 use super::files::write_file;
 use super::output::{inform, note, table};
-use super::start::Placed;
+use super::start::placed::Placed;
 use crate::pictures::{self, Gantt, Report};
 use crate::{Calibration, Engine, EngineOptions, Meter, Model};
 use ragtag_planner::wording;

@@ -10,12 +10,12 @@ use serde_json::json;
 
 pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     if args.doctor {
-        return super::doctor::run(&super::start::device_options(&args.devices), args.json);
+        return super::doctor::run(&super::start::devices::options(&args.devices), args.json);
     }
     if args.links {
         return super::links::run(args);
     }
-    let devices = Devices::probe_all(&super::start::device_options(&args.devices))?.with_sensors();
+    let devices = Devices::probe_all(&super::start::devices::options(&args.devices))?.with_sensors();
     if args.json {
         let choice = devices.choice();
         print_json(&json!({

@@ -10,7 +10,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 pub(super) fn run(args: &InspectArgs) -> Result<()> {
-    let model = super::start::open_metadata(args.model.path(), args.described, None)?;
+    let model = super::start::model::open_metadata(args.model.path(), args.described, None)?;
     let (graph, activations) = (model.graph().with_granularity(args.granularity), args.activations);
     if args.dot {
         return print(&graph.dot(activations));

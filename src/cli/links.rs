@@ -58,12 +58,12 @@ pub(super) fn bench(args: &BenchLinksArgs) -> Result<()> {
 
 /// Probes the links of the selected devices and shows a progress bar.
 fn probed(args: &DeviceArgs, options: &LinkOptions) -> Result<(Devices, LinkReport)> {
-    let mut selection = super::start::device_options(args);
+    let mut selection = super::start::devices::options(args);
     let is_blank = |text: &Option<String>| text.as_ref().is_none_or(|text| text.trim().is_empty());
     if selection.requested.is_none() && is_blank(&selection.from_environment) {
         selection.requested = Some(USUAL_SELECTION.into());
     }
-    let devices = super::start::selected(&selection)?;
+    let devices = super::start::devices::selected(&selection)?;
     let bar = OnceCell::new();
     let progress = |done: u64, total: u64| {
         bar.get_or_init(|| progress::steps("probing links", total)).set_position(done);

@@ -7,7 +7,9 @@ use super::files::{self, write_file};
 use super::output::inform;
 use super::plan_table::summary;
 use super::records;
-use super::start::{Needs, open, placed};
+use super::start::model::open;
+use super::start::placed::placed;
+use super::start::wanted::Needs;
 use super::stream::block_on;
 use crate::npy;
 

@@ -56,7 +56,7 @@ const DEFAULT_LOG: &str = "warn";
 pub fn main() -> ExitCode {
     // Child processes log, too.
     start_logging();
-    start::isolate();
+    start::devices::isolate();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if let Some(refusal) = habits::refusal(&arguments) {
         return failed(&Error::Usage(refusal));

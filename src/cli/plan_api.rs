@@ -3,7 +3,9 @@
 use super::args::{DescribedArgs, FleetArgs, PlacementArgs, PlanArgs, RequestArgs, WireArg};
 use super::error::{Error, Result};
 use super::output::offer;
-use super::start::{Needs, fleet, for_fleet_or_devices, open_fleet, open_metadata, scaled};
+use super::start::model::{open_metadata, scaled};
+use super::start::placed::{fleet, for_fleet_or_devices, open_fleet};
+use super::start::wanted::Needs;
 use crate::files::MAX_JSON_BYTES;
 use crate::{Fleet, Model, Plan, WireType};
 use ragtag_planner::request::{FailureKind, PlanAnswer, PlanFailure, PlanOptions, PlanRequest};

@@ -12,7 +12,7 @@ impl RecordArgs {
     /// Shuts the engine down and writes the records that the user requested.
     pub(super) fn write(&self, model: &Model, devices: &Devices, engine: Engine) -> Result<()> {
         let receipt = self.receipt.as_ref().map(|_| receipt(model, devices, &engine)).transpose()?;
-        let trace = engine.shutdown();
+        let trace = engine.shutdown().trace;
         let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| {
             path.iter().try_for_each(|path| write_file(path, text().as_bytes()))
         };

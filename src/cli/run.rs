@@ -7,7 +7,9 @@ use super::files::{self, is_standard, read_input};
 use super::output::{error_width, inform, offer, print, print_json, set_quiet};
 use super::plan_table::{as_table, summary};
 use super::records;
-use super::start::{Needs, open, placed_while, workload};
+use super::start::model::open;
+use super::start::placed::placed_while;
+use super::start::wanted::{Needs, workload};
 use super::stream::{block_on, events};
 use super::template::dialogue;
 use crate::{Engine, Event, Generation, Meter, Model, Summary};
@@ -16,7 +18,6 @@ use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Number of decode steps in the warm-up for `--replan`.
 const WARM_UP_STEPS: u32 = 16;
@@ -71,7 +72,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             "tokens": generated.tokens,
             "prompt_tokens": ids,
             "finish_reason": generated.summary.reason,
-            "seed": generation.sampling.seed,
+            "seed": generated.summary.seed,
             "plan": engine.plan(),
             "timings": generated.summary.timings(),
             "comparison": comparison,
@@ -79,7 +80,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             "verified_transfers": engine.verified_transfers(),
         }))
     } else {
-        inform(&figures(&generated.summary, generation.sampling.seed));
+        inform(&figures(&generated.summary));
         records::inform_verified(&engine);
         if args.compare || args.comparison.html.is_some() {
             inform(compare::as_table(&comparison, error_width()).trim_end());
@@ -210,8 +211,6 @@ pub(super) fn read_prompt(path: &Path) -> Result<String> {
 }
 
 pub(super) fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
-    let drawn =
-        || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64 % 1_000_000_007);
     Generation {
         max_tokens,
         sampling: Sampling {
@@ -220,18 +219,22 @@ pub(super) fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
             top_p: args.top_p,
             min_p: args.min_p,
             repetition_penalty: args.repeat_penalty,
-            seed: args.seed.unwrap_or_else(drawn),
+            seed: args.seed,
             ..Sampling::default()
         },
         stop: args.stop.clone(),
-        ignore_end: false,
+        ..Generation::default()
     }
 }
 
-pub(super) fn figures(summary: &Summary, seed: u64) -> String {
+pub(super) fn figures(summary: &Summary) -> String {
     let prompt = rate(summary.prompt_tokens, "prompt", summary.prefill_tokens_per_s());
     let new = rate(summary.new_tokens, "new", summary.decode_tokens_per_s());
-    format!("{prompt}, {new} ({}), seed {seed}", summary.reason)
+    let cached = match summary.cached_tokens {
+        0 => String::new(),
+        tokens => format!(" ({tokens} cached)"),
+    };
+    format!("{prompt}{cached}, {new} ({}), seed {}", summary.reason, summary.seed)
 }
 
 /// Formats a number of tokens and a rate, such as `5 prompt tokens at 3014.6 tokens/s`. Prints a dash for a

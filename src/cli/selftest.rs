@@ -17,7 +17,7 @@ const NAMES: usize = 3;
 
 pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     files::check(&args.report, [])?;
-    let devices = Devices::probe(&super::start::device_options(&args.devices))?;
+    let devices = Devices::probe(&super::start::devices::options(&args.devices))?;
     let adapters: Vec<Adapter> = match devices.choice().source {
         SelectionOrigin::Default => devices.report().adapters().cloned().collect(),
         SelectionOrigin::Flag | SelectionOrigin::Environment => devices.selected().to_vec(),

@@ -112,7 +112,7 @@ fn no_actor_blocks_on_a_device_with_copies_of_a_second() {
                 "stage {stage}: {report:?}"
             );
         }
-        let trace = engine.shutdown();
+        let trace = engine.shutdown().trace;
         watch.assert_no_leaks(3);
 
         // While the first activations were in flight to the slow device, the previous stage continued.

@@ -1,5 +1,5 @@
-//! Tests of `--verify-transfers` and `--stall-timeout`: transfers with wrong bytes, and copies that are late,
-//! fail or never complete.
+//! Tests of `--verify-transfers`, `--stall-timeout` and `--compute-timeout`: transfers with wrong bytes, and copies and
+//! computations that are late, fail or never complete.
 
 use crate::support::{
     Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, ragtag, read_json, text,
@@ -69,7 +69,7 @@ fn verified_transfers_change_no_token() {
         assert_eq!(tokens(&engine).unwrap(), expected());
         assert_eq!(engine.verified_transfers(), None);
         assert!(engine.stage_reports().iter().all(|stage| stage.counts.verification.is_none()));
-        assert!(engine.shutdown().spans().iter().all(|span| span.kind != SpanKind::Checksum));
+        assert!(engine.shutdown().trace.spans().iter().all(|span| span.kind != SpanKind::Checksum));
         // Devices with several stages, and micro-batches of several sequences.
         let interleaved = "0-3=cpu:0,4-7=cpu:1,8-10=cpu:0,11-13=cpu:1";
         for split in [TWO, interleaved] {
@@ -90,7 +90,7 @@ fn verified_transfers_change_no_token() {
                 assert!(verified.transfers >= u64::from(NEW_TOKENS) && verified.wrong == 0, "{verified:?}");
                 assert!(verified.waited_us > 0.0 && verified.share > 0.0);
                 // The trace names the route of every copy, and has two checksums of every transfer.
-                let trace = engine.shutdown();
+                let trace = engine.shutdown().trace;
                 let of = |kind| trace.spans().iter().filter(move |span| span.kind == kind);
                 let copies = || of(SpanKind::Upload).chain(of(SpanKind::Download));
                 assert!(copies().count() > 0 && copies().all(|span| span.route == Some(route)));
@@ -161,7 +161,7 @@ fn keys_and_values_of_a_prefill_stage_are_verified() {
         }
         let verified = engine.verified_transfers().unwrap();
         assert!(verified.transfers > 2 * u64::from(NEW_TOKENS) && verified.wrong == 0, "{verified:?}");
-        let trace = engine.shutdown();
+        let trace = engine.shutdown().trace;
         let mut sums = trace.spans().iter().filter(|span| span.kind == SpanKind::Checksum);
         assert!(sums.any(|span| span.stage == 2), "the prefill stage computes checksums");
         for kind in [CopyFaultKind::Flipped, CopyFaultKind::Stale] {
@@ -332,6 +332,22 @@ fn a_copy_that_never_completes_ends_the_run_after_the_limit() {
 }
 
 #[test]
+fn a_computation_that_never_completes_ends_the_run_after_the_limit() {
+    within(120, || {
+        let compute_timeout = Some(Duration::from_millis(200));
+        let setup = Setup { route: Some(Route::HOST_STAGED), compute_timeout, ..setup() };
+        let devices = devices(&setup).checked_by(|adapter, device| {
+            let endless_computation = (adapter.label() == "cpu:1").then_some(4);
+            Checked::with_faults(device, Faults { endless_computation, ..Faults::default() })
+        });
+        let engine = engine_on(&model(), &setup, &devices).unwrap();
+        let error = tokens(&engine).unwrap_err();
+        assert_eq!(error.to_string(), "stage 1 on cpu:1 has not completed a computation for 1 s");
+        assert!(engine.shutdown().left.is_empty(), "only its reports are missing");
+    });
+}
+
+#[test]
 fn a_late_copy_does_not_end_the_run() {
     within(120, || {
         let late = CopyFaultKind::Late { us: 50_000 };
@@ -383,7 +399,7 @@ fn the_command_shows_the_cost_and_the_routes_in_use() {
     let trace = std::fs::read_to_string(&trace).unwrap();
     assert!(trace.contains(r#""route":"staged""#) && trace.contains("checksum · micro-batch"));
 
-    let (json, _) = run(&["--json", "--stall-timeout", "0"]);
+    let (json, _) = run(&["--json", "--stall-timeout", "0", "--compute-timeout", "0"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let verified = &json["verified_transfers"];
     assert!(verified["transfers"].as_u64() > Some(0), "{verified}");

@@ -121,7 +121,7 @@ fn prefill_stages_pass_the_blocks_of_rings() {
             let engine = start(model, &found, &plan, false);
             let out = tokens(&engine.session(), &ids, 60);
             assert_eq!(out, expected, "{selected}, chunks of {chunk}");
-            let trace = engine.shutdown();
+            let trace = engine.shutdown().trace;
             let mut copies = trace.spans().iter().filter(|span| span.kind == SpanKind::KeysAndValues);
             assert!(copies.any(|span| span.stage == 2), "{selected}, chunks of {chunk}");
         }

@@ -35,6 +35,7 @@ mod models;
 mod pictures;
 mod pipelines;
 mod plan_api;
+mod requests;
 mod rope_lengths;
 mod row_lengths;
 mod simulation;

@@ -242,7 +242,7 @@ fn check_chunks(activations: Activations, class: NumericsClass) {
             for chunk in [1, 2, 5, 16, 64] {
                 let engine = support::engine(&model, &Setup { trace: true, ..setup(chunk, 2) });
                 let out = block_on(engine.session().logits(&ids)).unwrap();
-                let trace = engine.shutdown();
+                let trace = engine.shutdown().trace;
                 let batches = trace.spans().iter().filter(|s| s.kind == SpanKind::Compute && s.stage == 0);
                 assert_eq!(batches.count(), ids.len().div_ceil(chunk as usize), "chunk {chunk}");
                 let error = relative_error(&out, &whole);
@@ -596,7 +596,7 @@ fn the_trace_shows_both_stages_busy_simultaneously() {
             block_on(listen(stream)).unwrap();
         }
         drop(session);
-        let trace = engine.shutdown();
+        let trace = engine.shutdown().trace;
 
         let overlap = overlap(&trace);
         let least = *overlap.busy_ns.iter().min().unwrap();

@@ -43,7 +43,7 @@ fn run(model: &Model, requests: u32, prompt: u32, new: u32) -> (Plan, Trace) {
         assert_eq!(block_on(listen(stream)).unwrap().ids.len(), new as usize);
     }
     drop(session);
-    (engine.plan().clone(), engine.shutdown())
+    (engine.plan().clone(), engine.shutdown().trace)
 }
 
 /// Simulates `plan` under `load`, with the times that the run measured.
@@ -258,7 +258,7 @@ fn simulate_reads_requests_from_files_and_reports_errors_in_them() {
     refused(&["--requests-file", text(&path)], "requests.csv: line 3: prompt_tokens is '-9'");
     refused(&["--requests-file", text(&path), "--requests", "3"], "cannot be used with");
     refused(&["--rate", "0"], "a rate is");
-    refused(&["--prompt-tokens", "5-2"], "the lengths of a prompt (--prompt-tokens) are 5-2;");
+    refused(&["--prompt-tokens", "5-2"], "the lengths of a prompt are 5-2;");
     refused(&["--new-tokens", "many"], "'many' is not a length");
     let (code, _, err) = command(&["--requests-file", text(Path::new("nowhere.csv"))]);
     assert!(code == 7 && err.contains("cannot read nowhere.csv"), "{code}: {err}");

@@ -98,7 +98,7 @@ fn check(checkpoint: &Checkpoint, found: &Devices, mut plan: Plan, segments: &[u
         assert!(logits(&session, ids) == expected, "{what}");
         assert_eq!(tokens(&session, ids, FEW), expected_tokens, "{what}");
         drop(session);
-        let trace = engine.shutdown();
+        let trace = engine.shutdown().trace;
         let copies = trace.spans().iter().filter(|span| span.kind == SpanKind::Weights).count();
         // Each micro-batch copies the weights again. Some segments may have an arena of their own.
         assert!(copies > FEW as usize * copied, "{what}: {copies} copies");
@@ -152,7 +152,7 @@ fn prefill_stages_change_no_token() {
                 let engine = start(&model, &found, &plan, false);
                 let out = tokens(&engine.session(), &case.prompt_ids, MORE);
                 assert_eq!(out, case.greedy_ids[..MORE as usize], "{split} from {from_tokens}");
-                let trace = engine.shutdown();
+                let trace = engine.shutdown().trace;
                 let mut copies = trace.spans().iter().filter(|span| span.kind == SpanKind::KeysAndValues);
                 assert_eq!(copies.any(|span| span.stage == 2), passes, "{split} from {from_tokens}");
             }

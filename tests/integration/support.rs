@@ -114,6 +114,7 @@ pub struct Setup<'a> {
     pub route: Option<Route>,
     pub verify_transfers: bool,
     pub stall_timeout: Option<Duration>,
+    pub compute_timeout: Option<Duration>,
     /// Whether the engine opens each device only once, without a self-test before.
     pub no_self_test: bool,
 }
@@ -138,6 +139,7 @@ impl Default for Setup<'_> {
             route: None,
             verify_transfers: false,
             stall_timeout: None,
+            compute_timeout: None,
             no_self_test: false,
         }
     }
@@ -205,6 +207,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     let mut options = EngineOptions::default();
     (options.all_logits, options.trace) = (setup.all_logits, setup.trace);
     (options.verify_transfers, options.stall_timeout) = (setup.verify_transfers, setup.stall_timeout);
+    options.compute_timeout = setup.compute_timeout;
     options.no_self_test = setup.no_self_test;
     Engine::start_exact(model, devices, &plan, options)
 }

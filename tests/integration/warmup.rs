@@ -28,7 +28,7 @@ fn a_warm_up_runs_all_stages_and_changes_no_token() {
         let out = tokens(&session, &case.prompt_ids, NEW_TOKENS);
         assert_eq!(out, case.greedy_ids[..NEW_TOKENS as usize]);
         drop(session);
-        let trace = engine.shutdown();
+        let trace = engine.shutdown().trace;
         let is_prefill = plan.prefill_stage.is_some();
         let steps = vec![1; plan.slots as usize * if is_prefill { 2 } else { 1 }];
         let mut expected = vec![[&[20], &steps[..]].concat(); 2];

@@ -67,12 +67,15 @@ pub struct Faults {
     pub short_copies: Option<ShortCopies>,
     /// A fault of some copies. Recorded programs are not affected.
     pub copy_fault: Option<CopyFault>,
+    /// The computation that is never reported as completed, counted from 1.
+    pub endless_computation: Option<u64>,
 }
 
 impl Faults {
     /// Returns true if these faults delay or suppress reports of completion.
     fn touch_timelines(&self) -> bool {
         self.lost_at_command.is_some()
+            || self.endless_computation.is_some()
             || self.random_delay_us > 0
             || self.delay_us.iter().any(|&us| us > 0)
             || self.copy_fault.is_some_and(|fault| fault.touches_timelines())
@@ -112,6 +115,7 @@ pub(crate) struct Faulty {
     imports: u64,
     submissions: u64,
     commands: u64,
+    computations: u64,
     /// Number of copies to which [`Faults::copy_fault`] can apply.
     copies: u64,
     /// Number of commands in each program.
@@ -141,6 +145,7 @@ impl Faulty {
             imports: 0,
             submissions: 0,
             commands: 0,
+            computations: 0,
             copies: 0,
             programs: HashMap::new(),
             loss: None,
@@ -156,6 +161,10 @@ impl Faulty {
     /// submission wait until the previous compute submission and its rest period have ended.
     fn due(&mut self, submission: &mut Submission, fault: Option<CopyFaultKind>) -> Due {
         let (queue, signal) = (submission.queue, submission.signal);
+        self.computations += u64::from(queue == QueueKind::Compute);
+        if queue == QueueKind::Compute && self.faults.endless_computation == Some(self.computations) {
+            return Due::After(Duration::MAX);
+        }
         let late = fault.map_or(Duration::ZERO, CopyFaultKind::delay);
         if queue != QueueKind::Compute || self.throttle.duty_percent.is_none() {
             return Due::After(self.faults.delay(queue, signal.value).saturating_add(late));

@@ -15,7 +15,8 @@ use ragtag_hal::Timing;
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{
-    Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler, Sampling, StageSpec,
+    Flow, Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler, Sampling,
+    StageSpec,
 };
 use std::sync::mpsc;
 use std::time::Duration;
@@ -56,7 +57,17 @@ impl CalibrationPipeline {
         let logit_row_bytes = compiled.result.row_bytes();
         let weights = Box::new(Filling::new(&compiled));
         let (streamed, arenas, from_file) = Default::default();
-        let stages = vec![StageSpec { device: 0, compiled, streamed, arenas, from_file, weights }];
+        let (longest, compute_timeout) = (None, None);
+        let stages = vec![StageSpec {
+            device: 0,
+            compiled,
+            streamed,
+            arenas,
+            from_file,
+            longest,
+            compute_timeout,
+            weights,
+        }];
         let mut options =
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         // Two sequences decode in micro-batches of their own.
@@ -96,17 +107,15 @@ impl CalibrationPipeline {
         sender: &mpsc::Sender<(u32, u64, Reply)>,
     ) -> Result<()> {
         let sampler = Sampler::new(Sampling::greedy()).map_err(|error| Error::Usage(error.to_string()))?;
-        let job = Job::Generate {
-            max_new_tokens: tokens,
-            end_tokens: Vec::new(),
-            sampler: Box::new(FixedChoice { sampler }),
-        };
         let sender = sender.clone();
-        let reply = Box::new(move |reply| {
+        let reply = move |reply| {
             // Sending fails only if the receiver was dropped, and then the reply is not needed.
             let _ = sender.send((sequence, Timing::now_ns(), reply));
-        });
-        self.pipeline.submit(Request { prompt: vec![1; prompt as usize], job, reply });
+            Flow::Go
+        };
+        let job = Job::generate(tokens, FixedChoice { sampler });
+        let request = Request::new(vec![1; prompt as usize], job, reply);
+        self.pipeline.submit(Request { shares_prefix: false, ..request });
         Ok(())
     }
 }
@@ -128,6 +137,10 @@ struct FixedChoice {
 }
 
 impl Sample for FixedChoice {
+    fn window(&self) -> usize {
+        self.sampler.window()
+    }
+
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> std::result::Result<u32, String> {
         Ok(self.sampler.sample(logits, history).map_or(1, |_| 1))
     }

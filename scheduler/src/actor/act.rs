@@ -105,8 +105,8 @@ impl Actor {
         let (signal, waits) = (submission.signal, submission.waits.clone());
         let pending = Pending { signal, waits, stage: stage.stage, copied };
         self.copies.add(pending, self.own[submission.queue.index()].value());
-        stage.recorder.submitted(submission.signal, label);
-        self.device.submit(submission)
+        stage.recorder.submitted(signal, label);
+        self.device.submit(submission).inspect(|()| self.copies.accept(signal))
     }
 
     /// Returns an error that attributes a device failure to the stage at index `at` of this device.

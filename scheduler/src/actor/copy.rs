@@ -72,6 +72,7 @@ impl Actor {
         let (work, waits) = (Work::Commands(Vec::new()), copy.waits.clone());
         let empty = Submission::timed(end.queue(), work, waits, copy.signal);
         self.device.submit(empty).map_err(|cause| self.failed(at, cause))?;
+        self.copies.accept(copy.signal);
         if !self.verified {
             self.refused.push_back((at, copy, error));
         }

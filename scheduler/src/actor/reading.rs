@@ -9,18 +9,17 @@ use crate::core::{FileParts, StreamAction};
 use crate::error::{Error, Result};
 use crate::message::{RunAddress, RunUrgent};
 use crate::trace::{Label, TraceSink};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use ragtag_graph::WeightChunk;
+use ragtag_hal::queues::Thread;
 use ragtag_hal::{HostRegion, Point, QueueKind, Submission, Timeline, Timing, Work};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time that a stage waits for the end of its thread. A drive or a network share that does not answer
 /// must not keep a run from ending.
@@ -79,9 +78,7 @@ pub(super) struct Reader {
     timeline: Arc<Timeline>,
     copies: Copies,
     stopped: Arc<AtomicBool>,
-    /// Disconnected when the thread ends.
-    ended: Receiver<Infallible>,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
 }
 
 impl Reader {
@@ -96,14 +93,9 @@ impl Reader {
         let FileReads { timeline, copies } = reading.to.clone();
         let stopped = Arc::<AtomicBool>::default();
         let (theirs, name) = (Arc::clone(&stopped), format!("{} reader", reading.label));
-        let (ends, ended) = bounded(0);
-        let work = move || {
-            reading.serve(&inbox, &theirs);
-            drop((reading, ends));
-        };
-        let thread = std::thread::Builder::new().name(name).spawn(work);
-        let thread = thread.map_err(|e| Error::spec(format!("cannot start a thread: {e}")))?;
-        Ok(Self { stage, jobs: Some(jobs), parts, timeline, copies, stopped, ended, thread: Some(thread) })
+        let thread = Thread::spawn(name, move || reading.serve(&inbox, &theirs));
+        let thread = thread.map_err(|e| Error::spec(e.to_string()))?;
+        Ok(Self { stage, jobs: Some(jobs), parts, timeline, copies, stopped, thread })
     }
 
     /// Returns the parts whose weights the thread reads.
@@ -116,6 +108,7 @@ impl Reader {
         let (signal, waits) = (job.signal, job.after.into_iter().collect());
         let read = Pending { signal, waits, stage: self.stage, copied: Some(Copied::FromFile) };
         self.copies.add(read, self.timeline.value());
+        self.copies.accept(signal);
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job);
         }
@@ -128,11 +121,8 @@ impl Drop for Reader {
         self.jobs = None;
         // Release the copies that wait for reads.
         self.timeline.fail(ragtag_hal::Error::Closed { cause: "its stage has ended".into() });
-        match self.ended.recv_timeout(LONGEST_END) {
-            Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!(stage = self.stage, "leaving a read of the model's file behind");
-            }
-            _ => self.thread.take().into_iter().for_each(|thread| drop(thread.join())),
+        if !self.thread.ends_before(Instant::now() + LONGEST_END) {
+            tracing::warn!(stage = self.stage, "leaving a read of the model's file behind");
         }
     }
 }

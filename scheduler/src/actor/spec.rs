@@ -4,6 +4,7 @@ use super::streaming::Streamed;
 use super::weights::WeightSource;
 use ragtag_graph::CompiledStage;
 use ragtag_graph::execution::Arenas;
+use std::time::Duration;
 
 /// A stage: its device, its compiled program and its weights.
 pub struct StageSpec {
@@ -19,6 +20,11 @@ pub struct StageSpec {
     /// Streamed segments whose weights are read from `weights` for each micro-batch, in ascending order. Host
     /// memory holds no copy of them. Empty on a prefill stage.
     pub from_file: Vec<usize>,
+    /// Predicted time of the longest computation, if it is known.
+    pub longest: Option<Duration>,
+    /// Time after which a computation that does not complete ends the run. It starts when the previous computation
+    /// of the device has completed. `None` disables the limit.
+    pub compute_timeout: Option<Duration>,
     /// Source of the stage's weights.
     pub weights: Box<dyn WeightSource>,
 }

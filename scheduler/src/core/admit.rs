@@ -64,13 +64,14 @@ impl RunCore {
 
     /// Returns whether the sequence is admitted.
     fn is_admitted(&self, id: SequenceId) -> bool {
-        self.promised.contains_key(&id) || self.sequences.get(&id).is_some_and(|s| s.holding.is_some())
+        self.sequences.get(&id).is_some_and(|s| s.holding.is_some()) || self.promised.contains_key(&id)
     }
 
     /// Puts a sequence into the queue to which its state belongs. It is in none.
     pub(super) fn enqueue(&mut self, id: SequenceId) {
-        let is_admitted = self.is_admitted(id);
-        let sequence = self.sequence(id);
+        let sequence = self.sequences.get_mut(&id);
+        let sequence = sequence.unwrap_or_else(|| panic!("{id} is queued but has ended"));
+        let is_admitted = sequence.holding.is_some() || self.promised.contains_key(&id);
         sequence.place = match () {
             () if sequence.is_paused || sequence.left() == 0 => Place::Nowhere,
             () if !is_admitted => Place::Waiting,

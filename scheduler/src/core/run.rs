@@ -8,8 +8,9 @@ use crate::error::{Error, Refusal, Result};
 use ragtag_graph::KvRing;
 use ragtag_graph::execution::{Chunks, KvUse};
 use ragtag_hal::Point;
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// The coordinator's description of a pipeline. All numbers are at least 1, and no prefill chunk has more
@@ -241,14 +242,14 @@ pub struct RunCore {
     /// Time of the current event.
     pub(super) now: Nanoseconds,
     pub(super) pool: Pools,
-    pub(super) sequences: BTreeMap<SequenceId, Sequence>,
+    pub(super) sequences: FxHashMap<SequenceId, Sequence>,
     /// Sequences that are not admitted, in the order of their ranks, and the number of their tokens.
     pub(super) waiting: BTreeSet<Rank>,
     pub(super) waiting_tokens: u64,
     /// Whether a waiting sequence may be admitted that could not be before.
     pub(super) may_admit: bool,
     /// Blocks and ring blocks that the pool keeps for each admitted sequence that holds none yet, and their sums.
-    pub(super) promised: BTreeMap<SequenceId, (u32, u32)>,
+    pub(super) promised: FxHashMap<SequenceId, (u32, u32)>,
     pub(super) promised_blocks: (u32, u32),
     /// Admitted sequences whose tokens have not entered the pipeline completely, in admission order.
     pub(super) prefilling: VecDeque<SequenceId>,
@@ -307,11 +308,11 @@ impl RunCore {
         }
         Ok(Self {
             pool: Pools::new(kv_blocks, shape.kv_ring, shape.kv_use),
-            sequences: BTreeMap::new(),
+            sequences: FxHashMap::default(),
             waiting: BTreeSet::new(),
             waiting_tokens: 0,
             may_admit: false,
-            promised: BTreeMap::new(),
+            promised: FxHashMap::default(),
             promised_blocks: (0, 0),
             prefilling: VecDeque::new(),
             ready: VecDeque::new(),
@@ -350,6 +351,11 @@ impl RunCore {
     /// [`RunEvent::Tick`] then.
     pub fn next_deadline_ns(&self) -> Option<Nanoseconds> {
         self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Returns whether micro-batches are in the pipeline.
+    pub fn is_busy(&self) -> bool {
+        !self.in_flight.is_empty()
     }
 
     /// Returns the current load.
@@ -407,8 +413,7 @@ impl RunCore {
                 return Ok(());
             }
             RunEvent::Stop => {
-                let all: Vec<_> = self.sequences.keys().copied().collect();
-                for sequence in all {
+                for sequence in self.all() {
                     self.unqueue(sequence);
                     self.finish(sequence, FinishReason::Cancelled, actions);
                 }
@@ -564,10 +569,17 @@ impl RunCore {
         Some(sequence)
     }
 
+    /// Returns all sequences, in the order of their ids.
+    fn all(&self) -> Vec<SequenceId> {
+        let mut all: Vec<_> = self.sequences.keys().copied().collect();
+        all.sort_unstable();
+        all
+    }
+
     /// Ends the run with the error `why` and returns the remaining sequences.
     fn end(&mut self, why: Error) -> Vec<SequenceId> {
         self.ended = Some(why);
-        let all: Vec<_> = self.sequences.keys().copied().collect();
+        let all = self.all();
         for &id in &all {
             self.unqueue(id);
             self.remove(id);

@@ -6,8 +6,13 @@ use serde::{Deserialize, Serialize};
 /// Selects the next tokens of one sequence. Each request has its own sampler, with its own settings and
 /// random generator.
 pub trait Sample: Send {
+    /// Returns the number of recent tokens that this sampler reads.
+    fn window(&self) -> usize {
+        usize::MAX
+    }
+
     /// Returns the token that follows `history`. `logits` are those of the last position. `history` holds the
-    /// prompt and all tokens generated so far.
+    /// prompt and all tokens generated so far, or at least the last [`window`](Self::window) of them.
     ///
     /// # Errors
     /// Returns a message if no token can be selected. The sequence then ends.
@@ -15,6 +20,10 @@ pub trait Sample: Send {
 }
 
 impl Sample for crate::sampling::Sampler {
+    fn window(&self) -> usize {
+        crate::sampling::Sampler::window(self)
+    }
+
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String> {
         crate::sampling::Sampler::sample(self, logits, history).map_err(|e| e.to_string())
     }

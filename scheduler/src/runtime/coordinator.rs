@@ -1,22 +1,22 @@
 //! The coordinator's thread. It drives the coordinator's core, reads logits, samples tokens and calls reply
 //! sinks.
 
-use crate::copies::Watch;
 use crate::core::{
-    LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sample, Sampled, SequenceId,
-    StageEvent,
+    LogitRows, MicroBatch, MicroBatchId, Path, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent,
 };
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunMessage, RunUrgent};
 use crate::runtime::PipelineStats;
-use crate::runtime::request::{Client, Reply, RequestMessage};
+use crate::runtime::request::{Client, Picker, Reply, RequestMessage, Waiting};
 use crate::runtime::spec::Layout;
 use crate::transfers::Transfers;
+use crate::watch::Watch;
 use crossbeam_channel::{Receiver, select_biased};
-use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Lease, Timeline, Timing, Turn};
+use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Timeline, Timing, Turn};
 use rayon::prelude::*;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,48 +39,33 @@ impl Logits {
         Ok(Self { region: Arc::new(region), part_bytes, row_bytes })
     }
 
-    /// Returns row `row` of the logits of the micro-batch that holds `credit`.
-    fn row(&self, credit: u32, row: u32) -> Result<Lease<'_>> {
-        let start = (u64::from(credit) * self.part_bytes + u64::from(row) * self.row_bytes) as usize;
-        // The download has completed, so no device writes to these bytes.
-        let lease = self.region.read(start..start + self.row_bytes as usize);
-        lease.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))
+    /// Returns the bytes of the first `rows` rows of the micro-batch that holds `credit`.
+    fn range(&self, credit: u32, rows: u32) -> Range<usize> {
+        let start = (u64::from(credit) * self.part_bytes) as usize;
+        start..start + (u64::from(rows) * self.row_bytes) as usize
     }
-}
-
-/// Returns the f32 values of a row.
-fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
-    row.floats().ok_or_else(|| Error::protocol("a row of logits is not aligned to floats"))
 }
 
 /// Number of sequences from which the threads of rayon's pool share the sampling. Fewer sequences take less
 /// time than waking the threads.
 const SHARED_ROWS: usize = 8;
+/// Bytes of logits from which these threads share the copying.
+const SHARED_BYTES: usize = 1 << 20;
 
-/// State of a sequence for its next token, taken from its client while threads sample.
+/// A token to sample.
 struct Draw {
     sequence: SequenceId,
-    /// Row of the sequence's logits.
-    row: u32,
-    sampler: Box<dyn Sample>,
-    history: Vec<u32>,
+    /// The row of its logits.
+    rows: Range<u32>,
+    picker: Arc<Mutex<Picker>>,
 }
 
-impl Draw {
-    /// Returns `None` if the client has no sampler.
-    fn of(sequence: SequenceId, client: &mut Client, row: u32) -> Option<Self> {
-        let sampler = client.sampler.take()?;
-        Some(Self { sequence, row, sampler, history: std::mem::take(&mut client.history) })
-    }
-}
-
-/// Replies that the coordinator defers until it has executed the actions for which devices wait.
+/// Numbers that the coordinator adds to the statistics after each event.
 #[derive(Default)]
-struct News {
-    /// Sequences that have new tokens.
-    of: Vec<SequenceId>,
-    /// Clients whose sequences have ended, each with its last reply.
-    last: Vec<(Client, Reply)>,
+struct Progress {
+    micro_batches: u64,
+    prompt_tokens: u64,
+    new_tokens: u64,
 }
 
 /// Ends of a path of micro-batches.
@@ -96,11 +81,28 @@ pub(super) struct PathEnds {
     pub(super) token_return: Transfers,
 }
 
+/// Work that an event has caused. The lists are empty between two events.
+#[derive(Default)]
+pub(super) struct Pending {
+    /// Events that the core has not handled yet.
+    events: VecDeque<RunEvent>,
+    actions: Vec<RunAction>,
+    /// Micro-batches whose logits have been read.
+    collected: Vec<MicroBatchId>,
+    /// Replies, which wait until the coordinator has executed the actions for which devices wait.
+    news: Vec<(SequenceId, Reply)>,
+    progress: Progress,
+}
+
 /// State of the coordinator's thread.
 pub(super) struct Coordinator {
     pub(super) core: RunCore,
     pub(super) inbox: Mailbox<RunMessage, RunUrgent>,
     pub(super) requests: Receiver<RequestMessage>,
+    /// Waiting requests. It is shared with the threads that submit.
+    pub(super) waiting: Arc<Waiting>,
+    /// Number of requests and tokens in `waiting` that are no longer in the channel.
+    pub(super) received: (u64, u64),
     /// Set to true when the coordinator no longer accepts requests.
     pub(super) ended: Arc<AtomicBool>,
     /// Addresses of the devices' mailboxes.
@@ -112,11 +114,14 @@ pub(super) struct Coordinator {
     pub(super) logits: Logits,
     pub(super) clients: HashMap<SequenceId, Client>,
     pub(super) stats: Arc<Mutex<PipelineStats>>,
-    /// Micro-batches whose logits have been read but whose results the core has not handled yet.
-    pub(super) collected: Vec<MicroBatchId>,
+    pub(super) pending: Pending,
     pub(super) anticipation: Anticipation,
-    /// Watches the copies of activations on all devices.
+    /// Watches the work of all devices.
     pub(super) watch: Watch,
+    /// Time of the latest check for stalled work.
+    pub(super) checked_ns: u64,
+    /// Time at which the thread last handled an event.
+    pub(super) now_ns: u64,
 }
 
 /// A message for the coordinator.
@@ -124,38 +129,48 @@ enum Incoming {
     Urgent(RunUrgent),
     Stage(RunMessage),
     Request(RequestMessage),
+    /// A deadline has passed.
+    Deadline,
 }
 
 /// Rejects the requests that are still in the channel after the run has ended.
-pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
+pub(super) fn refuse(requests: &Receiver<RequestMessage>, waiting: &Waiting) {
     while let Ok(message) = requests.try_recv() {
-        if let RequestMessage::Submit { mut client, .. } = message {
-            (client.reply)(Reply::Failed(Error::Stopped));
+        if let RequestMessage::Submit { prompt, client, .. } = message {
+            waiting.leave(prompt.tokens.len() as u64);
+            client.end(Reply::Failed(Error::Stopped));
         }
     }
 }
 
+/// Returns copies of rows of logits.
+fn copies(rows: &[f32], vocabulary: usize) -> Vec<Vec<f32>> {
+    match size_of_val(rows) < SHARED_BYTES {
+        true => rows.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect(),
+        false => rows.par_chunks_exact(vocabulary).map(<[f32]>::to_vec).collect(),
+    }
+}
+
 impl Coordinator {
-    /// Runs until the pipeline stops. If a sampler or a reply sink panics, the run ends and every remaining
-    /// sequence receives the error.
-    pub(super) fn serve(mut self) {
+    /// Runs until the pipeline stops. If this thread panics, which is a bug, the run ends and every remaining
+    /// sequence receives an error. Returns the watch, because the devices may still have work.
+    pub(super) fn serve(mut self) -> Watch {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
-            let error = Error::protocol("a sampler or a reply sink panicked");
-            for (_, mut client) in self.clients.drain() {
-                // This sink may have panicked. The other sinks must still receive the error.
-                let _ = catch_unwind(AssertUnwindSafe(|| (client.reply)(Reply::Failed(error.clone()))));
-            }
+            let error = Error::protocol("the coordinator panicked");
+            self.clients.drain().for_each(|(_, client)| client.end(Reply::Failed(error.clone())));
             self.stop_devices();
         }
         // A sender that sees `ended` rejects the remaining requests itself. Setting `ended` first ensures
         // that this thread or the sender sees each request.
         self.ended.store(true, Ordering::SeqCst);
-        refuse(&self.requests);
+        refuse(&self.requests, &self.waiting);
+        self.watch
     }
 
     fn work(&mut self) {
         loop {
-            let next = self.poll().or_else(|| self.before_sleep()).or_else(|| self.sleep());
+            let next = self.overdue().or_else(|| self.due()).or_else(|| self.poll());
+            let next = next.or_else(|| self.before_sleep()).or_else(|| self.sleep());
             let Some(incoming) = next else { return };
             match incoming {
                 Incoming::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
@@ -168,10 +183,16 @@ impl Coordinator {
                 Incoming::Request(RequestMessage::Cancel { sequence }) => {
                     self.handle(RunEvent::Cancel { sequence })
                 }
+                Incoming::Request(RequestMessage::Resume { sequence }) => {
+                    self.handle(RunEvent::Resume { sequence })
+                }
                 Incoming::Request(RequestMessage::Submit { sequence, prompt, client }) => {
+                    self.received.0 += 1;
+                    self.received.1 += prompt.tokens.len() as u64;
                     self.clients.insert(sequence, client);
                     self.handle(RunEvent::Submit { sequence, prompt });
                 }
+                Incoming::Deadline => self.handle(RunEvent::Tick),
             }
         }
     }
@@ -187,6 +208,12 @@ impl Coordinator {
         self.poll()
     }
 
+    /// Returns an event if the deadline of a sequence has passed.
+    fn due(&self) -> Option<Incoming> {
+        let deadline_ns = self.core.next_deadline_ns()?;
+        (deadline_ns <= Timing::now_ns()).then_some(Incoming::Deadline)
+    }
+
     fn poll(&self) -> Option<Incoming> {
         match self.inbox.poll() {
             Some(mailbox::Envelope::Urgent(urgent)) => Some(Incoming::Urgent(urgent)),
@@ -200,7 +227,9 @@ impl Coordinator {
         let incoming = anticipation.wait(|turn| match turn {
             Turn::Look => self.poll().map_or(Awaited::Nothing, Awaited::Found),
             Turn::Rest(limit) => match self.receive(self.until_check(limit)) {
-                Awaited::Nothing => self.stalled(),
+                Awaited::Nothing => {
+                    self.due().or_else(|| self.stalled()).map_or(Awaited::Nothing, Awaited::Found)
+                }
                 other => other,
             },
         });
@@ -208,17 +237,30 @@ impl Coordinator {
         incoming
     }
 
-    /// Returns the time until the next check for stalled copies, but at most `limit`. Without micro-batches
-    /// in flight, there is no check.
+    /// Returns the time until the next check for stalled work or the next deadline, but at most `limit`.
+    /// Without micro-batches in flight, there is no check.
     fn until_check(&self, limit: Option<Duration>) -> Option<Duration> {
-        let tick = self.watch.tick().filter(|_| self.core.counts().in_flight > 0);
-        limit.into_iter().chain(tick).min()
+        let deadline = self.core.next_deadline_ns();
+        let deadline = deadline.map(|at| Duration::from_nanos(at.saturating_sub(Timing::now_ns())));
+        limit.into_iter().chain(self.tick()).chain(deadline).min()
     }
 
-    /// Returns a failure if a copy has stalled.
-    fn stalled(&mut self) -> Awaited<Incoming> {
-        let error = self.watch.stalled(Instant::now());
-        error.map_or(Awaited::Nothing, |error| Awaited::Found(Incoming::Urgent(RunUrgent::Failed(error))))
+    /// Returns the time between two checks for stalled work. `None` without micro-batches in flight.
+    fn tick(&self) -> Option<Duration> {
+        self.watch.tick().filter(|_| self.core.is_busy())
+    }
+
+    /// Checks for stalled work if the thread has been busy since the latest check was due.
+    fn overdue(&mut self) -> Option<Incoming> {
+        let since = Duration::from_nanos(self.now_ns.saturating_sub(self.checked_ns));
+        self.tick().filter(|tick| since >= *tick).and_then(|_| self.stalled())
+    }
+
+    /// Returns a failure if work has stalled.
+    fn stalled(&mut self) -> Option<Incoming> {
+        self.checked_ns = Timing::now_ns();
+        let error = self.watch.stalled(Instant::now())?;
+        Some(Incoming::Urgent(RunUrgent::Failed(error)))
     }
 
     fn receive(&self, limit: Option<Duration>) -> Awaited<Incoming> {
@@ -244,33 +286,27 @@ impl Coordinator {
     }
 
     /// Passes `event` to the core and executes the resulting actions. Repeats this for events that the
-    /// actions produce.
+    /// actions or the replies produce.
     fn handle(&mut self, event: RunEvent) {
-        let mut events = VecDeque::from([event]);
-        let mut actions = Vec::new();
-        // Reply to clients last, because devices wait for the other actions.
-        let mut news = News::default();
-        while let Some(event) = events.pop_front() {
-            let stepped = self.core.step(Timing::now_ns(), event, &mut actions);
-            let mut outcome = stepped;
+        let (mut next, mut actions) = (Some(event), std::mem::take(&mut self.pending.actions));
+        while let Some(event) = next {
+            let mut outcome = self.core.step(Timing::now_ns(), event, &mut actions);
             for action in actions.drain(..) {
-                if outcome.is_ok() {
-                    outcome = self.act(action, &mut events, &mut news);
-                }
+                // After a failure too, so that tokens that were sampled reach their clients.
+                outcome = outcome.and(self.act(action));
             }
-            if let Err(error) = outcome {
-                events.clear();
-                events.push_back(RunEvent::Failed { error });
-            }
+            self.pending.events.extend(outcome.err().map(|error| RunEvent::Failed { error }));
+            next = self.pending.events.pop_front().or_else(|| {
+                // Replies come last, because devices wait for the other actions.
+                self.count();
+                self.tell();
+                self.pending.events.pop_front()
+            });
         }
-        let now_ns = Timing::now_ns();
-        // The record of the other path ignores the micro-batch.
-        let returns = |id| self.ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, now_ns));
-        self.collected.drain(..).for_each(returns);
-        self.tell(news);
+        self.pending.actions = actions;
     }
 
-    fn act(&mut self, action: RunAction, events: &mut VecDeque<RunEvent>, news: &mut News) -> Result<()> {
+    fn act(&mut self, action: RunAction) -> Result<()> {
         match action {
             RunAction::Enter { path, micro_batch } => {
                 let (device, stage) = self.ends[path as usize].first;
@@ -279,91 +315,93 @@ impl Coordinator {
             }
             RunAction::Collect { micro_batch } => {
                 let sampled = self.collect(&micro_batch)?;
-                self.collected.push(micro_batch.id);
-                events.push_back(RunEvent::Collected { micro_batch: micro_batch.id, sampled });
+                self.pending.collected.push(micro_batch.id);
+                let collected = RunEvent::Collected { micro_batch: micro_batch.id, sampled };
+                self.pending.events.push_back(collected);
             }
             RunAction::Emit { sequence, token } => {
-                self.stats().new_tokens += 1;
-                if let Some(client) = self.clients.get_mut(&sequence) {
-                    client.history.push(token);
-                    client.untold.push(token);
-                    news.of.push(sequence);
-                }
+                self.pending.progress.new_tokens += 1;
+                self.pending.news.push((sequence, Reply::Token { id: token }));
             }
-            RunAction::Finish { sequence, finished } => self.end(sequence, Reply::Finished(finished), news),
-            RunAction::Fail { sequence, error } => self.end(sequence, Reply::Failed(error), news),
+            RunAction::Finish { sequence, finished } => {
+                self.pending.news.push((sequence, Reply::Finished(finished)));
+            }
+            RunAction::Fail { sequence, error } => self.pending.news.push((sequence, Reply::Failed(error))),
             RunAction::Stop => self.stop_devices(),
         }
         Ok(())
     }
 
     /// Reads the logits of a micro-batch. Samples tokens from them, or delivers them to the client. Skips
-    /// sequences that have ended.
+    /// items whose results no longer count.
     fn collect(&mut self, batch: &MicroBatch) -> Result<Vec<Sampled>> {
-        let mut draws = Vec::new();
-        let (mut row, mut prompt_tokens) = (0, 0);
+        let region = Arc::clone(&self.logits.region);
+        // The download has completed, so no device writes to these bytes.
+        let rows = region.read(self.logits.range(batch.credit, batch.logit_rows()));
+        let rows = rows.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))?;
+        let logits = rows.floats().ok_or_else(|| Error::protocol("the logits are not aligned to floats"))?;
+        let vocabulary = self.logits.row_bytes as usize / size_of::<f32>();
+        let rows_of =
+            |rows: &Range<u32>| &logits[rows.start as usize * vocabulary..rows.end as usize * vocabulary];
+        let (mut draws, mut first) = (Vec::new(), 0);
         for item in &batch.items {
-            let first = row;
-            row += item.logit_rows();
-            let Some(client) = self.clients.get_mut(&item.sequence) else { continue };
-            match item.logits {
-                LogitRows::None => {}
-                LogitRows::All => {
-                    for (row, position) in (first..row).zip(item.first_position..) {
-                        let row = floats(&self.logits.row(batch.credit, row)?)?.to_vec();
-                        (client.reply)(Reply::Logits { position, row });
-                    }
+            let rows = first..first + item.logit_rows();
+            first = rows.end;
+            let Some(client) = self.clients.get(&item.sequence).filter(|_| self.core.is_current(item)) else {
+                continue;
+            };
+            let prompt_tokens = client.prompt_tokens.saturating_sub(item.first_position);
+            self.pending.progress.prompt_tokens += u64::from(prompt_tokens.min(item.tokens.len() as u32));
+            if item.logits == LogitRows::All {
+                let replies = copies(rows_of(&rows), vocabulary).into_iter().zip(item.first_position..);
+                let replies = replies.map(|(row, position)| (item.sequence, Reply::Logits { position, row }));
+                self.pending.news.extend(replies);
+            } else if let Some(picker) = client.picker.as_ref().filter(|_| !rows.is_empty()) {
+                draws.push(Draw { sequence: item.sequence, rows, picker: Arc::clone(picker) });
+            }
+        }
+        self.pending.progress.micro_batches += 1;
+        let sample = |draw: &Draw| {
+            let (token, stops) = Picker::pick(&draw.picker, rows_of(&draw.rows));
+            Sampled { sequence: draw.sequence, token, stops }
+        };
+        // The sequences of a large micro-batch wait for the last of them.
+        Ok(match draws.len() < SHARED_ROWS {
+            true => draws.iter().map(sample).collect(),
+            false => draws.par_iter().map(sample).collect(),
+        })
+    }
+
+    /// Adds the progress since the last call to the statistics, and updates the number of waiting requests.
+    fn count(&mut self) {
+        self.now_ns = Timing::now_ns();
+        // The record of the other path ignores the micro-batch.
+        let returns = |id| self.ends.iter().for_each(|ends| ends.token_return.arrived_whole(id, self.now_ns));
+        self.pending.collected.drain(..).for_each(returns);
+        let counts = self.core.counts();
+        let waiting = (u64::from(counts.waiting), counts.waiting_tokens);
+        self.waiting.replace(std::mem::replace(&mut self.received, waiting), waiting);
+        let Progress { micro_batches, prompt_tokens, new_tokens } =
+            std::mem::take(&mut self.pending.progress);
+        if micro_batches + new_tokens > 0 {
+            let mut stats = self.stats();
+            stats.micro_batches += micro_batches;
+            stats.prompt_tokens += prompt_tokens;
+            stats.new_tokens += new_tokens;
+        }
+    }
+
+    /// Sends the pending replies. A sink may pause or end its sequence.
+    fn tell(&mut self) {
+        let Pending { news, events, .. } = &mut self.pending;
+        for (sequence, reply) in news.drain(..) {
+            if matches!(reply, Reply::Finished(_) | Reply::Failed(_)) {
+                if let Some(client) = self.clients.remove(&sequence) {
+                    client.end(reply);
                 }
-                LogitRows::Last => draws.extend(Draw::of(item.sequence, client, first)),
+            } else if let Some(client) = self.clients.get_mut(&sequence) {
+                events.extend(client.tell(sequence, reply));
             }
-            let decode = item.first_position >= client.prompt_tokens;
-            prompt_tokens += if decode { 0 } else { item.tokens.len() as u64 };
-        }
-        let mut stats = self.stats();
-        stats.micro_batches += 1;
-        stats.prompt_tokens += prompt_tokens;
-        drop(stats);
-        self.sample(batch.credit, draws)
-    }
-
-    /// Samples from the logits of the micro-batch that holds `credit`. The threads of rayon's pool share the
-    /// rows of a large micro-batch, because its sequences wait for the last of them.
-    fn sample(&mut self, credit: u32, mut draws: Vec<Draw>) -> Result<Vec<Sampled>> {
-        let logits = &self.logits;
-        let token = |draw: &mut Draw| {
-            let row = logits.row(credit, draw.row)?;
-            Ok(draw.sampler.sample(floats(&row)?, &draw.history))
-        };
-        let tokens: Result<Vec<_>> = match draws.len() < SHARED_ROWS {
-            true => draws.iter_mut().map(token).collect(),
-            false => draws.par_iter_mut().map(token).collect(),
-        };
-        let sampled = draws.iter().zip(tokens?).map(|(draw, token)| Sampled {
-            sequence: draw.sequence,
-            token,
-            stops: false,
-        });
-        let sampled = sampled.collect();
-        for draw in draws {
-            if let Some(client) = self.clients.get_mut(&draw.sequence) {
-                (client.sampler, client.history) = (Some(draw.sampler), draw.history);
-            }
-        }
-        Ok(sampled)
-    }
-
-    fn end(&mut self, sequence: SequenceId, reply: Reply, news: &mut News) {
-        news.last.extend(self.clients.remove(&sequence).map(|client| (client, reply)));
-    }
-
-    /// Sends the pending replies.
-    fn tell(&mut self, news: News) {
-        for sequence in news.of {
-            self.clients.get_mut(&sequence).into_iter().for_each(Client::tell);
-        }
-        for (mut client, reply) in news.last {
-            client.tell();
-            (client.reply)(reply);
         }
     }
 
@@ -411,6 +449,7 @@ mod tests {
     use crate::core::{Limits, MicroBatchId, Prompt, Return, RunShape, Want};
     use crate::mailbox::mailbox;
     use crate::message::RunAddress;
+    use crate::runtime::Flow;
     use crossbeam_channel::never;
     use ragtag_graph::execution::{Chunks, KvUse};
     use ragtag_hal::{QueueKind, TimelineId};
@@ -420,15 +459,15 @@ mod tests {
     fn coordinator(devices: &[u16]) -> (Coordinator, RunAddress, Arc<Timeline>) {
         let run = RunShape {
             stages: 1,
-            decode_groups: 1,
-            credits: 1,
+            decode_groups: 2,
+            credits: 2,
             context: 16,
             vocabulary: 4,
             chunks: Chunks::fixed(4),
             max_rows: 4,
             max_logit_rows: 1,
             max_sequences: 1,
-            kv_blocks: 1,
+            kv_blocks: 2,
             kv_use: KvUse::default(),
             limits: Limits::default(),
             kv_ring: None,
@@ -437,14 +476,16 @@ mod tests {
         };
         let layout =
             Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16, passing_blocks: 1 };
-        let (address, inbox) = mailbox(Lanes::of_run(1));
-        let (actor, _) = mailbox(Lanes::of_device(1, 1, false, [(None, None)]));
+        let (address, inbox) = mailbox(Lanes::of_run(2));
+        let (actor, _) = mailbox(Lanes::of_device(2, 1, false, [(None, None)]));
         let last = Timeline::new(TimelineId { device: DeviceId(0), queue: QueueKind::Download });
         let labels: Vec<_> = devices.iter().map(|device| format!("made-up:{device}")).collect();
         let coordinator = Coordinator {
             core: RunCore::new(layout.run.clone()).unwrap(),
             inbox,
             requests: never(),
+            waiting: Arc::default(),
+            received: (0, 0),
             ended: Arc::default(),
             actors: vec![actor],
             ends: vec![PathEnds {
@@ -454,13 +495,15 @@ mod tests {
                 progress: 0,
                 token_return: Transfers::default(),
             }],
-            devices: devices.iter().copied().map(DeviceId).zip(labels.clone()).collect(),
+            devices: devices.iter().copied().map(DeviceId).zip(labels).collect(),
             logits: Logits::new(&layout).unwrap(),
             clients: HashMap::new(),
             stats: Arc::default(),
-            collected: Vec::new(),
+            pending: Pending::default(),
             anticipation: Anticipation::default(),
-            watch: Watch::new(Vec::new(), [], labels, None),
+            watch: Watch::new(Vec::new(), [], Vec::new(), None),
+            checked_ns: 0,
+            now_ns: 0,
         };
         (coordinator, address, last)
     }
@@ -482,6 +525,45 @@ mod tests {
         };
         coordinator.handle(RunEvent::Return(returned));
         assert_eq!(coordinator.core.counts().active, 0);
+    }
+
+    /// Checks that a failure to read the logits of a micro-batch loses no token of another one.
+    #[test]
+    fn a_failure_loses_no_token_that_was_sampled() {
+        let (mut coordinator, _, last) = coordinator(&[0]);
+        let (send, replies) = std::sync::mpsc::channel();
+        for sequence in [SequenceId(0), SequenceId(1)] {
+            let send = send.clone();
+            let sink = Box::new(move |reply| {
+                send.send((sequence, reply)).unwrap();
+                Flow::Go
+            });
+            let sampler = Box::new(crate::Sampler::new(crate::Sampling::greedy()).unwrap());
+            let picker = Some(Arc::new(Mutex::new(Picker::new(sampler, None, &[1]))));
+            let client = Client { prompt_tokens: 1, picker, sink: Some(sink) };
+            coordinator.clients.insert(sequence, client);
+            let want = Want::Generate { max_new_tokens: 9, end_tokens: [].into() };
+            let prompt = Prompt::new([1].into(), want);
+            coordinator.handle(RunEvent::Submit { sequence, prompt });
+        }
+        for id in 0..2 {
+            let returned = Return { micro_batch: MicroBatchId(id), ready: last.id().at(id + 1) };
+            coordinator.handle(RunEvent::Return(returned));
+        }
+        // A device still writes the logits of the second micro-batch.
+        let region = Arc::clone(&coordinator.logits.region);
+        let written = region.write(coordinator.logits.range(1, 1)).unwrap();
+        last.advance(2);
+        coordinator.catch_up();
+        drop(written);
+        let replies: Vec<_> = replies.try_iter().collect();
+        let [(SequenceId(0), Reply::Token { id: 0 }), (one, Reply::Failed(_)), (other, Reply::Failed(_))] =
+            &replies[..]
+        else {
+            panic!("{replies:?}");
+        };
+        assert_ne!(one, other);
+        assert_eq!(coordinator.stats().new_tokens, 1);
     }
 
     #[test]

@@ -4,12 +4,12 @@ use crate::actor::{Actor, ActorSpec};
 use crate::error::{Error, Result};
 use crate::message::{DeviceAddress, DeviceUrgent, RunUrgent};
 use crate::runtime::spec::LoadProgress;
+use crate::runtime::threads::DeviceThread;
 use crossbeam_channel::{Sender, bounded};
 use ragtag_hal::QueueKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 /// Starts the actors and waits until all have loaded their stages. After a failure, all threads have ended.
 pub(super) fn start(
@@ -17,7 +17,7 @@ pub(super) fn start(
     addresses: &[DeviceAddress],
     total_bytes: u64,
     progress: Arc<dyn Fn(LoadProgress) + Send + Sync>,
-) -> Result<Vec<JoinHandle<()>>> {
+) -> Result<Vec<DeviceThread>> {
     let (abort, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
     let (ready, loaded) = bounded(specs.len());
     let mut threads = Vec::new();
@@ -25,7 +25,7 @@ pub(super) fn start(
     for spec in specs {
         let (ready, aborted, progress) = (ready.clone(), Arc::clone(&abort), Arc::clone(&progress));
         let done = Arc::clone(&done);
-        let name = format!("ragtag {}", spec.label);
+        let label = spec.label.clone();
         let body = move || {
             let report = |stage: u32, bytes: u64| {
                 let done_bytes = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -33,7 +33,7 @@ pub(super) fn start(
             };
             serve(spec, &aborted, &report, &ready);
         };
-        match spawn(name, body) {
+        match DeviceThread::spawn(label, body) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 abort.store(true, Ordering::Relaxed);
@@ -54,7 +54,7 @@ pub(super) fn start(
     }
     if let Err(error) = outcome {
         addresses.iter().for_each(|address| address.send_urgent(DeviceUrgent::Stop));
-        threads.into_iter().for_each(|thread| drop(thread.join()));
+        threads.into_iter().for_each(DeviceThread::end);
         return Err(error);
     }
     Ok(threads)
@@ -85,9 +85,4 @@ fn serve(
         let released = ragtag_hal::Error::Lost { cause: "its actor panicked".into() };
         timelines.iter().for_each(|timeline| timeline.fail(released.clone()));
     }
-}
-
-pub(super) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map_err(|e| Error::spec(format!("cannot start a thread: {e}")))
 }

@@ -10,36 +10,35 @@ mod passages;
 mod request;
 mod shared_weights;
 mod spec;
+mod threads;
 mod wiring;
 
-pub use request::{Job, Reply, ReplySink, Request};
+pub use request::{Busy, Flow, Job, Reply, ReplySink, Request, StopRule};
 pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, STALL_TIMEOUT};
 
 use crate::actor::StageReport;
 use crate::capacity::Lanes;
-use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
+use crate::core::{Limits, Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::Result;
 use crate::mailbox::{LINGER, mailbox};
-use crate::message::{RunAddress, RunMessage, RunUrgent};
+use crate::message::{DeviceAddress, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Trace, TraceSink};
 use crate::transfers::{EdgeReport, Transfers};
-use coordinator::{Coordinator, Logits, refuse};
-use crossbeam_channel::{Receiver, Sender, bounded};
-use loader::spawn;
-use ragtag_hal::Anticipation;
+use crate::watch::Watch;
+use coordinator::{Coordinator, Logits, Pending, refuse};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use ragtag_hal::{Anticipation, Timing};
 use ragtag_transfer::Routes;
-use request::{Client, RequestMessage};
+use request::{Client, Picker, RequestMessage, Waiting};
 use serde::{Deserialize, Serialize};
 use spec::Layout;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
+use threads::{DeviceThread, spawn};
 use wiring::{Wired, connect};
-
-/// Capacity of the request channel to the coordinator, in messages. If the channel is full, submitting a
-/// request blocks briefly.
-const REQUESTS: usize = 1024;
 
 /// Counts, times and load of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,18 +70,24 @@ pub struct PipelineReport {
     pub stats: PipelineStats,
     /// The recorded trace. It is empty if no trace was requested.
     pub trace: Trace,
+    /// Labels of the devices that were left behind, because they did not finish their work.
+    pub left: Vec<String>,
 }
 
 /// A pipeline of loaded, running stages. Dropping it stops the stages and cancels unfinished sequences.
 pub struct Pipeline {
     requests: Sender<RequestMessage>,
+    waiting: Arc<Waiting>,
+    limits: Limits,
     /// Receiving end of the request channel. After the coordinator has ended, the pipeline uses it to reject
     /// late requests.
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
     run: RunAddress,
-    coordinator: Option<JoinHandle<()>>,
-    actors: Vec<JoinHandle<()>>,
+    coordinator: Option<JoinHandle<Watch>>,
+    /// Addresses of the devices' mailboxes.
+    addresses: Vec<DeviceAddress>,
+    actors: Vec<DeviceThread>,
     next_sequence: AtomicU64,
     stats: Arc<Mutex<PipelineStats>>,
     reports: Vec<Arc<Mutex<StageReport>>>,
@@ -119,7 +124,8 @@ impl Pipeline {
 
         let actors = loader::start(specs, &addresses, layout.weight_bytes, Arc::new(progress))?;
 
-        let (requests, request_inbox) = bounded(REQUESTS);
+        let (requests, request_inbox) = unbounded();
+        let waiting = Arc::<Waiting>::default();
         let ended = Arc::<AtomicBool>::default();
         let stats = Arc::new(Mutex::new(PipelineStats::default()));
         for ends in &ends {
@@ -130,64 +136,108 @@ impl Pipeline {
             core,
             inbox: run_inbox,
             requests: request_inbox.clone(),
+            waiting: Arc::clone(&waiting),
+            received: (0, 0),
             ended: Arc::clone(&ended),
-            actors: addresses,
+            actors: addresses.clone(),
             ends,
             devices,
             logits,
             clients: HashMap::new(),
             stats: Arc::clone(&stats),
-            collected: Vec::new(),
+            pending: Pending::default(),
             anticipation: Anticipation::lingering(LINGER),
             watch,
+            checked_ns: 0,
+            now_ns: 0,
         };
-        let coordinator = spawn("ragtag coordinator".into(), move || coordinator.serve())?;
-        Ok(Self {
+        let mut pipeline = Self {
             requests,
+            waiting,
+            limits: options.limits,
             leftovers: request_inbox,
             ended,
             run,
-            coordinator: Some(coordinator),
+            coordinator: None,
+            addresses,
             actors,
             next_sequence: AtomicU64::new(0),
             stats,
             reports,
             crossings,
             sink,
-        })
+        };
+        // If this fails, dropping the pipeline stops the devices.
+        pipeline.coordinator = Some(spawn(move || coordinator.serve())?);
+        Ok(pipeline)
     }
 
-    /// Submits a request. All its results arrive at its reply sink. If the pipeline rejects the request, the
-    /// error arrives there as well. If very many requests are pending, this call may block briefly, so a
-    /// reply sink must not call it.
+    /// Submits a request without blocking. All its results arrive at its reply sink. If the pipeline rejects
+    /// the request, the error arrives there as well.
     pub fn submit(&self, request: Request) -> SequenceId {
-        let sequence = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
-        let (want, sampler) = match request.job {
+        match self.admit(&request) {
+            Ok(()) => self.enter(request),
+            Err(busy) => {
+                let mut reply = request.reply;
+                reply(Reply::Failed(busy.into()));
+                self.new_id()
+            }
+        }
+    }
+
+    /// Submits a request as [`submit`](Self::submit) does, unless too many requests are waiting.
+    ///
+    /// # Errors
+    /// [`Busy`] if the request exceeds [`PipelineOptions::limits`]. Its reply sink is not called.
+    pub fn try_submit(&self, request: Request) -> std::result::Result<SequenceId, Busy> {
+        self.admit(&request).map(|()| self.enter(request))
+    }
+
+    fn admit(&self, request: &Request) -> std::result::Result<(), Busy> {
+        self.waiting.enter(request.prompt.len() as u64, self.limits)
+    }
+
+    fn new_id(&self) -> SequenceId {
+        SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Sends a request that has been counted in `waiting`.
+    fn enter(&self, request: Request) -> SequenceId {
+        let sequence = self.new_id();
+        let Request { prompt: tokens, job, priority, deadline, shares_prefix, reply } = request;
+        let (want, picker) = match job {
             Job::Logits => (Want::Logits, None),
-            Job::Generate { max_new_tokens, end_tokens, sampler } => {
-                (Want::Generate { max_new_tokens, end_tokens: end_tokens.into() }, Some(sampler))
+            Job::Generate { max_new_tokens, end_tokens, sampler, stop } => {
+                let want = Want::Generate { max_new_tokens, end_tokens: end_tokens.into() };
+                (want, Some(Arc::new(Mutex::new(Picker::new(sampler, stop, &tokens)))))
             }
         };
-        let prompt_tokens = request.prompt.len() as u32;
-        let (history, untold) = (request.prompt.clone(), Vec::new());
-        let client = Client { prompt_tokens, history, sampler, untold, reply: request.reply };
-        let prompt = Prompt::new(request.prompt.into(), want);
+        let client = Client { prompt_tokens: tokens.len() as u32, picker, sink: Some(reply) };
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let deadline_ns = deadline.map(|time| Timing::now_ns().saturating_add(nanoseconds(time)));
+        let prompt = Prompt { tokens, want, shares_prefix, priority, deadline_ns };
         self.send(RequestMessage::Submit { sequence, prompt, client });
         sequence
     }
 
     /// Cancels a sequence. The coordinator frees its cache blocks at once, drops its results in flight, and
-    /// notifies its reply sink. Does nothing if the sequence has already ended.
+    /// notifies its reply sink. Does nothing if the sequence has already ended. Never blocks.
     pub fn cancel(&self, sequence: SequenceId) {
         // If the coordinator has ended, the sequence has ended too.
         self.send(RequestMessage::Cancel { sequence });
+    }
+
+    /// Continues a sequence after its reply sink has returned [`Flow::Pause`]. Does nothing if the sequence is
+    /// not paused. Never blocks.
+    pub fn resume(&self, sequence: SequenceId) {
+        self.send(RequestMessage::Resume { sequence });
     }
 
     fn send(&self, message: RequestMessage) {
         // This cannot fail, because the pipeline owns the receiver.
         let _ = self.requests.send(message);
         if self.ended.load(Ordering::SeqCst) {
-            refuse(&self.leftovers);
+            refuse(&self.leftovers, &self.waiting);
         }
     }
 
@@ -208,18 +258,22 @@ impl Pipeline {
     }
 
     /// Stops the pipeline and ends all of its threads. Unfinished sequences are cancelled.
+    ///
+    /// Waits for work in flight, but leaves a device behind that makes no progress for 0.8 s and for twice the predicted
+    /// time of its computations in flight ([`StageSpec::longest`](crate::StageSpec::longest)). Its thread keeps the memory
+    /// that the device may use.
     pub fn shutdown(mut self) -> PipelineReport {
-        self.stop();
-        PipelineReport { stats: self.stats(), trace: self.trace() }
+        let left = self.stop();
+        PipelineReport { stats: self.stats(), trace: self.trace(), left }
     }
 
-    fn stop(&mut self) {
+    /// Stops the threads. Returns the labels of the devices that were left behind.
+    fn stop(&mut self) -> Vec<String> {
         self.run.send_urgent(RunUrgent::Stop);
-        for thread in self.coordinator.take().into_iter().chain(self.actors.drain(..)) {
-            // A thread that panicked has reported the panic to the coordinator, which has failed all
-            // sequences.
-            let _ = thread.join();
-        }
+        let watch = self.coordinator.take().and_then(|thread| thread.join().ok());
+        // The coordinator has stopped the devices, unless it could not start.
+        self.addresses.iter().for_each(|address| address.send_urgent(DeviceUrgent::Stop));
+        threads::end(std::mem::take(&mut self.actors), watch)
     }
 }
 

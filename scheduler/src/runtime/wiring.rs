@@ -5,7 +5,7 @@
 
 use crate::actor::{ActorSpec, ActorStage, Edge, Sharing, StageReport, StageSpec};
 use crate::capacity::{Lanes, routes_of};
-use crate::copies::{Copies, FileReads, Watch, WatchedDevice};
+use crate::copies::{Copies, FileReads, WatchedDevice};
 use crate::error::{Error, Result};
 use crate::mailbox::{Mailbox, Notice, mailbox};
 use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress};
@@ -15,6 +15,7 @@ use crate::runtime::shared_weights::shared_pages;
 use crate::runtime::spec::{Layout, PipelineOptions, PipelineSpec};
 use crate::trace::{Ends, TraceSink};
 use crate::transfers::Transfers;
+use crate::watch::{Watch, WatchedStage};
 use ragtag_hal::{Device, DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
 use ragtag_transfer::Routes;
 use std::ops::Range;
@@ -55,7 +56,8 @@ pub(super) fn connect(
     let shared_weights = shared_pages(&pipeline);
     let (wiring, mailboxes) = Wiring::new(&pipeline, options, &passages);
     let PipelineSpec { devices, stages, prefill } = pipeline;
-    let (ends, watch) = (wiring.ends(&devices), wiring.watch(&devices));
+    let all = stages.iter().chain(&prefill);
+    let (ends, watch) = (wiring.ends(&devices), wiring.watch(&devices, all));
     let named = wiring.places.iter().map(|place| (devices[place.device].id(), wiring.label(place))).collect();
     let actors = devices.into_iter().zip(mailboxes).enumerate();
     let mut actors: Vec<_> = actors.map(|(index, owned)| wiring.actor(index, owned, run, sink)).collect();
@@ -211,8 +213,8 @@ impl<'a> Wiring<'a> {
         self.places.iter().enumerate().filter(is_last).map(ends).collect()
     }
 
-    /// Returns the watch over the copies of all devices, and over the reads from the model's file.
-    fn watch(&self, devices: &[Box<dyn Device>]) -> Watch {
+    /// Returns the watch over the work of all devices, and over the reads from the model's file.
+    fn watch<'s>(&self, devices: &[Box<dyn Device>], stages: impl Iterator<Item = &'s StageSpec>) -> Watch {
         let reads = || self.places.iter().filter_map(|place| place.reads.as_ref());
         let watched = devices.iter().zip(&self.copies).map(|(device, copies)| WatchedDevice {
             copies: copies.clone(),
@@ -221,8 +223,13 @@ impl<'a> Wiring<'a> {
         let watched = watched.chain(reads().map(FileReads::watched)).collect();
         let awaited = self.reach.iter().flat_map(|reach| &reach.timelines);
         let awaited = awaited.chain(reads().map(|reads| &reads.timeline)).cloned();
-        let labels = self.places.iter().map(|place| self.label(place)).collect();
-        Watch::new(watched, awaited, labels, self.options.stall_timeout)
+        let stages = stages.zip(&self.places).map(|(spec, place)| WatchedStage {
+            device: place.device,
+            label: self.label(place),
+            longest: spec.longest,
+            limit: spec.compute_timeout,
+        });
+        Watch::new(watched, awaited, stages.collect(), self.options.stall_timeout)
     }
 
     /// Returns the actor of the device at `index`, without stages.

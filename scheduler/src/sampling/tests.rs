@@ -12,7 +12,7 @@ fn plain() -> Sampling {
         min_p: 0.0,
         repetition_penalty: 1.0,
         repetition_window: 64,
-        seed: 7,
+        seed: Some(7),
     }
 }
 
@@ -217,12 +217,36 @@ fn the_penalty_counts_each_seen_token_once_within_the_window() {
 #[test]
 fn a_seed_gives_the_same_tokens_again_and_another_gives_others() {
     let logits: Vec<f32> = (0..500u16).map(|i| f32::from(i * 37 % 101) / 20.0).collect();
-    let run = |seed| {
-        let mut sampler = sampler(Sampling { seed, ..Sampling::default() });
+    let new = |seed| sampler(Sampling { seed, ..Sampling::default() });
+    let run = |sampler: &mut Sampler| {
         (0..50).map(|_| sampler.sample(&logits, &[]).expect("a token")).collect::<Vec<_>>()
     };
-    assert_eq!(run(1), run(1));
-    assert_ne!(run(1), run(2));
+    assert_eq!(run(&mut new(Some(1))), run(&mut new(Some(1))));
+    assert_ne!(run(&mut new(Some(1))), run(&mut new(Some(2))));
+    // Without a seed, each sampler draws its own.
+    let (mut one, mut other) = (new(None), new(None));
+    let drawn = run(&mut one);
+    assert_ne!(drawn, run(&mut other));
+    assert_eq!(drawn, run(&mut new(Some(one.seed()))));
+}
+
+#[test]
+fn sequences_share_the_buffers_of_their_thread() {
+    const { assert!(!std::mem::needs_drop::<Sampler>(), "a sampler holds no memory") };
+    let logits: Vec<f32> = (0..500u16).map(|i| f32::from(i * 37 % 101) / 20.0).collect();
+    let penalised = Sampling { repetition_penalty: 1.5, ..plain() };
+    let settings = [Sampling::default(), plain(), penalised].map(|of| Sampling { seed: Some(3), ..of });
+    let draw = |sampler: &mut Sampler, turn| sampler.sample(&logits[turn..], &[1, 2]).expect("a token");
+    let alone = settings.map(|settings| {
+        let mut sampler = sampler(settings);
+        (0..50).map(|turn| draw(&mut sampler, turn)).collect::<Vec<_>>()
+    });
+    let mut beside = settings.map(sampler);
+    for turn in 0..50 {
+        for (sampler, alone) in beside.iter_mut().zip(&alone) {
+            assert_eq!(draw(sampler, turn), alone[turn]);
+        }
+    }
 }
 
 #[test]
@@ -258,12 +282,12 @@ fn filters_agree_with_a_full_sort_on_a_large_vocabulary() {
         expected[*id as usize] = (weight(id).ln() / f64::from(0.7f32)).exp();
     }
     assert!(kept.len() > 3);
-    let mut sampler = sampler(settings);
-    sampler.collect(&logits, &[]);
-    sampler.keep_top_k();
-    sampler.keep_top_p();
-    sampler.keep_min_p();
-    assert_eq!(sampler.candidates.iter().map(|c| c.id).collect::<Vec<_>>(), kept);
+    let mut scratch = Scratch::default();
+    scratch.collect(&settings, &logits, &[]);
+    scratch.keep_top_k(settings.top_k);
+    scratch.keep_top_p(settings.top_p);
+    scratch.keep_min_p(settings.min_p);
+    assert_eq!(scratch.candidates.iter().map(|c| c.id).collect::<Vec<_>>(), kept);
 }
 
 #[test]

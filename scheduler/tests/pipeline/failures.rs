@@ -2,6 +2,11 @@
 
 use super::*;
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
+use std::time::Instant;
+use support::null::Hang;
 
 #[test]
 fn faulty_copies_of_streamed_weights_end_the_run_with_an_error() {
@@ -60,8 +65,9 @@ fn faulty_copies_of_keys_and_values_end_the_run_with_an_error() {
     assert_eq!(error(1, (FaultyCopies::Uploads, 18), CopyFaultKind::Endless), stalled("cpu:1"));
 }
 
+/// Requests arrive more often than the coordinator checks for stalled work.
 #[test]
-fn logits_that_never_arrive_end_the_run_with_an_error() {
+fn logits_that_never_arrive_end_the_run_also_if_the_coordinator_is_busy() {
     let mut setup = Setup::new(2);
     setup.options.stall_timeout = Some(Duration::from_millis(200));
     // Only the last device copies logits to the host, and its activations stay on it.
@@ -69,8 +75,62 @@ fn logits_that_never_arrive_end_the_run_with_an_error() {
     setup.devices[1].copy_fault = Some(CopyFault { kind, copies, least_bytes: 1, after: 3, most: None });
     let pipeline = setup.start().unwrap();
     let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+    let deadline = Instant::now() + TIMEOUT;
+    let error = loop {
+        assert!(Instant::now() < deadline, "the stalled copy was not found");
+        pipeline.cancel(SequenceId(u64::MAX));
+        if let Ok(Reply::Failed(error)) = replies.recv_timeout(Duration::from_millis(5)) {
+            break error;
+        }
+    };
     let stalled = Error::StalledCopy { what: "logits".into(), device: "cpu:1".into(), seconds: 1 };
-    assert_eq!(failed(&all(&replies)), stalled);
+    assert_eq!(error, stalled);
+}
+
+#[test]
+fn an_endless_computation_names_its_stage() {
+    // One micro-batch at a time is in flight, so the stages of the first device take turns.
+    for (computation, stage) in [(7, 0), (8, 2)] {
+        let mut setup = Setup::on(&[0, 1, 0]);
+        setup.options.stall_timeout = Some(Duration::from_millis(100));
+        setup.compute_timeout = Some(Duration::from_millis(200));
+        setup.devices[0].endless_computation = Some(computation);
+        let (specs, watches) = setup.watched();
+        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        let stalled = Error::StalledCompute { stage, device: "cpu:0".into(), seconds: 1 };
+        assert_eq!(failed(&all(&replies)), stalled);
+        assert!(pipeline.shutdown().left.is_empty(), "only the reports are missing");
+        nothing_leaks(&watches, "endless");
+    }
+}
+
+/// Checks that a pipeline stops while the driver of a device hangs, also if no limit has found the hang, and that the
+/// device is closed when its driver answers.
+#[test]
+fn a_device_that_hangs_is_left_behind() {
+    for is_found in [false, true] {
+        let (answer, release) = channel();
+        let (news, hangs) = channel();
+        let mut specs = support::null::hanging_pipeline(Hang { computation: 3, release, news });
+        for stage in &mut specs.stages {
+            stage.longest = Some(Duration::from_millis(1));
+            stage.compute_timeout = is_found.then_some(Duration::from_millis(100));
+        }
+        let pipeline = Pipeline::start(specs, &PipelineOptions::new(2, 128, 16, 12), |_| {}).unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(40));
+        assert_eq!(hangs.recv_timeout(TIMEOUT), Ok(()));
+        if is_found {
+            assert!(matches!(failed(&all(&replies)), Error::StalledCompute { stage: 1, .. }));
+        }
+        let (sender, reports) = channel();
+        std::thread::spawn(move || drop(sender.send(pipeline.shutdown())));
+        let report = reports.recv_timeout(TIMEOUT).expect("a pipeline that never stops");
+        assert_eq!(report.left, ["null:1"]);
+        assert_eq!(hangs.try_recv(), Err(TryRecvError::Empty), "still open");
+        drop(answer);
+        assert_eq!(hangs.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected));
+    }
 }
 
 #[test]
@@ -128,22 +188,45 @@ fn dropping_a_busy_pipeline_ends_it() {
     assert_eq!(finished(&all(&replies)).reason, FinishReason::Cancelled);
 }
 
+/// Checks that a sampler or a reply sink that panics, while it is called or dropped, ends only its own request.
 #[test]
-fn a_panicking_sampler_ends_the_run_without_a_hang() {
+fn a_panic_of_a_client_ends_only_its_own_request() {
     struct Panics;
     impl Sample for Panics {
         fn sample(&mut self, _: &[f32], _: &[u32]) -> std::result::Result<u32, String> {
             panic!("on purpose")
         }
     }
-    let pipeline = Setup::new(2).start().unwrap();
+    struct Dropped;
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            panic!("while dropped")
+        }
+    }
+    let setup = Setup::new(2);
+    let pipeline = setup.start().unwrap();
     let (_, other) = submit(&pipeline, &prompt(9, 1), generate(100));
-    let job = Job::Generate { max_new_tokens: 9, end_tokens: Vec::new(), sampler: Box::new(Panics) };
-    let (_, replies) = submit(&pipeline, &prompt(9, 2), job);
-    assert!(matches!(failed(&all(&replies)), Error::Protocol { .. }));
-    assert!(matches!(failed(&all(&other)), Error::Protocol { .. }));
-    let late = submit(&pipeline, &prompt(9, 3), generate(1));
-    assert!(matches!(failed(&all(&late.1)), Error::Stopped));
+    let cause = failed(&all(&submit(&pipeline, &prompt(9, 2), Job::generate(9, Panics)).1));
+    let expected = "no token for position 9: the sampler panicked: on purpose";
+    assert_eq!(cause.to_string(), expected);
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let sink = move |_| {
+        assert!(counted.fetch_add(1, Ordering::SeqCst) < 3, "on purpose");
+        Flow::Go
+    };
+    pipeline.submit(Request::new(prompt(9, 3), generate(90), sink));
+    let (send, replies) = channel();
+    let (dropped, mut sink) = (Dropped, sink_of(send));
+    pipeline.submit(Request::new(prompt(9, 4), generate(2), move |reply| {
+        let _ = &dropped;
+        sink(reply)
+    }));
+    assert_eq!(tokens(&all(&replies)).len(), 2);
+    assert_eq!(tokens(&all(&other)), setup.model.reference(&prompt(9, 1), 100));
+    assert_eq!(settled(&pipeline).free_blocks, setup.model.kv_blocks);
+    assert_eq!(calls.load(Ordering::SeqCst), 4, "the sink is not called after its panic");
+    assert!(pipeline.stats().new_tokens < 100 + 2 + 50, "its sequence goes on");
 }
 
 /// Checks that every device was dropped and left no objects behind.

@@ -21,7 +21,7 @@ use ragtag_hal::{
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::{Route, Routes, SizedRoute};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use support::Model;
 
@@ -59,6 +59,7 @@ struct Setup {
     from_file: Vec<usize>,
     /// Device of the prefill stage.
     prefill: Option<usize>,
+    compute_timeout: Option<Duration>,
 }
 
 impl Setup {
@@ -76,7 +77,8 @@ impl Setup {
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }.into(); stages - 1];
         let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
         let (hosts, streamed, from_file) = (hosts.into(), Vec::new(), Vec::new());
-        Self { model, devices, hosts, options, streamed, arenas: 0, from_file, prefill: None }
+        let (arenas, prefill, compute_timeout) = Default::default();
+        Self { model, devices, hosts, options, streamed, arenas, from_file, prefill, compute_timeout }
     }
 
     fn specs(&self) -> PipelineSpec {
@@ -93,6 +95,8 @@ impl Setup {
                 compiled: self.model.compile(range.clone()),
                 arenas: self.arenas_of(&streamed),
                 from_file: own(&self.from_file),
+                longest: None,
+                compute_timeout: self.compute_timeout,
                 streamed,
                 weights: Box::new(self.model.weights(range)),
             }
@@ -110,6 +114,8 @@ impl Setup {
                 arenas: self.arenas_of(&streamed),
                 streamed,
                 from_file: Vec::new(),
+                longest: None,
+                compute_timeout: self.compute_timeout,
                 weights: Box::new(self.model.weights(0..segments)),
             }
         });
@@ -147,12 +153,19 @@ impl Setup {
 
 fn submit(pipeline: &Pipeline, prompt: &[u32], job: Job) -> (SequenceId, Receiver<Reply>) {
     let (send, replies) = channel();
-    let reply = Box::new(move |reply| drop(send.send(reply)));
-    (pipeline.submit(Request { prompt: prompt.into(), job, reply }), replies)
+    (pipeline.submit(Request::new(prompt, job, sink_of(send))), replies)
+}
+
+/// Returns a reply sink that sends to `replies`.
+fn sink_of(replies: Sender<Reply>) -> impl FnMut(Reply) -> Flow {
+    move |reply| {
+        drop(replies.send(reply));
+        Flow::Go
+    }
 }
 
 fn generate(max_new_tokens: u32) -> Job {
-    Job::Generate { max_new_tokens, end_tokens: Vec::new(), sampler: Box::new(Greedy) }
+    Job::generate(max_new_tokens, Greedy)
 }
 
 /// Receives all replies to a request. Fails the test if the request does not end in time.
@@ -445,11 +458,7 @@ fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
         options.slots = slots;
         options.routes.fill(route.into());
         let pipeline = Pipeline::start(specs, &options, |_| {}).unwrap();
-        let job = || Job::Generate {
-            max_new_tokens: 3000,
-            end_tokens: Vec::new(),
-            sampler: Box::new(support::null::Zero),
-        };
+        let job = || Job::generate(3000, support::null::Zero);
         for _ in 0..times {
             let requests: Vec<_> = (0..sequences).map(|_| submit(&pipeline, &[0], job())).collect();
             for (_, replies) in requests {
@@ -520,7 +529,7 @@ fn stages_that_do_not_fit_together_are_refused() {
 fn a_trace_names_what_ran_where() {
     let mut setup = Setup::new(2);
     setup.options.trace_spans = 100_000;
-    let PipelineReport { stats, trace } = check(&setup);
+    let PipelineReport { stats, trace, .. } = check(&setup);
     assert_eq!(trace.dropped, 0);
     for stage in 0..2u32 {
         let spans = |kind| trace.spans.iter().filter(move |s| s.stage == stage && s.kind == kind);

@@ -10,6 +10,7 @@ use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{PipelineSpec, StageSpec, WeightSource};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
 
 /// A device whose submissions complete at once without any work.
 pub struct NullDevice {
@@ -17,10 +18,21 @@ pub struct NullDevice {
     adapter: Adapter,
     timelines: [Arc<Timeline>; 3],
     imported: Vec<Arc<Timeline>>,
+    hang: Option<Hang>,
+}
+
+/// A driver that hangs.
+pub struct Hang {
+    /// The first computation that never completes, counted from 1.
+    pub computation: u64,
+    /// Closing the device blocks until the other end is dropped.
+    pub release: Receiver<()>,
+    /// Receives a message for each computation that never completes. Disconnected when the device has been closed.
+    pub news: Sender<()>,
 }
 
 impl NullDevice {
-    fn open(id: u16) -> Box<dyn Device> {
+    fn open(id: u16, hang: Option<Hang>) -> Box<dyn Device> {
         let id = DeviceId(id);
         let adapter = Adapter {
             backend: "null".into(),
@@ -38,7 +50,15 @@ impl NullDevice {
             },
         };
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        Box::new(Checked::new(Box::new(Self { id, adapter, timelines, imported: Vec::new() })))
+        Box::new(Checked::new(Box::new(Self { id, adapter, timelines, imported: Vec::new(), hang })))
+    }
+}
+
+impl Drop for NullDevice {
+    fn drop(&mut self) {
+        if let Some(hang) = &self.hang {
+            let _ = hang.release.recv();
+        }
     }
 }
 
@@ -113,12 +133,22 @@ impl Device for NullDevice {
     }
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
+        let Submission { queue, signal, .. } = submission;
+        let is_endless = |hang: &&Hang| queue == QueueKind::Compute && signal.value >= hang.computation;
+        if let Some(hang) = self.hang.as_ref().filter(is_endless) {
+            let _ = hang.news.send(());
+            return Ok(());
+        }
         for wait in &submission.waits {
             let known = self.timelines.iter().chain(&self.imported).find(|t| t.id() == wait.timeline);
+            let has_passed = known.is_some_and(|t| t.value() >= wait.value);
             // Submissions complete at once, so every awaited point has passed.
-            assert!(known.is_some_and(|t| t.value() >= wait.value), "{wait} has not passed");
+            assert!(has_passed || self.hang.is_some(), "{wait} has not passed");
+            if !has_passed {
+                return Ok(());
+            }
         }
-        self.timelines[submission.queue.index()].advance(submission.signal.value);
+        self.timelines[queue.index()].advance(signal.value);
         Ok(())
     }
 
@@ -154,9 +184,18 @@ impl Sample for Zero {
 /// Returns a pipeline of stages with one segment each on null devices. `hosts` lists the device of each
 /// stage.
 pub fn pipeline(hosts: &[usize]) -> PipelineSpec {
-    let devices = (0..=*hosts.iter().max().expect("a stage")).map(|index| NullDevice::open(index as u16));
+    let devices =
+        (0..=*hosts.iter().max().expect("a stage")).map(|index| NullDevice::open(index as u16, None));
     let stages = hosts.iter().enumerate().map(|(index, &device)| stage(index, hosts.len(), device));
     PipelineSpec { devices: devices.collect(), stages: stages.collect(), prefill: None }
+}
+
+/// Returns a pipeline with one stage on each of two null devices. The second device hangs.
+#[allow(dead_code, reason = "benchmarks inject no faults")]
+pub fn hanging_pipeline(hang: Hang) -> PipelineSpec {
+    let mut specs = pipeline(&[0, 1]);
+    specs.devices[1] = NullDevice::open(1, Some(hang));
+    specs
 }
 
 fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
@@ -166,6 +205,8 @@ fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
         streamed: Vec::new(),
         arenas: None,
         from_file: Vec::new(),
+        longest: None,
+        compute_timeout: None,
         compiled: CompiledStage {
             segments: index..index + 1,
             module: Module {

@@ -238,6 +238,10 @@ pub(crate) struct TransferArgs {
     /// disables the limit.
     #[arg(long, value_name = "SECONDS", default_value_t = ragtag_scheduler::STALL_TIMEOUT.as_secs(), value_parser = clap::value_parser!(u64).range(..=86400), allow_negative_numbers = true, hide = true)]
     pub(crate) stall_timeout: u64,
+    /// End the run if a computation takes longer than this. 0 disables the limit. By default, the limit is 20 times
+    /// the predicted time, at least the limit for copies, and at least 10 times that on a CPU or an emulated device.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=86400), allow_negative_numbers = true, hide = true)]
+    pub(crate) compute_timeout: Option<u64>,
 }
 
 impl TransferArgs {
@@ -248,6 +252,7 @@ impl TransferArgs {
         options.progress = Some(loading());
         options.verify_transfers = self.verify_transfers;
         options.stall_timeout = Some(Duration::from_secs(self.stall_timeout));
+        options.compute_timeout = self.compute_timeout.map(Duration::from_secs);
         options
     }
 }

@@ -37,7 +37,8 @@ impl Placed {
     /// If the GPUs of the selection `auto` fail their self-tests, uses the CPU, as if there were no GPU.
     pub(crate) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let (trace, all_logits) = (options.trace, options.all_logits);
-        let (verify_transfers, stall_timeout) = (options.verify_transfers, options.stall_timeout);
+        let (verify_transfers, timeouts) =
+            (options.verify_transfers, (options.stall_timeout, options.compute_timeout));
         let error = match self.start_here(model, options) {
             Err(error @ Error::Library(crate::Error::Untrusted { .. }))
                 if self.devices.choice().requested == AUTO =>
@@ -52,7 +53,8 @@ impl Placed {
         inform(&summary(&self.plan));
         let mut options = EngineOptions::default();
         (options.trace, options.all_logits) = (trace, all_logits);
-        (options.verify_transfers, options.stall_timeout) = (verify_transfers, stall_timeout);
+        options.verify_transfers = verify_transfers;
+        (options.stall_timeout, options.compute_timeout) = timeouts;
         self.start_here(model, options)
     }
 

@@ -25,6 +25,8 @@ pub(super) struct RingPool {
     is_empty: Vec<bool>,
     /// Kept rings. The oldest comes first.
     kept: BTreeMap<u64, Kept>,
+    /// Number of their blocks.
+    kept_blocks: usize,
     /// The kept ring with which a sequence can go on after a block.
     by_block: HashMap<u32, u64>,
     next: u64,
@@ -38,6 +40,7 @@ impl RingPool {
             empty: (0..total).rev().collect(),
             is_empty: vec![true; total as usize],
             kept: BTreeMap::new(),
+            kept_blocks: 0,
             by_block: HashMap::new(),
             next: 0,
         }
@@ -50,7 +53,7 @@ impl RingPool {
 
     /// Returns the number of blocks that no sequence holds.
     pub(super) fn unused(&self) -> u32 {
-        (self.empty.len() + self.kept.values().map(|kept| kept.ring.len()).sum::<usize>()) as u32
+        (self.empty.len() + self.kept_blocks) as u32
     }
 
     /// Returns the number of ring blocks of a sequence that fills `count` blocks.
@@ -90,6 +93,7 @@ impl RingPool {
     /// Removes a kept ring and returns it.
     fn forget_kept(&mut self, id: u64) -> Option<Arc<[u32]>> {
         let Kept { ring, after } = self.kept.remove(&id)?;
+        self.kept_blocks -= ring.len();
         for block in after {
             if self.by_block.get(&block) == Some(&id) {
                 self.by_block.remove(&block);
@@ -118,6 +122,7 @@ impl RingPool {
         }
         let id = self.next;
         self.next += 1;
+        self.kept_blocks += ring.len();
         self.by_block.extend(after.iter().map(|&block| (block, id)));
         self.kept.insert(id, Kept { ring: Arc::clone(ring), after });
     }
