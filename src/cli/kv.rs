@@ -36,7 +36,7 @@ pub(crate) struct KvArgs {
     prefix_cache: Option<Prefixes>,
 }
 
-/// Which cached block is overwritten first, or `None` if none are kept.
+/// Policy of eviction, or `None` if the cache keeps no blocks.
 #[derive(Clone, Copy, Debug)]
 struct Prefixes(Option<Eviction>);
 
