@@ -578,7 +578,7 @@ mod tests {
     use crate::sim::request::SimRequest;
     use std::ops::Range;
 
-    /// Returns a specification with two requests of 100 tokens, of which they have 20 in common.
+    /// Returns a specification with two requests of 100 tokens. The first 20 are the same.
     fn spec() -> SimSpec {
         let mut spec = SimSpec::random(0);
         (spec.run.context, spec.run.vocabulary, spec.run.recompute_at) = (100, 500, None);
