@@ -71,7 +71,7 @@ fn activations(name: &str) -> Result<Activations, String> {
     all.into_iter().find(|(other, _)| *other == name).map(|(_, it)| it).ok_or_else(|| "f32 or int8".into())
 }
 
-/// What became of the requests.
+/// Tokens and times of the requests.
 struct Outcome {
     seconds: f64,
     tokens: Vec<Vec<u32>>,
@@ -94,7 +94,7 @@ impl Arguments {
         planner.sequences(self.sequences).context(self.prompt + self.tokens)
     }
 
-    /// Returns prompts of which the first tokens are the same. Other seeds have other prompts.
+    /// Returns prompts that begin with the same tokens. Other seeds have other prompts.
     fn prompts(&self, model: &Model, seed: u32) -> Vec<Vec<u32>> {
         let vocabulary = model.hyperparameters().vocabulary;
         let token = |of: u32, at: u32| {

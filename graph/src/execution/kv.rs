@@ -15,7 +15,7 @@ pub enum Reserve {
     Full,
 }
 
-/// Which cached block is overwritten first when no block is free.
+/// Order in which cached blocks are overwritten when no block is free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Eviction {

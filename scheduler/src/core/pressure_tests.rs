@@ -169,12 +169,12 @@ fn a_paused_sequence_keeps_its_place_until_others_need_its_blocks() {
         run.give_back();
     }
     run.step(RunEvent::Pause { sequence: SequenceId(0) });
-    let told = run.counts(0..1)[0];
+    let before = run.counts(0..1)[0];
     while run.counts(1..2)[0] < 15 {
         run.give_back();
     }
     // One row was in flight.
-    assert!(run.counts(0..1)[0] <= told + 1);
+    assert!(run.counts(0..1)[0] <= before + 1);
     run.step(RunEvent::Resume { sequence: SequenceId(0) });
     while run.counts(0..1)[0] < 10 {
         run.give_back();
@@ -269,7 +269,7 @@ fn small_requests_overtake_one_that_waits_for_memory_but_not_for_ever() {
     assert_eq!(order.len(), 80);
 }
 
-/// Checks that prompts enter beside so many decode rows that these alone are as long as the chunk.
+/// Checks that prompts enter beside decode rows that are as many as the chunk has rows.
 #[test]
 fn prompts_do_not_starve_beside_decode_rows() {
     for (credits, groups) in [(1, 1), (2, 2)] {

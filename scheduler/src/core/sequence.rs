@@ -108,7 +108,7 @@ pub struct Finished {
     /// Number of prompt tokens whose keys and values were in the cache when the sequence started.
     #[serde(default)]
     pub cached_tokens: u32,
-    /// How often the sequence was preempted.
+    /// Number of times that the sequence was preempted.
     #[serde(default)]
     pub preemptions: u32,
     /// Times of the sequence.
@@ -314,8 +314,8 @@ impl Sequence {
         if recompute_at.is_some_and(|at| self.start_tokens >= at) { Root::Long } else { Root::Short }
     }
 
-    /// Returns the number of tokens, from the first on, that this sequence has in common with `other`, of which
-    /// it considers `most`.
+    /// Returns the number of tokens, from the first on, that this sequence has in common with the first `most`
+    /// tokens of `other`.
     pub(crate) fn common(&self, other: &Self, most: u32) -> u32 {
         let pairs = self.tokens_from(0).zip(other.tokens_from(0)).take(most as usize);
         pairs.take_while(|(a, b)| a == b).count() as u32

@@ -8,7 +8,7 @@ use ragtag_graph::execution::Eviction;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use std::collections::{BTreeSet, HashMap};
 
-/// Where a prefix begins. Prefixes with different roots have different keys and values for the same tokens.
+/// Start of a prefix. Prefixes with different roots have different keys and values for the same tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Root {
     /// The RoPE frequencies of short sequences.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 struct Kept {
     ring: Arc<[u32]>,
-    /// Blocks of the layers that keep all positions, after each of which a sequence can go on with this ring.
+    /// Blocks of the layers that keep all positions. A sequence can go on with this ring after each of them.
     after: Vec<u32>,
 }
 

@@ -1,3 +1,5 @@
+//! Tests of the pools of cache blocks.
+
 use super::*;
 use ragtag_graph::execution::{Eviction, Reserve};
 
