@@ -82,7 +82,7 @@ fn the_memory_of_the_cache_is_that_of_the_user() {
 #[test]
 fn a_cache_displaces_no_weights_beyond_the_need() {
     let mut world = world(300);
-    world.limits.context = Some(1024);
+    (world.limits.context, world.streaming) = (Some(1024), true);
     let plan = world.plan().expect("fits with streamed weights");
     assert!(!plan.stages[0].streamed.is_empty());
     world.limits.kv_blocks = Some(64 * 24);
