@@ -23,7 +23,7 @@ pub(crate) struct KvArgs {
     kv_values: Option<CacheType>,
     /// Memory for keys and values in all devices together: 8GiB, 512MiB … Default: what is left beside the weights, at
     /// most as much as all sequences need at the full context.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size, hide = true)]
     pub(super) kv_memory: Option<u64>,
     /// When a sequence takes blocks of the KV cache: as it grows, or all of them before it starts. With full, no
     /// sequence is preempted, and results do not depend on other requests. Default: the use in the plan with --plan,

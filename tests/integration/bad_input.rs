@@ -173,10 +173,10 @@ fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
         &["not a plan: chunkiness: unknown field `chunkiness`", "line"],
     );
     plan.changed(
-        "\"ragtag_plan\": 3",
-        "\"ragtag_plan\": 4, \"more\": []",
+        "\"ragtag_plan\": 4",
+        "\"ragtag_plan\": 5, \"more\": []",
         PLACEMENT,
-        &["version 4, but this build reads versions 2 and 3"],
+        &["version 5, but this build reads versions 2 to 4"],
     );
     plan.changed("cpu:1", "cuda:0", PLACEMENT, &["there is no device cuda:0"]);
     plan.changed("cpu:1", "cpu:0", PLACEMENT, &["are both on cpu:0: write them as one range"]);

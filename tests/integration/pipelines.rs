@@ -590,8 +590,10 @@ fn the_trace_shows_both_stages_busy_simultaneously() {
         let engine = support::engine(&model, &setup);
         let session = engine.session();
         let prompt: Vec<u32> = (0..200).map(|i| (i * 31 + 7) % 4096).collect();
+        // Each sequence computes its whole prompt.
+        let generation = Generation { cache: false, ..greedy(16) };
         let streams: Vec<_> =
-            (0..8).map(|_| session.generate(Prompt::Tokens(&prompt), &greedy(16)).unwrap()).collect();
+            (0..8).map(|_| session.generate(Prompt::Tokens(&prompt), &generation).unwrap()).collect();
         for stream in streams {
             block_on(listen(stream)).unwrap();
         }

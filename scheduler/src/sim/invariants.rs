@@ -242,16 +242,20 @@ impl<'a> Invariants<'a> {
         self.same_epoch(item).is_some_and(|(progress, _)| item.first_position >= progress.start_tokens)
     }
 
-    /// Returns whether the latest token of a sequence is all that could enter. With a prefill stage, blocks of ended
-    /// sequences become free later, so a row that needs a further block may wait.
+    /// Returns whether the latest token of a sequence could enter. With a prefill stage, blocks of ended sequences
+    /// become free later. So a row that needs a further block may wait, and with it the rows behind it.
     fn is_any_ready(&self) -> bool {
-        self.sequences.iter().any(|(id, progress)| {
+        let is_ready = |(id, progress): &(&SequenceId, &Progress)| {
             let next = progress.next_position;
+            let is_stopped = self.paused.contains(id) || self.preempted.contains(id);
+            !is_stopped && next >= progress.start_tokens && next < self.tokens(**id)
+        };
+        let has_blocks = |(_, progress): (&SequenceId, &Progress)| {
             let held = progress.latest.as_ref().map_or(0, |item| item.blocks.len() * BLOCK_TOKENS);
-            let has_blocks = self.shape.prefill_from.is_none() || next < held as u32;
-            let has_blocks = has_blocks && !self.paused.contains(id) && !self.preempted.contains(id);
-            has_blocks && next >= progress.start_tokens && next < self.tokens(*id)
-        })
+            self.shape.prefill_from.is_none() || progress.next_position < held as u32
+        };
+        let mut ready = self.sequences.iter().filter(is_ready).peekable();
+        ready.peek().is_some() && ready.all(has_blocks)
     }
 
     fn enter(&mut self, path: Path, batch: &Arc<MicroBatch>) -> Result<(), String> {
