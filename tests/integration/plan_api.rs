@@ -57,7 +57,7 @@ fn conforms(answer: &Value) {
 fn each_option_acts_as_on_the_command_line() {
     let split = "0-4=arc-a770:1,5-13=rx7900xtx:0";
     let mix = json!({"mix": {"latency": 1, "throughput": 0, "first_token": 2}});
-    let options: [(&str, Value, &str); 14] = [
+    let options: [(&str, Value, &str); 16] = [
         ("context", json!({"context": 64}), "--ctx 64"),
         ("sequences", json!({"sequences": 3}), "--parallel 3"),
         ("chunk", json!({"chunk": 32}), "--chunk 32"),
@@ -65,6 +65,8 @@ fn each_option_acts_as_on_the_command_line() {
         ("prompt_tokens", json!({"prompt_tokens": 7}), "--prompt-tokens 7"),
         ("new_tokens", json!({"new_tokens": 9}), "--new-tokens 9"),
         ("kv", json!({"kv": "q8_0/q4_0"}), "--kv-keys q8_0 --kv-values q4_0"),
+        ("kv_memory_bytes", json!({"kv_memory_bytes": 64 << 20}), "--kv-memory 64MiB"),
+        ("kv_use", json!({"kv_use": {"reserve": "full"}}), "--kv-reserve full"),
         ("activations", json!({"activations": "f32"}), "--activations f32"),
         ("wire_type", json!({"wire_type": "f32", "split": split}), "--wire f32 --split SPLIT"),
         ("granularity", json!({"granularity": "half-block"}), "--granularity half"),

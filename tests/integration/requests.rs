@@ -152,13 +152,20 @@ fn a_full_queue_is_busy_and_a_deadline_ends_a_generation() {
         assert_eq!(ragtag::cli::exit_code(&busy), 2);
         assert!(busy.to_string().ends_with("try again later"), "{busy}");
         drop(running);
-        let deadline = Some(Duration::from_millis(300));
-        let said =
-            block_on(listen(session.generate("Once", &Generation { deadline, ..greedy(500) }).unwrap()));
-        let summary = said.unwrap().summary;
+        // The queue is full until the pipeline has cancelled the request that waits.
+        let until = |deadline| {
+            let generation = Generation { deadline, ..greedy(500) };
+            let stream = loop {
+                match session.try_generate("Once", &generation) {
+                    Ok(stream) => break stream,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            block_on(listen(stream)).unwrap()
+        };
+        let summary = until(Some(Duration::from_millis(300))).summary;
         assert!(matches!(summary.reason, Reason::Deadline | Reason::MaxTokens), "{summary:?}");
-        let none = Generation { deadline: Some(Duration::ZERO), ..greedy(500) };
-        let said = block_on(listen(session.generate("Once", &none).unwrap())).unwrap();
+        let said = until(Some(Duration::ZERO));
         assert_eq!((said.summary.reason, said.ids.len()), (Reason::Deadline, 0));
     });
 }
