@@ -1,8 +1,7 @@
 //! Tests plans for other programs: `plan --api`, and fleets that `calibrate --export` writes.
 
 use crate::support::{self, model_path, ragtag, root, text};
-use ragtag::{DeviceOptions, Devices, Fleet, Granularity, Model, Objective, Plan, Planner, Split, WireType};
-use ragtag_hal::Adapter;
+use ragtag::{Fleet, Granularity, Model, Objective, Plan, Planner, Split, WireType};
 use ragtag_kernels::{Activations, KvType};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -233,7 +232,7 @@ fn a_closed_output_ends_the_process_without_an_error() {
 
 /// Calibrates the devices that `arguments` select, and exports them. Checks that plans and simulations with the
 /// export, on a machine without this cache and these devices, are those of this machine.
-fn exports(arguments: &[&str], prepare: &dyn Fn(&mut assert_cmd::Command)) {
+pub(crate) fn exports(arguments: &[&str], prepare: &dyn Fn(&mut assert_cmd::Command)) {
     let folder = tempfile::tempdir().unwrap();
     let (file, model) =
         (folder.path().join("machine.json"), text(&model_path("tales-bitnet-tq2_0")).to_owned());
@@ -284,26 +283,6 @@ fn an_export_gets_the_plans_of_its_machine() {
     let caps = "cpu:0=24MiB,cpu:1=20MiB,host=200MiB";
     let throttles = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:0=threads:1"];
     exports(&[&["--cpu-devices", "2", "--memory", caps], &throttles[..]].concat(), &|_| ());
-}
-
-/// Exports the first OpenCL device and the last Vulkan device, with the CPU.
-#[test]
-fn an_export_of_gpus_gets_the_plans_of_its_machine() {
-    let opencl = Devices::probe(&DeviceOptions::default()).unwrap();
-    let opencl = opencl.report().adapters().find(|adapter| adapter.backend == "opencl").map(Adapter::label);
-    if opencl.is_none() {
-        test_support::skip!("OpenCL driver", "no device");
-    }
-    let labels: Vec<_> = opencl.into_iter().chain(support::last_vulkan()).collect();
-    if labels.is_empty() {
-        return;
-    }
-    let drivers = ["OCL_ICD_VENDORS", "VK_DRIVER_FILES"].map(|name| (name, std::env::var_os(name)));
-    exports(&["--device", &format!("{},cpu:0", labels.join(","))], &|command| {
-        for (name, value) in &drivers {
-            command.env_remove(name).envs(value.iter().map(|value| (name, value)));
-        }
-    });
 }
 
 #[test]
