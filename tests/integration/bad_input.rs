@@ -181,7 +181,7 @@ fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
     plan.changed("cpu:1", "cuda:0", PLACEMENT, &["there is no device cuda:0"]);
     plan.changed("cpu:1", "cpu:0", PLACEMENT, &["are both on cpu:0: write them as one range"]);
     plan.changed("\"context\": 64", "\"context\": 0", PLACEMENT, &["context is 0"]);
-    plan.changed("\"context\": 64", "\"context\": 4294967295", DOES_NOT_FIT, &["cpu:0"]);
+    plan.changed("\"context\": 64", "\"context\": 4294967295", PLACEMENT, &["kv_blocks is 4"]);
     plan.changed("\"sequences\": 1", "\"sequences\": 4294967295", PLACEMENT, &["decode_rows is 1"]);
     plan.changed(
         "\"credits\": ",
