@@ -3,8 +3,8 @@
 use crate::calibrate::Topology;
 use crate::devices::{Devices, StageDevices};
 use crate::error::{Error, Result};
+use crate::held::HeldPipeline;
 use crate::model::Model;
-use crate::running::HeldPipeline;
 use crate::session::Session;
 use crate::stage::{FileWeights, StageInfo, compute_timeout, longest_computation, lowering};
 use crate::trace::Trace;
@@ -174,16 +174,8 @@ impl Engine {
             let streamed = stage.streamed.iter().map(|&segment| segment as usize).collect();
             let arenas = stage.arenas.map(|count| count as usize);
             let from_file = stage.from_file.iter().map(|&segment| segment as usize).collect();
-            specs.push(StageSpec {
-                device,
-                compiled,
-                streamed,
-                arenas,
-                from_file,
-                longest,
-                compute_timeout,
-                weights,
-            });
+            let resident = StageSpec::new(device, compiled, weights);
+            specs.push(StageSpec { streamed, arenas, from_file, longest, compute_timeout, ..resident });
         }
         let prefill = prefill.and_then(|prefill| Some((prefill.from_tokens, specs.pop()?)));
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);

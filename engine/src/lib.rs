@@ -47,6 +47,7 @@ mod engine;
 mod error;
 pub mod files;
 mod fitting;
+mod held;
 mod isolation;
 mod ledger;
 mod model;

@@ -1,10 +1,9 @@
 //! A running sequence: its replies, which its reader takes at its own pace, and its end.
 
 use crate::error::{Error, Result};
-use crate::ledger::Claim;
+use crate::held::HeldPipeline;
 use ragtag_scheduler::core::SequenceId;
-use ragtag_scheduler::{Flow, Pipeline, Reply, ReplySink};
-use std::ops::Deref;
+use ragtag_scheduler::{Flow, Reply, ReplySink};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -75,21 +74,6 @@ pub(crate) fn replies() -> (ReplySink, Replies) {
         flow
     });
     (sink, Replies { receiver, unread })
-}
-
-/// A pipeline, and the claim on the memory that it holds. The claim ends after the pipeline.
-#[derive(Debug)]
-pub(crate) struct HeldPipeline {
-    pub(crate) pipeline: Pipeline,
-    pub(crate) _claim: Claim,
-}
-
-impl Deref for HeldPipeline {
-    type Target = Pipeline;
-
-    fn deref(&self) -> &Pipeline {
-        &self.pipeline
-    }
 }
 
 /// A running sequence. Dropping it before the sequence ends cancels the sequence.

@@ -1,8 +1,9 @@
 //! Sessions, which turn prompts into streams of tokens or logits.
 
 use crate::error::{Error, Result};
+use crate::held::HeldPipeline;
 use crate::model::Model;
-use crate::running::{HeldPipeline, Running, replies};
+use crate::running::{Running, replies};
 use crate::stop::{Matched, StopMatcher, StopStrings};
 use ragtag_graph::TextStream;
 use ragtag_planner::plan::Plan;

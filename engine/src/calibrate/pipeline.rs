@@ -56,18 +56,7 @@ impl CalibrationPipeline {
         lengthen(&mut compiled, busy_us / step_us.max(1.0), lowering.sequences);
         let logit_row_bytes = compiled.result.row_bytes();
         let weights = Box::new(Filling::new(&compiled));
-        let (streamed, arenas, from_file) = Default::default();
-        let (longest, compute_timeout) = (None, None);
-        let stages = vec![StageSpec {
-            device: 0,
-            compiled,
-            streamed,
-            arenas,
-            from_file,
-            longest,
-            compute_timeout,
-            weights,
-        }];
+        let stages = vec![StageSpec::new(0, compiled, weights)];
         let mut options =
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         // Two sequences decode in micro-batches of their own.

@@ -30,6 +30,13 @@ pub struct StageSpec {
 }
 
 impl StageSpec {
+    /// Creates a stage whose weights are resident, and whose computations have no limit.
+    pub fn new(device: usize, compiled: CompiledStage, weights: Box<dyn WeightSource>) -> Self {
+        let (streamed, from_file) = (Vec::new(), Vec::new());
+        let (arenas, longest, compute_timeout) = (None, None, None);
+        Self { device, compiled, streamed, arenas, from_file, longest, compute_timeout, weights }
+    }
+
     pub(crate) fn arenas(&self) -> Arenas {
         Arenas::at_most(self.streamed.len(), self.arenas.unwrap_or(0))
     }

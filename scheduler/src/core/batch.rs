@@ -50,7 +50,8 @@ pub struct Item {
     pub epoch: u32,
     /// Position of the first token in its sequence.
     pub first_position: u32,
-    /// Number of tokens of the sequence's prompt. They count for RoPE frequencies that depend on the length.
+    /// Number of tokens of the sequence when its epoch began. They count for RoPE frequencies that depend on the
+    /// length.
     #[serde(default)]
     pub prompt_tokens: u32,
     /// The tokens. Each is one row.

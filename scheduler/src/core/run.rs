@@ -1,4 +1,5 @@
-//! The coordinator's core: admission, micro-batches, credits, token return and cancellation.
+//! The coordinator's core: events, micro-batches in flight, credits, token return and cancellation. `admit.rs` has
+//! the queues, and `form.rs` forms micro-batches.
 
 use crate::core::form::Formed;
 use crate::core::pool::{Holding, Pools};

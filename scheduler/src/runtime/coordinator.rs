@@ -15,7 +15,8 @@ use crate::watch::Watch;
 use crossbeam_channel::{Receiver, select_biased};
 use ragtag_hal::{Anticipation, Awaited, DeviceId, HostRegion, Timeline, Timing, Turn};
 use rayon::prelude::*;
-use std::collections::{HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,7 +113,7 @@ pub(super) struct Coordinator {
     /// Device id and device label of each stage.
     pub(super) devices: Vec<(DeviceId, String)>,
     pub(super) logits: Logits,
-    pub(super) clients: HashMap<SequenceId, Client>,
+    pub(super) clients: FxHashMap<SequenceId, Client>,
     pub(super) stats: Arc<Mutex<PipelineStats>>,
     pub(super) pending: Pending,
     pub(super) anticipation: Anticipation,
@@ -497,7 +498,7 @@ mod tests {
             }],
             devices: devices.iter().copied().map(DeviceId).zip(labels).collect(),
             logits: Logits::new(&layout).unwrap(),
-            clients: HashMap::new(),
+            clients: FxHashMap::default(),
             stats: Arc::default(),
             pending: Pending::default(),
             anticipation: Anticipation::default(),

@@ -30,9 +30,9 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use ragtag_hal::{Anticipation, Timing};
 use ragtag_transfer::Routes;
 use request::{Client, Picker, RequestMessage, Waiting};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use spec::Layout;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -143,7 +143,7 @@ impl Pipeline {
             ends,
             devices,
             logits,
-            clients: HashMap::new(),
+            clients: FxHashMap::default(),
             stats: Arc::clone(&stats),
             pending: Pending::default(),
             anticipation: Anticipation::lingering(LINGER),

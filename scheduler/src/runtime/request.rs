@@ -159,6 +159,9 @@ impl Waiting {
 
     /// Replaces `before` requests and tokens by `after`.
     pub(super) fn replace(&self, before: (u64, u64), after: (u64, u64)) {
+        if before == after {
+            return;
+        }
         // Both differences may be negative. Addition wraps.
         self.requests.fetch_add(after.0.wrapping_sub(before.0), Ordering::SeqCst);
         self.tokens.fetch_add(after.1.wrapping_sub(before.1), Ordering::SeqCst);
