@@ -6,6 +6,9 @@
 //!
 //! "Alone": a single sequence decodes, so each step is a round trip through all threads. The benchmark prints
 //! the time per step.
+//!
+//! "Coordinator": one stage decodes many sequences in one micro-batch. The benchmark prints the processor time of
+//! the coordinator's thread per token. Only Linux reports the time of a thread.
 
 #![allow(missing_docs)]
 #![allow(clippy::print_stdout)] // a benchmark prints its results
@@ -13,8 +16,10 @@
 #[path = "../tests/support/null.rs"]
 mod null;
 
-use null::{Zero, pipeline};
+use null::{Zero, pipeline, wide_pipeline};
 use ragtag_scheduler::{Flow, Job, Pipeline, PipelineOptions, Reply, Request};
+use std::fs::read_to_string;
+use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -24,27 +29,55 @@ fn measure(stages: usize, sequences: usize, tokens: u32) -> (Duration, u64) {
     let hosts: Vec<_> = (0..stages).collect();
     let options = PipelineOptions::new(stages, 4096, 256 * sequences as u32, 16);
     let pipeline = Pipeline::start(pipeline(&hosts), &options, |_| {}).expect("null devices start");
-    let (send, ended) = channel();
-    let run = |tokens| {
-        for _ in 0..sequences {
-            let send = send.clone();
-            let reply = move |reply| {
-                match reply {
-                    Reply::Finished(_) => send.send(()).expect("the receiver exists"),
-                    Reply::Failed(error) => panic!("{error}"),
-                    Reply::Token { .. } | Reply::Logits { .. } => {}
-                }
-                Flow::Go
-            };
-            pipeline.submit(Request::new([0], Job::generate(tokens, Zero), reply));
-        }
-        (0..sequences).for_each(|_| ended.recv().expect("every sequence ends"));
-    };
-    run(100);
+    generate(&pipeline, sequences, 100);
     let before = pipeline.stats().micro_batches;
     let start = Instant::now();
-    run(tokens);
+    generate(&pipeline, sequences, tokens);
     (start.elapsed(), pipeline.stats().micro_batches - before)
+}
+
+/// Runs `sequences` sequences of `tokens` tokens each in one stage. Returns the processor time of the coordinator's
+/// thread per token in ns.
+fn coordinator_ns(sequences: usize, tokens: u32) -> Option<f64> {
+    let rows = sequences as u32;
+    let options = PipelineOptions::new(1, 4096, 64 * rows, rows);
+    let pipeline =
+        Pipeline::start(wide_pipeline(&[0], rows), &options, |_| {}).expect("a null device starts");
+    generate(&pipeline, sequences, 16);
+    let before = coordinator_time_ns()?;
+    generate(&pipeline, sequences, tokens);
+    Some((coordinator_time_ns()? - before) as f64 / sequences as f64 / f64::from(tokens))
+}
+
+/// Returns the processor time of this process's coordinators so far. Reads the first number of `schedstat`, as
+/// [the kernel's documentation](https://docs.kernel.org/scheduler/sched-stats.html) describes it.
+fn coordinator_time_ns() -> Option<u64> {
+    let threads = std::fs::read_dir("/proc/self/task").ok()?.flatten().map(|thread| thread.path());
+    let is_coordinator = |thread: &PathBuf| {
+        read_to_string(thread.join("comm")).is_ok_and(|name| name.starts_with("ragtag coord"))
+    };
+    let time = |thread: PathBuf| {
+        read_to_string(thread.join("schedstat")).ok()?.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    threads.filter(is_coordinator).map(time).sum()
+}
+
+/// Runs `sequences` sequences of `tokens` tokens each, and waits for their ends.
+fn generate(pipeline: &Pipeline, sequences: usize, tokens: u32) {
+    let (send, ended) = channel();
+    for _ in 0..sequences {
+        let send = send.clone();
+        let reply = move |reply| {
+            match reply {
+                Reply::Finished(_) => send.send(()).expect("the receiver exists"),
+                Reply::Failed(error) => panic!("{error}"),
+                Reply::Token { .. } | Reply::Logits { .. } => {}
+            }
+            Flow::Go
+        };
+        pipeline.submit(Request::new([0], Job::generate(tokens, Zero), reply));
+    }
+    (0..sequences).for_each(|_| ended.recv().expect("every sequence ends"));
 }
 
 fn median(mut samples: Vec<f64>) -> f64 {
@@ -66,5 +99,13 @@ fn main() {
             time.as_secs_f64() * 1e6 / micro_batches as f64
         });
         println!("{stages:6}  {:40.2}  {:18.2}", median(saturated.collect()), median(alone.collect()));
+    }
+    println!("sequences  coordinator, ns per token");
+    for sequences in [1, 64, 256, 1024, 4096] {
+        let tokens = (1_000_000 / sequences as u32).min(900);
+        match (0..5).map(|_| coordinator_ns(sequences, tokens)).collect() {
+            Some(samples) => println!("{sequences:9}  {:25.0}", median(samples)),
+            None => println!("{sequences:9}  {:>25}", "unknown"),
+        }
     }
 }

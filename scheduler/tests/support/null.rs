@@ -182,11 +182,16 @@ impl Sample for Zero {
 }
 
 /// Returns a pipeline of stages with one segment each on null devices. `hosts` lists the device of each
-/// stage.
+/// stage. A micro-batch has at most 16 rows.
 pub fn pipeline(hosts: &[usize]) -> PipelineSpec {
+    wide_pipeline(hosts, 16)
+}
+
+/// Like [`pipeline`], with micro-batches of at most `rows` rows.
+pub fn wide_pipeline(hosts: &[usize], rows: u32) -> PipelineSpec {
     let devices =
         (0..=*hosts.iter().max().expect("a stage")).map(|index| NullDevice::open(index as u16, None));
-    let stages = hosts.iter().enumerate().map(|(index, &device)| stage(index, hosts.len(), device));
+    let stages = hosts.iter().enumerate().map(|(index, &device)| stage(index, hosts.len(), device, rows));
     PipelineSpec { devices: devices.collect(), stages: stages.collect(), prefill: None }
 }
 
@@ -198,8 +203,8 @@ pub fn hanging_pipeline(hang: Hang) -> PipelineSpec {
     specs
 }
 
-fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
-    let params = ParamsShape { rows: 16, logit_rows: 16, sequences: 16, table_blocks: 256 };
+fn stage(index: usize, stages: usize, device: usize, rows: u32) -> StageSpec {
+    let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 256 };
     StageSpec {
         device,
         streamed: Vec::new(),
