@@ -42,9 +42,9 @@ pub(super) fn plan(input: &PlannerInput<'_>) -> Option<Plan> {
 }
 
 /// Returns the choice with pinned copies of as many streamed segments as host memory has room for. Returns `None`
-/// if there is room for none.
+/// if there is room for none, or if the user chose the segments from the file.
 pub(super) fn with_pinned_copies(grid: &Grid<'_>, chosen: &Choice) -> Option<Choice> {
-    if chosen.runs.iter().all(|run| run.from_file.is_empty()) {
+    if !grid.input.from_file || chosen.runs.iter().all(|run| run.from_file.is_empty()) {
         return None;
     }
     let memory = host_memory(grid, chosen);
