@@ -122,9 +122,21 @@ struct Candidate {
 }
 
 impl Candidate {
+    /// Returns a candidate, or `None` if the logit is NaN or negative infinity.
+    fn new(id: u32, logit: f32) -> Option<Self> {
+        // Infinities would produce NaN in the differences of logits, so clamp them to the largest finite number.
+        // Adding zero turns -0.0 into 0.0, because `total_cmp` distinguishes them.
+        (logit > f32::NEG_INFINITY).then(|| Self { logit: logit.min(f32::MAX) + 0.0, id })
+    }
+
     fn before(&self, other: &Self) -> std::cmp::Ordering {
         other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
     }
+}
+
+/// Returns the logit of a recent token.
+fn penalised(logit: f32, penalty: f32) -> f32 {
+    if logit > 0.0 { logit / penalty } else { logit * penalty }
 }
 
 /// Returns the token with the largest logit, and the lowest id among equal logits. Devices wait for the
@@ -209,12 +221,17 @@ impl Sampler {
     }
 }
 
-/// Buffers of a draw. The candidates of a large vocabulary take megabytes, so each thread that samples has one
-/// set of buffers for all sequences.
+/// Number of logits per block in the scan for the best logits.
+const BLOCK: usize = 128;
+
+/// Buffers of a draw. Without top-k, the candidates of a large vocabulary take megabytes, so each thread that samples
+/// has one set of buffers for all sequences.
 #[derive(Debug, Default)]
 struct Scratch {
     candidates: Vec<Candidate>,
     recent: Vec<u32>,
+    largest: Vec<f32>,
+    ranked: Vec<f32>,
     weights: Vec<f64>,
 }
 
@@ -237,10 +254,10 @@ impl Scratch {
         Some(self.draw(settings.temperature, draws))
     }
 
-    /// Collects as candidates all tokens whose logit is neither NaN nor negative infinity, and applies the
-    /// repetition penalty.
+    /// Collects the candidates, and applies the repetition penalty. With top-k, tokens that are surely not among the
+    /// best `top_k` may be absent.
     fn collect(&mut self, settings: &Sampling, logits: &[f32], history: &[u32]) {
-        let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = *settings;
+        let Sampling { top_k, repetition_penalty: penalty, repetition_window: window, .. } = *settings;
         self.recent.clear();
         if penalty != 1.0 {
             let window = usize::try_from(window).unwrap_or(usize::MAX).min(history.len());
@@ -248,23 +265,55 @@ impl Scratch {
             self.recent.sort_unstable();
             self.recent.dedup();
         }
-        self.candidates.clear();
-        // Both lists are in ascending order, so one pass finds every recent token.
-        let mut recent = self.recent.iter().copied().peekable();
-        for (id, &logit) in (0u32..).zip(logits) {
-            let seen = recent.next_if_eq(&id).is_some();
-            let logit = match seen {
-                true if logit > 0.0 => logit / penalty,
-                true => logit * penalty,
-                false => logit,
-            };
-            // Infinities would produce NaN in the differences below, so clamp them to the largest finite
-            // number. Adding zero turns -0.0 into 0.0, because `total_cmp` distinguishes them.
-            let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) + 0.0 };
-            if logit > f32::NEG_INFINITY {
-                self.candidates.push(Candidate { logit, id });
-            }
+        match self.floor(top_k, logits) {
+            Some(floor) => self.collect_from(floor, logits, penalty),
+            None => self.collect_all(logits, penalty),
         }
+    }
+
+    /// Returns a logit that at least `top_k` tokens without penalty reach, or `None` if there are too few blocks of
+    /// logits to find one. Of as many blocks as `top_k` and the penalised tokens together, each has a logit that is
+    /// at least as large as the result.
+    fn floor(&mut self, top_k: u32, logits: &[f32]) -> Option<f32> {
+        let last = usize::try_from(top_k).ok()?.checked_sub(1)?.checked_add(self.recent.len())?;
+        if last >= logits.len().div_ceil(BLOCK) {
+            return None;
+        }
+        self.largest.clear();
+        self.largest.extend(logits.chunks(BLOCK).map(largest));
+        self.ranked.clone_from(&self.largest);
+        let (_, floor, _) = self.ranked.select_nth_unstable_by(last, |a, b| b.total_cmp(a));
+        Some(*floor)
+    }
+
+    /// Collects all tokens with a penalty, and those of the others whose logit is at least `floor`.
+    fn collect_from(&mut self, floor: f32, logits: &[f32], penalty: f32) {
+        let Self { candidates, recent, largest, .. } = self;
+        let penalised = recent.iter().filter_map(|&id| {
+            let logit = *logits.get(usize::try_from(id).ok()?)?;
+            Candidate::new(id, penalised(logit, penalty))
+        });
+        candidates.clear();
+        candidates.extend(penalised);
+        let blocks = (0u32..).step_by(BLOCK).zip(logits.chunks(BLOCK)).zip(largest);
+        for ((first, block), _) in blocks.filter(|(_, largest)| **largest >= floor) {
+            let reaching = (first..)
+                .zip(block)
+                .filter(|(id, logit)| **logit >= floor && recent.binary_search(id).is_err());
+            candidates.extend(reaching.filter_map(|(id, logit)| Candidate::new(id, *logit)));
+        }
+    }
+
+    /// Collects all tokens.
+    fn collect_all(&mut self, logits: &[f32], penalty: f32) {
+        let Self { candidates, recent, .. } = self;
+        // Both lists are in ascending order, so one pass finds every recent token.
+        let mut recent = recent.iter().copied().peekable();
+        candidates.clear();
+        candidates.extend((0u32..).zip(logits).filter_map(|(id, &logit)| {
+            let is_recent = recent.next_if_eq(&id).is_some();
+            Candidate::new(id, if is_recent { penalised(logit, penalty) } else { logit })
+        }));
     }
 
     fn keep_top_k(&mut self, k: u32) {

@@ -2,6 +2,8 @@
 //! tokens.
 
 use super::*;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 /// Returns settings that leave the distribution unchanged.
 fn plain() -> Sampling {
@@ -288,6 +290,41 @@ fn filters_agree_with_a_full_sort_on_a_large_vocabulary() {
     scratch.keep_top_p(settings.top_p);
     scratch.keep_min_p(settings.min_p);
     assert_eq!(scratch.candidates.iter().map(|c| c.id).collect::<Vec<_>>(), kept);
+}
+
+/// The scan for the best logits leaves out tokens that the filters would drop, and no others.
+#[test]
+fn the_scan_for_the_best_logits_changes_no_token() {
+    let mut random = SmallRng::seed_from_u64(test_support::seed());
+    for _ in 0..2_000 {
+        let vocabulary = random.random_range(1..20_000);
+        // Few different values make ties.
+        let values = [1.0, 10.0, 1e6][random.random_range(0..3)];
+        let special = [f32::NAN, 0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN];
+        let share = [0.0, 0.01, 0.999][random.random_range(0..3)];
+        let logit = |random: &mut SmallRng| match random.random_bool(share) {
+            true => special[random.random_range(0..special.len())],
+            false => (random.random_range(-8.0..8.0) * values as f32).round() / values as f32,
+        };
+        let logits: Vec<f32> = (0..vocabulary).map(|_| logit(&mut random)).collect();
+        let history: Vec<u32> = (0..80).map(|_| random.random_range(0..2 * vocabulary as u32)).collect();
+        let settings = Sampling {
+            temperature: [0.0, 0.8, 1.5][random.random_range(0..3)],
+            top_k: [1, 2, 40, 64, 200][random.random_range(0..5)],
+            top_p: [0.5, 0.95, 1.0][random.random_range(0..3)],
+            min_p: [0.0, 0.05][random.random_range(0..2)],
+            repetition_penalty: [1.0, 1.3, 0.7][random.random_range(0..3)],
+            ..plain()
+        };
+        let mut scanned = Scratch::default();
+        scanned.collect(&settings, &logits, &history);
+        let mut all = Scratch { recent: scanned.recent.clone(), ..Scratch::default() };
+        all.collect_all(&logits, settings.repetition_penalty);
+        let seed = random.random();
+        let [scanned, all] =
+            [scanned, all].map(|mut scratch| scratch.choose(&settings, &mut SplitMix64(seed)));
+        assert_eq!(scanned, all, "RAGTAG_TEST_SEED {seed}: {settings:?} of {vocabulary}");
+    }
 }
 
 #[test]
