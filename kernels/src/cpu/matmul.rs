@@ -298,6 +298,15 @@ unsafe fn fast<S: Isa, W: Quantised>(
     out: &Output<'_>,
 ) {
     let stride = row_bytes(k) / 4;
+    if x.len() == stride {
+        let (row, mut totals) = (Int8Row::new(x, k), [s.zero(); TASK_GROUPS]);
+        for b in 0..k / COLUMN_BLOCK {
+            fast_block::<S, W>(s, &fast_quants::<S, W>(s, groups, b), &row, b, &mut totals);
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { out.put(s, 0, &totals) };
+        return;
+    }
     for (tile, x) in x.chunks(TILE * stride).enumerate() {
         let mut totals = [[s.zero(); TASK_GROUPS]; TILE];
         let mut rows = [Int8Row { quads: &[], scales: &[], sums: &[] }; TILE];
@@ -306,19 +315,9 @@ unsafe fn fast<S: Isa, W: Quantised>(
             *row = Int8Row::new(x, k);
         }
         for b in 0..k / COLUMN_BLOCK {
-            let mut quants = [W::quants(s, groups[0], b); TASK_GROUPS];
-            for group in groups {
-                prefetch::<S, W>(s, group, b);
-            }
-            for r in 1..TASK_GROUPS {
-                quants[r] = W::quants(s, groups[r], b);
-            }
+            let quants = fast_quants::<S, W>(s, groups, b);
             for (row, totals) in rows[..count].iter().zip(&mut totals) {
-                let scale = f32::from_bits(row.scales[b] as u32);
-                for r in 0..TASK_GROUPS {
-                    totals[r] =
-                        fast_block::<S, W>(s, &quants[r], &row.quads[b], scale, row.sums[b], totals[r]);
-                }
+                fast_block::<S, W>(s, &quants, row, b, totals);
             }
         }
         for (row, sums) in totals[..count].iter().enumerate() {
@@ -328,48 +327,57 @@ unsafe fn fast<S: Isa, W: Quantised>(
     }
 }
 
-/// Adds the product of one block of weights and the block of a row of x to `total`, and returns the result.
+/// Unpacks one block of columns of the row groups.
+#[inline(always)]
+fn fast_quants<S: Isa, W: Quantised>(
+    s: S,
+    groups: [W::Group<'_>; TASK_GROUPS],
+    block: usize,
+) -> [Quants<S>; TASK_GROUPS] {
+    for group in groups {
+        prefetch::<S, W>(s, group, block);
+    }
+    let [first, second] = groups;
+    [W::quants(s, first, block), W::quants(s, second, block)]
+}
+
+/// Multiplies one block of columns of the row groups by a row of x.
 #[inline(always)]
 fn fast_block<S: Isa, W: Quantised>(
     s: S,
-    quants: &Quants<S>,
-    x: &[i32; 8],
-    scale: f32,
-    sums: [i32; 2],
-    total: S::F,
-) -> S::F {
-    let offset = if W::WIDE { W::OFFSET - 128 + S::WIDE_OFFSET } else { W::OFFSET };
-    let scale_x = s.splat(scale);
-    let mut total = total;
-    if W::HALVES {
-        for half in 0..2 {
-            let mut dot = s.splat_i(-offset * sums[half]);
-            for j in half * 4..half * 4 + 4 {
-                dot = if W::WIDE {
-                    s.dot_wide(dot, quants.quads[j], x[j])
-                } else {
-                    s.dot(dot, quants.quads[j], x[j])
-                };
+    quants: &[Quants<S>; TASK_GROUPS],
+    row: &Int8Row<'_>,
+    block: usize,
+    totals: &mut [S::F; TASK_GROUPS],
+) {
+    let (x, sums) = (&row.quads[block], row.sums[block]);
+    let scale = f32::from_bits(row.scales[block] as u32);
+    for r in 0..TASK_GROUPS {
+        if W::HALVES {
+            for half in 0..2 {
+                let x = &x.as_chunks::<4>().0[half];
+                totals[r] = fast_part::<S, W, 4>(s, &quants[r], half, x, scale, sums[half], totals[r]);
             }
-            total = s.fma(s.to_f32(dot), s.mul(quants.scales[half], scale_x), total);
-            if W::MINIMA {
-                total = s.fma(quants.minima[half], s.splat(-scale * sums[half] as f32), total);
-            }
-        }
-    } else {
-        let sum = sums[0] + sums[1];
-        let mut dot = s.splat_i(-offset * sum);
-        for j in 0..8 {
-            dot = if W::WIDE {
-                s.dot_wide(dot, quants.quads[j], x[j])
-            } else {
-                s.dot(dot, quants.quads[j], x[j])
-            };
-        }
-        total = s.fma(s.to_f32(dot), s.mul(quants.scales[0], scale_x), total);
-        if W::MINIMA {
-            total = s.fma(quants.minima[0], s.splat(-scale * sum as f32), total);
+        } else {
+            totals[r] = fast_part::<S, W, 8>(s, &quants[r], 0, x, scale, sums[0] + sums[1], totals[r]);
         }
     }
-    total
+}
+
+/// Adds the product of part `part` of a block of weights, which has `N` quads and one scale, and of the same
+/// part of a row of x to `total`, and returns the result.
+#[inline(always)]
+fn fast_part<S: Isa, W: Quantised, const N: usize>(
+    s: S,
+    quants: &Quants<S>,
+    part: usize,
+    x: &[i32; N],
+    scale: f32,
+    sum: i32,
+    total: S::F,
+) -> S::F {
+    let offset = if W::BITS == 8 { W::OFFSET - 128 + S::WIDE_OFFSET } else { W::OFFSET };
+    let dot = s.dot(W::BITS, &quants.quads.as_chunks::<N>().0[part], x, s.splat_i(-offset * sum));
+    let total = s.fma(s.to_f32(dot), s.mul(quants.scales[part], s.splat(scale)), total);
+    if W::MINIMA { s.fma(quants.minima[part], s.splat(-scale * sum as f32), total) } else { total }
 }
