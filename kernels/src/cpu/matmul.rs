@@ -3,7 +3,8 @@
 //! A group computes [`matmul::TASK_ROWS`] columns of y for all rows of x. The kernels for f32 and int8
 //! activations process a tile of rows in blocks of 32 columns of x. They unpack the weights of a block once
 //! and multiply them by every row of the tile. For each row, they compute the sum of the block in registers
-//! and add it to the row's total. The order of summation does not depend on the number of rows.
+//! and add it to the row's total. The total of a single row stays in registers, too. The order of summation
+//! does not depend on the number of rows.
 
 use super::formats::{Format, Of, Quantised, Quants};
 use super::isa::Isa;
@@ -146,39 +147,26 @@ unsafe fn exact<S: Isa, W: Format>(
     }
     for (tile, x) in x.chunks(TILE * k).enumerate() {
         let mut totals = [[s.zero(); TASK_GROUPS]; TILE];
-        let mut columns = [[s.zero(); TASK_GROUPS]; COLUMN_BLOCK];
         let rows = x.len() / k;
-        for b in 0..k / COLUMN_BLOCK {
-            for r in 0..TASK_GROUPS {
-                prefetch::<S, W>(s, groups[r], b);
-                let block = W::block(s, groups[r], b);
-                for quad in 0..COLUMN_BLOCK / 4 {
-                    let values = W::quad(s, &block, quad);
-                    for i in 0..4 {
-                        columns[quad * 4 + i][r] = values[i];
+        // Types without blocks are so easy to read that a few rows do not repay storing the values.
+        if const { W::TYPE.block_values() == 1 } && rows <= 8 {
+            for b in 0..k / COLUMN_BLOCK {
+                for r in 0..TASK_GROUPS {
+                    prefetch::<S, W>(s, groups[r], b);
+                    let mut row = 0;
+                    while row < rows {
+                        let (x, totals) = (&x[row * k..], &mut totals[row..]);
+                        row += match rows - row {
+                            8.. if S::LARGE_TILES => exact_rows::<S, W, 8>(s, groups[r], r, x, k, b, totals),
+                            4.. => exact_rows::<S, W, 4>(s, groups[r], r, x, k, b, totals),
+                            2.. => exact_rows::<S, W, 2>(s, groups[r], r, x, k, b, totals),
+                            _ => exact_rows::<S, W, 1>(s, groups[r], r, x, k, b, totals),
+                        };
                     }
                 }
             }
-            let mut row = 0;
-            if S::LARGE_TILES {
-                while row + 8 <= rows {
-                    exact_tile::<S, 8>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
-                    row += 8;
-                }
-                while row + 4 <= rows {
-                    exact_tile::<S, 4>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
-                    row += 4;
-                }
-            } else {
-                while row + 2 <= rows {
-                    exact_tile::<S, 2>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
-                    row += 2;
-                }
-            }
-            while row < rows {
-                exact_tile::<S, 1>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
-                row += 1;
-            }
+        } else {
+            exact_tiles::<S, W>(s, groups, x, k, &mut totals);
         }
         for (row, sums) in totals[..rows].iter().enumerate() {
             // SAFETY: guaranteed by the caller.
@@ -208,7 +196,74 @@ fn exact_one<S: Isa, W: Format>(s: S, groups: [W::Group<'_>; TASK_GROUPS], x: &[
     totals
 }
 
-/// Multiplies one block of columns of the row groups by `T` rows of x.
+/// Multiplies one block of columns of row group `r` by `T` rows of x, and returns `T`. Dequantizes each weight
+/// in registers.
+#[inline(always)]
+fn exact_rows<S: Isa, W: Format, const T: usize>(
+    s: S,
+    group: W::Group<'_>,
+    r: usize,
+    x: &[f32],
+    k: usize,
+    block: usize,
+    totals: &mut [[S::F; TASK_GROUPS]],
+) -> usize {
+    let mut rows = [&[0.0; COLUMN_BLOCK]; T];
+    for t in 0..T {
+        rows[t] = &x[t * k..][..k].as_chunks().0[block];
+    }
+    let weights = W::block(s, group, block);
+    let mut sums = [s.zero(); T];
+    for quad in 0..COLUMN_BLOCK / 4 {
+        let values = W::quad(s, &weights, quad);
+        for i in 0..4 {
+            for t in 0..T {
+                sums[t] = s.fma(values[i], s.splat(rows[t][quad * 4 + i]), sums[t]);
+            }
+        }
+    }
+    for t in 0..T {
+        totals[t][r] = s.add(totals[t][r], sums[t]);
+    }
+    T
+}
+
+/// Multiplies the row groups of a task by at most [`TILE`] rows of x. Dequantizes each weight once.
+#[inline(always)]
+fn exact_tiles<S: Isa, W: Format>(
+    s: S,
+    groups: [W::Group<'_>; TASK_GROUPS],
+    x: &[f32],
+    k: usize,
+    totals: &mut [[S::F; TASK_GROUPS]; TILE],
+) {
+    let rows = x.len() / k;
+    let mut columns = [[s.zero(); TASK_GROUPS]; COLUMN_BLOCK];
+    for b in 0..k / COLUMN_BLOCK {
+        for r in 0..TASK_GROUPS {
+            prefetch::<S, W>(s, groups[r], b);
+            let block = W::block(s, groups[r], b);
+            for quad in 0..COLUMN_BLOCK / 4 {
+                let values = W::quad(s, &block, quad);
+                for i in 0..4 {
+                    columns[quad * 4 + i][r] = values[i];
+                }
+            }
+        }
+        let mut row = 0;
+        while row < rows {
+            let (x, totals) = (&x[row * k..], &mut totals[row..]);
+            row += match rows - row {
+                8.. if S::LARGE_TILES => exact_tile::<S, 8>(s, &columns, x, k, b, totals),
+                4.. if S::LARGE_TILES => exact_tile::<S, 4>(s, &columns, x, k, b, totals),
+                2.. if !S::LARGE_TILES => exact_tile::<S, 2>(s, &columns, x, k, b, totals),
+                _ => exact_tile::<S, 1>(s, &columns, x, k, b, totals),
+            };
+        }
+    }
+}
+
+/// Multiplies one block of dequantized columns of the row groups by `T` rows of x, and returns `T`.
 #[inline(always)]
 fn exact_tile<S: Isa, const T: usize>(
     s: S,
@@ -217,7 +272,7 @@ fn exact_tile<S: Isa, const T: usize>(
     k: usize,
     block: usize,
     totals: &mut [[S::F; TASK_GROUPS]],
-) {
+) -> usize {
     let mut rows = [&[0.0; COLUMN_BLOCK]; T];
     for t in 0..T {
         rows[t] = &x[t * k..][..k].as_chunks::<COLUMN_BLOCK>().0[block];
@@ -236,6 +291,7 @@ fn exact_tile<S: Isa, const T: usize>(
             total[r] = s.add(total[r], sum[r]);
         }
     }
+    T
 }
 
 /// Products with int8 activations. The kernel computes integer dot products and scales them block by block.
