@@ -33,15 +33,26 @@ type Bytes = [__m256i; 2];
 
 impl Avx2 {
     operations! {
-        fn dot_half(self, acc: __m256i, weights: __m256i, x: __m256i) -> __m256i {
-            // Sums of two products of at most 128 · 127 fit into 16 bits.
-            let pairs = _mm256_maddubs_epi16(weights, x);
-            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        fn pairs(self, bits: u32, weights: Bytes, x: i32) -> Bytes {
+            let x = _mm256_set1_epi32(x);
+            if bits == 8 {
+                return [self.signed_pairs(weights[0], x), self.signed_pairs(weights[1], x)];
+            }
+            [_mm256_maddubs_epi16(weights[0], x), _mm256_maddubs_epi16(weights[1], x)]
         }
-        fn dot_half_signed(self, acc: __m256i, weights: __m256i, x: __m256i) -> __m256i {
-            // |w| · (x with the sign of w). |−128| is 128 as an unsigned byte, and x never contains −128.
-            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
-            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        fn signed_pairs(self, weights: __m256i, x: __m256i) -> __m256i {
+            // |w| · (x with the sign of w). |−128| is 128 as an unsigned byte, and x never contains −128. Sums of
+            // two products of at most 128 · 127 fit into 16 bits.
+            let weights = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
+        }
+        fn add_words(self, a: Bytes, b: Bytes) -> Bytes { [_mm256_add_epi16(a[0], b[0]), _mm256_add_epi16(a[1], b[1])] }
+        fn add_pairs(self, sum: Bytes, pairs: Bytes) -> Bytes {
+            let one = _mm256_set1_epi16(1);
+            [
+                _mm256_add_epi32(sum[0], _mm256_madd_epi16(pairs[0], one)),
+                _mm256_add_epi32(sum[1], _mm256_madd_epi16(pairs[1], one)),
+            ]
         }
         fn extend(self, x: __m128i) -> __m256 { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)) }
         fn extend_unsigned(self, x: __m128i) -> __m256 { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)) }
@@ -185,15 +196,6 @@ impl Isa for Avx2 {
                 [self.byte(_mm256_srli_epi32::<24>(a)), self.byte(_mm256_srli_epi32::<24>(b))],
             ]
         }
-        fn dot(self, acc: Bytes, weights: Bytes, x: i32) -> Bytes {
-            let x = _mm256_set1_epi32(x);
-            [self.dot_half(acc[0], weights[0], x), self.dot_half(acc[1], weights[1], x)]
-        }
-        fn dot_wide(self, acc: Bytes, weights: Bytes, x: i32) -> Bytes {
-            let (x, sign) = (_mm256_set1_epi32(x), _mm256_set1_epi8(-128));
-            let weights = [_mm256_xor_si256(weights[0], sign), _mm256_xor_si256(weights[1], sign)];
-            [self.dot_half_signed(acc[0], weights[0], x), self.dot_half_signed(acc[1], weights[1], x)]
-        }
         fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 
@@ -208,5 +210,20 @@ impl Isa for Avx2 {
                 _mm256_and_si256(_mm256_srl_epi16(v[1], count), mask),
             ]
         }
+    }
+
+    #[inline(always)]
+    fn dot<const N: usize>(self, bits: u32, weights: &[Bytes; N], x: &[i32; N], mut sum: Bytes) -> Bytes {
+        // The number of vectors whose products add up to less than 2¹⁵ per lane of 16 bits.
+        let run = if bits == 8 { 1 } else { i16::MAX as usize / (2 * 127 * ((1 << bits) - 1)) };
+        for first in (0..N).step_by(run) {
+            let mut pairs = self.pairs(bits, weights[first], x[first]);
+            for i in first + 1..N.min(first + run) {
+                let more = self.pairs(bits, weights[i], x[i]);
+                pairs = self.add_words(pairs, more);
+            }
+            sum = self.add_pairs(sum, pairs);
+        }
+        sum
     }
 }

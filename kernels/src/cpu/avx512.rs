@@ -104,12 +104,15 @@ impl Isa for Avx512 {
                 _mm512_cvtepi32_ps(_mm512_srli_epi32::<24>(v)),
             ]
         }
-        fn dot(self, acc: __m512i, weights: __m512i, x: i32) -> __m512i {
-            _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(x))
-        }
-        fn dot_wide(self, acc: __m512i, weights: __m512i, x: i32) -> __m512i {
-            _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(x))
-        }
         fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    fn dot<const N: usize>(self, _: u32, weights: &[__m512i; N], x: &[i32; N], mut sum: __m512i) -> __m512i {
+        for i in 0..N {
+            // SAFETY: `self` proves the features.
+            sum = unsafe { _mm512_dpbusd_epi32(sum, weights[i], _mm512_set1_epi32(x[i])) };
+        }
+        sum
     }
 }

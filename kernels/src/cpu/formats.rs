@@ -34,8 +34,8 @@ pub(crate) trait Format: 'static {
 
 /// A tensor type whose values are integer quants with scales.
 pub(crate) trait Quantised: Format {
-    /// Whether quants can be 128 or larger.
-    const WIDE: bool;
+    /// Number of bits of a quant.
+    const BITS: u32;
     /// Offset that readers subtract from each quant, or zero if the type has minima.
     const OFFSET: i32;
     /// Whether the two halves of a block of 32 columns have separate scales.

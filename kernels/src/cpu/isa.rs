@@ -15,7 +15,7 @@ pub(crate) trait Isa: Copy + 'static {
     const NAME: &'static str;
     /// Features that the processor must have.
     const FEATURES: &'static [Feature];
-    /// Offset that the caller must subtract from each weight in sums of [`Isa::dot_wide`].
+    /// Offset that the caller must subtract from each weight of 8 bits in [`Isa::dot`].
     const WIDE_OFFSET: i32;
     /// Whether the processor has enough registers for tiles of 8 × 2 vectors.
     const LARGE_TILES: bool;
@@ -95,12 +95,11 @@ pub(crate) trait Isa: Copy + 'static {
     fn look_up(self, v: Self::B, table: &[u8; 16]) -> Self::B;
     /// Converts unsigned bytes 0, 1, 2 and 3 of each lane to floats.
     fn bytes_to_f32(self, v: Self::B) -> [Self::F; 4];
-    /// Multiplies the four weights of each lane (each below 128) by the four signed bytes of `x`, and adds
-    /// the products to the lane of `acc`.
-    fn dot(self, acc: Self::I, weights: Self::B, x: i32) -> Self::I;
-    /// Like [`Isa::dot`], but for weights up to 255. Some instruction sets subtract 128 from each weight and
-    /// have a `WIDE_OFFSET` of 0. For all others, `WIDE_OFFSET` is 128. `x` must not contain −128.
-    fn dot_wide(self, acc: Self::I, weights: Self::B, x: i32) -> Self::I;
+    /// Multiplies the four weights of each lane by the four signed bytes of a word of `x`, for each of `N`
+    /// vectors, and adds the products to the lane of `sum`. The weights have `bits` bits. Some instruction sets
+    /// subtract 128 from each weight of 8 bits and have a `WIDE_OFFSET` of 0. For all others, `WIDE_OFFSET` is
+    /// 128. `x` must not contain −128.
+    fn dot<const N: usize>(self, bits: u32, weights: &[Self::B; N], x: &[i32; N], sum: Self::I) -> Self::I;
 
     /// Prefetches the cache line that contains `address`. The address may be invalid.
     fn prefetch(self, address: *const u8);

@@ -3,7 +3,8 @@
 //! A group computes [`matmul::TASK_ROWS`] columns of y for all rows of x. The kernels for f32 and int8
 //! activations process a tile of rows in blocks of 32 columns of x. They unpack the weights of a block once
 //! and multiply them by every row of the tile. For each row, they compute the sum of the block in registers
-//! and add it to the row's total. The order of summation does not depend on the number of rows.
+//! and add it to the row's total. The total of a single row stays in registers, too. The order of summation
+//! does not depend on the number of rows.
 
 use super::formats::{Format, Of, Quantised, Quants};
 use super::isa::Isa;
@@ -146,39 +147,26 @@ unsafe fn exact<S: Isa, W: Format>(
     }
     for (tile, x) in x.chunks(TILE * k).enumerate() {
         let mut totals = [[s.zero(); TASK_GROUPS]; TILE];
-        let mut columns = [[s.zero(); TASK_GROUPS]; COLUMN_BLOCK];
         let rows = x.len() / k;
-        for b in 0..k / COLUMN_BLOCK {
-            for r in 0..TASK_GROUPS {
-                prefetch::<S, W>(s, groups[r], b);
-                let block = W::block(s, groups[r], b);
-                for quad in 0..COLUMN_BLOCK / 4 {
-                    let values = W::quad(s, &block, quad);
-                    for i in 0..4 {
-                        columns[quad * 4 + i][r] = values[i];
+        // Types without blocks are so easy to read that a few rows do not repay storing the values.
+        if const { W::TYPE.block_values() == 1 } && rows <= 8 {
+            for b in 0..k / COLUMN_BLOCK {
+                for r in 0..TASK_GROUPS {
+                    prefetch::<S, W>(s, groups[r], b);
+                    let mut row = 0;
+                    while row < rows {
+                        let (x, totals) = (&x[row * k..], &mut totals[row..]);
+                        row += match rows - row {
+                            8.. if S::LARGE_TILES => exact_rows::<S, W, 8>(s, groups[r], r, x, k, b, totals),
+                            4.. => exact_rows::<S, W, 4>(s, groups[r], r, x, k, b, totals),
+                            2.. => exact_rows::<S, W, 2>(s, groups[r], r, x, k, b, totals),
+                            _ => exact_rows::<S, W, 1>(s, groups[r], r, x, k, b, totals),
+                        };
                     }
                 }
             }
-            let mut row = 0;
-            if S::LARGE_TILES {
-                while row + 8 <= rows {
-                    exact_tile::<S, 8>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
-                    row += 8;
-                }
-                while row + 4 <= rows {
-                    exact_tile::<S, 4>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
-                    row += 4;
-                }
-            } else {
-                while row + 2 <= rows {
-                    exact_tile::<S, 2>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
-                    row += 2;
-                }
-            }
-            while row < rows {
-                exact_tile::<S, 1>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
-                row += 1;
-            }
+        } else {
+            exact_tiles::<S, W>(s, groups, x, k, &mut totals);
         }
         for (row, sums) in totals[..rows].iter().enumerate() {
             // SAFETY: guaranteed by the caller.
@@ -208,7 +196,74 @@ fn exact_one<S: Isa, W: Format>(s: S, groups: [W::Group<'_>; TASK_GROUPS], x: &[
     totals
 }
 
-/// Multiplies one block of columns of the row groups by `T` rows of x.
+/// Multiplies one block of columns of row group `r` by `T` rows of x, and returns `T`. Dequantizes each weight
+/// in registers.
+#[inline(always)]
+fn exact_rows<S: Isa, W: Format, const T: usize>(
+    s: S,
+    group: W::Group<'_>,
+    r: usize,
+    x: &[f32],
+    k: usize,
+    block: usize,
+    totals: &mut [[S::F; TASK_GROUPS]],
+) -> usize {
+    let mut rows = [&[0.0; COLUMN_BLOCK]; T];
+    for t in 0..T {
+        rows[t] = &x[t * k..][..k].as_chunks().0[block];
+    }
+    let weights = W::block(s, group, block);
+    let mut sums = [s.zero(); T];
+    for quad in 0..COLUMN_BLOCK / 4 {
+        let values = W::quad(s, &weights, quad);
+        for i in 0..4 {
+            for t in 0..T {
+                sums[t] = s.fma(values[i], s.splat(rows[t][quad * 4 + i]), sums[t]);
+            }
+        }
+    }
+    for t in 0..T {
+        totals[t][r] = s.add(totals[t][r], sums[t]);
+    }
+    T
+}
+
+/// Multiplies the row groups of a task by at most [`TILE`] rows of x. Dequantizes each weight once.
+#[inline(always)]
+fn exact_tiles<S: Isa, W: Format>(
+    s: S,
+    groups: [W::Group<'_>; TASK_GROUPS],
+    x: &[f32],
+    k: usize,
+    totals: &mut [[S::F; TASK_GROUPS]; TILE],
+) {
+    let rows = x.len() / k;
+    let mut columns = [[s.zero(); TASK_GROUPS]; COLUMN_BLOCK];
+    for b in 0..k / COLUMN_BLOCK {
+        for r in 0..TASK_GROUPS {
+            prefetch::<S, W>(s, groups[r], b);
+            let block = W::block(s, groups[r], b);
+            for quad in 0..COLUMN_BLOCK / 4 {
+                let values = W::quad(s, &block, quad);
+                for i in 0..4 {
+                    columns[quad * 4 + i][r] = values[i];
+                }
+            }
+        }
+        let mut row = 0;
+        while row < rows {
+            let (x, totals) = (&x[row * k..], &mut totals[row..]);
+            row += match rows - row {
+                8.. if S::LARGE_TILES => exact_tile::<S, 8>(s, &columns, x, k, b, totals),
+                4.. if S::LARGE_TILES => exact_tile::<S, 4>(s, &columns, x, k, b, totals),
+                2.. if !S::LARGE_TILES => exact_tile::<S, 2>(s, &columns, x, k, b, totals),
+                _ => exact_tile::<S, 1>(s, &columns, x, k, b, totals),
+            };
+        }
+    }
+}
+
+/// Multiplies one block of dequantized columns of the row groups by `T` rows of x, and returns `T`.
 #[inline(always)]
 fn exact_tile<S: Isa, const T: usize>(
     s: S,
@@ -217,7 +272,7 @@ fn exact_tile<S: Isa, const T: usize>(
     k: usize,
     block: usize,
     totals: &mut [[S::F; TASK_GROUPS]],
-) {
+) -> usize {
     let mut rows = [&[0.0; COLUMN_BLOCK]; T];
     for t in 0..T {
         rows[t] = &x[t * k..][..k].as_chunks::<COLUMN_BLOCK>().0[block];
@@ -236,6 +291,7 @@ fn exact_tile<S: Isa, const T: usize>(
             total[r] = s.add(total[r], sum[r]);
         }
     }
+    T
 }
 
 /// Products with int8 activations. The kernel computes integer dot products and scales them block by block.
@@ -298,6 +354,15 @@ unsafe fn fast<S: Isa, W: Quantised>(
     out: &Output<'_>,
 ) {
     let stride = row_bytes(k) / 4;
+    if x.len() == stride {
+        let (row, mut totals) = (Int8Row::new(x, k), [s.zero(); TASK_GROUPS]);
+        for b in 0..k / COLUMN_BLOCK {
+            fast_block::<S, W>(s, &fast_quants::<S, W>(s, groups, b), &row, b, &mut totals);
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { out.put(s, 0, &totals) };
+        return;
+    }
     for (tile, x) in x.chunks(TILE * stride).enumerate() {
         let mut totals = [[s.zero(); TASK_GROUPS]; TILE];
         let mut rows = [Int8Row { quads: &[], scales: &[], sums: &[] }; TILE];
@@ -306,19 +371,9 @@ unsafe fn fast<S: Isa, W: Quantised>(
             *row = Int8Row::new(x, k);
         }
         for b in 0..k / COLUMN_BLOCK {
-            let mut quants = [W::quants(s, groups[0], b); TASK_GROUPS];
-            for group in groups {
-                prefetch::<S, W>(s, group, b);
-            }
-            for r in 1..TASK_GROUPS {
-                quants[r] = W::quants(s, groups[r], b);
-            }
+            let quants = fast_quants::<S, W>(s, groups, b);
             for (row, totals) in rows[..count].iter().zip(&mut totals) {
-                let scale = f32::from_bits(row.scales[b] as u32);
-                for r in 0..TASK_GROUPS {
-                    totals[r] =
-                        fast_block::<S, W>(s, &quants[r], &row.quads[b], scale, row.sums[b], totals[r]);
-                }
+                fast_block::<S, W>(s, &quants, row, b, totals);
             }
         }
         for (row, sums) in totals[..count].iter().enumerate() {
@@ -328,48 +383,57 @@ unsafe fn fast<S: Isa, W: Quantised>(
     }
 }
 
-/// Adds the product of one block of weights and the block of a row of x to `total`, and returns the result.
+/// Unpacks one block of columns of the row groups.
+#[inline(always)]
+fn fast_quants<S: Isa, W: Quantised>(
+    s: S,
+    groups: [W::Group<'_>; TASK_GROUPS],
+    block: usize,
+) -> [Quants<S>; TASK_GROUPS] {
+    for group in groups {
+        prefetch::<S, W>(s, group, block);
+    }
+    let [first, second] = groups;
+    [W::quants(s, first, block), W::quants(s, second, block)]
+}
+
+/// Multiplies one block of columns of the row groups by a row of x.
 #[inline(always)]
 fn fast_block<S: Isa, W: Quantised>(
     s: S,
-    quants: &Quants<S>,
-    x: &[i32; 8],
-    scale: f32,
-    sums: [i32; 2],
-    total: S::F,
-) -> S::F {
-    let offset = if W::WIDE { W::OFFSET - 128 + S::WIDE_OFFSET } else { W::OFFSET };
-    let scale_x = s.splat(scale);
-    let mut total = total;
-    if W::HALVES {
-        for half in 0..2 {
-            let mut dot = s.splat_i(-offset * sums[half]);
-            for j in half * 4..half * 4 + 4 {
-                dot = if W::WIDE {
-                    s.dot_wide(dot, quants.quads[j], x[j])
-                } else {
-                    s.dot(dot, quants.quads[j], x[j])
-                };
+    quants: &[Quants<S>; TASK_GROUPS],
+    row: &Int8Row<'_>,
+    block: usize,
+    totals: &mut [S::F; TASK_GROUPS],
+) {
+    let (x, sums) = (&row.quads[block], row.sums[block]);
+    let scale = f32::from_bits(row.scales[block] as u32);
+    for r in 0..TASK_GROUPS {
+        if W::HALVES {
+            for half in 0..2 {
+                let x = &x.as_chunks::<4>().0[half];
+                totals[r] = fast_part::<S, W, 4>(s, &quants[r], half, x, scale, sums[half], totals[r]);
             }
-            total = s.fma(s.to_f32(dot), s.mul(quants.scales[half], scale_x), total);
-            if W::MINIMA {
-                total = s.fma(quants.minima[half], s.splat(-scale * sums[half] as f32), total);
-            }
-        }
-    } else {
-        let sum = sums[0] + sums[1];
-        let mut dot = s.splat_i(-offset * sum);
-        for j in 0..8 {
-            dot = if W::WIDE {
-                s.dot_wide(dot, quants.quads[j], x[j])
-            } else {
-                s.dot(dot, quants.quads[j], x[j])
-            };
-        }
-        total = s.fma(s.to_f32(dot), s.mul(quants.scales[0], scale_x), total);
-        if W::MINIMA {
-            total = s.fma(quants.minima[0], s.splat(-scale * sum as f32), total);
+        } else {
+            totals[r] = fast_part::<S, W, 8>(s, &quants[r], 0, x, scale, sums[0] + sums[1], totals[r]);
         }
     }
-    total
+}
+
+/// Adds the product of part `part` of a block of weights, which has `N` quads and one scale, and of the same
+/// part of a row of x to `total`, and returns the result.
+#[inline(always)]
+fn fast_part<S: Isa, W: Quantised, const N: usize>(
+    s: S,
+    quants: &Quants<S>,
+    part: usize,
+    x: &[i32; N],
+    scale: f32,
+    sum: i32,
+    total: S::F,
+) -> S::F {
+    let offset = if W::BITS == 8 { W::OFFSET - 128 + S::WIDE_OFFSET } else { W::OFFSET };
+    let dot = s.dot(W::BITS, &quants.quads.as_chunks::<N>().0[part], x, s.splat_i(-offset * sum));
+    let total = s.fma(s.to_f32(dot), s.mul(quants.scales[part], s.splat(scale)), total);
+    if W::MINIMA { s.fma(quants.minima[part], s.splat(-scale * sum as f32), total) } else { total }
 }

@@ -78,6 +78,11 @@ impl Neon {
             );
             out
         }
+        fn dot_quad(self, acc: Integers, weights: Bytes, x: i32) -> Integers {
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
+            each!(I => self.dot_quarter(acc[I], vreinterpretq_s8_u8(weights[I]), x))
+        }
+        fn signed(self, v: Bytes) -> Bytes { each!(I => veorq_u8(v[I], vdupq_n_u8(128))) }
         fn widen_u8(self, x: uint8x16_t) -> Floats {
             let (low, high) = (vmovl_u8(vget_low_u8(x)), vmovl_u8(vget_high_u8(x)));
             [
@@ -122,6 +127,21 @@ impl Isa for Neon {
 
     fn function<K: HostKernel>() -> HostFn {
         enter::<K>
+    }
+
+    #[inline(always)]
+    fn dot<const N: usize>(
+        self,
+        bits: u32,
+        weights: &[Bytes; N],
+        x: &[i32; N],
+        mut sum: Integers,
+    ) -> Integers {
+        for i in 0..N {
+            let weights = if bits == 8 { self.signed(weights[i]) } else { weights[i] };
+            sum = self.dot_quad(sum, weights, x[i]);
+        }
+        sum
     }
 
     operations! {
@@ -199,14 +219,6 @@ impl Isa for Neon {
                 each!(I => self.byte(vshrq_n_u32::<16>(v[I]))),
                 each!(I => self.byte(vshrq_n_u32::<24>(v[I]))),
             ]
-        }
-        fn dot(self, acc: Integers, weights: Bytes, x: i32) -> Integers {
-            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
-            each!(I => self.dot_quarter(acc[I], vreinterpretq_s8_u8(weights[I]), x))
-        }
-        fn dot_wide(self, acc: Integers, weights: Bytes, x: i32) -> Integers {
-            let (x, sign) = (vreinterpretq_s8_s32(vdupq_n_s32(x)), vdupq_n_u8(128));
-            each!(I => self.dot_quarter(acc[I], vreinterpretq_s8_u8(veorq_u8(weights[I], sign)), x))
         }
         fn prefetch(self, address: *const u8) {
             asm!("prfm pldl1keep, [{0}]", in(reg) address, options(nostack, preserves_flags, readonly));

@@ -16,14 +16,6 @@ unsafe fn enter<K: HostKernel>(call: &HostCall<'_>, groups: Range<u32>) {
     unsafe { K::run(Portable(()), call, groups) }
 }
 
-impl Portable {
-    #[inline(always)]
-    fn dot_by(acc: [i32; 16], weights: [u8; 64], x: i32, weight: impl Fn(u8) -> i32) -> [i32; 16] {
-        let x = x.to_le_bytes().map(|b| i32::from(b as i8));
-        from_fn(|i| acc[i] + (0..4).map(|j| weight(weights[i * 4 + j]) * x[j]).sum::<i32>())
-    }
-}
-
 impl Isa for Portable {
     const NAME: &'static str = "portable";
     const FEATURES: &'static [Feature] = &[];
@@ -161,12 +153,12 @@ impl Isa for Portable {
         from_fn(|j| from_fn(|i| f32::from(v[i * 4 + j])))
     }
     #[inline(always)]
-    fn dot(self, acc: Self::I, weights: Self::B, x: i32) -> Self::I {
-        Self::dot_by(acc, weights, x, i32::from)
-    }
-    #[inline(always)]
-    fn dot_wide(self, acc: Self::I, weights: Self::B, x: i32) -> Self::I {
-        Self::dot_by(acc, weights, x, i32::from)
+    fn dot<const N: usize>(self, _: u32, weights: &[Self::B; N], x: &[i32; N], mut sum: Self::I) -> Self::I {
+        for i in 0..N {
+            let x = x[i].to_le_bytes().map(|b| i32::from(b as i8));
+            sum = from_fn(|l| sum[l] + (0..4).map(|j| i32::from(weights[i][l * 4 + j]) * x[j]).sum::<i32>());
+        }
+        sum
     }
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}

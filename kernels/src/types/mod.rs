@@ -228,7 +228,7 @@ impl TensorType {
     }
 
     /// Returns the number of values per block.
-    pub fn block_values(self) -> usize {
+    pub const fn block_values(self) -> usize {
         self.row().block_values
     }
 

@@ -84,7 +84,7 @@ fn quantise(values: &[f32], out: &mut [u8]) {
 quantised!(IQ4_NL, Scaled<'a, 256, 32>, quants, Scaled::new);
 
 impl Quantised for IQ4_NL {
-    const WIDE: bool = true;
+    const BITS: u32 = 8;
     const OFFSET: i32 = 128;
     const HALVES: bool = false;
     const MINIMA: bool = false;

@@ -93,7 +93,7 @@ quantised!(IQ4_XS, Group<'a>, quants, |[quants, subs, tops]: [_; 3]| {
 });
 
 impl Quantised for IQ4_XS {
-    const WIDE: bool = true;
+    const BITS: u32 = 8;
     const OFFSET: i32 = 128;
     const HALVES: bool = false;
     const MINIMA: bool = false;

@@ -93,7 +93,7 @@ fn pack(unit: Unit<'_>, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
 quantised!(MXFP4, Scaled<'a, 256, 16>, quants, Scaled::new);
 
 impl Quantised for MXFP4 {
-    const WIDE: bool = false;
+    const BITS: u32 = 5;
     const OFFSET: i32 = 12;
     const HALVES: bool = false;
     const MINIMA: bool = false;

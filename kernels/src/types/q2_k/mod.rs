@@ -70,7 +70,7 @@ quantised!(Q2_K, Group<'a>, quants, |[quants, subs, tops]: [_; 3]| {
 });
 
 impl Quantised for Q2_K {
-    const WIDE: bool = false;
+    const BITS: u32 = 2;
     const OFFSET: i32 = 0;
     const HALVES: bool = true;
     const MINIMA: bool = true;

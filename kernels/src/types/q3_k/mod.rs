@@ -113,7 +113,7 @@ quantised!(Q3_K, Group<'a>, quants, |[quants, subs, tops]: [_; 3]| {
 });
 
 impl Quantised for Q3_K {
-    const WIDE: bool = false;
+    const BITS: u32 = 3;
     const OFFSET: i32 = 4;
     const HALVES: bool = true;
     const MINIMA: bool = false;

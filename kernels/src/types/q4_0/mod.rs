@@ -50,7 +50,7 @@ fn pack(unit: Unit<'_>, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
 quantised!(Q4_0, Scaled<'a, 256, 32>, quants, Scaled::new);
 
 impl Quantised for Q4_0 {
-    const WIDE: bool = false;
+    const BITS: u32 = 4;
     const OFFSET: i32 = 8;
     const HALVES: bool = false;
     const MINIMA: bool = false;

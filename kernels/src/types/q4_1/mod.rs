@@ -52,7 +52,7 @@ fn pack(unit: Unit<'_>, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
 quantised!(Q4_1, Scaled<'a, 256, 64>, quants, Scaled::new);
 
 impl Quantised for Q4_1 {
-    const WIDE: bool = false;
+    const BITS: u32 = 4;
     const OFFSET: i32 = 0;
     const HALVES: bool = false;
     const MINIMA: bool = true;

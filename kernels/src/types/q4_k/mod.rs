@@ -70,7 +70,7 @@ quantised!(Q4_K, Group<'a>, quants, |[quants, subs, tops]: [_; 3]| {
 });
 
 impl Quantised for Q4_K {
-    const WIDE: bool = false;
+    const BITS: u32 = 4;
     const OFFSET: i32 = 0;
     const HALVES: bool = false;
     const MINIMA: bool = true;

@@ -51,7 +51,7 @@ fn pack(unit: Unit<'_>, [quants, highs, scales, _]: [&mut [u8]; SECTIONS]) {
 quantised!(Q5_0, Q5Group<'a, 32>, lows, Q5Group::new);
 
 impl Quantised for Q5_0 {
-    const WIDE: bool = false;
+    const BITS: u32 = 5;
     const OFFSET: i32 = 16;
     const HALVES: bool = false;
     const MINIMA: bool = false;

@@ -53,7 +53,7 @@ fn pack(unit: Unit<'_>, [quants, highs, scales, _]: [&mut [u8]; SECTIONS]) {
 quantised!(Q5_1, Q5Group<'a, 64>, lows, Q5Group::new);
 
 impl Quantised for Q5_1 {
-    const WIDE: bool = false;
+    const BITS: u32 = 5;
     const OFFSET: i32 = 0;
     const HALVES: bool = false;
     const MINIMA: bool = true;

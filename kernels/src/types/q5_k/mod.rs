@@ -79,7 +79,7 @@ quantised!(Q5_K, Group<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
 });
 
 impl Quantised for Q5_K {
-    const WIDE: bool = false;
+    const BITS: u32 = 5;
     const OFFSET: i32 = 0;
     const HALVES: bool = false;
     const MINIMA: bool = true;

@@ -100,7 +100,7 @@ quantised!(Q6_K, Group<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
 });
 
 impl Quantised for Q6_K {
-    const WIDE: bool = false;
+    const BITS: u32 = 6;
     const OFFSET: i32 = 32;
     const HALVES: bool = true;
     const MINIMA: bool = false;

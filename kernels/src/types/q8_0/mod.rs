@@ -49,7 +49,7 @@ fn pack(unit: Unit<'_>, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
 quantised!(Q8_0, Scaled<'a, 512, 32>, quants, Scaled::new);
 
 impl Quantised for Q8_0 {
-    const WIDE: bool = true;
+    const BITS: u32 = 8;
     const OFFSET: i32 = 128;
     const HALVES: bool = false;
     const MINIMA: bool = false;

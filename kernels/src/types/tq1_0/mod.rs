@@ -80,7 +80,7 @@ fn pack(unit: Unit<'_>, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
 quantised!(TQ1_0, Scaled<'a, 128, 32>, quants, Scaled::new);
 
 impl Quantised for TQ1_0 {
-    const WIDE: bool = false;
+    const BITS: u32 = 2;
     const OFFSET: i32 = 1;
     const HALVES: bool = false;
     const MINIMA: bool = false;
