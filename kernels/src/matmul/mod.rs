@@ -159,6 +159,17 @@ impl Spec for MatMul {
             let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
             out.push(case(random, (tensor_type, layout, activations), shape, (n, k), i % 2 == 1));
         }
+        if activations == Activations::Int8 {
+            let types = (tensor_type, layout, activations);
+            let mut file = random.blocks(tensor_type, 16 * 256);
+            // Sums of the largest quants and activations.
+            for block in file.chunks_exact_mut(tensor_type.block_bytes()) {
+                block.fill(0xff);
+                tensor_type.scales().iter().for_each(|scale| scale.put_typical(block, 1.0));
+            }
+            let shape = RowShape { capacity: 3, rows: 3, count_word: 0 };
+            out.push(case_of(&file, &[1.0; 3 * 256], random, types, shape, (16, 256), false));
+        }
         if activations == Activations::F16 {
             // The sum of two products may exceed the range of f16.
             let shape = RowShape { capacity: 20, rows: 19, count_word: 0 };
@@ -223,29 +234,42 @@ fn case(
 fn case_up_to(
     largest: f32,
     random: &mut Random,
+    types: (TensorType, Layout, Activations),
+    shape: RowShape,
+    (n, k): (usize, usize),
+    accumulate: bool,
+) -> Case {
+    let (file, x) = (random.blocks(types.0, n * k), random.floats(shape.capacity * k, largest));
+    case_of(&file, &x, random, types, shape, (n, k), accumulate)
+}
+
+/// Returns a case with the weights of `file` and with activations `x`.
+fn case_of(
+    file: &[u8],
+    x: &[f32],
+    random: &mut Random,
     (tensor_type, layout, activations): (TensorType, Layout, Activations),
     shape: RowShape,
     (n, k): (usize, usize),
     accumulate: bool,
 ) -> Case {
     let layout = Resident::new(tensor_type, layout, n as u64, k as u64).expect("k is whole blocks");
-    let file = random.blocks(tensor_type, n * k);
     let mut resident = vec![0; layout.bytes() as usize];
-    layout.pack(0..layout.groups(), &file, &mut resident).expect("sizes are the layout's");
+    layout.pack(0..layout.groups(), file, &mut resident).expect("sizes are the layout's");
     let mut weights = vec![0.0; n * k];
-    dequantise(tensor_type, &file, &mut weights).expect("n rows of k are whole blocks");
+    dequantise(tensor_type, file, &mut weights).expect("n rows of k are whole blocks");
 
-    let x = random.floats(shape.capacity * k, largest);
     // In every third shape, y is a part of longer rows.
     let stride = if shape.capacity % 3 == 2 { n + 21 } else { n };
     let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
-    let label = format!("{} up to {largest} → {n} of {stride}, accumulate {accumulate}", shape.label(k));
+    let largest = x.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let label = format!("{} up to {largest:.0} → {n} of {stride}, accumulate {accumulate}", shape.label(k));
     let build = Build::new(Kernel::MatMul(tensor_type, activations), label, &constants);
     let build = build.words(&shape.header()).bytes(resident);
     let (build, x): (_, Vec<Vec<f64>>) = match activations {
         Activations::F32 => {
             let rows = x.chunks_exact(k).map(|row| row.iter().map(|x| f64::from(*x)).collect());
-            (build.floats(&x), rows.collect())
+            (build.floats(x), rows.collect())
         }
         Activations::Int8 => {
             let rows: Vec<Vec<u8>> = x.chunks_exact(k).map(quantize::reference).collect();
