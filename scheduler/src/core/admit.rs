@@ -313,9 +313,13 @@ impl RunCore {
         self.may_admit = true;
         let is_apart = self.shape.prefill_from.is_some() && !self.in_flight.is_empty();
         let next = MicroBatchId(self.next_id);
+        let recompute_at = self.shape.recompute_at;
         let sequence = self.sequence(id);
         let (generates, entered) = (sequence.generation.is_some(), sequence.entered);
-        let (holding, key) = (sequence.holding.take(), (sequence.is_paused, sequence.rank));
+        let (mut holding, key) = (sequence.holding.take(), (sequence.is_paused, sequence.rank));
+        if let Some(holding) = holding.as_mut().filter(|_| sequence.shares_prefix) {
+            holding.end(sequence.root(recompute_at), entered, |first| sequence.tokens_from(first));
+        }
         self.generating -= u32::from(generates);
         self.holders.remove(&key);
         match holding {

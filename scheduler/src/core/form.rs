@@ -217,7 +217,7 @@ impl RunCore {
     fn will_share(&self, id: SequenceId, hit: &Hit, draft: &Draft) -> bool {
         let sequence = &self.sequences[&id];
         let half = hit.positions() + (sequence.tokens() - hit.positions()).div_ceil(2);
-        // Only full blocks are found.
+        // Only full blocks of a running sequence are found.
         let half = half.next_multiple_of(BLOCK_TOKENS as u32);
         let shares = |item: &Item| {
             let other = &self.sequences[&item.sequence];

@@ -282,7 +282,7 @@ impl Sequence {
     }
 
     /// Returns the tokens from `first` on.
-    pub(crate) fn tokens_from(&self, first: u32) -> impl Iterator<Item = u32> {
+    pub(crate) fn tokens_from(&self, first: u32) -> impl Iterator<Item = u32> + Clone {
         let first = first as usize;
         let generated = &self.generated[first.saturating_sub(self.prompt.len()).min(self.generated.len())..];
         self.prompt[first.min(self.prompt.len())..].iter().chain(generated).copied()

@@ -290,11 +290,14 @@ impl<'a> Invariants<'a> {
         let (sequence, request) = (item.sequence, &self.requests[item.sequence.0 as usize]);
         let (tokens, same_epoch) = (self.tokens(sequence), self.same_epoch(item));
         let latest = self.sequences.get(&sequence).and_then(|progress| progress.latest.as_ref());
-        let is_border = item.first_position.is_multiple_of(BLOCK_TOKENS as u32) && request.reuses(self.shape);
+        // Rings go on only at block borders.
+        let is_place =
+            item.first_position.is_multiple_of(BLOCK_TOKENS as u32) || self.shape.kv_ring.is_none();
+        let goes_on = is_place && request.reuses(self.shape);
         let follows = match (same_epoch, latest) {
             (Some((_, latest)), _) => item.first_position == latest.end_position(),
             (None, Some(latest)) if latest.epoch > item.epoch => false,
-            (None, _) => item.first_position == 0 || is_border,
+            (None, _) => item.first_position == 0 || goes_on,
         };
         if !follows || item.tokens.is_empty() {
             let next = latest.map_or(0, Item::end_position);

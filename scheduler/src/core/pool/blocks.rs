@@ -30,7 +30,9 @@ struct Content {
 /// A block in the trie.
 #[derive(Debug)]
 struct Published {
+    /// A tail has fewer tokens than this.
     content: Content,
+    is_tail: bool,
     /// Number of blocks that follow it.
     children: u32,
     /// Times of its publication and of its last use.
@@ -51,6 +53,13 @@ impl Published {
     }
 }
 
+/// A block that holds the keys and values of fewer tokens than it has room for.
+#[derive(Debug)]
+struct Tail {
+    block: u32,
+    tokens: Vec<u32>,
+}
+
 #[derive(Debug, Default)]
 struct Block {
     /// Number of sequences that hold the block.
@@ -67,6 +76,8 @@ pub(super) struct BlockPool {
     /// `None` if the cache keeps no prefixes.
     eviction: Option<Eviction>,
     by_content: HashMap<Content, u32>,
+    /// The newest tail after each block, or of the first tokens. No sequence holds it.
+    tails: HashMap<(Root, Option<u32>), Tail>,
     /// Unused blocks in the trie that no block follows, with their ranks.
     evictable: BTreeSet<((u64, u64), u32)>,
     /// Number of unused blocks in the trie.
@@ -83,6 +94,7 @@ impl BlockPool {
             empty: (0..total).rev().collect(),
             eviction,
             by_content: HashMap::new(),
+            tails: HashMap::new(),
             evictable: BTreeSet::new(),
             cached: 0,
             clock: 0,
@@ -119,14 +131,27 @@ impl BlockPool {
     }
 
     fn evict(&mut self, evicted: &mut impl FnMut(u32)) {
-        let Some((_, block)) = self.evictable.pop_first() else { return };
-        let published = self.blocks[block as usize].published.take();
-        let published = published.unwrap_or_else(|| panic!("block {block} is evicted twice"));
-        self.by_content.remove(&published.content);
-        self.cached -= 1;
+        let Some(&(_, block)) = self.evictable.first() else { return };
+        self.withdraw(block);
         self.empty.push(block);
         evicted(block);
-        if let Some(parent) = published.content.parent {
+    }
+
+    /// Removes an unused block from the trie. No block follows it.
+    fn withdraw(&mut self, block: u32) {
+        let published = self.blocks[block as usize].published.take();
+        let published = published.unwrap_or_else(|| panic!("block {block} is evicted twice"));
+        if let Some(eviction) = self.eviction {
+            self.evictable.remove(&(published.rank(eviction), block));
+        }
+        self.cached -= 1;
+        let Content { root, parent, .. } = published.content;
+        if published.is_tail {
+            self.tails.remove(&(root, parent));
+        } else {
+            self.by_content.remove(&published.content);
+        }
+        if let Some(parent) = parent {
             self.published(parent).children -= 1;
             self.offer(parent);
         }
@@ -157,6 +182,39 @@ impl BlockPool {
             found.push(block);
         }
         found
+    }
+
+    /// Returns the tail after `parent`, and the number of its tokens that `tokens` begins with. Returns `None` if
+    /// there is no such token.
+    pub(super) fn find_tail(
+        &self,
+        root: Root,
+        parent: Option<u32>,
+        tokens: impl Iterator<Item = u32>,
+    ) -> Option<(u32, u32)> {
+        let Tail { block, tokens: kept } = self.tails.get(&(root, parent))?;
+        let common = kept.iter().zip(tokens).take_while(|(kept, token)| **kept == *token).count();
+        (common > 0).then_some((*block, common as u32))
+    }
+
+    /// Takes a tail out of the trie. The sequence that holds it may write to it.
+    pub(super) fn take_tail(&mut self, block: u32) {
+        self.withdraw(block);
+        self.blocks[block as usize].holders = 1;
+    }
+
+    /// Puts a block with a few tokens into the trie, after the block `parent`. Its only holder gives it next. It
+    /// replaces an earlier tail.
+    pub(super) fn keep_tail(&mut self, block: u32, root: Root, parent: Option<u32>, tokens: &[u32]) {
+        if self.eviction.is_none() {
+            return;
+        }
+        if let Some(before) = self.tails.get(&(root, parent)).map(|tail| tail.block) {
+            self.withdraw(before);
+            self.empty.push(before);
+        }
+        self.tails.insert((root, parent), Tail { block, tokens: tokens.into() });
+        self.insert(block, Content { root, parent, tokens: [0; BLOCK_TOKENS] }, true);
     }
 
     /// Adds a holder to a block in the trie.
@@ -206,14 +264,18 @@ impl BlockPool {
             return known;
         }
         self.by_content.insert(content, block);
+        self.insert(block, content, false);
+        block
+    }
+
+    fn insert(&mut self, block: u32, content: Content, is_tail: bool) {
         let (since, used) = (self.clock, self.clock);
         self.clock += 1;
-        let published = Published { content, children: 0, since, used, uses: 1 };
+        let published = Published { content, is_tail, children: 0, since, used, uses: 1 };
         self.blocks[block as usize].published = Some(Box::new(published));
         // The sequence also holds the parent, so it is not among the evictable blocks.
-        if let Some(parent) = parent {
+        if let Some(parent) = content.parent {
             self.published(parent).children += 1;
         }
-        block
     }
 }

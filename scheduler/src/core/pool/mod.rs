@@ -4,9 +4,9 @@
 //! A sequence holds blocks of each kind ([`Holding`]). Each kind answers the same three questions: what a
 //! sequence takes to compute further positions, what it leaves behind when it ends, and from which position a
 //! later sequence with the same tokens can go on. Blocks that keep all positions are shared, up to any block
-//! border. A ring is overwritten, so one later sequence can take it over, near the position where it ended. A
-//! kind of fixed size, such as a recurrent state, would answer with its snapshots at block borders. A prefix
-//! is reused up to a border at which every kind can go on.
+//! border, and one later sequence goes on within the last block. A ring is overwritten, so one later sequence
+//! can take it over, near the position where it ended. A kind of fixed size, such as a recurrent state, would
+//! answer with its snapshots at block borders. A prefix is reused up to a position at which every kind can go on.
 
 mod blocks;
 mod rings;
@@ -32,12 +32,29 @@ pub(crate) struct Holding {
     published: usize,
     /// Index of the first block that was in the ring when the sequence took it over.
     ring_from: usize,
+    /// The tokens of the block after the published ones, if the sequence has ended and they do not fill it.
+    tail: Option<(Root, Vec<u32>)>,
 }
 
 impl Holding {
     /// Returns whether other sequences may hold some of these blocks too.
     pub(crate) fn is_published(&self) -> bool {
         self.published > 0
+    }
+
+    /// Notes that the sequence ends after `entered` of its tokens, and that a later one may go on behind them. `tokens`
+    /// returns the tokens from a position on.
+    pub(crate) fn end<I: Iterator<Item = u32>>(
+        &mut self,
+        root: Root,
+        entered: u32,
+        tokens: impl Fn(u32) -> I,
+    ) {
+        let start = self.published * BLOCK_TOKENS;
+        let count = (entered as usize).saturating_sub(start);
+        if (1..BLOCK_TOKENS).contains(&count) {
+            self.tail = Some((root, tokens(start as u32).take(count).collect()));
+        }
     }
 
     fn share(&mut self) {
@@ -49,6 +66,8 @@ impl Holding {
 #[derive(Debug, Default)]
 pub(crate) struct Hit {
     blocks: Vec<u32>,
+    /// A block after them, and the number of its positions that belong to the prefix.
+    tail: Option<(u32, u32)>,
     /// Block after which a kept ring goes on.
     ring: Option<u32>,
 }
@@ -56,7 +75,7 @@ pub(crate) struct Hit {
 impl Hit {
     /// Returns the number of positions of the prefix.
     pub(crate) fn positions(&self) -> u32 {
-        (self.blocks.len() * BLOCK_TOKENS) as u32
+        (self.blocks.len() * BLOCK_TOKENS) as u32 + self.tail.map_or(0, |(_, positions)| positions)
     }
 }
 
@@ -100,27 +119,34 @@ impl Pools {
 
     /// Returns the longest prefix of `tokens` that is in the cache, but not all of them: the last token must be
     /// computed for the next one.
-    pub(crate) fn find(&self, root: Root, tokens: impl Iterator<Item = u32>, count: usize) -> Hit {
-        let most = count.saturating_sub(1) / BLOCK_TOKENS;
-        let mut blocks = self.full.find(root, tokens, most);
+    pub(crate) fn find(&self, root: Root, tokens: impl Iterator<Item = u32> + Clone, count: usize) -> Hit {
+        let most = count.saturating_sub(1);
+        let mut blocks = self.full.find(root, tokens.clone(), most / BLOCK_TOKENS);
         let mut ring = None;
         if self.rings.exist() {
             let at = blocks.iter().rposition(|&block| self.rings.has_after(block));
             blocks.truncate(at.map_or(0, |at| at + 1));
             ring = blocks.last().copied();
+            return Hit { blocks, tail: None, ring };
         }
-        Hit { blocks, ring }
+        let rest = tokens.take(most).skip(blocks.len() * BLOCK_TOKENS);
+        let tail = self.full.find_tail(root, blocks.last().copied(), rest);
+        Hit { blocks, tail, ring }
     }
 
     /// Takes the blocks of a prefix, and the ring of a sequence that fills `count` blocks. Returns `None` if
     /// too few ring blocks are free.
     pub(crate) fn start(&mut self, hit: Hit, count: u32) -> Option<Holding> {
-        let Hit { blocks, ring } = hit;
+        let Hit { mut blocks, tail, ring } = hit;
         let ring = self.rings.take(self.rings.wanted(count), ring)?;
         blocks.iter().for_each(|&block| self.full.hold(block));
         let published = blocks.len();
         let ring_from = self.rings.first_after(published);
-        Some(Holding { full: blocks.as_slice().into(), blocks, ring, published, ring_from })
+        if let Some((block, _)) = tail {
+            self.full.take_tail(block);
+            blocks.push(block);
+        }
+        Some(Holding { full: blocks.as_slice().into(), blocks, ring, published, ring_from, tail: None })
     }
 
     /// Lets `holding` have at least `count` blocks, and up to `ahead` more if they hold nothing. Returns
@@ -182,6 +208,9 @@ impl Pools {
     /// that were published.
     pub(crate) fn give(&mut self, holding: &Holding, entered: u32) {
         let published = &holding.blocks[..holding.published];
+        if let (Some((root, tokens)), false) = (&holding.tail, self.rings.exist()) {
+            self.full.keep_tail(holding.blocks[holding.published], *root, published.last().copied(), tokens);
+        }
         self.rings.give(&holding.ring, published, entered, holding.ring_from);
         // The last block is evicted first.
         holding.blocks.iter().rev().for_each(|&block| self.full.give(block));

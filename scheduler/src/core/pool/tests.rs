@@ -71,6 +71,47 @@ fn a_prefix_is_found_by_its_content_and_shared() {
     assert_eq!(found(&pools, 16, 2), 0);
 }
 
+/// Runs a sequence with the tokens `seed`, `seed + 1`, … that ends when `entered` of them have entered. Returns the
+/// number of positions that it found.
+fn run(pools: &mut Pools, seed: u32, entered: u32) -> u32 {
+    let hit = pools.find(Root::Short, seed.., entered as usize + 1);
+    let (found, count) = (hit.positions(), entered.div_ceil(BLOCK_TOKENS as u32));
+    let mut holding = pools.start(hit, count).unwrap();
+    assert!(pools.grow(&mut holding, count, 0));
+    assert!(pools.publish(&mut holding, Root::Short, |at| seed + at as u32, entered, true));
+    holding.end(Root::Short, entered, |first| seed + first..);
+    pools.give(&holding, entered);
+    found
+}
+
+#[test]
+fn a_later_sequence_goes_on_within_a_block() {
+    let mut pools = pools(4, None, Some(Eviction::Lru));
+    assert_eq!([20, 40].map(|entered| run(&mut pools, 0, entered)), [0, 20]);
+    assert_eq!((pools.free(), pools.cached()), (4, 3));
+    // Behind the tokens that both have in common, but never behind all of its own.
+    let found = |pools: &Pools, count| pools.find(Root::Short, (0..36).chain(100..), count).positions();
+    assert_eq!([100, 37, 36, 33].map(|count| found(&pools, count)), [36, 36, 35, 32]);
+    assert_eq!(pools.find(Root::Long, 0.., 100).positions(), 0);
+    // One sequence writes to the block, so no other finds it.
+    let hit = pools.find(Root::Short, 0.., 100);
+    let holding = pools.start(hit, 3).unwrap();
+    assert_eq!((pools.free(), pools.cached(), found(&pools, 100)), (1, 0, 32));
+    pools.give(&holding, 0);
+    assert_eq!((pools.free(), pools.cached(), found(&pools, 100)), (4, 2, 32));
+    // The newest tail replaces another, and goes first if blocks are short.
+    assert_eq!([35, 34].map(|entered| run(&mut pools, 0, entered)), [32, 34]);
+    assert_eq!((pools.free(), pools.cached()), (4, 3));
+    let mut other = pools.start(Hit::default(), 2).unwrap();
+    assert!(pools.grow(&mut other, 2, 0));
+    assert_eq!((pools.free(), pools.cached(), found(&pools, 100)), (2, 2, 32));
+    pools.give(&other, 0);
+    let all = fill(&mut pools, 1000, 4);
+    assert_eq!((pools.free(), found(&pools, 100)), (0, 0));
+    pools.give(&all, 64);
+    assert_eq!((pools.free(), pools.cached()), (4, 4));
+}
+
 #[test]
 fn two_sequences_with_the_same_content_go_on_with_one_block() {
     let mut pools = pools(8, None, Some(Eviction::Lru));
