@@ -471,6 +471,7 @@ impl<'a> Invariants<'a> {
 mod tests {
     use super::*;
     use crate::core::{Finished, Prompt, SequenceTimes};
+    use ragtag_graph::KvRing;
     use ragtag_graph::execution::{Chunks, Eviction, KvUse};
 
     /// Returns a specification with three requests of four tokens each. The last one asks for logits.
@@ -490,7 +491,7 @@ mod tests {
             kv_use: KvUse { reserve: Reserve::Grow, prefixes: Some(Eviction::Lru) },
             ..spec.run
         };
-        let request = |want| SimRequest::new(0, 4, want);
+        let request = |want| SimRequest { shares_prefix: false, ..SimRequest::new(0, 4, want) };
         let generate = || request(Want::Generate { max_new_tokens: 9, end_tokens: [].into() });
         spec.requests = vec![generate(), generate(), request(Want::Logits)];
         spec
@@ -676,18 +677,21 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_begins_at_a_block_of_a_shared_prefix() {
+    fn a_sequence_begins_after_a_shared_prefix() {
         let mut spec = spec();
-        spec.requests[0].prompt_tokens = 40;
-        spec.requests[1] = SimRequest { shares_prefix: false, ..spec.requests[0].clone() };
-        let begins = |item: Item| {
+        spec.requests[1].prompt_tokens = 40;
+        spec.requests[0] = SimRequest { shares_prefix: true, ..spec.requests[1].clone() };
+        let begins = |spec: &SimSpec, item: Item| {
             let item = Item { logits: LogitRows::None, ..item };
-            enter(&mut Invariants::new(&spec), &batch(0, 0, &[item]))
+            enter(&mut Invariants::new(spec), &batch(0, 0, &[item]))
         };
-        begins(item(0, 32, 4)).unwrap();
-        refused(begins(item(0, 31, 4)), "where position 0 is next");
-        refused(begins(item(0, 48, 1)), "goes on after 40 tokens");
-        refused(begins(item(1, 32, 4)), "where position 0 is next");
+        begins(&spec, item(0, 31, 4)).unwrap();
+        refused(begins(&spec, item(0, 48, 1)), "goes on after 40 tokens");
+        refused(begins(&spec, item(1, 32, 4)), "where position 0 is next");
+        let mut windowed = spec.clone();
+        windowed.run.kv_ring = Some(KvRing { window: 20, blocks: 4, total: 4 });
+        begins(&windowed, item(0, 32, 4)).unwrap();
+        refused(begins(&windowed, item(0, 31, 4)), "where position 0 is next");
     }
 
     #[test]
