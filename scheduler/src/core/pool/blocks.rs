@@ -30,7 +30,7 @@ struct Content {
 /// A block in the trie.
 #[derive(Debug)]
 struct Published {
-    /// A tail has fewer tokens than this.
+    /// Of a tail, only the root and the block before it count: `tails` has its tokens.
     content: Content,
     is_tail: bool,
     /// Number of blocks that follow it.
