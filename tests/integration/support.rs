@@ -24,7 +24,7 @@ pub fn root() -> PathBuf {
 
 /// Golden outputs for one model, from an independent implementation.
 pub struct Golden {
-    /// Logits at the first seven positions of the first prompt.
+    /// Logits at the first four positions of the first prompt.
     pub logits: Vec<f32>,
     pub cases: Vec<GoldenCase>,
 }
