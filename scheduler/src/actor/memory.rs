@@ -276,6 +276,30 @@ impl StageBuffers {
         Ok(id)
     }
 
+    /// Records the programs of micro-batches with at most `rows` decode rows and no others, so that the first
+    /// request of each size does not wait for this. If the device runs out of memory, the other programs are
+    /// recorded when they are needed.
+    pub(crate) fn record_decoding(
+        &mut self,
+        device: &mut dyn Device,
+        rows: u32,
+        failed: impl Fn(ragtag_hal::Error) -> Error,
+    ) -> Result<()> {
+        let sizes = self.program(rows, rows, rows).map_or(self.compiled.programs.len(), |last| last + 1);
+        let (parts, slots) = (self.streaming.parts.len(), self.slots.len());
+        for program in 0..sizes * parts * slots {
+            let (index, part, slot) =
+                (program / slots / parts, program / slots % parts, (program % slots) as u32);
+            let id = self.program_id(index, part, slot);
+            match device.record(id, self.commands(index, part, slot)?) {
+                Err(error) if error.is_out_of_memory() => break,
+                other => other.map_err(&failed)?,
+            }
+            self.recorded.insert(id);
+        }
+        Ok(())
+    }
+
     /// Returns the index of the smallest program that holds a micro-batch.
     fn program(&self, rows: u32, logit_rows: u32, sequences: u32) -> Option<usize> {
         let holds = |Program { params, .. }: &Program| {
